@@ -1,0 +1,119 @@
+// The mesh of ranks: named axes, groups of ranks along them, and the communicators a plan names.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/base/check.h"
+#include "plan/base/units.h"
+
+namespace shardlab {
+
+/// Axes are few; a set of them is a bit mask.
+inline constexpr int kMaxAxes = 8;
+
+/// A set of mesh axes, by index into `Mesh::axes`.
+struct AxisSet {
+  uint8_t mask = 0;
+
+  static constexpr AxisSet of(int axis) { return AxisSet{static_cast<uint8_t>(1u << axis)}; }
+  constexpr bool contains(int axis) const { return (mask >> axis) & 1; }
+  constexpr bool empty() const { return mask == 0; }
+  constexpr int size() const { return std::popcount(mask); }
+  friend constexpr bool operator==(AxisSet, AxisSet) = default;
+  friend constexpr AxisSet operator|(AxisSet a, AxisSet b) { return AxisSet{static_cast<uint8_t>(a.mask | b.mask)}; }
+};
+
+struct MeshAxis {
+  std::string name;  ///< "pp", "dp", "cp", "tp"; a plan may name others ("ep", "replica")
+  int size = 1;
+  friend bool operator==(const MeshAxis&, const MeshAxis&) = default;
+};
+
+/// Coordinates of one rank, by axis index.
+using Coordinates = std::array<int, kMaxAxes>;
+
+/// Ranks arranged along named axes, slowest axis first: rank = ((c0 * n1 + c1) * n2 + c2) ...
+/// The canonical mesh of a case is [pp, dp, cp, tp]: tensor-parallel neighbours have adjacent ranks.
+struct Mesh {
+  std::vector<MeshAxis> axes;
+
+  int world_size() const {
+    int n = 1;
+    for (const MeshAxis& a : axes) n *= a.size;
+    return n;
+  }
+  /// Index of the axis called `name`; nothing when the mesh has none.
+  std::optional<int> find(std::string_view name) const {
+    for (size_t i = 0; i < axes.size(); ++i)
+      if (axes[i].name == name) return static_cast<int>(i);
+    return std::nullopt;
+  }
+  /// Index of the axis called `name`, which must exist.
+  int axis(std::string_view name) const {
+    const auto found = find(name);
+    SHARDLAB_CHECK(found.has_value(), "the mesh has no axis `{}`", name);
+    return *found;
+  }
+  /// Size of the axis called `name`, 1 when there is none.
+  int size(std::string_view name) const {
+    const auto found = find(name);
+    return found ? axes[static_cast<size_t>(*found)].size : 1;
+  }
+  int size(AxisSet set) const {
+    int n = 1;
+    for (size_t i = 0; i < axes.size(); ++i)
+      if (set.contains(static_cast<int>(i))) n *= axes[i].size;
+    return n;
+  }
+  Coordinates coordinates(int rank) const {
+    Coordinates c{};
+    for (size_t i = axes.size(); i-- > 0;) {
+      c[i] = rank % axes[i].size;
+      rank /= axes[i].size;
+    }
+    return c;
+  }
+  int rank(const Coordinates& c) const {
+    int r = 0;
+    for (size_t i = 0; i < axes.size(); ++i) r = r * axes[i].size + c[i];
+    return r;
+  }
+  /// Index of a rank among the ranks that differ from it along `set` only, slowest axis first.
+  int index_in_group(AxisSet set, const Coordinates& c) const {
+    int r = 0;
+    for (size_t i = 0; i < axes.size(); ++i)
+      if (set.contains(static_cast<int>(i))) r = r * axes[i].size + c[i];
+    return r;
+  }
+  friend bool operator==(const Mesh&, const Mesh&) = default;
+};
+
+/// Which ranks along its axes a communicator joins.
+enum class Span : uint8_t {
+  kAll,   ///< every rank along the axes
+  kEnds,  ///< the first and the last along one axis (tied embeddings across a pipeline)
+};
+
+/// A communicator that the plan names. Operations on one communicator run in issue order on every back end, so
+/// traffic that must not wait for other traffic (per direction, gathers apart from scatters) has its own.
+struct Comm {
+  std::string name;  ///< "tp", "dp.grads", "pp.fwd"
+  AxisSet axes;
+  Span span = Span::kAll;
+  friend bool operator==(const Comm&, const Comm&) = default;
+};
+
+/// The ranks that `rank` meets on `comm`, in group order, itself included. A rank outside an `ends` communicator
+/// gets just itself.
+std::vector<int> group_of(const Mesh& mesh, const Comm& comm, int rank);
+
+/// Number of ranks in a group of `comm`.
+int group_size(const Mesh& mesh, const Comm& comm);
+
+}  // namespace shardlab

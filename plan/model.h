@@ -1,0 +1,64 @@
+// Model shapes and exact parameter counts, for the GPT-2 and Llama families.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/base/units.h"
+
+namespace shardlab {
+
+/// gpt: LayerNorm, learned positions, GELU, biases. llama: RMSNorm, RoPE, SwiGLU, no biases, grouped-query attention.
+enum class Family : uint8_t { kGpt, kLlama };
+
+struct Model {
+  std::string name;
+  Family family = Family::kGpt;
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;       ///< equal to heads for multi-head attention
+  int64_t head_dim = 0;
+  int64_t ffn = 0;            ///< width of the feed-forward layer (of each of gate and up for llama)
+  int64_t vocab = 0;
+  int64_t max_positions = 0;  ///< rows of the learned position table (gpt); the limit of seq_len where stated
+  bool tied_embeddings = false;
+  float norm_epsilon = 1e-5f;
+  float rope_theta = 10000.0f;
+  float init_deviation = 0.02f;
+  friend bool operator==(const Model&, const Model&) = default;
+
+  bool is_llama() const { return family == Family::kLlama; }
+  /// Output rows of the fused q, k, v projection, grouped by kv head.
+  int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+  /// Output rows of the feed-forward's first projection: alternating gate and up rows for SwiGLU.
+  int64_t up_rows() const { return is_llama() ? 2 * ffn : ffn; }
+};
+
+/// One logical parameter tensor as every layout and checkpoint names it.
+struct ModelParameter {
+  std::string name;              ///< "embed.tokens", "embed.positions", "layers.3.attn.wqkv", "final.norm.gamma", "head.weight"
+  std::vector<int64_t> shape;    ///< logical
+  int64_t layer = -1;            ///< or -1 for embeddings and head
+  enum class Kind : uint8_t { kMatrix, kNormWeight, kBias, kEmbedding, kPositions } kind = Kind::kMatrix;
+  bool residual_projection = false;    ///< starts with deviation / sqrt(2 layers), as GPT-2
+};
+
+/// Every parameter, in the fixed order that numbers them for random keys. A tied head is no parameter of its own.
+std::vector<ModelParameter> parameters_of(const Model& model);
+
+/// Sum of the elements of `parameters_of`.
+int64_t parameter_count(const Model& model);
+
+/// Training flops of one token, forward and backward, matmuls and causal attention, no recompute: what MFU counts.
+/// Formula: 6 * (matmul parameters, the head's included, embedding look-ups not) + 6 * layers * heads * head_dim * seq_len
+/// (QK^T and PV at 2 flops each way, halved for causality, times three). Source: Narayanan et al. 2021, appendix; PaLM, appendix B.
+double model_flops_per_token(const Model& model, int64_t seq_len);
+
+/// Refuses a shape that no transformer has (non-positive sizes, heads not divisible by kv_heads, odd head_dim under RoPE).
+Result<void> check(const Model& model);
+
+}  // namespace shardlab

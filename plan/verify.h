@@ -1,0 +1,51 @@
+// Proves a plan before anything runs. Every finding names the rule, the role, the call and the op.
+//
+//  1. form        operands exist, bindings have exactly the slot's type, class and space, views lie inside their base,
+//                 in-place writes are views of the named read, shapes fit the op.
+//  2. types       the placement, scale and micro-batch type of every write follows from the op's reads; reads of partial
+//                 values by nonlinear ops, mixed placements and unreduced sums are found here.
+//  3. values      no read before a write, of a stale name (overwritten since), outside the buffer's life, or after free;
+//                 persistent storage ends the period with the type it began with.
+//  4. gradients   before an optimizer op, a gradient has the parameter's own placement, scale 1, and every micro-batch of the
+//                 step exactly once; every parameter is updated exactly once.
+//  5. order       every edge that the text needs can be kept: no cycle between streams.
+//  6. messages    collectives are issued in equal order on every rank of their group, with equal sizes; sends match receives
+//                 in order, type and size; nothing deadlocks under rendezvous sends and in-order communicators.
+//  7. memory      the peak of every role is within the budget, where one is given.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/memory.h"
+#include "plan/plan.h"
+
+namespace shardlab {
+
+enum class Rule : uint8_t { kForm, kTypes, kValues, kGradients, kOrder, kMessages, kMemory };
+std::string_view name_of(Rule rule);
+
+struct Finding {
+  Rule rule = Rule::kForm;
+  int role = -1;
+  std::string op;       ///< as `describe` names it
+  std::string message;  ///< what is wrong, what was expected, what was found
+};
+
+struct VerifyOptions {
+  std::optional<std::array<int64_t, kSpaces>> budget;  ///< bytes a rank has in each space
+  int max_findings = 20;
+};
+
+/// Every finding, none for a good plan.
+std::vector<Finding> find_faults(const Plan& plan, const VerifyOptions& options = {});
+
+/// `find_faults` as a Result: refuses with the findings and, for a message fault, the grid of steps by stages with the
+/// offending cell marked. A memory finding has ExitCode::kNo.
+Result<void> verify(const Plan& plan, const VerifyOptions& options = {});
+
+}  // namespace shardlab
