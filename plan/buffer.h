@@ -35,9 +35,9 @@ std::string_view name_of(BufferClass c);
 inline constexpr int64_t kAlignment = 64;
 constexpr int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-/// A window on another buffer's storage: `offset` elements in, plus, where `shard_axes` is not empty, the rank's index
-/// along them times the view's own element count. An operation in place writes a view of what it overwrites, with
-/// the new type; the old name is dead from then on.
+/// A window on another buffer's storage: `offset` elements (of the view's own dtype) in, plus, where `shard_axes` is not empty,
+/// the rank's index along them times the view's own element count. An operation in place writes a view of what it overwrites,
+/// with the new type; the old name is dead from then on.
 struct View {
   int32_t base = -1;  ///< BufferId of a role, or SlotId of a segment, where the view is declared
   int64_t offset = 0;

@@ -101,6 +101,10 @@ struct Case {
   int64_t sequences_per_step() const { return train.micro_batch * train.grad_accumulation * layout.dp; }
 };
 
+/// Device-space bytes that one rank may use: the device's memory or, where the ranks of a local machine outnumber its devices, their
+/// equal part of what all devices have.
+int64_t memory_per_rank(const Case& c);
+
 /// Refuses what cannot be lowered: heads not divisible by tp, layers fewer than stages, batch not divisible, a value that
 /// no strategy of this version implements. Every message states the values and what to change.
 Result<void> check(const Case& c);

@@ -20,9 +20,11 @@ struct CollectiveStep {
   };
   int send_to = -1;             ///< group index, -1 for none, -2 for every other rank (kDirect)
   int receive_from = -1;        ///< likewise
-  std::vector<int> send_parts;  ///< part numbers sent (to each destination d its own part d when send_to == -2 in a reduce)
+  std::vector<int> send_parts;  ///< part numbers sent
+  /// Part numbers received. When receive_from == -2: part s from each other rank s, or, in a kTreeReduce, the own part from each.
   std::vector<int> receive_parts;
   Action action = Action::kCopy;
+  bool scatter = false;  ///< with send_to == -2: each destination d gets part d alone; else each gets all of send_parts
 };
 
 /// Steps of rank `index` in a group of `size`. Empty for groups of one.
@@ -30,6 +32,13 @@ struct CollectiveStep {
 /// ring: reduce-scatter in size-1 steps, all-gather in size-1 more; rank i ends the first phase with part i.
 /// halving-doubling (power-of-two groups): log2(size) steps of halving volume each way.
 /// direct: one exchange of all parts, a tree sum; one exchange of results.
+///
+/// all_reduce, reduce_scatter, broadcast work in place on the whole buffer; a reduce_scatter leaves rank i its part i, the other
+/// parts are undefined. all_gather starts with part i in place on rank i. all_to_all has two buffers, both cut in parts: what is
+/// sent is read from src, what is received is written to dst, and the own part is copied before the first step; under
+/// halving-doubling it works on dst alone, which starts as a copy of src, and a step sends the parts that it receives, so what
+/// is sent must be staged. Step lists of one call have equal lengths on all ranks; a step without peers is a pause.
+///
 /// Bytes each rank sends: reduce-scatter and all-gather n - |own part|-like sums (exactly: `sent_elements`); all-reduce both.
 std::vector<CollectiveStep> collective_steps(CollectiveKind kind, Algorithm algorithm, int size, int index, int root = 0);
 

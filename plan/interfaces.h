@@ -24,6 +24,8 @@ class CostModel {
   /// Host cost of launching one instruction, and of one stream waking another.
   virtual Seconds dispatch() const = 0;
   virtual Seconds wake() const = 0;
+  /// Whether the instruction lies outside what the model's source covers.
+  virtual bool extrapolates(const Plan&, const Instruction&) const { return false; }
 };
 
 /// Receives what happened, from the executor's threads. One call per event; must be cheap and safe from each rank's streams.
@@ -31,6 +33,8 @@ class Recorder {
  public:
   virtual ~Recorder() = default;
   virtual void record(const TraceEvent& event) = 0;
+  /// The interval of one step on one rank, in seconds from the step's common start. Called after the step, from one thread.
+  virtual void record_step(int32_t step, int32_t rank, double begin, double end) = 0;
 };
 
 /// The sequences of a data set, in the order of training. Implementations are safe to call from several threads.

@@ -28,7 +28,7 @@ struct LoadBatch { bool targets = false; };
 /// W: tokens, dx -> dtable.
 struct Embed { Phase phase = Phase::kF; bool accumulate = false; };
 
-/// Learned positions. F: x, table[s,h] -> y (in place of x). W: dx -> dtable.
+/// Learned positions. F: x, table[p,h], p >= s -> y (in place of x). W: dx -> dtable[p,h]; rows from s on get 0.
 struct Positions { Phase phase = Phase::kF; bool accumulate = false; };
 
 /// LayerNorm (with bias) or RMSNorm (without), over h.
@@ -99,6 +99,7 @@ struct Kernel {
     kLinear,       ///< elementwise and linear: partial passes through, all operands alike
     kContract,     ///< first two reads are contracted over their leading dims: a dim sharded in both gives partial
     kOpaque,       ///< writes' declared types are trusted; partial reads are refused
+    kTrusted,      ///< as opaque, and partial reads are allowed: the kernel knows that it holds one summand (error feedback)
   } rule = Rule::kElementwise;
   std::string name;
   Phase phase = Phase::kNone;
@@ -141,7 +142,9 @@ struct Op {
   std::vector<SlotId> writes;
   StreamId stream{0};
   SlotId when;            ///< predicate i32[1], replicated on every axis: the op runs where it is not 0; none = always
-  std::string label;      ///< "attn.qkv": unique in its segment with the phase
+  /// "attn.qkv": unique in its segment with the phase. F, I and W of one use of a parameter share it (a recomputed F adds
+  /// ".again"), and so do a send and its receive, less a leading "send" or "receive": `verify` matches by it.
+  std::string label;
   std::string strategy;   ///< the pass that put it there
 };
 

@@ -69,6 +69,7 @@ struct OpComparison {
 
 struct CaseOutcome {
   std::string case_id;     ///< hash of the resolved case, 16 hex digits
+  std::string program_version;  ///< of the program that produced this row; the store fills it in
   Case config;
   Status status = Status::kOk;
   std::string reason;      ///< why refused, oom, timeout or failed

@@ -22,6 +22,9 @@ namespace shardlab {
 
 inline constexpr int kPlanVersion = 1;
 
+/// Streams a plan may name.
+inline constexpr int kMaxStreams = 16;
+
 /// What a slot is to its segment; says who allocates it.
 enum class SlotKind : uint8_t {
   kBound,  ///< bound by every call to a buffer of the role

@@ -8,7 +8,8 @@
 //                 persistent storage ends the period with the type it began with.
 //  4. gradients   before an optimizer op, a gradient has the parameter's own placement, scale 1, and every micro-batch of the
 //                 step exactly once; every parameter is updated exactly once.
-//  5. order       every edge that the text needs can be kept: no cycle between streams.
+//  5. order       the waits of an expanded program cover every conflict between streams (`find_unordered`). A plan's issue order is
+//                 itself an order that keeps every edge, so a plan alone cannot break this rule.
 //  6. messages    collectives are issued in equal order on every rank of their group, with equal sizes; sends match receives
 //                 in order, type and size; nothing deadlocks under rendezvous sends and in-order communicators.
 //  7. memory      the peak of every role is within the budget, where one is given.
@@ -23,6 +24,7 @@
 #include "plan/base/result.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
+#include "plan/program.h"
 
 namespace shardlab {
 
@@ -47,5 +49,9 @@ std::vector<Finding> find_faults(const Plan& plan, const VerifyOptions& options 
 /// `find_faults` as a Result: refuses with the findings and, for a message fault, the grid of steps by stages with the
 /// offending cell marked. A memory finding has ExitCode::kNo.
 Result<void> verify(const Plan& plan, const VerifyOptions& options = {});
+
+/// Rule 5 on an expanded program: pairs of accesses to the same bytes, at least one of them a write, that no chain of stream
+/// order and waits separates. Derived from the waits that are there, independently of how `expand_program` chose them.
+std::vector<Finding> find_unordered(const Plan& plan, const Program& program);
 
 }  // namespace shardlab

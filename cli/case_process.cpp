@@ -1,0 +1,141 @@
+#include "cli/case_process.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "cli/pipeline.h"
+#include "plan/base/world_error.h"
+#include "plan/text.h"
+#include "profiler/trace_file.h"
+#include "reports/store.h"
+#include "simulator/machine_yaml.h"
+
+namespace shardlab {
+namespace {
+
+/// Plans of up to this many ranks leave their predicted trace on disk; larger ones would fill it.
+constexpr int kTraceRanks = 64;
+
+/// Starts `program measure-case directory` in a process group of its own, its output in the case's log.
+pid_t start_child(const std::string& program, const CaseFiles& files) {
+  const pid_t child = fork();
+  if (child < 0) throw WorldError("cannot start a process for the case", "fewer cases at once, or more memory");
+  if (child > 0) return child;
+  setpgid(0, 0);
+  const int log = open(files.log().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  if (log >= 0) {
+    dup2(log, STDOUT_FILENO);
+    dup2(log, STDERR_FILENO);
+  }
+  execl(program.c_str(), program.c_str(), "measure-case", files.directory.c_str(), static_cast<char*>(nullptr));
+  _exit(static_cast<int>(ExitCode::kEnvironment));
+}
+
+struct ChildEnd { bool timed_out = false, interrupted = false; int status = 0; };
+
+ChildEnd wait_for(pid_t child, double timeout_s, const std::atomic<bool>& interrupted) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  ChildEnd end;
+  while (waitpid(child, &end.status, WNOHANG) == 0) {
+    end.timed_out = Clock::now() > deadline;
+    end.interrupted = interrupted.load();
+    if (end.timed_out || end.interrupted) {
+      kill(-child, SIGKILL);
+      waitpid(child, &end.status, 0);
+      return end;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return end;
+}
+
+/// The last lines of a log, which hold the error.
+std::string tail_of(const std::string& path) {
+  std::ifstream file(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);)
+    if (!line.empty()) lines.push_back(line);
+  std::string text;
+  for (size_t i = lines.size() > 3 ? lines.size() - 3 : 0; i < lines.size(); ++i) text += (text.empty() ? "" : " | ") + lines[i];
+  return text;
+}
+
+std::string how_it_ended(int status, const CaseFiles& files) {
+  const std::string said = tail_of(files.log());
+  std::string how = WIFSIGNALED(status) ? fmt::format("the process was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))
+                                        : fmt::format("the process ended with exit code {}", WEXITSTATUS(status));
+  return said.empty() ? how + "; see " + files.log() : how + ": " + said;
+}
+
+CaseOutcome refused(CaseOutcome outcome, const Error& error) {
+  outcome.status = error.code == ExitCode::kNo ? Status::kOom : Status::kRefused;
+  outcome.reason = error.hint.empty() ? error.message : error.message + "; " + error.hint;
+  return outcome;
+}
+
+}  // namespace
+
+void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directory) const {
+  const CaseFiles files{directory};
+  std::error_code ignored;
+  std::filesystem::remove(files.outcome(), ignored);
+  const ChildEnd end = wait_for(start_child(program_, files), outcome.config.measure.timeout_s, interrupted_);
+  if (end.timed_out) {
+    outcome.status = Status::kTimeout;
+    outcome.reason = fmt::format("not done after {} s; raise measure.timeout, or see {}", outcome.config.measure.timeout_s, files.log());
+    return;
+  }
+  outcome.status = Status::kFailed;
+  if (end.interrupted) {
+    outcome.reason = "interrupted";
+    return;
+  }
+  outcome.reason = how_it_ended(end.status, files);
+  if (!WIFEXITED(end.status) || WEXITSTATUS(end.status) != 0) return;
+  const auto store = Store::open_existing(files.outcome());
+  if (!store.ok()) return;
+  const auto measured = store->outcomes();
+  if (measured.empty()) return;
+  outcome.status = measured.front().status;
+  outcome.reason = measured.front().reason;
+  outcome.measured = measured.front().measured;
+  outcome.ops = measured.front().ops;
+}
+
+CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
+  CaseOutcome outcome;
+  outcome.case_id = case_id(config);
+  outcome.config = config;
+  outcome.parameters = parameter_count(config.model);
+  const auto placed = prepare(config);
+  if (!placed.ok()) return refused(std::move(outcome), placed.error());
+
+  const CaseFiles files{directory_ + "/" + outcome.case_id};
+  std::filesystem::create_directories(files.directory);
+  write_file_atomically(files.config(), to_yaml(config));
+  write_file_atomically(files.plan(), print(*placed->plan));
+  if (mode != Mode::kMeasure) {
+    const auto predicted = predict_case(config, *placed);
+    if (!predicted.ok()) return refused(std::move(outcome), predicted.error());
+    outcome.predicted = predicted->figures;
+    outcome.ops = compare_ops(*placed, &predicted->trace, nullptr);
+    if (config.layout.world_size() <= kTraceRanks) write_trace_lines(files.predicted(), *placed->plan, placed->programs, predicted->trace);
+  }
+  if (const auto fit = fits(config, *placed); !fit.ok()) return refused(std::move(outcome), fit.error());
+  if (mode == Mode::kSimulate) return outcome;
+  write_file_atomically(files.machine(), to_yaml(config.machine));
+  measure(outcome, files.directory);
+  return outcome;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,28 @@
+// Measured cases run in processes of their own: a crash or a hang costs one row, never the sweep.
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "plan/outcome.h"
+#include "sweeps/driver.h"
+
+namespace shardlab {
+
+/// Predicts in this process and measures in a child, leaving the files of each case under `<directory>/<case id>`.
+class ProcessCaseRunner final : public CaseRunner {
+ public:
+  /// `program` is this executable. `interrupted` ends a running child early.
+  ProcessCaseRunner(std::string directory, std::string program, const std::atomic<bool>& interrupted)
+      : directory_(std::move(directory)), program_(std::move(program)), interrupted_(interrupted) {}
+
+  CaseOutcome run(const Case& config, Mode mode) override;
+
+ private:
+  void measure(CaseOutcome& outcome, const std::string& directory) const;
+
+  std::string directory_, program_;
+  const std::atomic<bool>& interrupted_;
+};
+
+}  // namespace shardlab

@@ -1,0 +1,143 @@
+#include "cli/common.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "cli/environment.h"
+#include "kernels/kernels.h"
+#include "sweeps/machines.h"
+
+namespace shardlab {
+
+void add_format(CLI::App& verb, std::string& format) {
+  verb.add_option("--format", format, fmt::format("one of {}", kTableFormats))->default_val("table");
+}
+
+Result<TableFormat> parse_format(const std::string& name) {
+  if (const auto format = table_format_named(name)) return *format;
+  return Error{ExitCode::kUsage, fmt::format("--format {} is unknown", name), fmt::format("use one of {}", kTableFormats), {}};
+}
+
+void print(const Table& table, TableFormat format) { fmt::print("{}", print_table(table, format, terminal_width())); }
+
+std::string default_machine_file() {
+  const char* configured = std::getenv("XDG_CONFIG_HOME");
+  if (configured != nullptr && *configured != '\0') return std::string(configured) + "/shardlab/machine.yaml";
+  const char* home = std::getenv("HOME");
+  return std::string(home != nullptr ? home : ".") + "/.config/shardlab/machine.yaml";
+}
+
+Result<Machine> load_local_machine(const std::string& path) {
+  if (!std::filesystem::exists(path))
+    return Error{ExitCode::kUsage, fmt::format("this machine is not calibrated: there is no {}", path),
+                 "run `shardlab calibrate` (about a minute), or name a machine file with --machine-file", {}};
+  auto machine = load_machine(path);
+  if (!machine.ok() || !machine->calibration) return machine;
+  const Calibration& c = *machine->calibration;
+  const std::string kernels = description(kernels_for_this_processor());
+  if (c.processor != processor_name() || c.kernel_variant != kernels)
+    fmt::print(stderr, "warning: {} was calibrated on {} with {}; this is {} with {}. Run `shardlab calibrate` again.\n", path, c.processor, c.kernel_variant,
+               processor_name(), kernels);
+  return machine;
+}
+
+LoadOptions load_options(const std::string& machine_file, std::vector<std::string> overrides) {
+  LoadOptions options;
+  options.overrides = std::move(overrides);
+  const std::string path = machine_file.empty() ? default_machine_file() : machine_file;
+  options.local_machine = [path] { return load_local_machine(path); };
+  return options;
+}
+
+namespace {
+
+/// Layout and training keys that are flags of their own, with their help.
+constexpr std::array<std::pair<const char*, const char*>, 16> kLayoutFlags{{
+    {"dp", "data-parallel ranks"},
+    {"tp", "tensor-parallel ranks"},
+    {"pp", "pipeline stages"},
+    {"vpp", "virtual stages a rank"},
+    {"cp", "context-parallel ranks"},
+    {"ep", "expert-parallel ranks"},
+    {"zero", "0 to 3"},
+    {"schedule", "none, afab, 1f1b, ..."},
+    {"sequence_parallel", "true or false"},
+    {"recompute", "none, selective, full"},
+    {"offload", "none, or optimizer=cpu,activations=cpu"},
+    {"precision", "fp32, bf16, ..."},
+    {"micro_batch", "sequences of a micro-batch on one rank"},
+    {"grad_accumulation", "micro-batches of a step"},
+    {"seq_len", "tokens of a sequence"},
+    {"global_batch_tokens", "tokens of a step over all ranks"},
+}};
+
+std::string hyphenated(std::string key) {
+  for (char& c : key)
+    if (c == '_') c = '-';
+  return key;
+}
+
+bool given(const CaseFlags& flags, std::string_view key) {
+  for (const auto& [k, v] : flags.layout)
+    if (k == key && !v.empty()) return true;
+  for (const std::string& s : flags.set)
+    if (s.starts_with(std::string(key) + "=")) return true;
+  return false;
+}
+
+}  // namespace
+
+void add_case_flags(CLI::App& verb, CaseFlags& flags) {
+  verb.add_option("--model", flags.model, "a preset (`shardlab model list`) or the path of a Hugging Face config.json")->required();
+  verb.add_option("--machine", flags.machine, "a preset (`shardlab machine list`), a machine file, or `local`")->required();
+  verb.add_option("--machine-file", flags.machine_file, "calibrated machine file that `local` means");
+  verb.add_option("--devices", flags.devices, "devices to use; dp is what tp, pp and cp leave of them")->check(CLI::PositiveNumber);
+  flags.layout.reserve(kLayoutFlags.size());
+  for (const auto& [key, help] : kLayoutFlags) {
+    flags.layout.emplace_back(key, "");
+    const std::string name = "--" + hyphenated(key);
+    std::string names = name;
+    if (name != std::string("--") + key) names += std::string(",--") + key;
+    verb.add_option(names, flags.layout.back().second, help);
+  }
+  verb.add_option("--set", flags.set, "any other key of the sweep file, as key=value; may be repeated");
+}
+
+Result<Case> case_from_flags(const CaseFlags& flags) {
+  std::vector<std::string> words{"model=" + flags.model, "machine=" + flags.machine};
+  for (const auto& [key, value] : flags.layout)
+    if (!value.empty()) words.push_back(key + "=" + value);
+  const auto size = [&](const char* key) {
+    for (const auto& [k, v] : flags.layout)
+      if (k == key && !v.empty()) return std::max(1, std::atoi(v.c_str()));
+    return 1;
+  };
+  if (flags.devices > 0 && !given(flags, "dp")) {
+    const int64_t model_parallel = static_cast<int64_t>(size("tp")) * size("pp") * size("cp");
+    if (flags.devices % model_parallel != 0)
+      return Error{ExitCode::kUsage, fmt::format("--devices {} is not a multiple of tp*pp*cp = {}", flags.devices, model_parallel),
+                   "change --devices, or name --dp outright", {}};
+    words.push_back(fmt::format("dp={}", flags.devices / model_parallel));
+  } else if (!given(flags, "dp")) {
+    words.emplace_back("dp=1");
+  }
+  if (size("pp") > 1 && !given(flags, "schedule")) words.emplace_back("schedule=1f1b");
+  words.insert(words.end(), flags.set.begin(), flags.set.end());
+  return case_from_words(load_options(flags.machine_file, std::move(words)));
+}
+
+Result<std::string> read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Error{ExitCode::kUsage, fmt::format("cannot read {}", path), "check the path", {}};
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+}  // namespace shardlab

@@ -1,0 +1,46 @@
+// What several verbs share: formats, layout flags, the calibrated machine file, run directories.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/case.h"
+#include "reports/table.h"
+#include "sweeps/sweep.h"
+
+namespace shardlab {
+
+/// Adds `--format table|json|csv|markdown`.
+void add_format(CLI::App& verb, std::string& format);
+/// The format of that name, or a usage error.
+Result<TableFormat> parse_format(const std::string& name);
+/// Prints a table to stdout, as wide as the terminal.
+void print(const Table& table, TableFormat format);
+
+/// Where `calibrate` leaves this machine's file when no other place is named, and where `machine: {local: true}` looks for it.
+std::string default_machine_file();
+/// Loads a calibrated machine file, and warns on stderr when it was made on another processor or with other kernels.
+Result<Machine> load_local_machine(const std::string& path);
+
+/// The words of a case on the command line: model, machine, devices, the layout flags of ARCHITECTURE.md section 3, and
+/// `--set key=value` for every other key.
+struct CaseFlags {
+  std::string model, machine, machine_file;
+  int64_t devices = 0;
+  std::vector<std::pair<std::string, std::string>> layout;  ///< key and value, in the words of the sweep file
+  std::vector<std::string> set;
+};
+void add_case_flags(CLI::App& verb, CaseFlags& flags);
+/// The case that the flags name; what they leave out has the sweep file's defaults. One sequence is the default batch.
+Result<Case> case_from_flags(const CaseFlags& flags);
+
+/// Options for loading files that may say `machine: {local: true}`.
+LoadOptions load_options(const std::string& machine_file, std::vector<std::string> overrides = {});
+
+/// Reads a whole file; a usage error when it cannot be read.
+Result<std::string> read_file(const std::string& path);
+
+}  // namespace shardlab

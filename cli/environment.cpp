@@ -1,0 +1,98 @@
+#include "cli/environment.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <fstream>
+#include <string>
+
+#include "kernels/kernels.h"
+
+namespace shardlab {
+namespace {
+
+/// The value of the first line of `file` that begins with `key`, after its separator; empty when there is none.
+std::string field(const char* file, std::string_view key, char separator) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const size_t at = line.find(separator);
+    if (at == std::string::npos) continue;
+    const size_t begin = line.find_first_not_of(" \t\"", at + 1);
+    std::string value = begin == std::string::npos ? "" : line.substr(begin);
+    while (!value.empty() && (value.back() == '"' || value.back() == ' ')) value.pop_back();
+    return value;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string program_version() { return SHARDLAB_VERSION; }
+
+std::string version_line() {
+  const std::string commit = SHARDLAB_COMMIT;
+  return commit.empty() ? fmt::format("shardlab {}", SHARDLAB_VERSION) : fmt::format("shardlab {} ({})", SHARDLAB_VERSION, commit);
+}
+
+std::string processor_name() {
+  const std::string name = field("/proc/cpuinfo", "model name", ':');
+  return name.empty() ? "unknown processor" : name;
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+int64_t usable_memory() {
+  const std::string available = field("/proc/meminfo", "MemAvailable", ':');
+  int64_t bytes = available.empty() ? 0 : std::atoll(available.c_str()) * 1024;
+  std::ifstream limit("/sys/fs/cgroup/memory.max");
+  if (int64_t most = 0; limit >> most && most > 0) bytes = bytes == 0 ? most : std::min(bytes, most);
+  return bytes;
+}
+
+std::string today() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
+
+RunMetadata describe_environment(const std::string& command) {
+  RunMetadata run;
+  run.program_version = program_version();
+  run.commit = SHARDLAB_COMMIT;
+  run.compiler = fmt::format("{} {}",
+#if defined(__clang__)
+                             "Clang",
+#else
+                             "GCC",
+#endif
+                             __VERSION__);
+  run.libraries = description(kernels_for_this_processor());
+  run.command = command;
+  run.date = today();
+  utsname system{};
+  uname(&system);
+  run.host = system.nodename;
+  run.processor = processor_name();
+  const std::string distribution = field("/etc/os-release", "PRETTY_NAME", '=');
+  run.system = fmt::format("{} {}{}{}", system.sysname, system.release, distribution.empty() ? "" : ", ", distribution);
+  run.cores = usable_cores();
+  run.memory_bytes = usable_memory();
+  return run;
+}
+
+int terminal_width() {
+  winsize size{};
+  if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col;
+}
+
+bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
+
+}  // namespace shardlab

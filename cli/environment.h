@@ -1,0 +1,28 @@
+// This program and this machine: what every result says of where it came from.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "reports/metadata.h"
+
+namespace shardlab {
+
+std::string program_version();  ///< "0.1.0"
+std::string version_line();     ///< "shardlab 0.1.0 (commit)"
+
+/// Model name of the processor, and its logical cores that this process may use.
+std::string processor_name();
+int usable_cores();
+/// Bytes of memory that programs can use: MemAvailable, or the control group's limit where that is less.
+int64_t usable_memory();
+std::string today();            ///< date and time, UTC, ISO 8601
+
+/// Everything but the calibration and the recorder's figures.
+RunMetadata describe_environment(const std::string& command);
+
+/// Columns of the terminal on stdout; 0 when it is none.
+int terminal_width();
+bool stderr_is_terminal();
+
+}  // namespace shardlab

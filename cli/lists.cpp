@@ -1,0 +1,130 @@
+// model, machine, strategies: what the program knows by name.
+#include <fmt/format.h>
+
+#include "cli/common.h"
+#include "cli/verbs.h"
+#include "strategies/catalogue.h"
+#include "sweeps/machines.h"
+#include "sweeps/models.h"
+
+namespace shardlab {
+namespace {
+
+struct ListFlags { std::string name, format; };
+
+std::vector<Value> model_row(const Model& m) {
+  return {m.name, std::string(name_of(m.family)), parameter_count(m), m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.max_positions,
+          m.tied_embeddings};
+}
+
+const std::vector<TableColumn>& model_columns() {
+  static const std::vector<TableColumn> columns{{"name"},     {"family"},   {"parameters", Unit::kCount}, {"layers"}, {"hidden"},        {"heads"},
+                                                {"kv_heads"}, {"head_dim"}, {"ffn"},                      {"vocab"},  {"max_positions"}, {"tied_embeddings"}};
+  return columns;
+}
+
+Result<ExitCode> list_all_models(const ListFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  Table table{model_columns(), {}};
+  for (const std::string& name : list_models()) {
+    const auto model = load_model(name);
+    if (!model.ok()) return model.error();
+    table.rows.push_back(model_row(*model));
+  }
+  print(table, *format);
+  return ExitCode::kDone;
+}
+
+Result<ExitCode> show_model(const ListFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  const auto model = load_model(flags.name);
+  if (!model.ok()) return model.error();
+  if (*format == TableFormat::kTable) print(Table{model_columns(), {model_row(*model)}}, *format), fmt::print("\n");
+  Table table{{{"name", Unit::kNone, "parameter"}, {"shape"}, {"elements", Unit::kNone}}, {}};
+  for (const ModelParameter& p : parameters_of(*model)) {
+    int64_t elements = 1;
+    std::string shape;
+    for (const int64_t e : p.shape) elements *= e, shape += fmt::format("{}{}", shape.empty() ? "" : " x ", e);
+    table.rows.push_back({p.name, shape, elements});
+  }
+  print(table, *format);
+  return ExitCode::kDone;
+}
+
+Result<ExitCode> list_all_machines(const ListFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  Table table{{{"id"}, {"device"}, {"devices_per_node"}, {"memory", Unit::kBytes}, {"memory_bandwidth", Unit::kBytes, "memory/s"}, {"bf16_tflops", Unit::kNone, "bf16 Tflop/s"},
+               {"link", Unit::kBytes, "link/s, one way"}, {"network", Unit::kBytes, "network/s, one way"}},
+              {}};
+  for (const std::string& name : list_machines()) {
+    const auto machine = load_machine(name);
+    if (!machine.ok()) return machine.error();
+    const Device& d = machine->device;
+    const auto bf16 = d.peak_flops.find("bf16");
+    const auto rate = [](double bytes_per_s) -> Value { return bytes_per_s > 0 ? Value(static_cast<int64_t>(bytes_per_s)) : Value(); };
+    table.rows.push_back({machine->id, d.id, int64_t{machine->devices_per_node}, d.memory_bytes, rate(d.memory_bytes_per_s),
+                          bf16 == d.peak_flops.end() ? Value() : Value(bf16->second / 1e12), rate(d.link_bytes_per_s), rate(machine->inter_bytes_per_s)});
+  }
+  print(table, *format);
+  return ExitCode::kDone;
+}
+
+/// A shipped machine with the source of every constant; a file as it reads.
+Result<ExitCode> show_machine(const ListFlags& flags) {
+  auto text = machine_text(flags.name);
+  if (!text.ok()) {
+    const auto machine = load_machine(flags.name);
+    if (!machine.ok()) return machine.error();
+    text = read_file(flags.name);
+    if (!text.ok()) return text.error();
+  }
+  fmt::print("{}", *text);
+  return ExitCode::kDone;
+}
+
+Result<ExitCode> list_strategies(const ListFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  Table table{{{"pass"}, {"strategy"}, {"tier"}, {"keys"}, {"adds"}, {"memory"}, {"paper"}}, {}};
+  for (const Strategy& s : catalogue())
+    table.rows.push_back({std::string(s.name), std::string(s.title), std::string(name_of(s.tier)), std::string(s.keys), std::string(s.adds), std::string(s.memory),
+                          std::string(s.paper)});
+  print(table, *format);
+  return ExitCode::kDone;
+}
+
+using Handler = Result<ExitCode> (*)(const ListFlags&);
+
+void add_handler(CLI::App& parent, const char* name, const char* help, const char* argument, Handler handler, bool formats, Action& action) {
+  auto* verb = parent.add_subcommand(name, help);
+  auto flags = std::make_shared<ListFlags>();
+  flags->format = "table";
+  if (argument != nullptr) verb->add_option("name", flags->name, argument)->required();
+  if (formats) add_format(*verb, flags->format);
+  verb->callback([&action, flags, handler] { action = [flags, handler] { return handler(*flags); }; });
+}
+
+}  // namespace
+
+void add_model(CLI::App& app, Action& action, const Invocation&) {
+  auto* verb = app.add_subcommand("model", "models by name, and their exact parameter counts");
+  verb->require_subcommand(1);
+  add_handler(*verb, "list", "every model that ships with the program", nullptr, list_all_models, true, action);
+  add_handler(*verb, "show", "one model and its parameters", "a preset or the path of a Hugging Face config.json", show_model, true, action);
+}
+
+void add_machine(CLI::App& app, Action& action, const Invocation&) {
+  auto* verb = app.add_subcommand("machine", "machines by name, with the source of every constant");
+  verb->require_subcommand(1);
+  add_handler(*verb, "list", "every machine that ships with the program", nullptr, list_all_machines, true, action);
+  add_handler(*verb, "show", "one machine file", "a preset or the path of a machine file", show_machine, false, action);
+}
+
+void add_strategies(CLI::App& app, Action& action, const Invocation&) {
+  add_handler(app, "strategies", "every strategy: what it adds, what it saves, how equal it is", nullptr, list_strategies, true, action);
+}
+
+}  // namespace shardlab

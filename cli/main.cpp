@@ -1,0 +1,63 @@
+// shardlab: a laboratory for LLM-training parallelism. Parses the command line and runs one verb.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "cli/environment.h"
+#include "cli/verbs.h"
+#include "plan/base/world_error.h"
+
+std::string shardlab::Invocation::command() const {
+  std::string line = "shardlab";
+  for (size_t i = 1; i < words.size(); ++i) line += " " + words[i];
+  return line;
+}
+
+namespace {
+
+using namespace shardlab;
+
+constexpr const char* kFooter = R"(Exit codes: 0 done, 1 a bug of ours, 2 usage or configuration error (nothing ran), 3 the answer is no, 4 some cases
+failed, 5 a --fail-if threshold was crossed, 6 environment not usable, 130 interrupted.)";
+
+int report(const Error& error) {
+  fmt::print(stderr, "shardlab: {}\n", to_string(error));
+  return static_cast<int>(error.code);
+}
+
+int run(int argc, char** argv) {
+  Invocation invocation;
+  invocation.words.assign(argv, argv + argc);
+  std::error_code ignored;
+  invocation.program = std::filesystem::read_symlink("/proc/self/exe", ignored).string();
+  if (invocation.program.empty()) invocation.program = argv[0];
+
+  CLI::App app{"A laboratory for LLM-training parallelism: run, predict and explain training layouts.", "shardlab"};
+  app.set_version_flag("--version", version_line());
+  app.require_subcommand(1);
+  app.footer(kFooter);
+  Action action;
+  for (const auto add : {add_run, add_report, add_memory, add_plan, add_diff, add_explain, add_calibrate, add_model, add_machine, add_strategies,
+                         add_doctor, add_measure_case})
+    add(app, action, invocation);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& done) {
+    return app.exit(done);
+  } catch (const CLI::ParseError& error) {
+    app.exit(error);
+    return static_cast<int>(ExitCode::kUsage);
+  }
+  const Result<ExitCode> result = action();
+  return result.ok() ? static_cast<int>(*result) : report(result.error());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const shardlab::WorldError& error) {
+    return report({shardlab::ExitCode::kEnvironment, error.what(), error.hint(), {}});
+  }
+}

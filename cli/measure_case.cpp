@@ -1,0 +1,46 @@
+// measure-case DIRECTORY: what the child process of a measured case runs. Not for people: hidden from the help.
+#include <fmt/format.h>
+
+#include "cli/common.h"
+#include "cli/pipeline.h"
+#include "cli/verbs.h"
+#include "plan/base/world_error.h"
+#include "profiler/trace_file.h"
+#include "reports/store.h"
+
+namespace shardlab {
+namespace {
+
+Result<ExitCode> measure_case(const std::string& directory) {
+  const CaseFiles files{directory};
+  auto config = load_case(files.config(), load_options(files.machine()));
+  if (!config.ok()) return config.error();
+  const auto placed = prepare(*config);
+  if (!placed.ok()) return placed.error();
+  auto executed = execute_case(*config, *placed);
+  if (!executed.ok()) return executed.error();
+
+  CaseOutcome outcome;
+  outcome.case_id = case_id(*config);
+  outcome.config = *config;
+  outcome.measured = std::move(executed->figures);
+  const auto predicted = predict_case(*config, *placed);
+  outcome.ops = compare_ops(*placed, predicted.ok() ? &predicted->trace : nullptr, &executed->trace);
+  write_trace_lines(files.measured(), *placed->plan, placed->programs, executed->trace);
+  write_chrome_trace(files.chrome(), *placed->plan, placed->programs, executed->trace);
+  auto store = Store::open(files.outcome());
+  if (!store.ok()) return store.error();
+  store->append(outcome);
+  return ExitCode::kDone;
+}
+
+}  // namespace
+
+void add_measure_case(CLI::App& app, Action& action, const Invocation&) {
+  auto* verb = app.add_subcommand("measure-case", "runs one measured case; started by `run`")->group("");
+  auto directory = std::make_shared<std::string>();
+  verb->add_option("directory", *directory)->required();
+  verb->callback([&action, directory] { action = [directory] { return measure_case(*directory); }; });
+}
+
+}  // namespace shardlab

@@ -1,0 +1,213 @@
+#include "cli/pipeline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "kernels/kernels.h"
+#include "plan/work.h"
+#include "profiler/process.h"
+#include "profiler/recorder.h"
+#include "reports/format.h"
+#include "runtime/dataset.h"
+#include "runtime/thread_transport.h"
+#include "simulator/cost_model.h"
+#include "strategies/lower.h"
+
+namespace shardlab {
+
+Result<PlacedPlan> prepare(const Case& config) {
+  auto plan = lower(config);
+  if (!plan.ok()) return plan.error();
+  return place(std::move(*plan));
+}
+
+int64_t largest_arena(const PlacedPlan& placed) {
+  int64_t most = 0;
+  for (const ArenaSize& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(Space::kDevice)]);
+  return most;
+}
+
+Result<void> fits(const Case& config, const PlacedPlan& placed) {
+  const int64_t need = largest_arena(placed), have = memory_per_rank(config);
+  if (have <= 0 || need <= have) return {};
+  return Error{ExitCode::kNo, fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
+               "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1", {}};
+}
+
+Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
+  auto costs = cost_model_for(config.machine, config.train.precision);
+  if (!costs.ok()) return costs.error();
+  return predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
+}
+
+namespace {
+
+double percentile(std::vector<double> values, double p) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const double at = p * static_cast<double>(values.size() - 1);
+  const size_t low = static_cast<size_t>(at);
+  const size_t high = std::min(low + 1, values.size() - 1);
+  return values[low] + (values[high] - values[low]) * (at - static_cast<double>(low));
+}
+
+double median(std::vector<double> values) { return percentile(std::move(values), 0.5); }
+
+/// Room for every event of a stream: two for each of its instructions (the op and the wait before it) in each recorded step.
+int64_t events_per_stream(const PlacedPlan& placed, int64_t steps) {
+  size_t most = 0;
+  for (const Program& p : placed.programs)
+    for (const auto& stream : p.streams) most = std::max(most, stream.size());
+  return (static_cast<int64_t>(most) * 2 + 4) * steps;
+}
+
+/// Medians over the recorded steps of the parts of a step, on the rank whose step was longest.
+void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m) {
+  std::vector<double> compute, exposed, bubble, unplanned;
+  for (int step = 0; step < trace.steps; ++step) {
+    const auto length = [&](int rank) {
+      const auto& i = trace.step_interval[static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank)];
+      return i[1] - i[0];
+    };
+    int longest = 0;
+    for (int rank = 1; rank < trace.world_size; ++rank)
+      if (length(rank) > length(longest)) longest = rank;
+    const Breakdown b = analyse(*placed.plan, placed.programs, trace, longest, step);
+    compute.push_back(b.compute_s);
+    exposed.push_back(b.exposed_comm_s);
+    bubble.push_back(b.bubble_fraction);
+    unplanned.push_back(b.unplanned_s);
+  }
+  m.compute_s = median(compute);
+  m.exposed_comm_s = median(exposed);
+  m.bubble_fraction = median(bubble);
+  m.unplanned_time_s = median(unplanned);
+}
+
+/// Mean loss on the validation split: a forward-only plan of the same layout takes the parameters over.
+Result<std::optional<double>> validation_loss(const Case& config, const Session& trained, const PlacedPlan& training, const Dataset& data,
+                                              const Kernels& kernels, const RunOptions& options) {
+  if (config.measure.validate_sequences <= 0) return std::optional<double>();
+  auto source = data.validation();
+  if (!source.ok()) return source.error();
+  auto plan = lower_validation(config);
+  if (!plan.ok()) return plan.error();
+  const PlacedPlan placed = place(std::move(*plan));
+  ThreadTransport transport(kernels);
+  RunOptions forward = options;
+  forward.recorder = nullptr;
+  auto session = Session::create(placed, forward, transport, cpu_backend(kernels, {config.canonical, config.threads_per_rank}), *source);
+  if (!session.ok()) return session.error();
+  (*session)->initialise_parameters();
+  SHARDLAB_TRY(copy_parameters(trained, *training.plan, **session));
+  const int64_t per_step = config.sequences_per_step();
+  const int64_t steps = std::max<int64_t>(1, std::min(config.measure.validate_sequences, data.validation_sequences()) / per_step);
+  double sum = 0;
+  for (int64_t step = 0; step < steps; ++step) sum += (*session)->step(step).loss.value_or(0);
+  return std::optional<double>(sum / static_cast<double>(steps));
+}
+
+void add_memory(const PlacedPlan& placed, const Session& session, const ResidentMemory& before, Measurement& m) {
+  int64_t arenas = 0;
+  for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
+    const int64_t peak = session.ledger(rank).peak(Space::kDevice);
+    m.peak_by_rank.push_back(peak);
+    m.peak_bytes = std::max(m.peak_bytes, peak);
+    m.arena_bytes = std::max(m.arena_bytes, session.arena_bytes(rank, Space::kDevice));
+    arenas += session.arena_bytes(rank, Space::kDevice) + session.arena_bytes(rank, Space::kHost);
+  }
+  const ResidentMemory after = resident_memory();
+  m.resident_bytes = after.peak_bytes;
+  m.unplanned_memory_bytes = std::max<int64_t>(0, after.now_bytes - before.now_bytes - arenas);
+}
+
+BackendFactory backend_for(const Case& config, const Kernels& kernels) {
+  if (config.backend == "dry") return dry_backend();
+  return cpu_backend(kernels, {config.canonical, config.threads_per_rank});
+}
+
+}  // namespace
+
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
+  auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, 0.1, config.train.seed});
+  if (!data.ok()) return data.error();
+  const Kernels& kernels = kernels_for_this_processor();
+  const ResidentMemory before = resident_memory();
+  const int64_t measured_steps = config.measure.steps * config.measure.repeat;
+  CpuRecorder recorder(placed.plan->mesh.world_size(), placed.plan->streams, events_per_stream(placed, measured_steps));
+  recorder.set_on(false);
+  RunOptions options;
+  options.seed = config.train.seed;
+  options.learning_rate = config.train.learning_rate;
+  options.timeout_s = config.measure.timeout_s;
+  options.recorder = &recorder;
+  ThreadTransport transport(kernels);
+  auto session = Session::create(placed, options, transport, backend_for(config, kernels), &data->train());
+  if (!session.ok()) return session.error();
+  (*session)->initialise_parameters();
+
+  Executed result;
+  Measurement& m = result.figures;
+  EnergyMeter energy;
+  std::vector<double> seconds;
+  for (int64_t step = 0; step < config.measure.warmup + measured_steps; ++step) {
+    if (step == config.measure.warmup) recorder.set_on(true), energy.joules();
+    const StepResult r = (*session)->step(step);
+    if (r.loss) m.losses.push_back(*r.loss);
+    if (step < config.measure.warmup) continue;
+    seconds.push_back(r.seconds);
+    m.wire_bytes = r.sent_bytes;
+  }
+  if (const auto joules = energy.joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
+  m.samples = static_cast<int>(seconds.size());
+  m.repeats = static_cast<int>(config.measure.repeat);
+  m.step_s = median(seconds);
+  m.step_spread = m.step_s > 0 ? (percentile(seconds, 0.9) - percentile(seconds, 0.1)) / m.step_s : 0;
+  m.loss_unigram = data->unigram_entropy();
+  m.kernel_variant = description(kernels);
+  add_memory(placed, **session, before, m);
+  result.trace = recorder.take();
+  m.recorder_overhead_s = result.trace.recorder_overhead_s;
+  add_breakdown(placed, result.trace, m);
+  if (config.backend == "cpu") {
+    auto loss = validation_loss(config, **session, placed, *data, kernels, options);
+    if (!loss.ok()) return loss.error();
+    m.val_loss = *loss;
+  }
+  return result;
+}
+
+std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* predicted, const Trace* measured) {
+  const Plan& plan = *placed.plan;
+  const Trace none;
+  std::map<std::tuple<int, std::string, std::string>, OpComparison> by_label;
+  const double ranks = static_cast<double>(plan.mesh.world_size()) / static_cast<double>(plan.roles.size());
+  for (const JoinedOp& joined : join(plan, placed.programs, predicted ? *predicted : none, measured ? *measured : none)) {
+    const Instruction& i = placed.programs[static_cast<size_t>(joined.role)].instructions[static_cast<size_t>(joined.instruction)];
+    if (i.kind != Instruction::Kind::kRun) continue;
+    const Phase phase = phase_of(i.op->work);
+    std::string kind(kind_of(i.op->work));
+    if (phase != Phase::kNone) kind += phase == Phase::kF ? ".F" : phase == Phase::kI ? ".I" : ".W";
+    std::string label = i.segment->name + " " + i.op->label;
+    OpComparison& c = by_label[{joined.role, label, kind}];
+    const WorkAmount work = work_of(*i.segment, *i.op, plan.mesh);
+    c.stage = joined.role;
+    c.label = std::move(label);
+    c.kind = std::move(kind);
+    c.count += 1;
+    c.flops += static_cast<double>(work.flops.value);
+    c.memory_bytes += static_cast<double>(work.memory.value);
+    c.payload_bytes += static_cast<double>(work.payload.value);
+    c.predicted_s += joined.predicted_s / ranks;
+    c.measured_s += joined.measured_s / ranks;
+  }
+  std::vector<OpComparison> ops;
+  for (auto& [key, c] : by_label) ops.push_back(std::move(c));
+  std::ranges::stable_sort(ops, std::greater(), [](const OpComparison& c) { return std::max(c.measured_s, c.predicted_s); });
+  return ops;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,55 @@
+// One case from its text to its figures: lower, predict, execute, compare. The place where plan, simulator, runtime and profiler meet.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/case.h"
+#include "plan/outcome.h"
+#include "plan/trace.h"
+#include "runtime/session.h"
+#include "simulator/predict.h"
+
+namespace shardlab {
+
+/// Lowers and verifies a case, expands and places its programs. The budget is not asked: see `fits`.
+Result<PlacedPlan> prepare(const Case& config);
+
+/// Device-space arena bytes of the rank that needs most.
+int64_t largest_arena(const PlacedPlan& placed);
+
+/// Refuses with ExitCode::kNo when the largest arena exceeds what a rank may use.
+Result<void> fits(const Case& config, const PlacedPlan& placed);
+
+/// The simulator's figures and trace for the case on its machine.
+Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed);
+
+/// What an execution gave.
+struct Executed {
+  Measurement figures;
+  Trace trace;  ///< of the measured steps
+};
+
+/// Trains the case as its `measure` block says, in this process: warm-up steps, then `repeat` blocks of `steps` steps, all of one training run.
+/// Throws WorldError when a rank fails or a wait times out.
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed);
+
+/// Predicted and measured seconds by op label and stage, for one step of one rank. Either trace may be null.
+std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* predicted, const Trace* measured);
+
+/// Files of a case in a run directory.
+struct CaseFiles {
+  std::string directory;
+  std::string config() const { return directory + "/case.yaml"; }
+  std::string machine() const { return directory + "/machine.yaml"; }
+  std::string plan() const { return directory + "/plan.txt"; }
+  std::string outcome() const { return directory + "/outcome.sqlite"; }
+  std::string predicted() const { return directory + "/predicted.trace.jsonl"; }
+  std::string measured() const { return directory + "/measured.trace.jsonl"; }
+  std::string chrome() const { return directory + "/trace.json"; }
+  std::string log() const { return directory + "/log.txt"; }
+};
+
+}  // namespace shardlab

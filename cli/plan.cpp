@@ -1,0 +1,154 @@
+// plan CASE.yaml and diff A.yaml B.yaml: the program's own text, and what a strategy changes in it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "cli/common.h"
+#include "cli/pipeline.h"
+#include "cli/verbs.h"
+#include "plan/text.h"
+#include "plan/wire.h"
+#include "reports/format.h"
+#include "strategies/lower.h"
+
+namespace shardlab {
+namespace {
+
+struct PlanFlags { std::string file, after, machine_file; std::vector<std::string> set; };
+
+Result<ExitCode> plan_verb(const PlanFlags& flags) {
+  const auto config = load_case(flags.file, load_options(flags.machine_file, flags.set));
+  if (!config.ok()) return config.error();
+  LowerOptions options;
+  options.after = flags.after;
+  const auto plan = lower(*config, options);
+  if (!plan.ok()) return plan.error();
+  fmt::print("{}", print(*plan));
+  return ExitCode::kDone;
+}
+
+/// What a plan comes to, as rows that can stand beside another's.
+std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed) {
+  std::map<std::string, std::pair<int64_t, Unit>> rows;
+  const Plan& plan = *placed.plan;
+  rows["ranks"] = {plan.mesh.world_size(), Unit::kNone};
+  rows["roles"] = {static_cast<int64_t>(plan.roles.size()), Unit::kNone};
+  for (const auto& [comm, bytes] : total_wire_bytes(plan)) rows["wire " + comm] = {bytes, Unit::kBytes};
+  for (int role = 0; role < static_cast<int>(plan.roles.size()); ++role) {
+    const MemoryPeak peak = memory_peak(plan, role)[0];
+    auto& most = rows["peak of a rank"];
+    most = {std::max(most.first, peak.peak_bytes), Unit::kBytes};
+    auto& kept = rows["persistent of a rank"];
+    kept = {std::max(kept.first, peak.persistent_bytes), Unit::kBytes};
+    for (const Instruction& i : placed.programs[static_cast<size_t>(role)].instructions)
+      if (i.kind == Instruction::Kind::kRun) rows["ops " + std::string(kind_of(i.op->work))].first += 1;
+  }
+  return rows;
+}
+
+/// Lines of `a` that are not in `b` and the other way round, in order, by longest common subsequence.
+std::string line_difference(const std::vector<std::string>& a, const std::vector<std::string>& b) {
+  std::vector<std::vector<int>> common(a.size() + 1, std::vector<int>(b.size() + 1, 0));
+  for (size_t i = a.size(); i-- > 0;)
+    for (size_t j = b.size(); j-- > 0;) common[i][j] = a[i] == b[j] ? common[i + 1][j + 1] + 1 : std::max(common[i + 1][j], common[i][j + 1]);
+  std::string text;
+  size_t i = 0, j = 0;
+  while (i < a.size() || j < b.size()) {
+    if (i < a.size() && j < b.size() && a[i] == b[j]) {
+      ++i, ++j;
+    } else if (j == b.size() || (i < a.size() && common[i + 1][j] >= common[i][j + 1])) {
+      text += "  - " + a[i++] + "\n";
+    } else {
+      text += "  + " + b[j++] + "\n";
+    }
+  }
+  return text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    if (end > at) lines.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return lines;
+}
+
+std::map<std::string, std::vector<std::string>> segments_of(const Plan& plan) {
+  std::map<std::string, std::vector<std::string>> segments;
+  for (const Segment& s : plan.segments) segments[s.name] = lines_of(print(plan, s));
+  return segments;
+}
+
+/// Segments that one plan has and the other lacks, and the lines in which those of equal name differ.
+void print_segment_differences(const Plan& a, const Plan& b) {
+  const auto in_a = segments_of(a), in_b = segments_of(b);
+  std::set<std::string> names;
+  for (const auto& [name, lines] : in_a) names.insert(name);
+  for (const auto& [name, lines] : in_b) names.insert(name);
+  for (const std::string& name : names) {
+    const auto left = in_a.find(name), right = in_b.find(name);
+    const std::string text = line_difference(left == in_a.end() ? std::vector<std::string>{} : left->second,
+                                             right == in_b.end() ? std::vector<std::string>{} : right->second);
+    if (!text.empty()) fmt::print("\nsegment {}\n{}", name, text);
+  }
+}
+
+struct DiffFlags { std::string a, b, machine_file, format; std::vector<std::string> set; };
+
+Result<ExitCode> diff(const DiffFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  std::vector<PlacedPlan> placed;
+  for (const std::string& file : {flags.a, flags.b}) {
+    const auto config = load_case(file, load_options(flags.machine_file, flags.set));
+    if (!config.ok()) return config.error();
+    auto prepared = prepare(*config);
+    if (!prepared.ok()) return prepared.error();
+    placed.push_back(std::move(*prepared));
+  }
+  const auto a = figures(placed[0]), b = figures(placed[1]);
+  Table table{{{"what"}, {"a", Unit::kNone, flags.a}, {"b", Unit::kNone, flags.b}, {"change"}}, {}};
+  std::set<std::string> names;
+  for (const auto& [name, value] : a) names.insert(name);
+  for (const auto& [name, value] : b) names.insert(name);
+  const auto text = [](int64_t v, Unit unit) { return unit == Unit::kBytes ? bytes_text(v) : fmt::format("{}", v); };
+  for (const std::string& name : names) {
+    const auto left = a.find(name), right = b.find(name);
+    const Unit unit = (left != a.end() ? left : right)->second.second;
+    const int64_t x = left == a.end() ? 0 : left->second.first, y = right == b.end() ? 0 : right->second.first;
+    const std::string change = x == y ? "" : fmt::format("{}{}", y > x ? "+" : "-", text(std::abs(y - x), unit));
+    table.rows.push_back({name, text(x, unit), text(y, unit), change});
+  }
+  print(table, *format);
+  if (*format == TableFormat::kTable) print_segment_differences(*placed[0].plan, *placed[1].plan);
+  return ExitCode::kDone;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Action& action, const Invocation&) {
+  auto* verb = app.add_subcommand("plan", "prints the plan of a case: what each rank does, in which order");
+  auto flags = std::make_shared<PlanFlags>();
+  verb->add_option("case", flags->file, "the case file")->required();
+  verb->add_option("--after", flags->after, "leave out the strategies that follow this pass (`shardlab strategies` lists them in order)");
+  verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
+  verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
+  verb->callback([&action, flags] { action = [flags] { return plan_verb(*flags); }; });
+}
+
+void add_diff(CLI::App& app, Action& action, const Invocation&) {
+  auto* verb = app.add_subcommand("diff", "what differs between the plans of two cases: ops, memory, wire bytes, segments");
+  auto flags = std::make_shared<DiffFlags>();
+  verb->add_option("a", flags->a, "a case file")->required();
+  verb->add_option("b", flags->b, "another")->required();
+  verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
+  verb->add_option("--set", flags->set, "key=value instead of what both files say; may be repeated");
+  add_format(*verb, flags->format);
+  verb->callback([&action, flags] { action = [flags] { return diff(*flags); }; });
+}
+
+}  // namespace shardlab

@@ -1,0 +1,47 @@
+#include "cli/progress.h"
+
+#include <fmt/format.h>
+
+#include "reports/format.h"
+
+namespace shardlab {
+namespace {
+
+std::string counts(const Progress& p) {
+  std::string text = fmt::format("[{}/{}]", p.done, p.total);
+  if (p.failed + p.timeout + p.oom > 0) text += fmt::format(" {} failed", p.failed + p.timeout + p.oom);
+  if (p.remaining_s) text += fmt::format(" {} left", seconds_text(*p.remaining_s));
+  return text;
+}
+
+std::string figures(const CaseOutcome& outcome) {
+  std::string text(name_of(outcome.status));
+  if (outcome.status != Status::kOk) return text + ": " + outcome.reason;
+  if (outcome.predicted) text += fmt::format(", predicted {}", seconds_text(outcome.predicted->step_s));
+  if (outcome.measured) text += fmt::format(", measured {}", seconds_text(outcome.measured->step_s));
+  return text;
+}
+
+}  // namespace
+
+void ProgressPrinter::started(const Point& point, const Progress& progress) {
+  if (!terminal_) return;
+  fmt::print(stderr, "\r\033[K{} {}", counts(progress), point.name);
+  std::fflush(stderr);
+  line_open_ = true;
+}
+
+void ProgressPrinter::finished(const CaseOutcome& outcome, const Progress& progress) {
+  const bool news = !terminal_ ? outcome.status != Status::kRefused : outcome.status != Status::kOk && outcome.status != Status::kRefused;
+  if (!news) return;
+  if (terminal_) fmt::print(stderr, "\r\033[K");
+  fmt::print(stderr, "{} {}: {}\n", counts(progress), outcome.config.name, figures(outcome));
+  line_open_ = false;
+}
+
+void ProgressPrinter::end() {
+  if (line_open_) fmt::print(stderr, "\r\033[K");
+  line_open_ = false;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,151 @@
+// report DIR and explain DIR[/CASE]: what a run directory says.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "cli/common.h"
+#include "cli/environment.h"
+#include "cli/pipeline.h"
+#include "cli/verbs.h"
+#include "profiler/trace_reader.h"
+#include "reports/columns.h"
+#include "reports/explain.h"
+#include "reports/html.h"
+#include "reports/store.h"
+#include "reports/summary.h"
+
+namespace shardlab {
+namespace {
+
+struct ReportFlags { std::string directory, html, csv, markdown, title, format; };
+
+/// A report holds at most this many timelines, each of at most so many intervals: a page stays below a few megabytes.
+constexpr int kTimelines = 24;
+constexpr int64_t kIntervals = 8000;
+
+Result<Store> open_store(const std::string& directory) {
+  if (!std::filesystem::exists(directory + "/results.sqlite"))
+    return Error{ExitCode::kUsage, fmt::format("{} holds no results", directory), "name the directory that `shardlab run` wrote", {}};
+  return Store::open_existing(directory + "/results.sqlite");
+}
+
+/// The timeline of a case from the traces it left; nothing when it left none.
+std::optional<Timeline> timeline_of(const std::string& directory, const CaseOutcome& outcome) {
+  const CaseFiles files{directory + "/" + outcome.case_id};
+  const auto measured = read_trace_lines(files.measured());
+  const auto predicted = read_trace_lines(files.predicted());
+  if (!measured.ok() && !predicted.ok()) return std::nullopt;
+  const auto placed = prepare(outcome.config);
+  if (!placed.ok()) return std::nullopt;
+  TimelineOptions options;
+  options.max_intervals = kIntervals;
+  Timeline timeline = make_timeline(*placed->plan, placed->programs, predicted.ok() ? &*predicted : nullptr, measured.ok() ? &*measured : nullptr, options);
+  timeline.case_id = outcome.case_id;
+  timeline.label = outcome.config.name;
+  return timeline;
+}
+
+Result<Report> build_report(const ReportFlags& flags, bool timelines) {
+  const auto store = open_store(flags.directory);
+  if (!store.ok()) return store.error();
+  Report report;
+  report.cases = store->outcomes();
+  report.title = flags.title.empty() ? std::filesystem::absolute(flags.directory).lexically_normal().filename().string() : flags.title;
+  const auto runs = store->runs();
+  if (!runs.empty()) report.metadata = runs.back();
+  if (!timelines) return report;
+  for (const CaseOutcome& outcome : report.cases) {
+    if (outcome.status != Status::kOk || static_cast<int>(report.timelines.size()) >= kTimelines) continue;
+    if (auto timeline = timeline_of(flags.directory, outcome)) report.timelines.push_back(std::move(*timeline));
+    if (outcome.measured) report.metadata.recorder_overhead_s = outcome.measured->recorder_overhead_s;
+  }
+  return report;
+}
+
+Result<ExitCode> report(const ReportFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  const auto built = build_report(flags, !flags.html.empty());
+  if (!built.ok()) return built.error();
+  const bool to_files = !flags.html.empty() || !flags.csv.empty() || !flags.markdown.empty();
+  if (!flags.html.empty()) write_file_atomically(flags.html, render_html(*built));
+  if (!flags.csv.empty()) write_results_csv(flags.csv, built->cases);
+  if (!flags.markdown.empty()) write_file_atomically(flags.markdown, render_markdown(*built));
+  for (const std::string& file : {flags.html, flags.csv, flags.markdown})
+    if (!file.empty()) fmt::print(stderr, "wrote {}\n", file);
+  if (to_files) return ExitCode::kDone;
+  print(case_table(built->cases, summary_columns()), *format);
+  if (*format == TableFormat::kTable)
+    for (const Statement& s : statements(built->cases, summarise(built->cases))) fmt::print("{}\n", s.text);
+  return ExitCode::kDone;
+}
+
+struct ExplainFlags { std::string where, format; int rows = 20; };
+
+/// The directory and, if the path goes on, the case in it.
+std::pair<std::string, std::string> split_case(const std::string& where) {
+  const std::filesystem::path path = std::filesystem::path(where).lexically_normal();
+  if (std::filesystem::exists(path / "results.sqlite")) return {path.string(), ""};
+  return {path.parent_path().string(), path.filename().string()};
+}
+
+Result<const CaseOutcome*> find_case(const std::vector<CaseOutcome>& cases, const std::string& name) {
+  const CaseOutcome* found = nullptr;
+  for (const CaseOutcome& c : cases)
+    if (c.case_id.starts_with(name) || c.config.name == name) found = &c;
+  if (found != nullptr) return found;
+  std::string names;
+  for (const CaseOutcome& c : cases) names += fmt::format("\n  {}  {}", c.case_id, c.config.name);
+  return Error{ExitCode::kUsage, fmt::format("there is no case `{}`", name), "cases of this run:" + names, {}};
+}
+
+Result<ExitCode> explain_verb(const ExplainFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  const auto [directory, name] = split_case(flags.where);
+  const auto store = open_store(directory);
+  if (!store.ok()) return store.error();
+  const auto cases = store->outcomes();
+  const CaseOutcome* chosen = nullptr;
+  if (name.empty()) {
+    const Summary summary = summarise(cases);
+    for (const Statement& s : statements(cases, summary)) fmt::print("{}\n", s.text);
+    if (summary.fastest < 0) return ExitCode::kDone;
+    chosen = &cases[static_cast<size_t>(summary.fastest)];
+    fmt::print("\nThe fastest case in detail; for another: shardlab explain {}/CASE\n\n", directory);
+  } else {
+    const auto found = find_case(cases, name);
+    if (!found.ok()) return found.error();
+    chosen = *found;
+  }
+  if (*format != TableFormat::kTable)
+    print(op_table(*chosen, flags.rows), *format);
+  else
+    fmt::print("{}", explain(*chosen, {flags.rows, terminal_width()}));
+  return ExitCode::kDone;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Action& action, const Invocation&) {
+  auto* verb = app.add_subcommand("report", "prints what a run directory holds, or writes it as HTML, CSV or markdown");
+  auto flags = std::make_shared<ReportFlags>();
+  verb->add_option("directory", flags->directory, "the run directory")->required();
+  verb->add_option("--html", flags->html, "write one self-contained page to this file");
+  verb->add_option("--csv", flags->csv, "write every column to this file");
+  verb->add_option("--markdown", flags->markdown, "write a summary to this file");
+  verb->add_option("--title", flags->title, "title of the page; the directory's name by default");
+  add_format(*verb, flags->format);
+  verb->callback([&action, flags] { action = [flags] { return report(*flags); }; });
+}
+
+void add_explain(CLI::App& app, Action& action, const Invocation&) {
+  auto* verb = app.add_subcommand("explain", "per op: work, predicted, measured, residual; and why a case is slow");
+  auto flags = std::make_shared<ExplainFlags>();
+  verb->add_option("where", flags->where, "DIR, or DIR/CASE by id or name")->required();
+  verb->add_option("--rows", flags->rows, "rows of the op table, 0 for all")->default_val(20);
+  add_format(*verb, flags->format);
+  verb->callback([&action, flags] { action = [flags] { return explain_verb(*flags); }; });
+}
+
+}  // namespace shardlab

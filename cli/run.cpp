@@ -1,0 +1,172 @@
+// run SWEEP.yaml: expands a sweep and runs its cases, saving every result as it comes.
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <filesystem>
+
+#include "cli/case_process.h"
+#include "cli/common.h"
+#include "cli/environment.h"
+#include "cli/pipeline.h"
+#include "cli/progress.h"
+#include "cli/verbs.h"
+#include "plan/base/world_error.h"
+#include "reports/columns.h"
+#include "reports/format.h"
+#include "reports/store.h"
+#include "reports/summary.h"
+#include "runtime/crew.h"
+
+namespace shardlab {
+namespace {
+
+struct RunFlags {
+  std::string sweep, mode, out, machine_file, format;
+  std::vector<std::string> set;
+  bool dry_run = false, resume = false;
+  int jobs = 1;
+};
+
+std::atomic<bool> interrupted{false};
+
+/// The first Ctrl-C ends the sweep after saving what is done; a second one ends the program at once.
+void end_on_interrupt() {
+  struct sigaction action {};
+  action.sa_handler = [](int) { interrupted.store(true); };
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+/// Keeps outcomes in the run directory.
+class DirectorySink final : public ResultSink {
+ public:
+  explicit DirectorySink(RunDirectory& directory) : directory_(directory) {}
+  std::optional<CaseOutcome> recorded(std::string_view id, std::string_view version) const override { return directory_.store().recorded(id, version); }
+  void append(const CaseOutcome& outcome) override { directory_.append(outcome); }
+
+ private:
+  RunDirectory& directory_;
+};
+
+Result<Mode> mode_of(const RunFlags& flags, const Sweep& sweep) {
+  if (flags.mode.empty()) return sweep.mode();
+  if (const auto mode = mode_named(flags.mode)) return *mode;
+  return Error{ExitCode::kUsage, fmt::format("--mode {} is unknown", flags.mode), "use simulate, measure or both", {}};
+}
+
+/// Predicted seconds of every runnable case, by lowering and simulating it.
+double expected_seconds(const Expansion& expansion) {
+  double seconds = 0;
+  for (const Point& point : expansion.points) {
+    if (point.refusal) continue;
+    const auto placed = prepare(point.config);
+    if (!placed.ok()) continue;
+    const auto predicted = predict_case(point.config, *placed);
+    const Measure& m = point.config.measure;
+    if (predicted.ok()) seconds += predicted->figures.step_s * static_cast<double>(m.warmup + m.steps * m.repeat);
+  }
+  return seconds;
+}
+
+/// Counts, reasons and the expected time; nothing runs.
+ExitCode dry_run(const Sweep& sweep, const Expansion& expansion, Mode mode, TableFormat format) {
+  if (format != TableFormat::kTable) {
+    std::vector<CaseOutcome> rows;
+    for (const Point& point : expansion.points) {
+      CaseOutcome row;
+      row.case_id = point.id;
+      row.config = point.config;
+      row.status = point.refusal ? Status::kRefused : Status::kOk;
+      if (point.refusal) row.reason = point.refusal->message;
+      rows.push_back(std::move(row));
+    }
+    constexpr std::string_view kColumns[] = {"case_id", "name", "status", "reason", "model", "world_size", "dp", "tp", "pp", "zero", "schedule", "micro_batch", "grad_accumulation"};
+    print(case_table(rows, kColumns), format);
+    return expansion.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
+  }
+  fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(), expansion.combinations,
+             expansion.excluded, expansion.included, expansion.duplicates, expansion.points.size(), expansion.runnable(), expansion.refused());
+  Table reasons{{{"points", Unit::kNone, "points"}, {"reason", Unit::kNone, "refused because"}, {"example", Unit::kNone, "for example"}}, {}};
+  for (const ReasonCount& r : refusals(expansion)) reasons.rows.push_back({r.points, r.reason, r.example});
+  if (!reasons.rows.empty()) print(reasons, format);
+  if (mode != Mode::kSimulate && expansion.runnable() > 0) {
+    const double training = expected_seconds(expansion);
+    fmt::print("expected time: {} of training steps, and about {} to start the cases\n", seconds_text(training),
+               seconds_text(0.3 * static_cast<double>(expansion.runnable())));
+  }
+  return expansion.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
+}
+
+Result<void> check_directory(const RunFlags& flags, const std::string& out) {
+  if (flags.resume || !std::filesystem::exists(out + "/results.sqlite")) return {};
+  return Error{ExitCode::kUsage, fmt::format("{} already holds results", out), "go on with --resume, or name another --out", {}};
+}
+
+void print_results(const std::vector<CaseOutcome>& outcomes, TableFormat format) {
+  print(case_table(outcomes, summary_columns()), format);
+  if (format != TableFormat::kTable) return;
+  fmt::print("\n");
+  for (const Statement& s : statements(outcomes, summarise(outcomes))) fmt::print("{}\n", s.text);
+}
+
+Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  LoadOptions options = load_options(flags.machine_file, flags.set);
+  const auto sweep = load_sweep(flags.sweep, options);
+  if (!sweep.ok()) return sweep.error();
+  const auto mode = mode_of(flags, *sweep);
+  if (!mode.ok()) return mode.error();
+  const auto expansion = expand(*sweep);
+  if (!expansion.ok()) return expansion.error();
+  if (flags.dry_run) return dry_run(*sweep, *expansion, *mode, *format);
+
+  const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
+  SHARDLAB_TRY(check_directory(flags, out));
+  RunMetadata metadata = describe_environment(invocation.command());
+  for (const Point& point : expansion->points)
+    if (point.config.machine.calibration) metadata.calibration_id = point.config.machine.calibration->id;
+  auto directory = RunDirectory::open(out, metadata);
+  if (!directory.ok()) return directory.error();
+
+  end_on_interrupt();
+  ProcessCaseRunner runner(out, invocation.program, interrupted);
+  DirectorySink sink(*directory);
+  ProgressPrinter progress(stderr_is_terminal());
+  const SteadyClock clock;
+  DriveOptions drive_options;
+  drive_options.mode = *mode;
+  drive_options.resume = flags.resume;
+  drive_options.program_version = metadata.program_version;
+  drive_options.jobs = flags.jobs;
+  drive_options.interrupted = &interrupted;
+  const auto summary = drive(expansion->points, runner, sink, progress, clock, drive_options);
+  directory->finish();
+  progress.end();
+  if (!summary.ok()) return summary.error();
+  print_results(directory->store().outcomes(), *format);
+  fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);
+  if (summary->interrupted)
+    fmt::print(stderr, "interrupted; to go on: {}{}\n", invocation.command(), flags.resume ? "" : " --resume");
+  return summary->exit;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
+  auto* verb = app.add_subcommand("run", "runs a sweep: predicts its cases, measures them, or both");
+  auto flags = std::make_shared<RunFlags>();
+  verb->add_option("sweep", flags->sweep, "the sweep file (sweeps/README.md is its reference)")->required();
+  verb->add_option("--mode", flags->mode, "simulate, measure or both, instead of the file's");
+  verb->add_option("--out", flags->out, "the run directory; runs/NAME by default");
+  verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
+  verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
+  verb->add_flag("--dry-run", flags->dry_run, "print counts, reasons and the expected time; run nothing");
+  verb->add_flag("--resume", flags->resume, "skip cases that the run directory already has");
+  verb->add_option("--jobs", flags->jobs, "cases at once, with --mode simulate")->check(CLI::PositiveNumber);
+  add_format(*verb, flags->format);
+  verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run(*flags, invocation); }; });
+}
+
+}  // namespace shardlab

@@ -1,0 +1,78 @@
+// The kernels of one processor variant, as an immutable table. The runtime holds a `const Kernels&`.
+//
+// Every function is pure over the pointers in its arguments: no globals, no allocation, no plan, no ranks; one thread each, but that fast
+// Linear calls oneDNN, which uses as many OpenMP threads as the calling thread has set. Pointers need the alignment of their element only
+// (scratch: 64 bytes). Outputs are overwritten whatever they held, unless `accumulate` says otherwise; they may overlap inputs only
+// where the argument's docstring says so. A wrong argument stops the program (a bug of the caller). All variants give the same bits, fast Linear apart.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kernels/activation.h"
+#include "kernels/attention.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/dropout.h"
+#include "kernels/embedding.h"
+#include "kernels/initialise.h"
+#include "kernels/linear.h"
+#include "kernels/norm.h"
+#include "kernels/optimizer.h"
+#include "kernels/reduce.h"
+#include "kernels/residual.h"
+#include "kernels/rope.h"
+
+namespace shardlab {
+
+struct Kernels {
+  std::string_view name;  ///< "x86-64-v4": what the variant was compiled for
+
+  void (*linear_forward)(const kernels::LinearForward&);
+  void (*linear_input)(const kernels::LinearInput&);
+  void (*linear_weight)(const kernels::LinearWeight&);
+  void (*norm_forward)(const kernels::NormForward&);
+  void (*norm_input)(const kernels::NormInput&);
+  void (*norm_weight)(const kernels::NormWeight&);
+  void (*rope)(const kernels::Rope&);
+  void (*attention_forward)(const kernels::AttentionForward&);
+  void (*attention_input)(const kernels::AttentionInput&);
+  void (*activation_forward)(const kernels::ActivationForward&);
+  void (*activation_input)(const kernels::ActivationInput&);
+  void (*residual_forward)(const kernels::ResidualForward&);
+  void (*bias_weight)(const kernels::BiasWeight&);
+  void (*dropout)(const kernels::Dropout&);
+  void (*embed_forward)(const kernels::EmbedForward&);
+  void (*embed_weight)(const kernels::EmbedWeight&);
+  void (*positions_forward)(const kernels::PositionsForward&);
+  void (*positions_weight)(const kernels::PositionsWeight&);
+  void (*cross_entropy_fused)(const kernels::CrossEntropy&);
+  void (*cross_entropy_loss_only)(const kernels::CrossEntropy&);
+  void (*cross_entropy_max)(const kernels::CrossEntropy&);
+  void (*cross_entropy_sum)(const kernels::CrossEntropy&);
+  void (*cross_entropy_grad)(const kernels::CrossEntropy&);
+  void (*sgd)(const kernels::Sgd&);
+  void (*adamw)(const kernels::AdamW&);
+  void (*add)(const kernels::Add&);
+  void (*maximum)(const kernels::Add&);  ///< c = max(a, b), elementwise
+  void (*tree_combine)(const kernels::TreeCombine&);
+  void (*sum_scalars)(const kernels::SumScalars&);
+  void (*fill)(float* x, int64_t n, float value);
+  /// Sum of squares in fp64, of one buffer; not order-exact (a metric), yet the same for one buffer on every variant.
+  double (*squared_norm)(const float* x, int64_t n);
+  /// y[i] = elementary function of x[i]; the vector forms, for tests and for whoever needs them. y may be x.
+  void (*exp)(const float* x, int64_t n, float* y);
+  void (*log)(const float* x, int64_t n, float* y);
+  void (*tanh)(const float* x, int64_t n, float* y);
+};
+
+/// The variants compiled in, most capable first; the last runs on every x86-64 (or, elsewhere, is the only one).
+std::span<const Kernels* const> all_variants();
+/// Whether this processor and operating system can run `k`.
+bool runs_here(const Kernels& k);
+/// The most capable variant that runs here.
+const Kernels& kernels_for_this_processor();
+/// What results name: "x86-64-v4 + oneDNN 2.6.3".
+std::string description(const Kernels& k);
+
+}  // namespace shardlab

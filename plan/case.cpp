@@ -1,0 +1,163 @@
+#include "plan/case.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numbers>
+
+#include "plan/base/tree.h"
+
+namespace shardlab {
+
+std::string_view name_of(Family v) { return v == Family::kGpt ? "gpt" : "llama"; }
+
+std::string_view name_of(Schedule v) {
+  switch (v) {
+    case Schedule::kNone: return "none";
+    case Schedule::kAfab: return "afab";
+    case Schedule::k1F1B: return "1f1b";
+  }
+  return "?";
+}
+
+std::string_view name_of(Recompute v) { return v == Recompute::kNone ? "none" : "full"; }
+std::string_view name_of(Optimizer v) { return v == Optimizer::kAdamW ? "adamw" : "sgd"; }
+
+std::string_view name_of(AlgorithmChoice v) {
+  switch (v) {
+    case AlgorithmChoice::kAuto: return "auto";
+    case AlgorithmChoice::kRing: return "ring";
+    case AlgorithmChoice::kHalvingDoubling: return "halving-doubling";
+    case AlgorithmChoice::kDirect: return "direct";
+  }
+  return "?";
+}
+
+float learning_rate_at(const LearningRate& lr, int64_t step) {
+  const double warm = lr.warmup_steps > 0 ? std::min(1.0, static_cast<double>(step + 1) / static_cast<double>(lr.warmup_steps)) : 1.0;
+  if (lr.kind == LearningRate::Kind::kConstant || warm < 1.0) return static_cast<float>(lr.peak * warm);
+  const int64_t span = std::max<int64_t>(1, lr.total_steps - lr.warmup_steps);
+  const double progress = std::clamp(static_cast<double>(step - lr.warmup_steps) / static_cast<double>(span), 0.0, 1.0);
+  return static_cast<float>(lr.floor + (lr.peak - lr.floor) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
+}
+
+int64_t memory_per_rank(const Case& c) {
+  const int64_t devices = std::max(1, c.machine.devices()), ranks = c.layout.world_size();
+  if (!c.machine.local || ranks <= devices) return c.machine.device.memory_bytes;
+  return static_cast<int64_t>(static_cast<double>(c.machine.device.memory_bytes) * static_cast<double>(devices) / static_cast<double>(ranks));
+}
+
+namespace {
+
+Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
+
+/// `whole` must be a positive multiple of `parts`.
+Result<void> divides(std::string_view what, int64_t whole, std::string_view key, int64_t parts) {
+  if (whole % parts == 0) return {};
+  std::string fitting;
+  for (int64_t p = 1; p <= std::min<int64_t>(whole, 64); ++p)
+    if (whole % p == 0) fitting += fmt::format("{}{}", fitting.empty() ? "" : " ", p);
+  return refusal(fmt::format("{} {} is not divisible by {}={}", what, whole, key, parts),
+                 fmt::format("choose {} among {}, or another model", key, fitting));
+}
+
+Result<void> check_sizes(const Case& c) {
+  const Layout& l = c.layout;
+  for (const auto& [key, value] : {std::pair{"dp", int64_t{l.dp}}, {"tp", int64_t{l.tp}}, {"pp", int64_t{l.pp}}, {"vpp", int64_t{l.vpp}},
+                                   {"cp", int64_t{l.cp}}, {"ep", int64_t{l.ep}}, {"seq_len", c.train.seq_len},
+                                   {"micro_batch", c.train.micro_batch}, {"grad_accumulation", c.train.grad_accumulation},
+                                   {"threads_per_rank", int64_t{c.threads_per_rank}}}) {
+    if (value < 1) return refusal(fmt::format("{}={} is not positive", key, value), fmt::format("set {} to 1 or more", key));
+    if (value > (int64_t{1} << 30)) return refusal(fmt::format("{}={} is absurdly large", key, value), fmt::format("set {} below 2^30", key));
+  }
+  if (l.bucket_bytes < 0) return refusal(fmt::format("bucket_bytes={} is negative", l.bucket_bytes), "use 0 for one bucket per parameter");
+  const double ranks = static_cast<double>(l.dp) * l.tp * l.pp * l.cp;
+  if (ranks > 1 << 20) return refusal(fmt::format("dp*tp*pp*cp = {:.0f} ranks", ranks), "at most 1048576 ranks are planned");
+  return {};
+}
+
+/// What this version has no strategy for is refused by name, never ignored.
+Result<void> check_implemented(const Case& c) {
+  const Layout& l = c.layout;
+  const auto missing = [](std::string what, std::string have) {
+    return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
+  };
+  if (l.vpp != 1) return missing(fmt::format("vpp={} (interleaved stages)", l.vpp), "vpp: 1");
+  if (l.cp != 1) return missing(fmt::format("cp={} (context parallel)", l.cp), "cp: 1");
+  if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
+  if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
+  if (l.zero < 0 || l.zero > 1) return missing(fmt::format("zero={}", l.zero), "zero: 0 or 1");
+  if (c.train.precision != "fp32") return missing(fmt::format("precision={}", c.train.precision), "precision: fp32");
+  if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
+  if (c.backend != "cpu" && c.backend != "dry") return missing(fmt::format("backend={}", c.backend), "backend: cpu or dry");
+  if (c.transport != "threads") return missing(fmt::format("transport={}", c.transport), "transport: threads");
+  return {};
+}
+
+Result<void> check_layout(const Case& c) {
+  const Model& m = c.model;
+  const Layout& l = c.layout;
+  SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
+  SHARDLAB_TRY(divides("kv_heads", m.kv_heads, "tp", l.tp));
+  SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
+  SHARDLAB_TRY(divides("vocab", m.vocab, "tp", l.tp));
+  if (l.pp > m.layers)
+    return refusal(fmt::format("pp={} stages for {} layers: a stage would be empty", l.pp, m.layers), fmt::format("set pp to {} or less", m.layers));
+  if ((l.pp == 1) != (l.schedule == Schedule::kNone))
+    return refusal(fmt::format("schedule={} with pp={}", name_of(l.schedule), l.pp),
+                   l.pp == 1 ? "set schedule: none, or pp above 1" : "set schedule: afab or 1f1b");
+  if (l.zero > 0 && l.dp == 1) return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
+  if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
+    for (const auto& [key, size] : {std::pair{"dp", l.dp}, {"tp", l.tp}})
+      if (!std::has_single_bit(static_cast<unsigned>(size)))
+        return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
+  return {};
+}
+
+Result<void> check_batch(const Case& c) {
+  const Train& t = c.train;
+  const int64_t tokens = t.seq_len * t.micro_batch * t.grad_accumulation * c.layout.dp;
+  if (t.global_batch_tokens != 0 && t.global_batch_tokens != tokens)
+    return refusal(fmt::format("global_batch_tokens={} is not seq_len {} * micro_batch {} * grad_accumulation {} * dp {} = {}", t.global_batch_tokens,
+                               t.seq_len, t.micro_batch, t.grad_accumulation, c.layout.dp, tokens),
+                   fmt::format("make global_batch_tokens a multiple of seq_len * micro_batch * dp = {}", t.seq_len * t.micro_batch * c.layout.dp));
+  if (t.grad_norm && c.model.tied_embeddings && c.layout.pp > 1)
+    return refusal("grad_norm with tied embeddings across pipeline stages: both ends hold the table, and its norm would count twice",
+                   "set grad_norm: false, pp: 1, or untie the embeddings");
+  if (c.model.max_positions > 0 && t.seq_len > c.model.max_positions)
+    return refusal(fmt::format("seq_len={} exceeds the model's max_positions={}", t.seq_len, c.model.max_positions),
+                   fmt::format("set seq_len to {} or less", c.model.max_positions));
+  if (!(t.dropout >= 0 && t.dropout < 1)) return refusal(fmt::format("dropout={} is outside [0, 1)", t.dropout), "set dropout between 0 and 1");
+  return {};
+}
+
+Result<void> check_canonical(const Case& c) {
+  if (!c.canonical) return {};
+  const Train& t = c.train;
+  const auto power_of_two = [](int64_t n) { return std::has_single_bit(static_cast<uint64_t>(n)); };
+  if (!power_of_two(t.micro_batch))
+    return refusal(fmt::format("canonical with micro_batch={}, no power of two", t.micro_batch), "canonical sums are binary trees over sequences");
+  if (c.layout.dp > 1 && !power_of_two(t.micro_batch * t.grad_accumulation))
+    return refusal(fmt::format("canonical with dp={} and micro_batch*grad_accumulation={}, no power of two", c.layout.dp, t.micro_batch * t.grad_accumulation),
+                   "every data-parallel rank must hold an aligned block of the tree over sequences");
+  if (kContractionLeaves % c.layout.tp != 0)
+    return refusal(fmt::format("canonical with tp={}, which does not divide {}", c.layout.tp, kContractionLeaves), "use tp 1, 2, 4, 8 or 16");
+  if (c.layout.collective_algorithm != AlgorithmChoice::kAuto && c.layout.collective_algorithm != AlgorithmChoice::kDirect)
+    return refusal(fmt::format("canonical with collective_algorithm={}", name_of(c.layout.collective_algorithm)), "only direct sums in canonical order");
+  return {};
+}
+
+}  // namespace
+
+Result<void> check(const Case& c) {
+  SHARDLAB_TRY(check(c.model));
+  SHARDLAB_TRY(check_sizes(c));
+  SHARDLAB_TRY(check_implemented(c));
+  SHARDLAB_TRY(check_layout(c));
+  SHARDLAB_TRY(check_batch(c));
+  return check_canonical(c);
+}
+
+}  // namespace shardlab

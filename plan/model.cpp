@@ -1,0 +1,147 @@
+#include "plan/model.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace shardlab {
+
+namespace {
+
+using Kind = ModelParameter::Kind;
+
+/// Appends parameters in order; `prefix` and `layer` are those of the layer being written.
+class ParameterList {
+ public:
+  explicit ParameterList(const Model& model) : model_(model) {}
+
+  void embeddings() {
+    add("embed.tokens", {model_.vocab, model_.hidden}, Kind::kEmbedding);
+    if (!model_.is_llama()) add("embed.positions", {model_.max_positions, model_.hidden}, Kind::kPositions);
+  }
+
+  void layer(int64_t index) {
+    prefix_ = fmt::format("layers.{}.", index);
+    layer_ = index;
+    norm("attn.norm");
+    projection("attn.wqkv", "attn.bqkv", model_.qkv_rows(), model_.hidden, false);
+    projection("attn.wo", "attn.bo", model_.hidden, model_.heads * model_.head_dim, true);
+    norm("mlp.norm");
+    projection("mlp.wup", "mlp.bup", model_.up_rows(), model_.hidden, false);
+    projection("mlp.wdown", "mlp.bdown", model_.hidden, model_.ffn, true);
+    prefix_.clear();
+    layer_ = -1;
+  }
+
+  void head() {
+    norm("final.norm");
+    if (!model_.tied_embeddings) add("head.weight", {model_.vocab, model_.hidden}, Kind::kMatrix);
+  }
+
+  std::vector<ModelParameter> take() { return std::move(list_); }
+
+ private:
+  void add(std::string_view name, std::vector<int64_t> shape, Kind kind, bool residual = false) {
+    list_.push_back({prefix_ + std::string(name), std::move(shape), layer_, kind, residual});
+  }
+
+  void norm(const std::string& name) {
+    add(name + ".gamma", {model_.hidden}, Kind::kNormWeight);
+    if (!model_.is_llama()) add(name + ".beta", {model_.hidden}, Kind::kBias);
+  }
+
+  void projection(std::string_view weight, std::string_view bias, int64_t rows, int64_t columns, bool residual) {
+    add(weight, {rows, columns}, Kind::kMatrix, residual);
+    if (!model_.is_llama()) add(bias, {rows}, Kind::kBias);
+  }
+
+  const Model& model_;
+  std::string prefix_;
+  int64_t layer_ = -1;
+  std::vector<ModelParameter> list_;
+};
+
+int64_t elements_of(const std::vector<ModelParameter>& parameters) {
+  int64_t total = 0;
+  for (const ModelParameter& p : parameters) {
+    int64_t elements = 1;
+    for (const int64_t extent : p.shape) elements *= extent;
+    total += elements;
+  }
+  return total;
+}
+
+/// Elements of the weights that every token is multiplied by: the layers' matrices and the head, tied or not.
+double matmul_parameters(const Model& m) {
+  const double attention = static_cast<double>(m.hidden) * static_cast<double>(m.qkv_rows() + m.heads * m.head_dim);
+  const double feed_forward = static_cast<double>(m.hidden) * static_cast<double>(m.up_rows() + m.ffn);
+  return static_cast<double>(m.layers) * (attention + feed_forward) + static_cast<double>(m.vocab) * static_cast<double>(m.hidden);
+}
+
+Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
+
+/// Every size positive and below 2^31, so that products of two of them cannot overflow.
+Result<void> check_sizes(const Model& m) {
+  const std::pair<const char*, int64_t> sizes[] = {{"layers", m.layers},     {"hidden", m.hidden}, {"heads", m.heads},
+                                                   {"kv_heads", m.kv_heads}, {"ffn", m.ffn},       {"head_dim", m.head_dim},
+                                                   {"vocab", m.vocab}};
+  for (const auto& [key, value] : sizes) {
+    if (value < 1)
+      return refusal(fmt::format("model.{}={} is not positive", key, value), fmt::format("set model.{} to 1 or more", key));
+    if (value >= int64_t{1} << 31)
+      return refusal(fmt::format("model.{}={} is absurdly large", key, value), fmt::format("set model.{} below 2^31", key));
+  }
+  if (m.max_positions < 0 || m.max_positions >= int64_t{1} << 31)
+    return refusal(fmt::format("model.max_positions={} is outside [0, 2^31)", m.max_positions), "use 0 where no limit is stated");
+  if (m.family == Family::kGpt && m.max_positions == 0)
+    return refusal("model.max_positions=0: the gpt family has a learned table of positions",
+                   "set model.max_positions to seq_len or more");
+  if (m.layers > 1'000'000)
+    return refusal(fmt::format("model.layers={} is absurdly large", m.layers), "at most 1000000 layers are planned");
+  return {};
+}
+
+}  // namespace
+
+std::vector<ModelParameter> parameters_of(const Model& model) {
+  ParameterList list(model);
+  list.embeddings();
+  for (int64_t i = 0; i < model.layers; ++i) list.layer(i);
+  list.head();
+  return list.take();
+}
+
+int64_t parameter_count(const Model& model) {
+  // Layers are alike: count the ends once, and one layer.
+  ParameterList ends(model), layer(model);
+  ends.embeddings();
+  ends.head();
+  layer.layer(0);
+  return elements_of(ends.take()) + model.layers * elements_of(layer.take());
+}
+
+double model_flops_per_token(const Model& model, int64_t seq_len) {
+  const double attention =
+      static_cast<double>(model.layers) * static_cast<double>(model.heads * model.head_dim) * static_cast<double>(seq_len);
+  return 6.0 * matmul_parameters(model) + 6.0 * attention;
+}
+
+Result<void> check(const Model& m) {
+  SHARDLAB_TRY(check_sizes(m));
+  if (m.heads % m.kv_heads != 0)
+    return refusal(fmt::format("model.heads={} is not divisible by model.kv_heads={}", m.heads, m.kv_heads),
+                   "every kv head must serve the same number of query heads");
+  if (m.is_llama() && m.head_dim % 2 != 0)
+    return refusal(fmt::format("model.head_dim={} is odd: rotary embeddings turn pairs of elements", m.head_dim),
+                   "use an even model.head_dim");
+  if (!(m.norm_epsilon > 0)) return refusal(fmt::format("model.norm_epsilon={} is not positive", m.norm_epsilon), "use 1e-5");
+  if (m.is_llama() && !(m.rope_theta > 0))
+    return refusal(fmt::format("model.rope_theta={} is not positive", m.rope_theta), "use 10000");
+  if (!(m.init_deviation > 0)) return refusal(fmt::format("model.init_deviation={} is not positive", m.init_deviation), "use 0.02");
+  if (matmul_parameters(m) > 1e16)
+    return refusal(fmt::format("the model has about {:.3g} parameters", matmul_parameters(m)),
+                   "at most 1e16 parameters are planned");
+  return {};
+}
+
+}  // namespace shardlab

@@ -1,0 +1,132 @@
+// The attributes of every op, listed once: the printer and the parser both walk this list, so neither can forget one.
+//
+// `archive` has flag(name, bool&), number(name, value&, default), choice(name, enum&, names, default), text(name, string&)
+// and comm(name, CommId&). The phase is part of the op's name ("linear.F") and so is a collective's kind.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "plan/op.h"
+
+namespace shardlab {
+
+inline constexpr std::array<std::string_view, 5> kCrossEntropyParts{"fused", "loss-only", "max", "sum", "grad"};
+inline constexpr std::array<std::string_view, 5> kKernelRules{"elementwise", "linear", "contract", "opaque", "trusted"};
+inline constexpr std::array<std::string_view, 2> kReduceOps{"sum", "max"};
+inline constexpr std::array<std::string_view, 3> kAlgorithms{"ring", "halving-doubling", "direct"};
+
+template <class A>
+void op_fields(A& a, LoadBatch& w) {
+  a.flag("targets", w.targets);
+}
+template <class A>
+void op_fields(A& a, Embed& w) {
+  a.flag("accumulate", w.accumulate);
+}
+template <class A>
+void op_fields(A& a, Positions& w) {
+  a.flag("accumulate", w.accumulate);
+}
+template <class A>
+void op_fields(A& a, Norm& w) {
+  a.flag("rms", w.rms);
+  a.number("epsilon", w.epsilon, Norm{}.epsilon);
+  a.flag("residual", w.residual);
+  a.flag("accumulate", w.accumulate);
+}
+template <class A>
+void op_fields(A& a, Linear& w) {
+  a.flag("bias", w.bias);
+  a.flag("accumulate", w.accumulate);
+}
+template <class A>
+void op_fields(A& a, Rope& w) {
+  a.number("heads", w.heads, 0);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+  a.number("theta", w.theta, Rope{}.theta);
+}
+template <class A>
+void op_fields(A& a, Attention& w) {
+  a.number("heads", w.heads, 0);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+}
+template <class A>
+void op_fields(A& a, Activation& w) {
+  a.flag("swiglu", w.swiglu);
+}
+template <class A>
+void op_fields(A& a, Residual& w) {
+  a.flag("bias", w.bias);
+  a.flag("accumulate", w.accumulate);
+}
+template <class A>
+void op_fields(A& a, Dropout& w) {
+  a.number("p", w.p, 0.0f);
+  a.number("site", w.site, 0);
+}
+template <class A>
+void op_fields(A& a, CrossEntropy& w) {
+  a.choice("part", w.part, kCrossEntropyParts, CrossEntropy::Part::kFused);
+  a.number("tokens", w.tokens, int64_t{1});
+}
+template <class A>
+void op_fields(A&, Add&) {}
+template <class A>
+void op_fields(A& a, Fill& w) {
+  a.number("value", w.value, 0.0f);
+}
+template <class A>
+void op_fields(A& a, SumScalars& w) {
+  a.number("factor", w.factor, Rational{});
+}
+template <class A>
+void op_fields(A&, SquaredNorm&) {}
+template <class A>
+void op_fields(A& a, Sgd& w) {
+  a.number("weight_decay", w.weight_decay, 0.0f);
+}
+template <class A>
+void op_fields(A& a, AdamW& w) {
+  a.number("beta1", w.beta1, AdamW{}.beta1);
+  a.number("beta2", w.beta2, AdamW{}.beta2);
+  a.number("epsilon", w.epsilon, AdamW{}.epsilon);
+  a.number("weight_decay", w.weight_decay, 0.0f);
+}
+template <class A>
+void op_fields(A&, Copy&) {}
+template <class A>
+void op_fields(A& a, Kernel& w) {
+  a.text("name", w.name);
+  a.choice("rule", w.rule, kKernelRules, Kernel::Rule::kElementwise);
+  a.number("flops", w.flops, int64_t{0});
+}
+template <class A>
+void op_fields(A& a, Collective& w) {
+  a.comm("comm", w.comm);
+  a.choice("reduce", w.reduce, kReduceOps, ReduceOp::kSum);
+  a.choice("algorithm", w.algorithm, kAlgorithms, Algorithm::kRing);
+  a.number("root", w.root, 0);
+}
+template <class A>
+void op_fields(A& a, Send& w) {
+  a.comm("comm", w.comm);
+  a.number("hop", w.hop, Send{}.hop);
+  a.flag("cyclic", w.cyclic);
+}
+template <class A>
+void op_fields(A& a, Recv& w) {
+  a.comm("comm", w.comm);
+  a.number("hop", w.hop, Recv{}.hop);
+  a.flag("cyclic", w.cyclic);
+}
+
+/// The phase of an op that has one, to be read or set.
+template <class W>
+constexpr bool has_phase = requires(W& w) {
+  w.phase;
+};
+
+}  // namespace shardlab

@@ -1,0 +1,226 @@
+#include "plan/trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "plan/program.h"
+
+namespace shardlab {
+namespace {
+
+using Interval = std::array<double, 2>;
+/// Disjoint, ascending.
+using Intervals = std::vector<Interval>;
+
+/// The union of `all`, clipped to `bounds`.
+Intervals unite(Intervals all, Interval bounds) {
+  for (Interval& i : all) i = {std::max(i[0], bounds[0]), std::min(i[1], bounds[1])};
+  std::erase_if(all, [](const Interval& i) { return i[0] >= i[1]; });
+  std::sort(all.begin(), all.end());
+  Intervals united;
+  for (const Interval& i : all) {
+    if (!united.empty() && i[0] <= united.back()[1])
+      united.back()[1] = std::max(united.back()[1], i[1]);
+    else
+      united.push_back(i);
+  }
+  return united;
+}
+
+double length(const Intervals& intervals) {
+  double sum = 0;
+  for (const Interval& i : intervals) sum += i[1] - i[0];
+  return sum;
+}
+
+/// Length of what lies in both.
+double common(const Intervals& a, const Intervals& b) {
+  double sum = 0;
+  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    sum += std::max(0.0, std::min(a[i][1], b[j][1]) - std::max(a[i][0], b[j][0]));
+    if (a[i][1] < b[j][1]) ++i; else ++j;
+  }
+  return sum;
+}
+
+Intervals joined(Intervals a, const Intervals& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+bool is_receive(const Instruction& i) { return i.op != nullptr && std::holds_alternative<Recv>(i.op->work); }
+
+bool is_communication(const Instruction& i) {
+  return i.op != nullptr && (std::holds_alternative<Collective>(i.op->work) || std::holds_alternative<Send>(i.op->work) ||
+                             std::holds_alternative<Recv>(i.op->work));
+}
+
+/// Index of the role of a rank: its coordinate on the pipeline axis.
+size_t role_of(const Mesh& mesh, int rank) {
+  const auto axis = mesh.find("pp");
+  return axis ? static_cast<size_t>(mesh.coordinates(rank)[static_cast<size_t>(*axis)]) : 0;
+}
+
+const Instruction& instruction_of(const Program& program, const TraceEvent& event) {
+  SHARDLAB_CHECK(event.instruction >= 0 && static_cast<size_t>(event.instruction) < program.instructions.size(),
+                 "a trace event names instruction {} of {}", event.instruction, program.instructions.size());
+  return program.instructions[static_cast<size_t>(event.instruction)];
+}
+
+/// The part of the wait `event` of the compute stream in which a receive that it waited for had no sender yet: none or one interval.
+Intervals bubble_of_wait(const Program& program, const std::vector<const TraceEvent*>& op_of, const TraceEvent& event) {
+  const TraceEvent* last = nullptr;  // the dependency that finished last: what the stream really waited for
+  for (const Wait& wait : program.waits_of(instruction_of(program, event))) {
+    const auto& stream = program.streams[static_cast<size_t>(wait.stream)];
+    const TraceEvent* done = op_of[static_cast<size_t>(stream[static_cast<size_t>(wait.count - 1)])];
+    if (done != nullptr && (last == nullptr || done->end > last->end)) last = done;
+  }
+  if (last == nullptr || !is_receive(instruction_of(program, *last))) return {};
+  return {{event.begin, std::min(event.end, last->begin + last->peer_wait)}};
+}
+
+double median(std::vector<double>& values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
+}
+
+/// By role and instruction: seconds summed over ranks, each the median over steps.
+std::vector<std::vector<double>> seconds_by_instruction(const Plan& plan, const std::vector<Program>& programs, const Trace& trace) {
+  std::vector<std::vector<double>> sums(programs.size());
+  std::vector<int> seen(programs.size(), 0), ranks(programs.size(), 0);
+  for (size_t r = 0; r < programs.size(); ++r) sums[r].resize(programs[r].instructions.size());
+  for (int rank = 0; rank < plan.mesh.world_size(); ++rank) ++ranks[role_of(plan.mesh, rank)];
+
+  for (size_t first = 0; first < trace.events.size();) {
+    const int rank = trace.events[first].rank;
+    const size_t role = role_of(plan.mesh, rank);
+    std::vector<std::vector<double>> samples(programs[role].instructions.size());
+    size_t i = first;
+    for (; i < trace.events.size() && trace.events[i].rank == rank; ++i) {
+      const TraceEvent& e = trace.events[i];
+      if (e.kind != TraceEvent::Kind::kOp) continue;
+      instruction_of(programs[role], e);  // checks the index
+      samples[static_cast<size_t>(e.instruction)].push_back(e.end - e.begin - e.peer_wait);
+    }
+    for (size_t k = 0; k < samples.size(); ++k) sums[role][k] += median(samples[k]);
+    ++seen[role];
+    first = i;
+  }
+  for (size_t r = 0; r < programs.size(); ++r)
+    if (seen[r] > 0 && seen[r] < ranks[r])
+      for (double& s : sums[r]) s *= static_cast<double>(ranks[r]) / seen[r];
+  return sums;
+}
+
+std::string json_escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) < 0x20)
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    else
+      out += c;
+  }
+  return out;
+}
+
+/// Where each step begins when steps are laid end to end: events carry times from the start of their own step.
+std::vector<double> step_starts(const Trace& trace) {
+  std::vector<double> starts(static_cast<size_t>(trace.steps) + 1, 0.0);
+  for (int step = 0; step < trace.steps; ++step) {
+    double end = 0;
+    for (int rank = 0; rank < trace.world_size; ++rank)
+      end = std::max(end, trace.step_interval[static_cast<size_t>(step * trace.world_size + rank)][1]);
+    starts[static_cast<size_t>(step) + 1] = starts[static_cast<size_t>(step)] + end;
+  }
+  return starts;
+}
+
+}  // namespace
+
+Breakdown analyse(const Plan& plan, const std::vector<Program>& programs, const Trace& trace, int rank, int step) {
+  const size_t row = static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank);
+  SHARDLAB_CHECK(rank < trace.world_size && row < trace.step_interval.size(), "the trace has no step {} of rank {}", step, rank);
+  const Program& program = programs[role_of(plan.mesh, rank)];
+  const Interval bounds = trace.step_interval[row];
+  const auto by_rank = [](const TraceEvent& a, int r) { return a.rank < r; };
+  const auto first = std::lower_bound(trace.events.begin(), trace.events.end(), rank, by_rank);
+  const auto last = std::find_if(first, trace.events.end(), [rank](const TraceEvent& e) { return e.rank != rank; });
+
+  std::vector<const TraceEvent*> op_of(program.instructions.size(), nullptr);
+  Intervals compute, comm, waits, bubble;
+  for (auto e = first; e != last; ++e) {
+    if (e->step != step) continue;
+    const Instruction& instruction = instruction_of(program, *e);
+    if (e->kind == TraceEvent::Kind::kWait) {
+      waits.push_back({e->begin, e->end});
+      continue;
+    }
+    op_of[static_cast<size_t>(e->instruction)] = &*e;
+    (is_communication(instruction) ? comm : compute).push_back({e->begin, e->end});
+    if (e->stream == 0 && is_receive(instruction)) bubble.push_back({e->begin, e->begin + e->peer_wait});
+  }
+  for (auto e = first; e != last; ++e)
+    if (e->step == step && e->kind == TraceEvent::Kind::kWait && e->stream == 0 && !is_communication(instruction_of(program, *e)))
+      for (const Interval& i : bubble_of_wait(program, op_of, *e)) bubble.push_back(i);
+
+  compute = unite(std::move(compute), bounds);
+  comm = unite(std::move(comm), bounds);
+  const Intervals ops = unite(joined(compute, comm), bounds);
+  waits = unite(std::move(waits), bounds);
+  Breakdown b;
+  b.wall_s = bounds[1] - bounds[0];
+  b.compute_s = length(compute);
+  b.comm_s = length(comm);
+  b.exposed_comm_s = b.comm_s - common(comm, compute);
+  b.wait_s = length(waits) - common(waits, ops);
+  b.unplanned_s = b.wall_s - length(ops) - b.wait_s;
+  b.bubble_fraction = b.wall_s > 0 ? length(unite(std::move(bubble), bounds)) / b.wall_s : 0;
+  return b;
+}
+
+std::vector<JoinedOp> join(const Plan& plan, const std::vector<Program>& programs, const Trace& predicted, const Trace& measured) {
+  const auto p = seconds_by_instruction(plan, programs, predicted), m = seconds_by_instruction(plan, programs, measured);
+  std::vector<JoinedOp> rows;
+  for (size_t role = 0; role < programs.size(); ++role)
+    for (const Instruction& i : programs[role].instructions) {
+      if (i.kind != Instruction::Kind::kRun) continue;
+      const size_t k = static_cast<size_t>(i.id);
+      rows.push_back({static_cast<int>(role), i.id, describe(plan, i), p[role][k], m[role][k]});
+    }
+  return rows;
+}
+
+std::string to_chrome_json(const Plan& plan, const std::vector<Program>& programs, const Trace& trace) {
+  std::string out = fmt::format("{{\"otherData\":{{\"version\":{},\"producer\":\"{}\",\"plan\":\"{}\",\"dropped\":{}}},\"traceEvents\":[",
+                                kTraceVersion, json_escaped(trace.producer), json_escaped(plan.name), trace.dropped);
+  const std::vector<double> starts = step_starts(trace);
+  const char* comma = "\n";
+  int named_rank = -1;
+  for (const TraceEvent& e : trace.events) {
+    if (e.rank != named_rank) {
+      named_rank = e.rank;
+      fmt::format_to(std::back_inserter(out), "{}{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{},\"args\":{{\"name\":\"rank {}\"}}}}", comma,
+                     e.rank, e.rank);
+      comma = ",\n";
+      for (size_t s = 0; s < trace.streams.size(); ++s)
+        fmt::format_to(std::back_inserter(out), "{}{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":\"{}\"}}}}", comma,
+                       e.rank, s, json_escaped(trace.streams[s]));
+    }
+    const Instruction& i = instruction_of(programs[role_of(plan.mesh, e.rank)], e);
+    const bool wait = e.kind == TraceEvent::Kind::kWait;
+    fmt::format_to(std::back_inserter(out),
+                   "{}{{\"ph\":\"X\",\"name\":\"{}{}\",\"cat\":\"{}\",\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f},"
+                   "\"args\":{{\"instruction\":{},\"step\":{},\"peer_wait_us\":{:.3f},\"sent_bytes\":{}}}}}",
+                   comma, wait ? "wait: " : "", json_escaped(describe(plan, i)),
+                   wait ? "wait" : (is_communication(i) ? "communication" : "compute"), e.rank, e.stream,
+                   1e6 * (starts[static_cast<size_t>(e.step)] + e.begin), 1e6 * (e.end - e.begin), e.instruction, e.step, 1e6 * e.peer_wait, e.sent_bytes);
+  }
+  return out + "\n]}\n";
+}
+
+}  // namespace shardlab

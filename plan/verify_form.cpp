@@ -1,0 +1,322 @@
+// Rule 1, form: ids exist, views lie inside their base, bindings are exact, operands fit the op. What every later rule relies on.
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "plan/base/hash.h"
+#include "plan/verify_internal.h"
+
+namespace shardlab::verifying {
+
+std::string op_name(const Segment& segment, const Op& op) {
+  constexpr std::string_view kPhases[] = {"", ".F", ".I", ".W"};
+  return fmt::format("{} {} {}{}", segment.name, op.label, kind_of(op.work), kPhases[static_cast<size_t>(phase_of(op.work))]);
+}
+
+std::string op_name(const Segment& segment, const Op& op, const Call& call) {
+  std::string text;
+  if (call.layer >= 0) text += fmt::format("layers.{} ", call.layer);
+  if (call.micro_batch >= 0) text += fmt::format("m{} ", call.micro_batch);
+  return text + op_name(segment, op);
+}
+
+std::string placement_name(Placement p) {
+  switch (p.kind) {
+    case Place::kReplicate: return "replicate";
+    case Place::kShard: return fmt::format("shard({})", p.dim);
+    case Place::kPartial: return "partial";
+    case Place::kLocal: return "local";
+  }
+  return "?";
+}
+
+std::string scale_name(const Scale& s) {
+  std::string text = s.factor.den == 1 ? fmt::format("{}", s.factor.num) : fmt::format("{}/{}", s.factor.num, s.factor.den);
+  if (!s.denominator.empty()) text += "/" + s.denominator;
+  return text;
+}
+
+std::string_view name_of(Micro micro) {
+  switch (micro) {
+    case Micro::kNone: return "none";
+    case Micro::kSlice: return "slice";
+    case Micro::kSum: return "sum";
+  }
+  return "?";
+}
+
+std::vector<SlotId> reads_with_predicate(const Op& op) {
+  std::vector<SlotId> reads = op.reads;
+  if (op.when) reads.push_back(op.when);
+  return reads;
+}
+
+size_t TypeTable::Hash::operator()(const Type& t) const {
+  uint64_t h = mix(static_cast<uint64_t>(t.dtype) | static_cast<uint64_t>(t.micro) << 8 | static_cast<uint64_t>(t.shape.rank) << 16);
+  for (int i = 0; i < t.shape.rank; ++i) h = mix(h ^ static_cast<uint64_t>(t.shape[i]));
+  uint64_t places = 0;
+  for (const Placement& p : t.place) places = places * 61 + static_cast<uint64_t>(p.kind) * 7 + static_cast<uint64_t>(p.dim);
+  h = mix(h ^ places);
+  h = mix(h ^ static_cast<uint64_t>(t.scale.factor.num) ^ static_cast<uint64_t>(t.scale.factor.den) << 32);
+  return t.scale.denominator.empty() ? h : hash_text(t.scale.denominator, h);
+}
+
+namespace {
+
+template <class Table>
+Window follow(const Table& table, int32_t index) {
+  Window w{index, 0, table[static_cast<size_t>(index)].type.shape.elements(), {}};
+  while (const auto& view = table[static_cast<size_t>(w.root)].view) {
+    w.begin += view->offset;
+    w.shard = w.shard | view->shard_axes;
+    w.root = view->base;
+  }
+  return w;
+}
+
+}  // namespace
+
+Window window_of(const Segment& segment, SlotId slot) { return follow(segment.slots, slot.value); }
+Window window_of(const Role& role, BufferId buffer) { return follow(role.buffers, buffer.value); }
+
+bool overlap(const Mesh& mesh, const Window& a, const Window& b) {
+  return a.root == b.root && a.begin < b.begin + b.length * mesh.size(b.shard) && b.begin < a.begin + a.length * mesh.size(a.shard);
+}
+
+std::optional<int> role_axis(const Plan& plan) {
+  if (plan.roles.size() == 1) return std::nullopt;
+  return plan.mesh.find("pp");
+}
+
+bool joins_roles(const Plan& plan, const Comm& comm) {
+  const auto axis = role_axis(plan);
+  return axis && comm.axes.contains(*axis);
+}
+
+namespace {
+
+class FormChecker {
+ public:
+  FormChecker(const Plan& plan, Report& report) : plan_(plan), report_(report), types_(plan.mesh) {}
+
+  void run() {
+    check_plan();
+    if (report_.count() > 0) return;
+    for (const Segment& segment : plan_.segments) check_segment(segment);
+    if (report_.count() > 0) return;
+    for (const Segment& segment : plan_.segments) {
+      formals_.emplace_back();
+      for (const Slot& slot : segment.slots)
+        formals_.back().push_back(slot.kind == SlotKind::kBound && !slot.view ? formal(slot.type, slot.cls, slot.space) : -1);
+    }
+    for (size_t r = 0; r < plan_.roles.size() && !report_.full(); ++r) check_role(static_cast<int>(r));
+  }
+
+ private:
+  template <class... T>
+  void fault(int role, std::string op, fmt::format_string<T...> format, T&&... values) {
+    report_.add(Rule::kForm, role, std::move(op), fmt::format(format, std::forward<T>(values)...));
+  }
+
+  /// Type, class and space as one number: what a binding must match.
+  int64_t formal(const Type& type, BufferClass cls, Space space) {
+    return (static_cast<int64_t>(types_.exact(type)) << 8) | static_cast<int64_t>(cls) << 2 | static_cast<int64_t>(space);
+  }
+
+  void check_plan() {
+    const auto axis = plan_.mesh.find("pp");
+    const int stages = axis ? plan_.mesh.axes[static_cast<size_t>(*axis)].size : 1;
+    if (plan_.mesh.axes.size() > kMaxAxes) return fault(-1, "", "the mesh has {} axes, more than {}", plan_.mesh.axes.size(), kMaxAxes);
+    for (const MeshAxis& a : plan_.mesh.axes)
+      if (a.size < 1) fault(-1, "", "axis `{}` has size {}", a.name, a.size);
+    if (static_cast<int>(plan_.roles.size()) != stages)
+      fault(-1, "", "{} roles for a pipeline axis of size {}: there must be one per coordinate", plan_.roles.size(), stages);
+    if (plan_.streams.empty() || plan_.streams.size() > kMaxStreams)
+      fault(-1, "", "{} streams: a plan has at least `compute` and at most {}", plan_.streams.size(), kMaxStreams);
+    if (plan_.micro_batches < 1) fault(-1, "", "{} micro-batches", plan_.micro_batches);
+    if (plan_.period < 1) fault(-1, "", "a period of {} steps", plan_.period);
+    for (const Comm& c : plan_.comms) {
+      if (c.axes.mask >> plan_.mesh.axes.size()) fault(-1, "", "communicator `{}` names an axis that the mesh lacks", c.name);
+      if (c.span == Span::kEnds && c.axes.size() != 1) fault(-1, "", "communicator `{}` joins ends, so it must have one axis", c.name);
+    }
+  }
+
+  /// Shard dims exist, extents are positive, axes are those of the mesh.
+  template <class Owner>
+  void check_type(const Owner& owner, const Type& type, int role, const std::string& where) {
+    for (int d = 0; d < type.shape.rank; ++d)
+      if (type.shape[d] < 1) fault(role, where, "%{}: extent {} of dim {} is not positive", owner.name, type.shape[d], d);
+    for (size_t a = 0; a < kMaxAxes; ++a) {
+      const Placement p = type.place[a];
+      if (a >= plan_.mesh.axes.size() && p.kind != Place::kReplicate) fault(role, where, "%{}: placed along axis {} of {}", owner.name, a, plan_.mesh.axes.size());
+      if (p.is_shard() && (p.dim < 0 || p.dim >= type.shape.rank))
+        fault(role, where, "%{}: shard({}) along {}, but it has {} dims", owner.name, p.dim, plan_.mesh.axes[a].name, type.shape.rank);
+    }
+  }
+
+  /// Views form no cycle, lie inside their base, and keep its element type and space.
+  template <class Table>
+  void check_views(const Table& table, int role, const std::string& where) {
+    for (size_t i = 0; i < table.size(); ++i) {
+      const auto& owner = table[i];
+      if (!owner.view) continue;
+      const View& v = *owner.view;
+      if (v.base < 0 || static_cast<size_t>(v.base) >= table.size()) {
+        fault(role, where, "%{} is a view of entry {}, which does not exist", owner.name, v.base);
+        continue;
+      }
+      size_t depth = 0;
+      for (const auto* at = &v; at != nullptr && depth <= table.size(); ++depth) {
+        const auto& base = table[static_cast<size_t>(at->base)];
+        at = base.view && base.view->base >= 0 && static_cast<size_t>(base.view->base) < table.size() ? &*base.view : nullptr;
+      }
+      if (depth > table.size()) {
+        fault(role, where, "%{} is a view of itself", owner.name);
+        continue;
+      }
+      const auto& base = table[static_cast<size_t>(v.base)];
+      const int64_t end = v.offset + owner.type.shape.elements() * plan_.mesh.size(v.shard_axes);
+      if (v.offset < 0 || end > base.type.shape.elements())
+        fault(role, where, "%{} covers elements [{}, {}) of %{}, which has {}", owner.name, v.offset, end, base.name, base.type.shape.elements());
+      if (owner.type.dtype != base.type.dtype) fault(role, where, "%{} is a {} view of %{}, which is {}", owner.name, shardlab::name_of(owner.type.dtype), base.name, shardlab::name_of(base.type.dtype));
+      if (owner.space != base.space) fault(role, where, "%{} and its base %{} are in different spaces", owner.name, base.name);
+      if (base.view && !base.view->shard_axes.empty() && (v.offset != 0 || owner.type.shape.elements() != base.type.shape.elements()))
+        fault(role, where, "%{} is a part of %{}, which is itself one rank's shard: take a view of the whole shard", owner.name, base.name);
+    }
+  }
+
+  template <class Table>
+  void check_names(const Table& table, int role, const std::string& where) {
+    std::unordered_set<std::string_view> seen;
+    for (const auto& entry : table)
+      if (!seen.insert(entry.name).second) fault(role, where, "two entries are called %{}", entry.name);
+  }
+
+  bool slot_exists(const Segment& segment, SlotId slot) const { return slot.value >= 0 && slot.index() < segment.slots.size(); }
+
+  void check_segment(const Segment& segment) {
+    check_names(segment.slots, -1, segment.name);
+    for (const Slot& slot : segment.slots) {
+      check_type(slot, slot.type, -1, segment.name);
+      if (slot.count && !slot_exists(segment, slot.count)) fault(-1, segment.name, "the count of %{} does not exist", slot.name);
+    }
+    check_views(segment.slots, -1, segment.name);
+    if (report_.count() > 0) return;
+    for (const Step& step : segment.steps) {
+      if (const Op* op = std::get_if<Op>(&step)) {
+        check_op(segment, *op);
+        continue;
+      }
+      const bool alloc = std::holds_alternative<AllocSlot>(step);
+      const SlotId slot = alloc ? std::get<AllocSlot>(step).slot : std::get<FreeSlot>(step).slot;
+      if (!slot_exists(segment, slot))
+        fault(-1, segment.name, "{} of slot {}, which does not exist", alloc ? "alloc" : "free", slot.value);
+      else if (segment.slots[slot.index()].view)
+        fault(-1, segment.name, "{} of %{}, which is a view: its base owns the storage", alloc ? "alloc" : "free", segment.slots[slot.index()].name);
+    }
+  }
+
+  void check_op(const Segment& segment, const Op& op) {
+    const std::string name = op_name(segment, op);
+    for (const auto* list : {&op.reads, &op.writes})
+      for (const SlotId slot : *list)
+        if (!slot_exists(segment, slot)) return fault(-1, name, "operand {} does not exist: the segment has {} slots", slot.value, segment.slots.size());
+    if (!op.stream || op.stream.index() >= plan_.streams.size()) return fault(-1, name, "stream {} does not exist", op.stream.value);
+    if (op.when) {
+      if (!slot_exists(segment, op.when)) return fault(-1, name, "its predicate does not exist");
+      check_predicate(segment, op, name);
+    }
+    CommId comm;
+    std::visit([&](const auto& w) { if constexpr (requires { w.comm; }) comm = w.comm; }, op.work);
+    const bool communicates = std::visit([](const auto& w) { return requires { w.comm; }; }, op.work);
+    if (communicates && (comm.value < 0 || comm.index() >= plan_.comms.size())) return fault(-1, name, "communicator {} does not exist", comm.value);
+    if (const std::string text = operand_fault(plan_, segment, op); !text.empty()) fault(-1, name, "{}", text);
+  }
+
+  /// A predicate that differs between ranks would let some of them enter a collective alone.
+  void check_predicate(const Segment& segment, const Op& op, const std::string& name) {
+    const Slot& slot = segment.slots[op.when.index()];
+    if (slot.type.dtype != DType::i32 || slot.type.shape.elements() != 1) fault(-1, name, "its predicate %{} must be i32[1]", slot.name);
+    for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
+      if (plan_.mesh.axes[a].size > 1 && slot.type.place[a].kind != Place::kReplicate)
+        fault(-1, name, "its predicate %{} is {} along {}: it must be replicated on every axis, or ranks would part ways", slot.name,
+              placement_name(slot.type.place[a]), plan_.mesh.axes[a].name);
+  }
+
+  void check_role(int r) {
+    const Role& role = plan_.roles[static_cast<size_t>(r)];
+    const size_t before = report_.count();
+    check_names(role.buffers, r, "");
+    for (const Buffer& b : role.buffers) {
+      check_type(b, b.type, r, "");
+      if (b.parameter >= static_cast<int32_t>(plan_.parameters.size())) fault(r, "", "%{} belongs to parameter {}, which does not exist", b.name, b.parameter);
+      if (report_.full()) return;
+    }
+    check_views(role.buffers, r, "");
+    if (report_.count() > before) return;
+    std::vector<int64_t> actual(role.buffers.size());
+    for (size_t i = 0; i < actual.size(); ++i) actual[i] = formal(role.buffers[i].type, role.buffers[i].kind, role.buffers[i].space);
+    for (const Item& item : role.program) {
+      if (const Call* call = std::get_if<Call>(&item)) {
+        check_call(r, *call, actual);
+        if (report_.full()) return;
+        continue;
+      }
+      const bool alloc = std::holds_alternative<Alloc>(item);
+      const BufferId b = alloc ? std::get<Alloc>(item).buffer : std::get<Free>(item).buffer;
+      if (b.value < 0 || b.index() >= role.buffers.size())
+        fault(r, "", "{} of buffer {}, which does not exist", alloc ? "alloc" : "free", b.value);
+      else if (role.buffers[b.index()].view)
+        fault(r, "", "{} of %{}, which is a view: its base owns the storage", alloc ? "alloc" : "free", role.buffers[b.index()].name);
+    }
+  }
+
+  void check_call(int r, const Call& call, const std::vector<int64_t>& actual) {
+    const Role& role = plan_.roles[static_cast<size_t>(r)];
+    if (call.segment.value < 0 || call.segment.index() >= plan_.segments.size()) return fault(r, "", "a call of segment {}, which does not exist", call.segment.value);
+    const Segment& segment = plan_.segments[call.segment.index()];
+    if (call.micro_batch < -1 || call.micro_batch >= plan_.micro_batches)
+      fault(r, segment.name, "micro-batch {} of a plan with {}", call.micro_batch, plan_.micro_batches);
+    if (call.binding.size() != segment.slots.size())
+      return fault(r, segment.name, "{} bindings for {} slots", call.binding.size(), segment.slots.size());
+    const std::vector<int64_t>& formals = formals_[call.segment.index()];
+    for (size_t i = 0; i < formals.size(); ++i) {
+      const int32_t b = call.binding[i].value;
+      if (formals[i] < 0) {
+        if (b != BufferId::kNone) fault(r, segment.name, "%{} is bound to a buffer, but it is {}", segment.slots[i].name, segment.slots[i].view ? "a view" : "local");
+        continue;
+      }
+      if (b < 0 || static_cast<size_t>(b) >= actual.size())
+        fault(r, segment.name, "%{} is bound to no buffer", segment.slots[i].name);
+      else if (actual[static_cast<size_t>(b)] != formals[i])
+        report_binding(r, segment, segment.slots[i], role.buffers[static_cast<size_t>(b)]);
+    }
+  }
+
+  void report_binding(int r, const Segment& segment, const Slot& slot, const Buffer& b) {
+    const char* what = slot.cls != b.kind ? "class" : slot.space != b.space ? "space" : "type";
+    fault(r, segment.name, "%{} is bound to %{}, whose {} differs{}", slot.name, b.name, what, type_difference(slot.type, b.type));
+  }
+
+  std::string type_difference(const Type& want, const Type& have) const {
+    if (want.dtype != have.dtype) return fmt::format(": {} expected, {} found", shardlab::name_of(want.dtype), shardlab::name_of(have.dtype));
+    if (want.shape != have.shape) return ": shapes are not equal";
+    for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
+      if (want.place[a] != have.place[a])
+        return fmt::format(": {} along {} expected, {} found", placement_name(want.place[a]), plan_.mesh.axes[a].name, placement_name(have.place[a]));
+    if (want.scale != have.scale) return fmt::format(": scale {} expected, {} found", scale_name(want.scale), scale_name(have.scale));
+    if (want.micro != have.micro) return fmt::format(": micro:{} expected, micro:{} found", name_of(want.micro), name_of(have.micro));
+    return "";
+  }
+
+  const Plan& plan_;
+  Report& report_;
+  TypeTable types_;
+  std::vector<std::vector<int64_t>> formals_;  ///< by segment and slot; -1 for slots that are not bound
+};
+
+}  // namespace
+
+void check_form(const Plan& plan, Report& report) { FormChecker(plan, report).run(); }
+
+}  // namespace shardlab::verifying

@@ -1,0 +1,94 @@
+// Rule 4, gradients: each parameter is updated over all of its elements, once, with a gradient to which every use of the parameter gave
+// every micro-batch of the step exactly once.
+//
+// A USE is a forward op that reads the parameter; the op of phase W with the same label and layer gives its contribution. A tied table
+// has two uses, so its gradient needs two sources, wherever they ran. Sums over roles are looked up on the other side, so
+// a gradient that never met its other end lacks a source and is found.
+#include <algorithm>
+
+#include "plan/base/hash.h"
+#include "plan/verify_values.h"
+
+namespace shardlab::verifying {
+
+uint64_t GradientLedger::fingerprint_of(int micro_batch) { return mix(static_cast<uint64_t>(micro_batch) + 1); }
+
+void Contributions::add(const Source& s) {
+  for (Source& mine : sources)
+    if (mine.id == s.id) {
+      mine.count += s.count;
+      mine.fingerprint += s.fingerprint;
+      return;
+    }
+  sources.push_back(s);
+}
+
+void Contributions::add(const Contributions& other) {
+  for (const Source& s : other.sources) add(s);
+  for (const CrossRole& key : other.merged) merged.push_back(key);
+}
+
+void GradientLedger::use(int32_t parameter, const Source& source) {
+  auto& uses = uses_[static_cast<size_t>(parameter)];
+  for (const Source& known : uses)
+    if (known.id == source.id) return;
+  uses.push_back(source);
+}
+
+Contributions GradientLedger::total(const Demand& d) const {
+  Contributions sum = d.sum;
+  for (const CrossRole& key : d.sum.merged) {
+    const auto found = given_.find(key);
+    if (found == given_.end()) continue;
+    for (const Given& g : found->second)
+      if (g.role != d.role && g.parameter == d.parameter) sum.add(g.sum);
+  }
+  return sum;
+}
+
+void GradientLedger::settle(const Demand& d) {
+  const std::string& name = plan_.parameters[static_cast<size_t>(d.parameter)].name;
+  const Contributions sum = total(d);
+  const auto fault = [&](std::string message) { report_.add(Rule::kGradients, d.role, op_name(*d.segment, *d.op, *d.call), std::move(message)); };
+  const auto& uses = uses_[static_cast<size_t>(d.parameter)];
+  for (const Source& use : uses) {
+    const auto given = std::ranges::find(sum.sources, use.id, &Source::id);
+    if (given == sum.sources.end()) {
+      fault(fmt::format("the gradient of {} lacks the contribution of {}{}", name, use.layer >= 0 ? fmt::format("layers.{} ", use.layer) : "", use.op->label));
+      continue;
+    }
+    if (is_complete(*given)) continue;
+    if (given->count < plan_.micro_batches)
+      fault(fmt::format("the gradient of {} has {} of the step's {} micro-batches from {}", name, given->count, plan_.micro_batches, use.op->label));
+    else if (given->count > plan_.micro_batches)
+      fault(fmt::format("the gradient of {} has {} contributions from {}, more than the step's {} micro-batches", name, given->count, use.op->label, plan_.micro_batches));
+    else
+      fault(fmt::format("the gradient of {} has some micro-batch twice and lacks another, from {}", name, use.op->label));
+  }
+  for (const Source& s : sum.sources)
+    if (std::ranges::find(uses, s.id, &Source::id) == uses.end())
+      fault(fmt::format("the gradient of {} contains {}{}, which is no use of it", name, s.layer >= 0 ? fmt::format("layers.{} ", s.layer) : "", s.op->label));
+}
+
+void GradientLedger::settle() {
+  for (const Demand& d : demands_) {
+    if (report_.full()) return;
+    settle(d);
+  }
+  const bool trains = std::ranges::any_of(demands_, &Demand::update);
+  if (!trains) return;
+  for (size_t p = 0; p < plan_.parameters.size(); ++p) {
+    const Parameter& parameter = plan_.parameters[p];
+    const int64_t elements = logical_shape(parameter.type, plan_.mesh).elements() ;
+    for (const int role : {parameter.first_stage, parameter.last_stage}) {
+      const auto found = updated_.find({role, static_cast<int32_t>(p)});
+      const int64_t done = found == updated_.end() ? 0 : found->second;
+      const bool once = plan_.period == 1 ? done == elements : done >= elements && done % elements == 0;
+      if (!once)
+        report_.add(Rule::kGradients, role, "", fmt::format("{} of the {} elements of {} are updated in a period", done, elements, parameter.name));
+      if (parameter.first_stage == parameter.last_stage) break;
+    }
+  }
+}
+
+}  // namespace shardlab::verifying

@@ -1,0 +1,777 @@
+// Rule 2, types: the type of every write follows from the op's reads.
+//
+// Each op is an EQUATION over letters, one per dim, as in einsum: Linear's forward is `bsi, oi -> bso`. A letter that reads
+// share and the write lacks is contracted. From that alone follows, axis by axis, how the write is placed:
+//
+//   all reads replicated                     -> replicated
+//   letter c sharded wherever it occurs      -> sharded on c, or, when c is contracted, partial
+//   one factor partial, the others replicated -> partial (the op is linear in a factor)
+//   every term partial                       -> partial (a sum of terms; a whole term would be added once per rank)
+//   some reads local, none sharded or partial -> local; a contraction may declare its result partial instead: each coordinate
+//                                               then gives its own summand (both ends of a pipeline to a tied weight's gradient,
+//                                               each stage to a norm), and rule 4 proves that the summands make one whole
+//
+// Anything else is refused. Scales multiply over factors and must agree between terms; nonlinear operands have scale 1.
+// Source: the placement rules of DTensor and of spmd_types (PyTorch), derived here from the equations instead of listed.
+#include <algorithm>
+#include <bit>
+#include <string_view>
+
+#include "plan/verify_internal.h"
+
+namespace shardlab::verifying {
+namespace {
+
+/// How an op depends on one operand.
+enum class Pass : uint8_t {
+  kNonlinear,  ///< must be whole and unscaled
+  kFactor,     ///< the op is linear in it
+  kTerm,       ///< is added to the result
+};
+
+struct Operand {
+  SlotId slot;
+  std::string dims;  ///< one letter a dim
+  Pass pass = Pass::kNonlinear;
+};
+
+struct Written {
+  SlotId slot;
+  std::string dims;
+  uint32_t uses = 0;      ///< the reads it depends on, as a bit mask
+  SlotId replaces;        ///< the read that it must be in place of, or none
+  bool trusted = false;   ///< the declared type is the type
+};
+
+struct Equation {
+  std::vector<Operand> reads;
+  std::vector<Written> writes;
+  std::string frozen;        ///< letters that must not be sharded: the op needs all of them
+  std::string loose;         ///< letters whose extents may differ between operands
+  bool sums_micro = false;   ///< a sum over tokens: micro-batch slices in, a sum over micro-batches out
+  bool may_alias = false;    ///< writes may lie exactly over reads
+  uint32_t may_replace = 0;  ///< reads that writes may lie exactly over, where not all may
+};
+
+/// Builds the equation of one op and says what is wrong with its operands.
+class Builder {
+ public:
+  Builder(const Segment& segment, const Op& op) : segment_(segment), op_(op) {}
+
+  std::string build();
+  Equation equation;
+
+ private:
+  const Type* type_of_read(size_t i) const { return i < op_.reads.size() ? &segment_.slots[op_.reads[i].index()].type : nullptr; }
+  /// Leading dims of read `i`: all but the last.
+  std::string lead(size_t i) const {
+    const Type* t = type_of_read(i);
+    return std::string("bst").substr(0, static_cast<size_t>(t == nullptr ? 0 : std::max(0, t->shape.rank - 1)));
+  }
+  /// One letter a dim, for operands that are taken element by element.
+  static std::string by_position(const Type& t) { return std::string("abcd").substr(0, static_cast<size_t>(t.shape.rank)); }
+
+  void read(const char* name, std::string dims, Pass pass) {
+    names_ += fmt::format("{}%{}", names_.empty() ? "" : ", ", name);
+    const size_t i = equation.reads.size();
+    equation.reads.push_back({i < op_.reads.size() ? op_.reads[i] : SlotId(), std::move(dims), pass});
+  }
+  void write(const char* name, std::string dims, uint32_t uses = ~0u, SlotId replaces = SlotId(), bool trusted = false) {
+    outs_ += fmt::format("{}%{}", outs_.empty() ? "" : ", ", name);
+    const size_t i = equation.writes.size();
+    equation.writes.push_back({i < op_.writes.size() ? op_.writes[i] : SlotId(), std::move(dims), uses, replaces, trusted});
+  }
+  SlotId slot_of_read(size_t i) const { return i < op_.reads.size() ? op_.reads[i] : SlotId(); }
+  /// Old values that an accumulating op reads, one for each of its results, in place.
+  void accumulate(bool on) {
+    equation.sums_micro = true;
+    if (!on) return;
+    const size_t n = equation.reads.size();
+    for (size_t w = 0; w < equation.writes.size(); ++w) {
+      Written& written = equation.writes[w];
+      written.uses &= (1u << n) - 1;
+      written.uses |= 1u << (n + w);
+      read("old", written.dims, Pass::kTerm);
+      written.replaces = slot_of_read(n + w);
+    }
+  }
+
+  void describe(const LoadBatch&) { write("tokens", "bs", ~0u, SlotId(), true); }
+  void describe(const Embed& w);
+  void describe(const Positions& w);
+  void describe(const Norm& w);
+  void describe(const Linear& w);
+  void describe(const Rope& w);
+  void describe(const Attention& w);
+  void describe(const Activation& w);
+  void describe(const Residual& w);
+  void describe(const Dropout&);
+  void describe(const CrossEntropy& w);
+  void describe(const Add&);
+  void describe(const Fill&);
+  void describe(const SumScalars&);
+  void describe(const SquaredNorm&);
+  void describe(const Sgd&);
+  void describe(const AdamW&);
+  void describe(const Copy&);
+  void describe(const Kernel& w);
+  void describe(const Collective&);
+  void describe(const Send&) { read("x", first_dims(), Pass::kTerm); }
+  void describe(const Recv&);
+
+  std::string first_dims() const { return type_of_read(0) == nullptr ? "" : by_position(*type_of_read(0)); }
+  std::string operands_fault() const;
+  std::string extents_fault() const;
+  std::string aliases_fault() const;
+  const Slot& slot(SlotId id) const { return segment_.slots[id.index()]; }
+  /// Two bound slots may be bound to one storage: only a call can tell.
+  bool bound_apart(const Window& a, const Window& b) const {
+    const auto bound = [&](const Window& w) { return segment_.slots[static_cast<size_t>(w.root)].kind == SlotKind::kBound; };
+    return a.root != b.root && bound(a) && bound(b);
+  }
+
+  const Segment& segment_;
+  const Op& op_;
+  std::string names_, outs_;
+};
+
+void Builder::describe(const Embed& w) {
+  read("tokens", "bs", Pass::kNonlinear);
+  if (w.phase == Phase::kF) {
+    read("table", "Vh", Pass::kFactor);
+    write("x", "bsh");
+  } else {
+    read("dx", "bsh", Pass::kFactor);
+    write("dtable", "Vh");
+    accumulate(w.accumulate);
+  }
+}
+
+void Builder::describe(const Positions& w) {
+  equation.loose = "s";  // the table may have more rows than the sequence has tokens
+  if (w.phase == Phase::kF) {
+    read("x", "bsh", Pass::kTerm);
+    read("table", "sh", Pass::kTerm);
+    write("y", "bsh", ~0u, slot_of_read(0));
+  } else {
+    read("dx", "bsh", Pass::kFactor);
+    write("dtable", "sh");
+    accumulate(w.accumulate);
+  }
+}
+
+void Builder::describe(const Norm& w) {
+  const std::string b = lead(w.phase == Phase::kF ? 0 : 1);
+  equation.frozen = "h";
+  if (w.phase == Phase::kF) {
+    read("x", b + "h", Pass::kNonlinear);
+    read("gamma", "h", Pass::kNonlinear);
+    if (!w.rms) read("beta", "h", Pass::kNonlinear);
+    write("y", b + "h");
+    write("stats", b + "k", 1u);
+    return;
+  }
+  read("dy", b + "h", Pass::kFactor);
+  read("x", b + "h", Pass::kNonlinear);
+  if (w.phase == Phase::kI) read("gamma", "h", Pass::kNonlinear);
+  read("stats", b + "k", Pass::kNonlinear);
+  if (w.phase == Phase::kI) {
+    if (w.residual) read("residual", b + "h", Pass::kTerm);
+    if (w.residual) equation.may_replace = 1u << 4;
+    write("dx", b + "h");
+    return;
+  }
+  write("dgamma", "h", 0b111u);
+  if (!w.rms) write("dbeta", "h", 0b001u);
+  accumulate(w.accumulate);
+}
+
+void Builder::describe(const Linear& w) {
+  const std::string b = lead(0);
+  if (w.phase == Phase::kF) {
+    read("x", b + "i", Pass::kFactor);
+    read("w", "oi", Pass::kFactor);
+    if (w.bias) read("bias", "o", Pass::kTerm);
+    write("y", b + "o");
+  } else if (w.phase == Phase::kI) {
+    read("dy", b + "o", Pass::kFactor);
+    read("w", "oi", Pass::kFactor);
+    write("dx", b + "i");
+  } else {
+    read("x", b + "i", Pass::kFactor);
+    read("dy", b + "o", Pass::kFactor);
+    write("dw", "oi", 0b11u);
+    if (w.bias) write("dbias", "o", 0b10u);
+    accumulate(w.accumulate);
+  }
+}
+
+void Builder::describe(const Rope&) {
+  read("qkv", "bsg", Pass::kFactor);
+  write("qkv", "bsg", ~0u, slot_of_read(0));
+}
+
+void Builder::describe(const Attention& w) {
+  equation.frozen = "s";  // a token attends to all before it
+  equation.loose = "g";   // rows of qkv, rows of o, and heads are all counted along it
+  if (w.phase == Phase::kF) {
+    read("qkv", "bsg", Pass::kNonlinear);
+    write("o", "bsg");
+    write("lse", "bgs");
+  } else {
+    read("do", "bsg", Pass::kFactor);
+    read("o", "bsg", Pass::kNonlinear);
+    read("lse", "bgs", Pass::kNonlinear);
+    read("qkv", "bsg", Pass::kNonlinear);
+    write("dqkv", "bsg");
+  }
+}
+
+void Builder::describe(const Activation& w) {
+  const std::string b = lead(0);
+  equation.loose = w.swiglu ? "f" : "";  // u holds gate and up
+  equation.may_alias = !w.swiglu;
+  if (w.phase == Phase::kF) {
+    read("u", b + "f", Pass::kNonlinear);
+    write("a", b + "f");
+  } else {
+    read("da", b + "f", Pass::kFactor);
+    read("u", b + "f", Pass::kNonlinear);
+    write("du", b + "f");
+  }
+}
+
+void Builder::describe(const Residual& w) {
+  const std::string b = lead(0);
+  equation.may_alias = true;
+  if (w.phase == Phase::kF) {
+    read("x", b + "h", Pass::kTerm);
+    read("z", b + "h", Pass::kTerm);
+    if (w.bias) read("bias", "h", Pass::kTerm);
+    write("y", b + "h");
+  } else {
+    read("dy", b + "h", Pass::kFactor);
+    write("dbias", "h");
+    accumulate(w.accumulate);
+  }
+}
+
+void Builder::describe(const Dropout&) {
+  read("z", first_dims(), Pass::kFactor);
+  write("z", first_dims(), ~0u, slot_of_read(0));
+}
+
+void Builder::describe(const CrossEntropy& w) {
+  using Part = CrossEntropy::Part;
+  read("logits", "bsV", Pass::kNonlinear);
+  if (w.part == Part::kMax) return write("max", "bs");
+  read("targets", "bs", Pass::kNonlinear);
+  if (w.part == Part::kFused || w.part == Part::kLossOnly) {
+    equation.frozen = "V";
+    write("nll", "b");
+    if (w.part == Part::kFused) write("dlogits", "bsV", ~0u, slot_of_read(0));
+    return;
+  }
+  read("max", "bs", Pass::kNonlinear);
+  if (w.part == Part::kSum) return write("sums", "bsk");
+  read("sums", "bsk", Pass::kNonlinear);
+  write("nll", "b", 0b1110u);  // the target's logit comes with the sums
+  if (op_.writes.size() != 1) write("dlogits", "bsV", ~0u, slot_of_read(0));
+}
+
+void Builder::describe(const Add&) {
+  equation.may_alias = true;
+  read("a", first_dims(), Pass::kTerm);
+  read("b", first_dims(), Pass::kTerm);
+  write("c", first_dims());
+}
+
+void Builder::describe(const Fill&) { write("x", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, SlotId(), true); }
+
+void Builder::describe(const SumScalars&) {
+  for (size_t i = 0; i < std::max<size_t>(1, op_.reads.size()); ++i)
+    read("loss", type_of_read(i) == nullptr ? "" : by_position(*type_of_read(i)), Pass::kTerm);
+  equation.loose = "abcd";
+  equation.sums_micro = true;
+  write("total", "k");
+}
+
+void Builder::describe(const SquaredNorm&) {
+  for (size_t i = 0; i < std::max<size_t>(1, op_.reads.size()); ++i)
+    read("gradient", type_of_read(i) == nullptr ? "" : by_position(*type_of_read(i)), Pass::kNonlinear);
+  equation.loose = "abcd";
+  write("norm", "k");
+}
+
+void Builder::describe(const Sgd&) {
+  read("grad", first_dims(), Pass::kNonlinear);
+  read("param", first_dims(), Pass::kNonlinear);
+  write("param", first_dims(), ~0u, slot_of_read(1));
+}
+
+void Builder::describe(const AdamW&) {
+  for (const char* name : {"grad", "param", "m", "v"}) read(name, first_dims(), Pass::kNonlinear);
+  for (size_t i = 1; i < 4; ++i) write(i == 1 ? "param" : i == 2 ? "m" : "v", first_dims(), ~0u, slot_of_read(i));
+}
+
+void Builder::describe(const Copy&) {
+  read("a", first_dims(), Pass::kTerm);
+  write("b", first_dims());
+}
+
+void Builder::describe(const Kernel& w) {
+  using Rule = Kernel::Rule;
+  equation.may_alias = true;
+  equation.loose = "abcdbstoik";
+  equation.sums_micro = w.phase == Phase::kW;
+  const bool trusted = w.rule == Rule::kOpaque || w.rule == Rule::kTrusted;
+  const Pass pass = w.rule == Rule::kLinear || w.rule == Rule::kTrusted ? Pass::kTerm : Pass::kNonlinear;
+  for (size_t i = 0; i < op_.reads.size(); ++i) {
+    const bool contracted = w.rule == Rule::kContract && i < 2;
+    const std::string dims = contracted ? lead(i) + (i == 0 ? "i" : "o") : by_position(*type_of_read(i));
+    read("x", dims, contracted ? Pass::kFactor : pass);
+  }
+  for (const SlotId out : op_.writes) {
+    const bool matrix = w.rule == Rule::kContract && slot(out).type.shape.rank == 2;
+    write("y", matrix ? "oi" : by_position(slot(out).type), w.rule == Rule::kContract ? 0b11u : ~0u, SlotId(), trusted);
+  }
+}
+
+void Builder::describe(const Collective& w) {
+  read("src", first_dims(), Pass::kTerm);
+  if (w.kind == CollectiveKind::kAllToAll && op_.reads.size() == 2) read("counts", by_position(*type_of_read(1)), Pass::kNonlinear);
+  equation.loose = "abcdxyzw";
+  equation.may_alias = true;
+  const bool in_place = w.kind == CollectiveKind::kAllReduce || w.kind == CollectiveKind::kBroadcast;
+  write("dst", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, in_place ? slot_of_read(0) : SlotId(), true);
+}
+
+void Builder::describe(const Recv&) { write("x", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, SlotId(), true); }
+
+std::string Builder::build() {
+  std::visit([&](const auto& w) { describe(w); }, op_.work);
+  if (std::string fault = operands_fault(); !fault.empty()) return fault;
+  if (std::string fault = extents_fault(); !fault.empty()) return fault;
+  return aliases_fault();
+}
+
+std::string Builder::operands_fault() const {
+  if (op_.reads.size() != equation.reads.size() || op_.writes.size() != equation.writes.size())
+    return fmt::format("takes ({}) -> ({}), found {} reads and {} writes", names_, outs_, op_.reads.size(), op_.writes.size());
+  if (op_.reads.size() > 32 && !std::holds_alternative<SumScalars>(op_.work) && !std::holds_alternative<SquaredNorm>(op_.work) &&
+      !std::holds_alternative<Kernel>(op_.work))
+    return fmt::format("{} reads are too many", op_.reads.size());
+  const auto dims_fault = [&](SlotId id, const std::string& dims) -> std::string {
+    const int rank = slot(id).type.shape.rank;
+    if (rank == static_cast<int>(dims.size())) return "";
+    return fmt::format("%{} has {} dims, {} expected", slot(id).name, rank, dims.size());
+  };
+  const bool scalar_out = std::holds_alternative<SumScalars>(op_.work) || std::holds_alternative<SquaredNorm>(op_.work);
+  for (const Operand& r : equation.reads)
+    if (auto fault = dims_fault(r.slot, r.dims); !fault.empty()) return fault;
+  for (const Written& w : equation.writes) {
+    if (auto fault = dims_fault(w.slot, w.dims); !fault.empty()) return fault;
+    if (scalar_out && slot(w.slot).type.shape.elements() != 1) return fmt::format("%{} must have one element", slot(w.slot).name);
+  }
+  return "";
+}
+
+/// Equal letters mean equal extents. A letter lives on one rank: sharding is judged by `derive`.
+std::string Builder::extents_fault() const {
+  std::array<int64_t, 128> extent{};
+  const auto check = [&](SlotId id, const std::string& dims) -> std::string {
+    for (size_t d = 0; d < dims.size(); ++d) {
+      if (equation.loose.find(dims[d]) != std::string::npos) continue;
+      int64_t& seen = extent[static_cast<size_t>(dims[d])];
+      const int64_t here = slot(id).type.shape[static_cast<int>(d)];
+      if (seen == 0) seen = here;
+      if (seen != here) return fmt::format("dim {} of %{} has extent {}, {} expected", d, slot(id).name, here, seen);
+    }
+    return "";
+  };
+  for (const Operand& r : equation.reads)
+    if (auto fault = check(r.slot, r.dims); !fault.empty()) return fault;
+  for (const Written& w : equation.writes)
+    if (auto fault = check(w.slot, w.dims); !fault.empty()) return fault;
+  return "";
+}
+
+/// A write lies over no read, except exactly over one that it is said to replace or may replace.
+std::string Builder::aliases_fault() const {
+  for (const Written& w : equation.writes) {
+    const Window out = window_of(segment_, w.slot);
+    if (w.replaces && !bound_apart(out, window_of(segment_, w.replaces)) && !same_window(out, window_of(segment_, w.replaces)))
+      return fmt::format("%{} must be written in place of %{}", slot(w.slot).name, slot(w.replaces).name);
+    if (w.replaces || equation.may_alias) continue;
+    for (size_t i = 0; i < equation.reads.size(); ++i) {
+      const Window in = window_of(segment_, equation.reads[i].slot);
+      const bool allowed = i < 32 && (equation.may_replace >> i) & 1 && same_window(in, out);
+      if (!allowed && in.root == out.root && in.begin < out.begin + out.length && out.begin < in.begin + in.length)
+        return fmt::format("%{} overwrites %{} while the op still reads it", slot(w.slot).name, slot(equation.reads[i].slot).name);
+    }
+  }
+  return "";
+}
+
+/// What `derive` found: a placement, or why there is none.
+struct Derived {
+  Placement place;
+  bool may_be_partial = false;
+  std::string refusal;
+};
+
+class TypeChecker {
+ public:
+  TypeChecker(const Plan& plan, const Segment& segment, Report& report) : plan_(plan), segment_(segment), report_(report) {}
+
+  void run() {
+    for (const Step& step : segment_.steps)
+      if (const Op* op = std::get_if<Op>(&step); op != nullptr && !report_.full()) check(*op);
+  }
+
+ private:
+  const Type& type(SlotId slot) const { return segment_.slots[slot.index()].type; }
+  const std::string& name(SlotId slot) const { return segment_.slots[slot.index()].name; }
+  Placement place(SlotId slot, int axis) const { return type(slot).place[static_cast<size_t>(axis)]; }
+  const std::string& axis_name(int axis) const { return plan_.mesh.axes[static_cast<size_t>(axis)].name; }
+  int axes() const { return static_cast<int>(plan_.mesh.axes.size()); }
+  bool split(int axis) const { return plan_.mesh.axes[static_cast<size_t>(axis)].size > 1; }
+
+  template <class... T>
+  void fault(const Op& op, Rule rule, fmt::format_string<T...> format, T&&... values) {
+    report_.add(rule, -1, op_name(segment_, op), fmt::format(format, std::forward<T>(values)...));
+  }
+
+  void check(const Op& op);
+  void check_written(const Op& op, const Equation& equation, const Written& w);
+  void check_scale(const Op& op, const Equation& equation, const Written& w);
+  void check_micro(const Op& op, const Equation& equation, const Written& w);
+  void check_optimizer(const Op& op, size_t parameters);
+  void check_collective(const Op& op, const Collective& c);
+  void check_collective_shapes(const Op& op, const Collective& c);
+  void check_load(const Op& op);
+  void check_fill(const Op& op, const Fill& fill);
+  Placement collective_result(const Op& op, const Collective& c, int axis);
+  Derived derive(const Equation& equation, const Written& w, int axis) const;
+  Derived derive_sharded(const Equation& equation, const Written& w, int axis, char letter) const;
+  Derived derive_partial(const Equation& equation, const Written& w, int axis, bool contracts) const;
+  bool used(const Written& w, size_t read) const { return read >= 32 || (w.uses >> read) & 1; }
+  std::string placed(SlotId slot, int axis) const { return fmt::format("%{} is {}", name(slot), placement_name(place(slot, axis))); }
+
+  const Plan& plan_;
+  const Segment& segment_;
+  Report& report_;
+};
+
+void TypeChecker::check(const Op& op) {
+  if (const auto* c = std::get_if<Collective>(&op.work)) return check_collective(op, *c);
+  if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work)) return;  // rule 6 compares both sides
+  if (std::holds_alternative<LoadBatch>(op.work)) return check_load(op);
+  if (const auto* f = std::get_if<Fill>(&op.work)) return check_fill(op, *f);
+  if (std::holds_alternative<Sgd>(op.work)) return check_optimizer(op, 1);
+  if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
+  Builder builder(segment_, op);
+  builder.build();
+  for (const Written& w : builder.equation.writes) check_written(op, builder.equation, w);
+}
+
+void TypeChecker::check_written(const Op& op, const Equation& equation, const Written& w) {
+  for (int axis = 0; axis < axes(); ++axis) {
+    if (!split(axis)) continue;
+    const Derived derived = derive(equation, w, axis);
+    if (!derived.refusal.empty()) {
+      fault(op, Rule::kTypes, "along {}: {}", axis_name(axis), derived.refusal);
+      continue;
+    }
+    const Placement declared = place(w.slot, axis);
+    if (w.trusted || declared == derived.place || (derived.may_be_partial && declared.is_partial())) continue;
+    const bool unread = declared.is_shard() && std::ranges::none_of(equation.reads, [&](const Operand& r) {
+      return r.dims.find(w.dims[static_cast<size_t>(declared.dim)]) != std::string::npos;
+    });
+    if (unread && derived.place.kind == Place::kReplicate) continue;  // rows of a sharded embedding: the rank makes its own only
+    const char* hint = derived.place.is_partial() && declared.kind == Place::kReplicate ? "; it must be reduced before it is read as replicated" : "";
+    fault(op, Rule::kTypes, "along {}: %{} is declared {}, but its reads make it {}{}", axis_name(axis), name(w.slot),
+          placement_name(declared), placement_name(derived.place), hint);
+  }
+  if (w.trusted) return;
+  check_scale(op, equation, w);
+  check_micro(op, equation, w);
+}
+
+Derived TypeChecker::derive(const Equation& equation, const Written& w, int axis) const {
+  char letter = 0;
+  bool any_partial = false, any_local = false;
+  std::string contracted;
+  for (size_t i = 0; i < equation.reads.size(); ++i) {
+    const Operand& r = equation.reads[i];
+    if (!used(w, i)) continue;
+    const Placement p = place(r.slot, axis);
+    if (p.is_partial()) {
+      if (r.pass == Pass::kNonlinear) return {{}, false, fmt::format("%{} is an unreduced sum, and the op is not linear in it: reduce it first", name(r.slot))};
+      any_partial = true;
+    }
+    any_local |= p.kind == Place::kLocal;
+    for (const char c : r.dims)
+      if (w.dims.find(c) == std::string::npos) contracted += c;
+    if (!p.is_shard() || w.trusted) continue;
+    const char c = r.dims[static_cast<size_t>(p.dim)];
+    if (equation.frozen.find(c) != std::string::npos) return {{}, false, fmt::format("%{} is shard({}), and the op needs that dim whole", name(r.slot), p.dim)};
+    const bool sum_of_scalars = w.dims == "k" && r.pass != Pass::kFactor;
+    if (letter != 0 && letter != c && !sum_of_scalars) return {{}, false, fmt::format("%{} is shard({}), which does not go with the other operands", name(r.slot), p.dim)};
+    letter = c;
+  }
+  if (w.trusted) return {place(w.slot, axis), false, ""};
+  if (letter != 0) return derive_sharded(equation, w, axis, letter);
+  if (any_partial) return derive_partial(equation, w, axis, !contracted.empty());
+  if (any_local) return {Placement::local(), !contracted.empty(), ""};
+  return {Placement::replicate(), false, ""};
+}
+
+Derived TypeChecker::derive_sharded(const Equation& equation, const Written& w, int axis, char letter) const {
+  const auto out = w.dims.find(letter);
+  const bool contracted = out == std::string::npos || (w.dims == "k" && letter == 'k');
+  const bool reduces_all = w.dims == "k" && (equation.loose == "abcd");  // sums of scalars and norms: every dim is contracted
+  for (size_t i = 0; i < equation.reads.size(); ++i) {
+    const Operand& r = equation.reads[i];
+    if (!used(w, i)) continue;
+    const Placement p = place(r.slot, axis);
+    if (p.is_shard()) continue;
+    if (p.kind == Place::kPartial && contracted && r.pass == Pass::kTerm) continue;  // an old value that is accumulated
+    if (p.kind != Place::kReplicate) return {{}, false, fmt::format("{}, while another operand is sharded", placed(r.slot, axis))};
+    if (reduces_all || r.dims.find(letter) != std::string::npos)
+      return {{}, false, fmt::format("{}, while another operand is sharded on the same dim", placed(r.slot, axis))};
+    if (contracted && r.pass == Pass::kTerm) return {{}, false, fmt::format("%{} is whole, so the sum over ranks would hold it once per rank", name(r.slot))};
+  }
+  return {contracted ? Placement::partial() : Placement::shard(static_cast<int>(out)), false, ""};
+}
+
+Derived TypeChecker::derive_partial(const Equation& equation, const Written& w, int axis, bool contracts) const {
+  int factors = 0, partial_factors = 0;
+  SlotId local;
+  for (size_t i = 0; i < equation.reads.size(); ++i) {
+    const Operand& r = equation.reads[i];
+    if (!used(w, i) || r.pass != Pass::kFactor) continue;
+    ++factors;
+    partial_factors += place(r.slot, axis).is_partial();
+    if (place(r.slot, axis).kind == Place::kLocal) local = r.slot;
+  }
+  // Each coordinate's own summand, added to a sum of such summands.
+  const bool own_summand = local && partial_factors == 0 && contracts;
+  if (local && !own_summand) return {{}, false, fmt::format("{}, while another operand is partial", placed(local, axis))};
+  if (partial_factors > 1) return {{}, false, "a product of two unreduced sums is not the sum of the products: reduce one first"};
+  for (size_t i = 0; i < equation.reads.size(); ++i) {
+    const Operand& r = equation.reads[i];
+    if (!used(w, i) || r.pass != Pass::kTerm) continue;
+    if (place(r.slot, axis).is_partial() == (factors == 0 || partial_factors == 1 || own_summand)) continue;
+    return {{}, false, fmt::format("{}, while another term is an unreduced sum: whole terms would be added once per rank", placed(r.slot, axis))};
+  }
+  return {Placement::partial(), false, ""};
+}
+
+Scale product(const Scale& a, const Scale& b) { return {a.factor * b.factor, a.denominator.empty() ? b.denominator : a.denominator}; }
+
+void TypeChecker::check_scale(const Op& op, const Equation& equation, const Written& w) {
+  Scale derived;
+  const auto* ce = std::get_if<CrossEntropy>(&op.work);
+  if (ce != nullptr && w.dims == "bsV") {
+    const int64_t targets = logical_shape(type(equation.reads[1].slot), plan_.mesh).elements() * plan_.micro_batches;
+    derived.factor = Rational(ce->tokens, targets);
+    if (type(w.slot).scale != derived)
+      fault(op, Rule::kTypes, "%{} is declared at scale {}, but a division by {} of the step's {} targets leaves scale {}", name(w.slot),
+            scale_name(type(w.slot).scale), ce->tokens, targets, scale_name(derived));
+    return;
+  }
+  bool have_term = false;
+  for (const Pass pass : {Pass::kFactor, Pass::kTerm})
+    for (size_t i = 0; i < equation.reads.size(); ++i) {
+      const Operand& r = equation.reads[i];
+      if (!used(w, i) || r.pass != pass) continue;
+      const Scale& s = type(r.slot).scale;
+      if (pass == Pass::kFactor) {
+        if (!derived.denominator.empty() && !s.denominator.empty()) return fault(op, Rule::kTypes, "two operands have a named denominator");
+        derived = product(derived, s);
+        have_term = true;
+        continue;
+      }
+      if (!have_term) derived = s;
+      have_term = true;
+      if (s != derived) return fault(op, Rule::kTypes, "%{} has scale {}, the other terms {}", name(r.slot), scale_name(s), scale_name(derived));
+    }
+  for (size_t i = 0; i < equation.reads.size(); ++i) {
+    const Operand& r = equation.reads[i];
+    if (!used(w, i) || r.pass != Pass::kNonlinear || type(r.slot).scale == Scale{}) continue;
+    if (std::holds_alternative<SquaredNorm>(op.work) && i == 0) {
+      derived = product(type(r.slot).scale, type(r.slot).scale);
+      continue;
+    }
+    if (std::holds_alternative<SquaredNorm>(op.work) && type(r.slot).scale == type(equation.reads[0].slot).scale) continue;
+    return fault(op, Rule::kTypes, "%{} has scale {}, and the op is not linear in it", name(r.slot), scale_name(type(r.slot).scale));
+  }
+  if (type(w.slot).scale != derived)
+    fault(op, Rule::kTypes, "%{} is declared at scale {}, but its reads make it {}", name(w.slot), scale_name(type(w.slot).scale), scale_name(derived));
+}
+
+void TypeChecker::check_micro(const Op& op, const Equation& equation, const Written& w) {
+  bool slice = false, sum = false;
+  for (size_t i = 0; i < equation.reads.size(); ++i) {
+    if (!used(w, i)) continue;
+    const Micro m = type(equation.reads[i].slot).micro;
+    slice |= m == Micro::kSlice;
+    sum |= m == Micro::kSum;
+  }
+  Micro derived = slice ? Micro::kSlice : sum ? Micro::kSum : Micro::kNone;
+  if (equation.sums_micro && slice) derived = Micro::kSum;
+  if (std::holds_alternative<SquaredNorm>(op.work) && type(w.slot).micro != Micro::kSlice) return;  // of a complete sum: rule 4 asks for it
+  if (slice && sum && !equation.sums_micro) return fault(op, Rule::kTypes, "it mixes one micro-batch with a sum over micro-batches");
+  if (type(w.slot).micro != derived)
+    fault(op, Rule::kTypes, "%{} is declared micro:{}, but its reads make it micro:{}", name(w.slot), name_of(type(w.slot).micro), name_of(derived));
+}
+
+/// Gradient, parameter and moments agree element by element: each rank updates what it holds with a gradient that is whole.
+void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
+  const SlotId grad = op.reads[0], param = op.reads[1];
+  for (int axis = 0; axis < axes(); ++axis) {
+    if (!split(axis)) continue;
+    if (place(grad, axis).is_partial()) {
+      fault(op, Rule::kGradients, "along {}: the gradient %{} was never reduced", axis_name(axis), name(grad));
+      continue;
+    }
+    const bool copy_of_own = place(grad, axis).kind == Place::kReplicate && place(param, axis).kind == Place::kLocal;
+    if (place(grad, axis) != place(param, axis) && !copy_of_own)
+      fault(op, Rule::kGradients, "along {}: the gradient {} and the parameter {}", axis_name(axis), placed(grad, axis), placed(param, axis));
+    for (size_t i = 0; i < parameters; ++i)
+      if (place(op.reads[1 + i], axis) != place(param, axis))
+        fault(op, Rule::kTypes, "along {}: {}, the parameter {}", axis_name(axis), placed(op.reads[1 + i], axis), placement_name(place(param, axis)));
+    for (size_t i = 0; i < parameters; ++i)
+      if (place(op.writes[i], axis) != place(op.reads[1 + i], axis))
+        fault(op, Rule::kTypes, "along {}: {}, but it was {}", axis_name(axis), placed(op.writes[i], axis), placement_name(place(op.reads[1 + i], axis)));
+  }
+  if (type(grad).scale != Scale{}) fault(op, Rule::kGradients, "the gradient %{} has scale {}: it must be 1 before an update", name(grad), scale_name(type(grad).scale));
+  if (type(grad).micro == Micro::kSlice) fault(op, Rule::kGradients, "the gradient %{} is of one micro-batch", name(grad));
+  for (size_t i = 0; i < parameters; ++i)
+    if (type(op.writes[i]).micro != Micro::kNone || type(op.writes[i]).scale != Scale{} || type(op.reads[1 + i]).scale != Scale{})
+      fault(op, Rule::kTypes, "%{} is state: it must be micro:none at scale 1", name(op.writes[i]));
+}
+
+void TypeChecker::check_load(const Op& op) {
+  const Type& t = type(op.writes[0]);
+  for (int axis = 0; axis < axes(); ++axis)
+    if (split(axis) && t.place[static_cast<size_t>(axis)].is_partial()) fault(op, Rule::kTypes, "along {}: %{} cannot be partial", axis_name(axis), name(op.writes[0]));
+  if (t.dtype != DType::i32) fault(op, Rule::kTypes, "%{} must be i32", name(op.writes[0]));
+  if (t.micro != Micro::kSlice || t.scale != Scale{}) fault(op, Rule::kTypes, "%{} must be micro:slice at scale 1", name(op.writes[0]));
+}
+
+/// Zero is zero under every placement and scale; another value is what it says only where ranks are not summed.
+void TypeChecker::check_fill(const Op& op, const Fill& fill) {
+  if (fill.value == 0) return;
+  const Type& t = type(op.writes[0]);
+  for (int axis = 0; axis < axes(); ++axis)
+    if (split(axis) && t.place[static_cast<size_t>(axis)].is_partial())
+      fault(op, Rule::kTypes, "along {}: %{} is partial, so {} would be added once per rank", axis_name(axis), name(op.writes[0]), fill.value);
+  if (t.scale != Scale{}) fault(op, Rule::kTypes, "%{} must have scale 1", name(op.writes[0]));
+}
+
+void TypeChecker::check_collective(const Op& op, const Collective& c) {
+  const SlotId src = op.reads[0], dst = op.writes[0];
+  const Comm& comm = plan_.comms[c.comm.index()];
+  for (int axis = 0; axis < axes(); ++axis) {
+    if (!split(axis)) continue;
+    const size_t before = report_.count();
+    const Placement result = comm.axes.contains(axis) ? collective_result(op, c, axis) : place(src, axis);
+    if (report_.count() == before && place(dst, axis) != result)
+      fault(op, Rule::kTypes, "along {}: %{} is declared {}, but {} of {} data makes it {}", axis_name(axis), name(dst),
+            placement_name(place(dst, axis)), kind_of(op.work), placement_name(place(src, axis)), placement_name(result));
+  }
+  if (type(src).scale != type(dst).scale)
+    fault(op, Rule::kTypes, "%{} is declared at scale {}, but a collective leaves scale {}", name(dst), scale_name(type(dst).scale), scale_name(type(src).scale));
+  if (type(src).micro != type(dst).micro) fault(op, Rule::kTypes, "%{} is micro:{}, %{} micro:{}", name(src), name_of(type(src).micro), name(dst), name_of(type(dst).micro));
+  if (type(src).dtype != type(dst).dtype) fault(op, Rule::kTypes, "%{} and %{} have different element types", name(src), name(dst));
+  check_collective_shapes(op, c);
+}
+
+Placement TypeChecker::collective_result(const Op& op, const Collective& c, int axis) {
+  const Placement in = place(op.reads[0], axis), declared = place(op.writes[0], axis);
+  const std::string& src = name(op.reads[0]);
+  switch (c.kind) {
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kReduceScatter:
+      if (in.is_partial()) return c.kind == CollectiveKind::kAllReduce ? Placement::replicate() : Placement::shard(0);
+      if (in.kind == Place::kReplicate)
+        fault(op, Rule::kTypes, "along {}: %{} is already whole, and the sum would be {} times too large", axis_name(axis), src,
+              plan_.mesh.axes[static_cast<size_t>(axis)].size);
+      else
+        fault(op, Rule::kTypes, "along {}: %{} is {}, and summing unlike parts has no meaning", axis_name(axis), src, placement_name(in));
+      break;
+    case CollectiveKind::kAllGather:
+      if (in.is_shard()) return Placement::replicate();
+      fault(op, Rule::kTypes, "along {}: %{} is {}, and only shards can be gathered", axis_name(axis), src, placement_name(in));
+      break;
+    case CollectiveKind::kBroadcast:
+      if (in.kind == Place::kLocal || in.kind == Place::kReplicate) return Placement::replicate();
+      fault(op, Rule::kTypes, "along {}: %{} is {}, and a broadcast would drop the other ranks' parts", axis_name(axis), src, placement_name(in));
+      break;
+    case CollectiveKind::kAllToAll:
+      if (in.is_shard() && declared.is_shard() && in.dim != declared.dim) return declared;
+      fault(op, Rule::kTypes, "along {}: an all_to_all moves a shard to another dim, but %{} is {} and %{} {}", axis_name(axis), src,
+            placement_name(in), name(op.writes[0]), placement_name(declared));
+      break;
+  }
+  return declared;
+}
+
+void TypeChecker::check_collective_shapes(const Op& op, const Collective& c) {
+  const Window src = window_of(segment_, op.reads[0]), dst = window_of(segment_, op.writes[0]);
+  const Comm& comm = plan_.comms[c.comm.index()];
+  const int64_t n = group_size(plan_.mesh, comm);
+  const auto sizes = [&](int64_t in, int64_t out) {
+    if (in != out)
+      fault(op, Rule::kTypes, "{} over {} ranks: %{} has {} elements and %{} {}", kind_of(op.work), n, name(op.reads[0]), src.length, name(op.writes[0]), dst.length);
+  };
+  const auto shard_of = [&](const Window& part, const Window& whole, SlotId part_slot, SlotId whole_slot) {
+    const bool own_storage = part.root != whole.root;
+    const bool shard_view = part.root == whole.root && part.begin == whole.begin && part.shard == (whole.shard | comm.axes);
+    if (!own_storage && !shard_view && n > 1) fault(op, Rule::kTypes, "%{} must be the rank's shard of %{} or have storage of its own", name(part_slot), name(whole_slot));
+  };
+  switch (c.kind) {
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kBroadcast:
+    case CollectiveKind::kAllToAll: sizes(src.length, dst.length); break;
+    case CollectiveKind::kReduceScatter:
+      sizes(src.length, dst.length * n);
+      shard_of(dst, src, op.writes[0], op.reads[0]);
+      break;
+    case CollectiveKind::kAllGather:
+      sizes(src.length * n, dst.length);
+      shard_of(src, dst, op.reads[0], op.writes[0]);
+      break;
+  }
+  if (c.kind == CollectiveKind::kBroadcast && (c.root < 0 || c.root >= n)) fault(op, Rule::kTypes, "root {} of a group of {}", c.root, n);
+}
+
+}  // namespace
+
+std::string operand_fault(const Plan&, const Segment& segment, const Op& op) { return Builder(segment, op).build(); }
+
+std::vector<Aliasing> aliasing_of(const Segment& segment, const Op& op) {
+  Builder builder(segment, op);
+  builder.build();
+  const Equation& e = builder.equation;
+  std::vector<Aliasing> found;
+  for (const Written& w : e.writes)
+    for (size_t i = 0; i < e.reads.size(); ++i) {
+      const SlotId read = e.reads[i].slot;
+      const Window in = window_of(segment, read), out = window_of(segment, w.slot);
+      const auto bound = [&](const Window& x) { return segment.slots[static_cast<size_t>(x.root)].kind == SlotKind::kBound; };
+      if (in.root == out.root || !bound(in) || !bound(out)) continue;  // `operand_fault` has judged those
+      const bool may = e.may_alias || (i < 32 && (e.may_replace >> i) & 1);
+      if (w.replaces == read) found.push_back({read, w.slot, Aliasing::Kind::kMust});
+      else if (!may && !w.replaces) found.push_back({read, w.slot, Aliasing::Kind::kMustNot});
+    }
+  return found;
+}
+
+void check_types(const Plan& plan, Report& report) {
+  for (const Segment& segment : plan.segments) TypeChecker(plan, segment, report).run();
+}
+
+}  // namespace shardlab::verifying

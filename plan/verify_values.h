@@ -1,0 +1,127 @@
+// The abstract machine of rules 3 and 4: what each piece of each storage holds while a role's program is replayed.
+// Internal to plan/verify_values.cpp and plan/verify_gradients.cpp.
+#pragma once
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "plan/verify_internal.h"
+
+namespace shardlab::verifying {
+
+/// A multiset of micro-batches, by the op that contributed: how often, and a sum of hashes that tells the multiset apart.
+struct Source {
+  uint64_t id = 0;           ///< of the use of the parameter: its label and layer
+  uint64_t fingerprint = 0;  ///< sum of mix(micro-batch + 1)
+  int32_t count = 0;
+  const Op* op = nullptr;    ///< one of the ops, for messages
+  int32_t layer = -1;
+};
+
+/// A sum over several roles: the n-th collective of a communicator that joins them.
+struct CrossRole {
+  int32_t comm = -1;
+  int32_t ordinal = 0;
+  friend auto operator<=>(const CrossRole&, const CrossRole&) = default;
+};
+
+/// What a sum over micro-batches holds.
+struct Contributions {
+  std::vector<Source> sources;
+  std::vector<CrossRole> merged;  ///< sums over roles that it went through: the other roles' parts are looked up at the end
+
+  void add(const Source& s);
+  void add(const Contributions& other);
+};
+
+/// Elements [begin, end) of one storage, all in the same state. Where `shard` is not empty only the rank's own part of the range
+/// is current; the ranks along `shard` hold the range together. Coordinates are those of the whole range.
+struct Piece {
+  int64_t begin = 0, end = 0;
+  int64_t origin = 0;       ///< where element 0 of the parameter would lie
+  int32_t value_type = -1;  ///< in the TypeTable
+  int32_t slice = -1;       ///< micro-batch, for slices
+  int32_t parameter = -1;
+  int32_t sum = -1;         ///< index of its Contributions, or -1 for none
+  int32_t name = -1;        ///< last written under this buffer, or kSlotName + slot
+  int32_t call = -1;        ///< number of the call that wrote it
+  int32_t version = 0;      ///< updates since the period began
+  AxisSet shard;
+  bool written = false;
+  bool initial = false;     ///< from before the period
+  bool zero = false;
+  ReduceOp pending = ReduceOp::kSum;  ///< how partial values are to be combined
+};
+
+inline constexpr int32_t kSlotName = 1 << 30;
+
+/// One storage of a role, or of a local slot.
+struct Storage {
+  bool alive = false;
+  bool persistent = false;
+  bool read_initial = false;  ///< some op relied on what the last period left
+  AxisSet spread;             ///< the storage is one rank's part of ranges that are this many times longer
+  std::vector<Piece> pieces;  ///< ascending, covering all elements
+};
+
+/// A window of a call, resolved to a storage.
+struct Region {
+  Storage* storage = nullptr;
+  int64_t begin = 0, end = 0;  ///< in the coordinates of pieces
+  AxisSet shard;
+  int32_t value_type = -1;
+  int32_t root = -1;           ///< role buffer, or -1 for a local
+  int32_t name = -1;
+};
+
+/// An update or norm that needs a complete gradient, judged when all roles are known.
+struct Demand {
+  int role = -1;
+  int32_t parameter = -1;
+  bool update = true;
+  const Segment* segment = nullptr;
+  const Op* op = nullptr;
+  const Call* call = nullptr;
+  Contributions sum;
+};
+
+/// What all roles together did with the parameters.
+class GradientLedger {
+ public:
+  GradientLedger(const Plan& plan, Report& report) : plan_(plan), report_(report), uses_(plan.parameters.size()) {
+    for (int m = 0; m < plan.micro_batches; ++m) complete_ += fingerprint_of(m);
+  }
+  static uint64_t fingerprint_of(int micro_batch);
+
+  /// A forward op of any role read the parameter.
+  void use(int32_t parameter, const Source& source);
+  void demand(Demand d) { demands_.push_back(std::move(d)); }
+  /// Role `role` gave `sum` to a sum over roles.
+  void give(CrossRole key, int role, int32_t parameter, const Contributions& sum) { given_[key].push_back({role, parameter, sum}); }
+  /// Role `role` updated elements of a parameter, counted over all ranks that share its pieces.
+  void updated(int role, int32_t parameter, int64_t elements) { updated_[{role, parameter}] += elements; }
+  bool is_complete(const Source& s) const { return s.count == plan_.micro_batches && s.fingerprint == complete_; }
+
+  /// Judges every demand, and that every parameter of every role was updated once.
+  void settle();
+
+ private:
+  struct Given {
+    int role;
+    int32_t parameter;
+    Contributions sum;
+  };
+  void settle(const Demand& d);
+  Contributions total(const Demand& d) const;
+
+  const Plan& plan_;
+  Report& report_;
+  uint64_t complete_ = 0;
+  std::vector<std::vector<Source>> uses_;
+  std::vector<Demand> demands_;
+  std::map<CrossRole, std::vector<Given>> given_;
+  std::map<std::pair<int, int32_t>, int64_t> updated_;
+};
+
+}  // namespace shardlab::verifying

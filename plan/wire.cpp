@@ -1,0 +1,135 @@
+// Messages are counted once a segment and multiplied by its calls; nothing is expanded.
+
+#include "plan/wire.h"
+
+#include <compare>
+
+#include "plan/collective_steps.h"
+
+namespace shardlab {
+namespace {
+
+/// Messages of one kind on one communicator, as often as a role sends them in a step.
+struct Message {
+  int32_t comm = -1;
+  bool point_to_point = false;
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  Algorithm algorithm = Algorithm::kRing;
+  int root = 0;
+  int hop = 0;
+  bool cyclic = false;
+  DType dtype = DType::f32;
+  int64_t elements = 0;
+  friend auto operator<=>(const Message&, const Message&) = default;
+};
+
+using Counts = std::map<Message, int64_t>;
+
+/// The messages of one run of a segment.
+Counts messages_of(const Segment& segment) {
+  Counts counts;
+  const auto type_of = [&](SlotId s) -> const Type& { return segment.slots[s.index()].type; };
+  for (const Step& step : segment.steps) {
+    const Op* op = std::get_if<Op>(&step);
+    if (!op) continue;
+    if (const auto* c = std::get_if<Collective>(&op->work)) {
+      const Type& whole = type_of(c->kind == CollectiveKind::kAllGather ? op->writes.at(0) : op->reads.at(0));
+      ++counts[{c->comm.value, false, c->kind, c->algorithm, c->root, 0, false, whole.dtype, whole.shape.elements()}];
+    } else if (const auto* s = std::get_if<Send>(&op->work)) {
+      const Type& t = type_of(op->reads.at(0));
+      ++counts[{.comm = s->comm.value,
+                .point_to_point = true,
+                .hop = s->hop,
+                .cyclic = s->cyclic,
+                .dtype = t.dtype,
+                .elements = t.shape.elements()}];
+    }
+  }
+  return counts;
+}
+
+Counts messages_of(const std::vector<Counts>& by_segment, const Role& role) {
+  std::vector<int64_t> calls(by_segment.size());
+  for (const Item& item : role.program)
+    if (const Call* call = std::get_if<Call>(&item)) ++calls[call->segment.index()];
+  Counts counts;
+  for (size_t s = 0; s < by_segment.size(); ++s)
+    for (const auto& [message, n] : by_segment[s])
+      if (calls[s] != 0) counts[message] += n * calls[s];
+  return counts;
+}
+
+std::vector<Counts> messages_by_segment(const Plan& plan) {
+  std::vector<Counts> counts;
+  for (const Segment& segment : plan.segments) counts.push_back(messages_of(segment));
+  return counts;
+}
+
+const Role& role_of(const Plan& plan, const Coordinates& c) {
+  const auto axis = plan.mesh.find("pp");
+  const size_t index = axis ? static_cast<size_t>(c[static_cast<size_t>(*axis)]) : 0;
+  SHARDLAB_CHECK(index < plan.roles.size(), "the plan has {} roles and a rank at stage {}", plan.roles.size(), index);
+  return plan.roles[index];
+}
+
+/// Where a rank stands in its group on a communicator: all that decides how much it sends there.
+struct Seat {
+  int size = 1;
+  int index = 0;
+  friend auto operator<=>(const Seat&, const Seat&) = default;
+};
+
+Seat seat_of(const Mesh& mesh, const Comm& comm, const Coordinates& c) {
+  const int size = mesh.size(comm.axes);
+  const int index = mesh.index_in_group(comm.axes, c);
+  if (comm.span == Span::kAll || size <= 2) return {size, index};
+  if (index == 0) return {2, 0};
+  if (index == size - 1) return {2, 1};
+  return {1, 0};
+}
+
+int64_t bytes_sent(const Message& m, const Seat& seat) {
+  if (m.point_to_point) {
+    const int to = seat.index + m.hop;
+    const bool leaves = m.cyclic ? m.hop % seat.size != 0 : to >= 0 && to < seat.size;
+    return leaves ? bytes_of(m.dtype, m.elements) : 0;
+  }
+  return bytes_of(m.dtype, sent_elements(m.kind, m.algorithm, m.elements, seat.size, seat.index, seat.size == 1 ? 0 : m.root));
+}
+
+}  // namespace
+
+std::map<std::string, int64_t> wire_bytes(const Plan& plan, const Coordinates& c) {
+  std::map<std::string, int64_t> bytes;
+  for (const auto& [message, n] : messages_of(messages_by_segment(plan), role_of(plan, c))) {
+    const Comm& comm = plan.comms[static_cast<size_t>(message.comm)];
+    bytes[comm.name] += n * bytes_sent(message, seat_of(plan.mesh, comm, c));
+  }
+  return bytes;
+}
+
+std::map<std::string, int64_t> total_wire_bytes(const Plan& plan) {
+  // Ranks of one role that sit alike send alike: count the ranks of each seat, then the bytes of each seat once.
+  std::vector<std::vector<std::map<Seat, int64_t>>> seats(plan.roles.size());  // by role and communicator
+  for (auto& of_role : seats) of_role.resize(plan.comms.size());
+  for (int rank = 0; rank < plan.mesh.world_size(); ++rank) {
+    const Coordinates c = plan.mesh.coordinates(rank);
+    const size_t role = static_cast<size_t>(&role_of(plan, c) - plan.roles.data());
+    for (size_t i = 0; i < plan.comms.size(); ++i) ++seats[role][i][seat_of(plan.mesh, plan.comms[i], c)];
+  }
+  const std::vector<Counts> by_segment = messages_by_segment(plan);
+  std::map<std::string, int64_t> bytes;
+  std::map<std::pair<Message, Seat>, int64_t> once;
+  for (size_t role = 0; role < plan.roles.size(); ++role)
+    for (const auto& [message, n] : messages_of(by_segment, plan.roles[role])) {
+      const auto comm = static_cast<size_t>(message.comm);
+      for (const auto& [seat, ranks] : seats[role][comm]) {
+        const auto [sent, is_new] = once.try_emplace({message, seat}, 0);
+        if (is_new) sent->second = bytes_sent(message, seat);
+        bytes[plan.comms[comm].name] += n * ranks * sent->second;
+      }
+    }
+  return bytes;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,37 @@
+// What the operating system says of this process and of the energy that the processor used.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace shardlab {
+
+/// Memory of this process in RAM. Zero where the system does not say.
+struct ResidentMemory {
+  int64_t now_bytes = 0;
+  int64_t peak_bytes = 0;  ///< since the process began
+};
+ResidentMemory resident_memory();
+
+/// Energy of all processor packages, from Linux's powercap (RAPL) counters.
+class EnergyMeter {
+ public:
+  /// `root`: the folder of the counters.
+  explicit EnergyMeter(std::string root = "/sys/class/powercap");
+
+  /// Joules since the meter was made; nothing where the counters are missing or may not be read (often: root only, or a virtual
+  /// machine). A counter that wrapped once is put right; call at least every few minutes.
+  std::optional<double> joules();
+
+ private:
+  struct Package {
+    std::string path;
+    double last_uj = 0, range_uj = 0, used_uj = 0;
+  };
+  std::vector<Package> packages_;
+  bool readable_ = true;
+};
+
+}  // namespace shardlab

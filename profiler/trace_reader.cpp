@@ -1,0 +1,72 @@
+#include "profiler/trace_reader.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace shardlab {
+namespace {
+
+using nlohmann::json;
+
+void read_header(const json& line, Trace& trace) {
+  trace.producer = line.at("producer").get<std::string>();
+  trace.world_size = line.at("world_size").get<int>();
+  trace.steps = line.at("steps").get<int>();
+  trace.streams = line.at("streams").get<std::vector<std::string>>();
+  trace.dropped = line.at("dropped").get<int64_t>();
+  trace.recorder_overhead_s = line.at("recorder_overhead_s").get<double>();
+  trace.step_interval.resize(static_cast<size_t>(trace.world_size) * static_cast<size_t>(trace.steps));
+}
+
+void read_line(const json& line, Trace& trace) {
+  const int rank = line.at("rank").get<int>(), step = line.at("step").get<int>();
+  const double begin = line.at("begin").get<double>(), end = line.at("end").get<double>();
+  if (!line.contains("kind")) {
+    trace.step_interval.at(static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank)) = {begin, end};
+    return;
+  }
+  TraceEvent event;
+  event.kind = line.at("kind").get<std::string>() == "wait" ? TraceEvent::Kind::kWait : TraceEvent::Kind::kOp;
+  event.rank = rank;
+  event.instruction = line.at("instruction").get<int32_t>();
+  event.stream = line.at("stream").get<int32_t>();
+  event.step = step;
+  event.begin = begin;
+  event.end = end;
+  event.peer_wait = line.at("peer_wait").get<double>();
+  event.sent_bytes = line.at("sent_bytes").get<int64_t>();
+  trace.events.push_back(event);
+}
+
+}  // namespace
+
+Result<Trace> read_trace_lines(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return Error{ExitCode::kUsage, "there is no trace", "run the case again to record one", path};
+  Trace trace;
+  int number = 0;
+  for (std::string text; std::getline(file, text);) {
+    ++number;
+    const json line = json::parse(text, nullptr, false);
+    const auto broken = [&](std::string why) {
+      return Error{ExitCode::kUsage, std::move(why), "the file is damaged: run the case again", fmt::format("{}:{}", path, number)};
+    };
+    if (line.is_discarded()) return broken("this line is no JSON");
+    try {
+      if (number == 1) {
+        if (line.at("version").get<int>() > kTraceVersion) return broken("the trace is of a newer version of shardlab");
+        read_header(line, trace);
+      } else {
+        read_line(line, trace);
+      }
+    } catch (const std::exception& error) {
+      return broken(error.what());
+    }
+  }
+  if (number == 0) return Error{ExitCode::kUsage, "the trace is empty", "run the case again", path};
+  return trace;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,198 @@
+#include "reports/columns.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "plan/base/check.h"
+
+namespace shardlab {
+
+namespace {
+
+using Outcome = const CaseOutcome&;
+constexpr Value kNotApplicable = std::monostate{};
+
+Value text(std::string_view v) { return v.empty() ? kNotApplicable : Value(std::string(v)); }
+Value number(int64_t v) { return Value(v); }
+Value number(double v) { return Value(v); }
+Value maybe(const std::optional<double>& v) { return v ? Value(*v) : kNotApplicable; }
+
+/// Tokens of one step of the whole job at `step_s` seconds a step.
+Value tokens_per_s(Outcome o, double step_s) {
+  return step_s > 0 ? number(static_cast<double>(o.config.train.global_batch_tokens) / step_s) : kNotApplicable;
+}
+
+// A column whose value is a figure of the prediction or of the measurement is empty where there is none.
+#define PREDICTED(expression) [](Outcome o) { return o.predicted ? number(o.predicted->expression) : kNotApplicable; }
+#define MEASURED(expression) [](Outcome o) { return o.measured ? number(o.measured->expression) : kNotApplicable; }
+#define CONFIG(expression) [](Outcome o) { return number(int64_t{o.config.expression}); }
+#define NAMED(expression) [](Outcome o) { return text(o.config.expression); }
+
+constexpr std::array kColumns = {
+    // What the case is and what became of it.
+    CaseColumn{"case_id", Unit::kNone, "case", "hash of the resolved case", [](Outcome o) { return text(o.case_id); }},
+    CaseColumn{"name", Unit::kNone, "", "name given by the sweep", NAMED(name)},
+    CaseColumn{"status", Unit::kNone, "", "ok, refused, oom, timeout or failed", [](Outcome o) { return text(name_of(o.status)); }},
+    CaseColumn{"reason", Unit::kNone, "", "why it is not ok", [](Outcome o) { return text(o.reason); }},
+    CaseColumn{"model", Unit::kNone, "", "model preset or file", NAMED(model.name)},
+    CaseColumn{"parameters", Unit::kCount, "", "parameters of the whole model", [](Outcome o) { return number(o.parameters); }},
+    CaseColumn{"machine", Unit::kNone, "", "machine preset or file", NAMED(machine.id)},
+    CaseColumn{"backend", Unit::kNone, "", "what ran the ops: cpu, cuda or dry", NAMED(backend)},
+    CaseColumn{"transport", Unit::kNone, "", "what moved the bytes", NAMED(transport)},
+    CaseColumn{"world_size", Unit::kNone, "ranks", "dp tp pp cp", [](Outcome o) { return number(int64_t{o.config.layout.world_size()}); }},
+    // The layout.
+    CaseColumn{"dp", Unit::kNone, "", "data-parallel size", CONFIG(layout.dp)},
+    CaseColumn{"tp", Unit::kNone, "", "tensor-parallel size", CONFIG(layout.tp)},
+    CaseColumn{"pp", Unit::kNone, "", "pipeline stages", CONFIG(layout.pp)},
+    CaseColumn{"vpp", Unit::kNone, "", "virtual stages per rank", CONFIG(layout.vpp)},
+    CaseColumn{"cp", Unit::kNone, "", "context-parallel size", CONFIG(layout.cp)},
+    CaseColumn{"ep", Unit::kNone, "", "expert-parallel size", CONFIG(layout.ep)},
+    CaseColumn{"zero", Unit::kNone, "", "ZeRO stage", CONFIG(layout.zero)},
+    CaseColumn{"schedule", Unit::kNone, "", "order of the pipeline's micro-batches", [](Outcome o) { return text(name_of(o.config.layout.schedule)); }},
+    CaseColumn{"sequence_parallel", Unit::kNone, "", "activations sharded along the sequence over tp", [](Outcome o) { return Value(o.config.layout.sequence_parallel); }},
+    CaseColumn{"recompute", Unit::kNone, "", "what backward computes again", [](Outcome o) { return text(name_of(o.config.layout.recompute)); }},
+    CaseColumn{"offload", Unit::kNone, "", "what lives outside device memory", [](Outcome) { return text("none"); }},
+    CaseColumn{"precision", Unit::kNone, "", "element type of the matrix multiplications", NAMED(train.precision)},
+    // The batch.
+    CaseColumn{"micro_batch", Unit::kNone, "", "sequences of one micro-batch on one rank", CONFIG(train.micro_batch)},
+    CaseColumn{"grad_accumulation", Unit::kNone, "", "micro-batches of one step on one rank", CONFIG(train.grad_accumulation)},
+    CaseColumn{"seq_len", Unit::kNone, "", "tokens of one sequence", CONFIG(train.seq_len)},
+    CaseColumn{"global_batch_tokens", Unit::kNone, "", "tokens of one step of the whole job", CONFIG(train.global_batch_tokens)},
+    // Predicted beside measured.
+    CaseColumn{"predicted_step_s", Unit::kSeconds, "predicted step", "one optimizer step", PREDICTED(step_s)},
+    CaseColumn{"measured_step_s", Unit::kSeconds, "measured step", "one optimizer step, median over all samples", MEASURED(step_s)},
+    CaseColumn{"step_error_pct", Unit::kPercent, "error", "(predicted - measured) / measured: positive where the prediction was too slow", [](Outcome o) { return maybe(step_error_pct(o)); }},
+    CaseColumn{"predicted_tokens_per_s", Unit::kTokensPerSecond, "predicted rate", "of the whole job", [](Outcome o) { return o.predicted ? tokens_per_s(o, o.predicted->step_s) : kNotApplicable; }},
+    CaseColumn{"measured_tokens_per_s", Unit::kTokensPerSecond, "measured rate", "of the whole job", [](Outcome o) { return o.measured ? tokens_per_s(o, o.measured->step_s) : kNotApplicable; }},
+    CaseColumn{"predicted_mfu", Unit::kFraction, "predicted MFU", "model flops (no recompute) against the dense peak of the precision", [](Outcome o) { return o.predicted ? maybe(mfu(o.config, o.predicted->step_s)) : kNotApplicable; }},
+    CaseColumn{"measured_mfu", Unit::kFraction, "measured MFU", "model flops (no recompute) against the dense peak of the precision", [](Outcome o) { return o.measured ? maybe(mfu(o.config, o.measured->step_s)) : kNotApplicable; }},
+    CaseColumn{"predicted_peak_bytes", Unit::kBytes, "predicted peak", "largest sum of live bytes over ranks", PREDICTED(peak_bytes)},
+    CaseColumn{"measured_peak_bytes", Unit::kBytes, "measured peak", "largest sum of live bytes over ranks, as the ops ran", MEASURED(peak_bytes)},
+    CaseColumn{"predicted_wire_bytes", Unit::kBytes, "predicted wire", "payload sent in one step, summed over ranks", PREDICTED(wire_bytes)},
+    CaseColumn{"measured_wire_bytes", Unit::kBytes, "measured wire", "payload sent in one step, summed over ranks, counted where it was sent", MEASURED(wire_bytes)},
+    CaseColumn{"predicted_compute_s", Unit::kSeconds, "predicted compute", "union of compute ops on the slowest rank", PREDICTED(compute_s)},
+    CaseColumn{"measured_compute_s", Unit::kSeconds, "measured compute", "union of compute ops on the slowest rank", MEASURED(compute_s)},
+    CaseColumn{"predicted_exposed_comm_s", Unit::kSeconds, "predicted exposed", "communication not covered by compute", PREDICTED(exposed_comm_s)},
+    CaseColumn{"measured_exposed_comm_s", Unit::kSeconds, "measured exposed", "communication not covered by compute", MEASURED(exposed_comm_s)},
+    CaseColumn{"predicted_bubble_fraction", Unit::kFraction, "predicted bubble", "share of the step that waits for a pipeline input", PREDICTED(bubble_fraction)},
+    CaseColumn{"measured_bubble_fraction", Unit::kFraction, "measured bubble", "share of the step that waits for a pipeline input", MEASURED(bubble_fraction)},
+    CaseColumn{"unplanned_time_s", Unit::kSeconds, "unplanned", "step less the union of its ops and waits", MEASURED(unplanned_time_s)},
+    CaseColumn{"unplanned_memory_bytes", Unit::kBytes, "unplanned memory", "growth of the process beyond its arenas", MEASURED(unplanned_memory_bytes)},
+    CaseColumn{"loss_first", Unit::kNats, "first loss", "mean loss of the first step", [](Outcome o) { return o.measured && !o.measured->losses.empty() ? number(o.measured->losses.front()) : kNotApplicable; }},
+    CaseColumn{"loss_last", Unit::kNats, "last loss", "mean loss of the last step", [](Outcome o) { return o.measured && !o.measured->losses.empty() ? number(o.measured->losses.back()) : kNotApplicable; }},
+    CaseColumn{"energy_j", Unit::kJoules, "energy", "of one step", [](Outcome o) { return o.measured ? maybe(o.measured->energy_j) : kNotApplicable; }},
+    // How sure, and under which further keys.
+    CaseColumn{"step_spread", Unit::kFraction, "spread", "(p90 - p10) / median of the measured steps", MEASURED(step_spread)},
+    CaseColumn{"repeats", Unit::kNone, "", "runs of the case", [](Outcome o) { return o.measured ? number(int64_t{o.measured->repeats}) : kNotApplicable; }},
+    CaseColumn{"samples", Unit::kNone, "", "measured steps of all repeats", [](Outcome o) { return o.measured ? number(int64_t{o.measured->samples}) : kNotApplicable; }},
+    CaseColumn{"val_loss", Unit::kNats, "validation loss", "on text that was not trained on", [](Outcome o) { return o.measured ? maybe(o.measured->val_loss) : kNotApplicable; }},
+    CaseColumn{"loss_unigram", Unit::kNats, "unigram loss", "entropy of the unigram model on the same text", [](Outcome o) { return o.measured ? maybe(o.measured->loss_unigram) : kNotApplicable; }},
+    CaseColumn{"seed", Unit::kNone, "", "of every random number", [](Outcome o) { return text(fmt::format("{}", o.config.train.seed)); }},
+    CaseColumn{"program_version", Unit::kNone, "", "of shardlab", [](Outcome o) { return text(o.program_version); }},
+    CaseColumn{"calibration_id", Unit::kNone, "", "measurements of the machine that the prediction used", [](Outcome o) { return o.predicted ? text(o.predicted->calibration_id) : kNotApplicable; }},
+    CaseColumn{"extrapolated", Unit::kNone, "", "whether some op lies outside what the calibration measured", [](Outcome o) { return o.predicted ? Value(o.predicted->extrapolated) : kNotApplicable; }},
+    CaseColumn{"kernel_variant", Unit::kNone, "", "kernels chosen for the processor", [](Outcome o) { return o.measured ? text(o.measured->kernel_variant) : kNotApplicable; }},
+    CaseColumn{"profile", Unit::kNone, "", "framework whose run is predicted", NAMED(profile)},
+    CaseColumn{"optimizer", Unit::kNone, "", "adamw or sgd", [](Outcome o) { return text(name_of(o.config.train.optimizer)); }},
+    CaseColumn{"learning_rate", Unit::kNone, "", "at its peak", [](Outcome o) { return number(double{o.config.train.learning_rate.peak}); }},
+    CaseColumn{"dropout", Unit::kNone, "", "probability of dropping an element", [](Outcome o) { return number(double{o.config.train.dropout}); }},
+    CaseColumn{"bucket_bytes", Unit::kBytes, "bucket", "gradients reduced together; 0: one bucket per parameter", CONFIG(layout.bucket_bytes)},
+    CaseColumn{"overlap", Unit::kNone, "", "gradients are reduced while backward goes on", [](Outcome o) { return Value(o.config.layout.overlap); }},
+    CaseColumn{"collective_algorithm", Unit::kNone, "", "auto, ring, halving-doubling or direct", [](Outcome o) { return text(name_of(o.config.layout.collective_algorithm)); }},
+    CaseColumn{"canonical", Unit::kNone, "", "sums in the canonical order: bitwise equal across layouts", [](Outcome o) { return Value(o.config.canonical); }},
+    CaseColumn{"threads_per_rank", Unit::kNone, "", "threads of one rank's kernels", CONFIG(threads_per_rank)},
+    CaseColumn{"predicted_arena_bytes", Unit::kBytes, "predicted arena", "what packing makes of the peak", PREDICTED(arena_bytes)},
+    CaseColumn{"measured_arena_bytes", Unit::kBytes, "measured arena", "storage that the executor took for its buffers", MEASURED(arena_bytes)},
+    CaseColumn{"resident_bytes", Unit::kBytes, "resident", "physical memory of the whole process", MEASURED(resident_bytes)},
+    CaseColumn{"recorder_overhead_s", Unit::kSeconds, "recorder", "cost of recording one event", MEASURED(recorder_overhead_s)},
+};
+
+#undef PREDICTED
+#undef MEASURED
+#undef CONFIG
+#undef NAMED
+
+constexpr std::array<std::string_view, 11> kSummary{"name",           "status",    "world_size", "predicted_step_s",     "measured_step_s", "step_error_pct", "measured_tokens_per_s", "predicted_peak_bytes",
+                                                    "measured_peak_bytes", "loss_last", "reason"};
+
+}  // namespace
+
+std::span<const CaseColumn> case_columns() { return kColumns; }
+
+const CaseColumn* find_column(std::string_view name) {
+  const auto found = std::find_if(kColumns.begin(), kColumns.end(), [&](const CaseColumn& c) { return c.name == name; });
+  return found == kColumns.end() ? nullptr : &*found;
+}
+
+std::span<const std::string_view> summary_columns() { return kSummary; }
+
+Table case_table(std::span<const CaseOutcome> cases, std::span<const std::string_view> names) {
+  std::vector<const CaseColumn*> columns;
+  if (names.empty())
+    for (const CaseColumn& c : kColumns) columns.push_back(&c);
+  for (const std::string_view name : names) {
+    columns.push_back(find_column(name));
+    SHARDLAB_CHECK(columns.back() != nullptr, "no result column is called `{}`", name);
+  }
+  Table table;
+  for (const CaseColumn* c : columns)
+    table.columns.push_back({std::string(c->name), c->unit, std::string(c->heading), c->name == "reason" || c->name == "name"});
+  for (const CaseOutcome& o : cases) {
+    auto& row = table.rows.emplace_back();
+    for (const CaseColumn* c : columns) row.push_back(c->get(o));
+  }
+  return table;
+}
+
+std::string layout_text(const Case& config) {
+  const Layout& l = config.layout;
+  std::string out;
+  const auto add = [&](std::string_view part) { out += (out.empty() ? "" : " ") + std::string(part); };
+  for (const auto& [key, size] : {std::pair{"dp", l.dp}, {"tp", l.tp}, {"pp", l.pp}, {"vpp", l.vpp}, {"cp", l.cp}, {"ep", l.ep}})
+    if (size > 1) add(fmt::format("{}{}", key, size));
+  if (out.empty()) out = "1 rank";
+  if (l.zero > 0) add(fmt::format("zero{}", l.zero));
+  if (l.schedule != Schedule::kNone) add(name_of(l.schedule));
+  if (l.sequence_parallel) add("sequence-parallel");
+  if (l.recompute != Recompute::kNone) add(fmt::format("recompute-{}", name_of(l.recompute)));
+  return out;
+}
+
+std::string case_title(const Case& config) {
+  const std::string layout = layout_text(config);
+  const auto spaced = [](std::string text) {
+    std::replace(text.begin(), text.end(), '-', ' ');
+    return text;
+  };
+  if (config.name.empty()) return layout;
+  return spaced(config.name) == spaced(layout) ? config.name : fmt::format("{} ({})", config.name, layout);
+}
+
+std::optional<double> peak_flops(const Case& config) {
+  const Machine& m = config.machine;
+  const auto peak = m.device.peak_flops.find(config.train.precision);
+  if (peak == m.device.peak_flops.end() || peak->second <= 0) return std::nullopt;
+  int devices = config.layout.world_size();
+  if (m.local) {
+    devices *= std::max(1, config.threads_per_rank);
+    if (m.cores > 0) devices = std::min(devices, m.cores);
+  }
+  return peak->second * devices;
+}
+
+std::optional<double> mfu(const Case& config, double step_s) {
+  const std::optional<double> peak = peak_flops(config);
+  if (!peak || step_s <= 0) return std::nullopt;
+  const double tokens_per_s = static_cast<double>(config.train.global_batch_tokens) / step_s;
+  return model_flops_per_token(config.model, config.train.seq_len) * tokens_per_s / *peak;
+}
+
+std::optional<double> step_error_pct(const CaseOutcome& o) {
+  if (!o.predicted || !o.measured || o.measured->step_s <= 0) return std::nullopt;
+  return 100 * (o.predicted->step_s - o.measured->step_s) / o.measured->step_s;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,51 @@
+// The one table of result columns: results.csv, the store's schema, console tables, JSON, markdown and the HTML report all follow it.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "plan/outcome.h"
+#include "reports/table.h"
+
+namespace shardlab {
+
+/// One figure of a case.
+struct CaseColumn {
+  std::string_view name;     ///< "predicted_step_s": a word without dots, stable
+  Unit unit;
+  std::string_view heading;  ///< of people's tables; the name when empty
+  std::string_view help;     ///< one line: what it is and how it is defined
+  Value (*get)(const CaseOutcome&);
+};
+
+/// Every column, in the order of results.csv. The first 48 are the fixed contract of ARCHITECTURE.md, section 3.
+std::span<const CaseColumn> case_columns();
+
+/// The column called `name`, or null.
+const CaseColumn* find_column(std::string_view name);
+
+/// Columns of a console summary: what a case is, what became of it, predicted beside measured.
+std::span<const std::string_view> summary_columns();
+
+/// One row a case, with the named columns, in that order; every column when `names` is empty. An unknown name is a bug.
+Table case_table(std::span<const CaseOutcome> cases, std::span<const std::string_view> names = {});
+
+/// "dp2 tp2 zero1": the layout in words, keys of value 1 left out; "1 rank" for a single rank.
+std::string layout_text(const Case& config);
+
+/// "tp2-final (tp2)", or the name alone where it says what the layout says.
+std::string case_title(const Case& config);
+
+/// Dense peak flop/s of the devices that the case can keep busy, at its precision: the denominator of MFU. On the local machine a device is
+/// a core, and ranks that outnumber the cores share them. Nothing where the machine states no peak for the precision.
+std::optional<double> peak_flops(const Case& config);
+
+/// Model flop utilisation at `step_s` seconds a step: model_flops_per_token * tokens/s / peak_flops. No recompute counted.
+std::optional<double> mfu(const Case& config, double step_s);
+
+/// (predicted - measured) / measured, in percent; positive where the prediction was too slow. Nothing unless both are there.
+std::optional<double> step_error_pct(const CaseOutcome& outcome);
+
+}  // namespace shardlab

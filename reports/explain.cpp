@@ -1,0 +1,171 @@
+#include "reports/explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "reports/columns.h"
+#include "reports/format.h"
+
+namespace shardlab {
+
+namespace {
+
+/// The time by which ops are ranked and shared out: measured where the case was measured.
+double seconds_of(const OpComparison& op, bool measured) { return measured ? op.measured_s : op.predicted_s; }
+
+/// What a figure of a step is worth mentioning for: its share of the step.
+constexpr double kWorthSaying = 0.02;
+
+/// "41.2 ms (74.00 % of the step)"
+std::string share_text(double seconds, double step_s) { return fmt::format("{} ({} of the step)", seconds_text(seconds), percent_text(seconds / step_s)); }
+
+bool is_communication(const std::string& kind) {
+  for (const std::string_view word : {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "recv"})
+    if (kind.rfind(word, 0) == 0) return true;
+  return false;
+}
+
+std::string headline(const CaseOutcome& o) {
+  std::string text = fmt::format("{}: {}", case_title(o.config), name_of(o.status));
+  if (!o.reason.empty()) text += ", " + o.reason;
+  return text;
+}
+
+void step_reason(const CaseOutcome& o, std::vector<std::string>& out) {
+  if (o.measured && o.predicted) {
+    const double error = *step_error_pct(o);
+    out.push_back(fmt::format("A step takes {} (spread {}, {} samples); predicted were {}, {} off.", seconds_text(o.measured->step_s), percent_text(o.measured->step_spread),
+                              o.measured->samples, seconds_text(o.predicted->step_s), signed_percent_text(error)));
+    if (std::abs(error) / 100 < o.measured->step_spread / 2)
+      out.push_back("The error is within half the spread of the measurement: a closer prediction could not be told from this one.");
+  } else if (o.measured) {
+    out.push_back(fmt::format("A step takes {} (spread {}, {} samples); nothing was predicted.", seconds_text(o.measured->step_s), percent_text(o.measured->step_spread), o.measured->samples));
+  } else if (o.predicted) {
+    out.push_back(fmt::format("A step is predicted to take {}; it was not measured.", seconds_text(o.predicted->step_s)));
+  }
+}
+
+/// Where the time of the slowest rank goes, with what could be done about each part.
+void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
+  const bool measured = o.measured.has_value();
+  const double step = measured ? o.measured->step_s : o.predicted->step_s;
+  const double compute = measured ? o.measured->compute_s : o.predicted->compute_s;
+  const double exposed = measured ? o.measured->exposed_comm_s : o.predicted->exposed_comm_s;
+  const double bubble = measured ? o.measured->bubble_fraction : o.predicted->bubble_fraction;
+  const Layout& l = o.config.layout;
+  if (step <= 0) return;
+  out.push_back(fmt::format("Compute runs for {}.", share_text(compute, step)));
+  if (exposed / step > kWorthSaying) {
+    std::string text = fmt::format("Communication that no compute covers takes {}", share_text(exposed, step));
+    if (l.tp > 1) text += fmt::format("; tp {} communicates inside every layer: try a smaller tp", l.tp);
+    else if (l.dp > 1 && !l.overlap) text += "; overlap is off: try overlap: true with bucket_bytes";
+    else if (l.dp > 1) text += "; try another bucket_bytes, or more grad_accumulation for the same reduction";
+    out.push_back(text + ".");
+  }
+  if (bubble > kWorthSaying) {
+    std::string text = fmt::format("The pipeline's bubble takes {} of the step", percent_text(bubble));
+    const double ideal = static_cast<double>(l.pp - 1) / static_cast<double>(o.config.train.grad_accumulation + l.pp - 1);
+    if (l.pp > 1) text += fmt::format("; (pp - 1) / (micro-batches + pp - 1) is {}: more grad_accumulation makes it smaller", percent_text(ideal));
+    out.push_back(text + ".");
+  }
+  if (measured) {
+    const double unplanned = o.measured->unplanned_time_s;
+    out.push_back(fmt::format("Unplanned, in no op and no wait: {}{}", share_text(unplanned, step), unplanned / step > 0.05 ? "; above 5 %: the host or other programs took the cores, or ops are too small." : "."));
+  }
+}
+
+void contention_reason(const CaseOutcome& o, std::vector<std::string>& out) {
+  const Machine& m = o.config.machine;
+  const int threads = o.config.layout.world_size() * std::max(1, o.config.threads_per_rank);
+  if (m.local && m.cores > 0 && threads > m.cores)
+    out.push_back(fmt::format("{} compute threads share {} cores: ranks take turns, and a wait for a peer may be a wait for a core.", threads, m.cores));
+  if (o.predicted && o.predicted->extrapolated)
+    out.push_back(o.predicted->calibration_id.empty() ? "The prediction comes from data sheets, not from a measured machine." : "Some ops lie outside what the calibration measured: the prediction extrapolates there.");
+}
+
+struct KindSum {
+  double predicted = 0, measured = 0;
+};
+
+/// Which kinds of op lose most against the prediction, and which are much faster than predicted.
+void residual_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
+  if (!o.measured || !o.predicted || o.ops.empty()) return;
+  std::map<std::string, KindSum> kinds;
+  double total = 0, missing = 0;
+  for (const OpComparison& op : o.ops) {
+    kinds[op.kind].predicted += op.predicted_s;
+    kinds[op.kind].measured += op.measured_s;
+    total += op.measured_s;
+    if (op.predicted_s > 0 && op.measured_s == 0) missing += op.predicted_s;
+  }
+  std::vector<std::pair<std::string, KindSum>> sorted(kinds.begin(), kinds.end());
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return std::abs(a.second.measured - a.second.predicted) > std::abs(b.second.measured - b.second.predicted); });
+  int said = 0;
+  for (const auto& [kind, sum] : sorted) {
+    const double residual = sum.measured - sum.predicted;
+    if (said == 3 || total <= 0 || std::abs(residual) / total < kWorthSaying / 2) break;
+    out.push_back(fmt::format("{} ops take {} {} than predicted ({} against {}){}", kind, seconds_text(std::abs(residual)), residual > 0 ? "longer" : "less",
+                              seconds_text(sum.measured), seconds_text(sum.predicted), is_communication(kind) ? "; the wait for peers is not counted here." : "."));
+    ++said;
+  }
+  if (said == 0) out.push_back("No kind of op is off by more than 1 % of the ops' time.");
+  if (missing > 0) out.push_back(fmt::format("{} were predicted for ops that the measurement does not have: the recorder may have dropped events.", seconds_text(missing)));
+}
+
+}  // namespace
+
+Table op_table(const CaseOutcome& outcome, int rows) {
+  const bool measured = outcome.measured.has_value(), predicted = outcome.predicted.has_value();
+  Table table;
+  table.columns = {{"stage", Unit::kNone}, {"op", Unit::kNone, "", true}, {"kind", Unit::kNone}, {"count", Unit::kNone}, {"flops", Unit::kFlops}, {"memory_bytes", Unit::kBytes, "memory"},
+                   {"payload_bytes", Unit::kBytes, "payload"}, {"predicted_s", Unit::kSeconds, "predicted"}, {"measured_s", Unit::kSeconds, "measured"}, {"residual_s", Unit::kSeconds, "residual"},
+                   {"residual_pct", Unit::kPercent, "of predicted"}, {"share", Unit::kFraction}, {"flops_per_s", Unit::kFlops, "flop/s"}};
+  std::map<int, double> stage_seconds;
+  std::vector<const OpComparison*> ops;
+  for (const OpComparison& op : outcome.ops) {
+    stage_seconds[op.stage] += seconds_of(op, measured);
+    ops.push_back(&op);
+  }
+  std::stable_sort(ops.begin(), ops.end(), [&](const OpComparison* a, const OpComparison* b) { return seconds_of(*a, measured) > seconds_of(*b, measured); });
+  if (rows > 0 && ops.size() > static_cast<size_t>(rows)) ops.resize(static_cast<size_t>(rows));
+  for (const OpComparison* op : ops) {
+    const double seconds = seconds_of(*op, measured), whole = stage_seconds[op->stage];
+    auto& row = table.rows.emplace_back(std::vector<Value>{int64_t{op->stage}, op->label, op->kind, int64_t{op->count}, op->flops, op->memory_bytes, op->payload_bytes});
+    row.push_back(predicted ? Value(op->predicted_s) : Value());
+    row.push_back(measured ? Value(op->measured_s) : Value());
+    row.push_back(predicted && measured ? Value(op->measured_s - op->predicted_s) : Value());
+    row.push_back(predicted && measured && op->predicted_s > 0 ? Value(100 * (op->measured_s - op->predicted_s) / op->predicted_s) : Value());
+    row.push_back(whole > 0 ? Value(seconds / whole) : Value());
+    row.push_back(op->flops > 0 && seconds > 0 ? Value(op->flops / seconds) : Value());
+  }
+  return table;
+}
+
+std::vector<std::string> reasons(const CaseOutcome& o) {
+  std::vector<std::string> out;
+  if (!o.predicted && !o.measured) {
+    out.push_back(o.reason.empty() ? "The case was neither predicted nor measured." : fmt::format("The case did not run: {}.", o.reason));
+    return out;
+  }
+  step_reason(o, out);
+  share_reasons(o, out);
+  residual_reasons(o, out);
+  contention_reason(o, out);
+  return out;
+}
+
+std::string explain(const CaseOutcome& outcome, const ExplainOptions& options) {
+  std::string out = headline(outcome) + "\n\n";
+  if (!outcome.ops.empty()) {
+    out += print_aligned(op_table(outcome, options.rows), options.width);
+    if (options.rows > 0 && outcome.ops.size() > static_cast<size_t>(options.rows)) out += fmt::format("({} more ops take less time; --rows 0 shows all)\n", outcome.ops.size() - static_cast<size_t>(options.rows));
+    out += "Seconds are summed over a step of one rank of the stage; residual is measured minus predicted; a wait for peers belongs to no op.\n\n";
+  }
+  for (const std::string& reason : reasons(outcome)) out += "- " + reason + "\n";
+  return out;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,29 @@
+// Why a case is as fast as it is: the text of `shardlab explain`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/outcome.h"
+#include "reports/table.h"
+
+namespace shardlab {
+
+/// One row per op label and stage, the greatest time first: stage, op, kind, count, flops, bytes, payload, predicted_s, measured_s,
+/// residual_s (measured - predicted), residual_pct (of predicted), share (of the time of all ops of the stage), flops_per_s (measured,
+/// else predicted). `rows` 0 gives all.
+Table op_table(const CaseOutcome& outcome, int rows = 0);
+
+/// Sentences: where the step's time goes (compute, exposed communication, bubble, unplanned), which op kinds lose most against the
+/// prediction, whether ranks share cores, whether the prediction extrapolates, and what to try. Never empty.
+std::vector<std::string> reasons(const CaseOutcome& outcome);
+
+struct ExplainOptions {
+  int rows = 20;   ///< of the op table, 0 for all
+  int width = 0;   ///< of the terminal, 0 for no limit
+};
+
+/// Heading, op table and reasons, as text for a person.
+std::string explain(const CaseOutcome& outcome, const ExplainOptions& options = {});
+
+}  // namespace shardlab

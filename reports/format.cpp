@@ -1,0 +1,96 @@
+#include "reports/format.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <span>
+
+namespace shardlab {
+
+namespace {
+
+struct Scale {
+  double size;
+  std::string_view name;
+};
+
+/// Four significant digits of a value whose magnitude is below 10,000.
+std::string four_digits(double value) {
+  const double magnitude = std::abs(value);
+  const int decimals = magnitude >= 999.95 ? 0 : magnitude >= 99.995 ? 1 : magnitude >= 9.9995 ? 2 : 3;
+  return fmt::format("{:.{}f}", value, decimals);
+}
+
+/// `value` in the largest of `scales` (largest first) that leaves it at least 1, else in the smallest.
+std::string scaled(double value, std::span<const Scale> scales) {
+  if (!std::isfinite(value)) return number_text(value);
+  for (const Scale& s : scales)
+    if (std::abs(value) >= s.size || &s == &scales.back()) return fmt::format("{} {}", four_digits(value / s.size), s.name);
+  return {};
+}
+
+constexpr std::array<Scale, 5> kByteScales{{{1024.0 * 1024 * 1024 * 1024 * 1024, "PiB"}, {1024.0 * 1024 * 1024 * 1024, "TiB"}, {1024.0 * 1024 * 1024, "GiB"}, {1024.0 * 1024, "MiB"}, {1024, "KiB"}}};
+constexpr std::array<Scale, 4> kSecondScales{{{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}}};
+constexpr std::array<Scale, 6> kCountScales{{{1e18, "E"}, {1e15, "P"}, {1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
+
+}  // namespace
+
+std::string number_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  return fmt::format("{}", value);
+}
+
+std::string bytes_text(int64_t bytes) {
+  if (std::abs(static_cast<double>(bytes)) < 1024) return fmt::format("{} B", bytes);
+  return scaled(static_cast<double>(bytes), kByteScales);
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds == 0) return "0 s";
+  return scaled(seconds, kSecondScales);
+}
+
+std::string count_text(double count) {
+  if (!std::isfinite(count)) return number_text(count);
+  if (std::abs(count) < 1000) return count == std::floor(count) ? fmt::format("{:.0f}", count) : four_digits(count);
+  return scaled(count, kCountScales);
+}
+
+std::string flops_text(double flops) {
+  const std::string text = count_text(flops);
+  return text.find(' ') == std::string::npos ? text + " flop" : text + "flop";
+}
+
+std::string tokens_per_second_text(double tokens_per_s) {
+  const std::string text = count_text(tokens_per_s);
+  return text + " tok/s";
+}
+
+std::string percent_text(double fraction) { return std::isfinite(fraction) ? fmt::format("{:.2f} %", fraction * 100) : number_text(fraction); }
+
+std::string signed_percent_text(double percent) { return std::isfinite(percent) ? fmt::format("{:+.2f} %", percent) : number_text(percent); }
+
+int display_width(std::string_view text) {
+  int width = 0;
+  for (const char c : text) width += (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // continuation bytes take no column
+  return width;
+}
+
+std::string shortened(std::string_view text, int width) {
+  if (display_width(text) <= width) return std::string(text);
+  if (width <= 0) return {};
+  std::string out;
+  int taken = 0;
+  for (size_t i = 0; i < text.size();) {
+    size_t next = i + 1;
+    while (next < text.size() && (static_cast<unsigned char>(text[next]) & 0xC0) == 0x80) ++next;
+    if (++taken >= width) break;
+    out.append(text.substr(i, next - i));
+    i = next;
+  }
+  return out + "…";
+}
+
+}  // namespace shardlab

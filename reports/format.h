@@ -1,0 +1,40 @@
+// Quantities as people read them. The one place where units are chosen; files keep exact numbers (`number_text`).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace shardlab {
+
+/// The shortest decimal text that reads back as the same double; "nan", "inf", "-inf".
+std::string number_text(double value);
+
+/// "512 B", "1.500 KiB", "12.31 MiB": powers of 1024, four significant digits.
+std::string bytes_text(int64_t bytes);
+
+/// "1.234 s", "41.20 ms", "3.100 us", "25.00 ns": four significant digits.
+std::string seconds_text(double seconds);
+
+/// "124.4 M", "8.030 G", "512": powers of 1000, four significant digits; counts below 1000 stay whole numbers.
+std::string count_text(double count);
+
+/// "3.210 Gflop", "12 flop".
+std::string flops_text(double flops);
+
+/// "12.35 k tok/s".
+std::string tokens_per_second_text(double tokens_per_s);
+
+/// `fraction` 0.0312 is "3.12 %".
+std::string percent_text(double fraction);
+
+/// `percent` -2.5 is "-2.50 %", 2.5 "+2.50 %": a residual always has its sign.
+std::string signed_percent_text(double percent);
+
+/// Columns that `text` (UTF-8) takes in a terminal, one for every code point.
+int display_width(std::string_view text);
+
+/// `text` cut to at most `width` columns, the last one "…" when something is missing.
+std::string shortened(std::string_view text, int width);
+
+}  // namespace shardlab

@@ -1,0 +1,36 @@
+// The report: one HTML file, complete in itself, that needs no network.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/outcome.h"
+#include "reports/metadata.h"
+#include "reports/timeline.h"
+
+namespace shardlab {
+
+struct Report {
+  std::string title;
+  RunMetadata metadata;              ///< of the last run
+  std::vector<CaseOutcome> cases;
+  std::vector<Timeline> timelines;   ///< none, or of some cases
+};
+
+/// The data of the report as JSON (no HTML escapes): {title, metadata, columns, cases, summary, statements, timelines}.
+std::string report_json(const Report& report);
+
+/// The whole page. Equal input gives equal bytes. Text from outside (names, reasons, commands) cannot leave its place.
+std::string render_html(const Report& report);
+
+/// The report as markdown: the answer, accuracy by world size, the table of cases.
+std::string render_markdown(const Report& report);
+
+/// `text` in HTML content or in a quoted attribute.
+std::string html_escaped(std::string_view text);
+
+/// `json` inside a <script> element: "<" is written as \u003c, so neither "</script" nor "<!--" can occur.
+std::string script_safe(std::string_view json);
+
+}  // namespace shardlab

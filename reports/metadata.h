@@ -1,0 +1,28 @@
+// Where, when and by what results were made: the environment block of every report.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace shardlab {
+
+/// Where and by what the results of a run directory were made. One per call of `run` on the directory.
+struct RunMetadata {
+  std::string program_version;
+  std::string commit;        ///< of shardlab's own source, "-dirty" when changed, empty when unknown
+  std::string compiler;
+  std::string libraries;     ///< "oneDNN 2.7, fmt 9.1"
+  std::string command;       ///< as typed
+  std::string date;          ///< ISO 8601, UTC
+  std::string host;          ///< name of the machine
+  std::string processor;
+  std::string system;        ///< kernel and distribution
+  int cores = 0;
+  int64_t memory_bytes = 0;
+  std::string calibration_id;
+  double recorder_overhead_s = 0;
+  int64_t dropped_events = 0;
+  friend bool operator==(const RunMetadata&, const RunMetadata&) = default;
+};
+
+}  // namespace shardlab

@@ -1,0 +1,60 @@
+// A thin hold on the SQLite C interface: statements that clean up, transactions that roll back, failures with a remedy.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+struct sqlite3;
+struct sqlite3_stmt;
+
+namespace shardlab::sqlite {
+
+/// Throws the WorldError for the database's last failure while `doing` ("appending a case").
+[[noreturn]] void fail(sqlite3* database, std::string_view doing);
+
+/// Runs SQL that has no parameters and no result. Throws a WorldError.
+void execute(sqlite3* database, const std::string& sql);
+
+/// A prepared statement. Parameters are numbered from 1, columns from 0. Everything that fails throws a WorldError.
+class Statement {
+ public:
+  Statement(sqlite3* database, const std::string& sql);
+  ~Statement();
+  Statement(const Statement&) = delete;
+  Statement& operator=(const Statement&) = delete;
+
+  Statement& bind(int index, int64_t value);
+  Statement& bind(int index, double value);  ///< nan becomes NULL
+  Statement& bind(int index, std::string_view value);
+  Statement& bind_null(int index);
+
+  /// True while there is a row.
+  bool step();
+  /// Runs a statement that returns no rows, and makes it ready for new parameters.
+  void run();
+
+  int64_t integer(int column) const;
+  double real(int column) const;  ///< NULL reads as nan
+  std::string text(int column) const;
+
+ private:
+  sqlite3* database_;
+  sqlite3_stmt* handle_ = nullptr;
+};
+
+/// BEGIN IMMEDIATE now; ROLLBACK when destroyed without `commit`.
+class Transaction {
+ public:
+  explicit Transaction(sqlite3* database);
+  ~Transaction();
+  Transaction(const Transaction&) = delete;
+  Transaction& operator=(const Transaction&) = delete;
+  void commit();
+
+ private:
+  sqlite3* database_;
+  bool open_ = true;
+};
+
+}  // namespace shardlab::sqlite

@@ -1,0 +1,298 @@
+#include "reports/store.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sqlite3.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "plan/base/check.h"
+#include "plan/base/hash.h"
+#include "plan/base/world_error.h"
+#include "plan/op.h"
+#include "reports/columns.h"
+#include "reports/outcome_json.h"
+#include "reports/sqlite.h"
+
+namespace shardlab {
+
+namespace {
+
+using sqlite::Statement;
+
+constexpr int kApplicationId = 0x73686C62;  ///< "shlb", in the header of the file: tells a store from any other SQLite file
+constexpr int kBusyMilliseconds = 10'000;
+
+/// SQLite's type for a result column, by the unit it counts in.
+std::string_view sql_type(Unit unit) {
+  switch (unit) {
+    case Unit::kBytes:
+    case Unit::kCount: return "INTEGER";
+    case Unit::kNone: return "";  // words, flags and small integers, each as it is
+    default: return "REAL";
+  }
+}
+
+void bind_value(Statement& s, int index, const Value& value) {
+  std::visit(Overload{[&](std::monostate) { s.bind_null(index); }, [&](bool v) { s.bind(index, int64_t{v}); }, [&](int64_t v) { s.bind(index, v); },
+                      [&](double v) { s.bind(index, v); }, [&](const std::string& v) { s.bind(index, v); }},
+             value);
+}
+
+/// "INSERT INTO cases (...) VALUES (...) ON CONFLICT DO UPDATE": a replaced row keeps its rowid and so its place.
+std::string upsert_case_sql() {
+  std::string names, marks, updates;
+  const auto add = [&](std::string_view name) {
+    names += fmt::format("{}\"{}\"", names.empty() ? "" : ", ", name);
+    marks += marks.empty() ? "?" : ", ?";
+    if (name != "case_id") updates += fmt::format("{}\"{}\" = excluded.\"{}\"", updates.empty() ? "" : ", ", name, name);
+  };
+  for (const CaseColumn& c : case_columns()) add(c.name);
+  add("machine_key");
+  add("outcome");
+  return fmt::format("INSERT INTO cases ({}) VALUES ({}) ON CONFLICT (case_id) DO UPDATE SET {}", names, marks, updates);
+}
+
+template <class T>
+T stored(Result<T> result) {
+  if (!result) throw WorldError(result.error().message, result.error().hint);
+  return std::move(result).value();
+}
+
+/// Rows of one case, or of all when `case_id` is empty.
+class Selection {
+ public:
+  Selection(sqlite3* handle, const std::string& columns_and_table, const std::string& order, std::string_view case_id)
+      : statement_(handle, columns_and_table + (case_id.empty() ? "" : " WHERE case_id = ?") + " ORDER BY " + order) {
+    if (!case_id.empty()) statement_.bind(1, case_id);
+  }
+  Statement* operator->() { return &statement_; }
+
+ private:
+  Statement statement_;
+};
+
+using ById = std::map<std::string, CaseOutcome*>;
+
+void read_losses(sqlite3* handle, std::string_view case_id, const ById& by_id) {
+  for (Selection s(handle, "SELECT case_id, loss, word FROM losses", "case_id, step", case_id); s->step();) {
+    const auto found = by_id.find(s->text(0));
+    if (found == by_id.end() || !found->second->measured) continue;
+    const std::string word = s->text(2);
+    found->second->measured->losses.push_back(word == "inf" ? HUGE_VAL : word == "-inf" ? -HUGE_VAL : s->real(1));
+  }
+}
+
+void read_ops(sqlite3* handle, std::string_view case_id, const ById& by_id) {
+  for (Selection s(handle,
+                   "SELECT case_id, stage, label, kind, count, flops, memory_bytes, payload_bytes, predicted_s, measured_s FROM ops",
+                   "case_id, position", case_id);
+       s->step();) {
+    const auto found = by_id.find(s->text(0));
+    if (found == by_id.end()) continue;
+    found->second->ops.push_back({static_cast<int>(s->integer(1)), s->text(2), s->text(3), static_cast<int>(s->integer(4)), s->real(5),
+                                  s->real(6), s->real(7), s->real(8), s->real(9)});
+  }
+}
+
+/// One case, or all when `case_id` is empty, in the order of first appending.
+std::vector<CaseOutcome> read_outcomes(sqlite3* handle, std::string_view case_id) {
+  std::map<std::string, Machine> machines;
+  std::vector<CaseOutcome> out;
+  for (Selection s(handle, "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases", "position", case_id); s->step();) {
+    out.push_back(stored(outcome_from_json(s->text(0))));
+    const auto [machine, fresh] = machines.try_emplace(s->text(1));
+    if (fresh) machine->second = stored(machine_from_json(s->text(2)));
+    out.back().config.machine = machine->second;
+  }
+  ById by_id;
+  for (CaseOutcome& o : out) by_id[o.case_id] = &o;
+  read_losses(handle, case_id, by_id);
+  read_ops(handle, case_id, by_id);
+  return out;
+}
+
+}  // namespace
+
+void Store::Close::operator()(sqlite3* handle) const { sqlite3_close(handle); }
+
+Result<Store> Store::open(const std::string& path) { return open_with(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, true); }
+
+Result<Store> Store::open_existing(const std::string& path) {
+  if (!std::filesystem::exists(path))
+    return Error{ExitCode::kUsage, fmt::format("{}: no such results store", path), "name a directory that `shardlab run` wrote (--out DIR)", ""};
+  return open_with(path, SQLITE_OPEN_READONLY, false);
+}
+
+Result<Store> Store::open_with(const std::string& path, int flags, bool create) {
+  sqlite3* raw = nullptr;
+  const int code = sqlite3_open_v2(path.c_str(), &raw, flags, nullptr);
+  Store store(std::unique_ptr<sqlite3, Close>(raw), path);
+  if (raw == nullptr) throw WorldError(fmt::format("{}: no memory to open the results store", path), "close other programs");
+  sqlite3_extended_result_codes(raw, 1);
+  sqlite3_busy_timeout(raw, kBusyMilliseconds);
+  if (code != SQLITE_OK) sqlite::fail(raw, "opening the results store");
+
+  const auto pragma = [&](const char* name) {
+    Statement s(raw, fmt::format("PRAGMA {}", name));
+    return s.step() ? s.integer(0) : 0;
+  };
+  const int64_t application = pragma("application_id"), version = pragma("user_version");
+  const bool blank = application == 0 && version == 0 && [&] {
+    Statement s(raw, "SELECT count(*) FROM sqlite_master");
+    return s.step() && s.integer(0) == 0;
+  }();
+  if (blank && create) {
+    store.create_schema();
+    return store;
+  }
+  if (application != kApplicationId)
+    return Error{ExitCode::kUsage, fmt::format("{} is an SQLite file, but no results store of shardlab", path), "choose another directory with --out", ""};
+  if (version > kStoreVersion)
+    return Error{ExitCode::kUsage, fmt::format("{} was written by a newer shardlab: store version {}, this program reads up to {}", path, version, kStoreVersion),
+                 "use that shardlab, or choose another directory with --out", ""};
+  return store;
+}
+
+void Store::create_schema() {
+  std::string columns;
+  for (const CaseColumn& c : case_columns()) columns += fmt::format("\"{}\" {}{}, ", c.name, sql_type(c.unit), c.name == "case_id" ? "TEXT NOT NULL UNIQUE" : "");
+  sqlite::Transaction transaction(handle_.get());
+  sqlite::execute(handle_.get(), fmt::format("PRAGMA application_id = {}", kApplicationId));
+  sqlite::execute(handle_.get(), fmt::format("PRAGMA user_version = {}", kStoreVersion));
+  sqlite::execute(handle_.get(), "CREATE TABLE runs (run INTEGER PRIMARY KEY, metadata TEXT NOT NULL)");
+  sqlite::execute(handle_.get(), "CREATE TABLE machines (machine_key TEXT PRIMARY KEY, machine TEXT NOT NULL)");
+  sqlite::execute(handle_.get(), fmt::format("CREATE TABLE cases (position INTEGER PRIMARY KEY, {} machine_key TEXT NOT NULL, outcome TEXT NOT NULL)", columns));
+  sqlite::execute(handle_.get(), "CREATE TABLE losses (case_id TEXT NOT NULL, step INTEGER NOT NULL, loss REAL, word TEXT, PRIMARY KEY (case_id, step))");
+  sqlite::execute(handle_.get(),
+                  "CREATE TABLE ops (case_id TEXT NOT NULL, position INTEGER NOT NULL, stage INTEGER, label TEXT, kind TEXT, count INTEGER, flops REAL, "
+                  "memory_bytes REAL, payload_bytes REAL, predicted_s REAL, measured_s REAL, PRIMARY KEY (case_id, position))");
+  transaction.commit();
+}
+
+void Store::begin_run(const RunMetadata& run) {
+  program_version_ = run.program_version;
+  Statement(handle_.get(), "INSERT INTO runs (metadata) VALUES (?)").bind(1, run_to_json(run)).run();
+}
+
+void Store::append(const CaseOutcome& given) {
+  CaseOutcome outcome = given;
+  if (outcome.program_version.empty()) outcome.program_version = program_version_;
+  const std::string machine = machine_to_json(outcome.config.machine);
+  const std::string machine_key = fmt::format("{:016x}", hash_text(machine));
+
+  sqlite::Transaction transaction(handle_.get());
+  Statement(handle_.get(), "INSERT OR IGNORE INTO machines VALUES (?, ?)").bind(1, machine_key).bind(2, machine).run();
+  Statement row(handle_.get(), upsert_case_sql());
+  int index = 0;
+  for (const CaseColumn& c : case_columns()) bind_value(row, ++index, c.get(outcome));
+  row.bind(index + 1, machine_key).bind(index + 2, outcome_to_json(outcome)).run();
+  replace_details(outcome);
+  transaction.commit();
+}
+
+void Store::replace_details(const CaseOutcome& outcome) {
+  for (const char* table : {"losses", "ops"})
+    Statement(handle_.get(), fmt::format("DELETE FROM {} WHERE case_id = ?", table)).bind(1, outcome.case_id).run();
+  if (outcome.measured) {
+    Statement loss(handle_.get(), "INSERT INTO losses VALUES (?, ?, ?, ?)");
+    for (size_t i = 0; i < outcome.measured->losses.size(); ++i) {
+      const double v = outcome.measured->losses[i];
+      loss.bind(1, outcome.case_id).bind(2, static_cast<int64_t>(i)).bind(3, v);
+      if (!std::isfinite(v)) loss.bind(4, std::isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
+      loss.run();
+    }
+  }
+  Statement op(handle_.get(), "INSERT INTO ops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
+  for (size_t i = 0; i < outcome.ops.size(); ++i) {
+    const OpComparison& o = outcome.ops[i];
+    op.bind(1, outcome.case_id).bind(2, static_cast<int64_t>(i)).bind(3, int64_t{o.stage}).bind(4, o.label).bind(5, o.kind).bind(6, int64_t{o.count});
+    op.bind(7, o.flops).bind(8, o.memory_bytes).bind(9, o.payload_bytes).bind(10, o.predicted_s).bind(11, o.measured_s).run();
+  }
+}
+
+std::optional<CaseOutcome> Store::recorded(std::string_view case_id, std::string_view program_version) const {
+  SHARDLAB_CHECK(!case_id.empty(), "recorded() was asked for a case without an id");
+  std::vector<CaseOutcome> found = read_outcomes(handle_.get(), case_id);
+  if (found.empty() || found.front().program_version != program_version) return std::nullopt;
+  return std::move(found.front());
+}
+
+std::vector<CaseOutcome> Store::outcomes() const { return read_outcomes(handle_.get(), {}); }
+
+std::vector<std::string> Store::case_ids() const {
+  std::vector<std::string> ids;
+  for (Statement s(handle_.get(), "SELECT case_id FROM cases ORDER BY position"); s.step();) ids.push_back(s.text(0));
+  return ids;
+}
+
+std::vector<RunMetadata> Store::runs() const {
+  std::vector<RunMetadata> runs;
+  for (Statement s(handle_.get(), "SELECT metadata FROM runs ORDER BY run"); s.step();) runs.push_back(stored(run_from_json(s.text(0))));
+  return runs;
+}
+
+void write_file_atomically(const std::string& path, std::string_view text) {
+  const std::string temporary = fmt::format("{}.new-{}", path, ::getpid());
+  const auto fail = [&](const char* doing) {
+    const int code = errno;
+    ::unlink(temporary.c_str());
+    throw WorldError(fmt::format("{}: {} while {}", path, std::strerror(code), doing), "make room on the disk or make the directory writable; the old file is untouched");
+  };
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0) fail("creating it");
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = ::write(file, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const int code = errno;
+      ::close(file);
+      errno = code;
+      fail("writing it");
+    }
+    done += static_cast<size_t>(n);
+  }
+  if (::close(file) != 0) fail("writing it");
+  if (::rename(temporary.c_str(), path.c_str()) != 0) fail("putting it in place");
+}
+
+void write_results_csv(const std::string& path, const std::vector<CaseOutcome>& cases) { write_file_atomically(path, print_csv(case_table(cases))); }
+
+Result<RunDirectory> RunDirectory::open(const std::string& directory, const RunMetadata& run) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) throw WorldError(fmt::format("{}: {} while creating the run directory", directory, error.message()), "choose another directory with --out");
+  Result<Store> store = Store::open(directory + "/results.sqlite");
+  if (!store) return store.error();
+  RunDirectory out(directory, std::move(store).value());
+  out.store_.begin_run(run);
+  out.cases_ = out.store_.outcomes();
+  out.program_version_ = run.program_version;
+  return out;
+}
+
+void RunDirectory::append(const CaseOutcome& given) {
+  CaseOutcome outcome = given;
+  if (outcome.program_version.empty()) outcome.program_version = program_version_;
+  store_.append(outcome);
+  const auto same = std::find_if(cases_.begin(), cases_.end(), [&](const CaseOutcome& o) { return o.case_id == outcome.case_id; });
+  if (same != cases_.end()) *same = std::move(outcome);
+  else cases_.push_back(std::move(outcome));
+  ++unwritten_;
+  // Rewriting n rows after each of n cases is n^2: long sweeps rewrite once for every hundredth more, and in `finish`.
+  if (unwritten_ >= static_cast<int64_t>(cases_.size()) / 100) finish();
+}
+
+void RunDirectory::finish() {
+  write_results_csv(directory_ + "/results.csv", cases_);
+  unwritten_ = 0;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,88 @@
+// The results store: one SQLite file for each run directory, appended to after every case, so that nothing measured is lost.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/outcome.h"
+#include "reports/metadata.h"
+
+struct sqlite3;
+
+namespace shardlab {
+
+/// Version of the store's schema. A store of a newer version is refused.
+inline constexpr int kStoreVersion = 1;
+
+/// results.sqlite. Tables: `runs` (metadata as JSON), `machines`, `cases` (every result column, and the whole outcome as
+/// JSON), `losses`, `ops`. All columns of `cases` are projections of the outcome, for SQL; reading back uses the outcome.
+/// Every function throws a WorldError with a remedy when the disk is full, the file is locked or damaged.
+class Store {
+ public:
+  /// Opens `path` for reading and writing; creates it where there is none. Refuses a store of a newer version, and a file that is no store.
+  static Result<Store> open(const std::string& path);
+  /// Opens an existing store for reading only; refuses when there is none.
+  static Result<Store> open_existing(const std::string& path);
+
+  /// Records who writes from here on; `append` gives outcomes without a program version that of the run.
+  void begin_run(const RunMetadata& run);
+  /// Adds or, for a case id that is already there, replaces one outcome, in one transaction. A replaced case keeps its place in the order.
+  void append(const CaseOutcome& outcome);
+
+  /// The outcome stored for this case by this version of the program.
+  std::optional<CaseOutcome> recorded(std::string_view case_id, std::string_view program_version) const;
+  /// Every outcome, in the order of first appending.
+  std::vector<CaseOutcome> outcomes() const;
+  /// The ids of every stored case, in the same order.
+  std::vector<std::string> case_ids() const;
+  /// Metadata of every run, oldest first.
+  std::vector<RunMetadata> runs() const;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  struct Close { void operator()(sqlite3* handle) const; };
+  Store(std::unique_ptr<sqlite3, Close> handle, std::string path) : handle_(std::move(handle)), path_(std::move(path)) {}
+  static Result<Store> open_with(const std::string& path, int flags, bool create);
+  void create_schema();
+  void replace_details(const CaseOutcome& outcome);
+
+  std::unique_ptr<sqlite3, Close> handle_;
+  std::string path_;
+  std::string program_version_;
+};
+
+/// Writes `text` to `path` so that a reader sees the old file or the whole new one: a temporary file beside it, then a rename.
+/// Throws a WorldError (disk full, no permission).
+void write_file_atomically(const std::string& path, std::string_view text);
+
+/// Rewrites results.csv, every column, one row a case.
+void write_results_csv(const std::string& path, const std::vector<CaseOutcome>& cases);
+
+/// Keeps results.sqlite and results.csv of one run directory in step.
+class RunDirectory {
+ public:
+  /// Opens `<directory>/results.sqlite`, creating directory and store where missing, and records the run.
+  static Result<RunDirectory> open(const std::string& directory, const RunMetadata& run);
+
+  /// Saves one outcome: the store first, then the CSV (after every case of a sweep below 200 cases, after every hundredth part of a longer one).
+  void append(const CaseOutcome& outcome);
+  /// Brings the CSV up to date; to be called once at the end.
+  void finish();
+  const Store& store() const { return store_; }
+
+ private:
+  RunDirectory(std::string directory, Store store) : directory_(std::move(directory)), store_(std::move(store)) {}
+  std::string directory_;
+  Store store_;
+  std::string program_version_;
+  std::vector<CaseOutcome> cases_;  ///< every stored case, in order
+  int64_t unwritten_ = 0;           ///< cases appended since the CSV was written
+};
+
+}  // namespace shardlab

@@ -1,0 +1,217 @@
+#include "reports/summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+
+#include "reports/columns.h"
+#include "reports/format.h"
+
+namespace shardlab {
+
+namespace {
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const size_t half = values.size() / 2;
+  std::sort(values.begin(), values.end());
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+bool is_ok(const CaseOutcome& o) { return o.status == Status::kOk; }
+
+Accuracy accuracy_of(std::span<const CaseOutcome> cases, int world_size /* 0: all */) {
+  Accuracy a;
+  std::vector<double> errors, unplanned;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const CaseOutcome& o = cases[i];
+    const std::optional<double> error = step_error_pct(o);
+    if (!is_ok(o) || !error || (world_size != 0 && o.config.layout.world_size() != world_size)) continue;
+    ++a.cases;
+    errors.push_back(std::abs(*error));
+    unplanned.push_back(o.measured->unplanned_time_s / o.measured->step_s);
+    if (errors.back() <= 10) ++a.within_10;
+    if (a.worst_case < 0 || errors.back() > a.worst_abs_pct) a.worst_abs_pct = errors.back(), a.worst_case = static_cast<int>(i);
+    const int64_t peak_miss = std::abs(o.predicted->peak_bytes - o.measured->peak_bytes);
+    const int64_t wire_miss = std::abs(o.predicted->wire_bytes - o.measured->wire_bytes);
+    a.peak_exact += peak_miss == 0;
+    a.wire_exact += wire_miss == 0;
+    a.peak_largest_miss = std::max(a.peak_largest_miss, peak_miss);
+    a.wire_largest_miss = std::max(a.wire_largest_miss, wire_miss);
+  }
+  a.median_abs_pct = median(std::move(errors));
+  a.median_unplanned = median(std::move(unplanned));
+  return a;
+}
+
+std::string loss_label(const Case& c) {
+  std::string label = fmt::format("{}, {} tokens a step, {}, lr {}, seed {}", c.model.name, c.train.global_batch_tokens, name_of(c.train.optimizer),
+                                  c.train.learning_rate.peak, c.train.seed);
+  if (c.train.dropout > 0) label += fmt::format(", dropout {}", c.train.dropout);
+  if (c.train.precision != "fp32") label += ", " + c.train.precision;
+  return label;
+}
+
+/// Everything that the losses depend on, and nothing of the layout.
+std::string loss_key(const Case& c) {
+  const Model& m = c.model;
+  const Train& t = c.train;
+  const LearningRate& r = t.learning_rate;
+  std::string key = fmt::format("{}|{} {} {} {} {} {} {} {} {} {} {} {} {}", loss_label(c), name_of(m.family), m.layers, m.hidden, m.heads, m.kv_heads,
+                                m.head_dim, m.ffn, m.vocab, m.max_positions, m.tied_embeddings, m.norm_epsilon, m.rope_theta, m.init_deviation);
+  key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon, t.dropout,
+                     static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens);
+  return key;
+}
+
+void measure_deviation(std::span<const CaseOutcome> cases, LossGroup& group) {
+  size_t steps = SIZE_MAX;
+  std::vector<double> last;
+  for (const int i : group.cases) {
+    const Measurement& m = *cases[static_cast<size_t>(i)].measured;
+    steps = std::min(steps, m.losses.size());
+    last.push_back(m.losses.back());
+    if (m.loss_unigram) group.unigram = std::max(group.unigram.value_or(*m.loss_unigram), *m.loss_unigram);
+    for (const double loss : m.losses) group.finite = group.finite && std::isfinite(loss);
+  }
+  group.steps = static_cast<int>(steps);
+  group.last = median(std::move(last));
+  for (size_t step = 0; step < steps; ++step) {
+    double low = HUGE_VAL, high = -HUGE_VAL;
+    for (const int i : group.cases) {
+      const double loss = cases[static_cast<size_t>(i)].measured->losses[step];
+      low = std::min(low, loss);
+      high = std::max(high, loss);
+    }
+    if (group.at_step < 0 || high - low > group.largest_deviation) group.largest_deviation = high - low, group.at_step = static_cast<int>(step);
+  }
+}
+
+std::vector<LossGroup> loss_groups(std::span<const CaseOutcome> cases) {
+  std::vector<LossGroup> groups;
+  std::map<std::string, size_t> by_key;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const CaseOutcome& o = cases[i];
+    if (!is_ok(o) || !o.measured || o.measured->losses.empty()) continue;
+    const auto [found, fresh] = by_key.try_emplace(loss_key(o.config), groups.size());
+    if (fresh) groups.push_back({loss_label(o.config), {}});
+    groups[found->second].cases.push_back(static_cast<int>(i));
+  }
+  for (LossGroup& g : groups) measure_deviation(cases, g);
+  return groups;
+}
+
+std::string counted(int64_t n, std::string_view one, std::string_view many) { return fmt::format("{} {}", n, n == 1 ? one : many); }
+
+double step_of(const CaseOutcome& o, bool measured) { return measured ? o.measured->step_s : o.predicted->step_s; }
+int64_t peak_of(const CaseOutcome& o, bool measured) { return measured ? o.measured->peak_bytes : o.predicted->peak_bytes; }
+
+Statement fastest_statement(std::span<const CaseOutcome> cases, const Summary& s) {
+  const CaseOutcome& o = cases[static_cast<size_t>(s.fastest)];
+  const double step = step_of(o, s.by_measurement);
+  std::string text = fmt::format("Fastest: {}, {} {}, {} a step", case_title(o.config), tokens_per_second_text(static_cast<double>(o.config.train.global_batch_tokens) / step),
+                                 s.by_measurement ? "measured" : "predicted", seconds_text(step));
+  if (const auto use = mfu(o.config, step)) text += fmt::format(", MFU {}", percent_text(*use));
+  return {Statement::Mood::kAnswer, text + fmt::format(", {} for the largest rank.", bytes_text(peak_of(o, s.by_measurement)))};
+}
+
+Statement smallest_statement(std::span<const CaseOutcome> cases, const Summary& s) {
+  const CaseOutcome& o = cases[static_cast<size_t>(s.smallest)];
+  const CaseOutcome& fastest = cases[static_cast<size_t>(s.fastest)];
+  std::string text = fmt::format("Smallest: {}, {} for the largest rank", case_title(o.config), bytes_text(peak_of(o, s.by_measurement)));
+  if (s.smallest == s.fastest) return {Statement::Mood::kAnswer, text + "; it is the fastest too."};
+  const double rate = static_cast<double>(o.config.train.global_batch_tokens) / step_of(o, s.by_measurement);
+  const double best = static_cast<double>(fastest.config.train.global_batch_tokens) / step_of(fastest, s.by_measurement);
+  return {Statement::Mood::kAnswer, text + fmt::format(", at {} of the fastest's tokens per second.", percent_text(rate / best))};
+}
+
+Statement step_time_statement(std::span<const CaseOutcome> cases, const Summary& s) {
+  const Accuracy& a = s.all;
+  const CaseOutcome& worst = cases[static_cast<size_t>(a.worst_case)];
+  std::string text = fmt::format("Step time was predicted with a median error of {:.1f} % over {} ({} within 10 %); worst {:.1f} %, {}.", a.median_abs_pct,
+                                 counted(a.cases, "case", "cases"), a.within_10, a.worst_abs_pct, case_title(worst.config));
+  if (s.by_world_size.size() > 1) {
+    text += " By ranks:";
+    for (const auto& [ranks, part] : s.by_world_size) text += fmt::format(" {}: {:.1f} %{}", ranks, part.median_abs_pct, ranks == s.by_world_size.back().first ? "." : ",");
+  }
+  return {a.median_abs_pct <= 10 ? Statement::Mood::kGood : Statement::Mood::kBad, text};
+}
+
+Statement exactness_statement(const Accuracy& a) {
+  const bool exact = a.peak_exact == a.cases && a.wire_exact == a.cases;
+  if (exact) return {Statement::Mood::kGood, fmt::format("Peak memory and wire bytes were predicted exactly, 0 bytes off, in all {}.", counted(a.cases, "case", "cases"))};
+  return {Statement::Mood::kBad, fmt::format("Peak memory was exact in {} of {} cases (largest miss {} B), wire bytes in {} of {} (largest miss {} B).", a.peak_exact, a.cases,
+                                             a.peak_largest_miss, a.wire_exact, a.cases, a.wire_largest_miss)};
+}
+
+Statement loss_statement(const LossGroup& g) {
+  if (!g.finite) return {Statement::Mood::kBad, fmt::format("Some loss is not finite ({}).", g.label)};
+  std::string text = fmt::format("Losses ({}): ", g.label);
+  if (g.cases.size() > 1) text += fmt::format("the curves of {} layouts lie within {:.2g} of one another over {} steps; ", g.cases.size(), g.largest_deviation, g.steps);
+  text += fmt::format("the last loss is {:.4f}", g.last);
+  if (!g.unigram) return {Statement::Mood::kNote, text + "."};
+  const bool below = g.last < *g.unigram;
+  text += fmt::format(", {} the unigram model's {:.4f}.", below ? "below" : "not below", *g.unigram);
+  return {below ? Statement::Mood::kGood : Statement::Mood::kBad, text};
+}
+
+Statement status_statement(const Summary& s) {
+  std::string text = fmt::format("{}: ", counted(s.total, "case", "cases"));
+  bool first = true;
+  for (size_t i = 0; i < s.by_status.size(); ++i) {
+    if (s.by_status[i] == 0) continue;
+    text += fmt::format("{}{} {}", first ? "" : ", ", s.by_status[i], name_of(static_cast<Status>(i)));
+    first = false;
+  }
+  const bool bad = s.by_status[static_cast<size_t>(Status::kFailed)] + s.by_status[static_cast<size_t>(Status::kTimeout)] > 0;
+  return {bad ? Statement::Mood::kBad : Statement::Mood::kNote, text + "."};
+}
+
+}  // namespace
+
+Summary summarise(std::span<const CaseOutcome> cases) {
+  Summary s;
+  s.total = static_cast<int>(cases.size());
+  for (const CaseOutcome& o : cases) {
+    ++s.by_status[static_cast<size_t>(o.status)];
+    s.by_measurement = s.by_measurement || (is_ok(o) && o.measured);
+  }
+  std::vector<int> sizes;
+  double best_rate = 0;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const CaseOutcome& o = cases[i];
+    if (!is_ok(o) || !(s.by_measurement ? o.measured.has_value() : o.predicted.has_value())) continue;
+    const double rate = static_cast<double>(o.config.train.global_batch_tokens) / step_of(o, s.by_measurement);
+    if (s.fastest < 0 || rate > best_rate) best_rate = rate, s.fastest = static_cast<int>(i);
+    if (s.smallest < 0 || peak_of(o, s.by_measurement) < peak_of(cases[static_cast<size_t>(s.smallest)], s.by_measurement)) s.smallest = static_cast<int>(i);
+    if (step_error_pct(o)) sizes.push_back(o.config.layout.world_size());
+  }
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  s.all = accuracy_of(cases, 0);
+  for (const int size : sizes) s.by_world_size.emplace_back(size, accuracy_of(cases, size));
+  s.losses = loss_groups(cases);
+  return s;
+}
+
+std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summary& s) {
+  std::vector<Statement> out;
+  if (s.fastest >= 0) {
+    out.push_back(fastest_statement(cases, s));
+    out.push_back(smallest_statement(cases, s));
+  } else {
+    out.push_back({Statement::Mood::kBad, s.total == 0 ? "There are no cases." : "No case ran: the table gives the reason of each."});
+  }
+  if (s.all.cases > 0) {
+    out.push_back(step_time_statement(cases, s));
+    out.push_back(exactness_statement(s.all));
+  }
+  for (const LossGroup& g : s.losses) out.push_back(loss_statement(g));
+  if (s.total > 0) out.push_back(status_statement(s));
+  return out;
+}
+
+}  // namespace shardlab

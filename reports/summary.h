@@ -1,0 +1,64 @@
+// What a set of outcomes says: the answer first. Used by the HTML report, the markdown report and the end of `run`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/outcome.h"
+
+namespace shardlab {
+
+/// How good the predictions were over some cases. A case counts where it is ok and has both sides.
+struct Accuracy {
+  int cases = 0;
+  double median_abs_pct = 0;  ///< of |step_error_pct|
+  double worst_abs_pct = 0;
+  int within_10 = 0;          ///< cases with |step_error_pct| <= 10
+  int worst_case = -1;        ///< index into the outcomes
+  double median_unplanned = 0;  ///< unplanned_time / measured step
+  int peak_exact = 0;         ///< predicted peak equals measured peak to the byte
+  int wire_exact = 0;
+  int64_t peak_largest_miss = 0;  ///< largest |predicted - measured|, bytes
+  int64_t wire_largest_miss = 0;
+};
+
+/// Cases whose losses must lie on one another: same model, data, batch, optimizer and seed.
+struct LossGroup {
+  std::string label;                 ///< "quick-gpt, 4096 tokens a step, adamw, seed 1"
+  std::vector<int> cases;            ///< indices into the outcomes
+  double largest_deviation = 0;      ///< max over steps of (max - min) over cases, on the steps that all have
+  int at_step = -1;
+  int steps = 0;                     ///< steps that all have
+  bool finite = true;                ///< no loss is nan or infinite
+  std::optional<double> unigram;     ///< the largest of the cases' unigram losses
+  double last = 0;                   ///< median of the last losses
+};
+
+struct Summary {
+  int total = 0;
+  std::array<int, 5> by_status{};    ///< by Status
+  bool by_measurement = false;       ///< fastest and smallest are measured; else predicted
+  int fastest = -1;                  ///< most tokens/s among the ok cases, index or -1
+  int smallest = -1;                 ///< least peak bytes of a rank
+  Accuracy all;
+  std::vector<std::pair<int, Accuracy>> by_world_size;  ///< ascending
+  std::vector<LossGroup> losses;
+};
+
+Summary summarise(std::span<const CaseOutcome> cases);
+
+/// A sentence of the answer with what kind of news it is.
+struct Statement {
+  enum class Mood : uint8_t { kAnswer, kGood, kNote, kBad } mood = Mood::kNote;
+  std::string text;
+};
+
+/// The answer in sentences, most important first: fastest, smallest, how good the predictions were, whether memory and wire bytes
+/// were exact, whether the losses agree, what failed. Complete sentences with figures and the names of the cases.
+std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summary& summary);
+
+}  // namespace shardlab

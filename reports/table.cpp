@@ -1,0 +1,275 @@
+#include "reports/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "plan/base/check.h"
+#include "plan/op.h"
+#include "reports/format.h"
+
+namespace shardlab {
+
+namespace {
+
+constexpr int kGap = 2;        ///< blanks between columns
+constexpr int kNarrowest = 8;  ///< a shortened text keeps this many columns
+
+bool is_number(const Value& v) { return std::holds_alternative<int64_t>(v) || std::holds_alternative<double>(v); }
+
+const std::string& heading_of(const TableColumn& c) { return c.heading.empty() ? c.name : c.heading; }
+
+/// Text cells of a table, as people read them, on one line each.
+struct Grid {
+  std::vector<std::vector<std::string>> rows;
+  std::vector<int> widths;
+  std::vector<bool> right;  ///< alignment by column
+};
+
+std::string on_one_line(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r' || c == '\t'; }, ' ');
+  return text;
+}
+
+Grid grid_of(const Table& table) {
+  Grid grid;
+  for (const TableColumn& c : table.columns) grid.widths.push_back(display_width(heading_of(c)));
+  grid.right.assign(table.columns.size(), false);
+  for (const auto& row : table.rows) {
+    SHARDLAB_CHECK(row.size() == table.columns.size(), "a row of {} cells in a table of {} columns", row.size(), table.columns.size());
+    auto& texts = grid.rows.emplace_back();
+    for (size_t c = 0; c < row.size(); ++c) {
+      texts.push_back(on_one_line(human_text(row[c], table.columns[c].unit)));
+      grid.widths[c] = std::max(grid.widths[c], display_width(texts.back()));
+      if (is_number(row[c])) grid.right[c] = true;
+    }
+  }
+  return grid;
+}
+
+int line_width(const std::vector<int>& widths, size_t columns) {
+  return std::accumulate(widths.begin(), widths.begin() + static_cast<std::ptrdiff_t>(columns), 0) + kGap * static_cast<int>(columns > 0 ? columns - 1 : 0);
+}
+
+/// The least width of a column: that of its heading, or for a text that may be shortened a few characters.
+int least_width(const TableColumn& column, int width) {
+  return column.shortens ? std::min(width, std::max(kNarrowest, display_width(heading_of(column)))) : width;
+}
+
+/// How many of the first columns fit into `width` when every text that may be shortened is.
+size_t columns_that_fit(const Table& table, std::vector<int> widths, int width) {
+  for (size_t c = 0; c < widths.size(); ++c) widths[c] = least_width(table.columns[c], widths[c]);
+  size_t columns = widths.size();
+  while (columns > 1 && line_width(widths, columns) > width) --columns;
+  return columns;
+}
+
+/// Narrows texts of the first `columns` that may be shortened, widest first, until the line fits or none can give more.
+void shorten(const Table& table, std::vector<int>& widths, size_t columns, int width) {
+  for (int excess = line_width(widths, columns) - width; excess > 0; --excess) {
+    size_t widest = columns;
+    for (size_t c = 0; c < columns; ++c)
+      if (widths[c] > least_width(table.columns[c], widths[c]) && (widest == columns || widths[c] > widths[widest])) widest = c;
+    if (widest == columns) return;
+    --widths[widest];
+  }
+}
+
+std::string padded(const std::string& text, int width, bool right) {
+  const std::string cut = shortened(text, width);
+  const std::string blanks(static_cast<size_t>(std::max(0, width - display_width(cut))), ' ');
+  return right ? blanks + cut : cut + blanks;
+}
+
+template <class Text>
+void print_line(std::string& out, const Grid& grid, size_t columns, const Text& text) {
+  std::string line;
+  for (size_t c = 0; c < columns; ++c) {
+    if (c > 0) line.append(kGap, ' ');
+    line += padded(text(c), grid.widths[c], grid.right[c]);
+  }
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  out += line + "\n";
+}
+
+nlohmann::ordered_json json_of(const Value& value) {
+  return std::visit(Overload{[](std::monostate) { return nlohmann::ordered_json(nullptr); },
+                             [](double v) { return std::isfinite(v) ? nlohmann::ordered_json(v) : nlohmann::ordered_json(nullptr); },
+                             [](const auto& v) { return nlohmann::ordered_json(v); }},
+                    value);
+}
+
+std::string markdown_cell(std::string text) {
+  std::string out;
+  for (const char c : on_one_line(std::move(text))) {
+    if (c == '|' || c == '\\' || c == '<') out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string_view name_of(Unit unit) {
+  switch (unit) {
+    case Unit::kNone: return "";
+    case Unit::kBytes: return "B";
+    case Unit::kSeconds: return "s";
+    case Unit::kFraction: return "fraction";
+    case Unit::kPercent: return "%";
+    case Unit::kTokensPerSecond: return "tokens/s";
+    case Unit::kCount: return "count";
+    case Unit::kFlops: return "flop";
+    case Unit::kJoules: return "J";
+    case Unit::kNats: return "nat";
+  }
+  return "";
+}
+
+std::optional<TableFormat> table_format_named(std::string_view name) {
+  constexpr std::array<std::string_view, 4> kNames{"table", "json", "csv", "markdown"};
+  for (size_t i = 0; i < kNames.size(); ++i)
+    if (kNames[i] == name) return static_cast<TableFormat>(i);
+  return std::nullopt;
+}
+
+std::string exact_text(const Value& value) {
+  return std::visit(Overload{[](std::monostate) { return std::string(); }, [](bool v) { return std::string(v ? "true" : "false"); },
+                             [](int64_t v) { return fmt::format("{}", v); }, [](double v) { return number_text(v); },
+                             [](const std::string& v) { return v; }},
+                    value);
+}
+
+std::string human_text(const Value& value, Unit unit) {
+  if (const bool* flag = std::get_if<bool>(&value)) return *flag ? "yes" : "no";
+  if (!is_number(value)) return exact_text(value);
+  const int64_t* whole = std::get_if<int64_t>(&value);
+  const double number = whole != nullptr ? static_cast<double>(*whole) : std::get<double>(value);
+  switch (unit) {
+    case Unit::kNone: return whole != nullptr ? exact_text(value) : fmt::format("{:.4g}", number);
+    case Unit::kBytes: return bytes_text(whole != nullptr ? *whole : std::llround(number));
+    case Unit::kSeconds: return seconds_text(number);
+    case Unit::kFraction: return percent_text(number);
+    case Unit::kPercent: return signed_percent_text(number);
+    case Unit::kTokensPerSecond: return tokens_per_second_text(number);
+    case Unit::kCount: return count_text(number);
+    case Unit::kFlops: return flops_text(number);
+    case Unit::kJoules: return fmt::format("{:.4g} J", number);
+    case Unit::kNats: return fmt::format("{:.4f}", number);
+  }
+  return exact_text(value);
+}
+
+std::string csv_field(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"') out += '"';
+    out += c;
+  }
+  return out + "\"";
+}
+
+std::vector<std::vector<std::string>> parse_csv(std::string_view text) {
+  std::vector<std::vector<std::string>> records;
+  bool quoted = false, open = false;  // `open`: the record being read has a field
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (!open) {
+      records.push_back({""});
+      open = true;
+    }
+    std::string& field = records.back().back();
+    const char c = text[i];
+    if (quoted) {
+      if (c != '"') {
+        field += c;
+      } else if (i + 1 < text.size() && text[i + 1] == '"') {
+        field += '"';
+        ++i;
+      } else {
+        quoted = false;
+      }
+    } else if (c == '"' && field.empty()) {
+      quoted = true;
+    } else if (c == ',') {
+      records.back().emplace_back();
+    } else if (c == '\n') {
+      open = false;
+    } else if (c != '\r') {
+      field += c;
+    }
+  }
+  return records;
+}
+
+std::string print_aligned(const Table& table, int width) {
+  Grid grid = grid_of(table);
+  size_t columns = table.columns.size();
+  if (width > 0) {
+    columns = columns_that_fit(table, grid.widths, width);
+    shorten(table, grid.widths, columns, width);
+  }
+  std::string out;
+  print_line(out, grid, columns, [&](size_t c) { return heading_of(table.columns[c]); });
+  print_line(out, grid, columns, [&](size_t c) { return std::string(static_cast<size_t>(grid.widths[c]), '-'); });
+  for (const auto& row : grid.rows) print_line(out, grid, columns, [&](size_t c) { return row[c]; });
+  if (const size_t left_out = table.columns.size() - columns; left_out > 0) {
+    out += fmt::format("({} more {} into {} characters:", left_out, left_out == 1 ? "column does not fit" : "columns do not fit", width);
+    for (size_t c = columns; c < table.columns.size(); ++c) out += " " + table.columns[c].name;
+    out += "; --format csv has every column)\n";
+  }
+  return out;
+}
+
+std::string print_csv(const Table& table) {
+  std::string out;
+  for (size_t c = 0; c < table.columns.size(); ++c) out += (c > 0 ? "," : "") + csv_field(table.columns[c].name);
+  out += "\n";
+  for (const auto& row : table.rows) {
+    for (size_t c = 0; c < row.size(); ++c) out += (c > 0 ? "," : "") + csv_field(exact_text(row[c]));
+    out += "\n";
+  }
+  return out;
+}
+
+std::string print_markdown(const Table& table) {
+  const Grid grid = grid_of(table);
+  std::string out = "|", rule = "|";
+  for (size_t c = 0; c < table.columns.size(); ++c) {
+    out += " " + markdown_cell(heading_of(table.columns[c])) + " |";
+    rule += grid.right[c] ? " ---: |" : " --- |";
+  }
+  out += "\n" + rule + "\n";
+  for (const auto& row : grid.rows) {
+    out += "|";
+    for (const std::string& cell : row) out += " " + markdown_cell(cell) + " |";
+    out += "\n";
+  }
+  return out;
+}
+
+std::string print_json(const Table& table) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const auto& row : table.rows) {
+    nlohmann::ordered_json object = nlohmann::ordered_json::object();
+    for (size_t c = 0; c < row.size(); ++c) object[table.columns[c].name] = json_of(row[c]);
+    rows.push_back(std::move(object));
+  }
+  return rows.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::string print_table(const Table& table, TableFormat format, int width) {
+  switch (format) {
+    case TableFormat::kTable: return print_aligned(table, width);
+    case TableFormat::kJson: return print_json(table);
+    case TableFormat::kCsv: return print_csv(table);
+    case TableFormat::kMarkdown: return print_markdown(table);
+  }
+  return {};
+}
+
+}  // namespace shardlab

@@ -1,0 +1,76 @@
+// A table of typed values, and the four ways in which every verb prints one (`--format table|json|csv|markdown`).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace shardlab {
+
+/// One cell. The first alternative is "not applicable": empty text in tables and CSV, null in JSON.
+using Value = std::variant<std::monostate, bool, int64_t, double, std::string>;
+
+/// What a column counts in; decides how `human_text` shows it. Exact forms (JSON, CSV) always hold the bare number in the base unit.
+enum class Unit : uint8_t {
+  kNone,             ///< words, identifiers, small numbers: shown as they are
+  kBytes,
+  kSeconds,
+  kFraction,         ///< of 1, shown in percent
+  kPercent,          ///< signed, already times 100: residuals
+  kTokensPerSecond,
+  kCount,            ///< large counts (parameters), shown as 124.4 M
+  kFlops,
+  kJoules,
+  kNats,             ///< losses
+};
+/// "B", "s", "fraction", "%", "tokens/s", "count", "flop", "J", "nat", or "" for kNone.
+std::string_view name_of(Unit unit);
+
+struct TableColumn {
+  std::string name;          ///< key in JSON and CSV: a word without dots
+  Unit unit = Unit::kNone;
+  std::string heading;       ///< of people's tables; `name` when empty
+  bool shortens = false;     ///< a text that may be cut where the terminal is narrow
+};
+
+struct Table {
+  std::vector<TableColumn> columns;
+  std::vector<std::vector<Value>> rows;  ///< each as long as `columns`
+};
+
+enum class TableFormat : uint8_t { kTable, kJson, kCsv, kMarkdown };
+inline constexpr std::string_view kTableFormats = "table, json, csv, markdown";
+std::optional<TableFormat> table_format_named(std::string_view name);
+
+/// Full precision, no unit: round-trips. "" for not applicable, "true" and "false" for booleans.
+std::string exact_text(const Value& value);
+
+/// With its unit, rounded for reading: "41.20 ms", "1.500 MiB", "+2.31 %", "yes".
+std::string human_text(const Value& value, Unit unit);
+
+/// RFC 4180: a field with a comma, a quote or a line end is quoted, and its quotes doubled.
+std::string csv_field(std::string_view text);
+
+/// Splits CSV text into records of fields; quoted fields may hold commas, doubled quotes and line ends. Accepts LF and CRLF.
+std::vector<std::vector<std::string>> parse_csv(std::string_view text);
+
+/// Aligned columns: text to the left, numbers to the right. With `width` above 0 no line is longer, as long as that is possible at
+/// all: texts that may be shortened give way first, then the last columns are left out, and a line below says which.
+std::string print_aligned(const Table& table, int width = 0);
+
+/// Header and one line a row, LF line ends.
+std::string print_csv(const Table& table);
+
+/// A GitHub table of human texts.
+std::string print_markdown(const Table& table);
+
+/// An array with one object a row, keyed by column name, two-space indent. Numbers that JSON cannot hold (nan, inf) are null.
+std::string print_json(const Table& table);
+
+/// One of the four. `width` is used by kTable only.
+std::string print_table(const Table& table, TableFormat format, int width = 0);
+
+}  // namespace shardlab

@@ -1,0 +1,66 @@
+// The memory of one rank: one allocation a space, laid out by the plan; and the ledger of what really was live.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "plan/buffer.h"
+#include "plan/memory.h"
+
+namespace shardlab {
+
+/// Live bytes as the program really allocates and frees: the measured side of `memory_peak`.
+class Ledger {
+ public:
+  /// `bytes` is what the buffer holds; it is rounded up to kAlignment.
+  void allocate(Space space, BufferClass cls, int64_t bytes);
+  void free(Space space, BufferClass cls, int64_t bytes);
+
+  int64_t live(Space space) const { return live_[static_cast<size_t>(space)]; }
+  int64_t peak(Space space) const { return peak_[static_cast<size_t>(space)]; }
+  /// What was live when the peak was first reached.
+  const MemoryByClass& at_peak(Space space) const { return at_peak_[static_cast<size_t>(space)]; }
+
+ private:
+  std::array<int64_t, kSpaces> live_{}, peak_{};
+  std::array<MemoryByClass, kSpaces> by_class_{}, at_peak_{};
+};
+
+/// Storage of one rank. Not thread-safe: alloc and free happen on the rank's stream 0.
+class Arena {
+ public:
+  struct Options {
+    bool poison = false;     ///< fill freed and fresh storage with signalling NaNs
+    bool reserve = true;     ///< false: no memory at all, every address is null (rehearsals)
+  };
+  Arena(const ArenaSize& size, const Options& options);
+
+  /// Address of byte `offset` of a space; null when nothing is reserved.
+  std::byte* at(Space space, int64_t offset) const;
+  /// Begins and ends the life of `bytes` at `offset`: poisons them on request and, in builds with the address sanitizer, marks
+  /// them inaccessible while dead.
+  void allocate(Space space, int64_t offset, int64_t bytes);
+  void free(Space space, int64_t offset, int64_t bytes);
+
+  /// Writes every page once, from the thread that will use it, so that no step pays for page faults. Before the first `allocate`.
+  void touch();
+  int64_t bytes(Space space) const { return bytes_[static_cast<size_t>(space)]; }
+
+ private:
+  struct Unmap {
+    size_t size;
+    Unmap() : size(0) {}
+    explicit Unmap(size_t n) : size(n) {}
+    void operator()(std::byte* p) const;
+  };
+  Options options_;
+  std::array<int64_t, kSpaces> bytes_{};
+  std::array<std::unique_ptr<std::byte, Unmap>, kSpaces> storage_;
+};
+
+/// The 32-bit pattern of poisoned storage: a signalling NaN in fp32, an impossible token id.
+inline constexpr uint32_t kPoison = 0xffa5a5a5u;
+
+}  // namespace shardlab

@@ -1,0 +1,28 @@
+#include "plan/base/check.h"
+#include "runtime/backend.h"
+
+namespace shardlab {
+
+namespace {
+
+/// The axes along which dim 0, the sequences, is cut over ranks: the data-parallel ones.
+AxisSet sequence_axes(const Type& type, const Mesh& mesh) {
+  AxisSet axes;
+  for (size_t i = 0; i < mesh.axes.size(); ++i)
+    if (type.place[i].is_shard() && type.place[i].dim == 0) axes = axes | AxisSet::of(static_cast<int>(i));
+  return axes;
+}
+
+}  // namespace
+
+int64_t BoundOp::first_sequence(const Type& type) const {
+  SHARDLAB_CHECK(instruction->micro_batch >= 0, "`{}` works for no micro-batch", describe(*plan, *instruction));
+  const int64_t index = mesh().index_in_group(sequence_axes(type, mesh()), at);
+  return (index * plan->micro_batches + instruction->micro_batch) * type.shape[0];
+}
+
+int64_t BoundOp::sequences_per_step(const Type& type) const {
+  return int64_t{mesh().size(sequence_axes(type, mesh()))} * plan->micro_batches * type.shape[0];
+}
+
+}  // namespace shardlab

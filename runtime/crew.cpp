@@ -1,0 +1,294 @@
+#include "runtime/crew.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <limits>
+#include <map>
+
+#include "plan/base/check.h"
+#include "plan/base/hash.h"
+
+namespace shardlab {
+
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// "0-4, 6": ranks in ascending order, runs joined.
+std::string ranges(const std::vector<int>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    if (!text.empty()) text += ", ";
+    text += last == i ? fmt::format("{}", ranks[i]) : fmt::format("{}-{}", ranks[i], ranks[last]);
+    i = last + 1;
+  }
+  return text;
+}
+
+std::string what_for(const WaitCause& cause) {
+  switch (cause.kind) {
+    case WaitCause::Kind::kNothing: return "runs";
+    case WaitCause::Kind::kStart: return "waits for the next step";
+    case WaitCause::Kind::kStream: return fmt::format("waits for stream {} to complete {} instructions", cause.peer, cause.amount);
+    case WaitCause::Kind::kMessage: return fmt::format("waits for rank {} to offer its part", cause.peer);
+    case WaitCause::Kind::kTaken: return fmt::format("waits for rank {} to read what it was offered", cause.peer);
+  }
+  return "";
+}
+
+uint64_t pack(const WaitCause& cause) { return static_cast<uint64_t>(cause.kind) << 32 | static_cast<uint32_t>(cause.peer); }
+
+}  // namespace
+
+WaitCause Task::cause() const {
+  const uint64_t packed = cause_.load(std::memory_order_relaxed);
+  return {static_cast<WaitCause::Kind>(packed >> 32), static_cast<int32_t>(packed), amount_.load(std::memory_order_relaxed)};
+}
+
+void Task::wait_slowly(Counter& counter, uint64_t target, const WaitCause& cause) {
+  cause_.store(pack(cause), std::memory_order_relaxed);
+  amount_.store(cause.amount, std::memory_order_relaxed);
+  const double begin = now();
+  const double deadline = cause.kind == WaitCause::Kind::kStart ? kNever : begin + crew_.timeout_s();
+  const Waited waited = crew_.scheduler().block(*this, counter, target, deadline);
+  if (waited == Waited::kTimedOut)
+    crew_.fail(fmt::format("rank {} has waited {:.3g} s, which is the limit\n{}", rank_, now() - begin, crew_.situation()),
+               "raise the time-out (measure.timeout) if a step may really take so long");
+  if (waited != Waited::kReached) throw Released{};
+  cause_.store(pack({}), std::memory_order_relaxed);
+}
+
+void Task::pause_slowly() {
+  if (cooperative_) crew_.scheduler().pause(*this);
+  if (failed()) throw Released{};
+}
+
+double SteadyClock::now() const { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// ---- tasks that run freely
+
+namespace {
+
+/// A wait looks at the clock and at the crew's failure at least this often, whoever forgot to wake it.
+constexpr double kSlice_s = 0.02;
+/// A spin of some 20 us covers the usual distance between ranks that have a core each.
+constexpr int kSpins = 1000;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+ThreadScheduler::ThreadScheduler(const Clock& clock, int tasks, int cores) : clock_(clock), spins_(tasks <= cores ? kSpins : 0) {}
+
+Waited ThreadScheduler::block(Task& task, Counter& counter, uint64_t target, double deadline) {
+  for (int i = 0; i < spins_; ++i) {
+    if (counter.value() >= target) return Waited::kReached;
+    relax();
+  }
+  task.sleeping_on_.store(&counter, std::memory_order_seq_cst);
+  Waited waited = Waited::kReached;
+  while (counter.value() < target) {
+    const double now = clock_.now();
+    if (task.failed()) {
+      waited = Waited::kReleased;
+      break;
+    }
+    if (now >= deadline) {
+      waited = Waited::kTimedOut;
+      break;
+    }
+    counter.sleep_until(target, kSlice_s);
+  }
+  task.sleeping_on_.store(nullptr, std::memory_order_seq_cst);
+  return waited;
+}
+
+void ThreadScheduler::drive(Crew& crew, Counter& done, uint64_t target) {
+  while (done.value() < target && !crew.failed()) done.sleep_until(target, kSlice_s);
+}
+
+void ThreadScheduler::release(Crew& crew) {
+  for (const auto& task : crew.tasks())
+    if (Counter* counter = task->sleeping_on_.load(std::memory_order_seq_cst)) counter->wake_all();
+}
+
+// ---- tasks driven one at a time
+
+namespace {
+constexpr double kDecision_s = 1e-6;
+}  // namespace
+
+void SeededScheduler::add(Task& task) {
+  const std::lock_guard lock(mutex_);
+  SHARDLAB_CHECK(entries_.size() == static_cast<size_t>(task.index_), "a seeded scheduler drives one crew, from its first task on");
+  entries_.push_back(std::make_unique<Entry>());
+  entries_.back()->task = &task;
+}
+
+bool SeededScheduler::runnable(const Entry& e) const {
+  return !e.task->finished() && (e.counter == nullptr || e.counter->value() >= e.target);
+}
+
+SeededScheduler::Entry* SeededScheduler::choose() {
+  std::vector<Entry*> able;
+  for (const auto& e : entries_)
+    if (runnable(*e)) able.push_back(e.get());
+  const uint64_t decision = decisions_.fetch_add(1);
+  now_.store(now_.load() + kDecision_s);
+  if (!able.empty()) return able[mix(seed_ ^ mix(decision)) % able.size()];
+  if (done_ == nullptr || done_->value() >= done_target_) return nullptr;
+  // Nothing can run and the driver's goal is not reached: whoever waits with the earliest deadline has timed out.
+  Entry* first = nullptr;
+  for (const auto& e : entries_)
+    if (!e->task->finished() && e->deadline < kNever && (first == nullptr || e->deadline < first->deadline)) first = e.get();
+  if (first == nullptr) return nullptr;
+  now_.store(std::max(now_.load(), first->deadline));
+  first->timed_out = true;
+  return first;
+}
+
+void SeededScheduler::pass_on() {
+  running_ = choose();
+  if (running_ != nullptr) {
+    running_->turn.notify_one();
+  } else {
+    driver_turn_.notify_one();
+  }
+}
+
+void SeededScheduler::take_turn(std::unique_lock<std::mutex>& lock, Entry& e) {
+  e.turn.wait(lock, [&] { return running_ == &e || released_; });
+  e.counter = nullptr;
+  e.deadline = kNever;
+}
+
+SeededScheduler::Entry& SeededScheduler::entry_of(Task& task) { return *entries_[static_cast<size_t>(task.index_)]; }
+
+void SeededScheduler::enter(Task& task) {
+  std::unique_lock lock(mutex_);
+  take_turn(lock, entry_of(task));
+}
+
+void SeededScheduler::leave(Task&) {
+  const std::lock_guard lock(mutex_);
+  if (!released_) pass_on();
+}
+
+Waited SeededScheduler::block(Task& task, Counter& counter, uint64_t target, double deadline) {
+  std::unique_lock lock(mutex_);
+  if (released_) return Waited::kReleased;
+  Entry& e = entry_of(task);
+  e.counter = &counter;
+  e.target = target;
+  e.deadline = deadline;
+  e.timed_out = false;
+  pass_on();
+  take_turn(lock, e);
+  if (counter.value() >= target) return Waited::kReached;
+  return released_ ? Waited::kReleased : Waited::kTimedOut;
+}
+
+void SeededScheduler::pause(Task& task) {
+  std::unique_lock lock(mutex_);
+  if (released_) return;
+  pass_on();
+  take_turn(lock, entry_of(task));
+}
+
+void SeededScheduler::drive(Crew& crew, Counter& done, uint64_t target) {
+  std::unique_lock lock(mutex_);
+  done_ = &done;
+  done_target_ = target;
+  pass_on();
+  driver_turn_.wait(lock, [&] { return running_ == nullptr || crew.failed(); });
+  done_ = nullptr;
+}
+
+void SeededScheduler::release(Crew&) {
+  const std::lock_guard lock(mutex_);
+  released_ = true;
+  for (const auto& e : entries_) e->turn.notify_all();
+  driver_turn_.notify_all();
+}
+
+// ---- the crew
+
+Crew::Crew(Scheduler& scheduler, double timeout_s, std::function<std::string(const Task&)> describe)
+    : scheduler_(scheduler), timeout_s_(timeout_s), describe_(std::move(describe)) {}
+
+Crew::~Crew() { join(); }
+
+Task& Crew::add(int rank, int stream) {
+  SHARDLAB_CHECK(threads_.empty(), "tasks are added before the first is started");
+  tasks_.push_back(std::make_unique<Task>(*this, rank, stream, static_cast<int>(tasks_.size()), scheduler_.cooperative()));
+  scheduler_.add(*tasks_.back());
+  return *tasks_.back();
+}
+
+void Crew::start(const std::function<void(Task&)>& body) {
+  threads_.reserve(tasks_.size());
+  for (const auto& task : tasks_) {
+    threads_.emplace_back([this, body, &task = *task] {
+      scheduler_.enter(task);
+      try {
+        if (!failed()) body(task);
+      } catch (const Released&) {
+      } catch (const WorldError& e) {
+        fail(fmt::format("rank {} failed at {}: {}", task.rank(), describe_(task), e.what()), e.hint());
+      } catch (const std::exception& e) {
+        fail(fmt::format("rank {} failed at {}: {}", task.rank(), describe_(task), e.what()));
+      }
+      task.finished_.store(true, std::memory_order_release);
+      scheduler_.leave(task);
+    });
+  }
+}
+
+void Crew::join() {
+  for (std::thread& t : threads_) t.join();
+  threads_.clear();
+}
+
+void Crew::fail(const std::string& message, const std::string& hint) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load()) return;
+    message_ = message;
+    hint_ = hint;
+    failed_.store(true, std::memory_order_seq_cst);
+  }
+  scheduler_.release(*this);
+}
+
+void Crew::throw_if_failed() const {
+  if (!failed()) return;
+  const std::lock_guard lock(mutex_);
+  throw WorldError(message_, hint_);
+}
+
+std::string Crew::situation_of(const Task& task) const {
+  return task.finished() ? "has ended" : fmt::format("{} {}", describe_(task), what_for(task.cause()));
+}
+
+std::string Crew::situation() const {
+  std::map<std::string, std::vector<int>> by_text;
+  for (const auto& task : tasks_)
+    if (task->cause().kind != WaitCause::Kind::kStart) by_text[situation_of(*task)].push_back(task->rank());
+  std::string text;
+  for (auto& [situation, ranks] : by_text) {
+    std::ranges::sort(ranks);
+    text += fmt::format("{}{} {}: {}", text.empty() ? "" : "\n", ranks.size() == 1 ? "rank" : "ranks", ranges(ranks), situation);
+  }
+  return text;
+}
+
+}  // namespace shardlab

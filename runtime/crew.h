@@ -1,0 +1,248 @@
+// The threads of one session and everything they wait for.
+//
+// Every wait of the runtime, for another stream or for a peer, goes through `Task::wait`. That makes four things true in one
+// place: each wait has a time-out; each waiter can be named when something hangs; one failure releases everybody; and the
+// threads can be driven one at a time by a seeded scheduler under a virtual clock.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "plan/base/world_error.h"
+#include "plan/interfaces.h"
+#include "runtime/counter.h"
+
+namespace shardlab {
+
+class Crew;
+
+/// What a task waits for, as messages name it.
+struct WaitCause {
+  enum class Kind : uint8_t {
+    kNothing,  ///< runs
+    kStart,    ///< for the next step
+    kStream,   ///< for stream `peer` of its own rank to have completed `amount` instructions
+    kMessage,  ///< for rank `peer` to offer its part
+    kTaken,    ///< for rank `peer` to have read what was offered to it
+  } kind = Kind::kNothing;
+  int32_t peer = -1;
+  int64_t amount = 0;
+};
+
+/// Thrown through a task's stack when the session has failed elsewhere; never leaves the task's thread.
+struct Released {};
+
+/// One thread of a session: stream `stream` of rank `rank`.
+class Task {
+ public:
+  Task(Crew& crew, int rank, int stream, int index, bool cooperative)
+      : crew_(crew), rank_(rank), stream_(stream), index_(index), cooperative_(cooperative) {}
+
+  int rank() const { return rank_; }
+  int stream() const { return stream_; }
+  double now() const;
+
+  /// Returns once `counter` has reached `target`. Throws Released when the session has failed, which a wait that lasts longer
+  /// than the time-out makes it do.
+  void wait(Counter& counter, uint64_t target, const WaitCause& cause) {
+    if (counter.value() < target) [[unlikely]]
+      wait_slowly(counter, target, cause);
+  }
+
+  /// A point at which a seeded scheduler may let another task run, and at which a session that failed elsewhere ends: throws
+  /// Released then.
+  void pause() {
+    if (cooperative_ || failed()) [[unlikely]]
+      pause_slowly();
+  }
+
+  /// Instruction::id of what the task works at, for messages; -1 between steps.
+  void set_instruction(int32_t id) { instruction_.store(id, std::memory_order_relaxed); }
+  int32_t instruction() const { return instruction_.load(std::memory_order_relaxed); }
+  WaitCause cause() const;
+  bool finished() const { return finished_.load(std::memory_order_acquire); }
+
+ private:
+  friend class Crew;
+  friend class ThreadScheduler;
+  friend class SeededScheduler;
+  void wait_slowly(Counter& counter, uint64_t target, const WaitCause& cause);
+  void pause_slowly();
+  bool failed() const;
+
+  Crew& crew_;
+  const int rank_;
+  const int stream_;
+  const int index_;         ///< in the crew
+  const bool cooperative_;  ///< a seeded scheduler decides at each pause
+  std::atomic<int32_t> instruction_{-1};
+  std::atomic<bool> finished_{false};
+  std::atomic<uint64_t> cause_{0};            ///< kind and peer, packed
+  std::atomic<int64_t> amount_{0};
+  std::atomic<Counter*> sleeping_on_{nullptr};
+};
+
+/// How a wait ended.
+enum class Waited : uint8_t { kReached, kTimedOut, kReleased };
+
+/// Decides which tasks run. Swapped in tests only.
+class Scheduler {
+ public:
+  virtual ~Scheduler() = default;
+  virtual const Clock& clock() const = 0;
+  /// Does `pause` decide who runs next?
+  virtual bool cooperative() const = 0;
+  /// Announces a task before any thread is started.
+  virtual void add(Task& task) = 0;
+  /// Called by each task's thread before its first and after its last action.
+  virtual void enter(Task& task) = 0;
+  virtual void leave(Task& task) = 0;
+  /// Blocks until the counter has reached the target, `deadline` (on the clock) has passed, or the crew has failed.
+  virtual Waited block(Task& task, Counter& counter, uint64_t target, double deadline) = 0;
+  virtual void pause(Task& task) = 0;
+  /// Called from outside the crew: lets the tasks run until `done` has reached `target`.
+  virtual void drive(Crew& crew, Counter& done, uint64_t target) = 0;
+  /// Wakes every blocked task after the crew has failed.
+  virtual void release(Crew& crew) = 0;
+};
+
+/// Monotonic time of this machine.
+class SteadyClock final : public Clock {
+ public:
+  double now() const override;
+};
+
+/// The tasks run freely: a wait spins briefly, then sleeps.
+class ThreadScheduler final : public Scheduler {
+ public:
+  /// `clock` measures time-outs and must outlive the scheduler. With more tasks than `cores` a wait sleeps at once, since
+  /// spinning would take the core from the task that is waited for.
+  ThreadScheduler(const Clock& clock, int tasks, int cores);
+
+  const Clock& clock() const override { return clock_; }
+  bool cooperative() const override { return false; }
+  void add(Task&) override {}
+  void enter(Task&) override {}
+  void leave(Task&) override {}
+  Waited block(Task& task, Counter& counter, uint64_t target, double deadline) override;
+  void pause(Task&) override {}
+  void drive(Crew& crew, Counter& done, uint64_t target) override;
+  void release(Crew& crew) override;
+
+ private:
+  const Clock& clock_;
+  const int spins_;
+};
+
+/// One task runs at a time; at every wait and pause the next is drawn at random from those that can run. Equal seeds give equal
+/// interleavings. The clock is virtual: it advances by a microsecond a decision and, when nothing can run, straight to the
+/// earliest deadline, so that a deadlock is found without waiting.
+class SeededScheduler final : public Scheduler {
+ public:
+  explicit SeededScheduler(uint64_t seed) : clock_(*this), seed_(seed) {}
+
+  const Clock& clock() const override { return clock_; }
+  bool cooperative() const override { return true; }
+  void add(Task& task) override;
+  void enter(Task& task) override;
+  void leave(Task& task) override;
+  Waited block(Task& task, Counter& counter, uint64_t target, double deadline) override;
+  void pause(Task& task) override;
+  void drive(Crew& crew, Counter& done, uint64_t target) override;
+  void release(Crew& crew) override;
+
+  /// Decisions taken so far.
+  uint64_t decisions() const { return decisions_.load(); }
+
+ private:
+  class VirtualClock final : public Clock {
+   public:
+    explicit VirtualClock(SeededScheduler& owner) : owner_(owner) {}
+    double now() const override { return owner_.now_.load(std::memory_order_relaxed); }
+
+   private:
+    SeededScheduler& owner_;
+  };
+  struct Entry {
+    Task* task = nullptr;
+    Counter* counter = nullptr;  ///< none: can run
+    uint64_t target = 0;
+    double deadline = 0;
+    bool timed_out = false;
+    std::condition_variable turn;
+  };
+  Entry& entry_of(Task& task);
+  bool runnable(const Entry& e) const;
+  Entry* choose();
+  void pass_on();
+  void take_turn(std::unique_lock<std::mutex>& lock, Entry& e);
+
+  VirtualClock clock_;
+  const uint64_t seed_;
+  std::atomic<double> now_{0};
+  std::atomic<uint64_t> decisions_{0};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Entry>> entries_;  ///< by task index in the crew
+  Entry* running_ = nullptr;                     ///< none: the driver's turn
+  const Counter* done_ = nullptr;                ///< what the driver waits for
+  uint64_t done_target_ = 0;
+  bool released_ = false;
+  std::condition_variable driver_turn_;
+};
+
+/// The tasks of a session, and its failure.
+class Crew {
+ public:
+  /// Waits longer than `timeout_s` fail the session. `describe` names what a task is at ("op #12 layer.F attn.qkv"); it is
+  /// called with other tasks running.
+  Crew(Scheduler& scheduler, double timeout_s, std::function<std::string(const Task&)> describe);
+  ~Crew();
+  Crew(const Crew&) = delete;
+
+  /// Adds a task. All are added before the first is started.
+  Task& add(int rank, int stream);
+
+  /// Starts a thread for every task, running `body`. What `body` throws fails the session.
+  void start(const std::function<void(Task&)>& body);
+  /// Waits for every thread to end.
+  void join();
+
+  /// Records the first failure and releases every waiter; later calls change nothing. Safe from any thread.
+  void fail(const std::string& message, const std::string& hint = {});
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  /// Throws the recorded failure, if there is one.
+  void throw_if_failed() const;
+
+  /// "rank 5 is at op #14 ...\nranks 0-4 wait for ...", one line for each distinct situation.
+  std::string situation() const;
+
+  Scheduler& scheduler() { return scheduler_; }
+  const Clock& clock() const { return scheduler_.clock(); }
+  double timeout_s() const { return timeout_s_; }
+  std::span<const std::unique_ptr<Task>> tasks() const { return tasks_; }
+
+ private:
+  std::string situation_of(const Task& task) const;
+
+  Scheduler& scheduler_;
+  const double timeout_s_;
+  const std::function<std::string(const Task&)> describe_;
+  std::vector<std::unique_ptr<Task>> tasks_;
+  std::vector<std::thread> threads_;
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;  ///< guards the two below
+  std::string message_, hint_;
+};
+
+inline double Task::now() const { return crew_.clock().now(); }
+inline bool Task::failed() const { return crew_.failed(); }
+
+}  // namespace shardlab

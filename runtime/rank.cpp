@@ -1,0 +1,300 @@
+#include "runtime/rank.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "plan/base/check.h"
+
+namespace shardlab {
+
+namespace {
+
+constexpr std::array<std::string_view, Rank::kMetrics> kMetricNames{"loss", "grad_norm2"};
+
+const Role& role_at(const Plan& plan, const Coordinates& at) {
+  const auto pp = plan.mesh.find("pp");
+  return plan.roles[pp ? static_cast<size_t>(at[static_cast<size_t>(*pp)]) : 0];
+}
+
+size_t role_index(const Plan& plan, const Coordinates& at) {
+  return static_cast<size_t>(&role_at(plan, at) - plan.roles.data());
+}
+
+}  // namespace
+
+Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::unique_ptr<Backend> backend)
+    : placed_(placed),
+      plan_(*placed.plan),
+      rank_(rank),
+      at_(plan_.mesh.coordinates(rank)),
+      role_(role_at(plan_, at_)),
+      program_(placed.programs[role_index(plan_, at_)]),
+      options_(options),
+      backend_(std::move(backend)),
+      arena_(placed.arenas[role_index(plan_, at_)], {.poison = options.poison, .reserve = backend_->has_storage()}) {
+  communicators_.resize(plan_.comms.size());
+  sent_by_comm_.resize(plan_.comms.size());
+  for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);
+}
+
+std::optional<BufferId> Rank::find(std::string_view buffer) const {
+  const auto found = std::ranges::find(role_.buffers, buffer, &Buffer::name);
+  if (found == role_.buffers.end()) return std::nullopt;
+  return BufferId(static_cast<int32_t>(found - role_.buffers.begin()));
+}
+
+bool Rank::persistent(BufferId buffer) const {
+  const Buffer* b = &role_.buffers[buffer.index()];
+  while (b->view) b = &role_.buffers[static_cast<size_t>(b->view->base)];
+  return b->persistent;
+}
+
+void* Rank::address(BufferId buffer) const {
+  int64_t offset = 0;
+  const Buffer* b = &role_.buffers[buffer.index()];
+  while (b->view) {
+    offset += bytes_of(b->type.dtype, b->view->offset);
+    if (!b->view->shard_axes.empty()) offset += plan_.mesh.index_in_group(b->view->shard_axes, at_) * b->type.bytes();
+    b = &role_.buffers[static_cast<size_t>(b->view->base)];
+  }
+  return arena_.at(b->space, b->offset + offset);
+}
+
+void* Rank::address(const Operand& operand) const {
+  int64_t offset = operand.offset;
+  if (!operand.shard_axes.empty()) offset += plan_.mesh.index_in_group(operand.shard_axes, at_) * operand.shard_stride;
+  if (operand.root) {
+    const Buffer& owner = role_.buffers[operand.root.index()];
+    return arena_.at(owner.space, owner.offset + offset);
+  }
+  const LocalBuffer& owner = program_.locals[static_cast<size_t>(operand.local)];
+  return arena_.at(owner.space, owner.offset + offset);
+}
+
+// ---- binding
+
+Result<void> Rank::bind(Transport& transport, const BatchSource* source) {
+  for (size_t s = 0; s < plan_.streams.size(); ++s) {
+    streams_.push_back(std::make_unique<Stream>());
+    streams_.back()->instructions.reserve(program_.streams[s].size());
+    for (const int32_t id : program_.streams[s]) {
+      const Instruction& instruction = program_.instructions[static_cast<size_t>(id)];
+      BoundInstruction& bound = streams_.back()->instructions.emplace_back();
+      bound.id = id;
+      bound.waits = program_.waits_of(instruction);
+      if (instruction.kind == Instruction::Kind::kRun) SHARDLAB_TRY(bind_run(instruction, bound, transport, source));
+      else bind_storage(instruction, bound);
+    }
+  }
+  return {};
+}
+
+Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bound, Transport& transport, const BatchSource* source) {
+  if (instruction.predicate)
+    bound.predicate = static_cast<const int32_t*>(
+        address(program_.operands[instruction.first_operand + instruction.reads + instruction.writes]));
+  const Work& work = instruction.op->work;
+  if (const auto* w = std::get_if<Collective>(&work)) return bind_collective(instruction, *w, bound, transport);
+  if (const auto* w = std::get_if<Send>(&work)) return bind_message(instruction, w->comm, w->hop, w->cyclic, bound, transport);
+  if (const auto* w = std::get_if<Recv>(&work)) return bind_message(instruction, w->comm, w->hop, w->cyclic, bound, transport);
+  BoundOp op;
+  op.plan = &plan_;
+  op.instruction = &instruction;
+  op.rank = rank_;
+  op.at = at_;
+  op.seed = options_.seed;
+  op.source = source;
+  for (const Operand& o : program_.reads(instruction)) op.reads.push_back(tensor(o));
+  for (const Operand& o : program_.writes(instruction)) op.writes.push_back(tensor(o));
+  auto launch = backend_->bind(op);
+  if (!launch.ok()) return launch.error();
+  bound.kind = BoundInstruction::Kind::kLaunch;
+  bound.launch = std::move(launch).value();
+  return {};
+}
+
+Communicator& Rank::communicator(CommId comm, Transport& transport) {
+  auto& handle = communicators_[comm.index()];
+  if (!handle) handle = transport.join(rank_, comm, group_of(plan_.mesh, plan_.comms[comm.index()], rank_));
+  return *handle;
+}
+
+Result<void> Rank::bind_collective(const Instruction& instruction, const Collective& work, BoundInstruction& bound, Transport& transport) {
+  bound.kind = BoundInstruction::Kind::kCollective;
+  bound.comm = &communicator(work.comm, transport);
+  bound.comm_id = work.comm.value;
+  const Operand& source = program_.reads(instruction)[0];
+  const Operand& target = program_.writes(instruction)[0];
+  if (program_.reads(instruction).size() > 1)
+    return Error{ExitCode::kUsage, fmt::format("`{}` moves as many rows as a buffer says, which the thread transport does not",
+                                               describe(plan_, instruction)),
+                 "predict the plan with mode: simulate", ""};
+  const Type& whole = *(work.kind == CollectiveKind::kAllGather ? target : source).type;
+  bound.call = {work.kind, work.reduce, work.algorithm, whole.dtype, whole.shape.elements(), work.root, address(source), address(target)};
+  const auto prepared = bound.comm->prepare(bound.call);
+  if (!prepared.ok()) {
+    Error error = prepared.error();
+    error.message = fmt::format("`{}`: {}", describe(plan_, instruction), error.message);
+    return error;
+  }
+  return {};
+}
+
+Result<void> Rank::bind_message(const Instruction& instruction, CommId comm, int hop, bool cyclic, BoundInstruction& bound, Transport& transport) {
+  const bool sends = std::holds_alternative<Send>(instruction.op->work);
+  bound.kind = sends ? BoundInstruction::Kind::kSend : BoundInstruction::Kind::kReceive;
+  bound.comm = &communicator(comm, transport);
+  bound.comm_id = comm.value;
+  const int size = bound.comm->size();
+  int peer = bound.comm->index() + hop;
+  if (cyclic) peer = ((peer % size) + size) % size;
+  SHARDLAB_CHECK(peer >= 0 && peer < size && peer != bound.comm->index(), "`{}` on rank {} reaches group index {} of {}", describe(plan_, instruction),
+                 rank_, peer, size);
+  bound.peer = peer;
+  const Operand& operand = sends ? program_.reads(instruction)[0] : program_.writes(instruction)[0];
+  bound.bytes = operand.bytes;
+  bound.call.source = bound.call.target = address(operand);
+  return {};
+}
+
+void Rank::bind_storage(const Instruction& instruction, BoundInstruction& bound) {
+  const bool allocates = instruction.kind == Instruction::Kind::kAlloc;
+  bound.kind = allocates ? BoundInstruction::Kind::kAlloc : BoundInstruction::Kind::kFree;
+  if (instruction.local >= 0) {
+    const LocalBuffer& local = program_.locals[static_cast<size_t>(instruction.local)];
+    bound.space = local.space;
+    bound.cls = local.cls;
+    bound.offset = local.offset;
+    bound.bytes = instruction.segment->slots[local.slot.index()].type.bytes();
+    return;
+  }
+  const Buffer& buffer = role_.buffers[instruction.buffer.index()];
+  bound.space = buffer.space;
+  bound.cls = buffer.kind;
+  bound.offset = buffer.offset;
+  bound.bytes = buffer.type.bytes();
+  for (int m = 0; m < kMetrics; ++m)
+    if (!allocates && metric_buffers_[static_cast<size_t>(m)] == instruction.buffer) bound.metric = m;
+}
+
+// ---- running
+
+std::vector<int> Rank::streams() const {
+  std::vector<int> used{0};
+  for (size_t s = 1; s < streams_.size(); ++s)
+    if (!streams_[s]->instructions.empty()) used.push_back(static_cast<int>(s));
+  return used;
+}
+
+void Rank::enter(int stream) {
+  backend_->enter_thread(stream);
+  if (stream != 0) return;
+  arena_.touch();
+  for (const Buffer& b : role_.buffers) {
+    if (!b.persistent || b.view) continue;
+    arena_.allocate(b.space, b.offset, b.type.bytes());
+    ledger_.allocate(b.space, b.kind, b.type.bytes());
+    if (std::byte* p = arena_.at(b.space, b.offset)) std::memset(p, 0, static_cast<size_t>(b.type.bytes()));
+  }
+}
+
+void Rank::reset() {
+  for (const auto& s : streams_) {
+    s->completed.reset();
+    s->end = 0;
+  }
+  std::ranges::fill(sent_by_comm_, 0);
+  metrics_ = {};
+}
+
+void Rank::run(int stream, const StepFrame& frame, Task& task) {
+  Stream& s = *streams_[static_cast<size_t>(stream)];
+  const Clock& clock = *options_.clock;
+  for (const BoundInstruction& bound : s.instructions) {
+    task.set_instruction(bound.id);
+    task.pause();
+    if (!bound.waits.empty()) await(bound, stream, frame, task);
+    if (bound.predicate == nullptr || *bound.predicate != 0) {
+      if (options_.recorder == nullptr) {
+        perform(bound, frame.state, task);
+      } else {
+        const double begin = clock.now();
+        const Moved moved = perform(bound, frame.state, task);
+        record(TraceEvent::Kind::kOp, bound, stream, frame, begin, clock.now(), moved);
+      }
+    }
+    s.completed.advance();
+  }
+  task.set_instruction(-1);
+  s.end = clock.now() - frame.begin;
+}
+
+/// Waits until the other streams are where the instruction needs them; a wait that was there to see is recorded.
+void Rank::await(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
+  const auto ready = [&](const Wait& w) { return streams_[static_cast<size_t>(w.stream)]->completed.value() >= static_cast<uint64_t>(w.count); };
+  if (std::ranges::all_of(bound.waits, ready)) return;
+  const double begin = options_.recorder == nullptr ? 0 : options_.clock->now();
+  for (const Wait& w : bound.waits)
+    task.wait(streams_[static_cast<size_t>(w.stream)]->completed, static_cast<uint64_t>(w.count), {WaitCause::Kind::kStream, w.stream, w.count});
+  if (options_.recorder != nullptr) record(TraceEvent::Kind::kWait, bound, stream, frame, begin, options_.clock->now(), {});
+}
+
+Moved Rank::perform(const BoundInstruction& bound, const StepState& state, Task& task) {
+  using Kind = BoundInstruction::Kind;
+  Moved moved;
+  switch (bound.kind) {
+    case Kind::kLaunch: bound.launch(state); return moved;
+    case Kind::kCollective: moved = bound.comm->collective(bound.call, task); break;
+    case Kind::kSend: moved = bound.comm->send(bound.call.source, bound.bytes, bound.peer, task); break;
+    case Kind::kReceive: moved = bound.comm->receive(bound.call.target, bound.bytes, bound.peer, task); break;
+    case Kind::kAlloc:
+      arena_.allocate(bound.space, bound.offset, bound.bytes);
+      ledger_.allocate(bound.space, bound.cls, bound.bytes);
+      return moved;
+    case Kind::kFree:
+      if (bound.metric >= 0 && backend_->has_storage())
+        metrics_[static_cast<size_t>(bound.metric)] = read_metric(*metric_buffers_[static_cast<size_t>(bound.metric)]);
+      arena_.free(bound.space, bound.offset, bound.bytes);
+      ledger_.free(bound.space, bound.cls, bound.bytes);
+      return moved;
+  }
+  sent_by_comm_[static_cast<size_t>(bound.comm_id)] += moved.sent_bytes;
+  return moved;
+}
+
+void Rank::record(TraceEvent::Kind kind, const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, double end,
+                  const Moved& moved) {
+  TraceEvent event;
+  event.kind = kind;
+  event.rank = rank_;
+  event.instruction = bound.id;
+  event.stream = stream;
+  event.step = frame.number;
+  event.begin = begin - frame.begin;
+  event.end = end - frame.begin;
+  event.peer_wait = moved.peer_wait_s;
+  event.sent_bytes = moved.sent_bytes;
+  options_.recorder->record(event);
+}
+
+double Rank::end_of_step() const {
+  double end = 0;
+  for (const auto& s : streams_) end = std::max(end, s->end);
+  return end;
+}
+
+double Rank::read_metric(BufferId buffer) const {
+  const void* p = address(buffer);
+  return role_.buffers[buffer.index()].type.dtype == DType::f64 ? *static_cast<const double*>(p) : *static_cast<const float*>(p);
+}
+
+std::optional<double> Rank::metric(int which) const {
+  const size_t m = static_cast<size_t>(which);
+  if (metrics_[m]) return metrics_[m];  // read when its buffer was freed
+  if (!metric_buffers_[m] || !backend_->has_storage() || !persistent(*metric_buffers_[m])) return std::nullopt;
+  return read_metric(*metric_buffers_[m]);
+}
+
+}  // namespace shardlab

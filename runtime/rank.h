@@ -1,0 +1,118 @@
+// One rank of a session: its memory, its bound instructions, and the loop that runs a stream of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "plan/program.h"
+#include "runtime/arena.h"
+#include "runtime/backend.h"
+#include "runtime/crew.h"
+#include "runtime/session.h"
+#include "runtime/transport.h"
+
+namespace shardlab {
+
+/// One instruction with everything looked up: what a step costs beside its kernels is a loop over these.
+struct BoundInstruction {
+  enum class Kind : uint8_t { kLaunch, kCollective, kSend, kReceive, kAlloc, kFree } kind = Kind::kLaunch;
+  int32_t id = -1;
+  std::span<const Wait> waits;
+  const int32_t* predicate = nullptr;  ///< runs where it is not 0; none: always
+  Launch launch;                       ///< of kLaunch
+  Communicator* comm = nullptr;        ///< of kCollective, kSend, kReceive
+  int32_t comm_id = -1;
+  int peer = -1;                       ///< group index, of kSend and kReceive
+  CollectiveCall call;                 ///< of kCollective; of kSend `source`, of kReceive `target`
+  Space space = Space::kDevice;        ///< of kAlloc and kFree, as the four below
+  BufferClass cls = BufferClass::kTemporary;
+  int64_t offset = 0;
+  int64_t bytes = 0;                   ///< also of kSend and kReceive
+  int metric = -1;                     ///< of a kFree that ends the life of a metric: which
+};
+
+/// What the session shares with its ranks during a step.
+struct StepFrame {
+  StepState state;
+  int32_t number = 0;   ///< steps run before this one
+  double begin = 0;     ///< of the step, on the clock
+};
+
+class Rank {
+ public:
+  Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::unique_ptr<Backend> backend);
+
+  /// Looks everything up. Pointers into the rank stay valid as long as it lives.
+  Result<void> bind(Transport& transport, const BatchSource* source);
+
+  /// Streams that have instructions, by StreamId; at least stream 0.
+  std::vector<int> streams() const;
+  /// By the thread of a stream, once, before the first step; stream 0 also makes the persistent storage live and zero.
+  void enter(int stream);
+  /// Before a step, while no stream runs.
+  void reset();
+  /// One step of one stream.
+  void run(int stream, const StepFrame& frame, Task& task);
+
+  int number() const { return rank_; }
+  const Role& role() const { return role_; }
+  const Coordinates& coordinates() const { return at_; }
+  const Ledger& ledger() const { return ledger_; }
+  const Arena& arena() const { return arena_; }
+  Backend& backend() { return *backend_; }
+  const Backend& backend() const { return *backend_; }
+  double end_of_step() const;
+  std::span<const int64_t> sent_by_comm() const { return sent_by_comm_; }
+
+  /// Address of a buffer of the role, or null without storage.
+  void* address(BufferId buffer) const;
+  /// Whether it is, or is a view of, a persistent buffer.
+  bool persistent(BufferId buffer) const;
+  std::optional<BufferId> find(std::string_view buffer) const;
+  /// The value of "loss" or "grad_norm2" after a step, where the role has it.
+  std::optional<double> metric(int which) const;
+  static constexpr int kLoss = 0, kGradNorm2 = 1, kMetrics = 2;
+
+ private:
+  /// A stream's instructions, and how many of them it has completed in this step.
+  struct Stream {
+    std::vector<BoundInstruction> instructions;
+    Counter completed;
+    double end = 0;  ///< of the step, seconds from its begin
+  };
+
+  Result<void> bind_run(const Instruction& instruction, BoundInstruction& bound, Transport& transport, const BatchSource* source);
+  Result<void> bind_collective(const Instruction& instruction, const Collective& work, BoundInstruction& bound, Transport& transport);
+  Result<void> bind_message(const Instruction& instruction, CommId comm, int hop, bool cyclic, BoundInstruction& bound, Transport& transport);
+  void bind_storage(const Instruction& instruction, BoundInstruction& bound);
+  Communicator& communicator(CommId comm, Transport& transport);
+  void* address(const Operand& operand) const;
+  Tensor tensor(const Operand& operand) const { return {address(operand), operand.type}; }
+
+  void await(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
+  Moved perform(const BoundInstruction& bound, const StepState& state, Task& task);
+  void record(TraceEvent::Kind kind, const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, double end, const Moved& moved);
+  double read_metric(BufferId buffer) const;
+
+  const PlacedPlan& placed_;
+  const Plan& plan_;
+  const int rank_;
+  const Coordinates at_;
+  const Role& role_;
+  const Program& program_;
+  const RunOptions options_;
+  const std::unique_ptr<Backend> backend_;
+  Arena arena_;
+  Ledger ledger_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<std::unique_ptr<Communicator>> communicators_;  ///< by CommId; none where the rank does not use it
+  std::vector<int64_t> sent_by_comm_;
+  std::array<std::optional<BufferId>, kMetrics> metric_buffers_;
+  std::array<std::optional<double>, kMetrics> metrics_;
+};
+
+}  // namespace shardlab

@@ -1,0 +1,22 @@
+// Combining the parts of several ranks, in every element type that is reduced.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/kernels.h"
+#include "plan/base/dtype.h"
+#include "plan/op.h"
+
+namespace shardlab {
+
+/// Whether `combine` and `tree_combine` know the type.
+bool reducible(DType dtype);
+
+/// own[n] = own + theirs, or the larger of the two.
+void combine(const Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n);
+
+/// out[n] = the canonical tree over `parts` in order (plan/base/tree.h), or the largest. `out` may be one of the parts.
+void tree_combine(const Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out, int64_t n);
+
+}  // namespace shardlab

@@ -1,0 +1,327 @@
+#include "runtime/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "kernels/initialise.h"
+#include "plan/base/check.h"
+#include "runtime/rank.h"
+
+namespace shardlab {
+
+PlacedPlan place(Plan plan) {
+  PlacedPlan placed;
+  placed.plan = std::make_unique<Plan>(std::move(plan));
+  for (size_t role = 0; role < placed.plan->roles.size(); ++role) {
+    placed.programs.push_back(expand_program(*placed.plan, static_cast<int>(role)));
+    placed.arenas.push_back(place_arena(*placed.plan, placed.programs.back()));
+  }
+  return placed;
+}
+
+namespace {
+
+/// Every rank in this process, a thread for each of its streams. The caller's thread only starts rounds and waits for them: a
+/// round is something that every task does once, of which a step is the most frequent.
+class ThreadSession final : public Session {
+ public:
+  ThreadSession(const PlacedPlan& placed, const RunOptions& options) : placed_(placed), plan_(*placed.plan), options_(options) {
+    if (options_.clock == nullptr) options_.clock = options_.scheduler != nullptr ? &options_.scheduler->clock() : &steady_clock_;
+  }
+  ~ThreadSession() override;
+
+  Result<void> build(Transport& transport, const BackendFactory& backends, const BatchSource* source);
+
+  void initialise_parameters() override;
+  StepResult step(int64_t step) override;
+  void cancel(const std::string& reason) override { crew_->fail(reason); }
+  Result<std::vector<float>> read_buffer(int rank, std::string_view buffer) const override;
+  Result<LogicalTensor> gather_buffer(std::string_view buffer) const override;
+  Result<LogicalTensor> parameter(std::string_view name) const override;
+  Result<void> set_parameter(std::string_view name, const LogicalTensor& value) override;
+  const Ledger& ledger(int rank) const override { return ranks_[static_cast<size_t>(rank)]->ledger(); }
+  int64_t arena_bytes(int rank, Space space) const override { return ranks_[static_cast<size_t>(rank)]->arena().bytes(space); }
+  int64_t scratch_bytes(int rank) const override { return ranks_[static_cast<size_t>(rank)]->backend().scratch_bytes(); }
+  std::span<const int64_t> sent_by_comm(int rank) const override { return ranks_[static_cast<size_t>(rank)]->sent_by_comm(); }
+
+ private:
+  using Round = std::function<void(Rank&, int stream, Task&)>;
+  /// Which buffer of a rank to look at; none where it has none.
+  using Pick = std::function<std::optional<BufferId>(const Rank&)>;
+
+  void start_crew();
+  void run_round(const Round& round);
+  std::string describe_task(const Task& task) const;
+  std::optional<BufferId> value_of(const Rank& rank, int32_t parameter) const;
+  Result<int32_t> parameter_named(std::string_view name) const;
+  Result<LogicalTensor> gather(std::string_view what, const Pick& pick) const;
+
+  const PlacedPlan& placed_;
+  const Plan& plan_;
+  RunOptions options_;
+  SteadyClock steady_clock_;
+  std::unique_ptr<Scheduler> own_scheduler_;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::unique_ptr<Crew> crew_;
+  Counter start_, done_;   ///< rounds started; rounds completed, over all tasks
+  uint64_t rounds_ = 0;
+  const Round* round_ = nullptr;  ///< the one under way; none ends the tasks
+  StepFrame frame_;
+};
+
+// ---- tasks and rounds
+
+Result<void> ThreadSession::build(Transport& transport, const BackendFactory& backends, const BatchSource* source) {
+  for (int r = 0; r < plan_.mesh.world_size(); ++r) ranks_.push_back(std::make_unique<Rank>(placed_, r, options_, backends(r)));
+  for (const auto& rank : ranks_) SHARDLAB_TRY(rank->bind(transport, source));
+  start_crew();
+  run_round([](Rank& rank, int stream, Task&) { rank.enter(stream); });
+  return {};
+}
+
+void ThreadSession::start_crew() {
+  int tasks = 0;
+  for (const auto& rank : ranks_) tasks += static_cast<int>(rank->streams().size());
+  Scheduler* scheduler = options_.scheduler;
+  if (scheduler == nullptr) {
+    own_scheduler_ = std::make_unique<ThreadScheduler>(*options_.clock, tasks, static_cast<int>(std::thread::hardware_concurrency()));
+    scheduler = own_scheduler_.get();
+  }
+  crew_ = std::make_unique<Crew>(*scheduler, options_.timeout_s, [this](const Task& task) { return describe_task(task); });
+  for (const auto& rank : ranks_)
+    for (const int stream : rank->streams()) crew_->add(rank->number(), stream);
+  crew_->start([this](Task& task) {
+    Rank& rank = *ranks_[static_cast<size_t>(task.rank())];
+    for (uint64_t round = 1;; ++round) {
+      task.wait(start_, round, {WaitCause::Kind::kStart});
+      const Round* work = round_;  // read once: it belongs to the next round as soon as `done_` advances
+      if (work != nullptr) (*work)(rank, task.stream(), task);
+      done_.advance();
+      if (work == nullptr) return;
+    }
+  });
+}
+
+void ThreadSession::run_round(const Round& round) {
+  crew_->throw_if_failed();
+  round_ = &round;
+  ++rounds_;
+  start_.advance();
+  crew_->scheduler().drive(*crew_, done_, rounds_ * crew_->tasks().size());
+  if (crew_->failed()) {
+    crew_->join();  // `round` must outlive its users
+    crew_->throw_if_failed();
+  }
+  SHARDLAB_CHECK(done_.value() == rounds_ * crew_->tasks().size(), "a round ended with {} of {} tasks done",
+                 done_.value() - (rounds_ - 1) * crew_->tasks().size(), crew_->tasks().size());
+}
+
+ThreadSession::~ThreadSession() {
+  if (crew_ == nullptr) return;
+  if (!crew_->failed()) {
+    round_ = nullptr;
+    start_.advance();
+    crew_->scheduler().drive(*crew_, done_, (rounds_ + 1) * crew_->tasks().size());
+  }
+  crew_->join();
+}
+
+std::string ThreadSession::describe_task(const Task& task) const {
+  const std::string& stream = plan_.streams[static_cast<size_t>(task.stream())];
+  const int32_t id = task.instruction();
+  if (id < 0) return fmt::format("stream {} between instructions", stream);
+  const Coordinates at = plan_.mesh.coordinates(task.rank());
+  const auto pp = plan_.mesh.find("pp");
+  const size_t role = pp ? static_cast<size_t>(at[static_cast<size_t>(*pp)]) : 0;
+  return fmt::format("stream {} op #{} `{}`", stream, id, describe(plan_, placed_.programs[role].instructions[static_cast<size_t>(id)]));
+}
+
+StepResult ThreadSession::step(int64_t step) {
+  crew_->throw_if_failed();
+  for (const auto& rank : ranks_) rank->reset();
+  frame_.state = {step, learning_rate_at(options_.learning_rate, step)};
+  frame_.begin = options_.clock->now();
+  run_round([this](Rank& rank, int stream, Task& task) { rank.run(stream, frame_, task); });
+
+  StepResult result;
+  for (const auto& rank : ranks_) {
+    result.loss_by_rank.push_back(rank->metric(Rank::kLoss));
+    if (!result.loss) result.loss = result.loss_by_rank.back();
+    if (!result.grad_norm2) result.grad_norm2 = rank->metric(Rank::kGradNorm2);
+    result.interval_by_rank.push_back({0, rank->end_of_step()});
+    result.seconds = std::max(result.seconds, rank->end_of_step());
+    for (const int64_t bytes : rank->sent_by_comm()) result.sent_bytes += bytes;
+    if (options_.recorder != nullptr) options_.recorder->record_step(frame_.number, rank->number(), 0, rank->end_of_step());
+  }
+  ++frame_.number;
+  return result;
+}
+
+// ---- state
+
+/// A rank's whole value of a parameter, as opposed to flat shards of it under the same ParameterId.
+std::optional<BufferId> ThreadSession::value_of(const Rank& rank, int32_t parameter) const {
+  const Shape logical = logical_shape(plan_.parameters[static_cast<size_t>(parameter)].type, plan_.mesh);
+  const auto& buffers = rank.role().buffers;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const BufferId id(static_cast<int32_t>(i));
+    if (buffers[i].parameter == parameter && buffers[i].kind == BufferClass::kParameter && rank.persistent(id) &&
+        logical_shape(buffers[i].type, plan_.mesh) == logical)
+      return id;
+  }
+  return std::nullopt;
+}
+
+void ThreadSession::initialise_parameters() {
+  run_round([this](Rank& rank, int stream, Task&) {
+    if (stream != 0 || !rank.backend().has_storage()) return;
+    for (size_t p = 0; p < plan_.parameters.size(); ++p) {
+      const auto buffer = value_of(rank, static_cast<int32_t>(p));
+      if (!buffer) continue;
+      const Parameter& parameter = plan_.parameters[p];
+      const Type& type = rank.role().buffers[buffer->index()].type;
+      float* values = static_cast<float*>(rank.address(*buffer));
+      if (parameter.initial != Initial::kNormal) {
+        std::fill_n(values, type.shape.elements(), parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
+        continue;
+      }
+      const Shape shape = logical_shape(type, plan_.mesh), origin = logical_origin(type, plan_.mesh, rank.coordinates());
+      const auto dims = [&](const Shape& s) { return std::span(s.extent).first(static_cast<size_t>(s.rank)); };
+      kernels::initialise_normal({.shape = dims(shape),
+                                  .origin = std::span(origin.extent).first(static_cast<size_t>(shape.rank)),
+                                  .extent = dims(type.shape),
+                                  .deviation = parameter.deviation,
+                                  .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
+                                  .values = values});
+    }
+  });
+}
+
+/// Calls `visit(logical index, local index, run length)` for each contiguous run of a rank's part of a logical tensor.
+template <class Visit>
+void for_each_run(const Type& type, const Mesh& mesh, const Coordinates& at, const Visit& visit) {
+  const Shape shape = logical_shape(type, mesh), origin = logical_origin(type, mesh, at);
+  const int rank = shape.rank;
+  const int64_t run = rank == 0 ? 1 : type.shape.last();
+  std::array<int64_t, 4> index{};
+  for (int64_t local = 0; local < type.shape.elements(); local += run) {
+    int64_t logical = 0;
+    for (int d = 0; d < rank; ++d) logical = logical * shape[d] + origin[d] + index[static_cast<size_t>(d)];
+    visit(logical, local, run);
+    for (int d = rank - 2; d >= 0 && ++index[static_cast<size_t>(d)] == type.shape[d]; --d) index[static_cast<size_t>(d)] = 0;
+  }
+}
+
+Error no_storage(std::string_view what) {
+  return {ExitCode::kUsage, fmt::format("the dry back end holds no values, so `{}` has none", what), "use the cpu back end", ""};
+}
+
+Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& pick) const {
+  LogicalTensor tensor;
+  std::vector<int> writer;  ///< by logical element: the rank it was first taken from
+  bool found = false;
+  for (const auto& rank : ranks_) {
+    const auto id = pick(*rank);
+    if (!id) continue;
+    if (!rank->backend().has_storage()) return no_storage(what);
+    const Buffer& buffer = rank->role().buffers[id->index()];
+    if (buffer.type.dtype != DType::f32 || !axes_placed(buffer.type, plan_.mesh, Place::kPartial).empty())
+      return Error{ExitCode::kUsage, fmt::format("`{}` is no complete f32 tensor", buffer.name), "read it by rank", ""};
+    if (!found) {
+      tensor.shape = logical_shape(buffer.type, plan_.mesh);
+      tensor.values.resize(static_cast<size_t>(tensor.shape.elements()));
+      writer.resize(tensor.values.size(), -1);
+      found = true;
+    }
+    const float* local = static_cast<const float*>(rank->address(*id));
+    int differs_from = -1;
+    for_each_run(buffer.type, plan_.mesh, rank->coordinates(), [&](int64_t to, int64_t from, int64_t n) {
+      for (int64_t i = 0; i < n; ++i) {
+        const size_t e = static_cast<size_t>(to + i);
+        if (writer[e] < 0) {
+          tensor.values[e] = local[from + i];
+          writer[e] = rank->number();
+        } else if (std::memcmp(&tensor.values[e], &local[from + i], sizeof(float)) != 0) {
+          differs_from = writer[e];
+        }
+      }
+    });
+    if (differs_from >= 0)
+      return Error{ExitCode::kBug, fmt::format("`{}` differs between its replicas on ranks {} and {}", buffer.name, differs_from, rank->number()),
+                   "report this with the case", ""};
+  }
+  if (!found) return Error{ExitCode::kUsage, fmt::format("no rank has a persistent buffer for `{}`", what), "", ""};
+  return tensor;
+}
+
+Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view name) const {
+  const Rank& r = *ranks_[static_cast<size_t>(rank)];
+  const auto id = r.find(name);
+  if (!id || !r.persistent(*id))
+    return Error{ExitCode::kUsage, fmt::format("rank {} has no persistent buffer called `{}`", rank, name), "", ""};
+  if (!r.backend().has_storage()) return no_storage(name);
+  const Type& type = r.role().buffers[id->index()].type;
+  if (type.dtype != DType::f32) return Error{ExitCode::kUsage, fmt::format("`{}` is {}, not f32", name, name_of(type.dtype)), "", ""};
+  const float* p = static_cast<const float*>(r.address(*id));
+  return std::vector<float>(p, p + type.shape.elements());
+}
+
+Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) const {
+  return gather(buffer, [&](const Rank& rank) {
+    const auto id = rank.find(buffer);
+    return id && rank.persistent(*id) ? id : std::nullopt;
+  });
+}
+
+Result<int32_t> ThreadSession::parameter_named(std::string_view name) const {
+  const auto found = std::ranges::find(plan_.parameters, name, &Parameter::name);
+  if (found == plan_.parameters.end()) return Error{ExitCode::kUsage, fmt::format("the plan has no parameter called `{}`", name), "", ""};
+  return static_cast<int32_t>(found - plan_.parameters.begin());
+}
+
+Result<LogicalTensor> ThreadSession::parameter(std::string_view name) const {
+  const auto p = parameter_named(name);
+  if (!p.ok()) return p.error();
+  return gather(name, [&](const Rank& rank) { return value_of(rank, *p); });
+}
+
+Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTensor& value) {
+  const auto p = parameter_named(name);
+  if (!p.ok()) return p.error();
+  const Shape want = logical_shape(plan_.parameters[static_cast<size_t>(*p)].type, plan_.mesh);
+  if (!(want == value.shape))
+    return Error{ExitCode::kUsage, fmt::format("`{}` has {} elements in this plan, not {}", name, want.elements(), value.shape.elements()), "", ""};
+  for (const auto& rank : ranks_) {
+    const auto id = value_of(*rank, *p);
+    if (!id) continue;
+    if (!rank->backend().has_storage()) return no_storage(name);
+    float* local = static_cast<float*>(rank->address(*id));
+    for_each_run(rank->role().buffers[id->index()].type, plan_.mesh, rank->coordinates(),
+                 [&](int64_t from, int64_t to, int64_t n) { std::copy_n(value.values.begin() + from, n, local + to); });
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Session>> Session::create(const PlacedPlan& placed, const RunOptions& options, Transport& transport,
+                                                 const BackendFactory& backends, const BatchSource* source) {
+  auto session = std::make_unique<ThreadSession>(placed, options);
+  SHARDLAB_TRY(session->build(transport, backends, source));
+  return std::unique_ptr<Session>(std::move(session));
+}
+
+Result<void> copy_parameters(const Session& from, const Plan& plan, Session& to) {
+  for (const Parameter& parameter : plan.parameters) {
+    const auto value = from.parameter(parameter.name);
+    if (!value.ok()) return value.error();
+    SHARDLAB_TRY(to.set_parameter(parameter.name, *value));
+  }
+  return {};
+}
+
+}  // namespace shardlab

@@ -1,0 +1,104 @@
+// Executes a plan: every rank a set of threads, one for each stream, each running its instruction list.
+//
+//   ThreadTransport transport(kernels);
+//   auto session = Session::create(plan, {.seed = 1}, transport, cpu_backend(kernels, {}), data);
+//   (*session)->initialise_parameters();
+//   for (int64_t i = 0; i < 10; ++i) report((*session)->step(i).loss);
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/case.h"
+#include "plan/interfaces.h"
+#include "plan/memory.h"
+#include "plan/plan.h"
+#include "plan/program.h"
+#include "runtime/arena.h"
+#include "runtime/backend.h"
+#include "runtime/crew.h"
+#include "runtime/transport.h"
+
+namespace shardlab {
+
+struct RunOptions {
+  uint64_t seed = 1;
+  LearningRate learning_rate;
+  double timeout_s = 300;         ///< the longest that any one wait may last
+  bool poison = false;            ///< fill storage with NaNs while it is dead
+  Recorder* recorder = nullptr;   ///< receives an event per instruction; none: no clock is read
+  const Clock* clock = nullptr;   ///< none: this machine's
+  Scheduler* scheduler = nullptr; ///< none: tasks run freely
+};
+
+/// What one step came to.
+struct StepResult {
+  double seconds = 0;                                ///< from the common start to the end of the last rank
+  std::optional<double> loss;                        ///< of the buffer named "loss", where a role has it
+  std::optional<double> grad_norm2;                  ///< of the buffer named "grad_norm2"
+  std::vector<std::optional<double>> loss_by_rank;
+  std::vector<std::array<double, 2>> interval_by_rank;  ///< begin and end, seconds from the common start
+  int64_t sent_bytes = 0;                            ///< over all ranks, counted where they were sent
+};
+
+/// A logical tensor put together from the ranks that hold it, row-major.
+struct LogicalTensor {
+  Shape shape;
+  std::vector<float> values;
+};
+
+/// Every role's program, expanded and placed: what `Session`, `simulate` and `analyse` share. Moves `plan` in, so that the
+/// pointers inside stay valid.
+struct PlacedPlan {
+  std::unique_ptr<Plan> plan;
+  std::vector<Program> programs;     ///< by role
+  std::vector<ArenaSize> arenas;     ///< by role
+};
+PlacedPlan place(Plan plan);
+
+/// One plan in execution, from the first step to the last. Steps run one after another; the ranks' threads live as long as the
+/// session. After a failure the session can only be destroyed.
+class Session {
+ public:
+  /// Binds every instruction of every rank. Refuses an op that the back end lacks or a collective that the transport cannot
+  /// carry out. `placed`, `transport` and `source` must outlive the session. `source` may be null when no op reads a batch.
+  static Result<std::unique_ptr<Session>> create(const PlacedPlan& placed, const RunOptions& options, Transport& transport,
+                                                 const BackendFactory& backends, const BatchSource* source);
+  virtual ~Session() = default;
+
+  /// Draws every parameter from the seed by logical element; moments and other persistent state start at zero.
+  virtual void initialise_parameters() = 0;
+  /// Runs optimizer step number `step`. Throws WorldError when a rank fails, a wait times out or the session was cancelled.
+  virtual StepResult step(int64_t step) = 0;
+  /// Ends the session from another thread: the running step throws WorldError with this reason.
+  virtual void cancel(const std::string& reason) = 0;
+
+  /// Values of a persistent buffer of one rank, fp32. Between steps.
+  virtual Result<std::vector<float>> read_buffer(int rank, std::string_view buffer) const = 0;
+  /// A persistent buffer put together over the ranks by its type: shards in place, replicas compared. Refuses when two replicas
+  /// differ in one bit, or when no rank has such a buffer.
+  virtual Result<LogicalTensor> gather_buffer(std::string_view buffer) const = 0;
+  /// The value of a parameter by its stable name, likewise; stages that both hold it (tied embeddings) are compared.
+  virtual Result<LogicalTensor> parameter(std::string_view name) const = 0;
+  /// Gives every rank its part of a parameter's value: how a validation plan or another layout takes over a model.
+  virtual Result<void> set_parameter(std::string_view name, const LogicalTensor& value) = 0;
+
+  /// The high-water mark of live buffers as the instructions ran, and what was live then.
+  virtual const Ledger& ledger(int rank) const = 0;
+  virtual int64_t arena_bytes(int rank, Space space) const = 0;
+  virtual int64_t scratch_bytes(int rank) const = 0;
+  /// Bytes the rank sent in the last step, by CommId.
+  virtual std::span<const int64_t> sent_by_comm(int rank) const = 0;
+};
+
+/// Copies every parameter from one session into another, whatever their layouts.
+Result<void> copy_parameters(const Session& from, const Plan& plan, Session& to);
+
+}  // namespace shardlab

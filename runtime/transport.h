@@ -1,0 +1,63 @@
+// What moves bytes between ranks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "plan/base/dtype.h"
+#include "plan/base/result.h"
+#include "plan/op.h"
+#include "runtime/crew.h"
+
+namespace shardlab {
+
+/// One collective as a rank calls it. `elements` is the full, gathered extent: of the source of a reduce_scatter, of the
+/// target of an all_gather. Null pointers make a rehearsal: every message is met and counted, none is moved.
+///
+/// all_reduce and broadcast: source == target, or source is copied to target first. reduce_scatter: target is this rank's part,
+/// inside source or apart from it; where it lies inside, the rest of source is left undefined. all_gather: source is this rank's part,
+/// inside target or apart. all_to_all: both whole and apart, part j of source goes to group index j.
+struct CollectiveCall {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  ReduceOp reduce = ReduceOp::kSum;
+  Algorithm algorithm = Algorithm::kRing;
+  DType dtype = DType::f32;
+  int64_t elements = 0;
+  int root = 0;
+  const void* source = nullptr;
+  void* target = nullptr;
+};
+
+/// What a call did, measured where it was done.
+struct Moved {
+  int64_t sent_bytes = 0;   ///< payload this rank sent
+  double peer_wait_s = 0;   ///< of the call's time, spent until peers had arrived
+};
+
+/// One rank's handle on one communicator of the plan. Calls on it run in issue order, from one thread at a time. Every call
+/// returns when the rank's buffers may be used again, and throws Released when the session fails meanwhile.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int size() const = 0;
+  virtual int index() const = 0;
+
+  /// Checks once, before the first step, that `call` can be carried out; the pointers may be null.
+  virtual Result<void> prepare(const CollectiveCall& call) = 0;
+  virtual Moved collective(const CollectiveCall& call, Task& task) = 0;
+  /// To and from the group index given. `data` null: a rehearsal.
+  virtual Moved send(const void* data, int64_t bytes, int to, Task& task) = 0;
+  virtual Moved receive(void* data, int64_t bytes, int from, Task& task) = 0;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  /// Rank `rank` joins communicator `comm` with `members` (ranks in group order, itself included). Safe from several threads.
+  /// A rank may join the same communicator several times: the handles share one order of messages per pair.
+  virtual std::unique_ptr<Communicator> join(int rank, CommId comm, std::span<const int> members) = 0;
+};
+
+}  // namespace shardlab

@@ -1,0 +1,71 @@
+// Builds the plans that measure: a list of ops under test, each with operands as warm or as cold as a step has them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace shardlab {
+
+/// Labels of ops that only prepare an operand; every other op of a bench is measured.
+inline constexpr std::string_view kPreparation = "prepare";
+
+/// One plan of single-op segments. Operands are windows on two persistent pools that are together larger than the last-level cache of
+/// common machines, taken in turn, so that whatever was not touched on purpose has left the inner caches.
+class Bench {
+ public:
+  /// `axis` is the one axis of the mesh ("rank" for independent ranks, "pp" for a sender and a receiver), `ranks` its size.
+  Bench(std::string name, std::string axis, int ranks);
+
+  /// An operand that no op has touched for long: a weight, a saved activation. Random values.
+  BufferId cold(const Type& type);
+  /// An operand that was just written, by a copy in front of the op. Random values.
+  BufferId warm(const Type& type);
+  /// Where an op leaves its result; never read.
+  BufferId result(const Type& type);
+  /// Persistent state that starts at zero: optimizer moments.
+  BufferId state(const Type& type);
+  /// Token ids i32[sequences, tokens], read once at the start of the step.
+  BufferId tokens(int64_t sequences, int64_t tokens);
+
+  /// One operand written: a buffer, or in place of read number `in_place`; with `shard` only this rank's part of that read.
+  struct Write {
+    BufferId buffer;
+    int in_place = -1;
+    bool shard = false;
+  };
+  /// Adds `work` to the role's program, on stream `stream`. Pending warm operands are copied in front of it.
+  void op(Work work, const std::vector<BufferId>& reads, const std::vector<Write>& writes, int stream = 0, int role = 0);
+
+  CommId comm(const std::string& name);
+  int add_stream(const std::string& name);
+  const Type& type_of(BufferId buffer) const { return plan_.roles[0].buffers[buffer.index()].type; }
+
+  /// The plan, with the pool filled at the start of every step.
+  Plan take();
+
+ private:
+  BufferId add_buffer(Buffer buffer);
+  BufferId window(BufferId pool, int64_t& cursor, const Type& type);
+  void add_call(const std::string& segment, Work work, const std::vector<BufferId>& reads, const std::vector<Write>& writes,
+                const std::string& label, int stream, std::vector<Item>& into);
+
+  struct Copied {
+    BufferId from, to;
+  };
+
+  Plan plan_;
+  BufferId noise_, inputs_, results_;
+  int64_t input_cursor_ = 0, result_cursor_ = 0;
+  std::vector<Copied> pending_;
+  std::vector<std::vector<Item>> programs_;
+};
+
+/// f32 or i32 of these extents.
+Type tensor(std::initializer_list<int64_t> extents);
+Type ids(int64_t sequences, int64_t tokens);
+
+}  // namespace shardlab

@@ -1,0 +1,244 @@
+#include "simulator/calibrate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "plan/base/philox.h"
+#include "simulator/bench.h"
+
+namespace shardlab {
+namespace {
+
+/// Tokens in a sequence of the row-wise benches; rows are a multiple.
+constexpr int64_t kTokens = 64;
+constexpr int64_t kVocabulary = 256;
+
+using Extents = std::vector<int64_t>;
+using Write = Bench::Write;
+
+Type rows_of(int64_t rows, int64_t width) { return tensor({rows / kTokens, kTokens, width}); }
+
+// --- matrix multiplications --------------------------------------------------------------------------------------------
+
+void add_linear_forward(Bench& b, int64_t rows, int64_t out, int64_t in, bool bias) {
+  std::vector<BufferId> reads{b.warm(rows_of(rows, in)), b.cold(tensor({out, in}))};
+  if (bias) reads.push_back(b.cold(tensor({out})));
+  b.op(Linear{Phase::kF, bias}, reads, {{b.result(rows_of(rows, out))}});
+}
+
+void add_linear_input(Bench& b, int64_t rows, int64_t out, int64_t in) {
+  b.op(Linear{Phase::kI}, {b.warm(rows_of(rows, out)), b.cold(tensor({out, in}))}, {{b.result(rows_of(rows, in))}});
+}
+
+void add_linear_weight(Bench& b, int64_t rows, int64_t out, int64_t in, bool bias) {
+  std::vector<Write> writes{{b.result(tensor({out, in}))}};
+  if (bias) writes.push_back({b.result(tensor({out}))});
+  b.op(Linear{Phase::kW, bias}, {b.cold(rows_of(rows, in)), b.warm(rows_of(rows, out))}, writes);
+}
+
+Plan linear_plan(int ranks) {
+  Bench b(fmt::format("calibration linear x{}", ranks), "rank", ranks);
+  for (const int64_t rows : {64, 128, 256, 512, 1024, 2048})
+    for (const int64_t out : {32, 64, 128, 256, 512, 1024})
+      for (const int64_t in : {32, 64, 128, 256, 512, 1024}) {
+        add_linear_forward(b, rows, out, in, false);
+        add_linear_input(b, rows, out, in);
+        add_linear_weight(b, rows, out, in, false);
+        if (rows != 64 && rows != 256 && rows != 1024) continue;
+        add_linear_forward(b, rows, out, in, true);
+        add_linear_weight(b, rows, out, in, true);
+      }
+  return b.take();
+}
+
+// --- attention -----------------------------------------------------------------------------------------------------------
+
+Plan attention_plan(int ranks) {
+  Bench b(fmt::format("calibration attention x{}", ranks), "rank", ranks);
+  for (const int64_t tokens : {32, 64, 128, 256, 512})
+    for (const int64_t width : {16, 32, 64, 128})
+      for (const int64_t sequences : {1, 4}) {
+        constexpr int kHeads = 2;
+        const int d = static_cast<int>(width);
+        const Type qkv = tensor({sequences, tokens, 3 * kHeads * width}), o = tensor({sequences, tokens, kHeads * width});
+        const Type lse = tensor({sequences, kHeads, tokens});
+        b.op(Attention{Phase::kF, kHeads, kHeads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
+        b.op(Attention{Phase::kI, kHeads, kHeads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.result(qkv)}});
+      }
+  return b.take();
+}
+
+// --- ops by rows and width -----------------------------------------------------------------------------------------------
+
+void add_norm(Bench& b, int64_t rows, int64_t width, bool rms) {
+  const Type x = rows_of(rows, width), stats = rows_of(rows, rms ? 1 : 2), gamma = tensor({width});
+  std::vector<BufferId> forward{b.warm(x), b.cold(gamma)};
+  if (!rms) forward.push_back(b.cold(gamma));
+  b.op(Norm{Phase::kF, rms}, forward, {{b.result(x)}, {b.result(stats)}});
+  const BufferId saved = b.cold(x), saved_stats = b.cold(stats), dy = b.warm(x);
+  b.op(Norm{Phase::kI, rms, 1e-5f, true}, {dy, saved, b.cold(gamma), saved_stats, b.cold(x)}, {{b.result(x)}});
+  std::vector<Write> gradients{{b.result(gamma)}};
+  if (!rms) gradients.push_back({b.result(gamma)});
+  b.op(Norm{Phase::kW, rms}, {dy, saved, saved_stats}, gradients);
+}
+
+void add_rope(Bench& b, int64_t rows, int64_t width) {
+  constexpr int kHeadDim = 32;
+  const int heads = static_cast<int>(width / kHeadDim);
+  for (const Phase phase : {Phase::kF, Phase::kI})
+    b.op(Rope{phase, heads, heads, kHeadDim}, {b.warm(rows_of(rows, 3 * width))}, {{{}, 0}});
+}
+
+void add_activation(Bench& b, int64_t rows, int64_t width, bool swiglu) {
+  const Type u = rows_of(rows, swiglu ? 2 * width : width), a = rows_of(rows, width);
+  b.op(Activation{Phase::kF, swiglu}, {b.warm(u)}, {{b.result(a)}});
+  b.op(Activation{Phase::kI, swiglu}, {b.warm(a), b.cold(u)}, {{b.result(u)}});
+}
+
+void add_residual(Bench& b, int64_t rows, int64_t width) {
+  const Type x = rows_of(rows, width), bias = tensor({width});
+  b.op(Residual{Phase::kF, true}, {b.cold(x), b.warm(x), b.cold(bias)}, {{b.result(x)}});
+  b.op(Residual{Phase::kW, true}, {b.warm(x)}, {{b.result(bias)}});
+  b.op(Dropout{Phase::kF, 0.1f}, {b.warm(x)}, {{{}, 0}});
+  b.op(Dropout{Phase::kI, 0.1f}, {b.warm(x)}, {{{}, 0}});
+}
+
+void add_embeddings(Bench& b, BufferId tokens, int64_t rows, int64_t width) {
+  const Type x = rows_of(rows, width), table = tensor({kVocabulary, width}), positions = tensor({kTokens, width});
+  b.op(Embed{Phase::kF}, {tokens, b.cold(table)}, {{b.result(x)}});
+  b.op(Embed{Phase::kW}, {tokens, b.warm(x)}, {{b.result(table)}});
+  b.op(Positions{Phase::kF}, {b.warm(x), b.cold(positions)}, {{{}, 0}});
+  b.op(Positions{Phase::kW}, {b.warm(x)}, {{b.result(positions)}});
+}
+
+void add_cross_entropy(Bench& b, BufferId targets, int64_t rows, int64_t vocabulary) {
+  const Type logits = rows_of(rows, vocabulary), nll = tensor({rows / kTokens});
+  const Type max = tensor({rows / kTokens, kTokens}), sums = rows_of(rows, 2);
+  using Part = CrossEntropy::Part;
+  b.op(CrossEntropy{Part::kFused, rows}, {b.warm(logits), targets}, {{b.result(nll)}, {{}, 0}});
+  b.op(CrossEntropy{Part::kLossOnly, rows}, {b.warm(logits), targets}, {{b.result(nll)}});
+  b.op(CrossEntropy{Part::kMax, rows}, {b.warm(logits)}, {{b.result(max)}});
+  b.op(CrossEntropy{Part::kSum, rows}, {b.warm(logits), targets, b.cold(max)}, {{b.result(sums)}});
+  b.op(CrossEntropy{Part::kGrad, rows}, {b.warm(logits), targets, b.cold(max), b.cold(sums)}, {{b.result(nll)}, {{}, 0}});
+}
+
+Plan rows_plan(int ranks) {
+  Bench b(fmt::format("calibration rows x{}", ranks), "rank", ranks);
+  for (const int64_t rows : {64, 256, 1024, 2048}) {
+    const BufferId tokens = b.tokens(rows / kTokens, kTokens);
+    for (const int64_t width : {32, 64, 256, 1024}) {
+      for (const bool variant : {false, true}) {
+        add_norm(b, rows, width, variant);
+        add_activation(b, rows, width, variant);
+      }
+      add_rope(b, rows, width);
+      add_residual(b, rows, width);
+      add_embeddings(b, tokens, rows, width);
+      add_cross_entropy(b, tokens, rows, width);
+    }
+  }
+  return b.take();
+}
+
+// --- ops by bytes ----------------------------------------------------------------------------------------------------------
+
+Plan flat_plan(int ranks) {
+  Bench b(fmt::format("calibration flat x{}", ranks), "rank", ranks);
+  for (const int64_t elements : {16, 256, 4096, 16384, 65536, 262144, 1048576}) {
+    const Type x = tensor({elements});
+    Type norm = tensor({1});
+    norm.dtype = DType::f64;
+    b.op(AdamW{}, {b.cold(x), b.cold(x), b.state(x), b.state(x)}, {{{}, 1}, {{}, 2}, {{}, 3}});
+    b.op(Sgd{}, {b.cold(x), b.cold(x)}, {{{}, 1}});
+    b.op(Add{}, {b.cold(x), b.warm(x)}, {{{}, 0}});
+    b.op(Copy{}, {b.warm(x)}, {{b.result(x)}});
+    b.op(Fill{}, {}, {{b.result(x)}});
+    b.op(SumScalars{}, {b.cold(x)}, {{b.result(tensor({1}))}});
+    b.op(SquaredNorm{}, {b.cold(x)}, {{b.state(norm)}});
+  }
+  return b.take();
+}
+
+// --- between ranks -----------------------------------------------------------------------------------------------------------
+
+void add_collective(Bench& b, CollectiveKind kind, Algorithm algorithm, CommId comm, int64_t elements, int ranks) {
+  const Collective work{kind, ReduceOp::kSum, comm, algorithm};
+  const Type full = tensor({elements}), part = tensor({elements / ranks});
+  switch (kind) {
+    case CollectiveKind::kAllReduce: return b.op(work, {b.warm(full)}, {{{}, 0}});
+    case CollectiveKind::kReduceScatter: return b.op(work, {b.warm(full)}, {{{}, 0, true}});
+    case CollectiveKind::kAllGather: return b.op(work, {b.warm(part)}, {{b.result(full)}});
+    case CollectiveKind::kBroadcast: return b.op(work, {b.warm(full)}, {{{}, 0}});
+    case CollectiveKind::kAllToAll: return b.op(work, {b.warm(full)}, {{b.result(full)}});
+  }
+}
+
+Plan collective_plan(int ranks) {
+  Bench b(fmt::format("calibration collectives x{}", ranks), "rank", ranks);
+  const CommId comm = b.comm("all");
+  for (const int64_t elements : {256, 4096, 32768, 262144, 1048576, 4194304})
+    for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather})
+      for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect})
+        if (algorithm != Algorithm::kHalvingDoubling || (ranks & (ranks - 1)) == 0) add_collective(b, kind, algorithm, comm, elements, ranks);
+  return b.take();
+}
+
+Plan point_to_point_plan() {
+  Bench b("calibration p2p", "pp", 2);
+  const CommId comm = b.comm("forward");
+  for (const int64_t elements : {256, 4096, 32768, 262144, 1048576})
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      b.op(Send{comm}, {b.warm(tensor({elements}))}, {}, 0, 0);
+      b.op(Recv{comm}, {}, {{b.result(tensor({elements}))}}, 0, 1);
+    }
+  return b.take();
+}
+
+/// Streams that wait for one another, each long enough to fall asleep, and a chain of ops that do nothing to speak of.
+Plan overhead_plan() {
+  Bench b("calibration overhead", "rank", 1);
+  const int other = b.add_stream("other");
+  const Type nothing = tensor({16}), large = tensor({1 << 20});
+  const BufferId there = b.result(large), back = b.result(large);
+  for (int i = 0; i < 64; ++i) b.op(Fill{}, {}, {{b.result(nothing)}});
+  for (int i = 0; i < 8; ++i) {
+    b.op(Copy{}, {back}, {{there}});
+    b.op(Copy{}, {there}, {{back}}, other);
+  }
+  return b.take();
+}
+
+}  // namespace
+
+std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options) {
+  std::vector<CalibrationPlan> plans;
+  const auto add = [&](Plan plan, int concurrency, int steps) {
+    const int scaled = std::max(1, static_cast<int>(std::lround(steps * options.scale)));
+    plans.push_back({plan.name, std::move(plan), concurrency, 1, scaled});
+  };
+  std::vector<int> concurrencies{1};
+  if (options.cores > 1) concurrencies.push_back(options.cores);
+  constexpr int kRounds = 3;
+  for (int round = 0; round < kRounds; ++round) {
+    for (const int ranks : concurrencies) {
+      add(linear_plan(ranks), ranks, 2);
+      add(attention_plan(ranks), ranks, 2);
+      add(rows_plan(ranks), ranks, 3);
+      add(flat_plan(ranks), ranks, 6);
+    }
+    for (const int ranks : options.group_sizes) add(collective_plan(ranks), 1, 3);
+    add(point_to_point_plan(), 1, 3);
+    add(overhead_plan(), 1, 3);
+  }
+  return plans;
+}
+
+void CalibrationTokens::sequence(int64_t sequence, std::span<int32_t> out) const {
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<int32_t>(random_bits({1, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(sequence) * 4096 + i) % 32);
+}
+
+}  // namespace shardlab

@@ -1,0 +1,122 @@
+// How long one instruction takes on its own: from what calibration measured, from a data sheet, or from a fixed table.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/interfaces.h"
+#include "plan/machine.h"
+#include "simulator/rate_table.h"
+
+namespace shardlab {
+
+/// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
+/// "linear.F.bias", "norm.I.rms", "activation.F.swiglu", "cross_entropy.fused", "all_reduce.ring", "p2p" (send and receive alike).
+std::string kernel_of(const Op& op);
+
+/// The extents that determine the cost of `op` on one rank, in the order of `RatePoint::shape`:
+///   linear [m, n, k] as `matmul_extents`; attention [b, heads, s, d]; norm, rope, activation, residual, dropout, embed, positions and
+///   cross_entropy [rows, width of one row]; collectives [bytes of the full buffer, ranks]; p2p and every other op [bytes read and written].
+std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op);
+
+/// Costs from the measured points of a calibrated machine.
+///
+/// Formula: log seconds is multilinear in the logs of the shape's extents over the grid of measured points, at concurrency 1 and at
+///   all cores, and linear in the number of busy cores between the two. An attention's b * heads is one extent. Outside the grid the
+///   outermost cell's slope goes on. A collective of ranks that outnumber the cores is returned as core time: the measured time
+///   times cores / ranks, since whoever asks shares the cores out again. An op without points costs the greater of its flops at the
+///   machine's measured peak and its bytes at the measured memory bandwidth.
+/// Units: seconds.
+/// Source: Machine::calibration (simulator/calibrate).
+/// Valid when: the ranks run on this machine with the kernels that were measured (Calibration::kernel_variant), one thread a rank.
+class CalibratedCostModel final : public CostModel {
+ public:
+  /// `machine.calibration` must be there.
+  explicit CalibratedCostModel(const Machine& machine);
+
+  Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds dispatch() const override { return Seconds(calibration_.op_overhead_s); }
+  Seconds wake() const override { return Seconds(calibration_.wake_latency_s); }
+  bool extrapolates(const Plan& plan, const Instruction& instruction) const override;
+
+  const std::string& calibration_id() const { return calibration_.id; }
+
+ private:
+  /// Measured points of one kernel, one table a concurrency, fewest ranks first.
+  using Levels = std::map<int, RateTable>;
+  RateTable::Answer at(const std::string& kernel, const Levels& levels, const std::vector<int64_t>& shape, int busy_cores) const;
+  RateTable::Answer cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const;
+
+  Calibration calibration_;
+  int cores_ = 1;
+  double peak_flops_ = 0;
+  double memory_bytes_per_s_ = 0;
+  std::map<std::string, Levels> kernels_;
+};
+
+/// What of a data sheet's peak a real program gets. Stated, never tuned on a case.
+struct Efficiency {
+  double matmul = 0.60;        ///< of the dense peak, on large matrices
+  double memory = 0.80;        ///< of the memory bandwidth, streaming
+  double link = 0.80;          ///< of the links within a node, large messages
+  double network = 0.80;       ///< of the links between nodes
+  double ramp_flops = 2e9;     ///< a matmul of this size reaches half of `matmul`
+  double step_latency_s = 2e-6;     ///< of one step of a collective within a node
+  double network_latency_s = 8e-6;  ///< of one step between nodes
+  double launch_s = 4e-6;      ///< host cost of one launch
+  double wake_s = 2e-6;        ///< an event from one stream to another
+};
+
+/// Costs of a machine that nobody calibrated, from its data sheet.
+///
+/// Formula: compute = max(flops / (peak * matmul * flops / (flops + ramp)), memory bytes / (bandwidth * memory)), where the ramp
+///   applies to Linear and Attention only. Collectives: the sum over the steps of the algorithm (plan/collective_steps.h) of latency +
+///   bytes sent in the step / bandwidth; the bandwidth is the link's within a node, else the least of the link's and of the members
+///   of the group on one node times the network's (parallel rings, one per device). p2p: latency + bytes / bandwidth of the slowest hop.
+/// Units: seconds.
+/// Source: Machine::device and Machine::inter_bytes_per_s (data sheets); `Efficiency` for what of them is reached.
+/// Valid when: each rank has a device of its own; never better than a factor, and so always reported as extrapolated.
+class DatasheetCostModel final : public CostModel {
+ public:
+  /// `precision` names the peak used ("fp32", "bf16"); a machine without it has its largest slower one.
+  DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency = {});
+
+  Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds dispatch() const override { return Seconds(efficiency_.launch_s); }
+  Seconds wake() const override { return Seconds(efficiency_.wake_s); }
+  bool extrapolates(const Plan&, const Instruction&) const override { return true; }
+
+ private:
+  Machine machine_;
+  Efficiency efficiency_;
+  double peak_flops_ = 0;
+};
+
+/// Costs stated outright, for tests and for exercises on paper: the seconds of each op by its label.
+///
+/// Formula: seconds[label], or `otherwise`. With `contention` c an op takes 1 + c * (busy cores - 1) times as long.
+/// Units: seconds. Source: the caller. Valid when: always.
+class FixedCostModel final : public CostModel {
+ public:
+  std::map<std::string, double> seconds;
+  double otherwise = 1;
+  double dispatch_s = 0;
+  double wake_s = 0;
+  double contention = 0;
+
+  Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds dispatch() const override { return Seconds(dispatch_s); }
+  Seconds wake() const override { return Seconds(wake_s); }
+};
+
+/// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine
+/// without calibration and a device without peak or bandwidth.
+Result<std::unique_ptr<CostModel>> cost_model_for(const Machine& machine, const std::string& precision);
+
+}  // namespace shardlab

@@ -1,0 +1,47 @@
+// Who meets whom: the simulated ranks, and for every message of a program its number, its group and its bytes.
+#pragma once
+
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/program.h"
+
+namespace shardlab {
+
+/// The ranks that are simulated: all of a mesh, or one representative a role.
+class SimulatedRanks {
+ public:
+  SimulatedRanks(const Mesh& mesh, bool individually);
+
+  const std::vector<int>& ranks() const { return ranks_; }
+  /// Index into `ranks()` of the rank that stands for `rank`.
+  int index_of(int rank) const;
+  /// Index of the role that `rank` plays: its coordinate on the pipeline axis.
+  int role_of(int rank) const;
+
+ private:
+  const Mesh* mesh_;
+  bool individually_;
+  int pipeline_axis_ = -1;
+  std::vector<int> ranks_;
+};
+
+/// What a communication instruction needs before it can move data.
+struct Meeting {
+  /// Equal for all who meet: communicator, first and last party, direction (0 collective, 1 p2p), number of the message between them.
+  using Key = std::tuple<int, int, int, int, int>;
+  Key key{};
+  int parties = 1;         ///< simulated ranks that must arrive; 1: nothing to wait for
+  bool moves = true;       ///< false when the group is one rank or the hop leaves the axis: the op does nothing
+  bool sender = false;     ///< of a p2p op: the receiver moves the data
+  int64_t sent_bytes = 0;  ///< by this rank
+};
+
+/// By position in issue order; entries of instructions that do not communicate are unused.
+std::vector<Meeting> meetings_of(const Plan& plan, const Program& program, const SimulatedRanks& simulated, int rank);
+
+bool communicates(const Instruction& instruction);
+
+}  // namespace shardlab

@@ -1,0 +1,47 @@
+#include "simulator/predict.h"
+
+#include <algorithm>
+#include <set>
+
+#include "plan/memory.h"
+#include "plan/wire.h"
+#include "simulator/timeline.h"
+
+namespace shardlab {
+namespace {
+
+bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, const CostModel& costs) {
+  std::set<const Op*> seen;
+  for (const Program& program : programs)
+    for (const Instruction& i : program.instructions)
+      if (i.op != nullptr && seen.insert(i.op).second && costs.extrapolates(plan, i)) return true;
+  return false;
+}
+
+}  // namespace
+
+Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes, const CostModel& costs) {
+  Predicted out;
+  out.trace = simulate(plan, programs, config.machine, costs);
+  const int rank = longest_rank(out.trace);
+  const Breakdown b = analyse(plan, programs, out.trace, rank, 0);
+
+  Prediction& p = out.figures;
+  p.step_s = step_seconds(out.trace);
+  p.compute_s = b.compute_s;
+  p.exposed_comm_s = b.exposed_comm_s;
+  p.bubble_fraction = b.bubble_fraction;
+  for (size_t role = 0; role < plan.roles.size(); ++role) {
+    const MemoryPeak peak = memory_peak(plan, static_cast<int>(role))[static_cast<size_t>(Space::kDevice)];
+    if (role > 0 && peak.peak_bytes <= p.peak_bytes) continue;
+    p.peak_bytes = peak.peak_bytes;
+    p.memory = peak.at_peak;
+  }
+  p.arena_bytes = arena_bytes;
+  for (const auto& [comm, bytes] : total_wire_bytes(plan)) p.wire_bytes += bytes;
+  p.extrapolated = config.threads_per_rank != 1 || any_extrapolated(plan, programs, costs);
+  if (config.machine.calibration) p.calibration_id = config.machine.calibration->id;
+  return out;
+}
+
+}  // namespace shardlab

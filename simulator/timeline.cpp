@@ -1,0 +1,384 @@
+#include "simulator/timeline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <queue>
+#include <tuple>
+
+#include "plan/base/check.h"
+#include "simulator/peers.h"
+
+namespace shardlab {
+namespace {
+
+/// What a stream is doing. In brackets: what ends it.
+enum class Doing : uint8_t {
+  kReady,    ///< between instructions
+  kBlocked,  ///< a dependency has not completed (its completion)
+  kWaking,   ///< it has, and the stream is being woken (a timer)
+  kLaunch,   ///< dispatch: core time on a local machine, else the host's launch (a task or a timer)
+  kArrived,  ///< at a meeting, peers missing (the last of them)
+  kGather,   ///< all there, those who blocked are being woken (a timer)
+  kRun,      ///< the op's own work (a task; of a sender: its receiver's end)
+  kDone,
+};
+
+struct Stream {
+  int rank = 0;  ///< index among the simulated ranks
+  int stream = 0;
+  const std::vector<int32_t>* list = nullptr;
+  size_t next = 0;
+  Doing phase = Doing::kReady;
+  double since = 0;      ///< begin of the phase kBlocked
+  double begin = 0;      ///< of the op
+  double moving = 0;     ///< of a communication op: when every peer was there
+  double remaining = 0;  ///< fraction of the phase's core work left
+};
+
+struct Rank {
+  int rank = 0;
+  const Program* program = nullptr;
+  int role = 0;
+  std::vector<Meeting> meetings;
+  std::vector<int32_t> completed;      ///< instructions by stream
+  std::vector<int32_t> launch_number;  ///< by instruction: how many ops the host launches up to and with it
+  int first_stream = 0;                ///< index of its stream 0 in the list of all
+  double end = 0;
+};
+
+/// Seconds of each op by number of busy cores, asked of the cost model once: calls of a segment cost the same.
+class Costs {
+ public:
+  Costs(const Plan& plan, const CostModel& model, int levels) : plan_(plan), model_(model), levels_(static_cast<size_t>(levels)) {}
+
+  double of(const Instruction& i, int busy_cores) {
+    const size_t level = std::min(static_cast<size_t>(busy_cores), levels_) - 1;
+    std::vector<double>& known = seconds_[i.op];
+    if (known.empty()) known.resize(levels_, -1.0);
+    if (known[level] < 0) {
+      const int busy = static_cast<int>(level) + 1;
+      known[level] = (communicates(i) ? model_.communicate(plan_, i, busy) : model_.compute(plan_, i, busy)).value;
+    }
+    return known[level];
+  }
+
+ private:
+  const Plan& plan_;
+  const CostModel& model_;
+  size_t levels_;
+  std::map<const Op*, std::vector<double>> seconds_;
+};
+
+class Simulation {
+ public:
+  Simulation(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
+             const SimulateOptions& options)
+      : plan_(plan),
+        local_(machine.local),
+        cores_(std::max(1, machine.cores)),
+        dispatch_(costs.dispatch().value),
+        wake_(costs.wake().value),
+        simulated_(plan.mesh, machine.local || plan.mesh.world_size() <= options.max_individual_ranks),
+        costs_(plan, costs, machine.local ? std::max(1, machine.cores) : 1) {
+    for (const int rank : simulated_.ranks()) add_rank(rank, programs);
+  }
+
+  Trace run() {
+    for (size_t s = 0; s < streams_.size(); ++s) dirty_.push_back(static_cast<int>(s));
+    settle();
+    while (!tasks_.empty() || !timers_.empty()) {
+      advance_to_next_event();
+      settle();
+    }
+    check_finished();
+    return take_trace();
+  }
+
+ private:
+  void add_rank(int rank, const std::vector<Program>& programs) {
+    Rank r;
+    r.rank = rank;
+    r.role = simulated_.role_of(rank);
+    r.program = &programs[static_cast<size_t>(r.role)];
+    r.meetings = meetings_of(plan_, *r.program, simulated_, rank);
+    r.completed.resize(r.program->streams.size(), 0);
+    int32_t launched = 0;
+    for (const Instruction& i : r.program->instructions)
+      r.launch_number.push_back(i.kind == Instruction::Kind::kRun ? ++launched : launched);
+    r.first_stream = static_cast<int>(streams_.size());
+    for (size_t s = 0; s < r.program->streams.size(); ++s) {
+      Stream stream;
+      stream.rank = static_cast<int>(ranks_.size());
+      stream.stream = static_cast<int>(s);
+      stream.list = &r.program->streams[s];
+      streams_.push_back(stream);
+    }
+    ranks_.push_back(std::move(r));
+  }
+
+  Rank& rank_of(const Stream& s) { return ranks_[static_cast<size_t>(s.rank)]; }
+  const Instruction& current(const Stream& s) {
+    return rank_of(s).program->instructions[static_cast<size_t>((*s.list)[s.next])];
+  }
+  const Meeting& meeting(const Stream& s) { return rank_of(s).meetings[static_cast<size_t>(current(s).id)]; }
+
+  /// Starts whatever can start at this moment. Every completion may unblock other streams of its rank.
+  void settle() {
+    while (!dirty_.empty()) {
+      const int s = dirty_.back();
+      dirty_.pop_back();
+      step(s);
+    }
+  }
+
+  /// Takes stream `index` on from kReady or kBlocked, through instructions that take no time.
+  void step(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    while (s.phase == Doing::kReady || s.phase == Doing::kBlocked) {
+      if (s.next == s.list->size()) {
+        s.phase = Doing::kDone;
+        return;
+      }
+      if (!dependencies_met(s)) {
+        if (s.phase == Doing::kReady) s.since = now_;
+        s.phase = Doing::kBlocked;
+        return;
+      }
+      const double waited = s.phase == Doing::kBlocked ? now_ - s.since : 0;
+      if (waited > 0 && wake_ > 0) {
+        start_timer(index, Doing::kWaking, now_ + std::min(wake_, waited));
+        return;
+      }
+      launch(index, waited > 0);
+    }
+  }
+
+  bool dependencies_met(const Stream& s) {
+    const Rank& r = rank_of(s);
+    for (const Wait& w : r.program->waits_of(current(s)))
+      if (r.completed[static_cast<size_t>(w.stream)] < w.count) return false;
+    return true;
+  }
+
+  /// Every dependency is met and the stream is awake.
+  void launch(int index, bool was_blocked) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    if (was_blocked) record(s, TraceEvent::Kind::kWait, s.since, 0, 0);
+    if (current(s).kind != Instruction::Kind::kRun) return complete(index);
+    if (local_) {
+      if (dispatch_ > 0) return start_task(index, Doing::kLaunch);
+    } else {
+      const double launched = dispatch_ * rank_of(s).launch_number[static_cast<size_t>(current(s).id)];
+      if (launched > now_) return start_timer(index, Doing::kLaunch, launched);
+    }
+    begin_op(index);
+  }
+
+  void begin_op(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    s.begin = s.moving = now_;
+    if (!communicates(current(s))) return start_task(index, Doing::kRun);
+    const Meeting& m = meeting(s);
+    if (!m.moves) return finish_op(index);
+    if (m.parties == 1) return start_task(index, Doing::kRun);
+    s.phase = Doing::kArrived;
+    std::vector<int>& arrived = meetings_[m.key];
+    arrived.push_back(index);
+    if (static_cast<int>(arrived.size()) < m.parties) return;
+    double waited = 0;
+    for (const int a : arrived) waited = std::max(waited, now_ - streams_[static_cast<size_t>(a)].begin);
+    const double delay = std::min(wake_, waited);
+    for (const int a : arrived) start_timer(a, Doing::kGather, now_ + delay);
+  }
+
+  /// Everybody is there and awake: data moves. A sender has nothing to do but wait for its receiver.
+  void move(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    s.moving = now_;
+    if (meeting(s).sender)
+      s.phase = Doing::kRun;
+    else
+      start_task(index, Doing::kRun);
+  }
+
+  /// The op's work is done; for a receive, so is its sender's.
+  void finish_op(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    if (communicates(current(s)) && meeting(s).moves && meeting(s).parties > 1) {
+      const auto met = meetings_.find(meeting(s).key);
+      const std::vector<int> arrived = met->second;
+      std::erase(met->second, index);
+      if (std::holds_alternative<Recv>(current(s).op->work)) {
+        for (const int a : arrived)
+          if (a != index) finish_alone(a);
+        met->second.clear();
+      }
+      if (met->second.empty()) meetings_.erase(met);
+    }
+    finish_alone(index);
+  }
+
+  void finish_alone(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    record(s, TraceEvent::Kind::kOp, s.begin, s.moving - s.begin, communicates(current(s)) ? meeting(s).sent_bytes : 0);
+    complete(index);
+  }
+
+  /// The instruction is over: whoever waits for it may go on.
+  void complete(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    Rank& r = rank_of(s);
+    ++r.completed[static_cast<size_t>(s.stream)];
+    ++s.next;
+    s.phase = Doing::kReady;
+    r.end = std::max(r.end, now_);
+    dirty_.push_back(index);
+    for (size_t k = 0; k < r.completed.size(); ++k) {
+      const int other = r.first_stream + static_cast<int>(k);
+      if (streams_[static_cast<size_t>(other)].phase == Doing::kBlocked) dirty_.push_back(other);
+    }
+  }
+
+  /// Core work on a local machine; on a device of its own, a duration known beforehand.
+  void start_task(int index, Doing phase) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    if (!local_) return start_timer(index, phase, now_ + costs_.of(current(s), 1));
+    s.phase = phase;
+    s.remaining = 1;
+    tasks_.push_back(index);
+  }
+
+  void start_timer(int index, Doing phase, double when) {
+    streams_[static_cast<size_t>(index)].phase = phase;
+    timers_.push({when, timer_number_++, index});
+  }
+
+  /// Seconds until the task of stream `index` ends if as many tasks as now go on.
+  double time_to_finish(int index) {
+    const Stream& s = streams_[static_cast<size_t>(index)];
+    const int ready = static_cast<int>(tasks_.size());
+    const double share = std::min(1.0, static_cast<double>(cores_) / ready);
+    const double alone = s.phase == Doing::kLaunch ? dispatch_ : costs_.of(current(s), std::min(ready, cores_));
+    return s.remaining * alone / share;
+  }
+
+  /// Moves the clock to the next end of a task or timer, and ends every task and timer that is due.
+  void advance_to_next_event() {
+    std::vector<double> left(tasks_.size());
+    double dt = timers_.empty() ? std::numeric_limits<double>::infinity() : std::get<0>(timers_.top()) - now_;
+    for (size_t t = 0; t < tasks_.size(); ++t) dt = std::min(dt, left[t] = time_to_finish(tasks_[t]));
+    now_ += dt;
+
+    // Tasks that end together may differ in the last bits of their times: a thousandth of a nanosecond is together.
+    const double together = dt + 1e-12;
+    std::vector<int> finished, going;
+    for (size_t t = 0; t < tasks_.size(); ++t) {
+      Stream& s = streams_[static_cast<size_t>(tasks_[t])];
+      if (left[t] > together) s.remaining *= 1 - dt / left[t];
+      (left[t] <= together ? finished : going).push_back(tasks_[t]);
+    }
+    tasks_ = std::move(going);
+    while (!timers_.empty() && std::get<0>(timers_.top()) <= now_) {
+      finished.push_back(std::get<2>(timers_.top()));
+      timers_.pop();
+    }
+    for (const int index : finished) phase_over(index);
+  }
+
+  void phase_over(int index) {
+    switch (streams_[static_cast<size_t>(index)].phase) {
+      case Doing::kWaking: return launch(index, true);
+      case Doing::kLaunch: return begin_op(index);
+      case Doing::kGather: return move(index);
+      case Doing::kRun: return finish_op(index);
+      default: SHARDLAB_CHECK(false, "a timer or task of stream {} ended in phase {}", index, static_cast<int>(streams_[static_cast<size_t>(index)].phase));
+    }
+  }
+
+  void record(const Stream& s, TraceEvent::Kind kind, double begin, double peer_wait, int64_t sent_bytes) {
+    TraceEvent e;
+    e.kind = kind;
+    e.rank = rank_of(s).rank;
+    e.instruction = current(s).id;
+    e.stream = s.stream;
+    e.begin = begin;
+    e.end = now_;
+    e.peer_wait = peer_wait;
+    e.sent_bytes = sent_bytes;
+    events_.push_back(e);
+  }
+
+  void check_finished() {
+    std::string stuck;
+    for (const Stream& s : streams_)
+      if (s.phase != Doing::kDone)
+        stuck += fmt::format("\n  rank {} stream {}: {} {}", rank_of(s).rank, s.stream, describe(plan_, current(s)),
+                             s.phase == Doing::kArrived ? "waits for its peers" : "waits for another stream");
+    SHARDLAB_CHECK(stuck.empty(), "plan `{}` deadlocks; `verify` must come before `simulate`:{}", plan_.name, stuck);
+  }
+
+  Trace take_trace() {
+    Trace trace;
+    trace.producer = "simulator";
+    trace.world_size = plan_.mesh.world_size();
+    trace.steps = 1;
+    trace.streams = plan_.streams;
+    trace.events = std::move(events_);
+    std::stable_sort(trace.events.begin(), trace.events.end(), [](const TraceEvent& a, const TraceEvent& b) {
+      return std::tie(a.rank, a.begin, a.instruction) < std::tie(b.rank, b.begin, b.instruction);
+    });
+    for (int rank = 0; rank < trace.world_size; ++rank)
+      trace.step_interval.push_back({0, ranks_[static_cast<size_t>(simulated_.index_of(rank))].end});
+    return trace;
+  }
+
+  const Plan& plan_;
+  const bool local_;
+  const int cores_;
+  const double dispatch_, wake_;
+  SimulatedRanks simulated_;
+  Costs costs_;
+  std::vector<Rank> ranks_;
+  std::vector<Stream> streams_;
+  std::map<Meeting::Key, std::vector<int>> meetings_;  ///< streams that arrived
+  std::vector<int> dirty_;                             ///< streams to look at before time goes on
+  std::vector<int> tasks_;                             ///< streams that use a core
+  using Timer = std::tuple<double, int64_t, int>;      ///< when, order of creation, stream
+  std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
+  int64_t timer_number_ = 0;
+  double now_ = 0;
+  std::vector<TraceEvent> events_;
+};
+
+}  // namespace
+
+Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
+               const SimulateOptions& options) {
+  SHARDLAB_CHECK(programs.size() == plan.roles.size(), "{} programs for {} roles", programs.size(), plan.roles.size());
+  return Simulation(plan, programs, machine, costs, options).run();
+}
+
+int longest_rank(const Trace& trace, int step) {
+  int longest = 0;
+  double wall = -1;
+  for (int rank = 0; rank < trace.world_size; ++rank) {
+    const auto& interval = trace.step_interval[static_cast<size_t>(step * trace.world_size + rank)];
+    if (interval[1] - interval[0] > wall) {
+      wall = interval[1] - interval[0];
+      longest = rank;
+    }
+  }
+  return longest;
+}
+
+double step_seconds(const Trace& trace, int step) {
+  double end = 0;
+  for (int rank = 0; rank < trace.world_size; ++rank)
+    end = std::max(end, trace.step_interval[static_cast<size_t>(step * trace.world_size + rank)][1]);
+  return end;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,44 @@
+// Event simulation of a plan: what each rank's streams do, when, on the resources of a machine.
+//
+// The simulator follows the instruction lists and waits of plan/program.h exactly as the executor does. Time comes from a CostModel;
+// overlap, bubbles and contention are not assumed but follow from the resources:
+//
+//   cores      the ranks of a local machine share its cores. An op that computes or moves data takes one core; when more ops are
+//              ready than there are cores, each progresses at cores / ready of its speed (processor sharing). Blocked waits take none.
+//   memory     an op's own speed depends on how many cores are busy (CostModel: measured at concurrency 1 and at all cores).
+//   devices    on any other machine each rank has a device of its own, on which streams run side by side; the host launches
+//              instructions in issue order, `dispatch` seconds each, and no op starts before it was launched.
+//   peers      a collective moves data once its whole group has arrived; a send and its receive once both have.
+//
+// On a local machine `dispatch` is core time before each op. A stream that had to block starts `wake` seconds after what it waited for,
+// or as many as it had waited if those were fewer: it was still spinning.
+#pragma once
+
+#include <vector>
+
+#include "plan/interfaces.h"
+#include "plan/machine.h"
+#include "plan/plan.h"
+#include "plan/program.h"
+#include "plan/trace.h"
+
+namespace shardlab {
+
+struct SimulateOptions {
+  /// Meshes of more ranks are simulated by one representative rank per role (its coordinates on all other axes are 0): ranks of one
+  /// role run one text and nothing distinguishes them. A local machine's ranks share cores and are always simulated one by one.
+  int max_individual_ranks = 64;
+};
+
+/// The predicted trace of one step. `programs` are indexed by role. Events exist for simulated ranks only; `step_interval` for every rank.
+/// The plan must have passed `verify`: one that deadlocks is a bug.
+Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
+               const SimulateOptions& options = {});
+
+/// The time of the step: from its start to the end of the last rank.
+double step_seconds(const Trace& trace, int step = 0);
+
+/// The rank whose step is longest; the first of equals.
+int longest_rank(const Trace& trace, int step = 0);
+
+}  // namespace shardlab

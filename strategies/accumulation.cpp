@@ -1,0 +1,129 @@
+// Gradient accumulation: one optimizer step over several micro-batches. The first overwrites the gradients, the others add to them.
+//
+// In canonical mode floating-point addition has one order: micro-batches are leaves of a binary tree (docs/canonical-order.md). Then
+// every micro-batch writes a copy of its own and copies are added pairwise as a binary counter carries: at most
+// floor(log2 m) + 1 copies live at once, all planned.
+//
+// Shapes   gradients as the parameters
+// Adds     no communication: reduction over data-parallel ranks happens once a step, after the last micro-batch
+// Memory   none; in canonical mode floor(log2 m) further copies of the gradients
+// Refuses  nothing; canonical with dp > 1 wants a power of two
+// Paper    Ott et al., "Scaling Neural Machine Translation" (2018)
+#include "strategies/accumulation.h"
+
+#include <algorithm>
+
+#include "strategies/state.h"
+
+namespace shardlab {
+namespace {
+
+constexpr std::string_view kName = "accumulation";
+
+/// Adds the gradients of one copy to another, for every parameter of a unit.
+class CopyAdder {
+ public:
+  CopyAdder(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage) {}
+
+  Event add(int unit, int micro_batch, int to, int from) {
+    const int parameters = static_cast<int>(draft_.of_unit(unit).parameters.size());
+    const Unit& u = draft_.units[static_cast<size_t>(unit)];
+    std::vector<BufferId> binding;
+    for (int p = 0; p < parameters; ++p) {
+      binding.push_back(copy(to, unit, p));
+      binding.push_back(copy(from, unit, p));
+    }
+    Event event;
+    event.unit = unit;
+    event.micro_batch = micro_batch;
+    event.call = bind(segment(u.kind, unit), std::move(binding), u.layer, micro_batch);
+    return event;
+  }
+
+ private:
+  /// Copy 0 is the gradient itself; further ones are made when they are first needed.
+  BufferId copy(int index, int unit, int parameter) {
+    if (index == 0) return stage_.at(unit, parameter).gradient;
+    auto& copies = stage_.gradient_copies;
+    while (static_cast<int>(copies.size()) < index) {
+      auto& units = copies.emplace_back();
+      for (int u = stage_.first_unit; u < stage_.end_unit; ++u) {
+        auto& ids = units.emplace_back();
+        for (int p = 0; p < static_cast<int>(draft_.of_unit(u).parameters.size()); ++p) {
+          Buffer b = stage_.role.buffers[stage_.at(u, p).gradient.index()];
+          b.name = state_name(draft_, u, p) + ".grad.copy" + std::to_string(copies.size());
+          ids.push_back(add_buffer(stage_, std::move(b)));
+          stage_.whole_step.push_back(ids.back());
+        }
+      }
+    }
+    return copies[static_cast<size_t>(index - 1)][static_cast<size_t>(unit - stage_.first_unit)][static_cast<size_t>(parameter)];
+  }
+
+  SegmentId segment(UnitKind kind, int unit) {
+    static constexpr std::string_view kNames[] = {"add.embed", "add.layer", "add.head"};
+    const std::string name(kNames[static_cast<size_t>(kind)]);
+    return draft_.cached(name, [&] {
+      Segment s;
+      s.name = name;
+      const auto& parameters = draft_.of(kind).parameters;
+      for (int p = 0; p < static_cast<int>(parameters.size()); ++p) {
+        const int32_t first = static_cast<int32_t>(s.slots.size());
+        for (const char* side : {".left", ".right"}) {
+          Slot slot;
+          slot.name = parameters[static_cast<size_t>(p)].name + side;
+          slot.type = gradient_type(draft_, unit, p);
+          slot.cls = BufferClass::kGradient;
+          slot.kind = SlotKind::kBound;
+          s.slots.push_back(std::move(slot));
+        }
+        Op op;
+        op.work = Add{};
+        op.reads = {SlotId(first), SlotId(first + 1)};
+        op.writes = {SlotId(first)};
+        op.label = parameters[static_cast<size_t>(p)].name;
+        op.strategy = kName;
+        s.steps.emplace_back(std::move(op));
+      }
+      return s;
+    });
+  }
+
+  Draft& draft_;
+  StageDraft& stage_;
+};
+
+/// Rewrites a stage's timetable: every backward writes a copy of its own, followed by the additions that its carry asks for.
+void count_in_binary(Draft& draft, StageDraft& stage) {
+  const int m = draft.micro_batches();
+  CopyAdder adder(draft, stage);
+  std::vector<std::vector<int>> levels(stage.state.size());  // by unit: the levels of the copies held, bottom first
+  std::vector<Event> events;
+  for (Event& event : stage.events) {
+    const bool backward = event.kind == Event::Kind::kBackward;
+    const int unit = event.unit, micro = event.micro_batch;
+    events.push_back(std::move(event));
+    if (!backward) continue;
+    std::vector<int>& held = levels[static_cast<size_t>(unit - stage.first_unit)];
+    events.back().first = true;
+    events.back().storage = static_cast<int>(held.size());
+    held.push_back(0);
+    const bool last = micro == m - 1;
+    while (held.size() >= 2 && (held.back() == held[held.size() - 2] || last)) {
+      const int top = static_cast<int>(held.size()) - 1;
+      events.push_back(adder.add(unit, micro, top - 1, top));
+      held.pop_back();
+      ++held.back();
+    }
+  }
+  stage.events = std::move(events);
+}
+
+}  // namespace
+
+void accumulate(Draft& draft) {
+  if (!draft.config.canonical) return;  // backward accumulates in place; `emit` sets the flag on every but the first
+  for (StageDraft& stage : draft.stages) count_in_binary(draft, stage);
+}
+
+}  // namespace shardlab

@@ -1,0 +1,332 @@
+#include "strategies/build_step.h"
+
+#include <cmath>
+
+namespace shardlab {
+namespace {
+
+/// Adds the slots and ops of one unit kind's segments. Shapes: b sequences of a micro-batch on this rank, s tokens, h hidden.
+class UnitBuilder {
+ public:
+  UnitBuilder(Draft& draft, UnitKind kind, std::string_view name) : draft_(draft), config_(draft.config), model_(config_.model), unit_(draft.of(kind)) {
+    unit_.forward.segment.name = std::string(name) + ".F";
+    unit_.backward.segment.name = std::string(name) + ".B";
+  }
+
+  void build_embed();
+  void build_layer();
+  void build_head();
+
+ private:
+  using P = ModelParameter::Kind;
+  static constexpr BufferClass kActivation = BufferClass::kActivation;
+  static constexpr BufferClass kTemporary = BufferClass::kTemporary;
+
+  Type data(Shape shape, DType dtype = DType::f32) const {
+    Type t;
+    t.dtype = dtype;
+    t.shape = shape;
+    t.micro = Micro::kSlice;
+    return t;
+  }
+  Type tokens_by(int64_t width) const { return data({b(), s(), width}); }
+  int64_t b() const { return config_.train.micro_batch; }
+  int64_t s() const { return config_.train.seq_len; }
+  int64_t h() const { return model_.hidden; }
+
+  int parameter(std::string name, Shape shape, P kind, bool residual_projection = false) {
+    Type t;
+    t.shape = shape;
+    unit_.parameters.push_back({std::move(name), t, kind, residual_projection});
+    return static_cast<int>(unit_.parameters.size()) - 1;
+  }
+  /// The slot of parameter `p` in a segment, made at first use.
+  SlotId value(DraftSegment& seg, int p) {
+    const UnitParameter& up = unit_.parameters[static_cast<size_t>(p)];
+    if (const auto found = seg.find_if(up.name)) return *found;
+    return seg.add(up.name, up.type, Use::kParameter, BufferClass::kParameter, p);
+  }
+  SlotId gradient(DraftSegment& seg, int p) {
+    const UnitParameter& up = unit_.parameters[static_cast<size_t>(p)];
+    Type t = up.type;
+    t.micro = Micro::kSum;
+    return seg.add("d." + up.name, t, Use::kGradient, BufferClass::kGradient, p);
+  }
+  /// A slot that forward saves, in both segments.
+  SlotId saved(std::string name, Type type, BufferClass cls = kActivation) {
+    bwd().add(name, type, Use::kSaved, cls);
+    return fwd().add(std::move(name), type, Use::kSaved, cls);
+  }
+  SlotId local(DraftSegment& seg, std::string name, Type type) { return seg.add(std::move(name), type, Use::kLocal, kTemporary); }
+  SlotId in_backward(std::string_view name) { return bwd().find(name); }
+
+  DraftSegment& fwd() { return unit_.forward; }
+  DraftSegment& bwd() { return unit_.backward; }
+
+  SlotId norm_forward(std::string_view name, SlotId x, int gamma, int beta);
+  SlotId norm_backward(std::string_view name, SlotId dy, SlotId x, int gamma, int beta, SlotId residual, SlotId dx);
+  SlotId branch_dropout_forward(SlotId z, int site);
+  SlotId branch_dropout_backward(SlotId dy, int site, std::string name);
+  SlotId residual_forward(std::string_view label, SlotId x, SlotId z, int bias, SlotId y);
+  void attention_forward(SlotId x, SlotId x1);
+  void feed_forward_forward(SlotId x1, SlotId y);
+  void feed_forward_backward(SlotId dy, SlotId dx1);
+  void attention_backward(SlotId dx1, SlotId dx);
+
+  Draft& draft_;
+  const Case& config_;
+  const Model& model_;
+  UnitTemplate& unit_;
+  // Indices of the layer's parameters; -1 where the family has none.
+  int norm1_ = -1, beta1_ = -1, wqkv_ = -1, bqkv_ = -1, wo_ = -1, bo_ = -1;
+  int norm2_ = -1, beta2_ = -1, wup_ = -1, bup_ = -1, wdown_ = -1, bdown_ = -1;
+};
+
+SlotId UnitBuilder::norm_forward(std::string_view name, SlotId x, int gamma, int beta) {
+  const std::string n(name);
+  const SlotId y = saved(n + ".y", tokens_by(h())), stats = saved(n + ".stats", tokens_by(model_.is_llama() ? 1 : 2));
+  std::vector<SlotId> reads{x, value(fwd(), gamma)};
+  if (beta >= 0) reads.push_back(value(fwd(), beta));
+  fwd().op(Norm{Phase::kF, model_.is_llama(), model_.norm_epsilon}, reads, {y, stats}, n);
+  return y;
+}
+
+SlotId UnitBuilder::norm_backward(std::string_view name, SlotId dy, SlotId x, int gamma, int beta, SlotId residual, SlotId dx) {
+  const std::string n(name);
+  const SlotId stats = in_backward(n + ".stats");
+  std::vector<SlotId> gradients{gradient(bwd(), gamma)};
+  if (beta >= 0) gradients.push_back(gradient(bwd(), beta));
+  bwd().op(Norm{Phase::kW, model_.is_llama(), model_.norm_epsilon}, {dy, x, stats}, gradients, n);
+  std::vector<SlotId> reads{dy, x, value(bwd(), gamma), stats};
+  if (residual) reads.push_back(residual);
+  bwd().op(Norm{Phase::kI, model_.is_llama(), model_.norm_epsilon, static_cast<bool>(residual)}, reads, {dx}, n);
+  return dx;
+}
+
+SlotId UnitBuilder::branch_dropout_forward(SlotId z, int site) {
+  if (config_.train.dropout == 0 || !draft_.training) return z;
+  fwd().op(Dropout{Phase::kF, config_.train.dropout, site}, {z}, {z}, "dropout" + std::to_string(site));
+  return z;
+}
+
+/// The residual stream's gradient is still needed whole, so the branch gets a masked copy.
+SlotId UnitBuilder::branch_dropout_backward(SlotId dy, int site, std::string name) {
+  if (config_.train.dropout == 0) return dy;
+  const SlotId dz = local(bwd(), std::move(name), tokens_by(h()));
+  bwd().op(Copy{}, {dy}, {dz}, "dropout" + std::to_string(site) + ".copy");
+  bwd().op(Dropout{Phase::kI, config_.train.dropout, site}, {dz}, {dz}, "dropout" + std::to_string(site));
+  return dz;
+}
+
+SlotId UnitBuilder::residual_forward(std::string_view label, SlotId x, SlotId z, int bias, SlotId y) {
+  std::vector<SlotId> reads{x, z};
+  if (bias >= 0) reads.push_back(value(fwd(), bias));
+  fwd().op(Residual{Phase::kF, bias >= 0}, reads, {y}, std::string(label));
+  return y;
+}
+
+void UnitBuilder::build_embed() {
+  const int table = parameter("embed.tokens", {model_.vocab, h()}, P::kEmbedding);
+  const int positions = model_.is_llama() ? -1 : parameter("embed.positions", {model_.max_positions, h()}, P::kPositions);
+
+  const SlotId tokens = saved("tokens", data({b(), s()}, DType::i32), BufferClass::kInput);
+  const SlotId x = fwd().add("x", tokens_by(h()), Use::kActivationOut, kActivation);
+  fwd().op(LoadBatch{false}, {}, {tokens}, "load.tokens");
+  fwd().op(Embed{Phase::kF}, {tokens, value(fwd(), table)}, {x}, "embed.tokens");
+  if (positions >= 0) fwd().op(Positions{Phase::kF}, {x, value(fwd(), positions)}, {x}, "embed.positions");
+  branch_dropout_forward(x, 0);
+
+  const SlotId dx = bwd().add("d.x", tokens_by(h()), Use::kGradientIn, kActivation);
+  if (config_.train.dropout != 0) bwd().op(Dropout{Phase::kI, config_.train.dropout, 0}, {dx}, {dx}, "dropout0");
+  if (positions >= 0) bwd().op(Positions{Phase::kW}, {dx}, {gradient(bwd(), positions)}, "embed.positions");
+  bwd().op(Embed{Phase::kW}, {in_backward("tokens"), dx}, {gradient(bwd(), table)}, "embed.tokens");
+}
+
+void UnitBuilder::attention_forward(SlotId x, SlotId x1) {
+  const int heads = static_cast<int>(model_.heads), kv = static_cast<int>(model_.kv_heads), d = static_cast<int>(model_.head_dim);
+  const SlotId n1 = norm_forward("attn.norm", x, norm1_, beta1_);
+  const SlotId qkv = saved("qkv", tokens_by(model_.qkv_rows()));
+  std::vector<SlotId> reads{n1, value(fwd(), wqkv_)};
+  if (bqkv_ >= 0) reads.push_back(value(fwd(), bqkv_));
+  fwd().op(Linear{Phase::kF, bqkv_ >= 0}, reads, {qkv}, "attn.qkv");
+  if (model_.is_llama()) fwd().op(Rope{Phase::kF, heads, kv, d, model_.rope_theta}, {qkv}, {qkv}, "attn.rope");
+  const SlotId o = saved("o", tokens_by(model_.heads * model_.head_dim)), lse = saved("lse", data({b(), model_.heads, s()}));
+  fwd().op(Attention{Phase::kF, heads, kv, d}, {qkv}, {o, lse}, "attn.core");
+  const SlotId z = local(fwd(), "attn.z", tokens_by(h()));
+  fwd().op(Linear{Phase::kF}, {o, value(fwd(), wo_)}, {z}, "attn.out");
+  branch_dropout_forward(z, 1);
+  residual_forward("attn.residual", x, z, bo_, x1);
+}
+
+void UnitBuilder::feed_forward_forward(SlotId x1, SlotId y) {
+  const SlotId n2 = norm_forward("mlp.norm", x1, norm2_, beta2_);
+  const SlotId u = saved("u", tokens_by(model_.up_rows())), a = saved("a", tokens_by(model_.ffn));
+  std::vector<SlotId> reads{n2, value(fwd(), wup_)};
+  if (bup_ >= 0) reads.push_back(value(fwd(), bup_));
+  fwd().op(Linear{Phase::kF, bup_ >= 0}, reads, {u}, "mlp.up");
+  fwd().op(Activation{Phase::kF, model_.is_llama()}, {u}, {a}, "mlp.act");
+  const SlotId z = local(fwd(), "mlp.z", tokens_by(h()));
+  fwd().op(Linear{Phase::kF}, {a, value(fwd(), wdown_)}, {z}, "mlp.down");
+  branch_dropout_forward(z, 2);
+  residual_forward("mlp.residual", x1, z, bdown_, y);
+}
+
+void UnitBuilder::feed_forward_backward(SlotId dy, SlotId dx1) {
+  const SlotId x1 = in_backward("x1"), u = in_backward("u"), a = in_backward("a"), n2 = in_backward("mlp.norm.y");
+  if (bdown_ >= 0) bwd().op(Residual{Phase::kW, true}, {dy}, {gradient(bwd(), bdown_)}, "mlp.residual");
+  const SlotId dz = branch_dropout_backward(dy, 2, "d.mlp.z");
+  const SlotId da = local(bwd(), "d.a", tokens_by(model_.ffn));
+  bwd().op(Linear{Phase::kI}, {dz, value(bwd(), wdown_)}, {da}, "mlp.down");
+  bwd().op(Linear{Phase::kW}, {a, dz}, {gradient(bwd(), wdown_)}, "mlp.down");
+  const SlotId du = local(bwd(), "d.u", tokens_by(model_.up_rows()));
+  bwd().op(Activation{Phase::kI, model_.is_llama()}, {da, u}, {du}, "mlp.act");
+  const SlotId dn2 = local(bwd(), "d.mlp.norm.y", tokens_by(h()));
+  bwd().op(Linear{Phase::kI}, {du, value(bwd(), wup_)}, {dn2}, "mlp.up");
+  std::vector<SlotId> gradients{gradient(bwd(), wup_)};
+  if (bup_ >= 0) gradients.push_back(gradient(bwd(), bup_));
+  bwd().op(Linear{Phase::kW, bup_ >= 0}, {n2, du}, gradients, "mlp.up");
+  norm_backward("mlp.norm", dn2, x1, norm2_, beta2_, dy, dx1);
+}
+
+void UnitBuilder::attention_backward(SlotId dx1, SlotId dx) {
+  const int heads = static_cast<int>(model_.heads), kv = static_cast<int>(model_.kv_heads), d = static_cast<int>(model_.head_dim);
+  const SlotId x = in_backward("x"), n1 = in_backward("attn.norm.y"), qkv = in_backward("qkv"), o = in_backward("o"), lse = in_backward("lse");
+  if (bo_ >= 0) bwd().op(Residual{Phase::kW, true}, {dx1}, {gradient(bwd(), bo_)}, "attn.residual");
+  const SlotId dz = branch_dropout_backward(dx1, 1, "d.attn.z");
+  const SlotId d_o = local(bwd(), "d.o", tokens_by(model_.heads * model_.head_dim));
+  bwd().op(Linear{Phase::kI}, {dz, value(bwd(), wo_)}, {d_o}, "attn.out");
+  bwd().op(Linear{Phase::kW}, {o, dz}, {gradient(bwd(), wo_)}, "attn.out");
+  const SlotId dqkv = local(bwd(), "d.qkv", tokens_by(model_.qkv_rows()));
+  bwd().op(Attention{Phase::kI, heads, kv, d}, {d_o, o, lse, qkv}, {dqkv}, "attn.core");
+  if (model_.is_llama()) bwd().op(Rope{Phase::kI, heads, kv, d, model_.rope_theta}, {dqkv}, {dqkv}, "attn.rope");
+  const SlotId dn1 = local(bwd(), "d.attn.norm.y", tokens_by(h()));
+  bwd().op(Linear{Phase::kI}, {dqkv, value(bwd(), wqkv_)}, {dn1}, "attn.qkv");
+  std::vector<SlotId> gradients{gradient(bwd(), wqkv_)};
+  if (bqkv_ >= 0) gradients.push_back(gradient(bwd(), bqkv_));
+  bwd().op(Linear{Phase::kW, bqkv_ >= 0}, {n1, dqkv}, gradients, "attn.qkv");
+  norm_backward("attn.norm", dn1, x, norm1_, beta1_, dx1, dx);
+}
+
+void UnitBuilder::build_layer() {
+  const bool gpt = !model_.is_llama();
+  const auto bias = [&](const char* name, int64_t n) { return gpt ? parameter(name, {n}, P::kBias) : -1; };
+  norm1_ = parameter("attn.norm.gamma", {h()}, P::kNormWeight);
+  beta1_ = bias("attn.norm.beta", h());
+  wqkv_ = parameter("attn.wqkv", {model_.qkv_rows(), h()}, P::kMatrix);
+  bqkv_ = bias("attn.bqkv", model_.qkv_rows());
+  wo_ = parameter("attn.wo", {h(), model_.heads * model_.head_dim}, P::kMatrix, true);
+  bo_ = bias("attn.bo", h());
+  norm2_ = parameter("mlp.norm.gamma", {h()}, P::kNormWeight);
+  beta2_ = bias("mlp.norm.beta", h());
+  wup_ = parameter("mlp.wup", {model_.up_rows(), h()}, P::kMatrix);
+  bup_ = bias("mlp.bup", model_.up_rows());
+  wdown_ = parameter("mlp.wdown", {h(), model_.ffn}, P::kMatrix, true);
+  bdown_ = bias("mlp.bdown", h());
+
+  const SlotId x = fwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
+  const SlotId y = fwd().add("y", tokens_by(h()), Use::kActivationOut, kActivation);
+  bwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
+  const SlotId x1 = saved("x1", tokens_by(h()));
+  attention_forward(x, x1);
+  feed_forward_forward(x1, y);
+
+  const SlotId dy = bwd().add("d.y", tokens_by(h()), Use::kGradientIn, kActivation);
+  const SlotId dx = bwd().add("d.x", tokens_by(h()), Use::kGradientOut, kActivation);
+  const SlotId dx1 = local(bwd(), "d.x1", tokens_by(h()));
+  feed_forward_backward(dy, dx1);
+  attention_backward(dx1, dx);
+}
+
+void UnitBuilder::build_head() {
+  const int gamma = parameter("final.norm.gamma", {h()}, P::kNormWeight);
+  const int beta = model_.is_llama() ? -1 : parameter("final.norm.beta", {h()}, P::kBias);
+  const int weight = parameter(model_.tied_embeddings ? "embed.tokens" : "head.weight", {model_.vocab, h()}, P::kEmbedding);
+  const int64_t targets_per_step = config_.sequences_per_step() * s();
+
+  const SlotId x = fwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
+  bwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
+  const SlotId n = norm_forward("final.norm", x, gamma, beta);
+  const SlotId logits = saved("logits", tokens_by(model_.vocab));
+  fwd().op(Linear{Phase::kF}, {n, value(fwd(), weight)}, {logits}, "head");
+  const SlotId targets = fwd().add("targets", data({b(), s()}, DType::i32), Use::kLocal, BufferClass::kInput);
+  fwd().op(LoadBatch{true}, {}, {targets}, "load.targets");
+  const SlotId loss = fwd().add("loss", data({b()}), Use::kLoss, BufferClass::kMetric);
+  if (draft_.training)
+    fwd().op(CrossEntropy{CrossEntropy::Part::kFused, targets_per_step}, {logits, targets}, {loss, logits}, "loss");
+  else
+    fwd().op(CrossEntropy{CrossEntropy::Part::kLossOnly, targets_per_step}, {logits, targets}, {loss}, "loss");
+
+  const SlotId dlogits = in_backward("logits");
+  const SlotId dn = local(bwd(), "d.final.norm.y", tokens_by(h()));
+  const SlotId dx = bwd().add("d.x", tokens_by(h()), Use::kGradientOut, kActivation);
+  bwd().op(Linear{Phase::kI}, {dlogits, value(bwd(), weight)}, {dn}, "head");
+  bwd().op(Linear{Phase::kW}, {in_backward("final.norm.y"), dlogits}, {gradient(bwd(), weight)}, "head");
+  norm_backward("final.norm", dn, in_backward("x"), gamma, beta, SlotId(), dx);
+}
+
+/// Units in model order, and the plan's parameters numbered as `parameters_of` numbers them.
+void add_units(Draft& draft) {
+  const Model& model = draft.config.model;
+  std::map<std::string, int32_t> number;
+  for (const ModelParameter& p : parameters_of(model)) number.emplace(p.name, static_cast<int32_t>(number.size()));
+  draft.plan.parameters.resize(number.size());
+  const auto add_unit = [&](UnitKind kind, int layer) {
+    Unit unit{kind, layer, {}};
+    for (const UnitParameter& up : draft.of(kind).parameters) {
+      const std::string name = layer < 0 ? up.name : "layers." + std::to_string(layer) + "." + up.name;
+      const auto found = number.find(name);
+      SHARDLAB_CHECK(found != number.end(), "the model has no parameter {}", name);
+      Parameter& parameter = draft.plan.parameters[static_cast<size_t>(found->second)];
+      unit.parameters.emplace_back(found->second);
+      if (!parameter.name.empty()) continue;  // the tied head's table is the embedding's
+      parameter.name = name;
+      parameter.type = up.type;
+      parameter.tensor = static_cast<uint32_t>(found->second);
+      parameter.decay = up.kind != ModelParameter::Kind::kBias && up.kind != ModelParameter::Kind::kNormWeight;
+      parameter.initial = up.kind == ModelParameter::Kind::kNormWeight ? Initial::kOnes
+                          : up.kind == ModelParameter::Kind::kBias     ? Initial::kZeros
+                                                                       : Initial::kNormal;
+      parameter.deviation =
+          up.residual_projection ? model.init_deviation / std::sqrt(2.0f * static_cast<float>(model.layers)) : model.init_deviation;
+    }
+    draft.units.push_back(std::move(unit));
+  };
+  add_unit(UnitKind::kEmbed, -1);
+  for (int layer = 0; layer < model.layers; ++layer) add_unit(UnitKind::kLayer, layer);
+  add_unit(UnitKind::kHead, -1);
+}
+
+/// Every micro-batch is dealt over the data axis by sequences, so activations are slices of it along their first dim and what
+/// one rank sums over its tokens is a partial sum. Which reduction makes that whole is for a strategy to say.
+void deal_batch(Draft& draft) {
+  if (draft.config.layout.dp == 1) return;
+  const size_t axis = static_cast<size_t>(draft.plan.mesh.axis("dp"));
+  for (UnitTemplate& unit : draft.templates)
+    for (DraftSegment* segment : {&unit.forward, &unit.backward})
+      for (Slot& slot : segment->segment.slots) {
+        if (slot.type.micro == Micro::kSlice) slot.type.place[axis] = Placement::shard(0);
+        if (slot.type.micro == Micro::kSum) slot.type.place[axis] = Placement::partial();
+      }
+}
+
+}  // namespace
+
+Draft build_step(const Case& config, bool training) {
+  Draft draft;
+  draft.config = config;
+  draft.training = training;
+  draft.plan.name = config.name;
+  const Layout& l = config.layout;
+  draft.plan.mesh.axes = {{"pp", l.pp}, {"dp", l.dp}, {"cp", l.cp}, {"tp", l.tp}};
+  draft.plan.micro_batches = draft.micro_batches();
+  draft.plan.sequences_per_micro_batch = config.train.micro_batch;
+  draft.plan.streams = {"compute"};
+  UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
+  UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();
+  UnitBuilder(draft, UnitKind::kHead, "head").build_head();
+  add_units(draft);
+  deal_batch(draft);
+  return draft;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,62 @@
+#include "strategies/catalogue.h"
+
+#include <array>
+
+#include "strategies/accumulation.h"
+#include "strategies/data_parallel.h"
+#include "strategies/draft.h"
+#include "strategies/optimizer.h"
+#include "strategies/pipeline.h"
+#include "strategies/recompute.h"
+#include "strategies/state.h"
+#include "strategies/tensor_parallel.h"
+#include "strategies/tied_embeddings.h"
+#include "strategies/zero1.h"
+
+namespace shardlab {
+
+std::string_view name_of(Tier tier) {
+  switch (tier) {
+    case Tier::kE0: return "E0";
+    case Tier::kE1: return "E1";
+    case Tier::kE2: return "E2";
+    case Tier::kE3: return "E3";
+  }
+  return "?";
+}
+
+namespace {
+
+bool always(const Case&) { return true; }
+bool ties(const Case& c) { return c.model.tied_embeddings; }
+
+constexpr std::array kCatalogue{
+    Strategy{"tensor-parallel", "Tensor parallel: columns, rows, heads, vocabulary", Tier::kE1, "tp",
+             "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss", "matrices, states, inner activations 1/t",
+             "Shoeybi et al. 2019", [](const Case& c) { return c.layout.tp > 1; }, tensor_parallel},
+    Strategy{"full-recompute", "Full recompute of each layer", Tier::kE0, "recompute: full", "one more forward less its last matmul",
+             "b*s*h a layer and micro-batch", "Chen et al. 2016", [](const Case& c) { return c.layout.recompute == Recompute::kFull; }, full_recompute},
+    Strategy{"pipeline", "Pipeline stages: none, AFAB, 1F1B", Tier::kE0, "pp, schedule", "b*s*h each way per boundary and micro-batch",
+             "layers and states 1/p; activations of min(m, p - stage) micro-batches (1f1b) or m (afab)", "Huang et al. 2019; Narayanan et al. 2021", always,
+             pipeline},
+    Strategy{"state", "One value and one gradient a parameter", Tier::kE0, "", "nothing", "2 Psi", "", always, declare_state},
+    Strategy{"accumulation", "Gradient accumulation", Tier::kE1, "grad_accumulation", "nothing", "none; canonical: floor(log2 m) copies of gradients",
+             "Ott et al. 2018", [](const Case& c) { return c.train.grad_accumulation > 1; }, accumulate},
+    Strategy{"tied-embeddings-early", "Tied embeddings on one stage", Tier::kE2, "pp: 1", "nothing", "a second gradient of the table", "Press & Wolf 2017",
+             [](const Case& c) { return ties(c) && c.layout.pp == 1 && !c.canonical; }, tie_before_reduction},
+    Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap", "all-reduce: 2 Psi (N-1)/N", "none",
+             "Li et al. 2020", [](const Case& c) { return c.layout.dp > 1 && c.layout.zero == 0; }, data_parallel},
+    Strategy{"zero-1", "ZeRO-1: sharded optimizer states", Tier::kE1, "zero: 1", "reduce-scatter and all-gather: Psi (N-1)/N each", "moments 1/N",
+             "Rajbhandari et al. 2020", [](const Case& c) { return c.layout.zero == 1; }, zero1},
+    Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical", "across stages an all-reduce of V*h between the ends",
+             "a second gradient of the table", "Press & Wolf 2017", [](const Case& c) { return ties(c) && (c.layout.pp > 1 || c.canonical); },
+             tie_after_reduction},
+    Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019", always, optimizer},
+    Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics},
+};
+
+}  // namespace
+
+std::span<const Strategy> catalogue() { return kCatalogue; }
+
+}  // namespace shardlab

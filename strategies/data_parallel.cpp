@@ -1,0 +1,71 @@
+// Data parallelism: every rank of a `dp` group has the whole model (or its slice of it) and its own sequences; gradients are summed
+// over the group once a step, after the last micro-batch.
+//
+// Gradients are reduced in buckets: flat buffers of which the parameters' gradients are views, filled in the order in which backward
+// finishes them. bucket_bytes 0 gives every parameter a bucket of its own (the naive form). With `overlap` a bucket is
+// reduced on a stream of its own as soon as its last gradient is there, while backward goes on; without, all follow
+// backward on the compute stream. A bucket holds parameters of one kind: matrices or vectors (they differ in weight
+// decay), sliced by tensor parallelism or whole, and a tied table alone.
+//
+// The loss divides by the number of targets of the whole step, so the sum over ranks is the gradient: no rank averages.
+//
+// Shapes   buckets are flat
+// Adds     all-reduce of every gradient: 2 Psi (N-1)/N elements sent by each rank
+// Memory   none: a bucket is where its gradients live
+// Refuses  nothing
+// Paper    Li et al., "PyTorch Distributed" (2020), section 3.2
+#include "strategies/data_parallel.h"
+
+#include "strategies/buckets.h"
+#include "strategies/state.h"
+
+namespace shardlab {
+namespace {
+
+constexpr std::string_view kName = "data-parallel";
+
+/// The reduced bucket, and the reduced gradients as views of it.
+void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
+  const int dp = draft.plan.mesh.axis("dp");
+  Buffer sum = stage.role.buffers[bucket.gradient.index()];
+  sum.name = bucket.name + ".sum";
+  sum.type = placed(sum.type, dp, Placement::replicate());
+  sum.view = View{bucket.gradient.value, 0, {}};
+  bucket.reduced = add_buffer(stage, std::move(sum));
+  for (const Bucket::Member& m : bucket.members) {
+    ParameterState& state = stage.at(m.unit, m.parameter);
+    Buffer piece = stage.role.buffers[state.gradient.index()];
+    piece.name = state_name(draft, m.unit, m.parameter) + ".grad.sum";
+    piece.type = placed(piece.type, dp, Placement::replicate());
+    state.reduced = add_buffer(stage, std::move(piece));
+  }
+}
+
+Event all_reduce(Draft& draft, StageDraft& stage, const Bucket& bucket) {
+  const std::string name = "reduce." + signature(draft, stage, bucket);
+  const SegmentId segment = draft.cached(name, [&] {
+    Op op;
+    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("dp.grads", AxisSet::of(draft.plan.mesh.axis("dp"))), draft.algorithm()};
+    op.stream = reduction_stream(draft);
+    op.label = "gradients";
+    op.strategy = kName;
+    return one_op_segment(name, stage, {bucket.gradient, bucket.reduced}, std::move(op), {0}, {1});
+  });
+  Event event;
+  event.unit = bucket.last_unit;
+  event.micro_batch = draft.micro_batches() - 1;
+  event.call = bind(segment, {bucket.gradient, bucket.reduced});
+  return event;
+}
+
+}  // namespace
+
+void data_parallel(Draft& draft) {
+  for (StageDraft& stage : draft.stages) {
+    fill_buckets(draft, stage, 1);
+    for (Bucket& bucket : stage.buckets) declare_reduced(draft, stage, bucket);
+    insert_when_complete(draft, stage, [&](const Bucket& bucket) { return all_reduce(draft, stage, bucket); });
+  }
+}
+
+}  // namespace shardlab

@@ -1,0 +1,174 @@
+#include "strategies/draft.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace shardlab {
+
+SlotId DraftSegment::add(std::string name, Type type, Use use, BufferClass cls, int parameter) {
+  SHARDLAB_CHECK(!find_if(name), "segment {} has two slots called {}", segment.name, name);
+  Slot slot;
+  slot.name = std::move(name);
+  slot.type = std::move(type);
+  slot.cls = cls;
+  slot.kind = use == Use::kLocal ? SlotKind::kLocal : SlotKind::kBound;
+  segment.slots.push_back(std::move(slot));
+  uses.push_back({use, parameter});
+  return SlotId(static_cast<int32_t>(segment.slots.size()) - 1);
+}
+
+SlotId DraftSegment::add_view(std::string name, SlotId base, Type type) {
+  const SlotId root = slot(base).view ? SlotId(slot(base).view->base) : base;
+  const BufferClass cls = slot(root).cls;
+  const SlotId id = add(std::move(name), std::move(type), Use::kView, cls);
+  slot(id).kind = slot(root).kind;
+  slot(id).view = View{root.value, 0, {}};
+  return id;
+}
+
+std::optional<SlotId> DraftSegment::find_if(std::string_view name) const {
+  for (size_t i = 0; i < segment.slots.size(); ++i)
+    if (segment.slots[i].name == name) return SlotId(static_cast<int32_t>(i));
+  return std::nullopt;
+}
+
+SlotId DraftSegment::find(std::string_view name) const {
+  const auto found = find_if(name);
+  SHARDLAB_CHECK(found.has_value(), "segment {} has no slot called {}", segment.name, name);
+  return *found;
+}
+
+void DraftSegment::op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label, std::string_view strategy) {
+  Op op;
+  op.work = std::move(work);
+  op.reads = std::move(reads);
+  op.writes = std::move(writes);
+  op.label = std::move(label);
+  op.strategy = strategy;
+  segment.steps.emplace_back(std::move(op));
+}
+
+StreamId Draft::stream(std::string_view name) {
+  const auto found = std::ranges::find(plan.streams, name);
+  if (found != plan.streams.end()) return StreamId(static_cast<int32_t>(found - plan.streams.begin()));
+  plan.streams.emplace_back(name);
+  return StreamId(static_cast<int32_t>(plan.streams.size()) - 1);
+}
+
+CommId Draft::comm(std::string_view name, AxisSet axes, Span span) {
+  const auto found = std::ranges::find(plan.comms, name, &Comm::name);
+  if (found != plan.comms.end()) return CommId(static_cast<int32_t>(found - plan.comms.begin()));
+  plan.comms.push_back({std::string(name), axes, span});
+  return CommId(static_cast<int32_t>(plan.comms.size()) - 1);
+}
+
+SegmentId Draft::register_segment(Segment segment) {
+  plan.segments.push_back(std::move(segment));
+  return SegmentId(static_cast<int32_t>(plan.segments.size()) - 1);
+}
+
+Algorithm Draft::algorithm() const {
+  if (config.canonical) return Algorithm::kDirect;
+  switch (config.layout.collective_algorithm) {
+    case AlgorithmChoice::kHalvingDoubling: return Algorithm::kHalvingDoubling;
+    case AlgorithmChoice::kDirect: return Algorithm::kDirect;
+    case AlgorithmChoice::kAuto:
+    case AlgorithmChoice::kRing: return Algorithm::kRing;
+  }
+  return Algorithm::kRing;
+}
+
+BufferId add_buffer(StageDraft& stage, Buffer buffer) {
+  stage.role.buffers.push_back(std::move(buffer));
+  return BufferId(static_cast<int32_t>(stage.role.buffers.size()) - 1);
+}
+
+Type placed(Type type, int axis, Placement placement) {
+  type.place[static_cast<size_t>(axis)] = placement;
+  return type;
+}
+
+Call bind(SegmentId segment, std::vector<BufferId> binding, int layer, int micro_batch) {
+  Call call;
+  call.segment = segment;
+  call.layer = layer;
+  call.micro_batch = micro_batch;
+  call.binding = std::move(binding);
+  return call;
+}
+
+Segment one_op_segment(std::string name, const StageDraft& stage, const std::vector<BufferId>& buffers, Op op, const std::vector<int>& reads,
+                       const std::vector<int>& writes) {
+  Segment segment;
+  segment.name = std::move(name);
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const Buffer& buffer = stage.role.buffers[buffers[i].index()];
+    Slot slot;
+    slot.name = std::string(1, static_cast<char>('a' + i));
+    slot.type = buffer.type;
+    slot.cls = buffer.kind;
+    slot.space = buffer.space;
+    slot.kind = SlotKind::kBound;
+    segment.slots.push_back(std::move(slot));
+  }
+  for (const int r : reads) op.reads.emplace_back(r);
+  for (const int w : writes) op.writes.emplace_back(w);
+  segment.steps.emplace_back(std::move(op));
+  return segment;
+}
+
+namespace {
+
+/// The slot that owns the storage of `slot`.
+SlotId root_of(const Segment& segment, SlotId slot) {
+  const auto& view = segment.slots[slot.index()].view;
+  return view ? SlotId(view->base) : slot;
+}
+
+/// Does a segment of this role itself allocate the storage of a slot of this use?
+bool allocates(Use use, SegmentRole role) {
+  if (use == Use::kLocal) return true;
+  return role == SegmentRole::kBackward ? use == Use::kGradientOut : use == Use::kSaved || use == Use::kActivationOut;
+}
+
+bool frees(Use use, SegmentRole role) {
+  switch (role) {
+    case SegmentRole::kForward: return use == Use::kLocal;
+    case SegmentRole::kForwardOnly: return use == Use::kLocal || use == Use::kSaved || use == Use::kActivationIn;
+    case SegmentRole::kBackward: return use == Use::kLocal || use == Use::kSaved || use == Use::kGradientIn || use == Use::kActivationIn;
+  }
+  return false;
+}
+
+}  // namespace
+
+void place_lifetimes(DraftSegment& draft, SegmentRole role) {
+  Segment& segment = draft.segment;
+  std::erase_if(segment.steps, [](const Step& s) { return !std::holds_alternative<Op>(s); });
+  const size_t slots = segment.slots.size();
+  std::vector<int> first(slots, -1), last(slots, -1);
+  for (size_t i = 0; i < segment.steps.size(); ++i) {
+    const Op& op = std::get<Op>(segment.steps[i]);
+    for (const auto* operands : {&op.reads, &op.writes})
+      for (const SlotId slot : *operands) {
+        const size_t root = root_of(segment, slot).index();
+        if (first[root] < 0) first[root] = static_cast<int>(i);
+        last[root] = static_cast<int>(i);
+      }
+  }
+  std::vector<Step> steps;
+  for (size_t i = 0; i < segment.steps.size(); ++i) {
+    for (size_t s = 0; s < slots; ++s)
+      if (first[s] == static_cast<int>(i) && allocates(draft.uses[s].use, role)) steps.emplace_back(AllocSlot{SlotId(static_cast<int32_t>(s))});
+    steps.push_back(std::move(segment.steps[i]));
+    for (size_t s = 0; s < slots; ++s)
+      if (last[s] == static_cast<int>(i) && frees(draft.uses[s].use, role)) steps.emplace_back(FreeSlot{SlotId(static_cast<int32_t>(s))});
+  }
+  // What backward consumes without reading it (an input that only recompute needed, say) is given back first.
+  for (size_t s = 0; s < slots; ++s)
+    if (first[s] < 0 && !segment.slots[s].view && frees(draft.uses[s].use, role) && draft.uses[s].use != Use::kLocal)
+      steps.insert(steps.begin(), FreeSlot{SlotId(static_cast<int32_t>(s))});
+  segment.steps = std::move(steps);
+}
+
+}  // namespace shardlab

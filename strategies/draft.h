@@ -1,0 +1,186 @@
+// What the passes of `lower` rewrite: a training step on its way to a plan.
+//
+// The model is a chain of UNITS: the embedding, each layer, the head. A unit kind has two segments, forward and backward,
+// written once (build_step.cpp). A STAGE holds consecutive units, the buffers of their state, and a timetable of EVENTS:
+// forward and backward of a unit for a micro-batch, and whatever the strategies add between them. Early passes rewrite segments
+// (tensor parallel, recompute), later ones timetables (pipeline, accumulation, data parallel, ZeRO); `emit` turns the result into a
+// plan. Passes never touch memory: lifetimes follow from uses.
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/case.h"
+#include "plan/plan.h"
+
+namespace shardlab {
+
+enum class UnitKind : uint8_t { kEmbed, kLayer, kHead };
+inline constexpr int kUnitKinds = 3;
+
+/// What a slot of a unit's segment is bound to.
+enum class Use : uint8_t {
+  kLocal,          ///< the segment's own
+  kParameter,      ///< a parameter of the unit
+  kGradient,       ///< where that parameter's gradient accumulates
+  kActivationIn,   ///< the unit's input, which the previous unit's forward made
+  kActivationOut,  ///< the unit's output: the next unit's input
+  kSaved,          ///< made by forward, consumed by backward of the same micro-batch
+  kGradientIn,     ///< gradient of the unit's output
+  kGradientOut,    ///< gradient of the unit's input: the previous unit's kGradientIn
+  kLoss,           ///< the micro-batch's losses by sequence
+  kView,           ///< a view of another slot
+};
+
+struct SlotUse {
+  Use use = Use::kLocal;
+  int parameter = -1;  ///< index into the unit kind's parameters, for kParameter and kGradient
+};
+
+/// A segment with the meaning of its slots, and the small language in which passes write ops.
+struct DraftSegment {
+  Segment segment;
+  std::vector<SlotUse> uses;  ///< by slot
+
+  SlotId add(std::string name, Type type, Use use, BufferClass cls, int parameter = -1);
+  /// A view of all of `base` under a new type: what an operation in place makes of it.
+  SlotId add_view(std::string name, SlotId base, Type type);
+  /// The slot called `name`; a bug if there is none.
+  SlotId find(std::string_view name) const;
+  std::optional<SlotId> find_if(std::string_view name) const;
+  Slot& slot(SlotId id) { return segment.slots[id.index()]; }
+  const Slot& slot(SlotId id) const { return segment.slots[id.index()]; }
+
+  void op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label, std::string_view strategy = "step");
+};
+
+/// One parameter of a unit kind: its suffix under the unit's name and what every unit of the kind shares.
+struct UnitParameter {
+  std::string name;  ///< "attn.wqkv"; for the embedding and head the whole name
+  Type type;         ///< of the value on one rank
+  ModelParameter::Kind kind = ModelParameter::Kind::kMatrix;
+  bool residual_projection = false;
+};
+
+struct UnitTemplate {
+  std::vector<UnitParameter> parameters;
+  DraftSegment forward;
+  DraftSegment backward;
+  std::optional<SegmentId> forward_id, backward_id, backward_first_id;  ///< once registered in the plan
+};
+
+/// A unit of the model: which kind, which layer, which of the plan's parameters.
+struct Unit {
+  UnitKind kind = UnitKind::kLayer;
+  int layer = -1;
+  std::vector<ParameterId> parameters;  ///< by index in the template; a tied head names the embedding's table
+};
+
+/// The buffers of one parameter of one unit on a stage.
+struct ParameterState {
+  BufferId value;
+  BufferId gradient;    ///< accumulates this rank's micro-batches
+  BufferId reduced;     ///< what the optimizer reads: `gradient` until a pass reduces it
+  BufferId m, v;        ///< moments, none for SGD
+  bool merged = false;  ///< its gradient has been added to the other copy of a tied weight: neither reduced nor updated by itself
+};
+
+/// One entry of a stage's timetable.
+struct Event {
+  enum class Kind : uint8_t { kForward, kBackward, kReceive, kSend, kCall } kind = Kind::kCall;
+  int unit = -1;
+  int micro_batch = -1;
+  bool gradients = false;  ///< of kReceive and kSend: backward traffic
+  bool first = false;      ///< of kBackward: overwrites the gradients rather than accumulating into them
+  int storage = 0;         ///< of kBackward: which copy of the gradients it writes (canonical accumulation)
+  Call call;               ///< of kCall: fully bound
+};
+
+/// One optimizer op: a parameter, or the shard of a bucket.
+struct Update {
+  BufferId gradient, value, m, v;
+  bool decay = true;
+  std::optional<Call> after;  ///< issued after every update (ZeRO-1 gathers the parameters)
+};
+
+/// Gradients that travel together: a flat buffer on a stage, of which the parameters' gradients are views.
+struct Bucket {
+  struct Member { int unit = 0, parameter = 0; int64_t offset = 0; };
+  std::string name;
+  std::vector<Member> members;
+  int64_t elements = 0;  ///< padding included
+  bool decay = true;
+  bool tied = false;
+  BufferId gradient;     ///< flat
+  BufferId reduced;      ///< flat, or this rank's shard
+  int last_unit = 0;     ///< the unit whose backward completes it
+};
+
+struct StageDraft {
+  Role role;
+  int first_unit = 0, end_unit = 0;
+  std::vector<std::vector<ParameterState>> state;  ///< [unit - first_unit][parameter]
+  std::vector<std::vector<std::vector<BufferId>>> gradient_copies;  ///< [copy - 1][unit - first_unit][parameter]
+  std::vector<BufferId> whole_step;                ///< allocated before the first event, freed after the last
+  std::vector<BufferId> losses;                    ///< by micro-batch, on the last stage
+  std::vector<Event> events;
+  std::vector<Bucket> buckets;
+  std::vector<Update> updates;
+
+  ParameterState& at(int unit, int parameter) { return state[static_cast<size_t>(unit - first_unit)][static_cast<size_t>(parameter)]; }
+  bool holds(int unit) const { return unit >= first_unit && unit < end_unit; }
+};
+
+/// The whole draft. Passes are functions `void pass(Draft&)`: what they need was checked before (`check(Case)`).
+struct Draft {
+  Case config;
+  Plan plan;  ///< mesh, comms, streams, parameters and registered segments grow here; roles come last
+  std::array<UnitTemplate, kUnitKinds> templates;
+  std::vector<Unit> units;
+  std::vector<StageDraft> stages;
+  std::map<std::string, SegmentId> segment_cache;  ///< small segments by what they do
+  bool training = true;
+
+  UnitTemplate& of(UnitKind kind) { return templates[static_cast<size_t>(kind)]; }
+  UnitTemplate& of_unit(int unit) { return of(units[static_cast<size_t>(unit)].kind); }
+  int micro_batches() const { return static_cast<int>(config.train.grad_accumulation); }
+  int unit_count() const { return static_cast<int>(units.size()); }
+
+  /// The stream or communicator called so, made when it is new.
+  StreamId stream(std::string_view name);
+  CommId comm(std::string_view name, AxisSet axes, Span span = Span::kAll);
+  /// A registered segment for `key`, built by `build` the first time.
+  template <class Build>
+  SegmentId cached(const std::string& key, const Build& build) {
+    if (const auto found = segment_cache.find(key); found != segment_cache.end()) return found->second;
+    return segment_cache[key] = register_segment(build());
+  }
+  SegmentId register_segment(Segment segment);
+  /// The algorithm of the case for groups over `axes`.
+  Algorithm algorithm() const;
+};
+
+/// Adds a buffer to a stage and returns its id.
+BufferId add_buffer(StageDraft& stage, Buffer buffer);
+/// The same type with one axis placed otherwise.
+Type placed(Type type, int axis, Placement placement);
+/// A call whose slots are bound to `binding` in order.
+Call bind(SegmentId segment, std::vector<BufferId> binding, int layer = -1, int micro_batch = -1);
+/// A segment of one op over bound slots: each buffer becomes one slot of its own type; `reads` and `writes` index `buffers`.
+Segment one_op_segment(std::string name, const StageDraft& stage, const std::vector<BufferId>& buffers, Op op, const std::vector<int>& reads,
+                       const std::vector<int>& writes);
+
+/// Which of a unit's segments: what it allocates and frees follows from that. `kForwardOnly` (validation) saves nothing.
+enum class SegmentRole : uint8_t { kForward, kBackward, kForwardOnly };
+
+/// Inserts allocations before first writes and frees after last uses into a unit's segment.
+void place_lifetimes(DraftSegment& segment, SegmentRole role);
+
+/// Turns the finished draft into a plan.
+Plan emit(Draft draft);
+
+}  // namespace shardlab

@@ -1,0 +1,60 @@
+#include "strategies/lower.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "plan/verify.h"
+#include "strategies/build_step.h"
+#include "strategies/catalogue.h"
+
+namespace shardlab {
+namespace {
+
+/// Passes that have nothing to do where no gradient is computed.
+bool trains_only(std::string_view name) {
+  static constexpr std::string_view kTraining[] = {"accumulation", "tied-embeddings-early", "data-parallel", "zero-1", "tied-embeddings", "full-recompute",
+                                                   "optimizer"};
+  return std::ranges::find(kTraining, name) != std::end(kTraining);
+}
+
+/// Passes without which there is no program to look at: they run even after the pass that `--after` names.
+bool is_structure(std::string_view name) { return name == "pipeline" || name == "state" || name == "metrics"; }
+
+Result<void> check_pass_name(std::string_view after) {
+  if (after.empty() || std::ranges::find(catalogue(), after, &Strategy::name) != catalogue().end()) return {};
+  std::string names;
+  for (const Strategy& s : catalogue()) names += fmt::format("{}{}", names.empty() ? "" : ", ", s.name);
+  return Error{ExitCode::kUsage, fmt::format("there is no pass called `{}`", after), "passes, in order: " + names, {}};
+}
+
+VerifyOptions verify_options(const Case& config, const LowerOptions& options) {
+  VerifyOptions v;
+  if (options.budget && config.machine.device.memory_bytes > 0) v.budget = {memory_per_rank(config), INT64_MAX, INT64_MAX};
+  return v;
+}
+
+Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool training) {
+  SHARDLAB_TRY(check(config));
+  SHARDLAB_TRY(check_pass_name(options.after));
+  Draft draft = build_step(config, training);
+  bool passed = false;  // the pass that `after` names
+  for (const Strategy& strategy : catalogue()) {
+    if (strategy.applies(config) && (training || !trains_only(strategy.name)) && (!passed || is_structure(strategy.name))) {
+      strategy.pass(draft);
+      draft.plan.strategies.emplace_back(strategy.name);
+    }
+    passed = passed || strategy.name == options.after;
+  }
+  Plan plan = emit(std::move(draft));
+  if (options.verify && options.after.empty()) SHARDLAB_TRY(verify(plan, verify_options(config, options)));
+  return plan;
+}
+
+}  // namespace
+
+Result<Plan> lower(const Case& config, const LowerOptions& options) { return lower_step(config, options, true); }
+
+Result<Plan> lower_validation(const Case& config, const LowerOptions& options) { return lower_step(config, options, false); }
+
+}  // namespace shardlab

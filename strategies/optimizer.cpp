@@ -1,0 +1,205 @@
+// The end of a step: one update of every parameter by its whole gradient, and the metrics.
+//
+// Updates read what the strategies before made of the gradients: a parameter's own, its reduced sum, or a ZeRO-1 slice of a bucket. Moments
+// have the shape and placement of what is updated. A strategy that shards the updated values brings a call that gathers them.
+//
+// Shapes   as the parameters, or slices of buckets
+// Adds     nothing; the loss travels as one scalar over data-parallel ranks
+// Memory   AdamW: two moments; SGD: none
+// Refuses  nothing
+// Paper    Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019)
+#include "strategies/optimizer.h"
+
+#include "plan/text.h"
+#include "strategies/state.h"
+
+namespace shardlab {
+namespace {
+
+constexpr std::string_view kName = "optimizer";
+
+Op update_op(const Case& config, bool decay) {
+  const Train& t = config.train;
+  const float weight_decay = decay ? t.weight_decay : 0;
+  Op op;
+  if (t.optimizer == Optimizer::kAdamW)
+    op.work = AdamW{t.beta1, t.beta2, t.epsilon, weight_decay};
+  else
+    op.work = Sgd{weight_decay};
+  op.label = "update";
+  op.strategy = kName;
+  return op;
+}
+
+void add_moments(Draft& draft, StageDraft& stage, Update& update) {
+  if (draft.config.train.optimizer != Optimizer::kAdamW) return;
+  for (const auto& [id, suffix] : {std::pair{&update.m, ".m"}, {&update.v, ".v"}}) {
+    const Buffer& value = stage.role.buffers[update.value.index()];
+    Buffer moment;
+    moment.name = value.name + suffix;
+    moment.type = value.type;
+    moment.kind = BufferClass::kMoment;
+    moment.persistent = true;
+    moment.parameter = value.parameter;
+    *id = add_buffer(stage, std::move(moment));
+  }
+}
+
+Event update_event(Draft& draft, StageDraft& stage, const Update& update) {
+  std::vector<BufferId> buffers{update.gradient, update.value};
+  if (update.m) buffers.insert(buffers.end(), {update.m, update.v});
+  const Buffer& value = stage.role.buffers[update.value.index()];
+  const Buffer& gradient = stage.role.buffers[update.gradient.index()];
+  const std::string name = "update " + print(value.type, draft.plan.mesh) + (update.decay ? " decay" : "") + (gradient.view ? " view" : "");
+  const SegmentId segment = draft.cached(name, [&] {
+    const std::vector<int> reads = update.m ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
+    const std::vector<int> writes = update.m ? std::vector{1, 2, 3} : std::vector{1};
+    return one_op_segment("update" + std::to_string(draft.segment_cache.size()), stage, buffers, update_op(draft.config, update.decay), reads, writes);
+  });
+  Event event;
+  event.call = bind(segment, std::move(buffers));
+  return event;
+}
+
+/// One update a parameter, for layouts in which no strategy said otherwise.
+void update_every_parameter(Draft& draft, StageDraft& stage) {
+  for (int unit = stage.first_unit; unit < stage.end_unit; ++unit)
+    for (int p = 0; p < static_cast<int>(draft.of_unit(unit).parameters.size()); ++p) {
+      const ParameterState& state = stage.at(unit, p);
+      if (state.merged) continue;
+      const ParameterId id = draft.units[static_cast<size_t>(unit)].parameters[static_cast<size_t>(p)];
+      Update update;
+      update.gradient = state.reduced;
+      update.value = state.value;
+      update.decay = draft.plan.parameters[id.index()].decay;
+      stage.updates.push_back(std::move(update));
+    }
+}
+
+Type scalar(const Draft& draft, DType dtype) {
+  Type t;
+  t.dtype = dtype;
+  t.shape = {1};
+  t.micro = Micro::kSum;
+  if (draft.config.layout.pp > 1) t.place[static_cast<size_t>(draft.plan.mesh.axis("pp"))] = Placement::local();
+  return t;
+}
+
+BufferId metric(StageDraft& stage, std::string name, Type type, bool persistent) {
+  Buffer b;
+  b.name = std::move(name);
+  b.type = std::move(type);
+  b.kind = BufferClass::kMetric;
+  b.persistent = persistent;
+  const BufferId id = add_buffer(stage, std::move(b));
+  if (!persistent) stage.whole_step.push_back(id);
+  return id;
+}
+
+/// Appends a call of a segment of its own over `buffers`.
+void append(Draft& draft, StageDraft& stage, std::string name, const std::vector<BufferId>& buffers, Work work, std::vector<int> reads,
+            std::vector<int> writes) {
+  Op op;
+  op.work = std::move(work);
+  op.label = name;
+  op.strategy = "metrics";
+  Event event;
+  const std::string key = name + "." + std::to_string(stage.role.stage);
+  event.call = bind(draft.cached(key, [&] { return one_op_segment(name, stage, buffers, std::move(op), reads, writes); }), buffers);
+  stage.events.push_back(std::move(event));
+}
+
+/// Sums a partial scalar over one axis; the result is a view of it.
+BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis_name) {
+  const int axis = draft.plan.mesh.axis(axis_name);
+  Buffer sum = stage.role.buffers[part.index()];
+  sum.name += "." + std::string(axis_name);
+  sum.type = placed(sum.type, axis, Placement::replicate());
+  if (!sum.view) sum.view = View{part.value, 0, {}};
+  const std::string name = sum.name;
+  const BufferId whole = add_buffer(stage, std::move(sum));
+  append(draft, stage, name, {part, whole},
+         Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("metrics." + std::string(axis_name), AxisSet::of(axis)), draft.algorithm()}, {0},
+         {1});
+  return whole;
+}
+
+void loss_metric(Draft& draft, StageDraft& stage) {
+  const Case& c = draft.config;
+  const int64_t targets = c.sequences_per_step() * c.train.seq_len;
+  const Type whole = scalar(draft, DType::f32);
+  Type part_type = whole;
+  if (c.layout.dp > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis("dp"))] = Placement::partial();
+  std::vector<BufferId> buffers = stage.losses;
+  std::vector<int> reads(buffers.size());
+  for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
+  buffers.push_back(metric(stage, "loss.sum", part_type, false));
+  append(draft, stage, "loss.sum", buffers, SumScalars{}, reads, {static_cast<int>(reads.size())});
+  BufferId sum = buffers.back();
+  if (c.layout.dp > 1) sum = all_reduce_scalar(draft, stage, sum, "dp");
+  const BufferId mean = metric(stage, "loss", whole, true);
+  append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
+}
+
+/// The squared norm of every gradient element once: slices are summed over the axes that cut them, copies are counted once.
+void gradient_norm(Draft& draft, StageDraft& stage) {
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), dp = static_cast<size_t>(draft.plan.mesh.axis("dp")),
+               pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
+  const bool zero = draft.config.layout.zero > 0;
+  std::vector<BufferId> sliced, whole;
+  for (const Update& u : stage.updates)
+    (stage.role.buffers[u.gradient.index()].type.place[tp].kind == Place::kReplicate ? whole : sliced).push_back(u.gradient);
+  Type type = scalar(draft, DType::f64);
+  if (zero) type.place[dp] = Placement::partial();
+  if (draft.config.layout.pp > 1) type.place[pp] = Placement::partial();
+  std::vector<BufferId> parts;
+  for (const auto& [name, list, cut] : {std::tuple{"grad_norm2.sliced", &sliced, true}, {"grad_norm2.whole", &whole, false}}) {
+    if (list->empty()) continue;
+    Type t = type;
+    if (cut) t.place[tp] = Placement::partial();
+    std::vector<BufferId> buffers = *list;
+    std::vector<int> reads(buffers.size());
+    for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
+    buffers.push_back(metric(stage, name, t, false));
+    append(draft, stage, name, buffers, SquaredNorm{}, reads, {static_cast<int>(reads.size())});
+    parts.push_back(cut ? all_reduce_scalar(draft, stage, buffers.back(), "tp") : buffers.back());
+  }
+  BufferId total = parts.front();
+  if (parts.size() > 1) {
+    const BufferId sum = metric(stage, "grad_norm2.sum", type, false);
+    append(draft, stage, "grad_norm2.sum", {parts[0], parts[1], sum}, Add{}, {0, 1}, {2});
+    total = sum;
+  }
+  if (zero) total = all_reduce_scalar(draft, stage, total, "dp");
+  if (draft.config.layout.pp > 1) total = all_reduce_scalar(draft, stage, total, "pp");
+  const BufferId result = metric(stage, "grad_norm2", stage.role.buffers[total.index()].type, true);
+  append(draft, stage, "grad_norm2", {total, result}, Copy{}, {0}, {1});
+}
+
+}  // namespace
+
+void optimizer(Draft& draft) {
+  if (!draft.training) return;
+  for (StageDraft& stage : draft.stages) {
+    if (stage.updates.empty()) update_every_parameter(draft, stage);
+    for (Update& update : stage.updates) {
+      add_moments(draft, stage, update);
+      stage.events.push_back(update_event(draft, stage, update));
+      if (!update.after) continue;
+      Event gather;
+      gather.call = *update.after;
+      stage.events.push_back(std::move(gather));
+    }
+  }
+}
+
+void metrics(Draft& draft) {
+  StageDraft& last = draft.stages.back();
+  Type by_sequence = draft.of(UnitKind::kHead).forward.slot(draft.of(UnitKind::kHead).forward.find("loss")).type;
+  for (int j = 0; j < draft.micro_batches(); ++j) last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
+  loss_metric(draft, last);
+  if (draft.training && draft.config.train.grad_norm)
+    for (StageDraft& stage : draft.stages) gradient_norm(draft, stage);
+}
+
+}  // namespace shardlab

@@ -1,0 +1,7 @@
+#pragma once
+namespace shardlab {
+struct Draft;
+/// See tied_embeddings.cpp. Each does nothing when the other's place is the right one.
+void tie_before_reduction(Draft& draft);
+void tie_after_reduction(Draft& draft);
+}  // namespace shardlab

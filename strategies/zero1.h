@@ -1,0 +1,6 @@
+#pragma once
+namespace shardlab {
+struct Draft;
+/// See zero1.cpp.
+void zero1(Draft& draft);
+}  // namespace shardlab

@@ -1,0 +1,103 @@
+// The resolved case as text: what `case.yaml` holds, and what the case id is a hash of.
+#include <fmt/format.h>
+
+#include "plan/base/hash.h"
+#include "sweeps/keys.h"
+#include "sweeps/sweep.h"
+#include "sweeps/values.h"
+#include "sweeps/yaml.h"
+
+namespace shardlab {
+
+namespace {
+
+std::string_view name_of(Provenance p) {
+  switch (p) {
+    case Provenance::kDatasheet: return "datasheet";
+    case Provenance::kMeasured: return "measured";
+    case Provenance::kFitted: return "fitted";
+    case Provenance::kTransferred: return "transferred";
+  }
+  return "?";
+}
+
+std::string constant(const Device& device, const std::string& name, const std::string& value) {
+  const auto it = device.provenance.find(name);
+  return it == device.provenance.end() ? value : fmt::format("{{value: {}, provenance: {}}}", value, name_of(it->second));
+}
+
+/// A machine that is described, in full. A local one by what the user can set: its calibration changes from day to day and is
+/// no part of what is asked.
+std::string machine_yaml(const Machine& m) {
+  const Device& d = m.device;
+  if (m.local)
+    return fmt::format(
+        "machine:\n  local: true\n  id: {}\n  nodes: {}\n  devices_per_node: {}\n  cores: {}\n  device:\n    memory: {}\n",
+        yaml_scalar(m.id), m.nodes, m.devices_per_node, m.cores, d.memory_bytes);
+  std::string text =
+      fmt::format("machine:\n  inline:\n    id: {}\n    devices_per_node: {}\n    nodes: {}\n    inter_bandwidth: {}\n",
+                  yaml_scalar(m.id), m.devices_per_node, m.nodes, constant(d, "inter_bandwidth", to_text(m.inter_bytes_per_s)));
+  if (m.cores != 0) text += fmt::format("    cores: {}\n", m.cores);
+  text += fmt::format(
+      "    device:\n      id: {}\n      memory: {}\n      memory_bandwidth: {}\n      link_bandwidth: {}\n      power_w: {}\n",
+      yaml_scalar(d.id), constant(d, "memory", fmt::format("{}", d.memory_bytes)),
+      constant(d, "memory_bandwidth", to_text(d.memory_bytes_per_s)), constant(d, "link_bandwidth", to_text(d.link_bytes_per_s)),
+      constant(d, "power_w", to_text(d.power_w)));
+  text += d.peak_flops.empty() ? "      peak_flops: {}\n" : "      peak_flops:\n";
+  for (const auto& [precision, flops] : d.peak_flops)
+    text += fmt::format("        {}: {}\n", yaml_scalar(precision), constant(d, "peak_flops." + precision, to_text(flops)));
+  return text;
+}
+
+/// Writes keys in the order of the table, opening a section where the path enters one.
+class KeyWriter {
+ public:
+  void write(const CaseKey& key, const std::string& value) {
+    std::string_view path = key.path;
+    size_t depth = 0;
+    for (size_t dot; (dot = path.find('.')) != std::string_view::npos; ++depth, path.remove_prefix(dot + 1)) {
+      const std::string section(path.substr(0, dot));
+      if (depth < open_.size() && open_[depth] == section) continue;
+      open_.resize(depth);
+      open_.push_back(section);
+      text_ += fmt::format("{:{}}{}:\n", "", 2 * depth, section);
+    }
+    open_.resize(depth);
+    text_ += fmt::format("{:{}}{}: {}\n", "", 2 * depth, path, value);
+  }
+  void append(const std::string& text) {
+    text_ += text;
+    open_.clear();
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::vector<std::string> open_;
+  std::string text_ = "version: 1\n";
+};
+
+bool is_unset(const CaseKey& key, const std::string& value) { return key.form == Form::kPath && value.empty(); }
+
+std::string yaml_of(const Case& config, bool with_name) {
+  KeyWriter out;
+  bool machine_written = false;
+  for (const CaseKey& key : case_keys()) {
+    if (key.path.starts_with("machine.")) {
+      if (!machine_written) out.append(machine_yaml(config.machine));
+      machine_written = true;
+      continue;
+    }
+    if (key.get == nullptr || (key.path == "name" && !with_name)) continue;
+    const std::string value = key.get(config);
+    if (!is_unset(key, value)) out.write(key, yaml_scalar(value));
+  }
+  return out.take();
+}
+
+}  // namespace
+
+std::string to_yaml(const Case& config) { return yaml_of(config, true); }
+
+std::string case_id(const Case& config) { return fmt::format("{:016x}", hash_text(yaml_of(config, false))); }
+
+}  // namespace shardlab

@@ -1,0 +1,61 @@
+// What a loaded sweep file holds; between load.cpp, which fills it, and expand.cpp, which turns it into points.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sweeps/expression.h"
+#include "sweeps/settings.h"
+#include "sweeps/sweep.h"
+
+namespace shardlab {
+
+/// One axis of the product: a key of `axes`, or a block of `zip`, whose keys change together.
+struct SweepAxis {
+  std::vector<std::string> paths;
+  std::vector<std::vector<Setting>> rows;  ///< a row has one value for each path
+  bool zipped = false;
+};
+
+struct SweepWhen {
+  Expression condition;
+  Mark mark;  ///< of the first character of the condition
+  Settings set;
+};
+
+struct SweepConstraint {
+  Expression expression;
+  Mark mark;
+  std::string why;
+};
+
+/// A point is excluded when every key has one of the values.
+struct SweepExclusion {
+  std::vector<std::pair<std::string, std::vector<Setting>>> keys;
+};
+
+struct SweepInclusion {
+  std::string name;  ///< empty: named by its settings
+  Settings settings;
+};
+
+struct Sweep::Content {
+  std::string file;
+  std::string name;
+  std::string description;
+  Mode mode = Mode::kSimulate;
+  Sources sources;
+  Settings base;
+  std::vector<SweepAxis> axes;
+  std::vector<SweepWhen> whens;
+  std::vector<SweepConstraint> constraints;
+  std::vector<SweepExclusion> exclusions;
+  std::vector<SweepInclusion> inclusions;
+  Settings overrides;
+};
+
+/// Short form of a key in names of points: "tp" for layout.tp, "model" for model.preset.
+std::string short_name(std::string_view path);
+
+}  // namespace shardlab

@@ -1,0 +1,76 @@
+// Runs the points of a sweep in order: one outcome a point, saved as soon as it is there.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "plan/interfaces.h"
+#include "plan/outcome.h"
+#include "sweeps/sweep.h"
+
+namespace shardlab {
+
+/// Simulates and measures one case. Implemented where simulator and runtime meet (cli).
+class CaseRunner {
+ public:
+  virtual ~CaseRunner() = default;
+  /// Called for points that are not refused. Must be safe to call from several threads when `mode` is simulate and
+  /// DriveOptions::jobs is above 1. A WorldError thrown here costs this case only.
+  virtual CaseOutcome run(const Case& config, Mode mode) = 0;
+};
+
+/// Where outcomes are kept. Called from one thread only.
+class ResultSink {
+ public:
+  virtual ~ResultSink() = default;
+  /// The outcome stored for this case by this version of the program, if there is one: at least `status`, `reason` and
+  /// `predicted` as they were appended.
+  virtual std::optional<CaseOutcome> recorded(std::string_view case_id, std::string_view program_version) const = 0;
+  /// Saves one outcome for good. A WorldError (disk full) ends the sweep.
+  virtual void append(const CaseOutcome& outcome) = 0;
+};
+
+/// Counts so far. `done` is the sum of the statuses and of `skipped`.
+struct Progress {
+  int64_t total = 0;
+  int64_t done = 0;
+  int64_t skipped = 0;  ///< by --resume
+  int64_t ok = 0, refused = 0, oom = 0, timeout = 0, failed = 0;
+  double elapsed_s = 0;
+  std::optional<double> remaining_s;  ///< cases to run times the mean of those that ran; nothing until one has
+};
+
+/// Told what happens, for a person to read. Called from one thread only.
+class ProgressSink {
+ public:
+  virtual ~ProgressSink() = default;
+  /// With several jobs, a case may be announced after it began, in the order of the sweep.
+  virtual void started(const Point& point, const Progress& progress) = 0;
+  virtual void finished(const CaseOutcome& outcome, const Progress& progress) = 0;
+};
+
+struct DriveOptions {
+  Mode mode = Mode::kBoth;
+  bool resume = false;  ///< skip what is stored as ok, refused or oom by `program_version`
+  std::string program_version;
+  int jobs = 1;                                    ///< cases at once; simulate only, since measured cases would disturb one another
+  const std::atomic<bool>* interrupted = nullptr;  ///< checked between cases
+};
+
+struct DriveSummary {
+  Progress progress;
+  bool interrupted = false;
+  /// 0 when every runnable case is ok, 4 when one failed, timed out or ran out of memory in measurement, 3 when none could run,
+  /// 130 when interrupted.
+  ExitCode exit = ExitCode::kDone;
+};
+
+/// Runs all points in the order given and appends their outcomes in that order. A refusal is that of the sink (environment), or of
+/// options that contradict one another.
+Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, ResultSink& sink, ProgressSink& progress,
+                           const Clock& clock, const DriveOptions& options);
+
+}  // namespace shardlab

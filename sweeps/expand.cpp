@@ -1,0 +1,221 @@
+// Turns a loaded sweep into points. Order: axes and zip, when, exclude, include, derived values, constraints, duplicates.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "plan/base/hash.h"
+#include "sweeps/document.h"
+#include "sweeps/resolve.h"
+
+namespace shardlab {
+
+namespace {
+
+constexpr int64_t kMaxPoints = 1'000'000;
+
+/// A point before it is resolved.
+struct Candidate {
+  std::string name;
+  Settings settings;
+};
+
+class Expander {
+ public:
+  explicit Expander(const Sweep::Content& content) : content_(content), problems_(content.file) {}
+
+  Result<Expansion> run() {
+    if (!count_combinations()) return problems_.take();
+    std::vector<size_t> row(content_.axes.size(), 0);
+    for (int64_t i = 0; i < expansion_.combinations && problems_.empty(); ++i) {
+      add_combination(row);
+      advance(row);
+    }
+    for (const SweepInclusion& inclusion : content_.inclusions) add_inclusion(inclusion);
+    if (!problems_.empty()) return problems_.take();
+    return std::move(expansion_);
+  }
+
+ private:
+  /// With `include` and no axes the file lists its points: then the bare base is none of them.
+  bool count_combinations() {
+    const bool listed = content_.axes.empty() && !content_.inclusions.empty();
+    expansion_.combinations = listed ? 0 : 1;
+    for (const SweepAxis& axis : content_.axes) {
+      expansion_.combinations *= static_cast<int64_t>(axis.rows.size());
+      if (expansion_.combinations > kMaxPoints) {
+        problems_.add({}, fmt::format("the axes make more than {} points", kMaxPoints), "shorten an axis, or split the sweep");
+        return false;
+      }
+    }
+    return true;
+  }
+
+  /// The next combination: the last axis varies fastest.
+  void advance(std::vector<size_t>& row) const {
+    for (size_t a = row.size(); a-- > 0;) {
+      if (++row[a] < content_.axes[a].rows.size()) return;
+      row[a] = 0;
+    }
+  }
+
+  void add_combination(const std::vector<size_t>& row) {
+    Candidate candidate{"", content_.base};
+    for (size_t a = 0; a < row.size(); ++a)
+      for (size_t k = 0; k < content_.axes[a].paths.size(); ++k) {
+        const std::string& path = content_.axes[a].paths[k];
+        const Setting& setting = content_.axes[a].rows[row[a]][k];
+        merge(candidate.settings, {{path, setting}});
+        if (!candidate.name.empty()) candidate.name += ' ';
+        candidate.name += fmt::format("{}={}", short_name(path), setting.text);
+      }
+    if (candidate.name.empty()) candidate.name = content_.name;
+    for (const SweepWhen& when : content_.whens)
+      if (holds(when.condition, when.mark, draft_of(candidate.settings, content_.sources), &candidate.settings))
+        merge(candidate.settings, when.set);
+    if (is_excluded(candidate.settings))
+      ++expansion_.excluded;
+    else
+      add_point(std::move(candidate));
+  }
+
+  void add_inclusion(const SweepInclusion& inclusion) {
+    Candidate candidate{inclusion.name, content_.base};
+    merge(candidate.settings, inclusion.settings);
+    if (candidate.name.empty())
+      for (const auto& [path, setting] : inclusion.settings)
+        candidate.name += fmt::format("{}{}={}", candidate.name.empty() ? "" : " ", short_name(path), setting.text);
+    ++expansion_.included;
+    add_point(std::move(candidate));
+  }
+
+  bool holds(const Expression& expression, Mark mark, const Draft& draft, const Settings* given) {
+    const auto value = expression.holds([&](std::string_view key) { return draft.lookup(key, given); });
+    if (const bool* truth = std::get_if<bool>(&value)) return *truth;
+    const auto& error = std::get<ExpressionError>(value);
+    if (problems_.empty())  // the same fault would be found for every point
+      problems_.add({mark.line, mark.column + error.column - 1}, error.message,
+                    fmt::format("in the expression `{}`", expression.text()));
+    return false;
+  }
+
+  bool is_excluded(const Settings& settings) {
+    if (content_.exclusions.empty()) return false;
+    const Draft draft = draft_of(settings, content_.sources);
+    const auto equals = [&](const std::string& path, const Setting& wanted) {
+      if (!source_group(path).empty()) {
+        const auto it = settings.find(path);
+        return it != settings.end() && it->second.text == wanted.text;
+      }
+      const CaseKey* key = find_key(path);
+      if (key->get == nullptr) {
+        const auto it = settings.find(path);
+        return it != settings.end() && it->second.text == wanted.text;
+      }
+      return draft.lookup(path, &settings) == expression_value(*key, wanted.text);
+    };
+    return std::any_of(content_.exclusions.begin(), content_.exclusions.end(), [&](const SweepExclusion& exclusion) {
+      return std::all_of(exclusion.keys.begin(), exclusion.keys.end(), [&](const auto& key) {
+        return std::any_of(key.second.begin(), key.second.end(), [&](const Setting& wanted) { return equals(key.first, wanted); });
+      });
+    });
+  }
+
+  /// Resolves a candidate; a refused point keeps the first reason in the order: derived values, constraints, what this version and
+  /// the machine can do, what a plan can be made of.
+  void add_point(Candidate candidate) {
+    merge(candidate.settings, content_.overrides);
+    if (const auto name = content_.overrides.find("name"); name != content_.overrides.end()) candidate.name = name->second.text;
+    Draft draft = draft_of(candidate.settings, content_.sources);
+    draft.config.name = candidate.name;
+    Point point;
+    point.name = candidate.name;
+    if (auto derived = derive(draft.config, candidate.settings); !derived.ok()) point.refusal = derived.error();
+    if (!point.refusal) point.refusal = broken_constraint(draft);
+    if (!point.refusal)
+      if (auto possible = check_point(draft, content_.mode); !possible.ok()) point.refusal = possible.error();
+    if (!point.refusal)
+      if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
+    point.id = id_of(draft);
+    if (!seen_.insert(point.id).second) {
+      ++expansion_.duplicates;
+      return;
+    }
+    point.config = std::move(draft.config);
+    point.unheld = std::move(draft.unheld);
+    expansion_.points.push_back(std::move(point));
+  }
+
+  std::optional<Error> broken_constraint(const Draft& draft) {
+    for (const SweepConstraint& constraint : content_.constraints)
+      if (!holds(constraint.expression, constraint.mark, draft, nullptr))
+        return Error{ExitCode::kUsage,
+                     constraint.why.empty() ? fmt::format("constraint `{}`", constraint.expression.text()) : constraint.why,
+                     fmt::format("the constraint `{}` does not hold", constraint.expression.text()),
+                     {}};
+    return std::nullopt;
+  }
+
+  static std::string id_of(const Draft& draft) {
+    const std::string id = case_id(draft.config);
+    if (draft.unheld.empty()) return id;
+    std::string text = id;
+    for (const auto& [path, value] : draft.unheld) text += fmt::format("\n{}={}", path, value);
+    return fmt::format("{:016x}", hash_text(text));
+  }
+
+  const Sweep::Content& content_;
+  Problems problems_;
+  Expansion expansion_;
+  std::unordered_set<std::string> seen_;
+};
+
+}  // namespace
+
+std::string_view name_of(Mode mode) {
+  switch (mode) {
+    case Mode::kSimulate: return "simulate";
+    case Mode::kMeasure: return "measure";
+    case Mode::kBoth: return "both";
+  }
+  return "?";
+}
+
+std::optional<Mode> mode_named(std::string_view name) {
+  for (const Mode mode : {Mode::kSimulate, Mode::kMeasure, Mode::kBoth})
+    if (name_of(mode) == name) return mode;
+  return std::nullopt;
+}
+
+std::string short_name(std::string_view path) {
+  if (const std::string_view group = source_group(path); !group.empty()) return std::string(group);
+  const CaseKey* key = find_key(path);
+  if (!key || key->aliases.empty()) return std::string(path);
+  return std::string(key->aliases.substr(0, key->aliases.find(' ')));
+}
+
+int64_t Expansion::refused() const {
+  return std::count_if(points.begin(), points.end(), [](const Point& p) { return p.refusal.has_value(); });
+}
+
+std::vector<ReasonCount> refusals(const Expansion& expansion) {
+  std::vector<ReasonCount> counts;
+  for (const Point& point : expansion.points) {
+    if (!point.refusal) continue;
+    const auto same = [&](const ReasonCount& c) { return c.reason == point.refusal->message; };
+    auto it = std::find_if(counts.begin(), counts.end(), same);
+    if (it == counts.end()) it = counts.insert(counts.end(), {point.refusal->message, 0, point.name});
+    ++it->points;
+  }
+  std::stable_sort(counts.begin(), counts.end(), [](const ReasonCount& a, const ReasonCount& b) { return a.points > b.points; });
+  return counts;
+}
+
+const std::string& Sweep::name() const { return content_->name; }
+const std::string& Sweep::description() const { return content_->description; }
+const std::string& Sweep::file() const { return content_->file; }
+Mode Sweep::mode() const { return content_->mode; }
+
+Result<Expansion> expand(const Sweep& sweep) { return Expander(sweep.content()).run(); }
+
+}  // namespace shardlab

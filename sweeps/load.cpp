@@ -1,0 +1,464 @@
+// Reads sweep and case files into `Sweep::Content`. Nothing is expanded here, and every problem of the file is found.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "sweeps/document.h"
+#include "sweeps/values.h"
+
+namespace shardlab {
+
+namespace {
+
+/// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
+const std::vector<std::string>& top_keys() {
+  static const std::vector<std::string> keys = {"version",
+                                                "name",
+                                                "description",
+                                                "mode",
+                                                "model",
+                                                "machine",
+                                                "profile",
+                                                "data",
+                                                "layout",
+                                                "train",
+                                                "execution",
+                                                "measure",
+                                                "axes",
+                                                "zip",
+                                                "when",
+                                                "constraints",
+                                                "exclude",
+                                                "include",
+                                                "and the short forms of case keys (tp, seq_len, ...)"};
+  return keys;
+}
+
+const std::vector<std::string> kSweepOnly = {"description", "mode", "axes", "zip", "when", "constraints", "exclude", "include"};
+
+constexpr int64_t kMaxAxisLength = 1'000'000;
+
+/// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included.
+std::optional<std::vector<std::string>> generated(const YamlNode& map, Problems& problems) {
+  const auto refuse = [&](Mark mark, std::string message) {
+    problems.add(mark, std::move(message), "write a list, {pow2: [1, 8]} or {range: [1, 9, 2]}");
+    return std::nullopt;
+  };
+  if (map.entries.size() != 1 || (map.entries[0].key != "pow2" && map.entries[0].key != "range"))
+    return refuse(map.mark, fmt::format("`{}` does not make an axis", to_flow(map)));
+  const YamlEntry& entry = map.entries[0];
+  const bool pow2 = entry.key == "pow2";
+  std::vector<int64_t> bounds;
+  for (const YamlNode& item : entry.value.items) {
+    const auto n = item.is_scalar() ? parse_count(item.text) : std::nullopt;
+    if (!n) return refuse(item.mark, fmt::format("`{}` is no whole number", to_flow(item)));
+    bounds.push_back(*n);
+  }
+  if (bounds.size() != 2 && !(bounds.size() == 3 && !pow2))
+    return refuse(entry.value.mark, fmt::format("{} takes [first, last]{}", entry.key, pow2 ? "" : " or [first, last, step]"));
+  const int64_t first = bounds[0], last = bounds[1], step = bounds.size() == 3 ? bounds[2] : 1;
+  if (first > last || step < 1)
+    return refuse(entry.value.mark, fmt::format("{} from {} to {} by {} is empty", entry.key, first, last, step));
+  if (pow2 && (first < 1 || (first & (first - 1)) != 0))
+    return refuse(entry.value.mark, fmt::format("pow2 begins at {}, no power of two", first));
+  if (!pow2 && (last / step - first / step) > kMaxAxisLength) return refuse(entry.value.mark, "more than a million values");
+  std::vector<std::string> values;
+  for (int64_t v = first; v <= last; v = pow2 ? v * 2 : v + step) {
+    values.push_back(fmt::format("{}", v));
+    if (v > last - (pow2 ? v : step)) break;  // the next one would pass the end, or overflow
+  }
+  return values;
+}
+
+/// A map as the command line writes it, "optimizer=cpu,activations=cpu"; other texts stay what they are.
+YamlNode from_pairs(YamlNode value) {
+  const std::string text = value.text;
+  if (text.find('=') == std::string::npos) return value;
+  value = {YamlNode::Kind::kMap, "", value.mark, {}, {}};
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string pair = text.substr(begin, end - begin);
+    const size_t equals = std::min(pair.find('='), pair.size());
+    const std::string right = equals < pair.size() ? pair.substr(equals + 1) : "";
+    value.entries.push_back({pair.substr(0, equals), value.mark, {YamlNode::Kind::kScalar, right, value.mark, {}, {}}});
+    begin = end + 1;
+  }
+  return value;
+}
+
+/// Fills one `Content` from one document.
+class Loader {
+ public:
+  Loader(Sweep::Content& content, Problems& problems, std::string_view text, const LoadOptions& options, const std::string& folder)
+      : content_(content),
+        problems_(problems),
+        text_(text),
+        options_(options),
+        vocabulary_(expression_vocabulary()),
+        reader_(problems, content.sources, folder, options.local_machine) {}
+
+  void load_sweep(const YamlNode& root) {
+    read_version(root);
+    std::vector<std::string> skip = kSweepOnly;
+    skip.emplace_back("version");
+    reader_.read(root, content_.base, skip, top_keys());
+    if (const YamlNode* d = root.find("description")) content_.description = d->text;
+    read_mode(root.find("mode"));
+    if (const YamlNode* axes = root.find("axes")) read_axes(*axes);
+    each(root.find("zip"), "zip", [&](const YamlNode& n) { read_zip(n); });
+    each(root.find("when"), "when", [&](const YamlNode& n) { read_when(n); });
+    each(root.find("constraints"), "constraints", [&](const YamlNode& n) { read_constraint(n); });
+    each(root.find("exclude"), "exclude", [&](const YamlNode& n) { read_exclusion(n); });
+    each(root.find("include"), "include", [&](const YamlNode& n) { read_inclusion(n); });
+    finish(root.mark);
+  }
+
+  void load_case(const YamlNode& root) {
+    read_version(root);
+    for (const std::string& key : kSweepOnly)
+      if (const YamlNode* value = root.find(key))
+        problems_.add(value->mark, fmt::format("`{}` belongs to a sweep file; a case file has single values", key),
+                      "remove it, or use `shardlab run`");
+    std::vector<std::string> skip = kSweepOnly;
+    skip.emplace_back("version");
+    std::vector<std::string> listed = top_keys();
+    std::erase_if(listed,
+                  [](const std::string& k) { return std::find(kSweepOnly.begin(), kSweepOnly.end(), k) != kSweepOnly.end(); });
+    reader_.read(root, content_.base, skip, listed);
+    content_.mode = options_.mode.value_or(Mode::kSimulate);
+    finish(root.mark);
+  }
+
+ private:
+  void read_version(const YamlNode& root) {
+    const YamlNode* version = root.find("version");
+    if (version && version->text != "1")
+      problems_.add(version->mark, fmt::format("version {} is not known", to_flow(*version)), "this program reads version 1");
+  }
+
+  void read_mode(const YamlNode* mode) {
+    if (mode) {
+      if (const auto named = mode_named(mode->text))
+        content_.mode = *named;
+      else
+        problems_.add(mode->mark, fmt::format("`mode` is `{}`", to_flow(*mode)), "one of: simulate measure both");
+    }
+    if (options_.mode) content_.mode = *options_.mode;
+  }
+
+  /// Calls `read` for every item of a list; anything but a list is a problem.
+  template <class Read>
+  void each(const YamlNode* list, std::string_view key, const Read& read) {
+    if (!list || list->is_null()) return;
+    if (!list->is_sequence())
+      return problems_.add(list->mark, fmt::format("`{}` is {}", key, name_of(list->kind)),
+                           "a list is expected: start each entry with `-`");
+    for (const YamlNode& item : list->items) {
+      if (item.is_map())
+        read(item);
+      else
+        problems_.add(item.mark, fmt::format("an entry of `{}` is {}", key, name_of(item.kind)), "a map is expected");
+    }
+  }
+
+  void unknown_in(const YamlNode& map, std::string_view section, const std::vector<std::string>& allowed) {
+    for (const YamlEntry& e : map.entries)
+      if (std::find(allowed.begin(), allowed.end(), e.key) == allowed.end())
+        add_unknown_key(problems_, e.mark, e.key, section, allowed);
+  }
+
+  // ---- axes and zip --------------------------------------------------------------------------------------------------------
+
+  void read_axes(const YamlNode& axes) {
+    if (axes.is_null()) return;
+    if (!axes.is_map())
+      return problems_.add(axes.mark, fmt::format("`axes` is {}", name_of(axes.kind)), "a map from key to list is expected");
+    for (const YamlEntry& entry : axes.entries) {
+      const auto values = axis_values(entry);
+      const std::string path = reader_.path_of(entry.key, values.empty() ? "" : values.front().text, entry.mark);
+      if (path.empty()) continue;
+      SweepAxis axis{{path}, {}, false};
+      for (const YamlNode& value : values)
+        if (auto setting = value_in_axis(path, entry.key, value)) axis.rows.push_back({*setting});
+      if (values.empty() && !entry.value.is_map())
+        problems_.add(entry.value.mark, fmt::format("axis `{}` has no values", entry.key), "give at least one");
+      add_axis(std::move(axis), entry.mark);
+    }
+  }
+
+  void read_zip(const YamlNode& block) {
+    SweepAxis axis;
+    axis.zipped = true;
+    size_t rows = 0;
+    for (const YamlEntry& entry : block.entries) {
+      const auto values = axis_values(entry);
+      const std::string path = reader_.path_of(entry.key, values.empty() ? "" : values.front().text, entry.mark);
+      if (path.empty()) continue;
+      if (axis.paths.empty()) rows = values.size();
+      if (values.size() != rows)
+        problems_.add(entry.value.mark,
+                      fmt::format("`{}` has {} values where the zip block has {}", entry.key, values.size(), rows),
+                      "the lists of one block have equal length");
+      if (std::find(axis.paths.begin(), axis.paths.end(), path) != axis.paths.end())
+        problems_.add(entry.mark, fmt::format("`{}` is twice in this zip block", entry.key), "keep one of the two");
+      axis.paths.push_back(path);
+      axis.rows.resize(std::max(axis.rows.size(), values.size()));
+      for (size_t i = 0; i < values.size(); ++i)
+        if (auto setting = value_in_axis(path, entry.key, values[i])) axis.rows[i].push_back(*setting);
+    }
+    if (!axis.paths.empty()) add_axis(std::move(axis), block.mark);
+  }
+
+  /// The values of one axis as nodes: a list's items, a single value, or those a generator makes.
+  std::vector<YamlNode> axis_values(const YamlEntry& entry) {
+    if (entry.value.is_sequence()) return entry.value.items;
+    if (!entry.value.is_map()) return {entry.value};
+    std::vector<YamlNode> nodes;
+    if (const auto texts = generated(entry.value, problems_))
+      for (const std::string& text : *texts) nodes.push_back({YamlNode::Kind::kScalar, text, entry.value.mark, {}, {}});
+    return nodes;
+  }
+
+  /// A value of `model` or `machine` may come from another source than the first of its axis; the axis must then name it.
+  std::optional<Setting> value_in_axis(const std::string& path, const std::string& word, const YamlNode& value) {
+    if ((word == "model" || word == "machine") && value.is_scalar() && reader_.path_of(word, value.text, value.mark) != path) {
+      problems_.add(value.mark, fmt::format("`{}` and the first value of this axis are not both presets or both files", value.text),
+                    "use one of the two in an axis, or `include` the point");
+      return std::nullopt;
+    }
+    return reader_.value_of(path, word, value);
+  }
+
+  void add_axis(SweepAxis axis, Mark mark) {
+    for (const std::string& path : axis.paths)
+      for (const SweepAxis& other : content_.axes)
+        if (std::find(other.paths.begin(), other.paths.end(), path) != other.paths.end())
+          problems_.add(mark, fmt::format("`{}` is in two axes", short_name(path)), "keep one of the two");
+    content_.axes.push_back(std::move(axis));
+  }
+
+  // ---- rules ---------------------------------------------------------------------------------------------------------------
+
+  std::optional<Expression> read_expression(const YamlNode& rule, const char* key, Mark& mark) {
+    const YamlNode* node = rule.find(key);
+    if (!node || !node->is_scalar()) {
+      problems_.add(node ? node->mark : rule.mark, fmt::format("`{}` is missing or no expression", key),
+                    fmt::format("write `{}: \"tp <= 8\"`", key));
+      return std::nullopt;
+    }
+    mark = first_character(node->mark);
+    auto parsed = Expression::parse(node->text, vocabulary_);
+    if (const auto* error = std::get_if<ExpressionError>(&parsed)) {
+      problems_.add({mark.line, mark.column + error->column - 1}, error->message,
+                    fmt::format("in the expression `{}`", node->text));
+      return std::nullopt;
+    }
+    return std::get<Expression>(std::move(parsed));
+  }
+
+  /// A quoted scalar's mark is its quote.
+  Mark first_character(Mark mark) const {
+    size_t begin = 0;
+    for (int line = 1; line < mark.line; ++line) begin = std::min(text_.find('\n', begin), text_.size() - 1) + 1;
+    const size_t at = begin + static_cast<size_t>(mark.column - 1);
+    if (mark.line > 0 && at < text_.size() && (text_[at] == '"' || text_[at] == '\'')) ++mark.column;
+    return mark;
+  }
+
+  void read_when(const YamlNode& rule) {
+    unknown_in(rule, "when", {"if", "set"});
+    Mark mark;
+    auto condition = read_expression(rule, "if", mark);
+    Settings set;
+    if (const YamlNode* values = rule.find("set"))
+      reader_.read(*values, set);
+    else
+      problems_.add(rule.mark, "`set` is missing", "write `set: {key: value}`");
+    if (condition) content_.whens.push_back({*std::move(condition), mark, std::move(set)});
+  }
+
+  void read_constraint(const YamlNode& rule) {
+    unknown_in(rule, "constraints", {"expr", "why"});
+    Mark mark;
+    auto expression = read_expression(rule, "expr", mark);
+    const YamlNode* why = rule.find("why");
+    if (expression) content_.constraints.push_back({*std::move(expression), mark, why ? why->text : ""});
+  }
+
+  void read_exclusion(const YamlNode& rule) {
+    SweepExclusion exclusion;
+    for (const YamlEntry& entry : rule.entries) {
+      const std::vector<YamlNode> values = entry.value.is_sequence() ? entry.value.items : std::vector<YamlNode>{entry.value};
+      const std::string path = reader_.path_of(entry.key, values.empty() ? "" : values.front().text, entry.mark);
+      if (path.empty()) continue;
+      exclusion.keys.push_back({path, {}});
+      for (const YamlNode& value : values)
+        if (auto setting = reader_.value_of(path, entry.key, value)) exclusion.keys.back().second.push_back(*setting);
+    }
+    if (rule.entries.empty()) problems_.add(rule.mark, "an empty exclusion would exclude every point", "give at least one key");
+    if (!exclusion.keys.empty()) content_.exclusions.push_back(std::move(exclusion));
+  }
+
+  void read_inclusion(const YamlNode& rule) {
+    SweepInclusion inclusion;
+    reader_.read(rule, inclusion.settings);
+    if (const auto name = inclusion.settings.find("name"); name != inclusion.settings.end()) {
+      inclusion.name = name->second.text;
+      inclusion.settings.erase(name);
+    }
+    content_.inclusions.push_back(std::move(inclusion));
+  }
+
+  // ---- the command line, and what must be there ------------------------------------------------------------------------------
+
+  void finish(Mark root) {
+    read_overrides();
+    if (const auto name = content_.base.find("name"); name != content_.base.end()) content_.name = name->second.text;
+    if (content_.name.empty()) content_.name = std::filesystem::path(content_.file).stem().string();
+    if (!problems_.empty()) return;  // what is missing may be what could not be read
+    if (!any_source("model") && content_.sources.inline_model.empty() && !any_key("model.layers"))
+      problems_.add(root, "no model is given",
+                    "add `model: {preset: NAME}` (`shardlab model list`), {hf: config.json} or {inline: {...}}");
+    if (!any_source("machine"))
+      problems_.add(root, "no machine is given",
+                    "add `machine: {preset: NAME}` (`shardlab machine list`), {file: PATH} or {local: true}");
+    if (content_.mode != Mode::kSimulate) check_data(root);
+  }
+
+  void check_data(Mark root) {
+    if (!any_key("data.text") && !any_key("data.tokens"))
+      problems_.add(root, fmt::format("mode {} trains on real input, and no data is given", name_of(content_.mode)),
+                    "add `data: {text: FILE-OR-FOLDER}` or {tokens: FILE.bin}");
+    each_layer([&](const Settings& layer) {
+      for (const char* path : {"data.text", "data.tokens"})
+        if (const auto it = layer.find(path); it != layer.end() && !std::filesystem::exists(it->second.text))
+          problems_.add(it->second.mark, fmt::format("{} is not there", it->second.text),
+                        "paths in a file are relative to the folder of that file");
+    });
+  }
+
+  void read_overrides() {
+    Problems here("command line");
+    SettingsReader reader(here, content_.sources, std::filesystem::current_path().string(), options_.local_machine);
+    for (const std::string& text : options_.overrides) {
+      const size_t equals = text.find('=');
+      std::string word = text.substr(0, equals);
+      std::replace(word.begin(), word.end(), '-', '_');
+      if (equals == std::string::npos || equals == 0) {
+        here.add({}, fmt::format("`{}` is no key=value", text), "write for example tp=2");
+        continue;
+      }
+      YamlNode value{YamlNode::Kind::kScalar, text.substr(equals + 1), {}, {}, {}};
+      const std::string path = word == "name" ? word : reader.path_of(word, value.text, {});
+      if (path.empty()) continue;
+      if (const CaseKey* key = find_key(path); key && key->form == Form::kAny) value = from_pairs(std::move(value));
+      if (auto setting = reader.value_of(path, word, value)) {
+        put(content_.overrides, path, *setting);
+        drop_axis(path, here);
+      }
+    }
+    for (const Error& e : here.errors()) problems_.add(e);
+  }
+
+  /// A key that the command line fixes is no axis any more.
+  void drop_axis(const std::string& path, Problems& here) {
+    const std::string_view group = source_group(path);
+    const auto same = [&](const std::string& other) { return other == path || (!group.empty() && source_group(other) == group); };
+    for (const SweepAxis& axis : content_.axes)
+      if (axis.zipped && std::any_of(axis.paths.begin(), axis.paths.end(), same))
+        here.add({}, fmt::format("`{}` is part of a zip block of the file", short_name(path)),
+                 "its keys change together: edit the file instead");
+    std::erase_if(content_.axes, [&](const SweepAxis& axis) { return !axis.zipped && same(axis.paths.front()); });
+  }
+
+  template <class Use>
+  void each_layer(const Use& use) const {
+    use(content_.base);
+    use(content_.overrides);
+    for (const SweepWhen& w : content_.whens) use(w.set);
+    for (const SweepInclusion& i : content_.inclusions) use(i.settings);
+  }
+  template <class Matches>
+  bool anywhere(const Matches& matches) const {
+    bool found = false;
+    each_layer([&](const Settings& layer) {
+      found = found || std::any_of(layer.begin(), layer.end(), [&](const auto& entry) { return matches(entry.first); });
+    });
+    for (const SweepAxis& axis : content_.axes) found = found || std::any_of(axis.paths.begin(), axis.paths.end(), matches);
+    return found;
+  }
+  bool any_source(std::string_view group) const {
+    return anywhere([&](const std::string& path) { return source_group(path) == group; });
+  }
+  bool any_key(std::string_view key) const {
+    return anywhere([&](const std::string& path) { return path == key; });
+  }
+
+  Sweep::Content& content_;
+  Problems& problems_;
+  std::string_view text_;
+  const LoadOptions& options_;
+  Vocabulary vocabulary_;
+  SettingsReader reader_;
+};
+
+enum class Document : uint8_t { kSweep, kCase };
+
+Result<Sweep> load(std::string_view text, const std::string& file, const LoadOptions& options, Document kind) {
+  Problems problems(file);
+  const YamlNode root = parse_yaml(text, problems);
+  if (!problems.empty() && root.is_null()) return problems.take();
+  if (!root.is_map() && !root.is_null()) {
+    problems.add(root.mark, fmt::format("the file is {}", name_of(root.kind)), "a map is expected: `model: ...`, `machine: ...`");
+    return problems.take();
+  }
+  auto content = std::make_shared<Sweep::Content>();
+  content->file = file;
+  Loader loader(*content, problems, text, options, std::filesystem::path(file).parent_path().string());
+  if (kind == Document::kSweep)
+    loader.load_sweep(root);
+  else
+    loader.load_case(root);
+  if (!problems.empty()) return problems.take();
+  return Sweep(std::move(content));
+}
+
+/// The one point of a case file.
+Result<Case> single(Result<Sweep> loaded) {
+  if (!loaded.ok()) return loaded.error();
+  auto expansion = expand(*loaded);
+  if (!expansion.ok()) return expansion.error();
+  SHARDLAB_CHECK(expansion->points.size() == 1, "a case file made {} points", expansion->points.size());
+  Point& point = expansion->points.front();
+  if (!point.refusal) return std::move(point.config);
+  Error error = *point.refusal;
+  if (error.where.empty()) error.where = loaded->file();
+  return error;
+}
+
+}  // namespace
+
+Result<Sweep> load_sweep_text(std::string_view text, const std::string& file, const LoadOptions& options) {
+  return load(text, file, options, Document::kSweep);
+}
+
+Result<Sweep> load_sweep(const std::string& path, const LoadOptions& options) {
+  auto text = read_text_file(path);
+  if (!text.ok()) return text.error();
+  return load_sweep_text(*text, path, options);
+}
+
+Result<Case> load_case_text(std::string_view text, const std::string& file, const LoadOptions& options) {
+  return single(load(text, file, options, Document::kCase));
+}
+
+Result<Case> load_case(const std::string& path, const LoadOptions& options) {
+  auto text = read_text_file(path);
+  if (!text.ok()) return text.error();
+  return load_case_text(*text, path, options);
+}
+
+Result<Case> case_from_words(const LoadOptions& options) { return single(load("", "command line", options, Document::kCase)); }
+
+}  // namespace shardlab

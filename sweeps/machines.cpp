@@ -1,0 +1,236 @@
+#include "sweeps/machines.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "sweeps/presets.h"
+#include "sweeps/values.h"
+
+namespace shardlab {
+
+namespace {
+
+/// Reads the keys of one map; every key that no `*_at` asked for is unknown at the end.
+class MapReader {
+ public:
+  MapReader(const YamlNode& node, std::string section, Problems& problems)
+      : node_(node), section_(std::move(section)), problems_(problems) {
+    if (!node.is_map()) {
+      if (!node.is_null())
+        problems.add(node.mark, fmt::format("{} is {}", where(), name_of(node.kind)), "a map of keys is expected");
+      empty_ = true;
+    }
+  }
+
+  const YamlNode* at(const char* key) {
+    if (std::find(known_.begin(), known_.end(), key) == known_.end()) known_.emplace_back(key);
+    return empty_ ? nullptr : node_.find(key);
+  }
+  const YamlNode* required(const char* key) {
+    const YamlNode* value = at(key);
+    if (!value && !empty_)
+      problems_.add(node_.mark, fmt::format("{} has no `{}`", where(), key), fmt::format("add `{}: ...`", key));
+    return value;
+  }
+  void text_at(const char* key, std::string& out) {
+    if (const YamlNode* v = at(key); v && expect(*v, v->is_scalar(), key, "a text")) out = v->text;
+  }
+  void int_at(const char* key, int& out) {
+    const YamlNode* v = at(key);
+    if (!v) return;
+    const int64_t n = v->is_scalar() ? parse_count(v->text).value_or(-1) : -1;
+    if (expect(*v, n >= 0 && n <= std::numeric_limits<int>::max(), key, "a whole number")) out = static_cast<int>(n);
+  }
+  void number_at(const char* key, double& out) {
+    if (const YamlNode* v = at(key)) number(*v, key, out);
+  }
+  void number(const YamlNode& v, std::string_view key, double& out) {
+    const double n = v.is_scalar() ? parse_number(v.text).value_or(-1) : -1;
+    if (!expect(v, n >= 0, key, "a number, not negative")) return;
+    out = n;
+  }
+  bool expect(const YamlNode& v, bool good, std::string_view key, std::string_view what) {
+    if (!good) {
+      const std::string seen = v.is_scalar() ? fmt::format("`{}`", v.text) : std::string(name_of(v.kind));
+      problems_.add(v.mark, fmt::format("`{}` of {} is {}", key, where(), seen), fmt::format("{} is expected", what));
+    }
+    return good;
+  }
+  void finish() {
+    if (empty_) return;
+    for (const YamlEntry& e : node_.entries)
+      if (std::find(known_.begin(), known_.end(), e.key) == known_.end())
+        add_unknown_key(problems_, e.mark, e.key, section_, known_);
+  }
+  Problems& problems() { return problems_; }
+
+ private:
+  std::string where() const { return section_.empty() ? "the machine" : fmt::format("`{}`", section_); }
+
+  const YamlNode& node_;
+  std::string section_;
+  Problems& problems_;
+  std::vector<std::string> known_;
+  bool empty_ = false;
+};
+
+std::optional<Provenance> provenance_named(std::string_view name) {
+  if (name == "datasheet") return Provenance::kDatasheet;
+  if (name == "measured") return Provenance::kMeasured;
+  if (name == "fitted") return Provenance::kFitted;
+  if (name == "transferred") return Provenance::kTransferred;
+  return std::nullopt;
+}
+
+/// A constant: a number, or {value, provenance, source}. `name` is its key in Device::provenance.
+void read_constant(MapReader& in, const YamlNode& node, const std::string& name, Device& device, double& out) {
+  if (!node.is_map()) {
+    in.number(node, name, out);
+    return;
+  }
+  MapReader constant(node, name, in.problems());
+  if (const YamlNode* value = constant.required("value")) constant.number(*value, "value", out);
+  std::string provenance, for_readers;
+  constant.text_at("provenance", provenance);
+  constant.text_at("source", for_readers);
+  constant.text_at("note", for_readers);
+  constant.finish();
+  if (provenance.empty()) return;
+  if (const auto p = provenance_named(provenance))
+    device.provenance[name] = *p;
+  else
+    in.problems().add(node.find("provenance")->mark, fmt::format("provenance `{}` is not known", provenance),
+                      "one of: datasheet measured fitted transferred");
+}
+
+void read_device(const YamlNode& node, bool local, Device& device, Problems& problems) {
+  MapReader in(node, "device", problems);
+  in.text_at("id", device.id);
+  const auto constant = [&](const char* key, double& out, bool needed) {
+    if (const YamlNode* v = needed ? in.required(key) : in.at(key)) read_constant(in, *v, key, device, out);
+  };
+  double memory = 0;
+  constant("memory", memory, true);
+  device.memory_bytes = static_cast<int64_t>(std::min(memory, 9e18));
+  constant("memory_bandwidth", device.memory_bytes_per_s, !local);
+  constant("link_bandwidth", device.link_bytes_per_s, false);
+  constant("power_w", device.power_w, false);
+  const YamlNode* peaks = local ? in.at("peak_flops") : in.required("peak_flops");
+  if (peaks && in.expect(*peaks, peaks->is_map(), "peak_flops", "a map from precision to flop/s"))
+    for (const YamlEntry& e : peaks->entries) read_constant(in, e.value, "peak_flops." + e.key, device, device.peak_flops[e.key]);
+  in.finish();
+}
+
+RatePoint read_point(const YamlNode& node, Problems& problems) {
+  RatePoint point;
+  MapReader in(node, "calibration.points", problems);
+  in.required("kernel");
+  in.text_at("kernel", point.kernel);
+  if (const YamlNode* shape = in.required("shape");
+      shape && in.expect(*shape, shape->is_sequence(), "shape", "a list of whole numbers"))
+    for (const YamlNode& extent : shape->items) {
+      const int64_t n = extent.is_scalar() ? parse_count(extent.text).value_or(-1) : -1;
+      if (in.expect(extent, n >= 0, "shape", "a list of whole numbers")) point.shape.push_back(n);
+    }
+  in.int_at("concurrency", point.concurrency);
+  in.required("seconds");
+  in.number_at("seconds", point.seconds);
+  in.number_at("spread", point.spread);
+  in.int_at("repeats", point.repeats);
+  in.finish();
+  return point;
+}
+
+Calibration read_calibration(const YamlNode& node, Problems& problems) {
+  Calibration calibration;
+  MapReader in(node, "calibration", problems);
+  in.required("id");
+  in.text_at("id", calibration.id);
+  in.text_at("date", calibration.date);
+  in.text_at("command", calibration.command);
+  in.text_at("processor", calibration.processor);
+  in.text_at("kernel_variant", calibration.kernel_variant);
+  in.number_at("op_overhead_s", calibration.op_overhead_s);
+  in.number_at("wake_latency_s", calibration.wake_latency_s);
+  if (const YamlNode* points = in.required("points");
+      points && in.expect(*points, points->is_sequence(), "points", "a list of points"))
+    for (const YamlNode& point : points->items) calibration.points.push_back(read_point(point, problems));
+  in.finish();
+  return calibration;
+}
+
+Result<Machine> refused(const Problems& problems) {
+  Error error = problems.take();
+  return error;
+}
+
+}  // namespace
+
+Machine read_machine(const YamlNode& node, Problems& problems) {
+  Machine machine;
+  MapReader in(node, "", problems);
+  in.required("id");
+  in.text_at("id", machine.id);
+  std::string for_readers;
+  in.text_at("name", for_readers);
+  in.text_at("notes", for_readers);
+  if (const YamlNode* local = in.at("local")) {
+    const auto truth = local->is_scalar() ? parse_bool(local->text) : std::nullopt;
+    if (in.expect(*local, truth.has_value(), "local", "true or false")) machine.local = *truth;
+  }
+  in.int_at("cores", machine.cores);
+  in.int_at("devices_per_node", machine.devices_per_node);
+  in.int_at("nodes", machine.nodes);
+  if (const YamlNode* inter = in.at("inter_bandwidth"))
+    read_constant(in, *inter, "inter_bandwidth", machine.device, machine.inter_bytes_per_s);
+  if (const YamlNode* device = in.required("device")) read_device(*device, machine.local, machine.device, problems);
+  if (machine.device.id.empty()) machine.device.id = machine.id;
+  if (const YamlNode* calibration = in.at("calibration")) machine.calibration = read_calibration(*calibration, problems);
+  in.finish();
+  if (node.is_null()) problems.add(node.mark, "the machine is empty", "give at least id and device");
+  if (machine.devices_per_node < 1 || machine.nodes < 1)
+    problems.add(node.mark,
+                 fmt::format("devices_per_node={} nodes={}: both must be positive", machine.devices_per_node, machine.nodes),
+                 "use 1 or more");
+  if (machine.local && machine.cores < 1) problems.add(node.mark, "a local machine without cores", "add `cores: ...`");
+  return machine;
+}
+
+std::vector<std::string> list_machines() {
+  std::vector<std::string> names;
+  for (const Preset& preset : machine_presets()) names.emplace_back(preset.name);
+  return names;
+}
+
+Result<std::string> machine_text(const std::string& name) {
+  for (const Preset& preset : machine_presets())
+    if (preset.name == name) return std::string(preset.text);
+  const std::string close = nearest(name, list_machines());
+  return Error{ExitCode::kUsage,
+               fmt::format("no machine is named `{}`{}", name, close.empty() ? "" : fmt::format(", did you mean `{}`?", close)),
+               "`shardlab machine list` prints the names; a path to a machine file is also a machine (write ./NAME for a file "
+               "without .yaml)",
+               {}};
+}
+
+Result<Machine> parse_machine(std::string_view yaml, const std::string& file) {
+  Problems problems(file);
+  const YamlNode root = parse_yaml(yaml, problems);
+  if (!problems.empty()) return refused(problems);
+  Machine machine = read_machine(root, problems);
+  if (!problems.empty()) return refused(problems);
+  return machine;
+}
+
+Result<Machine> load_machine(const std::string& name_or_path) {
+  const bool path =
+      name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".yaml") || name_or_path.ends_with(".yml");
+  Result<std::string> text = path ? read_text_file(name_or_path) : machine_text(name_or_path);
+  if (!text.ok()) return text.error();
+  return parse_machine(*text, path ? name_or_path : name_or_path + ".yaml");
+}
+
+}  // namespace shardlab

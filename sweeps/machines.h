@@ -1,0 +1,35 @@
+// Machines by name or from a machine file (datasheet or calibrated).
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/machine.h"
+#include "sweeps/yaml.h"
+
+namespace shardlab {
+
+/// Names of the machines that ship with the program (sweeps/machines/*.yaml, compiled in), sorted.
+std::vector<std::string> list_machines();
+
+/// The text of a shipped machine, with the source of every constant; for `machine show`.
+Result<std::string> machine_text(const std::string& name);
+
+/// A preset by name, or the machine file at a path (anything with a '/' or ending in ".yaml" or ".yml"). Keys:
+///   id local cores devices_per_node nodes inter_bandwidth
+///   device: {memory memory_bandwidth peak_flops: {fp32: ..} link_bandwidth power_w}
+///   calibration: {id date command processor kernel_variant op_overhead_s wake_latency_s
+///                 points: [{kernel shape concurrency seconds spread repeats}]}
+/// A constant is a number or {value, provenance, source, note}; `name` and `notes` are for readers. Bytes, bytes/s, flop/s, watts,
+/// seconds.
+Result<Machine> load_machine(const std::string& name_or_path);
+
+/// The same from text; `file` stands in messages.
+Result<Machine> parse_machine(std::string_view yaml, const std::string& file);
+
+/// The same from a map that was read already; problems are added, and the machine is what could be read.
+Machine read_machine(const YamlNode& node, Problems& problems);
+
+}  // namespace shardlab

@@ -1,0 +1,136 @@
+#include "sweeps/resolve.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "plan/case.h"
+
+namespace shardlab {
+
+namespace {
+
+constexpr int64_t kLongestDefaultSequence = 4096;
+constexpr std::array<std::string_view, 5> kDerived = {"layout.dp", "layout.schedule", "train.seq_len", "train.global_batch_tokens",
+                                                      "train.grad_accumulation"};
+
+Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
+
+void apply(const Settings& settings, Draft& draft) {
+  for (const CaseKey& key : case_keys()) {
+    const auto it = settings.find(key.path);
+    if (it == settings.end() || it->second.text == "auto") continue;
+    if (!key.set(draft.config, it->second.text)) draft.unheld.emplace_back(key.path, it->second.text);
+  }
+}
+
+/// A model written inline: what is not said follows from the rest, as in a config.json.
+void complete_inline(Model& m, const Settings& said, const Settings& over) {
+  const auto given = [&](const char* path) { return said.contains(path) || over.contains(path); };
+  if (!given("model.kv_heads")) m.kv_heads = m.heads;
+  if (!given("model.head_dim") && m.heads > 0) m.head_dim = m.hidden / m.heads;
+  if (!given("model.ffn") && !m.is_llama()) m.ffn = 4 * m.hidden;
+  if (!given("model.tied_embeddings")) m.tied_embeddings = !m.is_llama();
+  if (!given("model.name")) m.name = "inline";
+}
+
+const Setting* source_of(const Settings& settings, std::string_view group) {
+  for (const auto& [path, setting] : settings)
+    if (source_group(path) == group) return &setting;
+  return nullptr;
+}
+
+Result<void> derive_dp(Case& c) {
+  const Layout& l = c.layout;
+  const int64_t others = int64_t{l.tp} * l.pp * l.cp;
+  if (others < 1) return {};  // `check` refuses it with its value
+  if (c.machine.devices() % others != 0 || c.machine.devices() < others)
+    return refusal(fmt::format("{} devices do not divide into groups of tp*pp*cp = {}*{}*{} = {}: dp cannot be derived",
+                               c.machine.devices(), l.tp, l.pp, l.cp, others),
+                   "give dp, or change tp, pp, cp or machine.nodes");
+  c.layout.dp = static_cast<int>(c.machine.devices() / others);
+  return {};
+}
+
+Result<void> derive_batch(Case& c, bool accumulation_given, bool tokens_given) {
+  Train& t = c.train;
+  const double positive = static_cast<double>(t.seq_len) * static_cast<double>(t.micro_batch) * c.layout.dp;
+  if (t.seq_len < 1 || t.micro_batch < 1 || c.layout.dp < 1 || positive > 1e18) return {};  // `check` refuses it with its value
+  const int64_t tokens = t.seq_len * t.micro_batch * c.layout.dp;
+  if (tokens_given && !accumulation_given) {
+    if (t.global_batch_tokens < 1 || t.global_batch_tokens % tokens != 0)
+      return refusal(fmt::format("global_batch_tokens={} is not a positive multiple of seq_len {} * micro_batch {} * dp {} = {}",
+                                 t.global_batch_tokens, t.seq_len, t.micro_batch, c.layout.dp, tokens),
+                     fmt::format("set global_batch_tokens to a multiple of {}, or change micro_batch or dp", tokens));
+    t.grad_accumulation = t.global_batch_tokens / tokens;
+  }
+  if (!tokens_given && t.grad_accumulation > 0 && positive * static_cast<double>(t.grad_accumulation) < 1e18)
+    t.global_batch_tokens = tokens * t.grad_accumulation;
+  return {};
+}
+
+}  // namespace
+
+ExpressionValue Draft::lookup(std::string_view word, const Settings* given) const {
+  const CaseKey* key = find_key(word);
+  SHARDLAB_CHECK(key != nullptr && key->get != nullptr, "an expression asks for {}", word);
+  for (const auto& [path, text] : unheld)
+    if (path == key->path) return expression_value(*key, text);
+  const bool derived = std::find(kDerived.begin(), kDerived.end(), key->path) != kDerived.end();
+  if (derived && given && !given->contains(key->path)) return std::monostate{};
+  return expression_value(*key, key->get(config));
+}
+
+Draft draft_of(const Settings& settings, const Sources& sources) {
+  Draft draft;
+  if (const Setting* model = source_of(settings, "model"))
+    draft.config.model = sources.models.at(model->text);
+  else
+    apply(sources.inline_model, draft);
+  if (const Setting* machine = source_of(settings, "machine")) {
+    const bool written = settings.contains("machine.inline");
+    draft.config.machine = written ? *sources.inline_machine : sources.machines.at(machine->text);
+  }
+  apply(settings, draft);
+  if (!source_of(settings, "model")) complete_inline(draft.config.model, sources.inline_model, settings);
+  return draft;
+}
+
+Result<void> derive(Case& c, const Settings& given) {
+  if (!given.contains("train.seq_len"))
+    c.train.seq_len =
+        c.model.max_positions > 0 ? std::min(c.model.max_positions, kLongestDefaultSequence) : kLongestDefaultSequence;
+  if (!given.contains("layout.schedule")) c.layout.schedule = c.layout.pp > 1 ? Schedule::k1F1B : Schedule::kNone;
+  if (!given.contains("layout.dp")) SHARDLAB_TRY(derive_dp(c));
+  return derive_batch(c, given.contains("train.grad_accumulation"), given.contains("train.global_batch_tokens"));
+}
+
+Result<void> check_point(const Draft& draft, Mode mode) {
+  const Case& c = draft.config;
+  if (!draft.unheld.empty()) {
+    const auto& [path, text] = draft.unheld.front();
+    const CaseKey* key = find_key(path);
+    const std::string word(path.substr(path.find('.') + 1));
+    return refusal(fmt::format("{}={} is not implemented in this version",
+                               path.starts_with("model.") || path.starts_with("machine.") ? path : word, text),
+                   fmt::format("implemented: {}", key->holds));
+  }
+  const double ranks = static_cast<double>(c.layout.dp) * c.layout.tp * c.layout.pp * c.layout.cp;
+  if (!c.machine.local && ranks > c.machine.devices())
+    return refusal(fmt::format("dp*tp*pp*cp = {:.0f} ranks on {} devices ({} nodes of {})", ranks, c.machine.devices(),
+                               c.machine.nodes, c.machine.devices_per_node),
+                   "raise machine.nodes, or lower dp, tp, pp or cp");
+  if (c.train.learning_rate.kind == LearningRate::Kind::kCosine && c.train.learning_rate.total_steps < 1)
+    return refusal("learning_rate.kind=cosine without total_steps", "set train.learning_rate.total_steps");
+  if (mode == Mode::kSimulate) return {};
+  if (!c.machine.local)
+    return refusal(fmt::format("mode {} measures this machine, not {}", name_of(mode), c.machine.id),
+                   "use machine: {local: true}, or mode: simulate");
+  if (c.measure.steps < 1 || c.measure.repeat < 1 || c.measure.warmup < 0)
+    return refusal(fmt::format("measure: warmup={} steps={} repeat={}", c.measure.warmup, c.measure.steps, c.measure.repeat),
+                   "use at least one step and one repeat");
+  return {};
+}
+
+}  // namespace shardlab

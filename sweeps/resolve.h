@@ -1,0 +1,39 @@
+// From settings to a case: sources, overrides, derived values.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sweeps/settings.h"
+#include "sweeps/sweep.h"
+
+namespace shardlab {
+
+/// A case as far as settings say it.
+struct Draft {
+  Case config;
+  std::vector<std::pair<std::string, std::string>> unheld;  ///< keys whose value no case of this version can hold, with that value
+
+  /// The value of a key for expressions; no value for a derived key that `given` does not set (pass null for a complete case).
+  ExpressionValue lookup(std::string_view word, const Settings* given) const;
+};
+
+/// Model and machine of the settings' sources, then every key in the order of the table. Derived values are not filled in.
+Draft draft_of(const Settings& settings, const Sources& sources);
+
+/// Fills in what is not given:
+///   seq_len              the model's max_positions, at most 4096
+///   schedule             none for pp = 1, 1f1b above
+///   dp                   devices of the machine / (tp pp cp)
+///   grad_accumulation    global_batch_tokens / (seq_len micro_batch dp), or 1 where no global batch is given
+///   global_batch_tokens  seq_len micro_batch grad_accumulation dp
+/// Refuses what does not divide.
+Result<void> derive(Case& c, const Settings& given);
+
+/// Refuses what cannot be had whatever the plan: values no case can hold, more ranks than devices, measuring what is not this
+/// machine.
+Result<void> check_point(const Draft& draft, Mode mode);
+
+}  // namespace shardlab

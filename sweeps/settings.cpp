@@ -1,0 +1,218 @@
+#include "sweeps/settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+
+#include "sweeps/machines.h"
+#include "sweeps/models.h"
+
+namespace shardlab {
+
+namespace {
+
+constexpr std::array<std::string_view, 6> kSources = {"model.preset", "model.hf",      "machine.preset",
+                                                      "machine.file", "machine.local", "machine.inline"};
+
+/// Keys that are derived where nothing is given, so that `auto` means something.
+constexpr std::array<std::string_view, 5> kDerived = {"layout.dp", "layout.schedule", "train.seq_len", "train.global_batch_tokens",
+                                                      "train.grad_accumulation"};
+
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& list, std::string_view word) {
+  return std::find(list.begin(), list.end(), word) != list.end();
+}
+
+bool looks_like_path(std::string_view text, std::string_view ending) {
+  return text.find('/') != std::string_view::npos || text.ends_with(ending);
+}
+
+/// Where a bare `model: X` or `machine: X` comes from.
+std::string source_path(std::string_view group, std::string_view text) {
+  if (group == "model") return looks_like_path(text, ".json") ? "model.hf" : "model.preset";
+  if (text == "local") return "machine.local";
+  return looks_like_path(text, ".yaml") || text.ends_with(".yml") ? "machine.file" : "machine.preset";
+}
+
+std::vector<std::string> keys_of_section(const std::string& section) {
+  std::vector<std::string> words = keys_under(section);
+  if (section == "model") words.insert(words.begin(), {"preset", "hf", "inline"});
+  if (section == "machine") words.insert(words.begin(), {"preset", "file", "local", "inline"});
+  return words;
+}
+
+}  // namespace
+
+std::string_view source_group(std::string_view path) {
+  if (!contains(kSources, path)) return {};
+  return path.substr(0, path.find('.'));
+}
+
+void put(Settings& into, const std::string& path, const Setting& setting) {
+  if (const std::string_view group = source_group(path); !group.empty())
+    std::erase_if(into, [&](const auto& entry) { return source_group(entry.first) == group; });
+  into[path] = setting;
+}
+
+void merge(Settings& into, const Settings& from) {
+  for (const auto& [path, setting] : from) {
+    if (setting.text == "auto" && contains(kDerived, path))
+      into.erase(path);
+    else
+      put(into, path, setting);
+  }
+}
+
+void SettingsReader::read(const YamlNode& map, Settings& out, const std::vector<std::string>& skip,
+                          const std::vector<std::string>& listed) {
+  if (map.is_null()) return;
+  if (!map.is_map()) {
+    problems_.add(map.mark, fmt::format("found {} where a map of keys is expected", name_of(map.kind)), "write `key: value` lines");
+    return;
+  }
+  read_section(map, "", out, skip, listed);
+}
+
+void SettingsReader::read_section(const YamlNode& map, const std::string& section, Settings& out,
+                                  const std::vector<std::string>& skip, const std::vector<std::string>& listed) {
+  for (const YamlEntry& entry : map.entries)
+    if (std::find(skip.begin(), skip.end(), entry.key) == skip.end()) read_entry(entry, section, out, listed);
+}
+
+void SettingsReader::read_entry(const YamlEntry& entry, const std::string& section, Settings& out,
+                                const std::vector<std::string>& listed) {
+  const std::string path = section.empty() ? entry.key : section + "." + entry.key;
+  const bool group = path == "model" || path == "machine";
+  if ((group && entry.value.is_scalar()) || contains(kSources, path) || path == "model.inline")
+    return read_source(entry, path, out);
+  const CaseKey* key = find_key(path);
+  if (key && (entry.value.is_scalar() || (key->form == Form::kAny && !entry.value.is_null())))
+    return assign(out, std::string(key->path), entry.key, entry.value);
+  if (is_section(path) && (entry.value.is_map() || entry.value.is_null())) return read_section(entry.value, path, out, {}, {});
+  if (key)
+    problems_.add(entry.value.mark, fmt::format("`{}` is {}", entry.key, name_of(entry.value.kind)),
+                  fmt::format("expected {}", expected(*key)));
+  else if (is_section(path))
+    problems_.add(entry.value.mark, fmt::format("`{}` is {}", entry.key, name_of(entry.value.kind)),
+                  fmt::format("expected a map of {}", fmt::join(keys_of_section(path), " ")));
+  else
+    add_unknown_key(problems_, entry.mark, entry.key, section, listed.empty() ? keys_of_section(section) : listed,
+                    section.empty() ? keys_under("") : std::vector<std::string>{});
+}
+
+void SettingsReader::read_source(const YamlEntry& entry, const std::string& path, Settings& out) {
+  const YamlNode& value = entry.value;
+  if (path == "model.inline") {
+    if (value.is_map())
+      read_section(value, "model", sources_.inline_model, {}, {});
+    else
+      problems_.add(value.mark, fmt::format("`inline` is {}", name_of(value.kind)), "a map of the model's shape is expected");
+  } else if (path == "machine.inline") {
+    sources_.inline_machine = read_machine(value, problems_);
+    out[path] = {"true", value.mark};
+  } else if (!value.is_scalar()) {
+    problems_.add(value.mark, fmt::format("`{}` is {}", entry.key, name_of(value.kind)), "a name or path is expected");
+  } else {
+    const bool group = path == "model" || path == "machine";
+    assign(out, group ? source_path(path, value.text) : path, entry.key, value);
+  }
+}
+
+void SettingsReader::assign(Settings& out, const std::string& path, std::string_view word, const YamlNode& value) {
+  const std::string_view group = source_group(path);
+  for (const auto& [other, setting] : out)
+    if (other == path || (!group.empty() && source_group(other) == group)) {
+      problems_.add(value.mark, fmt::format("`{}` says again what {} says on line {}", word, other, setting.mark.line),
+                    "keep one of the two");
+      return;
+    }
+  if (auto setting = value_of(path, word, value)) out[path] = *setting;
+}
+
+std::string SettingsReader::path_of(std::string_view word, const std::string& text, Mark mark) {
+  if (word == "model" || word == "machine") return source_path(word, text);
+  if (contains(kSources, word) && word != "machine.inline") return std::string(word);
+  if (const CaseKey* key = find_key(word); key && key->path != "name") return std::string(key->path);
+  std::vector<std::string> listed = keys_under("");
+  std::erase(listed, "name");
+  listed.insert(listed.begin(), {"model", "machine"});
+  listed.emplace_back("and paths (model.layers, machine.nodes, ...)");
+  add_unknown_key(problems_, mark, word, "", listed, expression_vocabulary().keys);
+  return {};
+}
+
+std::optional<Setting> SettingsReader::value_of(const std::string& path, std::string_view word, const YamlNode& value) {
+  Setting setting{value.is_scalar() ? value.text : to_flow(value), value.mark};
+  if (!source_group(path).empty()) return source_value(path, std::move(setting));
+  const CaseKey* key = find_key(path);
+  SHARDLAB_CHECK(key != nullptr, "no key has the path {}", path);
+  if (setting.text == "auto" && contains(kDerived, path)) return setting;
+  const bool scalar = value.is_scalar() || (key->form == Form::kAny && !value.is_null());
+  if (!scalar || !has_form(*key, setting.text)) {
+    const std::string close = key->form == Form::kWord
+                                  ? nearest(setting.text,
+                                            [&] {
+                                              std::vector<std::string> words;
+                                              for (size_t begin = 0; begin < key->words.size();) {
+                                                const size_t end = std::min(key->words.find(' ', begin), key->words.size());
+                                                words.emplace_back(key->words.substr(begin, end - begin));
+                                                begin = end + 1;
+                                              }
+                                              return words;
+                                            }())
+                                  : "";
+    problems_.add(
+        value.mark,
+        fmt::format("`{}` is `{}`{}", word, setting.text, close.empty() ? "" : fmt::format(", did you mean `{}`?", close)),
+        fmt::format("expected {}", expected(*key)));
+    return std::nullopt;
+  }
+  if (key->form == Form::kPath) setting.text = absolute(setting.text);
+  return setting;
+}
+
+/// Loads what a source names; a model or machine that cannot be loaded is a problem where it is named.
+std::optional<Setting> SettingsReader::source_value(const std::string& path, Setting setting) {
+  if (path == "model.hf" || path == "machine.file") setting.text = absolute(setting.text);
+  // A preset is a word, whatever it looks like: `./x.json` under `preset` is a slip.
+  const auto refuse = [&](const Error& e) {
+    problems_.add(setting.mark, e.where.empty() ? e.message : e.where + ": " + e.message, e.hint);
+    return std::nullopt;
+  };
+  if (path.starts_with("model.")) {
+    auto model = load_model(setting.text);
+    if (!model.ok()) return refuse(model.error());
+    sources_.models.emplace(setting.text, *std::move(model));
+    return setting;
+  }
+  if (path == "machine.local") {
+    if (setting.text != "true" && setting.text != "local") {
+      problems_.add(setting.mark, fmt::format("`local` is `{}`", setting.text),
+                    "write `local: true`, or name a machine with `preset` or `file`");
+      return std::nullopt;
+    }
+    setting.text = "local";
+  }
+  if (sources_.machines.contains(setting.text)) return setting;
+  if (path == "machine.local" && !local_machine_)
+    return refuse(Error{ExitCode::kUsage,
+                        "this machine is not known here",
+                        "run `shardlab calibrate`, or name a machine with `preset` or `file`",
+                        {}});
+  auto machine = path == "machine.local" ? local_machine_() : load_machine(setting.text);
+  if (!machine.ok()) return refuse(machine.error());
+  sources_.machines.emplace(setting.text, *std::move(machine));
+  return setting;
+}
+
+std::string SettingsReader::absolute(const std::string& path) const {
+  std::error_code ignored;
+  const std::filesystem::path full = std::filesystem::absolute(std::filesystem::path(folder_) / path, ignored);
+  std::string text = full.lexically_normal().string();
+  while (text.size() > 1 && text.back() == '/') text.pop_back();
+  return text;
+}
+
+}  // namespace shardlab

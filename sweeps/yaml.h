@@ -1,0 +1,95 @@
+// YAML as a tree of texts with a position on every node, and the problems found while reading it.
+//
+// Scalars stay text: what a text means (a count with a suffix, a word, a duration) is for the key it is given to, so `on`, `no`
+// and `1e3` hold no surprises. Duplicate keys and merge keys are problems here, before anyone looks at the content.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plan/base/result.h"
+
+namespace shardlab {
+
+/// A position in a file, counted from 1. Line 0: nowhere (a value that was given on the command line).
+struct Mark {
+  int line = 0;
+  int column = 0;
+};
+
+struct YamlEntry;
+
+struct YamlNode {
+  enum class Kind : uint8_t { kNull, kScalar, kSequence, kMap };
+  Kind kind = Kind::kNull;
+  std::string text;  ///< of a scalar
+  Mark mark;
+  std::vector<YamlNode> items;     ///< of a sequence
+  std::vector<YamlEntry> entries;  ///< of a map, in the order of the file
+
+  bool is_null() const { return kind == Kind::kNull; }
+  bool is_scalar() const { return kind == Kind::kScalar; }
+  bool is_sequence() const { return kind == Kind::kSequence; }
+  bool is_map() const { return kind == Kind::kMap; }
+  /// The value of `key` in a map, or null.
+  const YamlNode* find(std::string_view key) const;
+};
+
+struct YamlEntry {
+  std::string key;
+  Mark mark;  ///< of the key
+  YamlNode value;
+};
+
+/// "a map", "a list", "a single value" or "nothing".
+std::string_view name_of(YamlNode::Kind kind);
+
+/// One line of YAML that reads back as the node: `{a: 1, b: [x, y]}`.
+std::string to_flow(const YamlNode& node);
+
+/// `text` as a YAML scalar, in double quotes where it needs them.
+std::string yaml_scalar(std::string_view text);
+
+/// Everything wrong with one file, collected so that all of it is reported at once.
+class Problems {
+ public:
+  explicit Problems(std::string file) : file_(std::move(file)) {}
+
+  void add(Mark mark, std::string message, std::string hint = {});
+  /// A problem that another reader found elsewhere.
+  void add(Error error);
+  bool empty() const { return found_.empty(); }
+  /// In the order of the file; what stands elsewhere comes last.
+  std::vector<Error> errors() const;
+  const std::string& file() const { return file_; }
+  /// "file:line:column", or the file alone where the mark is nowhere.
+  std::string where(Mark mark) const;
+  /// The one error, or all of them in one message that ends with their count and "Nothing was run.". Precondition: not empty.
+  Error take() const;
+
+ private:
+  struct Found {
+    Mark mark;
+    Error error;
+  };
+  std::string file_;
+  std::vector<Found> found_;
+};
+
+/// Reads one YAML document. What cannot be read as YAML, duplicate keys, merge keys, keys that are not scalars and nesting
+/// beyond 64 levels become problems; the tree is what could be read.
+YamlNode parse_yaml(std::string_view text, Problems& problems);
+
+/// The bytes of a file, or why it cannot be read.
+Result<std::string> read_text_file(const std::string& path);
+
+/// The candidate with the fewest edits from `word`, if they are few enough to be a slip of the finger; else the shortest that
+/// begins with it; else empty.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+
+/// Says that `key` is not known under `section`: the nearest spelling, among `allowed` and `also`, and the allowed keys.
+void add_unknown_key(Problems& problems, Mark mark, std::string_view key, std::string_view section,
+                     const std::vector<std::string>& allowed, const std::vector<std::string>& also = {});
+
+}  // namespace shardlab

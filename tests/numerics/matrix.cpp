@@ -1,0 +1,144 @@
+#include "tests/numerics/matrix.h"
+
+#include <fmt/format.h>
+
+#include <initializer_list>
+#include <utility>
+
+#include "plan/base/philox.h"
+
+namespace shardlab::testing {
+namespace {
+
+Model gpt() {
+  Model m;
+  m.name = "gpt";
+  m.family = Family::kGpt;
+  m.layers = 2;
+  m.hidden = 32;
+  m.heads = m.kv_heads = 4;
+  m.head_dim = 8;
+  m.ffn = 64;
+  m.vocab = 64;
+  m.max_positions = 24;
+  m.tied_embeddings = true;
+  m.init_deviation = 0.15f;
+  return m;
+}
+
+Model llama() {
+  Model m = gpt();
+  m.name = "llama";
+  m.family = Family::kLlama;
+  m.layers = 3;  // two stages of unequal depth
+  m.hidden = 48;
+  m.heads = 8;
+  m.kv_heads = 4;
+  m.head_dim = 6;
+  m.ffn = 80;
+  m.vocab = 112;
+  m.tied_embeddings = false;
+  return m;
+}
+
+/// The same subject under both optimizers. SGD at lr 1 shows every uniform scale error, which Adam would hide.
+void add(std::vector<Subject>& list, std::string name, Model model, int64_t seq_len, float dropout, int64_t sequences) {
+  Train t;
+  t.seq_len = seq_len;
+  t.dropout = dropout;
+  t.seed = 7 + list.size();
+  t.optimizer = Optimizer::kSgd;
+  t.learning_rate.peak = 1.0f;
+  list.push_back({name + " sgd", model, t, sequences});
+  t.optimizer = Optimizer::kAdamW;
+  t.learning_rate.peak = 0.01f;
+  t.weight_decay = 0.1f;
+  list.push_back({name + " adamw", model, t, sequences});
+}
+
+/// Replaces every case of `list` by one for each value.
+template <class T>
+void times(std::vector<Case>& list, std::initializer_list<T> values, void (*set)(Case&, T)) {
+  std::vector<Case> product;
+  for (const Case& c : list)
+    for (const T& value : values) set(product.emplace_back(c), value);
+  list = std::move(product);
+}
+
+}  // namespace
+
+std::vector<Subject> subjects() {
+  std::vector<Subject> list;
+  Model gpt_untied = gpt(), llama_tied = llama();
+  gpt_untied.tied_embeddings = false;
+  gpt_untied.layers = 3;
+  llama_tied.tied_embeddings = true;
+  llama_tied.layers = 2;
+  llama_tied.kv_heads = 8;
+  llama_tied.vocab = 64;
+  add(list, "gpt tied", gpt(), 16, 0, 8);
+  add(list, "llama", llama(), 24, 0, 8);
+  add(list, "gpt untied dropout", gpt_untied, 20, 0.25f, 8);
+  add(list, "llama tied dropout", llama_tied, 16, 0.25f, 8);
+  add(list, "gpt tied, 16 sequences", gpt(), 16, 0, 16);
+  add(list, "llama, 6 sequences", llama(), 16, 0, 6);
+  return list;
+}
+
+std::vector<Case> layouts() {
+  Case base;
+  base.canonical = true;
+  std::vector<Case> list{base};
+  times<int>(list, {1, 2, 4}, [](Case& c, int v) { c.layout.dp = v; });
+  times<int>(list, {1, 2, 4}, [](Case& c, int v) { c.layout.tp = v; });
+  times<int>(list, {1, 2}, [](Case& c, int v) { c.layout.pp = v; });
+  times<Schedule>(list, {Schedule::kNone, Schedule::kAfab, Schedule::k1F1B}, [](Case& c, Schedule v) { c.layout.schedule = v; });
+  times<int>(list, {1, 2, 3, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  times<int>(list, {0, 1}, [](Case& c, int v) { c.layout.zero = v; });
+  times<int64_t>(list, {0, 20000}, [](Case& c, int64_t v) { c.layout.bucket_bytes = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
+  std::erase_if(list, [](const Case& c) {
+    // Buckets and overlap are of the gradients' reduction: without one they say nothing.
+    const bool idle = c.layout.dp == 1 && (c.layout.bucket_bytes > 0 || c.layout.overlap);
+    return idle || c.layout.world_size() > 8;
+  });
+  return list;
+}
+
+std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts) {
+  std::vector<Case> rows;
+  for (Case c : layouts) {
+    const int64_t accumulation = c.train.grad_accumulation, ways = accumulation * c.layout.dp;
+    if (subject.sequences % ways != 0) continue;
+    c.model = subject.model;
+    c.train = subject.train;
+    c.train.grad_accumulation = accumulation;
+    c.train.micro_batch = subject.sequences / ways;
+    c.train.global_batch_tokens = subject.sequences * subject.train.seq_len;
+    c.name = layout_name(c);
+    if (check(c).ok()) rows.push_back(std::move(c));
+  }
+  return rows;
+}
+
+std::string layout_name(const Case& config) {
+  const Layout& l = config.layout;
+  std::string name = fmt::format("dp{} tp{} pp{}", l.dp, l.tp, l.pp);
+  if (l.pp > 1) name += fmt::format(" {}", name_of(l.schedule));
+  name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
+  if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
+  if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
+  if (l.overlap) name += " overlap";
+  if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));
+  return name;
+}
+
+void RandomText::sequence(int64_t number, std::span<int32_t> out) const {
+  for (size_t i = 0; i < out.size(); ++i) {
+    const uint64_t element = static_cast<uint64_t>(number) * 4096 + i;
+    out[i] = static_cast<int32_t>(random_bits({99, RandomUse::kShuffle, 0, 0}, element) % static_cast<uint64_t>(vocab_));
+  }
+}
+
+}  // namespace shardlab::testing

@@ -1,0 +1,44 @@
+// The rows of the equality matrix: every legal layout of the values below, each on a tiny model.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/case.h"
+#include "plan/interfaces.h"
+
+namespace shardlab::testing {
+
+/// One model with one recipe: everything that the reference depends on. Rows of one subject are compared with one reference run.
+struct Subject {
+  std::string name;
+  Model model;
+  Train train;
+  int64_t sequences = 8;  ///< of one step, over all ranks
+};
+
+/// Both families, tied and untied, grouped queries, uneven stages, odd leaf sizes, dropout; each with SGD at lr 1 and with AdamW.
+std::vector<Subject> subjects();
+
+/// Every layout of at most 8 ranks that some subject can be trained with: the product of the values of every layout key.
+std::vector<Case> layouts();
+
+/// `layout` with the subject's model and recipe, its batch cut to fit; nothing when that is not legal.
+std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts);
+
+/// "dp2 tp2 pp2 1f1b ga2 b2 zero1 bucket4096 overlap recompute".
+std::string layout_name(const Case& config);
+
+/// Distinct random tokens for every sequence of a run.
+class RandomText final : public BatchSource {
+ public:
+  explicit RandomText(int64_t vocab) : vocab_(vocab) {}
+  void sequence(int64_t number, std::span<int32_t> out) const override;
+
+ private:
+  int64_t vocab_;
+};
+
+}  // namespace shardlab::testing

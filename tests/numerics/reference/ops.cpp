@@ -1,0 +1,284 @@
+#include "tests/numerics/reference/ops.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tests/numerics/reference/functions.h"
+#include "tests/numerics/reference/order.h"
+
+namespace shardlab::reference {
+namespace {
+
+template <class T>
+T at(const Tensor<T>& x, int64_t i) {
+  return x[static_cast<size_t>(i)];
+}
+
+template <class T>
+Tensor<T> zeros(int64_t n) {
+  return Tensor<T>(static_cast<size_t>(n), T(0));
+}
+
+}  // namespace
+
+template <class T>
+Tensor<T> linear(const Tensor<T>& x, const Tensor<T>& w, const Tensor<T>* bias, int64_t s, int64_t in, int64_t out) {
+  Tensor<T> y;
+  for (int64_t t = 0; t < s; ++t)
+    for (int64_t o = 0; o < out; ++o) {
+      const T sum = contract<T>(in, [&](int64_t k) { return at(x, t * in + k); }, [&](int64_t k) { return at(w, o * in + k); });
+      y.push_back(bias ? sum + at(*bias, o) : sum);
+    }
+  return y;
+}
+
+template <class T>
+Tensor<T> linear_input(const Tensor<T>& dy, const Tensor<T>& w, int64_t s, int64_t in, int64_t out) {
+  Tensor<T> dx;
+  for (int64_t t = 0; t < s; ++t)
+    for (int64_t i = 0; i < in; ++i)
+      dx.push_back(contract<T>(out, [&](int64_t o) { return at(dy, t * out + o); }, [&](int64_t o) { return at(w, o * in + i); }));
+  return dx;
+}
+
+template <class T>
+Tensor<T> linear_weight(const Tensor<T>& x, const Tensor<T>& dy, int64_t s, int64_t in, int64_t out) {
+  Tensor<T> dw;
+  for (int64_t o = 0; o < out; ++o)
+    for (int64_t i = 0; i < in; ++i)
+      dw.push_back(chain<T>(0, s, [&](int64_t t) { return at(dy, t * out + o); }, [&](int64_t t) { return at(x, t * in + i); }));
+  return dw;
+}
+
+template <class T>
+Tensor<T> bias_gradient(const Tensor<T>& dy, int64_t s, int64_t n) {
+  Tensor<T> db;
+  for (int64_t i = 0; i < n; ++i) db.push_back(token_tree<T>(s, [&](int64_t t) { return at(dy, t * n + i); }));
+  return db;
+}
+
+template <class T>
+Normed<T> norm(const Tensor<T>& x, const Tensor<T>& gamma, const Tensor<T>* beta, float epsilon, int64_t s, int64_t h) {
+  Normed<T> n;
+  for (int64_t t = 0; t < s; ++t) {
+    const auto value = [&](int64_t i) { return at(x, t * h + i); };
+    const T mean = beta ? lanes<T>(h, value) / T(h) : T(0);
+    const T variance = lanes<T>(h, [&](int64_t i) { const T c = value(i) - mean; return c * c; }) / T(h);
+    const T inverse = T(1) / std::sqrt(variance + T(epsilon));
+    for (int64_t i = 0; i < h; ++i) {
+      const T y = ((value(i) - mean) * inverse) * at(gamma, i);
+      n.y.push_back(beta ? y + at(*beta, i) : y);
+    }
+    n.mean.push_back(mean);
+    n.inverse.push_back(inverse);
+  }
+  return n;
+}
+
+template <class T>
+Tensor<T> norm_input(const Tensor<T>& dy, const Tensor<T>& x, const Tensor<T>& gamma, const Normed<T>& saved, bool centred, int64_t s,
+                     int64_t h) {
+  Tensor<T> dx;
+  for (int64_t t = 0; t < s; ++t) {
+    const T mean = at(saved.mean, t), inverse = at(saved.inverse, t);
+    const auto g = [&](int64_t i) { return at(dy, t * h + i) * at(gamma, i); };
+    const auto xhat = [&](int64_t i) { return (at(x, t * h + i) - mean) * inverse; };
+    const T a = centred ? lanes<T>(h, g) / T(h) : T(0);
+    const T c = lanes<T>(h, [&](int64_t i) { return g(i) * xhat(i); }) / T(h);
+    for (int64_t i = 0; i < h; ++i) dx.push_back(((centred ? g(i) - a : g(i)) - xhat(i) * c) * inverse);
+  }
+  return dx;
+}
+
+template <class T>
+Tensor<T> norm_weight(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, int64_t s, int64_t h) {
+  Tensor<T> dgamma;
+  for (int64_t i = 0; i < h; ++i)
+    dgamma.push_back(token_tree<T>(
+        s, [&](int64_t t) { return at(dy, t * h + i) * ((at(x, t * h + i) - at(saved.mean, t)) * at(saved.inverse, t)); }));
+  return dgamma;
+}
+
+template <class T>
+void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s) {
+  const int64_t half = heads.dim / 2;
+  const auto rotate = [&](int64_t token, int64_t row) {
+    T* x = &qkv[static_cast<size_t>(token * heads.width() + row)];
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle = static_cast<double>(token) * std::pow(double{theta}, -2.0 * static_cast<double>(i) / static_cast<double>(heads.dim));
+      const T c = static_cast<T>(std::cos(angle)), sine = static_cast<T>(std::sin(angle)) * T(sign);
+      const T a = x[i], b = x[i + half];
+      x[i] = a * c - b * sine;
+      x[i + half] = b * c + a * sine;
+    }
+  };
+  for (int64_t t = 0; t < s; ++t) {
+    for (int64_t head = 0; head < heads.heads; ++head) rotate(t, heads.query(head));
+    for (int64_t group = 0; group < heads.kv_heads; ++group) rotate(t, heads.key(group));
+  }
+}
+
+namespace {
+
+/// chain over the head's dim of row `a` of x at token i with row `b` of y at token j.
+template <class T>
+T dot(const Tensor<T>& x, int64_t a, const Tensor<T>& y, int64_t b, int64_t dim) {
+  return chain<T>(0, dim, [&](int64_t k) { return at(x, a + k); }, [&](int64_t k) { return at(y, b + k); });
+}
+
+template <class T>
+T score_factor(const Heads& heads) {
+  return T(1) / std::sqrt(T(heads.dim));
+}
+
+}  // namespace
+
+template <class T>
+Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s) {
+  const int64_t width = heads.width(), d = heads.dim;
+  Attended<T> out{zeros<T>(s * heads.heads * d), {}};
+  for (int64_t head = 0; head < heads.heads; ++head) {
+    const int64_t group = head / heads.per_group(), q = heads.query(head), k = heads.key(group), v = heads.value(group);
+    for (int64_t i = 0; i < s; ++i) {
+      std::vector<T> p;
+      for (int64_t j = 0; j <= i; ++j) p.push_back(dot(qkv, i * width + q, qkv, j * width + k, d) * score_factor<T>(heads));
+      const T max = *std::max_element(p.begin(), p.end());
+      for (T& x : p) x = exponential(x - max);
+      const T sum = lanes<T>(i + 1, [&](int64_t j) { return at(p, j); });
+      const T inverse = T(1) / sum;
+      for (int64_t c = 0; c < d; ++c)
+        out.o[static_cast<size_t>((i * heads.heads + head) * d + c)] =
+            chain<T>(0, i + 1, [&](int64_t j) { return at(p, j); }, [&](int64_t j) { return at(qkv, j * width + v + c); }) * inverse;
+      out.lse.push_back(max + logarithm(sum));
+    }
+  }
+  return out;
+}
+
+template <class T>
+Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const Tensor<T>& qkv, const Heads& heads, int64_t s) {
+  const int64_t width = heads.width(), d = heads.dim;
+  const T factor = score_factor<T>(heads);
+  Tensor<T> dqkv = zeros<T>(s * width);
+  const auto add = [&](int64_t to, T weight, const Tensor<T>& from, int64_t row) {
+    for (int64_t c = 0; c < d; ++c) {
+      T& sum = dqkv[static_cast<size_t>(to + c)];
+      sum = std::fma(weight, at(from, row + c), sum);
+    }
+  };
+  // Heads ascend within a group and i ascends: each key's and value's sum is met in its order. For a query j ascends.
+  for (int64_t head = 0; head < heads.heads; ++head) {
+    const int64_t group = head / heads.per_group(), q = heads.query(head), k = heads.key(group), v = heads.value(group);
+    for (int64_t i = 0; i < s; ++i) {
+      const int64_t row = (i * heads.heads + head) * d;
+      const T correction = lanes<T>(d, [&](int64_t c) { return at(dout, row + c) * at(saved.o, row + c); });
+      for (int64_t j = 0; j <= i; ++j) {
+        const T score = dot(qkv, i * width + q, qkv, j * width + k, d) * factor;
+        const T p = exponential(score - at(saved.lse, head * s + i));
+        const T dp = dot(dout, row, qkv, j * width + v, d);
+        const T ds = (p * (dp - correction)) * factor;
+        add(i * width + q, ds, qkv, j * width + k);
+        add(j * width + k, ds, qkv, i * width + q);
+        add(j * width + v, p, dout, row);
+      }
+    }
+  }
+  return dqkv;
+}
+
+template <class T>
+Tensor<T> activation(const Tensor<T>& u, bool swiglu) {
+  Tensor<T> a;
+  if (swiglu) {
+    for (size_t i = 0; i < u.size(); i += 2) a.push_back((u[i] / (T(1) + exponential(-u[i]))) * u[i + 1]);
+  } else {
+    for (const T x : u) a.push_back((T(0.5) * x) * (T(1) + gelu_tanh(x)));
+  }
+  return a;
+}
+
+template <class T>
+Tensor<T> activation_input(const Tensor<T>& da, const Tensor<T>& u, bool swiglu) {
+  Tensor<T> du;
+  for (size_t i = 0; i < da.size(); ++i) {
+    if (swiglu) {
+      const auto [gate, up] = swiglu_derivative(da[i], u[2 * i], u[2 * i + 1]);
+      du.push_back(gate);
+      du.push_back(up);
+    } else {
+      du.push_back(gelu_derivative(da[i], u[i]));
+    }
+  }
+  return du;
+}
+
+template <class T>
+void dropout(Tensor<T>& z, float p, const RandomKey& key, uint64_t first) {
+  const double threshold = double{p} * 4294967296.0;
+  const T scale = T(1) / (T(1) - T(p));
+  for (size_t i = 0; i < z.size(); ++i) z[i] = random_bits(key, first + i) >= threshold ? z[i] * scale : T(0);
+}
+
+template <class T>
+Entropy<T> cross_entropy(const Tensor<T>& logits, const int32_t* targets, int64_t tokens, int64_t s, int64_t vocab) {
+  Entropy<T> out;
+  Tensor<T> nll;
+  for (int64_t t = 0; t < s; ++t) {
+    const auto x = [&](int64_t v) { return at(logits, t * vocab + v); };
+    T max = x(0);
+    for (int64_t v = 1; v < vocab; ++v) max = std::max(max, x(v));
+    const T sum = tree<T>(16, [&](int64_t leaf) {
+      const int64_t begin = leaf_begin(vocab, static_cast<int>(leaf)), end = leaf_begin(vocab, static_cast<int>(leaf) + 1);
+      return lanes<T>(end - begin, [&](int64_t v) { return exponential(x(begin + v) - max); });
+    });
+    nll.push_back((logarithm(sum) + max) - x(targets[t]));
+    const T inverse = T(1) / sum, share = T(1) / T(tokens);
+    for (int64_t v = 0; v < vocab; ++v) {
+      const T p = exponential(x(v) - max) * inverse;
+      out.dlogits.push_back((p - T(v == targets[t] ? 1 : 0)) * share);
+    }
+  }
+  out.nll = token_tree<T>(s, [&](int64_t t) { return at(nll, t); });
+  return out;
+}
+
+template <class T>
+void sgd(Tensor<T>& w, const Tensor<T>& g, float lr, float decay) {
+  for (size_t i = 0; i < w.size(); ++i) w[i] = w[i] - T(lr) * (decay != 0 ? g[i] + T(decay) * w[i] : g[i]);
+}
+
+template <class T>
+void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t step, const AdamWRecipe& r) {
+  const double exponent = static_cast<double>(step + 1);
+  const T c1 = T(1 - std::pow(double{r.beta1}, exponent)), c2 = T(1 - std::pow(double{r.beta2}, exponent));
+  const T lr = T(r.lr), beta1 = T(r.beta1), beta2 = T(r.beta2), decay = T(r.decay);
+  for (size_t i = 0; i < w.size(); ++i) {
+    m[i] = beta1 * m[i] + (T(1) - beta1) * g[i];
+    v[i] = beta2 * v[i] + ((T(1) - beta2) * g[i]) * g[i];
+    const T u = (m[i] / c1) / (std::sqrt(v[i] / c2) + T(r.epsilon));
+    const T moved = w[i] - lr * u;
+    w[i] = decay != 0 ? moved - (lr * decay) * w[i] : moved;
+  }
+}
+
+#define SHARDLAB_REFERENCE_OPS(T)                                                                                              \
+  template Tensor<T> linear(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, int64_t, int64_t, int64_t);                 \
+  template Tensor<T> linear_input(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                             \
+  template Tensor<T> linear_weight(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                            \
+  template Tensor<T> bias_gradient(const Tensor<T>&, int64_t, int64_t);                                                       \
+  template Normed<T> norm(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, float, int64_t, int64_t);                     \
+  template Tensor<T> norm_input(const Tensor<T>&, const Tensor<T>&, const Tensor<T>&, const Normed<T>&, bool, int64_t, int64_t); \
+  template Tensor<T> norm_weight(const Tensor<T>&, const Tensor<T>&, const Normed<T>&, int64_t, int64_t);                     \
+  template void rope(Tensor<T>&, const Heads&, float, int, int64_t);                                                          \
+  template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t);                                                    \
+  template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t);          \
+  template Tensor<T> activation(const Tensor<T>&, bool);                                                                      \
+  template Tensor<T> activation_input(const Tensor<T>&, const Tensor<T>&, bool);                                              \
+  template void dropout(Tensor<T>&, float, const RandomKey&, uint64_t);                                                       \
+  template Entropy<T> cross_entropy(const Tensor<T>&, const int32_t*, int64_t, int64_t, int64_t);                             \
+  template void sgd(Tensor<T>&, const Tensor<T>&, float, float);                                                              \
+  template void adamw(Tensor<T>&, Tensor<T>&, Tensor<T>&, const Tensor<T>&, int64_t, const AdamWRecipe&);
+SHARDLAB_REFERENCE_OPS(float)
+SHARDLAB_REFERENCE_OPS(double)
+
+}  // namespace shardlab::reference

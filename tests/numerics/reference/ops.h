@@ -1,0 +1,96 @@
+// The operations of docs/canonical-order.md on ONE sequence, in plain scalar loops. Every tensor is row-major; s tokens, h hidden.
+// T is float (bitwise comparisons) or double (bounds and finite differences).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/base/philox.h"
+
+namespace shardlab::reference {
+
+template <class T>
+using Tensor = std::vector<T>;
+
+/// y[s,out] = x[s,in] w[out,in]^T (+ bias[out]).
+template <class T>
+Tensor<T> linear(const Tensor<T>& x, const Tensor<T>& w, const Tensor<T>* bias, int64_t s, int64_t in, int64_t out);
+/// dx[s,in] = dy[s,out] w.
+template <class T>
+Tensor<T> linear_input(const Tensor<T>& dy, const Tensor<T>& w, int64_t s, int64_t in, int64_t out);
+/// dw[out,in] = dy^T x.
+template <class T>
+Tensor<T> linear_weight(const Tensor<T>& x, const Tensor<T>& dy, int64_t s, int64_t in, int64_t out);
+/// dbias[n] of dy[s,n].
+template <class T>
+Tensor<T> bias_gradient(const Tensor<T>& dy, int64_t s, int64_t n);
+
+/// y and, by token, the mean (0 for rms) and 1 / deviation.
+template <class T>
+struct Normed {
+  Tensor<T> y, mean, inverse;
+};
+template <class T>
+Normed<T> norm(const Tensor<T>& x, const Tensor<T>& gamma, const Tensor<T>* beta, float epsilon, int64_t s, int64_t h);
+/// dx without the residual. `centred` is LayerNorm, else RMSNorm.
+template <class T>
+Tensor<T> norm_input(const Tensor<T>& dy, const Tensor<T>& x, const Tensor<T>& gamma, const Normed<T>& saved, bool centred, int64_t s,
+                     int64_t h);
+/// dgamma[h].
+template <class T>
+Tensor<T> norm_weight(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, int64_t s, int64_t h);
+
+/// Heads of a projection: rows grouped by kv head, each group heads / kv_heads queries, one key, one value of `dim` rows.
+struct Heads {
+  int64_t heads = 1, kv_heads = 1, dim = 1;
+  int64_t per_group() const { return heads / kv_heads; }
+  int64_t width() const { return (heads + 2 * kv_heads) * dim; }
+  int64_t query(int64_t head) const { return (head / per_group() * (per_group() + 2) + head % per_group()) * dim; }
+  int64_t key(int64_t group) const { return (group * (per_group() + 2) + per_group()) * dim; }
+  int64_t value(int64_t group) const { return key(group) + dim; }
+};
+
+/// Rotates the queries and keys of qkv[s, width] in place; `sign` -1 rotates back.
+template <class T>
+void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s);
+
+template <class T>
+struct Attended {
+  Tensor<T> o;    ///< [s, heads * dim]
+  Tensor<T> lse;  ///< [heads, s]
+};
+template <class T>
+Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s);
+template <class T>
+Tensor<T> attention_input(const Tensor<T>& dout, const Attended<T>& saved, const Tensor<T>& qkv, const Heads& heads, int64_t s);
+
+/// gelu: u[n] -> a[n]. swiglu: u[2n] of alternating gate and up -> a[n].
+template <class T>
+Tensor<T> activation(const Tensor<T>& u, bool swiglu);
+template <class T>
+Tensor<T> activation_input(const Tensor<T>& da, const Tensor<T>& u, bool swiglu);
+
+/// Scales what is kept, zeroes the rest, in place. Element i of z is the logical element first + i of the key.
+template <class T>
+void dropout(Tensor<T>& z, float p, const RandomKey& key, uint64_t first);
+
+template <class T>
+struct Entropy {
+  T nll = 0;          ///< of the sequence, summed over its tokens
+  Tensor<T> dlogits;  ///< divided by `tokens`
+};
+template <class T>
+Entropy<T> cross_entropy(const Tensor<T>& logits, const int32_t* targets, int64_t tokens, int64_t s, int64_t vocab);
+
+/// w -= lr * (g + decay * w).
+template <class T>
+void sgd(Tensor<T>& w, const Tensor<T>& g, float lr, float decay);
+
+struct AdamWRecipe {
+  float lr = 1e-3f, beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f, decay = 0;
+};
+/// Step number `step`, from 0: moments m and v, bias-corrected; decoupled weight decay.
+template <class T>
+void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t step, const AdamWRecipe& recipe);
+
+}  // namespace shardlab::reference

@@ -1,0 +1,284 @@
+#include "tests/numerics/reference/trainer.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "plan/base/check.h"
+#include "tests/numerics/reference/functions.h"
+#include "tests/numerics/reference/order.h"
+
+namespace shardlab::reference {
+namespace {
+
+template <class T>
+Tensor<T> add(const Tensor<T>& a, const Tensor<T>& b) {
+  Tensor<T> c(a.size());
+  for (size_t i = 0; i < a.size(); ++i) c[i] = a[i] + b[i];
+  return c;
+}
+
+/// x + (z + bias), rows of `h`.
+template <class T>
+Tensor<T> add_residual(const Tensor<T>& x, const Tensor<T>& z, const Tensor<T>* bias, size_t h) {
+  Tensor<T> y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) y[i] = x[i] + (bias ? z[i] + (*bias)[i % h] : z[i]);
+  return y;
+}
+
+template <class T>
+Contribution<T> add_contributions(Contribution<T> a, const Contribution<T>& b) {
+  a.nll = a.nll + b.nll;
+  for (size_t i = 0; i < a.gradients.size(); ++i) a.gradients[i] = add(a.gradients[i], b.gradients[i]);
+  return a;
+}
+
+bool decays(ModelParameter::Kind kind) { return kind != ModelParameter::Kind::kNormWeight && kind != ModelParameter::Kind::kBias; }
+
+bool is_gamma(const ModelParameter& p) { return p.name.ends_with("gamma"); }
+
+}  // namespace
+
+template <class T>
+struct Trainer<T>::LayerState {
+  Tensor<T> x;            // [s, h] input
+  Normed<T> n1;           // [s, h]
+  Tensor<T> qkv;          // [s, qkv_rows], rotated
+  Attended<T> attention;  // [s, heads * dim]
+  Tensor<T> x1;           // [s, h] after attention
+  Normed<T> n2;           // [s, h]
+  Tensor<T> u;            // [s, up_rows]
+  Tensor<T> a;            // [s, ffn]
+  Tensor<T> y;            // [s, h] output
+};
+
+template <class T>
+struct Trainer<T>::SequenceState {
+  std::vector<LayerState> layers;
+  Tensor<T> x;        // [s, h] the last layer's output
+  Normed<T> n;        // [s, h]
+  Entropy<T> entropy;  // dlogits [s, V]
+};
+
+template <class T>
+Trainer<T>::Trainer(const Model& model, const Train& train, int64_t sequences)
+    : model_(model),
+      train_(train),
+      sequences_(sequences),
+      heads_{model.heads, model.kv_heads, model.head_dim},
+      parameters_(parameters_of(model)) {
+  for (const ModelParameter& p : parameters_) {
+    const size_t number = values_.size();
+    index_[p.name] = number;
+    int64_t elements = 1;
+    for (const int64_t extent : p.shape) elements *= extent;
+    Tensor<T> value(static_cast<size_t>(elements), T(is_gamma(p) ? 1 : 0));
+    if (decays(p.kind)) {
+      const float deviation = p.residual_projection ? model.init_deviation / std::sqrt(2.0f * static_cast<float>(model.layers)) : model.init_deviation;
+      const RandomKey key{train.seed, RandomUse::kInitialise, static_cast<uint32_t>(number), 0};
+      for (size_t i = 0; i < value.size(); ++i) value[i] = T(initial_normal(key, i, deviation));
+    }
+    first_moment_.emplace_back(value.size(), T(0));
+    second_moment_.emplace_back(value.size(), T(0));
+    values_.push_back(std::move(value));
+  }
+}
+
+template <class T>
+size_t Trainer<T>::index(const std::string& name) const {
+  const auto found = index_.find(name);
+  SHARDLAB_CHECK(found != index_.end(), "the model has no parameter `{}`", name);
+  return found->second;
+}
+
+template <class T>
+std::string Trainer<T>::in_layer(int64_t layer, const char* name) const {
+  return fmt::format("layers.{}.{}", layer, name);
+}
+
+template <class T>
+const Tensor<T>* Trainer<T>::bias(const std::string& name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &values_[found->second];
+}
+
+template <class T>
+void Trainer<T>::drop(Tensor<T>& z, int64_t layer, int site, int64_t sequence) const {
+  if (train_.dropout == 0) return;
+  const RandomKey key{train_.seed, RandomUse::kDropout, static_cast<uint32_t>((layer + 1) * 4 + site), static_cast<uint32_t>(step_)};
+  dropout(z, train_.dropout, key, static_cast<uint64_t>(sequence * train_.seq_len * model_.hidden));
+}
+
+template <class T>
+Normed<T> Trainer<T>::normed(const Tensor<T>& x, const std::string& name) const {
+  return norm(x, value(name + ".gamma"), bias(name + ".beta"), model_.norm_epsilon, train_.seq_len, model_.hidden);
+}
+
+template <class T>
+auto Trainer<T>::forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence) const -> LayerState {
+  const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.heads * model_.head_dim;
+  const auto name = [&](const char* part) { return in_layer(layer, part); };
+  LayerState l;
+  l.x = x;
+  l.n1 = normed(x, name("attn.norm"));
+  l.qkv = linear(l.n1.y, value(name("attn.wqkv")), bias(name("attn.bqkv")), s, h, model_.qkv_rows());
+  if (model_.is_llama()) rope(l.qkv, heads_, model_.rope_theta, 1, s);
+  l.attention = attention(l.qkv, heads_, s);
+  Tensor<T> z = linear<T>(l.attention.o, value(name("attn.wo")), nullptr, s, inner, h);
+  drop(z, layer, 1, sequence);
+  l.x1 = add_residual(x, z, bias(name("attn.bo")), static_cast<size_t>(h));
+  l.n2 = normed(l.x1, name("mlp.norm"));
+  l.u = linear(l.n2.y, value(name("mlp.wup")), bias(name("mlp.bup")), s, h, model_.up_rows());
+  l.a = activation(l.u, model_.is_llama());
+  z = linear<T>(l.a, value(name("mlp.wdown")), nullptr, s, model_.ffn, h);
+  drop(z, layer, 2, sequence);
+  l.y = add_residual(l.x1, z, bias(name("mlp.bdown")), static_cast<size_t>(h));
+  return l;
+}
+
+template <class T>
+auto Trainer<T>::forward(std::span<const int32_t> row, int64_t sequence) const -> SequenceState {
+  const int64_t s = train_.seq_len, h = model_.hidden;
+  SequenceState state;
+  Tensor<T> x;
+  const Tensor<T>& table = value("embed.tokens");
+  const Tensor<T>* positions = bias("embed.positions");
+  for (int64_t t = 0; t < s; ++t)
+    for (int64_t i = 0; i < h; ++i) {
+      const T token = table[static_cast<size_t>(row[static_cast<size_t>(t)] * h + i)];
+      x.push_back(positions ? token + (*positions)[static_cast<size_t>(t * h + i)] : token);
+    }
+  drop(x, -1, 0, sequence);
+  for (int64_t layer = 0; layer < model_.layers; ++layer) {
+    state.layers.push_back(forward_layer(x, layer, sequence));
+    x = state.layers.back().y;
+  }
+  state.x = x;
+  state.n = normed(x, "final.norm");
+  const Tensor<T>& head = value(model_.tied_embeddings ? "embed.tokens" : "head.weight");
+  const Tensor<T> logits = linear<T>(state.n.y, head, nullptr, s, h, model_.vocab);
+  state.entropy = cross_entropy(logits, row.data() + 1, s * sequences_, s, model_.vocab);
+  return state;
+}
+
+template <class T>
+Tensor<T> Trainer<T>::backward_norm(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, const std::string& name,
+                                    Tensors<T>& gradients) const {
+  const int64_t s = train_.seq_len, h = model_.hidden;
+  gradients[index(name + ".gamma")] = norm_weight(dy, x, saved, s, h);
+  const bool centred = bias(name + ".beta") != nullptr;
+  if (centred) gradients[index(name + ".beta")] = bias_gradient(dy, s, h);
+  return norm_input(dy, x, value(name + ".gamma"), saved, centred, s, h);
+}
+
+template <class T>
+Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t layer, int64_t sequence, Tensors<T>& gradients) const {
+  const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.heads * model_.head_dim;
+  const auto name = [&](const char* part) { return in_layer(layer, part); };
+  // The input's and the weight's gradient of y = x w^T + bias.
+  const auto backward_linear = [&](const Tensor<T>& dout, const Tensor<T>& x, const char* w, int64_t in, int64_t out) {
+    gradients[index(name(w))] = linear_weight(x, dout, s, in, out);
+    return linear_input(dout, value(name(w)), s, in, out);
+  };
+  const auto backward_bias = [&](const Tensor<T>& dout, const char* b, int64_t n) {
+    if (bias(name(b))) gradients[index(name(b))] = bias_gradient(dout, s, n);
+  };
+
+  backward_bias(dy, "mlp.bdown", h);
+  Tensor<T> dz = dy;
+  drop(dz, layer, 2, sequence);
+  const Tensor<T> da = backward_linear(dz, l.a, "mlp.wdown", model_.ffn, h);
+  const Tensor<T> du = activation_input(da, l.u, model_.is_llama());
+  backward_bias(du, "mlp.bup", model_.up_rows());
+  const Tensor<T> dn2 = backward_linear(du, l.n2.y, "mlp.wup", h, model_.up_rows());
+  const Tensor<T> dx1 = add(dy, backward_norm(dn2, l.x1, l.n2, name("mlp.norm"), gradients));
+
+  backward_bias(dx1, "attn.bo", h);
+  dz = dx1;
+  drop(dz, layer, 1, sequence);
+  const Tensor<T> dout = backward_linear(dz, l.attention.o, "attn.wo", inner, h);
+  Tensor<T> dqkv = attention_input(dout, l.attention, l.qkv, heads_, s);
+  if (model_.is_llama()) rope(dqkv, heads_, model_.rope_theta, -1, s);
+  backward_bias(dqkv, "attn.bqkv", model_.qkv_rows());
+  const Tensor<T> dn1 = backward_linear(dqkv, l.n1.y, "attn.wqkv", h, model_.qkv_rows());
+  return add(dx1, backward_norm(dn1, l.x, l.n1, name("attn.norm"), gradients));
+}
+
+template <class T>
+Contribution<T> Trainer<T>::contribution(std::span<const int32_t> row, int64_t sequence) const {
+  const int64_t s = train_.seq_len, h = model_.hidden;
+  const SequenceState state = forward(row, sequence);
+  Contribution<T> c;
+  c.nll = state.entropy.nll;
+  for (const Tensor<T>& value : values_) c.gradients.emplace_back(value.size(), T(0));
+
+  const size_t embedding = index("embed.tokens");
+  if (model_.tied_embeddings) c.gradients.emplace_back();
+  const size_t head = model_.tied_embeddings ? c.gradients.size() - 1 : index("head.weight");
+  c.gradients[head] = linear_weight(state.n.y, state.entropy.dlogits, s, h, model_.vocab);
+  const Tensor<T> dn = linear_input(state.entropy.dlogits, values_[model_.tied_embeddings ? embedding : head], s, h, model_.vocab);
+  Tensor<T> dx = backward_norm(dn, state.x, state.n, "final.norm", c.gradients);
+  for (int64_t layer = model_.layers; layer-- > 0;)
+    dx = backward_layer(state.layers[static_cast<size_t>(layer)], std::move(dx), layer, sequence, c.gradients);
+
+  drop(dx, -1, 0, sequence);
+  const bool positions = bias("embed.positions") != nullptr;
+  for (int64_t t = 0; t < s; ++t)
+    for (int64_t i = 0; i < h; ++i) {
+      const T d = dx[static_cast<size_t>(t * h + i)];
+      c.gradients[embedding][static_cast<size_t>(row[static_cast<size_t>(t)] * h + i)] += d;
+      if (positions) c.gradients[index("embed.positions")][static_cast<size_t>(t * h + i)] = d;
+    }
+  return c;
+}
+
+template <class T>
+Contribution<T> Trainer<T>::gradients(std::span<const int32_t> tokens) const {
+  const auto row = [&](int64_t i) {
+    const size_t length = static_cast<size_t>(train_.seq_len + 1);
+    return tokens.subspan(static_cast<size_t>(i) * length, length);
+  };
+  SHARDLAB_CHECK(static_cast<int64_t>(tokens.size()) == sequences_ * (train_.seq_len + 1), "{} tokens for {} sequences of {} + 1",
+                 tokens.size(), sequences_, train_.seq_len);
+  Contribution<T> sum = tree_sum(0, sequences_, [&](int64_t i) { return contribution(row(i), i); }, add_contributions<T>);
+  if (model_.tied_embeddings) {
+    Tensor<T>& embedding = sum.gradients[index("embed.tokens")];
+    embedding = add(embedding, sum.gradients.back());
+    sum.gradients.pop_back();
+  }
+  sum.nll = sum.nll * (T(1) / T(train_.seq_len * sequences_));
+  return sum;
+}
+
+template <class T>
+T Trainer<T>::loss(std::span<const int32_t> tokens) const {
+  const size_t length = static_cast<size_t>(train_.seq_len + 1);
+  const T nll = tree<T>(sequences_, [&](int64_t i) { return forward(tokens.subspan(static_cast<size_t>(i) * length, length), i).entropy.nll; });
+  return nll * (T(1) / T(train_.seq_len * sequences_));
+}
+
+template <class T>
+void Trainer<T>::update(size_t parameter, const Tensor<T>& gradient) {
+  const float lr = learning_rate_at(train_.learning_rate, step_);
+  const float decay = decays(parameters_[parameter].kind) ? train_.weight_decay : 0.0f;
+  if (train_.optimizer == Optimizer::kSgd) {
+    sgd(values_[parameter], gradient, lr, decay);
+  } else {
+    adamw(values_[parameter], first_moment_[parameter], second_moment_[parameter], gradient, step_,
+          {lr, train_.beta1, train_.beta2, train_.epsilon, decay});
+  }
+}
+
+template <class T>
+T Trainer<T>::step(std::span<const int32_t> tokens) {
+  const Contribution<T> sum = gradients(tokens);
+  for (size_t i = 0; i < values_.size(); ++i) update(i, sum.gradients[i]);
+  ++step_;
+  return sum.nll;
+}
+
+template class Trainer<float>;
+template class Trainer<double>;
+
+}  // namespace shardlab::reference

@@ -1,0 +1,79 @@
+// A single-rank trainer with no plan, no ranks, no micro-batches and no kernels: the witness that every layout is compared with.
+// It follows docs/canonical-order.md literally. Micro-batches change nothing there: a step is a tree over its sequences.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/case.h"
+#include "plan/model.h"
+#include "tests/numerics/reference/ops.h"
+
+namespace shardlab::reference {
+
+/// One value per parameter of `parameters_of`, in its order. Gradients of a tied model have one tensor more at the end: the
+/// head's own, before it is added to the embedding's.
+template <class T>
+using Tensors = std::vector<Tensor<T>>;
+
+/// What one sequence contributes to a step.
+template <class T>
+struct Contribution {
+  T nll = 0;
+  Tensors<T> gradients;
+};
+
+/// Trains `model` as `train` says: G = `sequences` sequences a step, of which `micro_batch` and `grad_accumulation` say nothing here.
+template <class T>
+class Trainer {
+ public:
+  /// Parameters start as docs/canonical-order.md and plan/model.h say; both types start from the same fp32 values.
+  Trainer(const Model& model, const Train& train, int64_t sequences);
+
+  /// One optimizer step on `tokens`, G rows of seq_len + 1 ids. Returns the mean loss before the update.
+  T step(std::span<const int32_t> tokens);
+
+  /// Loss and summed gradients of the step to come; with a tied head the two gradients are added and the tensor at the end dropped.
+  Contribution<T> gradients(std::span<const int32_t> tokens) const;
+  /// Mean loss of the step to come, dropout included.
+  T loss(std::span<const int32_t> tokens) const;
+
+  const std::vector<ModelParameter>& parameters() const { return parameters_; }
+  const Tensors<T>& values() const { return values_; }
+  Tensors<T>& values() { return values_; }
+  const Tensor<T>& value(const std::string& name) const { return values_[index(name)]; }
+  int64_t steps() const { return step_; }
+
+ private:
+  struct LayerState;
+  struct SequenceState;
+  size_t index(const std::string& name) const;
+  std::string in_layer(int64_t layer, const char* name) const;
+  const Tensor<T>* bias(const std::string& name) const;
+  void drop(Tensor<T>& z, int64_t layer, int site, int64_t sequence) const;
+  Normed<T> normed(const Tensor<T>& x, const std::string& name) const;
+  SequenceState forward(std::span<const int32_t> row, int64_t sequence) const;
+  LayerState forward_layer(const Tensor<T>& x, int64_t layer, int64_t sequence) const;
+  Tensor<T> backward_layer(const LayerState& saved, Tensor<T> dy, int64_t layer, int64_t sequence, Tensors<T>& gradients) const;
+  Tensor<T> backward_norm(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, const std::string& name,
+                          Tensors<T>& gradients) const;
+  Contribution<T> contribution(std::span<const int32_t> row, int64_t sequence) const;
+  void update(size_t parameter, const Tensor<T>& gradient);
+
+  Model model_;
+  Train train_;
+  int64_t sequences_;
+  Heads heads_;
+  std::vector<ModelParameter> parameters_;
+  std::map<std::string, size_t> index_;
+  Tensors<T> values_, first_moment_, second_moment_;
+  int64_t step_ = 0;
+};
+
+extern template class Trainer<float>;
+extern template class Trainer<double>;
+
+}  // namespace shardlab::reference

@@ -1,0 +1,23 @@
+// A case lowered, executed and read back: the other side of every comparison with the reference.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/case.h"
+#include "plan/interfaces.h"
+
+namespace shardlab::testing {
+
+struct Trained {
+  std::vector<float> losses;                            ///< by step
+  std::map<std::string, std::vector<float>> parameters;  ///< logical values; every replica was compared bit for bit
+};
+
+/// Lowers `config` and trains it for `steps` steps on thread ranks of this process. Refuses what `lower` and the session refuse, and
+/// replicas that differ.
+Result<Trained> train_case(const Case& config, const BatchSource& source, int steps);
+
+}  // namespace shardlab::testing

@@ -1,0 +1,219 @@
+#include "plan/collective_steps.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+
+#include "plan/base/philox.h"
+#include "plan/base/tree.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using Values = std::vector<float>;
+using Action = CollectiveStep::Action;
+
+constexpr std::array kKinds{CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather,
+                            CollectiveKind::kBroadcast, CollectiveKind::kAllToAll};
+constexpr std::array kAlgorithmsTested{Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect};
+
+/// Every rank's buffer, and a second one for all_to_all, with the steps of one collective carried out on them. Messages are taken
+/// when the sender begins a step, as the header says.
+class Group {
+ public:
+  Group(CollectiveKind kind, Algorithm algorithm, int size, int64_t elements, int root, std::vector<Values> start)
+      : size_(size), elements_(elements), src_(start), own_(std::move(start)) {
+    in_place_ = kind != CollectiveKind::kAllToAll || algorithm == Algorithm::kHalvingDoubling;
+    for (int r = 0; r < size; ++r) steps_.push_back(collective_steps(kind, algorithm, size, r, root));
+  }
+
+  std::vector<Values> run() {
+    for (const auto& s : steps_) REQUIRE(s.size() == steps_[0].size());
+    for (size_t k = 0; k < steps_[0].size(); ++k) step(k);
+    return own_;
+  }
+  int64_t sent(int rank) const { return sent_[static_cast<size_t>(rank)]; }
+
+ private:
+  Values part(const Values& v, int p) const {
+    return Values(v.begin() + part_begin(elements_, size_, p), v.begin() + part_begin(elements_, size_, p + 1));
+  }
+
+  void step(size_t k) {
+    // messages_[from][to]: parts in the order sent
+    std::vector<std::vector<std::vector<Values>>> messages(static_cast<size_t>(size_),
+                                                           std::vector<std::vector<Values>>(static_cast<size_t>(size_)));
+    const std::vector<Values> before = own_;
+    for (int from = 0; from < size_; ++from) {
+      const CollectiveStep& s = steps_[static_cast<size_t>(from)][k];
+      const Values& source = in_place_ ? before[static_cast<size_t>(from)] : src_[static_cast<size_t>(from)];
+      for (int to = 0; to < size_; ++to) {
+        if (to == from || (s.send_to != to && s.send_to != -2)) continue;
+        for (const int p : s.send_parts) {
+          if (s.send_to == -2 && s.scatter && p != to) continue;
+          messages[static_cast<size_t>(from)][static_cast<size_t>(to)].push_back(part(source, p));
+          sent_[static_cast<size_t>(from)] +=
+              static_cast<int64_t>(messages[static_cast<size_t>(from)][static_cast<size_t>(to)].back().size());
+        }
+      }
+    }
+    for (int to = 0; to < size_; ++to) receive(to, steps_[static_cast<size_t>(to)][k], before[static_cast<size_t>(to)], messages);
+  }
+
+  void receive(int to, const CollectiveStep& s, const Values& before,
+               const std::vector<std::vector<std::vector<Values>>>& messages) {
+    std::vector<std::vector<Values>> in;
+    for (int from = 0; from < size_; ++from) in.push_back(messages[static_cast<size_t>(from)][static_cast<size_t>(to)]);
+    for (int from = 0; from < size_; ++from) {
+      const bool expected = from != to && (s.receive_from == from || s.receive_from == -2);
+      REQUIRE(in[static_cast<size_t>(from)].empty() == !expected);
+    }
+    if (s.receive_from == -1) return;
+    if (s.action == Action::kTreeReduce) {
+      REQUIRE(s.receive_parts == std::vector<int>{to});
+      const int64_t begin = part_begin(elements_, size_, to), end = part_begin(elements_, size_, to + 1);
+      for (int64_t e = begin; e < end; ++e)
+        own_[static_cast<size_t>(to)][static_cast<size_t>(e)] = tree_sum(
+            0, size_,
+            [&](int64_t r) {
+              return r == to ? before[static_cast<size_t>(e)] : in[static_cast<size_t>(r)].at(0)[static_cast<size_t>(e - begin)];
+            },
+            [](float a, float b) { return a + b; });
+      return;
+    }
+    for (size_t i = 0; i < s.receive_parts.size(); ++i) {
+      const int p = s.receive_parts[i];
+      const Values& message =
+          s.receive_from == -2 ? in[static_cast<size_t>(p)].at(0) : in[static_cast<size_t>(s.receive_from)].at(i);
+      const int64_t begin = part_begin(elements_, size_, p);
+      REQUIRE(static_cast<int64_t>(message.size()) == part_begin(elements_, size_, p + 1) - begin);
+      for (size_t e = 0; e < message.size(); ++e) {
+        float& mine = own_[static_cast<size_t>(to)][static_cast<size_t>(begin) + e];
+        mine = s.action == Action::kReduce ? mine + message[e] : message[e];
+      }
+    }
+  }
+
+  int size_;
+  int64_t elements_;
+  bool in_place_;
+  std::vector<Values> src_, own_;
+  std::vector<std::vector<CollectiveStep>> steps_;
+  std::vector<int64_t> sent_ = std::vector<int64_t>(16);
+};
+
+/// Small integers, whose sums are exact in every order, or floats, whose sums are not.
+std::vector<Values> starting_values(int size, int64_t elements, bool integers) {
+  std::vector<Values> start(static_cast<size_t>(size), Values(static_cast<size_t>(elements)));
+  for (int r = 0; r < size; ++r)
+    for (int64_t e = 0; e < elements; ++e) {
+      const uint32_t bits = random_bits({7, RandomUse::kShuffle, static_cast<uint32_t>(r), 0}, static_cast<uint64_t>(e));
+      start[static_cast<size_t>(r)][static_cast<size_t>(e)] =
+          integers ? static_cast<float>(bits % 1000) : static_cast<float>(bits) * 1.1e-7f;
+    }
+  return start;
+}
+
+float sum_over(const std::vector<Values>& start, int64_t e) {
+  return tree_sum(
+      0, static_cast<int64_t>(start.size()), [&](int64_t r) { return start[static_cast<size_t>(r)][static_cast<size_t>(e)]; },
+      [](float a, float b) { return a + b; });
+}
+
+int owner_of(int64_t elements, int size, int64_t e) {
+  int p = 0;
+  while (part_begin(elements, size, p + 1) <= e) ++p;
+  return p;
+}
+
+/// What the definition of the collective says rank `rank` holds at element `e`; nothing where it says nothing.
+std::optional<float> meant(CollectiveKind kind, const std::vector<Values>& start, int rank, int root, int64_t elements, int64_t e) {
+  const int size = static_cast<int>(start.size());
+  const int part = owner_of(elements, size, e);
+  const auto at = [&](int r, int64_t element) { return start[static_cast<size_t>(r)][static_cast<size_t>(element)]; };
+  switch (kind) {
+    case CollectiveKind::kAllReduce: return sum_over(start, e);
+    case CollectiveKind::kReduceScatter: return part == rank ? std::optional(sum_over(start, e)) : std::nullopt;
+    case CollectiveKind::kAllGather: return at(part, e);
+    case CollectiveKind::kBroadcast: return at(root, e);
+    case CollectiveKind::kAllToAll: return at(part, e - part_begin(elements, size, part) + part_begin(elements, size, rank));
+  }
+  return std::nullopt;
+}
+
+bool applies(CollectiveKind kind, Algorithm algorithm, int size, int64_t elements) {
+  if (algorithm == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(size))) return false;
+  return kind != CollectiveKind::kAllToAll || elements % size == 0;  // its parts must be equal
+}
+
+TEST_CASE("the steps do what the collective means, on every group size, root and uneven cut") {
+  int checked = 0;
+  for (const CollectiveKind kind : kKinds)
+    for (const Algorithm algorithm : kAlgorithmsTested)
+      for (int size = 1; size <= 9; ++size)
+        for (const int64_t elements : {int64_t{0}, int64_t{1}, int64_t{5}, int64_t{8}, int64_t{72}, int64_t{77}, int64_t{5040}})
+          for (int root = 0; root < (kind == CollectiveKind::kBroadcast ? size : 1); ++root) {
+            if (!applies(kind, algorithm, size, elements)) continue;
+            const bool exact_order = algorithm == Algorithm::kDirect;  // sums in canonical tree order: floats must agree bit by bit
+            const auto start = starting_values(size, elements, !exact_order);
+            Group group(kind, algorithm, size, elements, root, start);
+            const auto end = group.run();
+            bool right = true;
+            for (int r = 0; r < size; ++r) {
+              for (int64_t e = 0; e < elements; ++e) {
+                const auto want = meant(kind, start, r, root, elements, e);
+                right = right && (!want || *want == end[static_cast<size_t>(r)][static_cast<size_t>(e)]);
+              }
+              right = right && group.sent(r) == sent_elements(kind, algorithm, elements, size, r, root);
+            }
+            INFO(fmt::format("kind {} algorithm {} size {} elements {} root {}", int(kind), int(algorithm), size, elements, root));
+            REQUIRE(right);
+            ++checked;
+          }
+  // 3 kinds x 22 (algorithm, size) x 7 lengths; broadcast 105 (algorithm, size, root) x 7; all_to_all 87 that divide
+  REQUIRE(checked == 3 * 22 * 7 + 105 * 7 + 87);
+}
+
+TEST_CASE("each rank sends what the closed forms say where the parts are equal") {
+  const int64_t n = 5040 * 16;
+  for (int g = 2; g <= 9; ++g)
+    for (int r = 0; r < g; ++r) {
+      const int64_t share = n / g * (g - 1);
+      for (const Algorithm a : kAlgorithmsTested) {
+        if (a == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(g))) continue;
+        REQUIRE(sent_elements(CollectiveKind::kAllReduce, a, n, g, r) == 2 * share);
+        REQUIRE(sent_elements(CollectiveKind::kReduceScatter, a, n, g, r) == share);
+        REQUIRE(sent_elements(CollectiveKind::kAllGather, a, n, g, r) == share);
+      }
+      REQUIRE(sent_elements(CollectiveKind::kAllToAll, Algorithm::kRing, n, g, r) == share);
+      REQUIRE(sent_elements(CollectiveKind::kAllToAll, Algorithm::kDirect, n, g, r) == share);
+      REQUIRE(sent_elements(CollectiveKind::kBroadcast, Algorithm::kRing, n, g, r) == (r == g - 1 ? 0 : n));
+      REQUIRE(sent_elements(CollectiveKind::kBroadcast, Algorithm::kDirect, n, g, r) == (r == 0 ? n * (g - 1) : 0));
+      if (!std::has_single_bit(static_cast<unsigned>(g))) continue;
+      REQUIRE(sent_elements(CollectiveKind::kAllToAll, Algorithm::kHalvingDoubling, n, g, r) ==
+              n / 2 * std::countr_zero(static_cast<unsigned>(g)));
+    }
+}
+
+TEST_CASE("uneven parts still add up: over all ranks an all-reduce sends 2n(g-1)") {
+  for (const int64_t n : {1, 7, 77, 1001})
+    for (int g = 2; g <= 9; ++g)
+      for (const Algorithm a : kAlgorithmsTested) {
+        if (a == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(g))) continue;
+        int64_t sum = 0;
+        for (int r = 0; r < g; ++r) sum += sent_elements(CollectiveKind::kAllReduce, a, n, g, r);
+        REQUIRE(sum == 2 * n * (g - 1));
+      }
+}
+
+TEST_CASE("step counts") {
+  REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kRing, 8, 3).size() == 14);
+  REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kHalvingDoubling, 8, 3).size() == 6);
+  REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kDirect, 8, 3).size() == 2);
+  REQUIRE(collective_steps(CollectiveKind::kBroadcast, Algorithm::kRing, 8, 3).size() == 14);
+  REQUIRE(collective_steps(CollectiveKind::kAllReduce, Algorithm::kRing, 1, 0).empty());
+}
+
+}  // namespace
+}  // namespace shardlab

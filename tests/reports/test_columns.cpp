@@ -1,0 +1,100 @@
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "reports/columns.h"
+#include "tests/reports/sample.h"
+#include "tests/test.h"
+
+using namespace shardlab;
+using namespace shardlab::testing;
+
+namespace {
+
+// The contract of ARCHITECTURE.md, section 3, word for word.
+constexpr const char* kContract =
+    "case_id name status reason model parameters machine backend transport world_size "
+    "dp tp pp vpp cp ep zero schedule sequence_parallel recompute offload precision "
+    "micro_batch grad_accumulation seq_len global_batch_tokens "
+    "predicted_step_s measured_step_s step_error_pct predicted_tokens_per_s measured_tokens_per_s "
+    "predicted_mfu measured_mfu predicted_peak_bytes measured_peak_bytes predicted_wire_bytes measured_wire_bytes "
+    "predicted_compute_s measured_compute_s predicted_exposed_comm_s measured_exposed_comm_s "
+    "predicted_bubble_fraction measured_bubble_fraction unplanned_time_s unplanned_memory_bytes "
+    "loss_first loss_last energy_j";
+
+Value cell(const CaseOutcome& o, std::string_view name) { return find_column(name)->get(o); }
+
+}  // namespace
+
+TEST_CASE("the first columns are the contract's, in its order") {
+  std::istringstream words(kContract);
+  std::string word;
+  size_t i = 0;
+  for (; words >> word; ++i) CHECK(case_columns()[i].name == word);
+  CHECK(i == 48);
+}
+
+TEST_CASE("every column is one word, has a help text, and occurs once") {
+  std::set<std::string_view> seen;
+  for (const CaseColumn& c : case_columns()) {
+    CHECK(std::all_of(c.name.begin(), c.name.end(), [](char x) { return (x >= 'a' && x <= 'z') || x == '_'; }));
+    CHECK_FALSE(c.help.empty());
+    CHECK(seen.insert(c.name).second);
+  }
+  for (const char* further : {"step_spread", "repeats", "samples", "val_loss", "seed", "program_version", "calibration_id", "bucket_bytes", "overlap", "collective_algorithm", "optimizer", "dropout",
+                              "canonical", "threads_per_rank", "loss_unigram", "extrapolated", "kernel_variant"})
+    CHECK(find_column(further) != nullptr);
+  CHECK(find_column("no_such") == nullptr);
+}
+
+TEST_CASE("figures that follow from others") {
+  const CaseOutcome o = small_outcome();
+  CHECK(std::get<double>(cell(o, "predicted_tokens_per_s")) == 4096 / 0.09);
+  CHECK(std::get<double>(cell(o, "measured_tokens_per_s")) == 4096 / 0.1);
+  CHECK(std::get<double>(cell(o, "step_error_pct")) == Approx(-10).epsilon(1e-12));
+  CHECK(std::get<double>(cell(o, "loss_first")) == 5.5);
+  CHECK(std::get<double>(cell(o, "loss_last")) == 2.75);
+  // One rank on a machine of 250 Gflop/s a core: flops of a token * tokens/s / 250e9.
+  CHECK(std::get<double>(cell(o, "measured_mfu")) == model_flops_per_token(o.config.model, 128) * (4096 / 0.1) / 250e9);
+}
+
+TEST_CASE("ranks that share cores share their peak; a data-sheet machine has one device a rank") {
+  Case c = small_outcome().config;
+  c.layout.dp = 8;
+  CHECK(peak_flops(c) == 2 * 250e9);
+  c.machine.local = false;
+  CHECK(peak_flops(c) == 8 * 250e9);
+  c.train.precision = "fp8";
+  CHECK_FALSE(peak_flops(c));
+}
+
+TEST_CASE("what does not apply is empty") {
+  CaseOutcome o = small_outcome();
+  o.measured.reset();
+  o.status = Status::kRefused;
+  for (const char* name : {"measured_step_s", "step_error_pct", "measured_mfu", "loss_first", "energy_j", "val_loss", "kernel_variant"}) CHECK(cell(o, name).index() == 0);
+  CHECK(std::get<double>(cell(o, "predicted_step_s")) == 0.09);
+  o = small_outcome();
+  o.measured->losses.clear();
+  CHECK(cell(o, "loss_last").index() == 0);
+}
+
+TEST_CASE("results.csv of the sample sweep") { REQUIRE_GOLDEN("reports/results.csv", print_csv(case_table(sweep_outcomes()))); }
+
+TEST_CASE("the console summary of the sample sweep at 160 columns") {
+  REQUIRE_GOLDEN("reports/summary.txt", print_aligned(case_table(sweep_outcomes(), summary_columns()), 160));
+}
+
+TEST_CASE("layouts in words") {
+  Case c = small_outcome().config;
+  CHECK(layout_text(c) == "1 rank");
+  c.layout.dp = 2;
+  c.layout.pp = 2;
+  c.layout.zero = 1;
+  c.layout.schedule = Schedule::k1F1B;
+  c.layout.recompute = Recompute::kFull;
+  CHECK(layout_text(c) == "dp2 pp2 zero1 1f1b recompute-full");
+  CHECK(case_title(c) == "one (dp2 pp2 zero1 1f1b recompute-full)");
+  c.name = "dp2-pp2-zero1-1f1b-recompute-full";
+  CHECK(case_title(c) == c.name);
+}

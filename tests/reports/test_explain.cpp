@@ -1,0 +1,51 @@
+#include <algorithm>
+
+#include "reports/explain.h"
+#include "tests/reports/sample.h"
+#include "tests/test.h"
+
+using namespace shardlab;
+using namespace shardlab::testing;
+
+TEST_CASE("the op table: greatest first, residuals, shares of the stage") {
+  const Table t = op_table(small_outcome());
+  REQUIRE(t.rows.size() == 3);
+  const auto at = [&](size_t row, const char* name) {
+    for (size_t c = 0; c < t.columns.size(); ++c)
+      if (t.columns[c].name == name) return t.rows[row][c];
+    FAIL("no column " << name);
+    return Value();
+  };
+  CHECK(std::get<std::string>(at(0, "op")) == "layer.F mlp.up");
+  CHECK(std::get<std::string>(at(1, "op")) == "update adamw");
+  CHECK(std::get<double>(at(0, "residual_s")) == 0.06 - 0.05);
+  CHECK(std::get<double>(at(0, "residual_pct")) == Approx(20));
+  CHECK(std::get<double>(at(0, "share")) == 0.06 / (0.06 + 0.01 + 0.027));
+  CHECK(std::get<double>(at(0, "flops_per_s")) == 3e8 / 0.06);
+  CHECK(op_table(small_outcome(), 2).rows.size() == 2);
+}
+
+TEST_CASE("explanations of the sample sweep") {
+  const std::vector<CaseOutcome> cases = sweep_outcomes();
+  std::string text;
+  for (const size_t i : {size_t{0}, size_t{5}, size_t{9}, size_t{15}, size_t{16}}) text += explain(cases[i], {6, 140}) + "\n";
+  REQUIRE_GOLDEN("reports/explain.txt", text);
+}
+
+TEST_CASE("a case without figures says why, one without ops has no table") {
+  CaseOutcome o = small_outcome();
+  o.predicted.reset();
+  o.measured.reset();
+  o.ops.clear();
+  o.status = Status::kFailed;
+  o.reason = "rank 1 died";
+  CHECK(reasons(o) == std::vector<std::string>{"The case did not run: rank 1 died."});
+  CHECK(explain(o) == "one (1 rank): failed, rank 1 died\n\n- The case did not run: rank 1 died.\n");
+}
+
+TEST_CASE("more threads than cores is said") {
+  CaseOutcome o = small_outcome();
+  o.config.layout.dp = 4;
+  const auto all = reasons(o);
+  CHECK(std::any_of(all.begin(), all.end(), [](const std::string& s) { return s.find("4 compute threads share 2 cores") != std::string::npos; }));
+}

@@ -1,0 +1,252 @@
+#include <sqlite3.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "plan/base/world_error.h"
+#include "reports/columns.h"
+#include "reports/outcome_json.h"
+#include "reports/store.h"
+#include "tests/reports/sample.h"
+#include "tests/test.h"
+
+using namespace shardlab;
+using namespace shardlab::testing;
+
+namespace {
+
+/// A new empty folder that goes away with the test.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "shardlab-store-XXXXXX").string();
+    REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const char* name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// All that an outcome says, as text: equal texts are equal outcomes.
+std::string fingerprint(const CaseOutcome& o) {
+  std::string out = outcome_to_json(o) + machine_to_json(o.config.machine);
+  if (o.measured)
+    for (const double loss : o.measured->losses) out += " " + exact_text(loss);
+  for (const OpComparison& op : o.ops)
+    for (const double v : {op.flops, op.memory_bytes, op.payload_bytes, op.predicted_s, op.measured_s, double(op.count), double(op.stage)}) out += op.label + op.kind + exact_text(v);
+  return out;
+}
+
+Store opened(const std::string& path) {
+  Result<Store> store = Store::open(path);
+  REQUIRE(store.ok());
+  return std::move(store).value();
+}
+
+void sql(const std::string& path, const char* statement) {
+  sqlite3* handle = nullptr;
+  REQUIRE(sqlite3_open(path.c_str(), &handle) == SQLITE_OK);
+  REQUIRE(sqlite3_exec(handle, statement, nullptr, nullptr, nullptr) == SQLITE_OK);
+  sqlite3_close(handle);
+}
+
+}  // namespace
+
+TEST_CASE("what is appended is read back, bit for bit, by another opening of the file") {
+  const Folder folder;
+  const std::string path = folder / "results.sqlite";
+  std::vector<CaseOutcome> cases = sweep_outcomes();
+  cases[0].measured->losses = {5.5, std::nan(""), HUGE_VAL, -HUGE_VAL, 1.0 / 3};
+  cases[1].measured->energy_j = 12.5;
+  cases[1].config.train.seed = 0xffffffffffffffffull;
+  cases[1].config.train.learning_rate = {LearningRate::Kind::kCosine, 3e-4f, 10, 1000, 3e-5f};
+  for (CaseOutcome& o : cases) o.program_version = "0.1.0";
+  {
+    Store store = opened(path);
+    for (const CaseOutcome& o : cases) store.append(o);
+  }
+  const Result<Store> again = Store::open_existing(path);
+  REQUIRE(again.ok());
+  const std::vector<CaseOutcome> read = again->outcomes();
+  REQUIRE(read.size() == cases.size());
+  for (size_t i = 0; i < cases.size(); ++i) CHECK(fingerprint(read[i]) == fingerprint(cases[i]));
+  CHECK(read[1].config.train == cases[1].config.train);
+  CHECK(read[3].config.layout == cases[3].config.layout);
+  CHECK(read[3].config.model == cases[3].config.model);
+}
+
+TEST_CASE("a case that is appended again replaces its row and keeps its place") {
+  const Folder folder;
+  Store store = opened(folder / "results.sqlite");
+  std::vector<CaseOutcome> cases = sweep_outcomes();
+  for (const CaseOutcome& o : cases) store.append(o);
+  CaseOutcome second = cases[1];
+  second.measured->losses = {1.0};
+  second.ops.resize(1);
+  store.append(second);
+  const std::vector<CaseOutcome> read = store.outcomes();
+  REQUIRE(read.size() == cases.size());
+  CHECK(fingerprint(read[1]) == fingerprint(second));
+  std::vector<std::string> ids;
+  for (const CaseOutcome& o : cases) ids.push_back(o.case_id);
+  CHECK(store.case_ids() == ids);
+}
+
+TEST_CASE("recorded finds a case of this version of the program only") {
+  const Folder folder;
+  Store store = opened(folder / "results.sqlite");
+  RunMetadata run = sweep_report().metadata;
+  store.begin_run(run);
+  CaseOutcome o = small_outcome();
+  o.program_version.clear();  // the run's is filled in
+  store.append(o);
+  const auto found = store.recorded(o.case_id, "0.1.0");
+  REQUIRE(found);
+  o.program_version = "0.1.0";
+  CHECK(fingerprint(*found) == fingerprint(o));
+  CHECK_FALSE(store.recorded(o.case_id, "0.2.0"));
+  CHECK_FALSE(store.recorded("0000000000000000", "0.1.0"));
+  CHECK(store.runs() == std::vector<RunMetadata>{run});
+}
+
+TEST_CASE("the columns of the store are the columns of the CSV, with the same values") {
+  const Folder folder;
+  const std::string path = folder / "results.sqlite";
+  const CaseOutcome o = sweep_outcomes()[9];
+  opened(path).append(o);
+  sqlite3* handle = nullptr;
+  REQUIRE(sqlite3_open(path.c_str(), &handle) == SQLITE_OK);
+  sqlite3_stmt* row = nullptr;
+  REQUIRE(sqlite3_prepare_v2(handle, "SELECT * FROM cases", -1, &row, nullptr) == SQLITE_OK);
+  REQUIRE(sqlite3_step(row) == SQLITE_ROW);
+  int at = 1;  // after `position`
+  for (const CaseColumn& c : case_columns()) {
+    CAPTURE(c.name);
+    CHECK(c.name == sqlite3_column_name(row, at));
+    const Value v = c.get(o);
+    if (const double* real = std::get_if<double>(&v)) CHECK(sqlite3_column_double(row, at) == *real);
+    if (const int64_t* whole = std::get_if<int64_t>(&v)) CHECK(sqlite3_column_int64(row, at) == *whole);
+    if (v.index() == 0) CHECK(sqlite3_column_type(row, at) == SQLITE_NULL);
+    ++at;
+  }
+  sqlite3_finalize(row);
+  sqlite3_close(handle);
+}
+
+TEST_CASE("a newer store, a foreign file and a missing one are refused with what to do") {
+  const Folder folder;
+  const std::string path = folder / "results.sqlite";
+  opened(path);
+  sql(path, "PRAGMA user_version = 2");
+  const Result<Store> newer = Store::open(path);
+  REQUIRE_FALSE(newer.ok());
+  CHECK(newer.error().message == path + " was written by a newer shardlab: store version 2, this program reads up to 1");
+  CHECK(newer.error().hint == "use that shardlab, or choose another directory with --out");
+
+  const std::string foreign = folder / "foreign.sqlite";
+  sql(foreign, "CREATE TABLE songs (name TEXT)");
+  const Result<Store> other = Store::open(foreign);
+  REQUIRE_FALSE(other.ok());
+  CHECK(other.error().message == foreign + " is an SQLite file, but no results store of shardlab");
+
+  const Result<Store> missing = Store::open_existing(folder / "none.sqlite");
+  REQUIRE_FALSE(missing.ok());
+  CHECK(missing.error().code == ExitCode::kUsage);
+}
+
+TEST_CASE("a file that is no database is the world's fault, and says so") {
+  const Folder folder;
+  const std::string path = folder / "results.sqlite";
+  std::ofstream(path) << std::string(4096, 'x');
+  try {
+    (void)Store::open(path);
+    FAIL("a file of x was opened as a store");
+  } catch (const WorldError& e) {
+    CHECK(std::string(e.what()).find("file is not a database") != std::string::npos);
+    CHECK(e.hint().find("--out") != std::string::npos);
+  }
+}
+
+TEST_CASE("a full disk keeps what was stored and names the remedy") {
+  const Folder folder;
+  const std::string path = folder / "results.sqlite";
+  Store store = opened(path);
+  store.append(sweep_outcomes()[0]);
+  // The limit on file sizes stands for a full disk: the write that crosses it fails.
+  struct rlimit old;
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit small = old;
+  small.rlim_cur = std::filesystem::file_size(path);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
+  std::string message, hint;
+  try {
+    for (const CaseOutcome& o : sweep_outcomes()) store.append(o);
+  } catch (const WorldError& e) {
+    message = e.what();
+    hint = e.hint();
+  }
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  CAPTURE(message);
+  CHECK(message.find(path) == 0);
+  CHECK(hint.find("--resume") != std::string::npos);
+  CHECK(store.outcomes().size() >= 1);
+  CHECK(fingerprint(store.outcomes()[0]) == fingerprint(sweep_outcomes()[0]));
+}
+
+TEST_CASE("a run directory keeps store and CSV in step, and resumes") {
+  const Folder folder;
+  const std::string run = folder / "run";
+  const RunMetadata metadata = sweep_report().metadata;
+  std::vector<CaseOutcome> cases = sweep_outcomes();
+  for (CaseOutcome& o : cases) o.program_version = metadata.program_version;
+  {
+    Result<RunDirectory> directory = RunDirectory::open(run, metadata);
+    REQUIRE(directory.ok());
+    directory->append(cases[0]);
+    CHECK(contents(run + "/results.csv") == print_csv(case_table({cases.data(), 1})));
+  }
+  Result<RunDirectory> directory = RunDirectory::open(run, metadata);
+  REQUIRE(directory.ok());
+  CHECK(directory->store().recorded(cases[0].case_id, metadata.program_version));
+  for (size_t i = 1; i < cases.size(); ++i) directory->append(cases[i]);
+  directory->finish();
+  CHECK(contents(run + "/results.csv") == print_csv(case_table(cases)));
+  CHECK(directory->store().runs().size() == 2);
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(run)) files += entry.is_regular_file();
+  CHECK(files == 2);  // no temporary file is left behind
+}
+
+TEST_CASE("writing into a missing directory throws and leaves nothing") {
+  const Folder folder;
+  CHECK_THROWS_AS(write_file_atomically(folder / "no/such/file.csv", "x"), WorldError);
+}
+
+TEST_CASE("stored JSON of a wrong kind is refused") {
+  CHECK_FALSE(outcome_from_json("[1, 2]").ok());
+  CHECK_FALSE(outcome_from_json("{\"parameters\": \"many\"}").ok());
+  CHECK_FALSE(outcome_from_json("{\"status\": \"splendid\"}").ok());
+  CHECK_FALSE(machine_from_json("{").ok());
+  const Result<CaseOutcome> older = outcome_from_json("{\"case_id\": \"a1\", \"config\": {\"layout\": {\"dp\": 2}}, \"unknown\": 3}");
+  REQUIRE(older.ok());
+  CHECK(older->config.layout.dp == 2);
+  CHECK(older->config.layout.tp == 1);
+}

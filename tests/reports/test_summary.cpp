@@ -1,0 +1,97 @@
+#include <algorithm>
+#include <cmath>
+
+#include "reports/summary.h"
+#include "tests/reports/sample.h"
+#include "tests/test.h"
+
+using namespace shardlab;
+using namespace shardlab::testing;
+
+namespace {
+
+/// `small_outcome` under another name, with another measured step.
+CaseOutcome variant(const std::string& name, double measured_step_s, int dp = 1) {
+  CaseOutcome o = small_outcome();
+  o.case_id = name;
+  o.config.name = name;
+  o.config.layout.dp = dp;
+  o.measured->step_s = measured_step_s;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("fastest, smallest and accuracy of three cases") {
+  std::vector<CaseOutcome> cases{variant("a", 0.096), variant("b", 0.08), variant("c", 0.12, 2)};
+  cases[2].measured->peak_bytes = 40'000'000;
+  const Summary s = summarise(cases);
+  CHECK(s.by_measurement);
+  CHECK(s.fastest == 1);
+  CHECK(s.smallest == 2);
+  CHECK(s.all.cases == 3);
+  CHECK(s.all.median_abs_pct == Approx(12.5));  // errors: -6.25, +12.5, -25 percent
+  CHECK(s.all.worst_abs_pct == Approx(25));
+  CHECK(s.all.worst_case == 2);
+  CHECK(s.all.within_10 == 1);
+  CHECK(s.all.peak_exact == 2);
+  CHECK(s.all.peak_largest_miss == 10'000'000);
+  CHECK(s.all.wire_exact == 3);
+  REQUIRE(s.by_world_size.size() == 2);
+  CHECK(s.by_world_size[0].first == 1);
+  CHECK(s.by_world_size[0].second.cases == 2);
+  CHECK(s.by_world_size[0].second.median_abs_pct == Approx(9.375));
+  CHECK(s.by_world_size[1].second.median_abs_pct == Approx(25));
+}
+
+TEST_CASE("without measurements the predictions decide; failed cases never win") {
+  std::vector<CaseOutcome> cases{variant("a", 0.1), variant("b", 0.1)};
+  for (CaseOutcome& o : cases) o.measured.reset();
+  cases[1].predicted->step_s = 0.01;
+  cases[1].status = Status::kOom;
+  const Summary s = summarise(cases);
+  CHECK_FALSE(s.by_measurement);
+  CHECK(s.fastest == 0);
+  CHECK(s.all.cases == 0);
+  CHECK(s.by_status[static_cast<size_t>(Status::kOom)] == 1);
+}
+
+TEST_CASE("losses are compared within a model, batch, optimizer and seed, whatever the layout") {
+  std::vector<CaseOutcome> cases{variant("a", 0.1), variant("b", 0.1, 2), variant("c", 0.1)};
+  cases[1].measured->losses = {5.5, 4.25, 3.625, 3.0};  // shorter, and 0.125 apart at step 2
+  cases[2].config.train.seed = 2;
+  const Summary s = summarise(cases);
+  REQUIRE(s.losses.size() == 2);
+  CHECK(s.losses[0].cases == std::vector<int>{0, 1});
+  CHECK(s.losses[0].largest_deviation == 0.125);
+  CHECK(s.losses[0].at_step == 2);
+  CHECK(s.losses[0].steps == 4);
+  CHECK(s.losses[0].unigram == 3.25);
+  CHECK(s.losses[1].cases == std::vector<int>{2});
+  CHECK(s.losses[1].largest_deviation == 0);
+}
+
+TEST_CASE("a loss that is not finite is bad news") {
+  std::vector<CaseOutcome> cases{variant("a", 0.1)};
+  cases[0].measured->losses[3] = HUGE_VAL;
+  const auto all = statements(cases, summarise(cases));
+  const bool said = std::any_of(all.begin(), all.end(), [](const Statement& s) { return s.mood == Statement::Mood::kBad && s.text.find("not finite") != std::string::npos; });
+  CHECK(said);
+}
+
+TEST_CASE("no cases, and no case that ran") {
+  CHECK(statements({}, summarise({})).front().text == "There are no cases.");
+  std::vector<CaseOutcome> cases{variant("a", 0.1)};
+  cases[0].status = Status::kRefused;
+  cases[0].predicted.reset();
+  cases[0].measured.reset();
+  CHECK(statements(cases, summarise(cases)).front().text == "No case ran: the table gives the reason of each.");
+}
+
+TEST_CASE("the answer of the sample sweep") {
+  const std::vector<CaseOutcome> cases = sweep_outcomes();
+  constexpr const char* kMoods[] = {"answer", "good", "note", "bad"};
+  std::string text;
+  for (const Statement& s : statements(cases, summarise(cases))) text += std::string(kMoods[static_cast<size_t>(s.mood)]) + ": " + s.text + "\n";
+  REQUIRE_GOLDEN("reports/statements.txt", text);
+}

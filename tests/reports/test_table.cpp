@@ -1,0 +1,75 @@
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+
+#include "reports/table.h"
+#include "tests/test.h"
+
+using namespace shardlab;
+
+namespace {
+
+Table sample() {
+  Table t;
+  t.columns = {{"name", Unit::kNone, "", true}, {"step_s", Unit::kSeconds, "step"}, {"peak_bytes", Unit::kBytes, "peak"}, {"error_pct", Unit::kPercent, "error"}, {"overlap"}};
+  t.rows = {{std::string("plain"), 0.0412, int64_t{1536}, -2.5, true},
+            {std::string("a,\"b\"\nand | c <d>"), 1.0 / 3, Value(), Value(), false},
+            {std::string(""), std::nan(""), int64_t{0}, 0.0, Value()}};
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("the four forms of a table") {
+  std::string all;
+  for (const TableFormat f : {TableFormat::kTable, TableFormat::kMarkdown, TableFormat::kCsv, TableFormat::kJson}) all += print_table(sample(), f) + "\n";
+  REQUIRE_GOLDEN("reports/table.txt", all);
+}
+
+TEST_CASE("CSV fields survive the round trip") {
+  const auto records = parse_csv(print_csv(sample()));
+  REQUIRE(records.size() == 4);
+  CHECK(records[0] == std::vector<std::string>{"name", "step_s", "peak_bytes", "error_pct", "overlap"});
+  CHECK(records[1] == std::vector<std::string>{"plain", "0.0412", "1536", "-2.5", "true"});
+  CHECK(records[2][0] == "a,\"b\"\nand | c <d>");
+  CHECK(std::stod(records[2][1]) == 1.0 / 3);
+  CHECK(records[2][2] == "");
+  CHECK(records[3] == std::vector<std::string>{"", "nan", "0", "0", ""});
+}
+
+TEST_CASE("CSV with CRLF, empty fields and a last line without its end") {
+  const auto records = parse_csv("a,b\r\n,\"x \"\"y\"\"\"\r\n1,");
+  REQUIRE(records.size() == 3);
+  CHECK(records[1] == std::vector<std::string>{"", "x \"y\""});
+  CHECK(records[2] == std::vector<std::string>{"1", ""});
+}
+
+TEST_CASE("JSON holds exact numbers, and null for what it cannot hold") {
+  const auto json = nlohmann::json::parse(print_json(sample()));
+  REQUIRE(json.size() == 3);
+  CHECK(json[1]["step_s"].get<double>() == 1.0 / 3);
+  CHECK(json[1]["peak_bytes"].is_null());
+  CHECK(json[2]["step_s"].is_null());
+  CHECK(json[0]["overlap"] == true);
+}
+
+TEST_CASE("a narrow terminal shortens texts first and then leaves columns out, saying so") {
+  Table t;
+  t.columns = {{"name", Unit::kNone, "", true}, {"number"}, {"other"}};
+  t.rows = {{std::string("a rather long name of a case"), int64_t{12345}, std::string("last")}};
+  CHECK(print_aligned(t, 30) ==
+        "name             number  other\n"
+        "---------------  ------  -----\n"
+        "a rather long …   12345  last\n");
+  CHECK(print_aligned(t, 18) ==
+        "name      number\n"
+        "--------  ------\n"
+        "a rathe…   12345\n"
+        "(1 more column does not fit into 18 characters: other; --format csv has every column)\n");
+}
+
+TEST_CASE("formats are named") {
+  CHECK(table_format_named("markdown") == TableFormat::kMarkdown);
+  CHECK(table_format_named("json") == TableFormat::kJson);
+  CHECK_FALSE(table_format_named("xml"));
+}

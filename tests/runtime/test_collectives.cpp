@@ -1,0 +1,260 @@
+// Every collective by every algorithm in groups of 1 to 8, bit for bit against one thread that adds in the stated order.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "plan/base/tree.h"
+#include "plan/collective_steps.h"
+#include "tests/runtime/rig.h"
+#include "tests/test.h"
+
+namespace shardlab::testing {
+
+namespace {
+
+using Values = std::vector<float>;
+using Inputs = std::vector<Values>;  ///< by group index
+
+float join(ReduceOp reduce, float own, float theirs) { return reduce == ReduceOp::kSum ? own + theirs : std::max(own, theirs); }
+
+/// What rank `owner` of a reduce-scatter has of element e, by the order of the algorithm as its documentation states it.
+float reduced(Algorithm algorithm, ReduceOp reduce, const Inputs& in, int owner, size_t e) {
+  const int g = static_cast<int>(in.size());
+  const auto value = [&](int rank) { return in[static_cast<size_t>(rank % g)][e]; };
+  if (algorithm == Algorithm::kDirect) {
+    return tree_sum(int64_t{0}, int64_t{g}, [&](int64_t i) { return value(static_cast<int>(i)); },
+                    [&](float a, float b) { return join(reduce, a, b); });
+  }
+  if (algorithm == Algorithm::kRing) {  // from the rank after the owner once around
+    float sum = value(owner + 1);
+    for (int k = 2; k <= g; ++k) sum = join(reduce, value(owner + k), sum);
+    return sum;
+  }
+  // Halving: after the exchange at distance d a rank holds the sum over itself and the ranks that differ in the bits done.
+  const std::function<float(int, int)> held = [&](int rank, int distance) -> float {
+    if (distance == g) return value(rank);
+    return join(reduce, held(rank, distance * 2), held(rank ^ distance, distance * 2));
+  };
+  return held(owner, 1);
+}
+
+/// The serial result on rank `index`; for a reduce_scatter its part alone.
+Values expected(const CollectiveCall& call, const Inputs& in, int index) {
+  const int g = static_cast<int>(in.size());
+  const auto begin = [&](int part) { return static_cast<size_t>(part_begin(call.elements, g, part)); };
+  Values out;
+  for (int part = 0; part < g; ++part) {
+    for (size_t e = begin(part); e < begin(part + 1); ++e) {
+      switch (call.kind) {
+        case CollectiveKind::kAllReduce: out.push_back(reduced(call.algorithm, call.reduce, in, part, e)); break;
+        case CollectiveKind::kReduceScatter:
+          if (part == index) out.push_back(reduced(call.algorithm, call.reduce, in, part, e));
+          break;
+        case CollectiveKind::kAllGather: out.push_back(in[static_cast<size_t>(part)][e]); break;
+        case CollectiveKind::kBroadcast: out.push_back(in[static_cast<size_t>(call.root)][e]); break;
+        case CollectiveKind::kAllToAll: out.push_back(in[static_cast<size_t>(part)][begin(index) + e - begin(part)]); break;
+      }
+    }
+  }
+  return out;
+}
+
+bool same_bits(const Values& a, const Values& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+/// Runs one call on one rank, in place or with the result apart, and says what is wrong with it.
+std::string fault_of(Communicator& comm, Task& task, CollectiveCall call, const Inputs& in, bool apart) {
+  const int g = comm.size(), index = comm.index();
+  Values source = in[static_cast<size_t>(index)], target(static_cast<size_t>(call.elements), -99.0f);
+  const int64_t own = part_begin(call.elements, g, index), own_elements = part_begin(call.elements, g, index + 1) - own;
+  size_t from = 0, size = static_cast<size_t>(call.elements);
+  call.source = call.target = source.data();
+  if (call.kind == CollectiveKind::kReduceScatter) {
+    call.target = apart ? target.data() : source.data() + own;
+    from = apart ? 0 : static_cast<size_t>(own);
+    size = static_cast<size_t>(own_elements);
+  } else if (call.kind == CollectiveKind::kAllGather) {
+    call.source = source.data() + own;
+    if (apart) call.target = target.data();
+  } else if (call.kind == CollectiveKind::kAllToAll || apart) {
+    call.target = target.data();
+  }
+  const Values before = source;
+  const auto prepared = comm.prepare(call);
+  if (!prepared.ok()) return prepared.error().message;
+  const Moved moved = comm.collective(call, task);
+  const Values& result = call.target >= source.data() && call.target <= source.data() + source.size() ? source : target;
+  const Values got(result.begin() + static_cast<std::ptrdiff_t>(from), result.begin() + static_cast<std::ptrdiff_t>(from + size));
+  if (!same_bits(got, expected(call, in, index))) return "differs from the serial result";
+  if (&result == &target && !same_bits(source, before)) return "overwrote its source";
+  const int64_t sent = 4 * sent_elements(call.kind, call.algorithm, call.elements, g, index, call.root);
+  if (moved.sent_bytes != sent) return fmt::format("sent {} bytes, not {}", moved.sent_bytes, sent);
+  if (moved.peer_wait_s < 0) return "waited a negative time";
+  return "";
+}
+
+constexpr CollectiveKind kKinds[]{CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather,
+                                  CollectiveKind::kBroadcast, CollectiveKind::kAllToAll};
+constexpr Algorithm kAlgorithms[]{Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect};
+
+/// Every call that a group of `g` can make, with these many elements.
+std::vector<CollectiveCall> calls_of(int g, const std::vector<int64_t>& counts) {
+  std::vector<CollectiveCall> calls;
+  for (const CollectiveKind kind : kKinds)
+    for (const Algorithm algorithm : kAlgorithms)
+      for (const ReduceOp reduce : {ReduceOp::kSum, ReduceOp::kMax})
+        for (const int64_t count : counts) {
+          const bool reduces = kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
+          if (reduce == ReduceOp::kMax && !reduces) continue;
+          if (algorithm == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(g))) continue;
+          const int64_t elements = kind == CollectiveKind::kAllToAll ? count * g : count;
+          const int root = kind == CollectiveKind::kBroadcast ? static_cast<int>(count % g) : 0;
+          calls.push_back({kind, reduce, algorithm, DType::f32, elements, root, nullptr, nullptr});
+        }
+  return calls;
+}
+
+/// Two communicators over the same ranks, the second in reverse order, each busy with all calls at the same time.
+void check_group(Scheduler& scheduler, int g, const std::vector<int64_t>& counts) {
+  ThreadTransport transport(kernels_for_this_processor());
+  const std::vector<CollectiveCall> calls = calls_of(g, counts);
+  std::vector<std::string> faults(static_cast<size_t>(2 * g));
+  run_tasks(scheduler, 60, g, 2, [&](Task& task) {
+    std::vector<int> members;
+    for (int r = 0; r < g; ++r) members.push_back(task.stream() == 0 ? r : g - 1 - r);
+    const auto comm = transport.join(task.rank(), CommId(task.stream()), members);
+    std::string& fault = faults[static_cast<size_t>(task.rank() * 2 + task.stream())];
+    for (size_t c = 0; c < calls.size(); ++c) {
+      Inputs in;
+      for (int i = 0; i < g; ++i) in.push_back(noise(c, static_cast<uint32_t>(i * 2 + task.stream()), calls[c].elements));
+      const bool can_be_apart = calls[c].kind != CollectiveKind::kReduceScatter || calls[c].algorithm == Algorithm::kDirect;
+      for (const bool apart : {false, true}) {
+        if (apart && !can_be_apart) continue;
+        const std::string found = fault_of(*comm, task, calls[c], in, apart);
+        if (!found.empty() && fault.empty())
+          fault = fmt::format("kind {} algorithm {} elements {} apart {} of rank {}: {}", static_cast<int>(calls[c].kind),
+                              static_cast<int>(calls[c].algorithm), calls[c].elements, apart, task.rank(), found);
+      }
+    }
+  });
+  for (const std::string& fault : faults) REQUIRE(fault == "");
+}
+
+}  // namespace
+
+TEST_CASE("every collective equals its serial result", "[collectives]") {
+  const SteadyClock clock;
+  for (int g = 1; g <= 8; ++g) {
+    ThreadScheduler scheduler(clock, 2 * g, 2);
+    check_group(scheduler, g, {1, 3, 7, 64, 1001});
+  }
+}
+
+TEST_CASE("collectives do not depend on who runs when", "[collectives][seeded]") {
+  for (uint64_t seed = 1; seed <= 6; ++seed)
+    for (const int g : {2, 3, 4}) {
+      SeededScheduler scheduler(seed);
+      check_group(scheduler, g, {1, 5});
+    }
+}
+
+TEST_CASE("other element types are moved and reduced", "[collectives]") {
+  const int g = 3;
+  ThreadTransport transport(kernels_for_this_processor());
+  std::vector<std::vector<double>> doubles(g);
+  std::vector<std::vector<int64_t>> counts(g);
+  std::vector<std::vector<uint8_t>> bytes(g);
+  run_tasks(g, 1, [&](Task& task) {
+    const size_t r = static_cast<size_t>(task.rank());
+    const auto comm = transport.join(task.rank(), CommId(0), std::vector<int>{0, 1, 2});
+    doubles[r] = {1e-17 * (task.rank() + 1), 1.0, -2.0};
+    counts[r] = {task.rank() + 1, 1LL << 40};
+    bytes[r].assign(7, static_cast<uint8_t>(task.rank()));
+    const auto all_reduce = [&](DType dtype, ReduceOp reduce, auto& values) {
+      CollectiveCall call{CollectiveKind::kAllReduce, reduce, Algorithm::kRing, dtype, static_cast<int64_t>(values.size()), 0, values.data(),
+                          values.data()};
+      comm->collective(call, task);
+    };
+    all_reduce(DType::f64, ReduceOp::kSum, doubles[r]);
+    all_reduce(DType::i64, ReduceOp::kMax, counts[r]);
+    CollectiveCall broadcast{CollectiveKind::kBroadcast, ReduceOp::kSum, Algorithm::kRing, DType::u8, 7, 2, bytes[r].data(), bytes[r].data()};
+    comm->collective(broadcast, task);
+  });
+  for (size_t r = 0; r < g; ++r) {
+    REQUIRE(doubles[r] == std::vector<double>{(2e-17 + 3e-17) + 1e-17, 3.0, -6.0});
+    REQUIRE(counts[r] == std::vector<int64_t>{3, 1LL << 40});
+    REQUIRE(bytes[r] == std::vector<uint8_t>(7, 2));
+  }
+}
+
+TEST_CASE("what the transport cannot do is refused beforehand", "[collectives]") {
+  ThreadTransport transport(kernels_for_this_processor());
+  const auto comm = transport.join(0, CommId(0), std::vector<int>{0, 1, 2});
+  float values[8] = {};
+  const auto refusal = [&](CollectiveCall call) {
+    const auto prepared = comm->prepare(call);
+    return prepared.ok() ? std::string() : prepared.error().message;
+  };
+  REQUIRE(refusal({CollectiveKind::kAllReduce, ReduceOp::kSum, Algorithm::kRing, DType::bf16, 6, 0, nullptr, nullptr}) ==
+          "a collective reduces bf16, which the thread transport cannot");
+  REQUIRE(refusal({CollectiveKind::kAllGather, ReduceOp::kSum, Algorithm::kHalvingDoubling, DType::f32, 6, 0, nullptr, nullptr}) ==
+          "halving-doubling in a group of 3 ranks, which is no power of two");
+  REQUIRE(refusal({CollectiveKind::kAllToAll, ReduceOp::kSum, Algorithm::kDirect, DType::f32, 7, 0, nullptr, nullptr}) ==
+          "an all_to_all cuts 7 elements in 3 equal parts");
+  REQUIRE(refusal({CollectiveKind::kReduceScatter, ReduceOp::kSum, Algorithm::kRing, DType::f32, 6, 0, values, values + 6}) ==
+          "a reduce_scatter by ring or halving-doubling keeps partial sums in its source, so its result must be a view of that");
+  REQUIRE(refusal({CollectiveKind::kReduceScatter, ReduceOp::kSum, Algorithm::kDirect, DType::f32, 6, 0, values, values + 6}) == "");
+}
+
+TEST_CASE("messages arrive in order, in both directions at once", "[p2p]") {
+  const int n = 5;
+  ThreadTransport transport(kernels_for_this_processor());
+  std::vector<std::string> faults(static_cast<size_t>(2 * n));
+  // Stream 0 of each rank sends around the ring on one communicator, stream 1 receives.
+  run_tasks(n, 2, [&](Task& task) {
+    std::vector<int> members{0, 1, 2, 3, 4};
+    const auto comm = transport.join(task.rank(), CommId(0), members);
+    for (int64_t i = 0; i < 100; ++i) {
+      if (task.stream() == 0) {
+        const Values out = noise(static_cast<uint64_t>(i), static_cast<uint32_t>(task.rank()), i % 17);
+        const Moved moved = comm->send(out.data(), 4 * (i % 17), (task.rank() + 1) % n, task);
+        if (moved.sent_bytes != 4 * (i % 17)) faults[static_cast<size_t>(task.rank() * 2)] = "miscounted";
+      } else {
+        const int from = (task.rank() + n - 1) % n;
+        Values in(static_cast<size_t>(i % 17), -1.0f);
+        comm->receive(in.data(), 4 * (i % 17), from, task);
+        if (!same_bits(in, noise(static_cast<uint64_t>(i), static_cast<uint32_t>(from), i % 17)))
+          faults[static_cast<size_t>(task.rank() * 2 + 1)] = fmt::format("message {} arrived damaged", i);
+      }
+    }
+  });
+  for (const std::string& fault : faults) REQUIRE(fault == "");
+}
+
+TEST_CASE("the wait for a peer is told from the moving", "[p2p][seeded]") {
+  // Rank 1 comes a thousand decisions of a microsecond late: the sender's call lasts that long and all of it is waiting for the
+  // peer, while the receiver finds the message on offer.
+  SeededScheduler scheduler(1);
+  ThreadTransport transport(kernels_for_this_processor());
+  Moved sent, received;
+  run_tasks(scheduler, 60, 2, 1, [&](Task& task) {
+    const auto comm = transport.join(task.rank(), CommId(0), std::vector<int>{0, 1});
+    float value = 7;
+    if (task.rank() == 0) {
+      sent = comm->send(&value, 4, 1, task);
+    } else {
+      for (int i = 0; i < 1000; ++i) task.pause();
+      received = comm->receive(&value, 4, 0, task);
+    }
+  });
+  REQUIRE(sent.sent_bytes == 4);
+  REQUIRE(received.sent_bytes == 0);
+  REQUIRE(sent.peer_wait_s > 0.00098);
+  REQUIRE(sent.peer_wait_s < 0.00102);
+  REQUIRE(received.peer_wait_s == 0.0);
+}
+
+}  // namespace shardlab::testing

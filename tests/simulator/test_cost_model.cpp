@@ -1,0 +1,210 @@
+// Interpolation, and the three cost models, against figures worked out by hand.
+
+#include <cmath>
+
+#include "simulator/cost_model.h"
+#include "simulator/rate_table.h"
+#include "tests/simulator/plans.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using namespace testing;
+
+/// A Linear of 64 x 128 x 32 with its W, an attention, a norm, an AdamW, messages.
+constexpr const char* kOps = R"(shardlab plan 1
+name ops
+mesh dp=4
+streams compute
+comm all axes dp
+
+segment s
+  bound %x activation f32[2,32,32]
+  bound %w parameter f32[128,32]
+  bound %y activation f32[2,32,128]
+  bound %dw gradient f32[128,32]
+  bound %qkv activation f32[2,32,96]
+  bound %lse activation f32[2,2,32]
+  bound %o activation f32[2,32,32]
+  bound %gamma parameter f32[32]
+  bound %stats activation f32[2,32,1]
+  bound %m moment f32[128,32]
+  bound %v moment f32[128,32]
+  bound %part gradient f32[32,32]
+  bound %odd other f32[7]
+
+  linear.F linear (%x, %w) -> (%y)
+  linear.W weight (%x, %y) -> (%dw)
+  attention.F attention (%qkv) -> (%o, %lse) heads=2 kv_heads=2 head_dim=16
+  norm.F norm (%x, %gamma) -> (%o, %stats) rms
+  adamw adamw (%dw, %w, %m, %v) -> (%w, %m, %v)
+  reduce_scatter reduce (%dw) -> (%part) comm=all algorithm=direct
+  all_gather gather (%part) -> (%dw) comm=all
+  send send (%x) -> () comm=all cyclic
+  kernel mystery (%odd) -> (%odd) name=mystery flops=1000000
+
+role 0
+  %x activation f32[2,32,32] persistent
+  %w parameter f32[128,32] persistent
+  %y activation f32[2,32,128] persistent
+  %dw gradient f32[128,32] persistent
+  %qkv activation f32[2,32,96] persistent
+  %lse activation f32[2,2,32] persistent
+  %o activation f32[2,32,32] persistent
+  %gamma parameter f32[32] persistent
+  %stats activation f32[2,32,1] persistent
+  %m moment f32[128,32] persistent
+  %v moment f32[128,32] persistent
+  %part gradient f32[32,32] persistent
+  %odd other f32[7] persistent
+  call s (x=%x, w=%w, y=%y, dw=%dw, qkv=%qkv, lse=%lse, o=%o, gamma=%gamma, stats=%stats, m=%m, v=%v, part=%part, odd=%odd)
+)";
+
+const Instruction& op(const Expanded& e, const std::string& label) {
+  for (const Instruction& i : e.programs[0].instructions)
+    if (i.op != nullptr && i.op->label == label) return i;
+  FAIL("no op " << label);
+  return e.programs[0].instructions[0];
+}
+
+Machine measured(std::vector<RatePoint> points, int cores = 2) {
+  Machine m = shared_cores(cores);
+  m.calibration.emplace();
+  m.calibration->points = std::move(points);
+  m.device.peak_flops["fp32"] = 1e9;
+  m.device.memory_bytes_per_s = 1e9;
+  return m;
+}
+
+}  // namespace
+
+TEST_CASE("kernels and shapes of ops") {
+  const Expanded e = expanded(kOps);
+  const auto check = [&](const char* label, const std::string& kernel, const std::vector<int64_t>& shape) {
+    const Instruction& i = op(e, label);
+    CHECK(kernel_of(*i.op) == kernel);
+    CHECK(cost_shape_of(*e.plan, *i.segment, *i.op) == shape);
+  };
+  check("linear", "linear.F", {64, 128, 32});
+  check("weight", "linear.W", {128, 32, 64});
+  check("attention", "attention.F", {2, 2, 32, 16});
+  check("norm", "norm.F.rms", {64, 32});
+  check("adamw", "adamw", {7 * 4 * 128 * 32});
+  check("reduce", "reduce_scatter.direct", {4 * 128 * 32, 4});
+  check("gather", "all_gather.ring", {4 * 128 * 32, 4});
+  check("send", "p2p", {4 * 2 * 32 * 32});
+}
+
+TEST_CASE("a table is exact on its points and on every power law") {
+  std::vector<std::vector<int64_t>> shapes;
+  std::vector<double> seconds;
+  for (const int64_t m : {16, 64, 1024})
+    for (const int64_t n : {32, 512}) {
+      shapes.push_back({m, n});
+      seconds.push_back(1e-9 * static_cast<double>(m) * std::sqrt(static_cast<double>(n)));
+    }
+  const RateTable table(shapes, seconds);
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    CHECK(table.at(shapes[i]).seconds == Approx(seconds[i]));
+    CHECK_FALSE(table.at(shapes[i]).extrapolated);
+  }
+  const auto at = [&](int64_t m, int64_t n) { return table.at(std::vector<int64_t>{m, n}); };
+  CHECK(at(200, 100).seconds == Approx(1e-9 * 200 * 10));
+  CHECK_FALSE(at(200, 100).extrapolated);
+  CHECK(at(4096, 2048).seconds == Approx(1e-9 * 4096 * std::sqrt(2048.0)));
+  CHECK(at(4096, 2048).extrapolated);
+  CHECK(at(4, 100).seconds == Approx(1e-9 * 4 * 10));
+  CHECK(at(4, 100).extrapolated);
+}
+
+TEST_CASE("beyond the grid a slope is kept within reason") {
+  const std::vector<std::vector<int64_t>> shapes{{10}, {20}, {40}};
+  const RateTable falling(shapes, std::vector<double>{1, 4, 3});
+  CHECK(falling.at(std::vector<int64_t>{80}).seconds == Approx(3));            // not less than the last point
+  CHECK(falling.at(std::vector<int64_t>{5}).seconds == Approx(std::pow(2.0, -1.25)));  // slope 2 below, kept at 1.25
+  CHECK(falling.at(std::vector<int64_t>{28}).seconds == Approx(std::exp(std::log(4.0) + (std::log(3.0) - std::log(4.0)) * std::log(1.4) / std::log(2.0))));
+}
+
+TEST_CASE("points that fill no grid answer with the nearest, scaled") {
+  const std::vector<std::vector<int64_t>> shapes{{10, 10}, {100, 100}};
+  const RateTable table(shapes, std::vector<double>{1, 90});
+  CHECK(table.at(std::vector<int64_t>{10, 10}).seconds == Approx(1));
+  CHECK_FALSE(table.at(std::vector<int64_t>{10, 10}).extrapolated);
+  CHECK(table.at(std::vector<int64_t>{20, 10}).seconds == Approx(2));
+  CHECK(table.at(std::vector<int64_t>{20, 10}).extrapolated);
+  CHECK(table.at(std::vector<int64_t>{100, 50}).seconds == Approx(45));
+}
+
+TEST_CASE("a calibrated model interpolates in shape and in busy cores") {
+  const Expanded e = expanded(kOps);
+  const Machine m = measured({{"linear.F", {64, 128, 32}, 1, 2e-6, 0, 1},
+                              {"linear.F", {64, 128, 32}, 4, 5e-6, 0, 1},
+                              {"norm.F.rms", {32, 32}, 1, 1e-6, 0, 1},
+                              {"norm.F.rms", {128, 32}, 1, 4e-6, 0, 1},
+                              {"attention.F", {1, 1, 32, 16}, 1, 1e-6, 0, 1},
+                              {"attention.F", {1, 8, 32, 16}, 1, 8e-6, 0, 1}},
+                             4);
+  const CalibratedCostModel costs(m);
+  CHECK(costs.compute(*e.plan, op(e, "linear"), 1).value == Approx(2e-6));
+  CHECK(costs.compute(*e.plan, op(e, "linear"), 2).value == Approx(3e-6));
+  CHECK(costs.compute(*e.plan, op(e, "linear"), 4).value == Approx(5e-6));
+  CHECK(costs.compute(*e.plan, op(e, "linear"), 9).value == Approx(5e-6));
+  CHECK(costs.compute(*e.plan, op(e, "norm"), 2).value == Approx(2e-6));
+  CHECK(costs.compute(*e.plan, op(e, "attention"), 1).value == Approx(4e-6));
+  CHECK_FALSE(costs.extrapolates(*e.plan, op(e, "norm")));
+  // Nothing was measured for these: flops at the peak, bytes at the bandwidth.
+  CHECK(costs.extrapolates(*e.plan, op(e, "mystery")));
+  CHECK(costs.compute(*e.plan, op(e, "mystery"), 1).value == Approx(1e-3));
+  CHECK(costs.compute(*e.plan, op(e, "adamw"), 1).value == Approx(7 * 4 * 128 * 32 * 1e-9).epsilon(0.15));
+}
+
+TEST_CASE("a group that outnumbers the cores is shared once, not twice") {
+  const Expanded e = expanded(kOps);
+  const Machine m = measured({{"reduce_scatter.direct", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1}, {"reduce_scatter.direct", {4 * 128 * 32, 2}, 1, 3e-6, 0, 1}});
+  const CalibratedCostModel costs(m);
+  CHECK(costs.communicate(*e.plan, op(e, "reduce"), 2).value == Approx(4e-6));  // 4 ranks on 2 cores took 8
+}
+
+TEST_CASE("a data sheet model adds up latency and bandwidth") {
+  const Expanded e = expanded(kOps);
+  Machine m;
+  m.device.peak_flops = {{"fp32", 1e12}, {"bf16", 4e12}};
+  m.device.memory_bytes_per_s = 1e12;
+  m.device.link_bytes_per_s = 1e11;
+  m.inter_bytes_per_s = 1e10;
+  m.devices_per_node = 8;
+  Efficiency f;
+  f.ramp_flops = 0;
+  f.matmul = f.memory = f.link = f.network = 0.5;
+  f.step_latency_s = 1e-6;
+  f.network_latency_s = 1e-5;
+  const double flops = 2.0 * 64 * 128 * 32, bytes = 4.0 * (64 * 32 + 128 * 32 + 64 * 128);
+  CHECK(DatasheetCostModel(m, "fp32", f).compute(*e.plan, op(e, "linear"), 1).value == Approx(std::max(flops / 5e11, bytes / 5e11)));
+  CHECK(DatasheetCostModel(m, "fp8", f).compute(*e.plan, op(e, "linear"), 1).value == Approx(std::max(flops / 2e12, bytes / 5e11)));
+  const double gathered = 4.0 * 128 * 32;
+  // Four ranks of one node: three steps of the ring, three quarters of the bytes.
+  CHECK(DatasheetCostModel(m, "fp32", f).communicate(*e.plan, op(e, "gather"), 1).value == Approx(3e-6 + 0.75 * gathered / 5e10));
+  // Two on each of two nodes: two network cards share the ring's traffic.
+  m.devices_per_node = 2;
+  CHECK(DatasheetCostModel(m, "fp32", f).communicate(*e.plan, op(e, "gather"), 1).value == Approx(3e-5 + 0.75 * gathered / 1e10));
+  CHECK(DatasheetCostModel(m, "fp32", f).communicate(*e.plan, op(e, "send"), 1).value == Approx(1e-5 + 4.0 * 2 * 32 * 32 / 5e9));
+}
+
+TEST_CASE("a machine without figures is refused with the remedy") {
+  Machine local;
+  local.local = true;
+  const auto unmeasured = cost_model_for(local, "fp32");
+  REQUIRE_FALSE(unmeasured.ok());
+  CHECK(unmeasured.error().code == ExitCode::kEnvironment);
+  CHECK(unmeasured.error().hint.find("shardlab calibrate") != std::string::npos);
+  Machine bare;
+  CHECK_FALSE(cost_model_for(bare, "fp32").ok());
+  bare.device.memory_bytes_per_s = 1e12;
+  bare.device.peak_flops["bf16"] = 1e12;
+  CHECK(cost_model_for(bare, "fp8").ok());
+  CHECK_FALSE(cost_model_for(bare, "fp32").ok());
+  CHECK_FALSE(cost_model_for(bare, "fp3").ok());
+}
+
+}  // namespace shardlab

@@ -1,0 +1,253 @@
+// Exact timelines of small plans under fixed costs.
+
+#include <fmt/format.h>
+
+#include "simulator/cost_model.h"
+#include "simulator/timeline.h"
+#include "tests/simulator/plans.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using namespace testing;
+
+/// `compute` ops a, b, c one after the other; b's input is a's result, and so on.
+constexpr const char* kSerial = R"(shardlab plan 1
+name serial
+mesh dp={}
+streams compute
+
+segment s
+  bound %x activation f32[16]
+  bound %y activation f32[16]
+
+  copy a (%x) -> (%y)
+  copy b (%y) -> (%x)
+  copy c (%x) -> (%y)
+
+role 0
+  %x activation f32[16] persistent
+  %y activation f32[16] persistent
+  call s (x=%x, y=%y)
+)";
+
+/// a produces a bucket that is reduced on its own stream while b computes; c needs the sum.
+///
+///   compute   a --> b ------> c
+///              \             /
+///   comm        `-> reduce -'
+constexpr const char* kOverlap = R"(shardlab plan 1
+name overlap
+mesh dp=2
+streams compute comm
+comm grads axes dp
+
+segment s
+  bound %x activation f32[16]
+  bound %g gradient f32[16] dp:P
+  bound %z activation f32[16]
+  local %sum gradient f32[16] view %g
+
+  copy a (%x) -> (%g)
+  all_reduce reduce (%g) -> (%sum) comm=grads @comm
+  copy b (%x) -> (%z)
+  copy c (%sum) -> (%z)
+
+role 0
+  %x activation f32[16] persistent
+  %g gradient f32[16] dp:P persistent
+  %z activation f32[16] persistent
+  call s (x=%x, g=%g, z=%z)
+)";
+
+std::string serial(int ranks) { return fmt::format(fmt::runtime(kSerial), ranks); }
+
+double bubble_of(const Expanded& e, const Trace& trace, int rank) { return analyse(*e.plan, e.programs, trace, rank, 0).bubble_fraction; }
+
+}  // namespace
+
+TEST_CASE("one stream runs its ops one after the other") {
+  const Expanded e = expanded(serial(1));
+  FixedCostModel costs;
+  costs.seconds = {{"a", 1}, {"b", 2}, {"c", 0.5}};
+  for (const Machine& machine : {shared_cores(1), own_devices()}) {
+    const Trace trace = simulate(*e.plan, e.programs, machine, costs);
+    CHECK(timeline(e, trace) ==
+          "rank 0 compute 0 1 a\n"
+          "rank 0 compute 1 3 b\n"
+          "rank 0 compute 3 3.5 c\n");
+    CHECK(step_seconds(trace) == Approx(3.5));
+  }
+}
+
+TEST_CASE("dispatch is core time before each op on a local machine") {
+  const Expanded e = expanded(serial(1));
+  FixedCostModel costs;
+  costs.dispatch_s = 0.25;
+  CHECK(timeline(e, simulate(*e.plan, e.programs, shared_cores(1), costs)) ==
+        "rank 0 compute 0.25 1.25 a\n"
+        "rank 0 compute 1.5 2.5 b\n"
+        "rank 0 compute 2.75 3.75 c\n");
+}
+
+TEST_CASE("a device waits for the host only where launching is slower than running") {
+  const Expanded e = expanded(serial(1));
+  FixedCostModel costs;
+  costs.dispatch_s = 0.25;
+  CHECK(timeline(e, simulate(*e.plan, e.programs, own_devices(), costs)) ==
+        "rank 0 compute 0.25 1.25 a\n"
+        "rank 0 compute 1.25 2.25 b\n"
+        "rank 0 compute 2.25 3.25 c\n");
+  costs.seconds = {{"a", 0.0625}, {"b", 0.5}, {"c", 0.0625}};
+  CHECK(timeline(e, simulate(*e.plan, e.programs, own_devices(), costs)) ==
+        "rank 0 compute 0.25 0.3125 a\n"
+        "rank 0 compute 0.5 1 b\n"
+        "rank 0 compute 1 1.0625 c\n");
+}
+
+TEST_CASE("a collective on its own stream overlaps what does not need it") {
+  const Expanded e = expanded(kOverlap);
+  FixedCostModel costs;
+  costs.seconds = {{"reduce", 3}, {"b", 2}};
+  const Trace trace = simulate(*e.plan, e.programs, own_devices(), costs);
+  CHECK(timeline(e, trace) ==
+        "rank 0 compute 0 1 a\n"
+        "rank 0 comm 0 1 (reduce)\n"
+        "rank 0 comm 1 4 reduce\n"
+        "rank 0 compute 1 3 b\n"
+        "rank 0 compute 3 4 (c)\n"
+        "rank 0 compute 4 5 c\n"
+        "rank 1 compute 0 1 a\n"
+        "rank 1 comm 0 1 (reduce)\n"
+        "rank 1 comm 1 4 reduce\n"
+        "rank 1 compute 1 3 b\n"
+        "rank 1 compute 3 4 (c)\n"
+        "rank 1 compute 4 5 c\n");
+  const Breakdown b = analyse(*e.plan, e.programs, trace, 1, 0);
+  CHECK(b.wall_s == Approx(5));
+  CHECK(b.compute_s == Approx(4));
+  CHECK(b.comm_s == Approx(3));
+  CHECK(b.exposed_comm_s == Approx(1));
+  CHECK(b.unplanned_s == Approx(0).margin(1e-12));
+}
+
+TEST_CASE("a stream that slept is woken later, one that waited less than that was still spinning") {
+  const Expanded e = expanded(kOverlap);
+  FixedCostModel costs;
+  costs.wake_s = 0.5;
+  costs.seconds = {{"reduce", 3}, {"b", 3.25}};
+  const Trace trace = simulate(*e.plan, e.programs, own_devices(), costs);
+  // reduce sleeps from 0 to 1 and is woken at 1.5; c waits from 4.25 to 4.5 only, and goes on after as much again.
+  const std::string rank0 = timeline(e, trace).substr(0, timeline(e, trace).find("rank 1"));
+  CHECK(rank0 ==
+        "rank 0 compute 0 1 a\n"
+        "rank 0 comm 0 1.5 (reduce)\n"
+        "rank 0 compute 1 4.25 b\n"
+        "rank 0 comm 1.5 4.5 reduce\n"
+        "rank 0 compute 4.25 4.75 (c)\n"
+        "rank 0 compute 4.75 5.75 c\n");
+}
+
+TEST_CASE("ranks that outnumber the cores share them") {
+  FixedCostModel costs;
+  costs.seconds = {{"a", 1}, {"b", 2}, {"c", 0.5}};
+  const auto step = [&](int ranks, int cores) {
+    const Expanded e = expanded(serial(ranks));
+    return step_seconds(simulate(*e.plan, e.programs, shared_cores(cores), costs));
+  };
+  CHECK(step(2, 2) == Approx(3.5));
+  CHECK(step(4, 2) == Approx(7));
+  CHECK(step(3, 2) == Approx(5.25));
+  costs.contention = 0.5;  // both cores busy: half as slow again
+  CHECK(step(1, 2) == Approx(3.5));
+  CHECK(step(4, 2) == Approx(10.5));
+}
+
+TEST_CASE("an overlapped collective takes cores from compute") {
+  const Expanded e = expanded(kOverlap);
+  FixedCostModel costs;
+  costs.seconds = {{"reduce", 2}, {"b", 2}};
+  // From 1 on four tasks of 2 s share two cores until 5; c follows alone on each core.
+  const Trace trace = simulate(*e.plan, e.programs, shared_cores(2), costs);
+  CHECK(timeline(e, trace).substr(0, timeline(e, trace).find("rank 1")) ==
+        "rank 0 compute 0 1 a\n"
+        "rank 0 comm 0 1 (reduce)\n"
+        "rank 0 comm 1 5 reduce\n"
+        "rank 0 compute 1 5 b\n"
+        "rank 0 compute 5 6 c\n");
+}
+
+TEST_CASE("the bubble of 1F1B and of all-forward-all-backward is (p - 1) / (m + p - 1)") {
+  FixedCostModel costs;
+  costs.otherwise = 0;
+  costs.seconds = {{"F", 1}, {"B", 1}};
+  for (const bool one_f_one_b : {true, false})
+    for (const int p : {1, 2, 3, 4})
+      for (const int m : {1, 2, 4, 7}) {
+        INFO("p " << p << " m " << m << " 1f1b " << one_f_one_b);
+        const Expanded e = pipeline(p, m, one_f_one_b);
+        const Trace trace = simulate(*e.plan, e.programs, own_devices(), costs);
+        CHECK(step_seconds(trace) == Approx(2.0 * (m + p - 1)));
+        CHECK(longest_rank(trace) == 0);
+        CHECK(bubble_of(e, trace, 0) == Approx(static_cast<double>(p - 1) / (m + p - 1)).margin(1e-12));
+      }
+}
+
+TEST_CASE("two stages of 1F1B, event by event") {
+  const Expanded e = pipeline(2, 2, true);
+  FixedCostModel costs;
+  costs.otherwise = 0.5;
+  costs.seconds = {{"F", 1}, {"B", 2}};
+  const Trace trace = simulate(*e.plan, e.programs, own_devices(), costs);
+  // The messages take half a second each. Stage 1 has F0 B0 F1 B1; stage 0 F0 F1 B0 B1.
+  CHECK(timeline(e, trace) ==
+        "rank 0 compute 0 1 F\n"
+        "rank 0 fwd.out 0 1 (send.y)\n"
+        "rank 0 bwd.in 0 5 recv.dy peers 4.5\n"
+        "rank 0 fwd.out 1 1.5 send.y\n"
+        "rank 0 compute 1 2 F\n"
+        "rank 0 fwd.out 1.5 2 (send.y)\n"
+        "rank 0 fwd.out 2 2.5 send.y\n"
+        "rank 0 compute 2 5 (B)\n"
+        "rank 0 compute 5 7 B\n"
+        "rank 0 bwd.in 5 8 recv.dy peers 2.5\n"
+        "rank 0 compute 7 8 (B)\n"
+        "rank 0 compute 8 10 B\n"
+        "rank 1 fwd.in 0 1.5 recv.x peers 1\n"
+        "rank 1 compute 0 1.5 (F)\n"
+        "rank 1 bwd.out 0 4.5 (send.dx)\n"
+        "rank 1 compute 1.5 2.5 F\n"
+        "rank 1 fwd.in 1.5 2.5 recv.x peers 0.5\n"
+        "rank 1 compute 2.5 4.5 B\n"
+        "rank 1 bwd.out 4.5 5 send.dx\n"
+        "rank 1 compute 4.5 5.5 F\n"
+        "rank 1 bwd.out 5 7.5 (send.dx)\n"
+        "rank 1 compute 5.5 7.5 B\n"
+        "rank 1 bwd.out 7.5 8 send.dx\n");
+}
+
+TEST_CASE("large meshes are simulated by one rank a role") {
+  FixedCostModel costs;
+  costs.otherwise = 0;
+  costs.seconds = {{"F", 1}, {"B", 1}};
+  const Expanded small = pipeline(3, 4, true);
+  Expanded large = pipeline(3, 4, true);
+  large.plan->mesh.axes.push_back({"dp", 64});
+  const Trace few = simulate(*small.plan, small.programs, own_devices(), costs);
+  const Trace many = simulate(*large.plan, large.programs, own_devices(), costs);
+  CHECK(many.world_size == 192);
+  CHECK(many.events.size() == few.events.size());
+  CHECK(step_seconds(many) == Approx(step_seconds(few)));
+  REQUIRE(many.step_interval.size() == 192);
+  CHECK(many.step_interval[130][1] == many.step_interval[128][1]);
+  // Joined with itself every instruction counts for the 64 ranks of its role.
+  const auto rows = join(*large.plan, large.programs, many, many);
+  REQUIRE(!rows.empty());
+  for (const JoinedOp& row : rows) {
+    CHECK(row.predicted_s == row.measured_s);
+    if (row.label.find(" F F ") != std::string::npos) CHECK(row.predicted_s == Approx(64));
+  }
+}
+
+}  // namespace shardlab

@@ -1,0 +1,133 @@
+// Folds over hand-made traces, with exact figures.
+
+#include "tests/simulator/plans.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using namespace testing;
+
+/// Two stages; stage 1 receives on a stream of its own, computes, and reduces its result.
+constexpr const char* kPlan = R"(shardlab plan 1
+name "hand \"made\""
+mesh pp=2
+streams compute in
+comm fwd axes pp
+
+segment out
+  bound %x activation f32[16]
+
+  copy make (%x) -> (%x)
+  send send (%x) -> () comm=fwd
+
+segment work
+  bound %x activation f32[16]
+  bound %y activation f32[16]
+
+  recv recv () -> (%x) comm=fwd @in
+  copy first (%y) -> (%y)
+  copy second (%x) -> (%y)
+
+role 0
+  %x activation f32[16] persistent
+  call out (x=%x)
+
+role 1
+  %x activation f32[16] persistent
+  %y activation f32[16] persistent
+  call work (x=%x, y=%y)
+)";
+
+TraceEvent event(TraceEvent::Kind kind, int rank, int instruction, int stream, double begin, double end, double peer_wait = 0) {
+  TraceEvent e;
+  e.kind = kind;
+  e.rank = rank;
+  e.instruction = instruction;
+  e.stream = stream;
+  e.begin = begin;
+  e.end = end;
+  e.peer_wait = peer_wait;
+  return e;
+}
+
+constexpr auto kOp = TraceEvent::Kind::kOp;
+constexpr auto kWait = TraceEvent::Kind::kWait;
+
+Trace hand_made() {
+  Trace t;
+  t.producer = "hand";
+  t.world_size = 2;
+  t.steps = 1;
+  t.streams = {"compute", "in"};
+  t.step_interval = {{0, 6}, {0, 10}};
+  t.events = {
+      event(kOp, 0, 0, 0, 0.5, 4),
+      event(kOp, 0, 1, 0, 4, 6),
+      event(kOp, 1, 0, 1, 0, 6, 4),   // recv: the sender is there at 4, the data at 6
+      event(kOp, 1, 1, 0, 0.25, 2),   // first
+      event(kWait, 1, 2, 0, 2, 6.5),  // second waits for recv and is woken at 6.5
+      event(kOp, 1, 2, 0, 6.5, 9),
+  };
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("a breakdown is made of unions of intervals") {
+  const Expanded e = expanded(kPlan);
+  const Breakdown b = analyse(*e.plan, e.programs, hand_made(), 1, 0);
+  CHECK(b.wall_s == Approx(10));
+  CHECK(b.compute_s == Approx(1.75 + 2.5));
+  CHECK(b.comm_s == Approx(6));
+  CHECK(b.exposed_comm_s == Approx(6 - 1.75));
+  CHECK(b.wait_s == Approx(0.5));                 // 6 to 6.5: covered by no op
+  CHECK(b.unplanned_s == Approx(1));              // 9 to 10
+  CHECK(b.bubble_fraction == Approx((4 - 2) / 10.0));  // from the wait's begin to the sender's arrival
+  const Breakdown first = analyse(*e.plan, e.programs, hand_made(), 0, 0);
+  CHECK(first.compute_s == Approx(3.5));
+  CHECK(first.exposed_comm_s == Approx(2));
+  CHECK(first.unplanned_s == Approx(0.5));
+  CHECK(first.bubble_fraction == 0);
+}
+
+TEST_CASE("overlapping and nested intervals count once, and the step's interval clips") {
+  const Expanded e = expanded(kPlan);
+  Trace t = hand_made();
+  t.step_interval[1] = {1, 8};
+  t.events[4] = event(kWait, 1, 2, 0, 1.5, 7);
+  const Breakdown b = analyse(*e.plan, e.programs, t, 1, 0);
+  CHECK(b.wall_s == Approx(7));
+  CHECK(b.compute_s == Approx(1 + 1.5));
+  CHECK(b.comm_s == Approx(5));
+  CHECK(b.exposed_comm_s == Approx(4));
+  CHECK(b.wait_s == Approx(0.5));
+  CHECK(b.unplanned_s == Approx(0).margin(1e-12));
+}
+
+TEST_CASE("a join takes medians over steps and leaves peer waits out") {
+  const Expanded e = expanded(kPlan);
+  Trace measured = hand_made();
+  measured.steps = 3;
+  measured.events = {event(kOp, 1, 0, 1, 0, 6, 4), event(kOp, 1, 0, 1, 0, 6, 5), event(kOp, 1, 0, 1, 0, 6, 0)};
+  const auto rows = join(*e.plan, e.programs, hand_made(), measured);
+  REQUIRE(rows.size() == 5);
+  CHECK(rows[0].role == 0);
+  CHECK(rows[0].predicted_s == Approx(3.5));
+  CHECK(rows[0].measured_s == 0);
+  CHECK(rows[2].role == 1);
+  CHECK(rows[2].instruction == 0);
+  CHECK(rows[2].predicted_s == Approx(2));
+  CHECK(rows[2].measured_s == Approx(2));
+  CHECK(rows[4].predicted_s == Approx(2.5));
+}
+
+TEST_CASE("Chrome JSON has one process a rank and one thread a stream") {
+  const Expanded e = expanded(kPlan);
+  Trace t = hand_made();
+  t.events.resize(2);
+  t.events[1].sent_bytes = 64;
+  REQUIRE_GOLDEN("simulator/chrome.json", to_chrome_json(*e.plan, e.programs, t));
+}
+
+}  // namespace shardlab

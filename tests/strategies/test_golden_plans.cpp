@@ -1,0 +1,83 @@
+// Each strategy's plan of a tiny model as text. A change of lowering shows here, to be read.
+#include "plan/text.h"
+#include "strategies/catalogue.h"
+#include "strategies/lower.h"
+#include "tests/strategies/cases.h"
+#include "tests/test.h"
+
+#include <set>
+
+namespace shardlab {
+namespace {
+
+using testing::tiny_case;
+using testing::with_pipeline;
+
+struct Golden {
+  std::string name;
+  Case config;
+};
+
+std::vector<Golden> goldens() {
+  std::vector<Golden> all;
+  all.push_back({"single-gpt", tiny_case()});
+  all.push_back({"single-llama", tiny_case(Family::kLlama)});
+  Case dp = tiny_case(Family::kLlama);
+  dp.layout.dp = 2;
+  dp.layout.overlap = false;
+  all.push_back({"data-parallel-naive", dp});
+  dp.layout.overlap = true;
+  dp.layout.bucket_bytes = 32768;
+  all.push_back({"data-parallel-bucketed", dp});
+  dp.layout.zero = 1;
+  all.push_back({"zero-1", dp});
+  Case tp = tiny_case();
+  tp.layout.tp = 2;
+  all.push_back({"tensor-parallel", tp});
+  Case recompute = tiny_case(Family::kLlama);
+  recompute.layout.recompute = Recompute::kFull;
+  all.push_back({"full-recompute", recompute});
+  Case accumulation = tiny_case(Family::kLlama);
+  accumulation.train.grad_accumulation = 3;
+  all.push_back({"accumulation", accumulation});
+  accumulation.train.grad_accumulation = 4;
+  accumulation.canonical = true;
+  all.push_back({"accumulation-canonical", accumulation});
+  all.push_back({"pipeline-afab", with_pipeline(tiny_case(Family::kLlama), 2, Schedule::kAfab, 2)});
+  all.push_back({"pipeline-1f1b", with_pipeline(tiny_case(Family::kLlama), 2, Schedule::k1F1B, 3)});
+  Case tied = tiny_case();
+  tied.model.tied_embeddings = true;
+  all.push_back({"tied-embeddings-early", tied});
+  all.push_back({"tied-embeddings", with_pipeline(tied, 2, Schedule::k1F1B, 2)});
+  Case all_three = with_pipeline(tied, 2, Schedule::k1F1B, 2);
+  all_three.layout.dp = 2;
+  all_three.layout.tp = 2;
+  all_three.layout.zero = 1;
+  all_three.layout.bucket_bytes = 65536;
+  all_three.train.grad_norm = false;
+  all_three.train.dropout = 0.1f;
+  all.push_back({"dp2-tp2-pp2-zero1-tied", all_three});
+  return all;
+}
+
+TEST_CASE("golden plans") {
+  for (const Golden& golden : goldens()) {
+    INFO(golden.name);
+    const auto plan = lower(golden.config);
+    REQUIRE((plan.ok() ? "" : to_string(plan.error())) == "");
+    REQUIRE_GOLDEN("plans/" + golden.name + ".plan", print(*plan));
+  }
+}
+
+TEST_CASE("every strategy of the catalogue stands in some golden plan") {
+  std::set<std::string> seen;
+  for (const Golden& golden : goldens())
+    for (const std::string& s : lower(golden.config)->strategies) seen.insert(s);
+  for (const Strategy& s : catalogue()) {
+    INFO(s.name);
+    REQUIRE(seen.contains(std::string(s.name)));
+  }
+}
+
+}  // namespace
+}  // namespace shardlab

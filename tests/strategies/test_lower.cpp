@@ -1,0 +1,102 @@
+// What lowering refuses, and properties that every plan has.
+#include "plan/memory.h"
+#include "plan/wire.h"
+#include "strategies/lower.h"
+#include "tests/strategies/cases.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using testing::tiny_case;
+using testing::with_pipeline;
+
+std::string refusal(const Case& c) {
+  const auto plan = lower(c);
+  return plan.ok() ? "lowered" : plan.error().message;
+}
+
+TEST_CASE("illegal layouts are refused with their values") {
+  Case c = tiny_case();
+  c.layout.tp = 3;
+  REQUIRE(refusal(c) == "heads 4 is not divisible by tp=3");
+  c = tiny_case(Family::kLlama);
+  c.layout.tp = 4;
+  REQUIRE(refusal(c) == "kv_heads 2 is not divisible by tp=4");
+  REQUIRE(refusal(with_pipeline(tiny_case(), 3, Schedule::k1F1B, 1)) == "pp=3 stages for 2 layers: a stage would be empty");
+  c = tiny_case();
+  c.layout.schedule = Schedule::k1F1B;
+  REQUIRE(refusal(c) == "schedule=1f1b with pp=1");
+  c = tiny_case();
+  c.layout.zero = 1;
+  REQUIRE(refusal(c) == "zero=1 with dp=1: there is nothing to shard over");
+  c.layout.zero = 3;
+  c.layout.dp = 2;
+  REQUIRE(refusal(c) == "zero=3 is not implemented in this version");
+  c = tiny_case();
+  c.train.seq_len = 17;
+  REQUIRE(refusal(c) == "seq_len=17 exceeds the model's max_positions=16");
+  c = tiny_case();
+  c.train.global_batch_tokens = 48;
+  REQUIRE(refusal(c) == "global_batch_tokens=48 is not seq_len 16 * micro_batch 1 * grad_accumulation 1 * dp 1 = 16");
+  c = tiny_case();
+  c.canonical = true;
+  c.train.micro_batch = 3;
+  REQUIRE(refusal(c) == "canonical with micro_batch=3, no power of two");
+  c = tiny_case();
+  c.layout.tp = 0;
+  REQUIRE(refusal(c) == "tp=0 is not positive");
+}
+
+TEST_CASE("a budget below the peak is refused with the stage and the moment") {
+  Case c = tiny_case();
+  c.machine.device.memory_bytes = 1000;
+  LowerOptions options;
+  options.budget = true;
+  const auto plan = lower(c, options);
+  REQUIRE_FALSE(plan.ok());
+  REQUIRE(plan.error().code == ExitCode::kNo);
+}
+
+TEST_CASE("an unknown pass is refused with the list of passes") {
+  LowerOptions options;
+  options.after = "fusion";
+  const auto plan = lower(tiny_case(), options);
+  REQUIRE_FALSE(plan.ok());
+  REQUIRE(plan.error().message == "there is no pass called `fusion`");
+  REQUIRE(plan.error().hint.starts_with("passes, in order: tensor-parallel, full-recompute"));
+}
+
+TEST_CASE("leaving later passes out still gives a plan to look at") {
+  Case c = tiny_case(Family::kLlama);
+  c.layout.dp = 2;
+  LowerOptions options;
+  options.after = "state";
+  const auto plan = lower(c, options);
+  REQUIRE(plan.ok());
+  REQUIRE(total_wire_bytes(*plan).count("dp.grads") == 0);
+}
+
+TEST_CASE("ZeRO-1 sends what data parallel sends and keeps 1/N of the moments") {
+  Case c = tiny_case(Family::kLlama);
+  c.layout.dp = 2;
+  const Plan plain = *lower(c);
+  c.layout.zero = 1;
+  const Plan sharded = *lower(c);
+  REQUIRE(total_wire_bytes(plain).at("dp.grads") == total_wire_bytes(sharded).at("dp.grads") + total_wire_bytes(sharded).at("dp.parameters"));
+  const auto moments = [](const Plan& p) { return memory_peak(p, 0)[0].at_peak.bytes[static_cast<size_t>(BufferClass::kMoment)]; };
+  REQUIRE(moments(plain) == 2 * moments(sharded));
+}
+
+TEST_CASE("the validation plan has the training plan's parameters and no gradients") {
+  Case c = with_pipeline(tiny_case(), 2, Schedule::k1F1B, 2);
+  c.layout.dp = 2;
+  const auto plan = lower_validation(c);
+  REQUIRE((plan.ok() ? "" : to_string(plan.error())) == "");
+  REQUIRE(plan->parameters.size() == lower(c)->parameters.size());
+  for (const Role& role : plan->roles)
+    for (const Buffer& b : role.buffers) REQUIRE(b.kind != BufferClass::kGradient);
+}
+
+}  // namespace
+}  // namespace shardlab

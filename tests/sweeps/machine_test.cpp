@@ -1,0 +1,115 @@
+// Machines: what ships, what a machine file may say, calibrated files.
+#include "sweeps/machines.h"
+
+#include <algorithm>
+
+#include "tests/test.h"
+
+using namespace shardlab;
+
+TEST_CASE("shipped machines are whole and sourced") {
+  const auto names = list_machines();
+  CHECK(names.size() == 41);  // 34 devices and 7 kinds of node
+  CHECK(std::is_sorted(names.begin(), names.end()));
+  for (const std::string& name : names) {
+    INFO(name);
+    const auto machine = load_machine(name);
+    REQUIRE(machine.ok());
+    CHECK(machine->id == name);
+    CHECK_FALSE(machine->local);
+    CHECK(machine->device.memory_bytes > int64_t{10} << 30);
+    CHECK(machine->device.memory_bytes < int64_t{300} << 30);
+    CHECK(machine->device.memory_bytes_per_s > 1e11);
+    CHECK(machine->device.link_bytes_per_s > 1e10);
+    REQUIRE_FALSE(machine->device.peak_flops.empty());
+    for (const auto& [precision, flops] : machine->device.peak_flops) {
+      INFO(precision);
+      CHECK(flops > 1e13);
+      CHECK(machine->device.provenance.count("peak_flops." + precision) == 1);
+    }
+    for (const char* constant : {"memory", "memory_bandwidth", "link_bandwidth"})
+      CHECK(machine->device.provenance.count(constant) == 1);
+    if (machine->devices_per_node > 1) CHECK(machine->inter_bytes_per_s >= 25e9);
+  }
+}
+
+TEST_CASE("a shipped node has the figures of its sources") {
+  const auto h100 = load_machine("hgx-h100-ndr");
+  REQUIRE(h100.ok());
+  CHECK(h100->device.id == "h100-sxm5-80gb");
+  CHECK(h100->devices() == 8);
+  CHECK(h100->inter_bytes_per_s == 50e9);
+  CHECK(h100->device.link_bytes_per_s == 450e9);
+  CHECK(h100->device.memory_bytes_per_s == 3.35e12);
+  CHECK(h100->device.peak_flops.at("bf16") == 989e12);
+  CHECK(h100->device.peak_flops.at("fp8") == 1979e12);
+  CHECK(h100->device.power_w == 700);
+  CHECK(h100->device.memory_bytes == 84'932'558'848);
+  CHECK(load_machine("gb200-nvl72")->devices() == 72);
+  CHECK(load_machine("hgx-h100").error().message == "no machine is named `hgx-h100`, did you mean `hgx-h100-ndr`?");
+}
+
+TEST_CASE("a calibrated machine file is read whole") {
+  const auto machine = parse_machine(R"(
+id: my-cpu
+local: true
+cores: 2
+devices_per_node: 2
+nodes: 1
+device: {memory: 8Gi, memory_bandwidth: 1.25e+10, peak_flops: {fp32: 1.1e+11}, link_bandwidth: 5e9, power_w: 0}
+inter_bandwidth: 0
+calibration:
+  id: 2026-11-21-abc
+  date: "2026-11-21T10:00:00Z"
+  command: shardlab calibrate
+  processor: "Some CPU @ 2.0GHz"
+  kernel_variant: avx512
+  op_overhead_s: 4e-07
+  wake_latency_s: 6.5e-06
+  points:
+    - {kernel: linear.F, shape: [128, 512, 128], concurrency: 2, seconds: 0.00012, spread: 0.05, repeats: 40}
+    - {kernel: all_reduce, shape: [1024, 2], seconds: 1.0000000000000001e-05}
+)",
+                                     "m.yaml");
+  REQUIRE(machine.ok());
+  CHECK(machine->local);
+  CHECK(machine->cores == 2);
+  CHECK(machine->device.memory_bytes == int64_t{8} << 30);
+  CHECK(machine->device.peak_flops.at("fp32") == 1.1e11);
+  CHECK(machine->device.provenance.empty());
+  REQUIRE(machine->calibration);
+  CHECK(machine->calibration->id == "2026-11-21-abc");
+  CHECK(machine->calibration->processor == "Some CPU @ 2.0GHz");
+  CHECK(machine->calibration->op_overhead_s == 4e-7);
+  CHECK(machine->calibration->wake_latency_s == 6.5e-6);
+  REQUIRE(machine->calibration->points.size() == 2);
+  CHECK(machine->calibration->points[0].shape == std::vector<int64_t>{128, 512, 128});
+  CHECK(machine->calibration->points[0].concurrency == 2);
+  CHECK(machine->calibration->points[0].repeats == 40);
+  CHECK(machine->calibration->points[1].concurrency == 1);
+  CHECK(machine->calibration->points[1].seconds == 1.0000000000000001e-05);
+}
+
+TEST_CASE("a machine file says all that is wrong with it") {
+  const auto result = parse_machine(R"(id: x
+nodes: 0
+devise: {}
+device:
+  memory: {value: 8Gi, provenance: guess}
+  memory_bandwidth: -1
+  peak_flops: 3
+)",
+                                    "m.yaml");
+  REQUIRE_FALSE(result.ok());
+  const std::string text = to_string(result.error());
+  INFO(text);
+  CHECK(text.find("m.yaml:3:1: unknown key `devise`, did you mean `device`?") != std::string::npos);
+  CHECK(text.find("m.yaml:5:36: provenance `guess` is not known") != std::string::npos);
+  CHECK(text.find("m.yaml:6:21: `memory_bandwidth`") != std::string::npos);
+  CHECK(text.find("m.yaml:7:15: `peak_flops` of `device` is `3`") != std::string::npos);
+  CHECK(text.find("devices_per_node=1 nodes=0") != std::string::npos);
+  CHECK(text.find("5 errors. Nothing was run.") != std::string::npos);
+  CHECK_FALSE(parse_machine("", "m.yaml").ok());
+  CHECK_FALSE(parse_machine("[]", "m.yaml").ok());
+  CHECK(parse_machine("id: x\nlocal: true\ndevice: {memory: 1Gi}\n", "m.yaml").error().message == "a local machine without cores");
+}

@@ -1,0 +1,171 @@
+// Model shapes: counts against those published with the checkpoints, names and order of parameters, config.json reading.
+#include "sweeps/models.h"
+
+#include <set>
+
+#include "tests/test.h"
+
+using namespace shardlab;
+
+TEST_CASE("parameter counts equal the published ones") {
+  // Sums of the tensors of the published checkpoints (model.safetensors headers).
+  const std::pair<const char*, int64_t> published[] = {{"gpt2", 124'439'808},
+                                                       {"gpt2-medium", 354'823'168},
+                                                       {"gpt2-large", 774'030'080},
+                                                       {"gpt2-xl", 1'557'611'200},
+                                                       {"llama-2-7b", 6'738'415'616},
+                                                       {"llama-2-13b", 13'015'864'320},
+                                                       {"llama-2-70b", 68'976'648'192},
+                                                       {"llama-3-8b", 8'030'261'248},
+                                                       {"llama-3-70b", 70'553'706'496},
+                                                       {"llama-3.1-8b", 8'030'261'248},
+                                                       {"llama-3.1-70b", 70'553'706'496},
+                                                       {"llama-3.1-405b", 405'853'388'800},
+                                                       {"llama-3.2-1b", 1'235'814'400},
+                                                       {"llama-3.2-3b", 3'212'749'824},
+                                                       {"mistral-7b-v0.1", 7'241'732'096},
+                                                       {"mistral-7b-v0.3", 7'248'023'552},
+                                                       {"tinyllama-1.1b", 1'100'048'384},
+                                                       {"smollm-135m", 134'515'008},
+                                                       {"smollm-360m", 361'821'120},
+                                                       {"smollm-1.7b", 1'711'376'384}};
+  std::set<std::string> listed;
+  for (const std::string& name : list_models()) listed.insert(name);
+  for (const auto& [name, count] : published) {
+    INFO(name);
+    CHECK(listed.erase(name) == 1);
+    const auto model = load_model(name);
+    REQUIRE(model.ok());
+    CHECK(parameter_count(*model) == count);
+    int64_t sum = 0;
+    for (const ModelParameter& p : parameters_of(*model)) {
+      int64_t elements = 1;
+      for (const int64_t extent : p.shape) elements *= extent;
+      sum += elements;
+    }
+    CHECK(sum == count);
+  }
+  CHECK(listed == std::set<std::string>{"tiny-gpt", "tiny-llama"});  // every other shipped model has a published count above
+}
+
+TEST_CASE("parameters have fixed names, shapes and order") {
+  Model gpt = *load_model("tiny-gpt");
+  gpt.layers = 1;
+  std::string text;
+  for (const ModelParameter& p : parameters_of(gpt)) {
+    text += p.name + " [";
+    for (const int64_t& extent : p.shape) text += std::to_string(extent) + (&extent == &p.shape.back() ? "]" : ",");
+    text += p.residual_projection ? " residual\n" : "\n";
+  }
+  CHECK(text ==
+        "embed.tokens [256,128]\nembed.positions [256,128]\n"
+        "layers.0.attn.norm.gamma [128]\nlayers.0.attn.norm.beta [128]\n"
+        "layers.0.attn.wqkv [384,128]\nlayers.0.attn.bqkv [384]\nlayers.0.attn.wo [128,128] residual\nlayers.0.attn.bo [128]\n"
+        "layers.0.mlp.norm.gamma [128]\nlayers.0.mlp.norm.beta [128]\n"
+        "layers.0.mlp.wup [512,128]\nlayers.0.mlp.bup [512]\nlayers.0.mlp.wdown [128,512] residual\nlayers.0.mlp.bdown [128]\n"
+        "final.norm.gamma [128]\nfinal.norm.beta [128]\n");
+
+  Model llama = *load_model("tiny-llama");
+  llama.layers = 1;
+  std::string names;
+  for (const ModelParameter& p : parameters_of(llama)) names += p.name + " ";
+  CHECK(names ==
+        "embed.tokens layers.0.attn.norm.gamma layers.0.attn.wqkv layers.0.attn.wo layers.0.mlp.norm.gamma layers.0.mlp.wup "
+        "layers.0.mlp.wdown final.norm.gamma head.weight ");
+  CHECK(parameters_of(llama)[2].shape == std::vector<int64_t>{(4 + 2 * 2) * 32, 128});
+  CHECK(parameters_of(llama)[5].shape == std::vector<int64_t>{2 * 352, 128});
+  CHECK(parameters_of(llama)[2].layer == 0);
+  CHECK(parameters_of(llama)[0].layer == -1);
+  CHECK(parameters_of(llama)[0].kind == ModelParameter::Kind::kEmbedding);
+  CHECK(parameters_of(llama)[1].kind == ModelParameter::Kind::kNormWeight);
+  CHECK(parameters_of(gpt)[3].kind == ModelParameter::Kind::kBias);
+  CHECK(parameters_of(gpt)[1].kind == ModelParameter::Kind::kPositions);
+}
+
+TEST_CASE("model flops follow from the weights that tokens are multiplied by") {
+  const Model gpt2 = *load_model("gpt2");
+  // 12 h^2 per layer (3 + 1 + 4 + 4) and the head V h, six flops each; attention 6 L h s.
+  const double matmul = 12.0 * 12 * 768 * 768 + 50257.0 * 768;
+  CHECK(model_flops_per_token(gpt2, 1024) == 6 * matmul + 6.0 * 12 * 768 * 1024);
+  CHECK(model_flops_per_token(gpt2, 2048) - model_flops_per_token(gpt2, 1024) == 6.0 * 12 * 768 * 1024);
+  const Model llama = *load_model("llama-3-8b");
+  const double per_layer = 4096.0 * (32 + 16) * 128 + 4096.0 * 4096 + 3 * 4096.0 * 14336;
+  CHECK(model_flops_per_token(llama, 0) == 6 * (32 * per_layer + 128256.0 * 4096));
+}
+
+TEST_CASE("impossible shapes are refused by name") {
+  const Model good = *load_model("tiny-llama");
+  CHECK(check(good).ok());
+  const auto message = [&](auto change) {
+    Model m = good;
+    change(m);
+    const auto result = check(m);
+    return result.ok() ? std::string("accepted") : result.error().message;
+  };
+  CHECK(message([](Model& m) { m.layers = 0; }) == "model.layers=0 is not positive");
+  CHECK(message([](Model& m) { m.vocab = -5; }) == "model.vocab=-5 is not positive");
+  CHECK(message([](Model& m) { m.hidden = int64_t{1} << 40; }) == "model.hidden=1099511627776 is absurdly large");
+  CHECK(message([](Model& m) { m.kv_heads = 3; }) == "model.heads=4 is not divisible by model.kv_heads=3");
+  CHECK(message([](Model& m) { m.head_dim = 33; }).find("model.head_dim=33 is odd") == 0);
+  CHECK(message([](Model& m) { m.norm_epsilon = 0; }).find("model.norm_epsilon=0") == 0);
+  CHECK(message([](Model& m) {
+          m.layers = 1'000'000;
+          m.hidden = m.ffn = int64_t{1} << 30;
+        }).find("the model has about") == 0);
+  Model gpt = *load_model("tiny-gpt");
+  gpt.max_positions = 0;
+  CHECK_FALSE(check(gpt).ok());
+  gpt.max_positions = 16;
+  gpt.head_dim = 33;  // no pairs are turned: fine
+  CHECK(check(gpt).ok());
+}
+
+TEST_CASE("a config.json is read with the defaults of its family") {
+  const auto gpt = parse_model(
+      R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 100, "n_inner": null})",
+      "g");
+  REQUIRE(gpt.ok());
+  CHECK(gpt->ffn == 256);
+  CHECK(gpt->tied_embeddings);
+  CHECK(gpt->kv_heads == 4);
+  const auto llama = parse_model(
+      R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100})",
+      "l");
+  REQUIRE(llama.ok());
+  CHECK(llama->kv_heads == 4);
+  CHECK(llama->head_dim == 16);
+  CHECK_FALSE(llama->tied_embeddings);
+  CHECK(llama->max_positions == 0);
+  // A window is full attention up to its length, and no further.
+  CHECK(load_model("mistral-7b-v0.1")->max_positions == 4096);
+  CHECK(load_model("mistral-7b-v0.3")->max_positions == 32768);
+}
+
+TEST_CASE("what a config.json asks for and cannot have is refused") {
+  const auto message = [](const std::string& extra) {
+    const auto result = parse_model(
+        R"({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96)" +
+            extra + "}",
+        "m");
+    return result.ok() ? std::string("accepted") : result.error().message;
+  };
+  const std::string vocab = R"(, "vocab_size": 100)";
+  CHECK(message(vocab) == "accepted");
+  CHECK(message("") == "`vocab_size` is missing");
+  CHECK(message(vocab + R"(, "attention_bias": true)") == "`attention_bias` is true, which is not implemented");
+  CHECK(message(vocab + R"(, "hidden_act": "relu")") == "`hidden_act` is \"relu\", which is not implemented");
+  CHECK(message(vocab + R"(, "head_dim": "x")") == "`head_dim` is \"x\", not a whole number");
+  CHECK(message(vocab + R"(, "num_key_value_heads": 3)") == "model.heads=4 is not divisible by model.kv_heads=3");
+  CHECK(parse_model("[1]", "m").error().message == "is not a JSON object");
+  CHECK(parse_model("{", "m").error().message == "is not a JSON object");
+  CHECK(parse_model("{}", "m").error().message == "`model_type` is missing");
+  CHECK(parse_model(R"({"model_type": "rwkv"})", "m").error().message == "`model_type` \"rwkv\" is not implemented");
+}
+
+TEST_CASE("models are found by name or path") {
+  CHECK(load_model("gpt-2").error().message == "no model is named `gpt-2`, did you mean `gpt2`?");
+  CHECK(load_model("nowhere/config.json").error().where == "nowhere/config.json");
+  const auto file = load_model(std::string(SHARDLAB_SOURCE_DIR) + "/sweeps/models/gpt2.json");
+  REQUIRE(file.ok());
+  CHECK(*file == *load_model("gpt2"));
+}

@@ -1,0 +1,329 @@
+// The sweep file: expansion in its fixed order, derived values, refusals, and errors with their places.
+#include "sweeps/sweep.h"
+
+#include <filesystem>
+#include <set>
+
+#include "tests/test.h"
+
+using namespace shardlab;
+
+namespace {
+
+LoadOptions with_local(std::vector<std::string> overrides = {}) {
+  LoadOptions options;
+  options.overrides = std::move(overrides);
+  options.local_machine = []() -> Result<Machine> {
+    Machine m;
+    m.id = "here";
+    m.local = true;
+    m.cores = 2;
+    m.devices_per_node = 2;
+    m.device.id = "core";
+    m.device.memory_bytes = int64_t{4} << 30;
+    m.device.memory_bytes_per_s = 1e10;
+    m.device.peak_flops["fp32"] = 1e11;
+    m.calibration.emplace();
+    m.calibration->id = "c1";
+    return m;
+  };
+  return options;
+}
+
+/// A local machine and a tiny model, then `text`.
+std::string small(const std::string& text) { return "model: tiny-gpt\nmachine: local\n" + text; }
+
+Expansion points_of(const std::string& text, const LoadOptions& options = with_local()) {
+  const auto sweep = load_sweep_text(text, "s.yaml", options);
+  INFO((sweep.ok() ? "" : to_string(sweep.error())));
+  REQUIRE(sweep.ok());
+  auto expansion = expand(*sweep);
+  INFO((expansion.ok() ? "" : to_string(expansion.error())));
+  REQUIRE(expansion.ok());
+  return *std::move(expansion);
+}
+
+std::vector<std::string> names_of(const Expansion& e) {
+  std::vector<std::string> names;
+  for (const Point& p : e.points) names.push_back(p.name);
+  return names;
+}
+
+/// All that is wrong, as one text; empty when nothing is.
+std::string errors_of(const std::string& text, const LoadOptions& options = with_local()) {
+  const auto sweep = load_sweep_text(text, "s.yaml", options);
+  if (!sweep.ok()) return to_string(sweep.error());
+  const auto expansion = expand(*sweep);
+  return expansion.ok() ? "" : to_string(expansion.error());
+}
+
+bool says(const std::string& text, const std::string& part) {
+  UNSCOPED_INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
+using Names = std::vector<std::string>;
+
+}  // namespace
+
+TEST_CASE("axes multiply in order, the last fastest") {
+  const Expansion e = points_of(small("axes: {tp: [1, 2], micro_batch: {pow2: [1, 4]}}\n"));
+  CHECK(e.combinations == 6);
+  CHECK(names_of(e) == Names{"tp=1 micro_batch=1", "tp=1 micro_batch=2", "tp=1 micro_batch=4", "tp=2 micro_batch=1",
+                             "tp=2 micro_batch=2", "tp=2 micro_batch=4"});
+  CHECK(e.points[4].config.layout.tp == 2);
+  CHECK(e.points[4].config.train.micro_batch == 2);
+  CHECK(e.points[4].config.name == "tp=2 micro_batch=2");
+  CHECK(e.refused() == 0);
+  CHECK(names_of(points_of(small("axes: {seed: {range: [3, 8, 2]}}\n"))) == Names{"seed=3", "seed=5", "seed=7"});
+  CHECK(names_of(points_of(small("axes: {seed: {range: [1, 3]}}\n"))) == Names{"seed=1", "seed=2", "seed=3"});
+  CHECK(names_of(points_of(small("axes: {seed: 4}\n"))) == Names{"seed=4"});
+  CHECK(names_of(points_of(small("name: alone\n"))) == Names{"alone"});
+}
+
+TEST_CASE("a zip block is one axis") {
+  const Expansion e =
+      points_of(small("axes: {seed: [1, 2]}\nzip:\n  - {schedule: [none, afab, 1f1b], pp: [1, 2, 2], dp: [1, 1, 1]}\n"));
+  CHECK(names_of(e) == Names{"seed=1 schedule=none pp=1 dp=1", "seed=1 schedule=afab pp=2 dp=1", "seed=1 schedule=1f1b pp=2 dp=1",
+                             "seed=2 schedule=none pp=1 dp=1", "seed=2 schedule=afab pp=2 dp=1", "seed=2 schedule=1f1b pp=2 dp=1"});
+  CHECK(e.points[1].config.layout.schedule == Schedule::kAfab);
+}
+
+TEST_CASE("when sets values, and what becomes equal is one point") {
+  const Expansion e =
+      points_of(small("axes: {pp: [1, 2], schedule: [afab, 1f1b]}\nwhen:\n  - {if: pp == 1, set: {schedule: none}}\n"));
+  CHECK(e.combinations == 4);
+  CHECK(e.duplicates == 1);
+  CHECK(names_of(e) == Names{"pp=1 schedule=afab", "pp=2 schedule=afab", "pp=2 schedule=1f1b"});
+  CHECK(e.points[0].config.layout.schedule == Schedule::kNone);
+  CHECK(e.refused() == 0);
+  // Rules apply one after the other, and see what earlier ones set.
+  const Expansion chained = points_of(
+      small("axes: {tp: [1, 2]}\nwhen:\n  - {if: tp == 2, set: {seed: 9}}\n  - {if: seed == 9, set: {model: {layers: 2}}}\n"));
+  CHECK(chained.points[0].config.model.layers == 4);
+  CHECK(chained.points[1].config.model.layers == 2);
+  CHECK(points_of(small("when: [{if: model.layers == 4 and machine.devices_per_node == 2, set: {seed: 7}}]\n"))
+            .points[0]
+            .config.train.seed == 7);
+}
+
+TEST_CASE("exclude removes partial matches, include adds points") {
+  const Expansion e =
+      points_of(small("axes: {tp: [1, 2, 4], seed: [1, 2]}\nexclude:\n  - {tp: 4, seed: 2}\n  - {tp: [1, 2], seed: 1}\ninclude:\n  "
+                      "- {name: extra, tp: 4, seed: 2, dp: 1}\n  - {seed: 5}\n"));
+  CHECK(e.excluded == 3);
+  CHECK(e.included == 2);
+  CHECK(names_of(e) == Names{"tp=1 seed=2", "tp=2 seed=2", "tp=4 seed=1", "extra", "seed=5"});
+  // A value is compared as what it means, and a default counts.
+  CHECK(points_of(small("axes: {bucket_bytes: [1Ki, 2Ki]}\nexclude: [{bucket_bytes: 1024, zero: 0}]\n")).points.size() == 1);
+  CHECK(points_of(small("axes: {model: [tiny-gpt, tiny-llama]}\nexclude: [{model: tiny-gpt}]\n")).points.size() == 1);
+  // A file that only includes has no point of its own.
+  CHECK(names_of(points_of(small("include: [{name: a}, {name: b, seed: 3}]\n"))) == Names{"a", "b"});
+}
+
+TEST_CASE("dp, grad_accumulation, the global batch, seq_len and schedule are derived") {
+  const std::string hgx = "model: llama-3.1-8b\nmachine: {preset: hgx-h100-ndr, nodes: 2}\n";
+  const Case c = points_of(hgx + "train: {global_batch_tokens: 1Mi}\naxes: {tp: 4, pp: 2, micro_batch: 2}\n").points[0].config;
+  CHECK(c.layout.dp == 2);
+  CHECK(c.train.seq_len == 4096);
+  CHECK(c.train.grad_accumulation == 1048576 / (4096 * 2 * 2));
+  CHECK(c.layout.schedule == Schedule::k1F1B);
+  const Case d = points_of(small("axes: {dp: 3, grad_accumulation: 5, micro_batch: 2, seq_len: 16}\n")).points[0].config;
+  CHECK(d.train.global_batch_tokens == 3 * 5 * 2 * 16);
+  CHECK(points_of(small("")).points[0].config.train.seq_len == 256);
+  CHECK(points_of(small("")).points[0].config.layout.dp == 2);
+  // `auto` is the absence of a value.
+  CHECK(points_of(small("layout: {dp: 1}\naxes: {dp: [auto]}\n")).points[0].config.layout.dp == 2);
+  CHECK(points_of(small("layout: {dp: 1}\n"), with_local({"dp=auto"})).points[0].config.layout.dp == 2);
+}
+
+TEST_CASE("what cannot be derived, run or held is refused and stays in the table") {
+  const auto reason = [](const std::string& text) {
+    const Expansion e = points_of(text);
+    REQUIRE(e.points.size() == 1);
+    REQUIRE(e.points[0].refusal);
+    return e.points[0].refusal->message;
+  };
+  CHECK(reason(small("axes: {tp: 4}\n")) == "2 devices do not divide into groups of tp*pp*cp = 4*1*1 = 4: dp cannot be derived");
+  CHECK(reason(small("train: {global_batch_tokens: 100, seq_len: 64}\n")) ==
+        "global_batch_tokens=100 is not a positive multiple of seq_len 64 * micro_batch 1 * dp 2 = 128");
+  CHECK(reason(small("dp: 1\ntp: 3\n")) == "heads 4 is not divisible by tp=3");
+  CHECK(reason(small("dp: 1\npp: 8\n")).find("pp=8 stages for 4 layers") == 0);
+  CHECK(reason(small("dp: 0\n")) == "dp=0 is not positive");
+  CHECK(reason(small("zero: 3\n")) == "zero=3 is not implemented in this version");
+  CHECK(reason(small("precision: bf16\n")) == "precision=bf16 is not implemented in this version");
+  CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
+  CHECK(reason(small("recompute: selective\n")) == "recompute=selective is not implemented in this version");
+  CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute=[attn, mlp] is not implemented in this version");
+  CHECK(reason(small("layout: {offload: {optimizer: cpu}}\n")) == "offload={optimizer: cpu} is not implemented in this version");
+  CHECK(reason(small("clip_norm: 1.0\n")) == "clip_norm=1.0 is not implemented in this version");
+  CHECK(reason("machine: local\nmodel: {preset: tiny-gpt, experts: 8}\n") == "model.experts=8 is not implemented in this version");
+  CHECK(reason("model: tiny-gpt\nmachine: {local: true, inter_bandwidth: 5}\n") ==
+        "machine.inter_bandwidth=5 is not implemented in this version");
+  CHECK(reason("model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 16\n") == "dp*tp*pp*cp = 16 ranks on 8 devices (1 nodes of 8)");
+  CHECK(reason("model: tiny-gpt\nmachine: hgx-h100-ndr\nmode: both\ndata: {text: .}\n") ==
+        "mode both measures this machine, not hgx-h100-ndr");
+  CHECK(reason(small("train: {learning_rate: {kind: cosine}}\n")) == "learning_rate.kind=cosine without total_steps");
+  // The values at which a key means nothing are accepted.
+  CHECK(points_of(small("layout: {offload: none, fsdp: none, compression: none}\ntrain: {clip_norm: 0, reduce_dtype: fp32}\n"))
+            .refused() == 0);
+}
+
+TEST_CASE("points that differ in a value no case can hold are different points") {
+  const Expansion e = points_of(small("axes: {recompute: [none, selective, [attn]], offload: [none, {optimizer: cpu}]}\n"));
+  CHECK(e.points.size() == 6);
+  CHECK(e.duplicates == 0);
+  CHECK(e.refused() == 5);
+  std::set<std::string> ids;
+  for (const Point& p : e.points) ids.insert(p.id);
+  CHECK(ids.size() == 6);
+  CHECK(e.points[0].id == case_id(e.points[0].config));
+  CHECK(e.points[3].unheld == std::vector<std::pair<std::string, std::string>>{{"layout.recompute", "selective"},
+                                                                               {"layout.offload", "{optimizer: cpu}"}});
+  const auto reasons = refusals(e);
+  REQUIRE(reasons.size() == 3);
+  CHECK(reasons[0].reason == "recompute=selective is not implemented in this version");
+  CHECK(reasons[0].points == 2);
+  CHECK(reasons[0].example == "recompute=selective offload=none");
+}
+
+TEST_CASE("constraints refuse with their why") {
+  const Expansion e = points_of(small(
+      "axes: {tp: [1, 2]}\nconstraints:\n  - {expr: \"tp <= machine.nodes\", why: \"keep TP small\"}\n  - {expr: dp * tp == 2}\n"));
+  CHECK_FALSE(e.points[0].refusal);
+  REQUIRE(e.points[1].refusal);
+  CHECK(e.points[1].refusal->message == "keep TP small");
+  CHECK(points_of(small("constraints: [{expr: dp == 1}]\n")).points[0].refusal->message == "constraint `dp == 1`");
+}
+
+TEST_CASE("models and machines can be inline, overridden and axes") {
+  const Case c = points_of(
+                     "model:\n  inline: {family: llama, layers: 2, hidden: 64, heads: 4, kv_heads: 2, ffn: 96, vocab: 256, "
+                     "max_positions: 64}\n  layers: 3\nmachine: local\n")
+                     .points[0]
+                     .config;
+  CHECK(c.model.layers == 3);
+  CHECK(c.model.head_dim == 16);
+  CHECK(c.model.family == Family::kLlama);
+  CHECK_FALSE(c.model.tied_embeddings);
+  const Case g = points_of("model: {family: gpt, layers: 2, hidden: 64, heads: 4, vocab: 256, max_positions: 64}\nmachine: local\n")
+                     .points[0]
+                     .config;
+  CHECK(g.model.ffn == 256);
+  CHECK(g.model.tied_embeddings);
+  const Expansion e = points_of(
+      "axes:\n  model: [gpt2, llama-3-8b]\n  model.layers: [2, 4]\n  machine.nodes: [1, 2]\nmachine: {preset: hgx-h100-ndr, "
+      "device: {memory: 40Gi, peak_flops: {fp32: 6e13}}}\n");
+  REQUIRE(e.points.size() == 8);
+  CHECK(e.points[5].name == "model=llama-3-8b model.layers=2 machine.nodes=2");
+  CHECK(e.points[5].config.model.name == "llama-3-8b");
+  CHECK(e.points[5].config.model.layers == 2);
+  CHECK(e.points[5].config.machine.devices() == 16);
+  CHECK(e.points[5].config.machine.device.memory_bytes == int64_t{40} << 30);
+  CHECK(e.points[5].config.machine.device.peak_flops.at("fp32") == 6e13);
+  CHECK(e.points[5].config.machine.device.provenance.count("memory") == 0);
+  CHECK(e.points[5].config.machine.device.provenance.count("memory_bandwidth") == 1);
+}
+
+TEST_CASE("the command line speaks the words of the file") {
+  const std::string text = small("name: n\naxes: {tp: [1, 2], seed: [1, 2]}\ninclude: [{name: i, tp: 2, seed: 3}]\n");
+  const Expansion e = points_of(text, with_local({"tp=2", "model.layers=8", "global-batch-tokens=4Ki"}));
+  CHECK(names_of(e) == Names{"seed=1", "seed=2", "i"});
+  for (const Point& p : e.points) {
+    CHECK(p.config.layout.tp == 2);
+    CHECK(p.config.model.layers == 8);
+    CHECK(p.config.train.global_batch_tokens == 4096);
+  }
+  CHECK(points_of(text, with_local({"model=tiny-llama"})).points[0].config.model.name == "tiny-llama");
+  const Expansion offloaded = points_of(small(""), with_local({"offload=optimizer=cpu,activations=nvme"}));
+  CHECK(offloaded.points[0].unheld[0].second == "{optimizer: cpu, activations: nvme}");
+  CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: unknown key `tpp`, did you mean `tp`?"));
+  CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: `tp` is `x`"));
+  CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: `seed` is no key=value"));
+  CHECK(says(errors_of(small("zip: [{tp: [1, 2], seed: [1, 2]}]\n"), with_local({"tp=1"})), "`tp` is part of a zip block"));
+  LoadOptions mode = with_local();
+  mode.mode = Mode::kSimulate;
+  CHECK(load_sweep_text(small("mode: both\n"), "s.yaml", mode)->mode() == Mode::kSimulate);
+  const auto words = case_from_words(with_local({"model=llama-3-8b", "machine=hgx-h100-ndr", "tp=4", "micro-batch=2"}));
+  REQUIRE(words.ok());
+  CHECK(words->layout.dp == 2);
+  CHECK(words->train.micro_batch == 2);
+  CHECK(case_from_words(with_local({"model=gpt2"})).error().message == "no machine is given");
+}
+
+TEST_CASE("all errors of a file are reported at once, each with its place") {
+  const std::string text = errors_of(
+      "version: 2\n"                                              // 1
+      "model: {preset: gpt3, layer: 4}\n"                         // 2
+      "machine: hgx-h100-ndr\n"                                   // 3
+      "trian: {seq_len: 4}\n"                                     // 4
+      "train: {seq_len: long, global_batch_token: 1Mi}\n"         // 5
+      "axes: {tp: [1, x], pp: {pow2: [3, 8]}, tpp: 1, dp: []}\n"  // 6
+      "zip: [{vpp: [1, 2], ep: [1]}]\n"                           // 7
+      "when: [{if: \"ppp == 1\", set: {schedule: nine}}]\n"       // 8
+      "constraints: [{expr: tp <}, {why: x}]\n"                   // 9
+      "exclude: [{}, 4]\n"                                        // 10
+      "include: {tp: 4}\n"                                        // 11
+      "tp: 2\nlayout: {tp: 2}\n");                                // 12, 13
+  CHECK(says(text, "s.yaml:1:10: version 2 is not known"));
+  CHECK(says(text, "s.yaml:2:17: no model is named `gpt3`, did you mean `gpt2`?"));
+  CHECK(says(text, "s.yaml:2:23: unknown key `layer`, did you mean `layers`?"));
+  CHECK(says(text, "s.yaml:4:1: unknown key `trian`, did you mean `train`?"));
+  CHECK(says(text, "s.yaml:5:18: `seq_len` is `long`"));
+  CHECK(says(text, "s.yaml:5:24: unknown key `global_batch_token`, did you mean `global_batch_tokens`?"));
+  CHECK(says(text, "allowed under `train`: seq_len global_batch_tokens micro_batch"));
+  CHECK(says(text, "s.yaml:6:16: `tp` is `x`"));
+  CHECK(says(text, "s.yaml:6:31: pow2 begins at 3, no power of two"));
+  CHECK(says(text, "s.yaml:6:40: unknown key `tpp`, did you mean `tp`?"));
+  CHECK(says(text, "s.yaml:6:52: axis `dp` has no values"));
+  CHECK(says(text, "s.yaml:7:25: `ep` has 1 values where the zip block has 2"));
+  CHECK(says(text, "s.yaml:8:14: unknown word `ppp`, did you mean `pp`?"));
+  CHECK(says(text, "s.yaml:8:41: `schedule` is `nine`, did you mean `none`?"));
+  CHECK(says(text, "s.yaml:9:26: the expression ends where a value is expected"));
+  CHECK(says(text, "s.yaml:9:29: `expr` is missing"));
+  CHECK(says(text, "s.yaml:10:11: an empty exclusion would exclude every point"));
+  CHECK(says(text, "s.yaml:10:15: an entry of `exclude` is a single value"));
+  CHECK(says(text, "s.yaml:11:10: `include` is a map"));
+  CHECK(says(text, "s.yaml:13:14: `tp` says again what layout.tp says on line 12"));
+  CHECK(says(text, "19 errors. Nothing was run."));
+}
+
+TEST_CASE("files that miss something say what to add") {
+  CHECK(says(errors_of(""), "no model is given"));
+  CHECK(says(errors_of(""), "no machine is given"));
+  CHECK(says(errors_of("- a\n"), "the file is a list"));
+  CHECK(says(errors_of("model: gpt2\nmachine: local\n", {}), "s.yaml:2:10: this machine is not known here"));
+  CHECK(says(errors_of(small("mode: measure\n")), "mode measure trains on real input, and no data is given"));
+  CHECK(says(errors_of(small("mode: both\ndata: {text: no/such/file.txt}\n")), "no/such/file.txt is not there"));
+  CHECK(says(errors_of(small("mode: fast\n")), "s.yaml:3:7: `mode` is `fast`"));
+  CHECK(says(errors_of("model: {preset: gpt2, hf: x.json}\nmachine: local\n"), "keep one of the two"));
+  CHECK(says(errors_of("model: sweeps/none/config.json\nmachine: local\n"),
+             "none/config.json: cannot be opened: No such file or directory"));
+  CHECK(says(errors_of(small("train: 5\n")), "s.yaml:3:8: `train` is a single value"));
+  CHECK(says(errors_of(small("train: {micro_batch: [1, 2]}\n")), "s.yaml:3:22: `micro_batch` is a list"));
+  CHECK(says(errors_of(small("tp:\n")), "`tp` is nothing"));
+  CHECK(says(errors_of(small("axes: {tp: [1], layout.tp: [2]}\n")), "`tp` is in two axes"));
+  CHECK(says(errors_of(small("axes: {name: [a]}\n")), "unknown key `name`"));
+  CHECK(says(errors_of(small("axes: {seed: {range: [1, 4000000000000]}}\n")), "more than a million values"));
+  CHECK(says(errors_of(small("axes: {seed: {range: [1, 2000]}, dp: {range: [1, 2000]}}\n")),
+             "the axes make more than 1000000 points"));
+  CHECK(says(errors_of(small("when: [{if: dp == 1, set: {tp: 2}}]\n")), "s.yaml:3:13: `dp` has no value here"));
+  CHECK(
+      says(errors_of(small("constraints: [{expr: \"tp + schedule > 1\"}]\n")), "s.yaml:3:28: expected a number here, found text"));
+  CHECK(load_sweep("no/such.yaml").error().where == "no/such.yaml");
+  CHECK(load_sweep("no/such.yaml").error().code == ExitCode::kUsage);
+  CHECK(load_sweep(SHARDLAB_SOURCE_DIR).error().message == "is a folder, not a file");
+}
+
+TEST_CASE("paths in a file are relative to the file") {
+  const std::string file = std::string(SHARDLAB_SOURCE_DIR) + "/sweeps/some.yaml";
+  const auto sweep =
+      load_sweep_text("model: {hf: models/gpt2.json}\nmachine: {file: machines/hgx-h100-ndr.yaml}\ndata: {text: ..}\n", file, {});
+  INFO((sweep.ok() ? "" : to_string(sweep.error())));
+  REQUIRE(sweep.ok());
+  const Case c = expand(*sweep)->points[0].config;
+  CHECK(c.model.name == "gpt2");
+  CHECK(c.machine.devices() == 8);
+  CHECK(std::filesystem::equivalent(c.data.text, SHARDLAB_SOURCE_DIR));
+  CHECK(std::filesystem::path(c.data.text).is_absolute());
+}

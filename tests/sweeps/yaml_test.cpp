@@ -1,0 +1,109 @@
+// The YAML tree: marks, problems, scalars, spelling.
+#include "sweeps/yaml.h"
+
+#include "sweeps/values.h"
+#include "tests/test.h"
+
+using namespace shardlab;
+
+namespace {
+
+std::vector<std::string> problems_of(std::string_view text) {
+  Problems problems("f.yaml");
+  parse_yaml(text, problems);
+  std::vector<std::string> lines;
+  for (const Error& e : problems.errors()) lines.push_back(e.where + ": " + e.message);
+  return lines;
+}
+
+}  // namespace
+
+TEST_CASE("every node knows where it stands") {
+  Problems problems("f.yaml");
+  const YamlNode root = parse_yaml("a: 1\nb:\n  - x\n  - {c: \"2\"}\nd:\n", problems);
+  REQUIRE(problems.empty());
+  REQUIRE(root.entries.size() == 3);
+  CHECK(root.entries[1].mark.line == 2);
+  CHECK(root.entries[1].mark.column == 1);
+  const YamlNode& c = root.find("b")->items[1].entries[0].value;
+  CHECK(c.text == "2");
+  CHECK(c.mark.line == 4);
+  CHECK(c.mark.column == 9);
+  CHECK(root.find("d")->is_null());
+  CHECK(root.find("e") == nullptr);
+  CHECK(to_flow(root) == "{a: 1, b: [x, {c: 2}], d: null}");
+}
+
+TEST_CASE("duplicates, merge keys and broken YAML are problems") {
+  CHECK(problems_of("a: 1\nb: 2\na: 3\n") == std::vector<std::string>{"f.yaml:3:1: duplicate key `a`, first given on line 1"});
+  CHECK(problems_of("x: {a: 1, a: 2}\n") == std::vector<std::string>{"f.yaml:1:11: duplicate key `a`, first given on line 1"});
+  CHECK(problems_of("base: &b {x: 1}\nc:\n  <<: *b\n") ==
+        std::vector<std::string>{"f.yaml:3:3: merge keys (<<) are not supported"});
+  CHECK(problems_of("a: [1, 2\nb: 3\n").size() == 1);
+  CHECK(problems_of("[a, b]: 1\n") == std::vector<std::string>{"f.yaml:1:1: a key must be a single word"});
+  CHECK(problems_of("a: 1\n---\nb: 2\n").size() == 1);
+  CHECK(problems_of("a: &x 1\nb: *x\n").empty());
+  CHECK(problems_of(std::string(200, '[') + std::string(200, ']')).size() == 1);
+  CHECK(problems_of("").empty());
+}
+
+TEST_CASE("anchors cannot unfold without end") {
+  std::string bomb = "a: &a [x, x, x, x, x, x, x, x, x, x]\n";
+  for (char c = 'b'; c <= 'i'; ++c) {
+    bomb += std::string(1, c) + ": &" + c + " [";
+    for (int i = 0; i < 10; ++i) bomb += std::string(i ? ", *" : "*") + static_cast<char>(c - 1);
+    bomb += "]\n";
+  }
+  CHECK(problems_of(bomb).size() == 1);
+}
+
+TEST_CASE("any text survives as a scalar") {
+  for (const std::string text : {"plain", "a b", "null", "", "-", "x: y", "#c", "quote \" and \\", "tab\tnewline\n",
+                                 "\xc3\xa9t\xc3\xa9", "{a}", "[", "'", "1f1b", "&a", "*", "?", "true"}) {
+    Problems problems("f.yaml");
+    const YamlNode root = parse_yaml("k: " + yaml_scalar(text) + "\n", problems);
+    INFO(text);
+    REQUIRE(problems.empty());
+    REQUIRE(root.find("k")->is_scalar());
+    CHECK(root.find("k")->text == text);
+  }
+}
+
+TEST_CASE("texts stand for quantities") {
+  CHECK(parse_count("8") == 8);
+  CHECK(parse_count("-3") == -3);
+  CHECK(parse_count("64k") == 64'000);
+  CHECK(parse_count("1Mi") == 1'048'576);
+  CHECK(parse_count("2.5M") == 2'500'000);
+  CHECK(parse_count("1e6") == 1'000'000);
+  CHECK(parse_count("9007199254740993") == 9'007'199'254'740'993);
+  for (const char* bad : {"", "x", "1.5", "1.0001k", "k", "Mi", "1 k", "0x10", "1KiB", "1e30", "nan", "inf", "--1", "1e"}) {
+    INFO(bad);
+    CHECK_FALSE(parse_count(bad));
+  }
+  CHECK(parse_number("0.25") == 0.25);
+  CHECK(parse_number("1e-3") == 1e-3);
+  CHECK(parse_number("1.5k") == 1500.0);
+  CHECK_FALSE(parse_number("inf"));
+  CHECK_FALSE(parse_number("1e400"));
+  CHECK(parse_duration("90") == 90.0);
+  CHECK(parse_duration("5m") == 300.0);
+  CHECK(parse_duration("2h") == 7200.0);
+  CHECK(parse_duration("250ms") == 0.25);
+  CHECK_FALSE(parse_duration("0s"));
+  CHECK_FALSE(parse_duration("5d"));
+  CHECK(parse_bool("true") == true);
+  CHECK_FALSE(parse_bool("yes"));
+  CHECK(to_text(12582912.0) == "12582912");
+  CHECK(to_text(3e-3f) == "0.003");
+  CHECK(to_text(0.9f) == "0.9");
+}
+
+TEST_CASE("slips of the finger find their key") {
+  const std::vector<std::string> keys = {"micro_batch", "seq_len", "tp", "schedule"};
+  CHECK(nearest("microbatch", keys) == "micro_batch");
+  CHECK(nearest("seqlen", keys) == "seq_len");
+  CHECK(nearest("shcedule", keys) == "schedule");
+  CHECK(nearest("pt", keys) == "tp");
+  CHECK(nearest("temperature", keys).empty());
+}

@@ -1,0 +1,90 @@
+// The mutation score over hand-written plans and over what the strategies make.
+#include <fmt/format.h>
+
+#include "strategies/lower.h"
+#include "tests/test.h"
+#include "tests/verify/good_plans.h"
+#include "tests/verify/mutations.h"
+
+namespace shardlab::testing {
+namespace {
+
+/// What a plan of the strategies is made of; everything else is alike.
+struct Mix {
+  const char* name;
+  Family family = Family::kGpt;
+  bool tied = true;
+  int dp = 1, tp = 1, pp = 1;
+  Schedule schedule = Schedule::kNone;
+  int accumulation = 1;
+  int zero = 0;
+  int64_t bucket_bytes = 0;
+  bool recompute = false, canonical = false, grad_norm = false;
+  Optimizer optimizer = Optimizer::kAdamW;
+};
+
+Case case_of(const Mix& mix) {
+  Case c;
+  c.name = mix.name;
+  c.model = {.name = "tiny", .family = mix.family, .layers = 2, .hidden = 16, .heads = 2, .kv_heads = 2, .head_dim = 8, .ffn = 32, .vocab = 32,
+             .max_positions = 16, .tied_embeddings = mix.tied};
+  c.layout.dp = mix.dp;
+  c.layout.tp = mix.tp;
+  c.layout.pp = mix.pp;
+  c.layout.zero = mix.zero;
+  c.layout.schedule = mix.schedule;
+  c.layout.bucket_bytes = mix.bucket_bytes;
+  c.layout.recompute = mix.recompute ? Recompute::kFull : Recompute::kNone;
+  c.train.seq_len = 8;
+  c.train.micro_batch = 1;
+  c.train.grad_accumulation = mix.accumulation;
+  c.train.global_batch_tokens = 8 * mix.accumulation * mix.dp;
+  c.train.optimizer = mix.optimizer;
+  c.train.grad_norm = mix.grad_norm;
+  c.canonical = mix.canonical;
+  return c;
+}
+
+std::vector<Plan> lowered_plans() {
+  const Mix mixes[] = {
+      {.name = "dp2", .dp = 2, .accumulation = 2},
+      {.name = "dp2 bucketed", .dp = 2, .bucket_bytes = 4096},
+      {.name = "dp2 zero1", .dp = 2, .accumulation = 2, .zero = 1, .bucket_bytes = 4096},
+      {.name = "tp2 llama", .family = Family::kLlama, .tied = false, .tp = 2, .optimizer = Optimizer::kSgd},
+      {.name = "pp2 1f1b tied", .pp = 2, .schedule = Schedule::k1F1B, .accumulation = 4},
+      {.name = "pp2 afab untied", .tied = false, .pp = 2, .schedule = Schedule::kAfab, .accumulation = 2, .grad_norm = true},
+      {.name = "dp2 tp2 pp2", .dp = 2, .tp = 2, .pp = 2, .schedule = Schedule::k1F1B, .accumulation = 2},
+      {.name = "dp2 tp2 pp2 zero1 recompute", .dp = 2, .tp = 2, .pp = 2, .schedule = Schedule::k1F1B, .accumulation = 2, .zero = 1, .bucket_bytes = 8192,
+       .recompute = true},
+      {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
+  };
+  std::vector<Plan> plans;
+  for (const Mix& mix : mixes) {
+    INFO(mix.name);
+    auto plan = lower(case_of(mix));
+    if (!plan.ok()) FAIL(to_string(plan.error()));
+    plans.push_back(std::move(plan).value());
+    plans.back().name = mix.name;
+  }
+  return plans;
+}
+
+void require_full_score(const std::vector<Plan>& plans) {
+  const auto tallies = mutate_all(plans);
+  WARN("\n" << score_table(tallies));
+  for (const MutationTally& t : tallies) {
+    INFO(t.kind);
+    CHECK(t.survivors == std::vector<std::string>{});
+  }
+  REQUIRE(score_percent(tallies) == 100);
+}
+
+}  // namespace
+
+TEST_CASE("mutations of hand-written plans are all found") {
+  require_full_score({parse_or_fail(training_text()), parse_or_fail(zero1_text()), parse_or_fail(pipeline_text())});
+}
+
+TEST_CASE("mutations of the strategies' plans are all found") { require_full_score(lowered_plans()); }
+
+}  // namespace shardlab::testing
