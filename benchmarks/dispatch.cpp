@@ -3,10 +3,9 @@
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
-#include <chrono>
+#include <algorithm>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "plan/text.h"
@@ -44,14 +43,22 @@ Plan reductions(int ranks, int64_t elements, int repeats, std::string_view algor
   return std::move(plan).value();
 }
 
-void run_steps(benchmark::State& state, Plan plan, const BackendFactory& backends, int per_step) {
+/// Runs steps of `per_step` ops; returns, and reports as `median_per_op`, the median seconds of an op.
+double run_steps(benchmark::State& state, Plan plan, const BackendFactory& backends, int per_step) {
   const PlacedPlan placed = place(std::move(plan));
   ThreadTransport transport(kernels_for_this_processor());
   auto session = Session::create(placed, {}, transport, backends, nullptr);
   SHARDLAB_CHECK(session.ok(), "{}", to_string(session.error()));
   int64_t step = 0;
-  for (auto _ : state) state.SetIterationTime((*session)->step(step++).seconds / per_step);
-  state.SetItemsProcessed(state.iterations() * per_step);
+  std::vector<double> per_op;
+  for (auto _ : state) {
+    const double seconds = (*session)->step(step++).seconds;
+    state.SetIterationTime(seconds);
+    per_op.push_back(seconds / per_step);
+  }
+  std::ranges::sort(per_op);
+  state.counters["median_per_op"] = per_op[per_op.size() / 2];
+  return per_op[per_op.size() / 2];
 }
 
 /// Seconds an op takes to dispatch: one rank, one stream, no recorder, a back end that does nothing.
@@ -59,21 +66,20 @@ void dispatch(benchmark::State& state) {
   const int ops = static_cast<int>(state.range(0));
   run_steps(state, chain(ops, 1), dry_backend(), ops);
 }
-BENCHMARK(dispatch)->Arg(1000)->Arg(10000)->UseManualTime()->Unit(benchmark::kNanosecond);
+BENCHMARK(dispatch)->Arg(1000)->Arg(10000)->UseManualTime();
 
 /// Seconds until an op on one stream has woken the next op on another.
 void wake(benchmark::State& state) {
   run_steps(state, chain(1000, static_cast<int>(state.range(0))), dry_backend(), 1000);
 }
-BENCHMARK(wake)->Arg(2)->Arg(4)->UseManualTime()->Unit(benchmark::kNanosecond);
+BENCHMARK(wake)->Arg(2)->Arg(4)->UseManualTime();
 
 /// Seconds of an all_reduce, and the bus bandwidth as nccl-tests defines it.
 void all_reduce(benchmark::State& state, std::string_view algorithm) {
   const int ranks = static_cast<int>(state.range(0)), repeats = 20;
   const int64_t bytes = state.range(1);
-  run_steps(state, reductions(ranks, bytes / 4, repeats, algorithm), cpu_backend(kernels_for_this_processor(), {}), repeats);
-  state.counters["busbw"] = benchmark::Counter(2.0 * (ranks - 1) / ranks * static_cast<double>(bytes), benchmark::Counter::kIsIterationInvariantRate,
-                                               benchmark::Counter::kIs1000);
+  const double seconds = run_steps(state, reductions(ranks, bytes / 4, repeats, algorithm), cpu_backend(kernels_for_this_processor(), {}), repeats);
+  state.counters["busbw"] = 2.0 * (ranks - 1) / ranks * static_cast<double>(bytes) / seconds;
 }
 BENCHMARK_CAPTURE(all_reduce, ring, "ring")->ArgsProduct({{2, 8}, {1 << 10, 1 << 16, 1 << 20, 1 << 24}})->UseManualTime();
 BENCHMARK_CAPTURE(all_reduce, direct, "direct")->ArgsProduct({{2, 8}, {1 << 10, 1 << 16, 1 << 20, 1 << 24}})->UseManualTime();

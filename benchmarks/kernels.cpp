@@ -1,7 +1,7 @@
 // Rates of the CPU kernels: GF/s where arithmetic bounds them, GB/s (of the bytes their docstrings count) where memory does.
 //
-// Two models: GPT-2 124M's shapes (hidden 768, 12 heads, ffn 3072, vocab 50257, one sequence of 1024 tokens) and a small one (hidden 128, 4 heads, ffn
-// 512, vocab 256, four sequences of 256 tokens). One thread. Inputs are random, never zeros.
+// Two models: GPT-2 124M's shapes (hidden 768, 12 heads, ffn 3072, vocab 50257, one sequence of 1024 tokens) and a small one
+// (hidden 128, 4 heads, ffn 512, vocab 256, four sequences of 256 tokens). One thread. Inputs are random, never zeros.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
@@ -48,13 +48,17 @@ void report(benchmark::State& state, double flops, double bytes) {
 
 enum class Phase { kF, kI, kW };
 
-void linear(benchmark::State& state, const Kernels& k, int64_t sequences, int64_t tokens, int64_t in, int64_t out, Phase phase, bool canonical) {
+void linear(benchmark::State& state, const Kernels& k, int64_t sequences, int64_t tokens, int64_t in, int64_t out, Phase phase,
+            bool canonical) {
   const int64_t rows = sequences * tokens;
   Floats x(rows * in), w(out * in), y(rows * out);
   kernels::LinearForward f{.x = x, .w = w, .y = y, .rows = rows, .in = in, .out = out, .canonical = canonical};
   kernels::LinearInput i{.dy = y, .w = w, .dx = x, .rows = rows, .in = in, .out = out, .canonical = canonical};
-  kernels::LinearWeight g{.x = x, .dy = y, .dw = w, .tokens = {sequences, tokens, {}}, .in = in, .out = out, .canonical = canonical};
-  const int64_t bytes = phase == Phase::kF ? linear_scratch_bytes(f) : phase == Phase::kI ? linear_scratch_bytes(i) : linear_scratch_bytes(g);
+  kernels::LinearWeight g{
+      .x = x, .dy = y, .dw = w, .tokens = {sequences, tokens, {}}, .in = in, .out = out, .canonical = canonical};
+  const int64_t bytes = phase == Phase::kF   ? linear_scratch_bytes(f)
+                        : phase == Phase::kI ? linear_scratch_bytes(i)
+                                             : linear_scratch_bytes(g);
   Floats scratch(bytes / 4);
   f.scratch = i.scratch = g.scratch = static_cast<float*>(scratch);
   for (auto _ : state) {
@@ -66,8 +70,10 @@ void linear(benchmark::State& state, const Kernels& k, int64_t sequences, int64_
 }
 
 void attention(benchmark::State& state, const Kernels& k, const Shape& s, bool backward) {
-  const kernels::AttentionShape shape{s.sequences, s.tokens, static_cast<int>(s.heads), static_cast<int>(s.heads), static_cast<int>(s.hidden / s.heads)};
-  Floats qkv(s.rows() * 3 * s.hidden), o(s.rows() * s.hidden), lse(s.rows() * s.heads), dout(s.rows() * s.hidden), dqkv(s.rows() * 3 * s.hidden);
+  const kernels::AttentionShape shape{s.sequences, s.tokens, static_cast<int>(s.heads), static_cast<int>(s.heads),
+                                      static_cast<int>(s.hidden / s.heads)};
+  Floats qkv(s.rows() * 3 * s.hidden), o(s.rows() * s.hidden), lse(s.rows() * s.heads), dout(s.rows() * s.hidden),
+      dqkv(s.rows() * 3 * s.hidden);
   kernels::AttentionForward f{.shape = shape, .qkv = qkv, .o = o, .lse = lse};
   kernels::AttentionInput i{.shape = shape, .dout = dout, .o = o, .lse = lse, .qkv = qkv, .dqkv = dqkv};
   Floats scratch((attention_scratch_bytes(f) + attention_scratch_bytes(i)) / 4);
@@ -90,7 +96,14 @@ void norm(benchmark::State& state, const Kernels& k, const Shape& s, Phase phase
     if (phase == Phase::kI)
       k.norm_input({.dy = dy, .x = x, .gamma = gamma, .stats = stats, .dx = y, .rows = s.rows(), .width = s.hidden, .rms = rms});
     if (phase == Phase::kW)
-      k.norm_weight({.dy = dy, .x = x, .stats = stats, .dgamma = dgamma, .dbeta = dbeta, .tokens = {s.sequences, s.tokens, {}}, .width = s.hidden, .rms = rms});
+      k.norm_weight({.dy = dy,
+                     .x = x,
+                     .stats = stats,
+                     .dgamma = dgamma,
+                     .dbeta = dbeta,
+                     .tokens = {s.sequences, s.tokens, {}},
+                     .width = s.hidden,
+                     .rms = rms});
   }
   report(state, 0, (phase == Phase::kI ? 12.0 : 8.0) * static_cast<double>(n));
 }
@@ -114,7 +127,12 @@ void cross_entropy(benchmark::State& state, const Kernels& k, const Shape& s) {
   std::vector<int32_t> targets(static_cast<size_t>(s.rows()));
   for (size_t i = 0; i < targets.size(); ++i) targets[i] = static_cast<int32_t>((i * 7919) % static_cast<size_t>(s.vocab));
   for (auto _ : state)
-    k.cross_entropy_fused({.logits = logits, .targets = targets.data(), .nll = nll, .tokens = {s.sequences, s.tokens, {}}, .vocab = s.vocab, .loss_tokens = 1});
+    k.cross_entropy_fused({.logits = logits,
+                           .targets = targets.data(),
+                           .nll = nll,
+                           .tokens = {s.sequences, s.tokens, {}},
+                           .vocab = s.vocab,
+                           .loss_tokens = 1});
   report(state, 0, 16.0 * static_cast<double>(n));
 }
 
@@ -122,7 +140,13 @@ void embed(benchmark::State& state, const Kernels& k, const Shape& s, bool backw
   Floats table(s.vocab * s.hidden), x(s.rows() * s.hidden);
   std::vector<int32_t> ids(static_cast<size_t>(s.rows()));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * 7919) % static_cast<size_t>(s.vocab));
-  kernels::EmbedWeight w{.ids = ids.data(), .dx = x, .dtable = table, .sequences = s.sequences, .tokens = s.tokens, .width = s.hidden, .table_rows = s.vocab};
+  kernels::EmbedWeight w{.ids = ids.data(),
+                         .dx = x,
+                         .dtable = table,
+                         .sequences = s.sequences,
+                         .tokens = s.tokens,
+                         .width = s.hidden,
+                         .table_rows = s.vocab};
   Floats scratch(embed_scratch_bytes(w) / 4);
   w.scratch = static_cast<float*>(scratch);
   for (auto _ : state) {
@@ -152,7 +176,12 @@ void elementwise(const Kernels& k, const Shape& s, const std::string& suffix) {
     kernels->bias_weight({.dy = a, .dbias = c, .tokens = {s.sequences, s.tokens, {}}, .width = s.hidden});
   });
   add("dropout", 8, n, [=](float* a, float*, float*, float*) {
-    kernels->dropout({.z = a, .sequences = s.sequences, .tokens = s.tokens, .width = s.hidden, .p = 1e-6f, .key = {.seed = 1, .use = RandomUse::kDropout}});
+    kernels->dropout({.z = a,
+                      .sequences = s.sequences,
+                      .tokens = s.tokens,
+                      .width = s.hidden,
+                      .p = 1e-6f,
+                      .key = {.seed = 1, .use = RandomUse::kDropout}});
   });
   add("positions_forward", 12, n, [=](float* a, float* b, float* c, float*) {
     kernels->positions_forward({.x = a, .table = b, .y = c, .sequences = s.sequences, .tokens = s.tokens, .width = s.hidden});
@@ -162,16 +191,17 @@ void elementwise(const Kernels& k, const Shape& s, const std::string& suffix) {
   });
   add("add", 12, n, [=](float* a, float* b, float* c, float*) { kernels->add({.a = a, .b = b, .c = c, .n = n}); });
   add("fill", 4, n, [=](float* a, float*, float*, float*) { kernels->fill(a, n, 1.0f); });
-  add("squared_norm", 4, parameters, [=](float* a, float*, float*, float*) { benchmark::DoNotOptimize(kernels->squared_norm(a, parameters)); });
+  add("squared_norm", 4, parameters,
+      [=](float* a, float*, float*, float*) { benchmark::DoNotOptimize(kernels->squared_norm(a, parameters)); });
   add("tree_combine_4", 20, parameters, [=](float* a, float* b, float* c, float* d) {
     const float* parts[] = {a, b, c, d};
     kernels->tree_combine({.parts = parts, .count = 4, .out = a, .n = parameters});
   });
-  add("sgd", 12, parameters, [=](float* a, float* b, float*, float*) {
-    kernels->sgd({.grad = a, .param = b, .n = parameters, .learning_rate = 1e-9f});
-  });
+  add("sgd", 12, parameters,
+      [=](float* a, float* b, float*, float*) { kernels->sgd({.grad = a, .param = b, .n = parameters, .learning_rate = 1e-9f}); });
   add("adamw", 28, parameters, [=](float* a, float* b, float* c, float* d) {
-    kernels->adamw({.grad = a, .param = b, .m = c, .v = d, .n = parameters, .step = 10, .learning_rate = 1e-9f, .weight_decay = 0.1f});
+    kernels->adamw(
+        {.grad = a, .param = b, .m = c, .v = d, .n = parameters, .step = 10, .learning_rate = 1e-9f, .weight_decay = 0.1f});
   });
 }
 
@@ -180,7 +210,12 @@ void rope(benchmark::State& state, const Kernels& k, const Shape& s, bool with_t
   Floats qkv(s.rows() * 3 * s.hidden), table(s.tokens * depth);
   kernels::rope_table(0, s.tokens, depth, 10000.0f, table);
   for (auto _ : state)
-    k.rope({.qkv = qkv, .sequences = s.sequences, .tokens = s.tokens, .heads = heads, .kv_heads = heads, .head_dim = depth,
+    k.rope({.qkv = qkv,
+            .sequences = s.sequences,
+            .tokens = s.tokens,
+            .heads = heads,
+            .kv_heads = heads,
+            .head_dim = depth,
             .table = with_table ? static_cast<float*>(table) : nullptr});
   report(state, 0, 8.0 * static_cast<double>(s.rows() * 2 * s.hidden));
 }
@@ -190,24 +225,35 @@ void register_shape(const Kernels& k, const Shape& s) {
   const auto add = [&](const std::string& name, auto body) {
     benchmark::RegisterBenchmark((name + suffix).c_str(), [=, kernels = &k](benchmark::State& state) { body(state, *kernels); });
   };
-  const struct { const char* name; Phase phase; } phases[] = {{"forward", Phase::kF}, {"input", Phase::kI}, {"weight", Phase::kW}};
+  const struct {
+    const char* name;
+    Phase phase;
+  } phases[] = {{"forward", Phase::kF}, {"input", Phase::kI}, {"weight", Phase::kW}};
   for (const auto& p : phases)
     for (const bool canonical : {false, true}) {
       const std::string mode = std::string(p.name) + (canonical ? "_canonical" : "_fast");
-      add("linear_up_" + mode, [=](auto& state, const Kernels& kernels) { linear(state, kernels, s.sequences, s.tokens, s.hidden, s.ffn, p.phase, canonical); });
-      add("linear_down_" + mode, [=](auto& state, const Kernels& kernels) { linear(state, kernels, s.sequences, s.tokens, s.ffn, s.hidden, p.phase, canonical); });
-      add("linear_head_" + mode, [=](auto& state, const Kernels& kernels) { linear(state, kernels, s.sequences, s.tokens, s.hidden, s.vocab, p.phase, canonical); });
+      add("linear_up_" + mode, [=](auto& state, const Kernels& kernels) {
+        linear(state, kernels, s.sequences, s.tokens, s.hidden, s.ffn, p.phase, canonical);
+      });
+      add("linear_down_" + mode, [=](auto& state, const Kernels& kernels) {
+        linear(state, kernels, s.sequences, s.tokens, s.ffn, s.hidden, p.phase, canonical);
+      });
+      add("linear_head_" + mode, [=](auto& state, const Kernels& kernels) {
+        linear(state, kernels, s.sequences, s.tokens, s.hidden, s.vocab, p.phase, canonical);
+      });
     }
   for (const bool backward : {false, true}) {
     const std::string phase = backward ? "_input" : "_forward";
     add("attention" + phase, [=](auto& state, const Kernels& kernels) { attention(state, kernels, s, backward); });
     add("gelu" + phase, [=](auto& state, const Kernels& kernels) { activation(state, kernels, s, backward, false); });
     add("swiglu" + phase, [=](auto& state, const Kernels& kernels) { activation(state, kernels, s, backward, true); });
-    add(backward ? "embed_weight" : "embed_forward", [=](auto& state, const Kernels& kernels) { embed(state, kernels, s, backward); });
+    add(backward ? "embed_weight" : "embed_forward",
+        [=](auto& state, const Kernels& kernels) { embed(state, kernels, s, backward); });
   }
   for (const auto& p : phases)
     for (const bool rms : {false, true})
-      add(std::string(rms ? "rmsnorm_" : "layernorm_") + p.name, [=](auto& state, const Kernels& kernels) { norm(state, kernels, s, p.phase, rms); });
+      add(std::string(rms ? "rmsnorm_" : "layernorm_") + p.name,
+          [=](auto& state, const Kernels& kernels) { norm(state, kernels, s, p.phase, rms); });
   add("cross_entropy_fused", [=](auto& state, const Kernels& kernels) { cross_entropy(state, kernels, s); });
   add("rope", [=](auto& state, const Kernels& kernels) { rope(state, kernels, s, false); });
   add("rope_with_table", [=](auto& state, const Kernels& kernels) { rope(state, kernels, s, true); });

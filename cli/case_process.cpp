@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 #include "cli/pipeline.h"
 #include "plan/base/world_error.h"
@@ -133,7 +134,7 @@ CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
   }
   if (const auto fit = fits(config, *placed); !fit.ok()) return refused(std::move(outcome), fit.error());
   if (mode == Mode::kSimulate) return outcome;
-  write_file_atomically(files.machine(), to_yaml(config.machine));
+  if (!std::exchange(machine_written_, true)) write_file_atomically(files.machine(), to_yaml(config.machine));
   measure(outcome, files.directory);
   return outcome;
 }

@@ -22,6 +22,7 @@ class ProcessCaseRunner final : public CaseRunner {
   void measure(CaseOutcome& outcome, const std::string& directory) const;
 
   std::string directory_, program_;
+  bool machine_written_ = false;  ///< measured cases run one at a time
   const std::atomic<bool>& interrupted_;
 };
 

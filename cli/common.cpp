@@ -91,6 +91,15 @@ bool given(const CaseFlags& flags, std::string_view key) {
   return false;
 }
 
+/// As many nodes of the machine as the devices need, unless the command line says how many there are.
+Result<void> add_nodes(const CaseFlags& flags, int64_t devices, std::vector<std::string>& words) {
+  if (flags.machine == "local" || given(flags, "machine.nodes")) return {};
+  const auto machine = load_machine(flags.machine);
+  if (!machine.ok()) return machine.error();
+  if (devices > machine->devices()) words.push_back(fmt::format("machine.nodes={}", (devices + machine->devices_per_node - 1) / machine->devices_per_node));
+  return {};
+}
+
 }  // namespace
 
 void add_case_flags(CLI::App& verb, CaseFlags& flags) {
@@ -127,7 +136,7 @@ Result<Case> case_from_flags(const CaseFlags& flags) {
   } else if (!given(flags, "dp")) {
     words.emplace_back("dp=1");
   }
-  if (size("pp") > 1 && !given(flags, "schedule")) words.emplace_back("schedule=1f1b");
+  SHARDLAB_TRY(add_nodes(flags, flags.devices > 0 ? flags.devices : int64_t{size("dp")} * size("tp") * size("pp") * size("cp"), words));
   words.insert(words.end(), flags.set.begin(), flags.set.end());
   return case_from_words(load_options(flags.machine_file, std::move(words)));
 }

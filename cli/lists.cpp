@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "cli/common.h"
+#include "cli/lists.h"
 #include "cli/verbs.h"
 #include "strategies/catalogue.h"
 #include "sweeps/machines.h"
@@ -88,11 +89,7 @@ Result<ExitCode> show_machine(const ListFlags& flags) {
 Result<ExitCode> list_strategies(const ListFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
-  Table table{{{"pass"}, {"strategy"}, {"tier"}, {"keys"}, {"adds"}, {"memory"}, {"paper"}}, {}};
-  for (const Strategy& s : catalogue())
-    table.rows.push_back({std::string(s.name), std::string(s.title), std::string(name_of(s.tier)), std::string(s.keys), std::string(s.adds), std::string(s.memory),
-                          std::string(s.paper)});
-  print(table, *format);
+  print(strategy_table(), *format);
   return ExitCode::kDone;
 }
 
@@ -108,6 +105,14 @@ void add_handler(CLI::App& parent, const char* name, const char* help, const cha
 }
 
 }  // namespace
+
+Table strategy_table() {
+  Table table{{{"pass"}, {"strategy"}, {"tier"}, {"keys"}, {"adds"}, {"memory"}, {"paper"}}, {}};
+  for (const Strategy& s : catalogue())
+    table.rows.push_back({std::string(s.name), std::string(s.title), std::string(name_of(s.tier)), std::string(s.keys), std::string(s.adds), std::string(s.memory),
+                          std::string(s.paper)});
+  return table;
+}
 
 void add_model(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("model", "models by name, and their exact parameter counts");

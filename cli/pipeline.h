@@ -43,7 +43,7 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
 struct CaseFiles {
   std::string directory;
   std::string config() const { return directory + "/case.yaml"; }
-  std::string machine() const { return directory + "/machine.yaml"; }
+  std::string machine() const { return directory + "/../machine.yaml"; }  ///< one for all cases
   std::string plan() const { return directory + "/plan.txt"; }
   std::string outcome() const { return directory + "/outcome.sqlite"; }
   std::string predicted() const { return directory + "/predicted.trace.jsonl"; }

@@ -49,9 +49,12 @@ class DirectorySink final : public ResultSink {
   RunDirectory& directory_;
 };
 
-Result<Mode> mode_of(const RunFlags& flags, const Sweep& sweep) {
-  if (flags.mode.empty()) return sweep.mode();
-  if (const auto mode = mode_named(flags.mode)) return *mode;
+/// Options for loading the sweep: what `--mode` says decides what the file must hold.
+Result<LoadOptions> sweep_options(const RunFlags& flags) {
+  LoadOptions options = load_options(flags.machine_file, flags.set);
+  if (flags.mode.empty()) return options;
+  options.mode = mode_named(flags.mode);
+  if (options.mode) return options;
   return Error{ExitCode::kUsage, fmt::format("--mode {} is unknown", flags.mode), "use simulate, measure or both", {}};
 }
 
@@ -113,14 +116,14 @@ void print_results(const std::vector<CaseOutcome>& outcomes, TableFormat format)
 Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
-  LoadOptions options = load_options(flags.machine_file, flags.set);
-  const auto sweep = load_sweep(flags.sweep, options);
+  const auto options = sweep_options(flags);
+  if (!options.ok()) return options.error();
+  const auto sweep = load_sweep(flags.sweep, *options);
   if (!sweep.ok()) return sweep.error();
-  const auto mode = mode_of(flags, *sweep);
-  if (!mode.ok()) return mode.error();
+  const Mode mode = options->mode.value_or(sweep->mode());
   const auto expansion = expand(*sweep);
   if (!expansion.ok()) return expansion.error();
-  if (flags.dry_run) return dry_run(*sweep, *expansion, *mode, *format);
+  if (flags.dry_run) return dry_run(*sweep, *expansion, mode, *format);
 
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
   SHARDLAB_TRY(check_directory(flags, out));
@@ -136,7 +139,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
   DriveOptions drive_options;
-  drive_options.mode = *mode;
+  drive_options.mode = mode;
   drive_options.resume = flags.resume;
   drive_options.program_version = metadata.program_version;
   drive_options.jobs = flags.jobs;

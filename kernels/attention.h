@@ -6,7 +6,8 @@
 
 namespace shardlab::kernels {
 
-/// What F and I share. qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim]: rows grouped by kv head (its query heads, one key, one value).
+/// What F and I share. qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim]: rows grouped by kv head (its query heads, one
+/// key, one value).
 struct AttentionShape {
   int64_t sequences = 1, tokens = 0;
   int heads = 0, kv_heads = 0, head_dim = 0;  ///< those of this rank; kv_heads divides heads
@@ -14,8 +15,8 @@ struct AttentionShape {
   [[gnu::always_inline]] constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
 };
 
-/// F. Shapes: qkv -> o[sequences,tokens,heads*head_dim], lse[sequences,heads,tokens] (log of the sum of exponentials of a row's scores).
-/// Flops: 2 sequences heads tokens (tokens + 1) head_dim. Works on four query rows at a time: no S x S matrix.
+/// F. Shapes: qkv -> o[sequences,tokens,heads*head_dim], lse[sequences,heads,tokens] (log of the sum of exponentials of a row's
+/// scores). Flops: 2 sequences heads tokens (tokens + 1) head_dim. Works on four query rows at a time: no S x S matrix.
 struct AttentionForward {
   AttentionShape shape;
   const float* qkv = nullptr;

@@ -1,8 +1,8 @@
 // Next-token cross-entropy, whole or over a part of the vocabulary.
 // Source: Shoeybi et al. 2019 (vocabulary-parallel cross-entropy).
 //
-// What the vocabulary-parallel parts need between them: after Max, the maximum of `max` over ranks; after Sum, the sum of `sums` over ranks
-// (in canonical order a tree over the shards, which then equals the fused form bit for bit).
+// What the vocabulary-parallel parts need between them: after Max, the maximum of `max` over ranks; after Sum, the sum of `sums`
+// over ranks (in canonical order a tree over the shards, which then equals the fused form bit for bit).
 #pragma once
 
 #include "kernels/leaves.h"
@@ -21,8 +21,8 @@ struct CrossEntropy {
   float* logits = nullptr;
   const int32_t* targets = nullptr;
   float* nll = nullptr;
-  float* max = nullptr;    ///< written by max, read by sum and grad
-  float* sums = nullptr;   ///< written by sum, read by grad
+  float* max = nullptr;   ///< written by max, read by sum and grad
+  float* sums = nullptr;  ///< written by sum, read by grad
   Tokens tokens;
   int64_t vocab = 0;
   Part vocab_part;

@@ -12,10 +12,16 @@ namespace shardlab {
 namespace kernels {
 
 #if defined(SHARDLAB_X86_VARIANTS)
-namespace x86_64_v4 { extern const Kernels table; }
-namespace x86_64_v3 { extern const Kernels table; }
+namespace x86_64_v4 {
+extern const Kernels table;
+}
+namespace x86_64_v3 {
+extern const Kernels table;
+}
 #endif
-namespace baseline { extern const Kernels table; }
+namespace baseline {
+extern const Kernels table;
+}
 
 void argument_refused(const char* rule, int64_t value) {
   SHARDLAB_CHECK(false, "a kernel was called with {} against the rule \"{}\"", value, rule);
@@ -39,8 +45,8 @@ bool runs_here([[maybe_unused]] const Kernels& k) {
   __builtin_cpu_init();
   const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
                   __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (&k == &kernels::x86_64_v4::table) return v4;
   if (&k == &kernels::x86_64_v3::table) return v3;
 #endif

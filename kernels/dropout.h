@@ -18,7 +18,7 @@ struct Dropout {
   int64_t sequence_begin = 0;  ///< of the step's sequences, over all ranks and micro-batches
   int64_t token_begin = 0, tokens_total = 0;
   int64_t width_begin = 0, width_total = 0;
-  float p = 0;                 ///< in [0, 1)
+  float p = 0;  ///< in [0, 1)
   RandomKey key;
 };
 

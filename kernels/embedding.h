@@ -5,8 +5,8 @@
 
 namespace shardlab::kernels {
 
-/// F. Shapes: ids i32[rows], table[table_rows,width] -> x[rows,width]. The table holds rows row_begin .. of the vocabulary; an id outside of it
-/// gives a row of +0. Bytes: 8 rows width.
+/// F. Shapes: ids i32[rows], table[table_rows,width] -> x[rows,width]. The table holds rows row_begin .. of the vocabulary; an id
+/// outside of it gives a row of +0. Bytes: 8 rows width.
 struct EmbedForward {
   const int32_t* ids = nullptr;
   const float* table = nullptr;
@@ -15,8 +15,8 @@ struct EmbedForward {
   int64_t row_begin = 0, table_rows = 0;
 };
 
-/// W. Shapes: ids i32[sequences,tokens], dx[sequences,tokens,width] -> dtable[table_rows,width], rows without a token +0; with `accumulate` the new
-/// sum is added to the rows that have one.
+/// W. Shapes: ids i32[sequences,tokens], dx[sequences,tokens,width] -> dtable[table_rows,width], rows without a token +0; with
+/// `accumulate` the new sum is added to the rows that have one.
 struct EmbedWeight {
   const int32_t* ids = nullptr;
   const float* dx = nullptr;

@@ -1,9 +1,10 @@
 // The kernels of one processor variant, as an immutable table. The runtime holds a `const Kernels&`.
 //
-// Every function is pure over the pointers in its arguments: no globals, no allocation, no plan, no ranks; one thread each, but that fast
-// Linear calls oneDNN, which uses as many OpenMP threads as the calling thread has set. Pointers need the alignment of their element only
-// (scratch: 64 bytes). Outputs are overwritten whatever they held, unless `accumulate` says otherwise; they may overlap inputs only
-// where the argument's docstring says so. A wrong argument stops the program (a bug of the caller). All variants give the same bits, fast Linear apart.
+// Every function is pure over the pointers in its arguments: no globals, no allocation, no plan, no ranks; one thread each, but
+// that fast Linear calls oneDNN, which uses as many OpenMP threads as the calling thread has set. Pointers need the alignment of
+// their element only (scratch: 64 bytes). Outputs are overwritten whatever they held, unless `accumulate` says otherwise; they may
+// overlap inputs only where the argument's docstring says so. A wrong argument stops the program (a bug of the caller). All
+// variants give the same bits, fast Linear apart.
 #pragma once
 
 #include <span>

@@ -15,9 +15,9 @@ struct LinearForward {
   const float* bias = nullptr;
   float* y = nullptr;
   int64_t rows = 0, in = 0, out = 0;
-  Part in_part;            ///< which part of the logical contraction extent `in` is (canonical mode)
+  Part in_part;  ///< which part of the logical contraction extent `in` is (canonical mode)
   bool canonical = false;
-  void* scratch = nullptr; ///< linear_scratch_bytes(...) bytes, aligned to 64; null in fast mode
+  void* scratch = nullptr;  ///< linear_scratch_bytes(...) bytes, aligned to 64; null in fast mode
 };
 
 /// I. Shapes: dy[rows,out], w[out,in] -> dx[rows,in]. Flops, threads: as F. The contraction extent is `out`.
@@ -26,9 +26,9 @@ struct LinearInput {
   const float* w = nullptr;
   float* dx = nullptr;
   int64_t rows = 0, in = 0, out = 0;
-  Part out_part;           ///< which part of the logical contraction extent `out` is (canonical mode)
+  Part out_part;  ///< which part of the logical contraction extent `out` is (canonical mode)
   bool canonical = false;
-  void* scratch = nullptr; ///< as LinearForward
+  void* scratch = nullptr;  ///< as LinearForward
 };
 
 /// W. Shapes: x[rows,in], dy[rows,out] -> dw[out,in], dbias[out] or null. rows = tokens.rows(). Flops: 2 rows in out.
@@ -44,7 +44,7 @@ struct LinearWeight {
   int64_t in = 0, out = 0;
   bool accumulate = false;
   bool canonical = false;
-  void* scratch = nullptr; ///< as LinearForward
+  void* scratch = nullptr;  ///< as LinearForward
 };
 
 /// Scratch in bytes, 0 in fast mode. Canonical: packed panels of at most `contraction extent * 64 + 2^18` floats and a tile.

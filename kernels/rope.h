@@ -6,8 +6,8 @@
 
 namespace shardlab::kernels {
 
-/// F, or I with `backward` (rotates back). In place. Shapes: qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim], rows grouped by kv
-/// head: its query heads, one key, one value (the value is left alone). Token t has position position_begin + t.
+/// F, or I with `backward` (rotates back). In place. Shapes: qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim], rows
+/// grouped by kv head: its query heads, one key, one value (the value is left alone). Token t has position position_begin + t.
 /// Flops: 6 a rotated pair. Bytes: 8 an element of q and k.
 struct Rope {
   float* qkv = nullptr;

@@ -22,7 +22,8 @@ int64_t linear_scratch_bytes(const LinearWeight& a) { return a.canonical ? canon
 int64_t attention_scratch_bytes(const AttentionForward& a) {
   const int64_t tokens = padded_to_lanes(a.shape.tokens), depth = padded_to_lanes(a.shape.head_dim);
   // Keys transposed, values, four rows of scores.
-  return floats_of_bytes(a.shape.head_dim * tokens) + floats_of_bytes(a.shape.tokens * depth) + floats_of_bytes(kQueryRows * tokens);
+  return floats_of_bytes(a.shape.head_dim * tokens) + floats_of_bytes(a.shape.tokens * depth) +
+         floats_of_bytes(kQueryRows * tokens);
 }
 
 int64_t attention_scratch_bytes(const AttentionInput& a) {

@@ -102,7 +102,9 @@ Result<void> check_layout(const Case& c) {
   SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
   SHARDLAB_TRY(divides("kv_heads", m.kv_heads, "tp", l.tp));
   SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
-  SHARDLAB_TRY(divides("vocab", m.vocab, "tp", l.tp));
+  if (m.vocab % l.tp != 0)
+    return refusal(fmt::format("vocab {} is not divisible by tp={}", m.vocab, l.tp),
+                   fmt::format("pad the vocabulary: set model.vocab to {}", (m.vocab + 128 * l.tp - 1) / (128 * l.tp) * (128 * l.tp)));
   if (l.pp > m.layers)
     return refusal(fmt::format("pp={} stages for {} layers: a stage would be empty", l.pp, m.layers), fmt::format("set pp to {} or less", m.layers));
   if ((l.pp == 1) != (l.schedule == Schedule::kNone))
@@ -110,7 +112,7 @@ Result<void> check_layout(const Case& c) {
                    l.pp == 1 ? "set schedule: none, or pp above 1" : "set schedule: afab or 1f1b");
   if (l.zero > 0 && l.dp == 1) return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
   if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
-    for (const auto& [key, size] : {std::pair{"dp", l.dp}, {"tp", l.tp}})
+    for (const auto& [key, size] : {std::pair{"dp", l.dp}, {"tp", l.tp}, {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
         return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
   return {};

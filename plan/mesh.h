@@ -101,7 +101,8 @@ enum class Span : uint8_t {
 };
 
 /// A communicator that the plan names. Operations on one communicator run in issue order on every back end, so
-/// traffic that must not wait for other traffic (per direction, gathers apart from scatters) has its own.
+/// traffic that must not wait for other traffic (per direction, gathers apart from scatters) has its own. Only the sends and the
+/// receives of a cyclic hop are two orders: every rank of a ring sends and receives at the same time.
 struct Comm {
   std::string name;  ///< "tp", "dp.grads", "pp.fwd"
   AxisSet axes;

@@ -138,7 +138,7 @@ class Expander {
     buffers_ = resolve_views(role_.buffers);
     for (const Segment& segment : plan.segments) slots_.push_back(resolve_views(segment.slots));
     buffer_cells_.resize(role_.buffers.size());
-    comm_last_.resize(plan.comms.size(), {-1, 0});
+    comm_last_.resize(plan.comms.size() * 2, {-1, 0});
     known_.resize(static_cast<size_t>(streams_), Needs{});
     reserve();
   }
@@ -239,7 +239,8 @@ class Expander {
     if (op.when) touch(i, frame, op.when, false);
     const CommId comm = comm_of(op.work);
     if (comm) {
-      auto& [stream, count] = comm_last_[comm.index()];
+      const auto* recv = std::get_if<Recv>(&op.work);
+      auto& [stream, count] = comm_last_[comm.index() * 2 + (recv != nullptr && recv->cyclic ? 1 : 0)];
       if (stream >= 0) needs_[static_cast<size_t>(stream)] = std::max(needs_[static_cast<size_t>(stream)], count);
       stream = i.stream;
       count = i.sequence + 1;
@@ -360,7 +361,7 @@ class Expander {
   std::vector<Cells> buffer_cells_;                     ///< by owning buffer
   std::vector<Cells> local_cells_;                      ///< by slot of the call being expanded
   std::vector<int32_t> local_of_slot_;                  ///< likewise, into Program::locals
-  std::vector<std::pair<int32_t, int32_t>> comm_last_;  ///< by communicator: stream and count of its last op
+  std::vector<std::pair<int32_t, int32_t>> comm_last_;  ///< by communicator (a ring's receives apart): stream and count of its last op
   std::vector<Needs> known_;                            ///< by stream: the clock of its last instruction
   std::vector<int32_t> clocks_;                         ///< by instruction and stream: complete once the instruction is
   Needs needs_{};

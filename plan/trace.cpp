@@ -40,7 +40,10 @@ double common(const Intervals& a, const Intervals& b) {
   double sum = 0;
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
     sum += std::max(0.0, std::min(a[i][1], b[j][1]) - std::max(a[i][0], b[j][0]));
-    if (a[i][1] < b[j][1]) ++i; else ++j;
+    if (a[i][1] < b[j][1])
+      ++i;
+    else
+      ++j;
   }
   return sum;
 }
@@ -69,7 +72,8 @@ const Instruction& instruction_of(const Program& program, const TraceEvent& even
   return program.instructions[static_cast<size_t>(event.instruction)];
 }
 
-/// The part of the wait `event` of the compute stream in which a receive that it waited for had no sender yet: none or one interval.
+/// The part of the wait `event` of the compute stream in which a receive that it waited for had no sender yet: none or one
+/// interval.
 Intervals bubble_of_wait(const Program& program, const std::vector<const TraceEvent*>& op_of, const TraceEvent& event) {
   const TraceEvent* last = nullptr;  // the dependency that finished last: what the stream really waited for
   for (const Wait& wait : program.waits_of(instruction_of(program, event))) {
@@ -89,7 +93,8 @@ double median(std::vector<double>& values) {
 }
 
 /// By role and instruction: seconds summed over ranks, each the median over steps.
-std::vector<std::vector<double>> seconds_by_instruction(const Plan& plan, const std::vector<Program>& programs, const Trace& trace) {
+std::vector<std::vector<double>> seconds_by_instruction(const Plan& plan, const std::vector<Program>& programs,
+                                                        const Trace& trace) {
   std::vector<std::vector<double>> sums(programs.size());
   std::vector<int> seen(programs.size(), 0), ranks(programs.size(), 0);
   for (size_t r = 0; r < programs.size(); ++r) sums[r].resize(programs[r].instructions.size());
@@ -196,19 +201,22 @@ std::vector<JoinedOp> join(const Plan& plan, const std::vector<Program>& program
 }
 
 std::string to_chrome_json(const Plan& plan, const std::vector<Program>& programs, const Trace& trace) {
-  std::string out = fmt::format("{{\"otherData\":{{\"version\":{},\"producer\":\"{}\",\"plan\":\"{}\",\"dropped\":{}}},\"traceEvents\":[",
-                                kTraceVersion, json_escaped(trace.producer), json_escaped(plan.name), trace.dropped);
+  std::string out =
+      fmt::format("{{\"otherData\":{{\"version\":{},\"producer\":\"{}\",\"plan\":\"{}\",\"dropped\":{}}},\"traceEvents\":[",
+                  kTraceVersion, json_escaped(trace.producer), json_escaped(plan.name), trace.dropped);
   const std::vector<double> starts = step_starts(trace);
   const char* comma = "\n";
   int named_rank = -1;
   for (const TraceEvent& e : trace.events) {
     if (e.rank != named_rank) {
       named_rank = e.rank;
-      fmt::format_to(std::back_inserter(out), "{}{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{},\"args\":{{\"name\":\"rank {}\"}}}}", comma,
-                     e.rank, e.rank);
+      fmt::format_to(std::back_inserter(out),
+                     "{}{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{},\"args\":{{\"name\":\"rank {}\"}}}}", comma, e.rank,
+                     e.rank);
       comma = ",\n";
       for (size_t s = 0; s < trace.streams.size(); ++s)
-        fmt::format_to(std::back_inserter(out), "{}{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":\"{}\"}}}}", comma,
+        fmt::format_to(std::back_inserter(out),
+                       "{}{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":\"{}\"}}}}", comma,
                        e.rank, s, json_escaped(trace.streams[s]));
     }
     const Instruction& i = instruction_of(programs[role_of(plan.mesh, e.rank)], e);
@@ -218,7 +226,8 @@ std::string to_chrome_json(const Plan& plan, const std::vector<Program>& program
                    "\"args\":{{\"instruction\":{},\"step\":{},\"peer_wait_us\":{:.3f},\"sent_bytes\":{}}}}}",
                    comma, wait ? "wait: " : "", json_escaped(describe(plan, i)),
                    wait ? "wait" : (is_communication(i) ? "communication" : "compute"), e.rank, e.stream,
-                   1e6 * (starts[static_cast<size_t>(e.step)] + e.begin), 1e6 * (e.end - e.begin), e.instruction, e.step, 1e6 * e.peer_wait, e.sent_bytes);
+                   1e6 * (starts[static_cast<size_t>(e.step)] + e.begin), 1e6 * (e.end - e.begin), e.instruction, e.step,
+                   1e6 * e.peer_wait, e.sent_bytes);
   }
   return out + "\n]}\n";
 }

@@ -37,7 +37,8 @@ Result<void> verify(const Plan& plan, const VerifyOptions& options) {
   const bool all_memory = std::ranges::all_of(findings, [](const Finding& f) { return f.rule == Rule::kMemory; });
   Error error;
   error.code = all_memory ? ExitCode::kNo : ExitCode::kBug;
-  error.message = fmt::format("plan `{}` does not verify: {} finding{}", plan.name, findings.size(), findings.size() == 1 ? "" : "s");
+  error.message =
+      fmt::format("plan `{}` does not verify: {} finding{}", plan.name, findings.size(), findings.size() == 1 ? "" : "s");
   for (const Finding& f : findings) {
     error.message += fmt::format("\n  {}: ", name_of(f.rule));
     if (f.role >= 0) error.message += fmt::format("stage {}: ", f.role);

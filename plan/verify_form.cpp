@@ -52,7 +52,8 @@ std::vector<SlotId> reads_with_predicate(const Op& op) {
 }
 
 size_t TypeTable::Hash::operator()(const Type& t) const {
-  uint64_t h = mix(static_cast<uint64_t>(t.dtype) | static_cast<uint64_t>(t.micro) << 8 | static_cast<uint64_t>(t.shape.rank) << 16);
+  uint64_t h =
+      mix(static_cast<uint64_t>(t.dtype) | static_cast<uint64_t>(t.micro) << 8 | static_cast<uint64_t>(t.shape.rank) << 16);
   for (int i = 0; i < t.shape.rank; ++i) h = mix(h ^ static_cast<uint64_t>(t.shape[i]));
   uint64_t places = 0;
   for (const Placement& p : t.place) places = places * 61 + static_cast<uint64_t>(p.kind) * 7 + static_cast<uint64_t>(p.dim);
@@ -81,6 +82,27 @@ Window window_of(const Role& role, BufferId buffer) { return follow(role.buffers
 
 bool overlap(const Mesh& mesh, const Window& a, const Window& b) {
   return a.root == b.root && a.begin < b.begin + b.length * mesh.size(b.shard) && b.begin < a.begin + a.length * mesh.size(a.shard);
+}
+
+int peer_of(const Plan& plan, int role, const Comm& comm, int hop, bool cyclic) {
+  const int roles = static_cast<int>(plan.roles.size());
+  if (!joins_roles(plan, comm)) return cyclic ? role : -1;
+  if (comm.span == Span::kEnds) {
+    if (role != 0 && role != roles - 1) return -1;
+    const int index = (role == 0 ? 0 : 1) + hop;
+    const int at = cyclic ? ((index % 2) + 2) % 2 : index;
+    return at == 0 ? 0 : at == 1 ? roles - 1 : -1;
+  }
+  const int at = role + hop;
+  if (cyclic) return ((at % roles) + roles) % roles;
+  return at >= 0 && at < roles ? at : -1;
+}
+
+int order_of(const Op& op) {
+  if (const auto* c = std::get_if<Collective>(&op.work)) return 2 * c->comm.value;
+  if (const auto* s = std::get_if<Send>(&op.work)) return 2 * s->comm.value;
+  if (const auto* r = std::get_if<Recv>(&op.work)) return 2 * r->comm.value + (r->cyclic ? 1 : 0);
+  return -1;
 }
 
 std::optional<int> role_axis(const Plan& plan) {
@@ -126,7 +148,8 @@ class FormChecker {
   void check_plan() {
     const auto axis = plan_.mesh.find("pp");
     const int stages = axis ? plan_.mesh.axes[static_cast<size_t>(*axis)].size : 1;
-    if (plan_.mesh.axes.size() > kMaxAxes) return fault(-1, "", "the mesh has {} axes, more than {}", plan_.mesh.axes.size(), kMaxAxes);
+    if (plan_.mesh.axes.size() > kMaxAxes)
+      return fault(-1, "", "the mesh has {} axes, more than {}", plan_.mesh.axes.size(), kMaxAxes);
     for (const MeshAxis& a : plan_.mesh.axes)
       if (a.size < 1) fault(-1, "", "axis `{}` has size {}", a.name, a.size);
     if (static_cast<int>(plan_.roles.size()) != stages)
@@ -137,7 +160,8 @@ class FormChecker {
     if (plan_.period < 1) fault(-1, "", "a period of {} steps", plan_.period);
     for (const Comm& c : plan_.comms) {
       if (c.axes.mask >> plan_.mesh.axes.size()) fault(-1, "", "communicator `{}` names an axis that the mesh lacks", c.name);
-      if (c.span == Span::kEnds && c.axes.size() != 1) fault(-1, "", "communicator `{}` joins ends, so it must have one axis", c.name);
+      if (c.span == Span::kEnds && c.axes.size() != 1)
+        fault(-1, "", "communicator `{}` joins ends, so it must have one axis", c.name);
     }
   }
 
@@ -148,9 +172,11 @@ class FormChecker {
       if (type.shape[d] < 1) fault(role, where, "%{}: extent {} of dim {} is not positive", owner.name, type.shape[d], d);
     for (size_t a = 0; a < kMaxAxes; ++a) {
       const Placement p = type.place[a];
-      if (a >= plan_.mesh.axes.size() && p.kind != Place::kReplicate) fault(role, where, "%{}: placed along axis {} of {}", owner.name, a, plan_.mesh.axes.size());
+      if (a >= plan_.mesh.axes.size() && p.kind != Place::kReplicate)
+        fault(role, where, "%{}: placed along axis {} of {}", owner.name, a, plan_.mesh.axes.size());
       if (p.is_shard() && (p.dim < 0 || p.dim >= type.shape.rank))
-        fault(role, where, "%{}: shard({}) along {}, but it has {} dims", owner.name, p.dim, plan_.mesh.axes[a].name, type.shape.rank);
+        fault(role, where, "%{}: shard({}) along {}, but it has {} dims", owner.name, p.dim, plan_.mesh.axes[a].name,
+              type.shape.rank);
     }
   }
 
@@ -177,11 +203,16 @@ class FormChecker {
       const auto& base = table[static_cast<size_t>(v.base)];
       const int64_t end = v.offset + owner.type.shape.elements() * plan_.mesh.size(v.shard_axes);
       if (v.offset < 0 || end > base.type.shape.elements())
-        fault(role, where, "%{} covers elements [{}, {}) of %{}, which has {}", owner.name, v.offset, end, base.name, base.type.shape.elements());
-      if (owner.type.dtype != base.type.dtype) fault(role, where, "%{} is a {} view of %{}, which is {}", owner.name, shardlab::name_of(owner.type.dtype), base.name, shardlab::name_of(base.type.dtype));
+        fault(role, where, "%{} covers elements [{}, {}) of %{}, which has {}", owner.name, v.offset, end, base.name,
+              base.type.shape.elements());
+      if (owner.type.dtype != base.type.dtype)
+        fault(role, where, "%{} is a {} view of %{}, which is {}", owner.name, shardlab::name_of(owner.type.dtype), base.name,
+              shardlab::name_of(base.type.dtype));
       if (owner.space != base.space) fault(role, where, "%{} and its base %{} are in different spaces", owner.name, base.name);
-      if (base.view && !base.view->shard_axes.empty() && (v.offset != 0 || owner.type.shape.elements() != base.type.shape.elements()))
-        fault(role, where, "%{} is a part of %{}, which is itself one rank's shard: take a view of the whole shard", owner.name, base.name);
+      if (base.view && !base.view->shard_axes.empty() &&
+          (v.offset != 0 || owner.type.shape.elements() != base.type.shape.elements()))
+        fault(role, where, "%{} is a part of %{}, which is itself one rank's shard: take a view of the whole shard", owner.name,
+              base.name);
     }
   }
 
@@ -212,7 +243,8 @@ class FormChecker {
       if (!slot_exists(segment, slot))
         fault(-1, segment.name, "{} of slot {}, which does not exist", alloc ? "alloc" : "free", slot.value);
       else if (segment.slots[slot.index()].view)
-        fault(-1, segment.name, "{} of %{}, which is a view: its base owns the storage", alloc ? "alloc" : "free", segment.slots[slot.index()].name);
+        fault(-1, segment.name, "{} of %{}, which is a view: its base owns the storage", alloc ? "alloc" : "free",
+              segment.slots[slot.index()].name);
     }
   }
 
@@ -220,27 +252,39 @@ class FormChecker {
     const std::string name = op_name(segment, op);
     for (const auto* list : {&op.reads, &op.writes})
       for (const SlotId slot : *list)
-        if (!slot_exists(segment, slot)) return fault(-1, name, "operand {} does not exist: the segment has {} slots", slot.value, segment.slots.size());
-    if (!op.stream || op.stream.index() >= plan_.streams.size()) return fault(-1, name, "stream {} does not exist", op.stream.value);
+        if (!slot_exists(segment, slot))
+          return fault(-1, name, "operand {} does not exist: the segment has {} slots", slot.value, segment.slots.size());
+    if (!op.stream || op.stream.index() >= plan_.streams.size())
+      return fault(-1, name, "stream {} does not exist", op.stream.value);
     if (op.when) {
       if (!slot_exists(segment, op.when)) return fault(-1, name, "its predicate does not exist");
       check_predicate(segment, op, name);
     }
     CommId comm;
-    std::visit([&](const auto& w) { if constexpr (requires { w.comm; }) comm = w.comm; }, op.work);
-    const bool communicates = std::visit([](const auto& w) { return requires { w.comm; }; }, op.work);
-    if (communicates && (comm.value < 0 || comm.index() >= plan_.comms.size())) return fault(-1, name, "communicator {} does not exist", comm.value);
+    std::visit(
+        [&](const auto& w) {
+          if constexpr (requires { w.comm; }) comm = w.comm;
+        },
+        op.work);
+    const bool communicates = std::visit(
+        [](const auto& w) {
+          return requires { w.comm; };
+        },
+        op.work);
+    if (communicates && (comm.value < 0 || comm.index() >= plan_.comms.size()))
+      return fault(-1, name, "communicator {} does not exist", comm.value);
     if (const std::string text = operand_fault(plan_, segment, op); !text.empty()) fault(-1, name, "{}", text);
   }
 
   /// A predicate that differs between ranks would let some of them enter a collective alone.
   void check_predicate(const Segment& segment, const Op& op, const std::string& name) {
     const Slot& slot = segment.slots[op.when.index()];
-    if (slot.type.dtype != DType::i32 || slot.type.shape.elements() != 1) fault(-1, name, "its predicate %{} must be i32[1]", slot.name);
+    if (slot.type.dtype != DType::i32 || slot.type.shape.elements() != 1)
+      fault(-1, name, "its predicate %{} must be i32[1]", slot.name);
     for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
       if (plan_.mesh.axes[a].size > 1 && slot.type.place[a].kind != Place::kReplicate)
-        fault(-1, name, "its predicate %{} is {} along {}: it must be replicated on every axis, or ranks would part ways", slot.name,
-              placement_name(slot.type.place[a]), plan_.mesh.axes[a].name);
+        fault(-1, name, "its predicate %{} is {} along {}: it must be replicated on every axis, or ranks would part ways",
+              slot.name, placement_name(slot.type.place[a]), plan_.mesh.axes[a].name);
   }
 
   void check_role(int r) {
@@ -249,13 +293,15 @@ class FormChecker {
     check_names(role.buffers, r, "");
     for (const Buffer& b : role.buffers) {
       check_type(b, b.type, r, "");
-      if (b.parameter >= static_cast<int32_t>(plan_.parameters.size())) fault(r, "", "%{} belongs to parameter {}, which does not exist", b.name, b.parameter);
+      if (b.parameter >= static_cast<int32_t>(plan_.parameters.size()))
+        fault(r, "", "%{} belongs to parameter {}, which does not exist", b.name, b.parameter);
       if (report_.full()) return;
     }
     check_views(role.buffers, r, "");
     if (report_.count() > before) return;
     std::vector<int64_t> actual(role.buffers.size());
-    for (size_t i = 0; i < actual.size(); ++i) actual[i] = formal(role.buffers[i].type, role.buffers[i].kind, role.buffers[i].space);
+    for (size_t i = 0; i < actual.size(); ++i)
+      actual[i] = formal(role.buffers[i].type, role.buffers[i].kind, role.buffers[i].space);
     for (const Item& item : role.program) {
       if (const Call* call = std::get_if<Call>(&item)) {
         check_call(r, *call, actual);
@@ -267,13 +313,15 @@ class FormChecker {
       if (b.value < 0 || b.index() >= role.buffers.size())
         fault(r, "", "{} of buffer {}, which does not exist", alloc ? "alloc" : "free", b.value);
       else if (role.buffers[b.index()].view)
-        fault(r, "", "{} of %{}, which is a view: its base owns the storage", alloc ? "alloc" : "free", role.buffers[b.index()].name);
+        fault(r, "", "{} of %{}, which is a view: its base owns the storage", alloc ? "alloc" : "free",
+              role.buffers[b.index()].name);
     }
   }
 
   void check_call(int r, const Call& call, const std::vector<int64_t>& actual) {
     const Role& role = plan_.roles[static_cast<size_t>(r)];
-    if (call.segment.value < 0 || call.segment.index() >= plan_.segments.size()) return fault(r, "", "a call of segment {}, which does not exist", call.segment.value);
+    if (call.segment.value < 0 || call.segment.index() >= plan_.segments.size())
+      return fault(r, "", "a call of segment {}, which does not exist", call.segment.value);
     const Segment& segment = plan_.segments[call.segment.index()];
     if (call.micro_batch < -1 || call.micro_batch >= plan_.micro_batches)
       fault(r, segment.name, "micro-batch {} of a plan with {}", call.micro_batch, plan_.micro_batches);
@@ -283,7 +331,9 @@ class FormChecker {
     for (size_t i = 0; i < formals.size(); ++i) {
       const int32_t b = call.binding[i].value;
       if (formals[i] < 0) {
-        if (b != BufferId::kNone) fault(r, segment.name, "%{} is bound to a buffer, but it is {}", segment.slots[i].name, segment.slots[i].view ? "a view" : "local");
+        if (b != BufferId::kNone)
+          fault(r, segment.name, "%{} is bound to a buffer, but it is {}", segment.slots[i].name,
+                segment.slots[i].view ? "a view" : "local");
         continue;
       }
       if (b < 0 || static_cast<size_t>(b) >= actual.size())
@@ -299,13 +349,17 @@ class FormChecker {
   }
 
   std::string type_difference(const Type& want, const Type& have) const {
-    if (want.dtype != have.dtype) return fmt::format(": {} expected, {} found", shardlab::name_of(want.dtype), shardlab::name_of(have.dtype));
+    if (want.dtype != have.dtype)
+      return fmt::format(": {} expected, {} found", shardlab::name_of(want.dtype), shardlab::name_of(have.dtype));
     if (want.shape != have.shape) return ": shapes are not equal";
     for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
       if (want.place[a] != have.place[a])
-        return fmt::format(": {} along {} expected, {} found", placement_name(want.place[a]), plan_.mesh.axes[a].name, placement_name(have.place[a]));
-    if (want.scale != have.scale) return fmt::format(": scale {} expected, {} found", scale_name(want.scale), scale_name(have.scale));
-    if (want.micro != have.micro) return fmt::format(": micro:{} expected, micro:{} found", name_of(want.micro), name_of(have.micro));
+        return fmt::format(": {} along {} expected, {} found", placement_name(want.place[a]), plan_.mesh.axes[a].name,
+                           placement_name(have.place[a]));
+    if (want.scale != have.scale)
+      return fmt::format(": scale {} expected, {} found", scale_name(want.scale), scale_name(have.scale));
+    if (want.micro != have.micro)
+      return fmt::format(": micro:{} expected, micro:{} found", name_of(want.micro), name_of(have.micro));
     return "";
   }
 

@@ -1,7 +1,8 @@
-// Rule 4, gradients: each parameter is updated over all of its elements, once, with a gradient to which every use of the parameter gave
-// every micro-batch of the step exactly once.
+// Rule 4, gradients: each parameter is updated over all of its elements, once, with a gradient to which every use of the parameter
+// gave every micro-batch of the step exactly once.
 //
-// A USE is a forward op that reads the parameter; the op of phase W with the same label and layer gives its contribution. A tied table
+// A USE is a forward op that reads the parameter; the op of phase W with the same label and layer gives its contribution, the n-th
+// result to the n-th parameter. A tied table
 // has two uses, so its gradient needs two sources, wherever they ran. Sums over roles are looked up on the other side, so
 // a gradient that never met its other end lacks a source and is found.
 #include <algorithm>
@@ -36,12 +37,20 @@ void GradientLedger::use(int32_t parameter, const Source& source) {
 }
 
 Contributions GradientLedger::total(const Demand& d) const {
-  Contributions sum = d.sum;
-  for (const CrossRole& key : d.sum.merged) {
+  Contributions sum;
+  for (const Source& s : d.sum.sources) sum.add(s);
+  std::vector<std::pair<CrossRole, int>> open;  // sums over roles to look up, and the role that looks
+  for (const CrossRole& key : d.sum.merged) open.emplace_back(key, d.role);
+  while (!open.empty()) {
+    const auto [key, from] = open.back();
+    open.pop_back();
     const auto found = given_.find(key);
     if (found == given_.end()) continue;
-    for (const Given& g : found->second)
-      if (g.role != d.role && g.parameter == d.parameter) sum.add(g.sum);
+    for (const Given& g : found->second) {
+      if (g.role == from || g.parameter != d.parameter) continue;
+      for (const Source& s : g.sum.sources) sum.add(s);
+      for (const CrossRole& further : g.sum.merged) open.emplace_back(further, g.role);
+    }
   }
   return sum;
 }
@@ -49,25 +58,31 @@ Contributions GradientLedger::total(const Demand& d) const {
 void GradientLedger::settle(const Demand& d) {
   const std::string& name = plan_.parameters[static_cast<size_t>(d.parameter)].name;
   const Contributions sum = total(d);
-  const auto fault = [&](std::string message) { report_.add(Rule::kGradients, d.role, op_name(*d.segment, *d.op, *d.call), std::move(message)); };
+  const auto fault = [&](std::string message) {
+    report_.add(Rule::kGradients, d.role, op_name(*d.segment, *d.op, *d.call), std::move(message));
+  };
   const auto& uses = uses_[static_cast<size_t>(d.parameter)];
   for (const Source& use : uses) {
     const auto given = std::ranges::find(sum.sources, use.id, &Source::id);
     if (given == sum.sources.end()) {
-      fault(fmt::format("the gradient of {} lacks the contribution of {}{}", name, use.layer >= 0 ? fmt::format("layers.{} ", use.layer) : "", use.op->label));
+      fault(fmt::format("the gradient of {} lacks the contribution of {}{}", name,
+                        use.layer >= 0 ? fmt::format("layers.{} ", use.layer) : "", use.op->label));
       continue;
     }
     if (is_complete(*given)) continue;
     if (given->count < plan_.micro_batches)
-      fault(fmt::format("the gradient of {} has {} of the step's {} micro-batches from {}", name, given->count, plan_.micro_batches, use.op->label));
+      fault(fmt::format("the gradient of {} has {} of the step's {} micro-batches from {}", name, given->count, plan_.micro_batches,
+                        use.op->label));
     else if (given->count > plan_.micro_batches)
-      fault(fmt::format("the gradient of {} has {} contributions from {}, more than the step's {} micro-batches", name, given->count, use.op->label, plan_.micro_batches));
+      fault(fmt::format("the gradient of {} has {} contributions from {}, more than the step's {} micro-batches", name,
+                        given->count, use.op->label, plan_.micro_batches));
     else
       fault(fmt::format("the gradient of {} has some micro-batch twice and lacks another, from {}", name, use.op->label));
   }
   for (const Source& s : sum.sources)
     if (std::ranges::find(uses, s.id, &Source::id) == uses.end())
-      fault(fmt::format("the gradient of {} contains {}{}, which is no use of it", name, s.layer >= 0 ? fmt::format("layers.{} ", s.layer) : "", s.op->label));
+      fault(fmt::format("the gradient of {} contains {}{}, which is no use of it", name,
+                        s.layer >= 0 ? fmt::format("layers.{} ", s.layer) : "", s.op->label));
 }
 
 void GradientLedger::settle() {
@@ -75,17 +90,17 @@ void GradientLedger::settle() {
     if (report_.full()) return;
     settle(d);
   }
-  const bool trains = std::ranges::any_of(demands_, &Demand::update);
-  if (!trains) return;
+  if (!trains_) return;
   for (size_t p = 0; p < plan_.parameters.size(); ++p) {
     const Parameter& parameter = plan_.parameters[p];
-    const int64_t elements = logical_shape(parameter.type, plan_.mesh).elements() ;
+    const int64_t elements = logical_shape(parameter.type, plan_.mesh).elements();
     for (const int role : {parameter.first_stage, parameter.last_stage}) {
       const auto found = updated_.find({role, static_cast<int32_t>(p)});
       const int64_t done = found == updated_.end() ? 0 : found->second;
       const bool once = plan_.period == 1 ? done == elements : done >= elements && done % elements == 0;
       if (!once)
-        report_.add(Rule::kGradients, role, "", fmt::format("{} of the {} elements of {} are updated in a period", done, elements, parameter.name));
+        report_.add(Rule::kGradients, role, "",
+                    fmt::format("{} of the {} elements of {} are updated in a period", done, elements, parameter.name));
       if (parameter.first_stage == parameter.last_stage) break;
     }
   }

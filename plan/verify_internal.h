@@ -67,7 +67,9 @@ class TypeTable {
     size_t operator()(const Type& t) const;
   };
   using Table = std::unordered_map<Type, int32_t, Hash>;
-  static int32_t intern(const Type& type, Table& table) { return table.try_emplace(type, static_cast<int32_t>(table.size())).first->second; }
+  static int32_t intern(const Type& type, Table& table) {
+    return table.try_emplace(type, static_cast<int32_t>(table.size())).first->second;
+  }
 
   const Mesh& mesh_;
   Table exact_;
@@ -101,6 +103,14 @@ std::optional<int> role_axis(const Plan& plan);
 /// A communicator whose groups join several roles.
 bool joins_roles(const Plan& plan, const Comm& comm);
 
+/// Ops of one communicator run in issue order; the receives of a ring are an order of their own. The index of the order that an
+/// op belongs to, below twice the number of communicators, or -1 for an op that does not communicate.
+int order_of(const Op& op);
+
+/// The role that a hop from `role` leads to; the role itself where the communicator lies within roles and the hop is cyclic; -1
+/// where there is none.
+int peer_of(const Plan& plan, int role, const Comm& comm, int hop, bool cyclic);
+
 /// The passes. Each reports what it finds; a pass may rely on those before it having found nothing.
 void check_form(const Plan& plan, Report& report);
 void check_types(const Plan& plan, Report& report);
@@ -112,7 +122,8 @@ void check_memory(const Plan& plan, const std::array<int64_t, kSpaces>& budget, 
 /// Called by `check_form` for each op, implemented beside the type rules because both read the same equations.
 std::string operand_fault(const Plan& plan, const Segment& segment, const Op& op);
 
-/// A read and a write in slots that are bound apart, so that only a call can tell whether they share storage as they must or must not.
+/// A read and a write in slots that are bound apart, so that only a call can tell whether they share storage as they must or must
+/// not.
 struct Aliasing {
   SlotId read, write;
   enum class Kind : uint8_t { kMust, kMustNot } kind = Kind::kMust;

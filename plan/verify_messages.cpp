@@ -6,9 +6,9 @@
 // Clocks follow the same storage as the edges of plan/program.h; a segment without comm ops counts as one op on all of its streams,
 // which is how the strictest back end launches it.
 //
-// Rules of the strictest back end: a send completes with its receive; ops of one communicator and pair of roles start in issue
-// order; so do the collectives of one communicator. A rank in a ring within its role meets its own image: its send needs its
-// own receive to be under way at the same time.
+// Rules of the strictest back end: a send completes with its receive, and the ops of one communicator run one after the other in
+// issue order, but that a ring's sends and receives are two orders. A rank in a ring within its role meets its own image: its send
+// needs its own receive to be under way at the same time.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -29,9 +29,10 @@ void join(Clock& a, const Clock& b) {
 /// Operands of an op, or of a whole segment without comm ops.
 struct Footprint {
   std::vector<int32_t> streams;
-  std::vector<int32_t> reads, writes;   ///< slots
-  std::vector<int32_t> allocs, frees;   ///< slots, of atomic segments
-  const Op* op = nullptr;               ///< the comm op, if it is one
+  std::vector<int32_t> reads, writes;  ///< slots
+  std::vector<int32_t> allocs, frees;  ///< slots, of atomic segments
+  std::vector<int32_t> orders;         ///< of communicators, see `order_of`
+  const Op* op = nullptr;              ///< the comm op, if it is one
 };
 
 /// A segment as the machine sees it: one footprint an op where it holds comm ops, else one for all.
@@ -44,10 +45,10 @@ struct Outline {
 struct CommOp {
   enum class Kind : uint8_t { kSend, kRecv, kCollective } kind = Kind::kSend;
   int role = 0;
-  int peer = -1;           ///< role, of a send or receive
-  int hop = 0;             ///< of a send, or of the send that a receive waits for
+  int peer = -1;  ///< role, of a send or receive
+  int hop = 0;    ///< of a send, or of the send that a receive waits for
   int32_t stream = 0;
-  int32_t order = 0;       ///< position in its stream, from 0
+  int32_t order = 0;  ///< position in its stream, from 0
   const Segment* segment = nullptr;
   const Op* op = nullptr;
   const Call* call = nullptr;
@@ -55,7 +56,7 @@ struct CommOp {
   SlotId slot;
   Clock needs{};
   bool done = false;
-  int32_t meeting = -1;    ///< index into meetings
+  int32_t meeting = -1;  ///< index into meetings
 };
 
 /// Comm ops that complete together.
@@ -96,16 +97,16 @@ class MessageChecker {
   bool is_comm(const Op& op) const {
     if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work)) return true;
     const auto* c = std::get_if<Collective>(&op.work);
-    return c != nullptr && joins_roles(plan_, plan_.comms[c->comm.index()]) && group_size(plan_.mesh, plan_.comms[c->comm.index()]) > 1;
+    return c != nullptr && joins_roles(plan_, plan_.comms[c->comm.index()]) &&
+           group_size(plan_.mesh, plan_.comms[c->comm.index()]) > 1;
   }
 
   Outline outline(const Segment& segment) const;
   void walk(int role);
-  void run_part(int role, const Call& call, const Segment& segment, const Outline& outline, const Footprint& part);
+  void run_part(int role, const Call& call, const Segment& segment, const Outline& o, const Footprint& part);
   void record(int role, const Call& call, const Segment& segment, const Footprint& part, const Clock& clock);
   std::vector<Cell>& cells_of(const Call& call, const Outline& outline, int32_t slot, int64_t& begin, int64_t& end);
   static size_t cut(std::vector<Cell>& cells, int64_t begin, int64_t end);
-  int peer_of(int role, const Comm& comm, int hop, bool cyclic) const;
   void match();
   void match_pair(const std::vector<int32_t>& sends, const std::vector<int32_t>& receives);
   void match_collectives(CommId comm, const std::map<int, std::vector<int32_t>>& by_role);
@@ -124,7 +125,7 @@ class MessageChecker {
   std::vector<std::vector<std::vector<int32_t>>> queues_;  ///< by role and stream: comm ops in order
   std::vector<std::vector<int32_t>> done_;                 ///< by role and stream: how many are complete
   // Of the role being walked.
-  std::vector<Clock> stream_clock_;
+  std::vector<Clock> stream_clock_, order_clock_;
   std::vector<Window> buffer_windows_;
   std::vector<std::vector<Cell>> buffer_cells_, local_cells_;
 };
@@ -153,6 +154,7 @@ Outline MessageChecker::outline(const Segment& segment) const {
       for (const SlotId s : op->writes)
         if (comm || o.bound[s.index()]) add(f.writes, s.value);
       if (is_comm(*op)) f.op = op;
+      if (order_of(*op) >= 0) add(f.orders, order_of(*op));
     } else if (const auto* a = std::get_if<AllocSlot>(&step)) {
       add(f.streams, 0);
       if (comm || o.bound[a->slot.index()]) f.allocs.push_back(a->slot.value);
@@ -170,6 +172,7 @@ Outline MessageChecker::outline(const Segment& segment) const {
 void MessageChecker::walk(int r) {
   const Role& role = plan_.roles[static_cast<size_t>(r)];
   stream_clock_.assign(plan_.streams.size(), Clock{});
+  order_clock_.assign(2 * plan_.comms.size(), Clock{});
   buffer_windows_.clear();
   for (size_t b = 0; b < role.buffers.size(); ++b) buffer_windows_.push_back(window_of(role, BufferId(static_cast<int32_t>(b))));
   buffer_cells_.assign(role.buffers.size(), {});
@@ -234,6 +237,7 @@ size_t MessageChecker::cut(std::vector<Cell>& cells, int64_t begin, int64_t end)
 void MessageChecker::run_part(int role, const Call& call, const Segment& segment, const Outline& o, const Footprint& part) {
   Clock clock{};
   for (const int32_t s : part.streams) join(clock, stream_clock_[static_cast<size_t>(s)]);
+  for (const int32_t o : part.orders) join(clock, order_clock_[static_cast<size_t>(o)]);
   int64_t begin = 0, end = 0;
   for (const int32_t slot : part.allocs) {
     auto& cells = cells_of(call, o, slot, begin, end);
@@ -255,29 +259,16 @@ void MessageChecker::run_part(int role, const Call& call, const Segment& segment
     clock[stream] = static_cast<int32_t>(queues_[static_cast<size_t>(role)][stream].size());
   }
   for (const int32_t s : part.streams) stream_clock_[static_cast<size_t>(s)] = clock;
+  for (const int32_t o : part.orders) order_clock_[static_cast<size_t>(o)] = clock;
   for (const int32_t slot : part.reads) {
     auto& cells = cells_of(call, o, slot, begin, end);
     for (size_t i = cut(cells, begin, end); i < cells.size() && cells[i].begin < end; ++i) join(cells[i].touched, clock);
   }
   for (const int32_t slot : part.writes) {
     auto& cells = cells_of(call, o, slot, begin, end);
-    for (size_t i = cut(cells, begin, end); i < cells.size() && cells[i].begin < end; ++i) cells[i].written = cells[i].touched = clock;
+    for (size_t i = cut(cells, begin, end); i < cells.size() && cells[i].begin < end; ++i)
+      cells[i].written = cells[i].touched = clock;
   }
-}
-
-/// The role that a hop leads to; the role itself where the communicator lies within roles; -1 where there is none.
-int MessageChecker::peer_of(int role, const Comm& comm, int hop, bool cyclic) const {
-  const int roles = static_cast<int>(plan_.roles.size());
-  if (!joins_roles(plan_, comm)) return cyclic ? role : -1;
-  if (comm.span == Span::kEnds) {
-    if (role != 0 && role != roles - 1) return -1;
-    const int index = (role == 0 ? 0 : 1) + hop;
-    const int at = cyclic ? ((index % 2) + 2) % 2 : index;
-    return at == 0 ? 0 : at == 1 ? roles - 1 : -1;
-  }
-  const int at = role + hop;
-  if (cyclic) return ((at % roles) + roles) % roles;
-  return at >= 0 && at < roles ? at : -1;
 }
 
 void MessageChecker::record(int role, const Call& call, const Segment& segment, const Footprint& part, const Clock& clock) {
@@ -293,13 +284,13 @@ void MessageChecker::record(int role, const Call& call, const Segment& segment, 
   if (const auto* s = std::get_if<Send>(&part.op->work)) {
     c.comm = s->comm;
     c.hop = s->hop;
-    c.peer = peer_of(role, plan_.comms[s->comm.index()], s->hop, s->cyclic);
+    c.peer = peer_of(plan_, role, plan_.comms[s->comm.index()], s->hop, s->cyclic);
     c.slot = part.op->reads[0];
   } else if (const auto* r = std::get_if<Recv>(&part.op->work)) {
     c.kind = CommOp::Kind::kRecv;
     c.comm = r->comm;
     c.hop = -r->hop;
-    c.peer = peer_of(role, plan_.comms[r->comm.index()], r->hop, r->cyclic);
+    c.peer = peer_of(plan_, role, plan_.comms[r->comm.index()], r->hop, r->cyclic);
     c.slot = part.op->writes[0];
   } else {
     c.kind = CommOp::Kind::kCollective;
@@ -308,10 +299,14 @@ void MessageChecker::record(int role, const Call& call, const Segment& segment, 
   }
   const Comm& comm = plan_.comms[c.comm.index()];
   if (c.kind != CommOp::Kind::kCollective) {
-    if (comm.axes.size() != 1) fault(c, "`{}` has {} axes: a hop needs exactly one", comm.name, comm.axes.size());
-    else if (c.hop == 0) fault(c, "a hop of 0 leads to the rank itself");
-    else if (c.peer < 0 && !joins_roles(plan_, comm)) fault(c, "every rank along `{}` issues it, so the last has no peer: the hop must be cyclic", comm.name);
-    else if (c.peer < 0) fault(c, "stage {} has no peer {} hops along `{}`", role, c.kind == CommOp::Kind::kSend ? c.hop : -c.hop, comm.name);
+    if (comm.axes.size() != 1)
+      fault(c, "`{}` has {} axes: a hop needs exactly one", comm.name, comm.axes.size());
+    else if (c.hop == 0)
+      fault(c, "a hop of 0 leads to the rank itself");
+    else if (c.peer < 0 && !joins_roles(plan_, comm))
+      fault(c, "every rank along `{}` issues it, so the last has no peer: the hop must be cyclic", comm.name);
+    else if (c.peer < 0)
+      fault(c, "stage {} has no peer {} hops along `{}`", role, c.kind == CommOp::Kind::kSend ? c.hop : -c.hop, comm.name);
   }
   queue.push_back(static_cast<int32_t>(ops_.size()));
   ops_.push_back(c);
@@ -323,9 +318,12 @@ void MessageChecker::match() {
   std::map<int32_t, std::map<int, std::vector<int32_t>>> collectives;
   for (size_t i = 0; i < ops_.size(); ++i) {
     const CommOp& c = ops_[i];
-    if (c.kind == CommOp::Kind::kSend) pairs[{c.comm.value, c.role, c.peer, c.hop}].first.push_back(static_cast<int32_t>(i));
-    else if (c.kind == CommOp::Kind::kRecv) pairs[{c.comm.value, c.peer, c.role, c.hop}].second.push_back(static_cast<int32_t>(i));
-    else collectives[c.comm.value][c.role].push_back(static_cast<int32_t>(i));
+    if (c.kind == CommOp::Kind::kSend)
+      pairs[{c.comm.value, c.role, c.peer, c.hop}].first.push_back(static_cast<int32_t>(i));
+    else if (c.kind == CommOp::Kind::kRecv)
+      pairs[{c.comm.value, c.peer, c.role, c.hop}].second.push_back(static_cast<int32_t>(i));
+    else
+      collectives[c.comm.value][c.role].push_back(static_cast<int32_t>(i));
   }
   for (const auto& [key, both] : pairs) match_pair(both.first, both.second);
   for (const auto& [comm, by_role] : collectives) match_collectives(CommId(comm), by_role);
@@ -342,11 +340,13 @@ void MessageChecker::match_pair(const std::vector<int32_t>& sends, const std::ve
   }
   for (size_t i = both; i < sends.size() && !report_.full(); ++i) {
     const CommOp& c = ops_[static_cast<size_t>(sends[i])];
-    fault(c, "stage {} never receives it: {} sends meet {} receives on `{}`", c.peer, sends.size(), receives.size(), plan_.comms[c.comm.index()].name);
+    fault(c, "stage {} never receives it: {} sends meet {} receives on `{}`", c.peer, sends.size(), receives.size(),
+          plan_.comms[c.comm.index()].name);
   }
   for (size_t i = both; i < receives.size() && !report_.full(); ++i) {
     const CommOp& c = ops_[static_cast<size_t>(receives[i])];
-    fault(c, "stage {} never sends it: {} sends meet {} receives on `{}`", c.peer, sends.size(), receives.size(), plan_.comms[c.comm.index()].name);
+    fault(c, "stage {} never sends it: {} sends meet {} receives on `{}`", c.peer, sends.size(), receives.size(),
+          plan_.comms[c.comm.index()].name);
   }
 }
 
@@ -359,27 +359,32 @@ std::string_view message_name(std::string_view label) {
   return label;
 }
 
-/// Both sides of a message agree on what it is. Along a cyclic hop a block travels, so a shard may arrive as local and come home as a
-/// shard; that it makes the whole round is up to the kernels between.
+/// Both sides of a message agree on what it is. Along a cyclic hop a block travels, so a shard may arrive as local and come home as
+/// a shard; that it makes the whole round is up to the kernels between.
 void MessageChecker::compare(const CommOp& send, const CommOp& receive) {
   const Type &s = type(send), &r = type(receive);
   const AxisSet along = plan_.comms[send.comm.index()].axes;
   const bool round = send.role == send.peer;
   if (s.dtype != r.dtype || s.shape != r.shape)
-    return fault(receive, "%{} is a message of {} bytes, but stage {} sends {} (another shape or element type)", receive.segment->slots[receive.slot.index()].name,
-                 r.bytes(), send.role, s.bytes());
+    return fault(receive, "%{} is a message of {} bytes, but stage {} sends {} (another shape or element type)",
+                 receive.segment->slots[receive.slot.index()].name, r.bytes(), send.role, s.bytes());
   for (size_t a = 0; a < plan_.mesh.axes.size(); ++a) {
     if (plan_.mesh.axes[a].size == 1 || s.place[a] == r.place[a]) continue;
     const bool travels = round && along.contains(static_cast<int>(a)) && !s.place[a].is_partial() && !r.place[a].is_partial();
     if (!travels)
-      return fault(receive, "along {}: it is {}, but stage {} sends {}", plan_.mesh.axes[a].name, placement_name(r.place[a]), send.role, placement_name(s.place[a]));
+      return fault(receive, "along {}: it is {}, but stage {} sends {}", plan_.mesh.axes[a].name, placement_name(r.place[a]),
+                   send.role, placement_name(s.place[a]));
   }
-  if (s.scale != r.scale) return fault(receive, "its scale is {}, but stage {} sends scale {}", scale_name(r.scale), send.role, scale_name(s.scale));
-  if (s.micro != r.micro) return fault(receive, "it is micro:{}, but stage {} sends micro:{}", name_of(r.micro), send.role, name_of(s.micro));
+  if (s.scale != r.scale)
+    return fault(receive, "its scale is {}, but stage {} sends scale {}", scale_name(r.scale), send.role, scale_name(s.scale));
+  if (s.micro != r.micro)
+    return fault(receive, "it is micro:{}, but stage {} sends micro:{}", name_of(r.micro), send.role, name_of(s.micro));
   if (s.micro == Micro::kSlice && send.call->micro_batch != receive.call->micro_batch)
-    return fault(receive, "it waits for micro-batch {}, but what stage {} sends then is of micro-batch {}", receive.call->micro_batch, send.role, send.call->micro_batch);
+    return fault(receive, "it waits for micro-batch {}, but what stage {} sends then is of micro-batch {}",
+                 receive.call->micro_batch, send.role, send.call->micro_batch);
   if (message_name(send.op->label) != message_name(receive.op->label))
-    fault(receive, "it waits for `{}`, but what stage {} sends then is `{}`", message_name(receive.op->label), send.role, message_name(send.op->label));
+    fault(receive, "it waits for `{}`, but what stage {} sends then is `{}`", message_name(receive.op->label), send.role,
+          message_name(send.op->label));
 }
 
 void MessageChecker::match_collectives(CommId comm, const std::map<int, std::vector<int32_t>>& by_role) {
@@ -388,7 +393,8 @@ void MessageChecker::match_collectives(CommId comm, const std::map<int, std::vec
   for (int r = 0; r < static_cast<int>(plan_.roles.size()); ++r)
     if (c.span == Span::kAll || r == 0 || r == static_cast<int>(plan_.roles.size()) - 1) group.push_back(r);
   for (const auto& [role, list] : by_role)
-    if (std::ranges::find(group, role) == group.end()) return fault(ops_[static_cast<size_t>(list[0])], "stage {} is no member of `{}`", role, c.name);
+    if (std::ranges::find(group, role) == group.end())
+      return fault(ops_[static_cast<size_t>(list[0])], "stage {} is no member of `{}`", role, c.name);
   size_t most = 0;
   for (const auto& [role, list] : by_role) most = std::max(most, list.size());
   for (size_t i = 0; i < most && !report_.full(); ++i) {
@@ -398,16 +404,18 @@ void MessageChecker::match_collectives(CommId comm, const std::map<int, std::vec
       const auto found = by_role.find(role);
       if (found == by_role.end() || i >= found->second.size()) {
         const auto present = std::ranges::find_if(by_role, [&](const auto& entry) { return i < entry.second.size(); });
-        return fault(ops_[static_cast<size_t>(present->second[i])], "stage {} never joins it: its collective number {} on `{}`", role, i + 1, c.name);
+        return fault(ops_[static_cast<size_t>(present->second[i])], "stage {} never joins it: its collective number {} on `{}`",
+                     role, i + 1, c.name);
       }
       CommOp& op = ops_[static_cast<size_t>(found->second[i])];
       op.meeting = static_cast<int32_t>(meetings_.size());
       m.ops.push_back(found->second[i]);
       if (first == nullptr) first = &op;
       const auto &a = std::get<Collective>(first->op->work), &b = std::get<Collective>(op.op->work);
-      if (a.kind != b.kind || a.reduce != b.reduce || a.algorithm != b.algorithm || a.root != b.root || type(*first).bytes() != type(op).bytes() ||
-          first->op->label != op.op->label)
-        return fault(op, "it meets {} on stage {}, which is another collective", op_name(*first->segment, *first->op, *first->call), first->role);
+      if (a.kind != b.kind || a.reduce != b.reduce || a.algorithm != b.algorithm || a.root != b.root ||
+          type(*first).bytes() != type(op).bytes() || first->op->label != op.op->label)
+        return fault(op, "it meets {} on stage {}, which is another collective", op_name(*first->segment, *first->op, *first->call),
+                     first->role);
     }
     if (i > 0) m.after.push_back(static_cast<int32_t>(meetings_.size()) - 1);
     meetings_.push_back(std::move(m));
@@ -437,7 +445,8 @@ void MessageChecker::play() {
       const auto m = static_cast<size_t>(ops_[static_cast<size_t>(queue[at])].meeting);
       const Meeting& meeting = meetings_[m];
       const bool in_order = std::ranges::all_of(meeting.after, [&](int32_t before) { return met[static_cast<size_t>(before)]; });
-      if (!in_order || !std::ranges::all_of(meeting.ops, [&](int32_t op) { return ready(ops_[static_cast<size_t>(op)]); })) continue;
+      if (!in_order || !std::ranges::all_of(meeting.ops, [&](int32_t op) { return ready(ops_[static_cast<size_t>(op)]); }))
+        continue;
       met[m] = true;
       for (const int32_t op : meeting.ops) {
         CommOp& c = ops_[static_cast<size_t>(op)];
@@ -451,7 +460,10 @@ void MessageChecker::play() {
 }
 
 std::string MessageChecker::cell_text(const CommOp& c) const {
-  std::string text = fmt::format("{} {}", c.kind == CommOp::Kind::kSend ? "send" : c.kind == CommOp::Kind::kRecv ? "recv" : kind_of(c.op->work),
+  std::string text = fmt::format("{} {}",
+                                 c.kind == CommOp::Kind::kSend   ? "send"
+                                 : c.kind == CommOp::Kind::kRecv ? "recv"
+                                                                 : kind_of(c.op->work),
                                  plan_.comms[c.comm.index()].name);
   if (c.call->micro_batch >= 0) text += fmt::format(" m{}", c.call->micro_batch);
   return text;

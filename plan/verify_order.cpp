@@ -31,6 +31,7 @@ class RaceFinder {
     roots_.resize(n);
     locals_.resize(program.locals.size());
     tails_.resize(plan.streams.size());
+    last_of_order_.assign(2 * plan.comms.size(), -1);
     finished_.resize(plan.streams.size());
   }
 
@@ -53,15 +54,31 @@ class RaceFinder {
       const auto& history = finished_[static_cast<size_t>(w.stream)];
       if (w.count < 1) continue;
       if (static_cast<size_t>(w.count) > history.size()) {
-        add(i, fmt::format("it waits for instruction {} of stream {}, which is issued after it", w.count, plan_.streams[static_cast<size_t>(w.stream)]));
+        add(i, fmt::format("it waits for instruction {} of stream {}, which is issued after it", w.count,
+                           plan_.streams[static_cast<size_t>(w.stream)]));
         continue;
       }
       for (size_t s = 0; s < clock.size(); ++s) clock[s] = std::max(clock[s], history[static_cast<size_t>(w.count) - 1][s]);
     }
     access(i, clock);
+    keep_order(i, clock);
     clock[stream] = i.sequence + 1;
     tails_[stream] = clock;
     finished_[stream].push_back(clock);
+  }
+
+  /// Ops of one communicator run one after the other.
+  void keep_order(const Instruction& i, const Clock& clock) {
+    const int order = i.op == nullptr ? -1 : verifying::order_of(*i.op);
+    if (order < 0) return;
+    int32_t& last = last_of_order_[static_cast<size_t>(order)];
+    if (last >= 0) {
+      const Instruction& before = program_.instructions[static_cast<size_t>(last)];
+      if (before.stream != i.stream && clock[static_cast<size_t>(before.stream)] <= before.sequence)
+        add(i, fmt::format("it shares a communicator with {} on stream {}, and nothing makes it wait", describe(plan_, before),
+                           plan_.streams[static_cast<size_t>(before.stream)]));
+    }
+    last = i.id;
   }
 
   void access(const Instruction& i, const Clock& clock) {
@@ -90,8 +107,10 @@ class RaceFinder {
       break;
     }
     // Whoever conflicts with an access that this write covers conflicts with this write too.
-    if (write) std::erase_if(list, [&](const Access& a) { return begin <= a.begin && a.end <= end; });
-    else std::erase_if(list, [&](const Access& a) { return !a.write && a.stream == i.stream && begin <= a.begin && a.end <= end; });
+    if (write)
+      std::erase_if(list, [&](const Access& a) { return begin <= a.begin && a.end <= end; });
+    else
+      std::erase_if(list, [&](const Access& a) { return !a.write && a.stream == i.stream && begin <= a.begin && a.end <= end; });
     list.push_back({begin, end, i.id, i.stream, i.sequence + 1, write});
   }
 
@@ -103,6 +122,7 @@ class RaceFinder {
   const Program& program_;
   std::vector<std::vector<Access>> roots_, locals_;
   std::vector<Clock> tails_;
+  std::vector<int32_t> last_of_order_;        ///< by order of a communicator: its last instruction
   std::vector<std::vector<Clock>> finished_;  ///< by stream: what is known complete when its n-th instruction is
   std::vector<Finding> findings_;
 };
@@ -118,9 +138,10 @@ void check_memory(const Plan& plan, const std::array<int64_t, kSpaces>& budget, 
     const auto peaks = memory_peak(plan, static_cast<int>(r));
     for (size_t s = 0; s < kSpaces; ++s)
       if (peaks[s].peak_bytes > budget[s])
-        report.add(Rule::kMemory, static_cast<int>(r), "",
-                   fmt::format("it needs {} bytes of {} memory, {} more than the {} there are; the peak is at {}", peaks[s].peak_bytes,
-                               shardlab::name_of(static_cast<Space>(s)), peaks[s].peak_bytes - budget[s], budget[s], peaks[s].moment));
+        report.add(
+            Rule::kMemory, static_cast<int>(r), "",
+            fmt::format("it needs {} bytes of {} memory, {} more than the {} there are; the peak is at {}", peaks[s].peak_bytes,
+                        shardlab::name_of(static_cast<Space>(s)), peaks[s].peak_bytes - budget[s], budget[s], peaks[s].moment));
   }
 }
 

@@ -38,9 +38,9 @@ struct Operand {
 struct Written {
   SlotId slot;
   std::string dims;
-  uint32_t uses = 0;      ///< the reads it depends on, as a bit mask
-  SlotId replaces;        ///< the read that it must be in place of, or none
-  bool trusted = false;   ///< the declared type is the type
+  uint32_t uses = 0;     ///< the reads it depends on, as a bit mask
+  SlotId replaces;       ///< the read that it must be in place of, or none
+  bool trusted = false;  ///< the declared type is the type
 };
 
 struct Equation {
@@ -286,7 +286,9 @@ void Builder::describe(const Add&) {
   write("c", first_dims());
 }
 
-void Builder::describe(const Fill&) { write("x", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, SlotId(), true); }
+void Builder::describe(const Fill&) {
+  write("x", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, SlotId(), true);
+}
 
 void Builder::describe(const SumScalars&) {
   for (size_t i = 0; i < std::max<size_t>(1, op_.reads.size()); ++i)
@@ -346,7 +348,9 @@ void Builder::describe(const Collective& w) {
   write("dst", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, in_place ? slot_of_read(0) : SlotId(), true);
 }
 
-void Builder::describe(const Recv&) { write("x", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, SlotId(), true); }
+void Builder::describe(const Recv&) {
+  write("x", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, SlotId(), true);
+}
 
 std::string Builder::build() {
   std::visit([&](const auto& w) { describe(w); }, op_.work);
@@ -456,7 +460,9 @@ class TypeChecker {
   Derived derive_sharded(const Equation& equation, const Written& w, int axis, char letter) const;
   Derived derive_partial(const Equation& equation, const Written& w, int axis, bool contracts) const;
   bool used(const Written& w, size_t read) const { return read >= 32 || (w.uses >> read) & 1; }
-  std::string placed(SlotId slot, int axis) const { return fmt::format("%{} is {}", name(slot), placement_name(place(slot, axis))); }
+  std::string placed(SlotId slot, int axis) const {
+    return fmt::format("%{} is {}", name(slot), placement_name(place(slot, axis)));
+  }
 
   const Plan& plan_;
   const Segment& segment_;
@@ -486,10 +492,12 @@ void TypeChecker::check_written(const Op& op, const Equation& equation, const Wr
     const Placement declared = place(w.slot, axis);
     if (w.trusted || declared == derived.place || (derived.may_be_partial && declared.is_partial())) continue;
     const bool unread = declared.is_shard() && std::ranges::none_of(equation.reads, [&](const Operand& r) {
-      return r.dims.find(w.dims[static_cast<size_t>(declared.dim)]) != std::string::npos;
-    });
+                          return r.dims.find(w.dims[static_cast<size_t>(declared.dim)]) != std::string::npos;
+                        });
     if (unread && derived.place.kind == Place::kReplicate) continue;  // rows of a sharded embedding: the rank makes its own only
-    const char* hint = derived.place.is_partial() && declared.kind == Place::kReplicate ? "; it must be reduced before it is read as replicated" : "";
+    const char* hint = derived.place.is_partial() && declared.kind == Place::kReplicate
+                           ? "; it must be reduced before it is read as replicated"
+                           : "";
     fault(op, Rule::kTypes, "along {}: %{} is declared {}, but its reads make it {}{}", axis_name(axis), name(w.slot),
           placement_name(declared), placement_name(derived.place), hint);
   }
@@ -507,7 +515,8 @@ Derived TypeChecker::derive(const Equation& equation, const Written& w, int axis
     if (!used(w, i)) continue;
     const Placement p = place(r.slot, axis);
     if (p.is_partial()) {
-      if (r.pass == Pass::kNonlinear) return {{}, false, fmt::format("%{} is an unreduced sum, and the op is not linear in it: reduce it first", name(r.slot))};
+      if (r.pass == Pass::kNonlinear)
+        return {{}, false, fmt::format("%{} is an unreduced sum, and the op is not linear in it: reduce it first", name(r.slot))};
       any_partial = true;
     }
     any_local |= p.kind == Place::kLocal;
@@ -515,9 +524,11 @@ Derived TypeChecker::derive(const Equation& equation, const Written& w, int axis
       if (w.dims.find(c) == std::string::npos) contracted += c;
     if (!p.is_shard() || w.trusted) continue;
     const char c = r.dims[static_cast<size_t>(p.dim)];
-    if (equation.frozen.find(c) != std::string::npos) return {{}, false, fmt::format("%{} is shard({}), and the op needs that dim whole", name(r.slot), p.dim)};
+    if (equation.frozen.find(c) != std::string::npos)
+      return {{}, false, fmt::format("%{} is shard({}), and the op needs that dim whole", name(r.slot), p.dim)};
     const bool sum_of_scalars = w.dims == "k" && r.pass != Pass::kFactor;
-    if (letter != 0 && letter != c && !sum_of_scalars) return {{}, false, fmt::format("%{} is shard({}), which does not go with the other operands", name(r.slot), p.dim)};
+    if (letter != 0 && letter != c && !sum_of_scalars)
+      return {{}, false, fmt::format("%{} is shard({}), which does not go with the other operands", name(r.slot), p.dim)};
     letter = c;
   }
   if (w.trusted) return {place(w.slot, axis), false, ""};
@@ -540,7 +551,8 @@ Derived TypeChecker::derive_sharded(const Equation& equation, const Written& w, 
     if (p.kind != Place::kReplicate) return {{}, false, fmt::format("{}, while another operand is sharded", placed(r.slot, axis))};
     if (reduces_all || r.dims.find(letter) != std::string::npos)
       return {{}, false, fmt::format("{}, while another operand is sharded on the same dim", placed(r.slot, axis))};
-    if (contracted && r.pass == Pass::kTerm) return {{}, false, fmt::format("%{} is whole, so the sum over ranks would hold it once per rank", name(r.slot))};
+    if (contracted && r.pass == Pass::kTerm)
+      return {{}, false, fmt::format("%{} is whole, so the sum over ranks would hold it once per rank", name(r.slot))};
   }
   return {contracted ? Placement::partial() : Placement::shard(static_cast<int>(out)), false, ""};
 }
@@ -563,12 +575,17 @@ Derived TypeChecker::derive_partial(const Equation& equation, const Written& w, 
     const Operand& r = equation.reads[i];
     if (!used(w, i) || r.pass != Pass::kTerm) continue;
     if (place(r.slot, axis).is_partial() == (factors == 0 || partial_factors == 1 || own_summand)) continue;
-    return {{}, false, fmt::format("{}, while another term is an unreduced sum: whole terms would be added once per rank", placed(r.slot, axis))};
+    return {
+        {},
+        false,
+        fmt::format("{}, while another term is an unreduced sum: whole terms would be added once per rank", placed(r.slot, axis))};
   }
   return {Placement::partial(), false, ""};
 }
 
-Scale product(const Scale& a, const Scale& b) { return {a.factor * b.factor, a.denominator.empty() ? b.denominator : a.denominator}; }
+Scale product(const Scale& a, const Scale& b) {
+  return {a.factor * b.factor, a.denominator.empty() ? b.denominator : a.denominator};
+}
 
 void TypeChecker::check_scale(const Op& op, const Equation& equation, const Written& w) {
   Scale derived;
@@ -577,8 +594,8 @@ void TypeChecker::check_scale(const Op& op, const Equation& equation, const Writ
     const int64_t targets = logical_shape(type(equation.reads[1].slot), plan_.mesh).elements() * plan_.micro_batches;
     derived.factor = Rational(ce->tokens, targets);
     if (type(w.slot).scale != derived)
-      fault(op, Rule::kTypes, "%{} is declared at scale {}, but a division by {} of the step's {} targets leaves scale {}", name(w.slot),
-            scale_name(type(w.slot).scale), ce->tokens, targets, scale_name(derived));
+      fault(op, Rule::kTypes, "%{} is declared at scale {}, but a division by {} of the step's {} targets leaves scale {}",
+            name(w.slot), scale_name(type(w.slot).scale), ce->tokens, targets, scale_name(derived));
     return;
   }
   bool have_term = false;
@@ -588,14 +605,16 @@ void TypeChecker::check_scale(const Op& op, const Equation& equation, const Writ
       if (!used(w, i) || r.pass != pass) continue;
       const Scale& s = type(r.slot).scale;
       if (pass == Pass::kFactor) {
-        if (!derived.denominator.empty() && !s.denominator.empty()) return fault(op, Rule::kTypes, "two operands have a named denominator");
+        if (!derived.denominator.empty() && !s.denominator.empty())
+          return fault(op, Rule::kTypes, "two operands have a named denominator");
         derived = product(derived, s);
         have_term = true;
         continue;
       }
       if (!have_term) derived = s;
       have_term = true;
-      if (s != derived) return fault(op, Rule::kTypes, "%{} has scale {}, the other terms {}", name(r.slot), scale_name(s), scale_name(derived));
+      if (s != derived)
+        return fault(op, Rule::kTypes, "%{} has scale {}, the other terms {}", name(r.slot), scale_name(s), scale_name(derived));
     }
   for (size_t i = 0; i < equation.reads.size(); ++i) {
     const Operand& r = equation.reads[i];
@@ -605,10 +624,12 @@ void TypeChecker::check_scale(const Op& op, const Equation& equation, const Writ
       continue;
     }
     if (std::holds_alternative<SquaredNorm>(op.work) && type(r.slot).scale == type(equation.reads[0].slot).scale) continue;
-    return fault(op, Rule::kTypes, "%{} has scale {}, and the op is not linear in it", name(r.slot), scale_name(type(r.slot).scale));
+    return fault(op, Rule::kTypes, "%{} has scale {}, and the op is not linear in it", name(r.slot),
+                 scale_name(type(r.slot).scale));
   }
   if (type(w.slot).scale != derived)
-    fault(op, Rule::kTypes, "%{} is declared at scale {}, but its reads make it {}", name(w.slot), scale_name(type(w.slot).scale), scale_name(derived));
+    fault(op, Rule::kTypes, "%{} is declared at scale {}, but its reads make it {}", name(w.slot), scale_name(type(w.slot).scale),
+          scale_name(derived));
 }
 
 void TypeChecker::check_micro(const Op& op, const Equation& equation, const Written& w) {
@@ -621,10 +642,13 @@ void TypeChecker::check_micro(const Op& op, const Equation& equation, const Writ
   }
   Micro derived = slice ? Micro::kSlice : sum ? Micro::kSum : Micro::kNone;
   if (equation.sums_micro && slice) derived = Micro::kSum;
-  if (std::holds_alternative<SquaredNorm>(op.work) && type(w.slot).micro != Micro::kSlice) return;  // of a complete sum: rule 4 asks for it
-  if (slice && sum && !equation.sums_micro) return fault(op, Rule::kTypes, "it mixes one micro-batch with a sum over micro-batches");
+  if (std::holds_alternative<SquaredNorm>(op.work) && type(w.slot).micro != Micro::kSlice)
+    return;  // of a complete sum: rule 4 asks for it
+  if (slice && sum && !equation.sums_micro)
+    return fault(op, Rule::kTypes, "it mixes one micro-batch with a sum over micro-batches");
   if (type(w.slot).micro != derived)
-    fault(op, Rule::kTypes, "%{} is declared micro:{}, but its reads make it micro:{}", name(w.slot), name_of(type(w.slot).micro), name_of(derived));
+    fault(op, Rule::kTypes, "%{} is declared micro:{}, but its reads make it micro:{}", name(w.slot), name_of(type(w.slot).micro),
+          name_of(derived));
 }
 
 /// Gradient, parameter and moments agree element by element: each rank updates what it holds with a gradient that is whole.
@@ -638,15 +662,20 @@ void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
     }
     const bool copy_of_own = place(grad, axis).kind == Place::kReplicate && place(param, axis).kind == Place::kLocal;
     if (place(grad, axis) != place(param, axis) && !copy_of_own)
-      fault(op, Rule::kGradients, "along {}: the gradient {} and the parameter {}", axis_name(axis), placed(grad, axis), placed(param, axis));
+      fault(op, Rule::kGradients, "along {}: the gradient {} and the parameter {}", axis_name(axis), placed(grad, axis),
+            placed(param, axis));
     for (size_t i = 0; i < parameters; ++i)
       if (place(op.reads[1 + i], axis) != place(param, axis))
-        fault(op, Rule::kTypes, "along {}: {}, the parameter {}", axis_name(axis), placed(op.reads[1 + i], axis), placement_name(place(param, axis)));
+        fault(op, Rule::kTypes, "along {}: {}, the parameter {}", axis_name(axis), placed(op.reads[1 + i], axis),
+              placement_name(place(param, axis)));
     for (size_t i = 0; i < parameters; ++i)
       if (place(op.writes[i], axis) != place(op.reads[1 + i], axis))
-        fault(op, Rule::kTypes, "along {}: {}, but it was {}", axis_name(axis), placed(op.writes[i], axis), placement_name(place(op.reads[1 + i], axis)));
+        fault(op, Rule::kTypes, "along {}: {}, but it was {}", axis_name(axis), placed(op.writes[i], axis),
+              placement_name(place(op.reads[1 + i], axis)));
   }
-  if (type(grad).scale != Scale{}) fault(op, Rule::kGradients, "the gradient %{} has scale {}: it must be 1 before an update", name(grad), scale_name(type(grad).scale));
+  if (type(grad).scale != Scale{})
+    fault(op, Rule::kGradients, "the gradient %{} has scale {}: it must be 1 before an update", name(grad),
+          scale_name(type(grad).scale));
   if (type(grad).micro == Micro::kSlice) fault(op, Rule::kGradients, "the gradient %{} is of one micro-batch", name(grad));
   for (size_t i = 0; i < parameters; ++i)
     if (type(op.writes[i]).micro != Micro::kNone || type(op.writes[i]).scale != Scale{} || type(op.reads[1 + i]).scale != Scale{})
@@ -656,9 +685,11 @@ void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
 void TypeChecker::check_load(const Op& op) {
   const Type& t = type(op.writes[0]);
   for (int axis = 0; axis < axes(); ++axis)
-    if (split(axis) && t.place[static_cast<size_t>(axis)].is_partial()) fault(op, Rule::kTypes, "along {}: %{} cannot be partial", axis_name(axis), name(op.writes[0]));
+    if (split(axis) && t.place[static_cast<size_t>(axis)].is_partial())
+      fault(op, Rule::kTypes, "along {}: %{} cannot be partial", axis_name(axis), name(op.writes[0]));
   if (t.dtype != DType::i32) fault(op, Rule::kTypes, "%{} must be i32", name(op.writes[0]));
-  if (t.micro != Micro::kSlice || t.scale != Scale{}) fault(op, Rule::kTypes, "%{} must be micro:slice at scale 1", name(op.writes[0]));
+  if (t.micro != Micro::kSlice || t.scale != Scale{})
+    fault(op, Rule::kTypes, "%{} must be micro:slice at scale 1", name(op.writes[0]));
 }
 
 /// Zero is zero under every placement and scale; another value is what it says only where ranks are not summed.
@@ -667,7 +698,8 @@ void TypeChecker::check_fill(const Op& op, const Fill& fill) {
   const Type& t = type(op.writes[0]);
   for (int axis = 0; axis < axes(); ++axis)
     if (split(axis) && t.place[static_cast<size_t>(axis)].is_partial())
-      fault(op, Rule::kTypes, "along {}: %{} is partial, so {} would be added once per rank", axis_name(axis), name(op.writes[0]), fill.value);
+      fault(op, Rule::kTypes, "along {}: %{} is partial, so {} would be added once per rank", axis_name(axis), name(op.writes[0]),
+            fill.value);
   if (t.scale != Scale{}) fault(op, Rule::kTypes, "%{} must have scale 1", name(op.writes[0]));
 }
 
@@ -683,8 +715,11 @@ void TypeChecker::check_collective(const Op& op, const Collective& c) {
             placement_name(place(dst, axis)), kind_of(op.work), placement_name(place(src, axis)), placement_name(result));
   }
   if (type(src).scale != type(dst).scale)
-    fault(op, Rule::kTypes, "%{} is declared at scale {}, but a collective leaves scale {}", name(dst), scale_name(type(dst).scale), scale_name(type(src).scale));
-  if (type(src).micro != type(dst).micro) fault(op, Rule::kTypes, "%{} is micro:{}, %{} micro:{}", name(src), name_of(type(src).micro), name(dst), name_of(type(dst).micro));
+    fault(op, Rule::kTypes, "%{} is declared at scale {}, but a collective leaves scale {}", name(dst), scale_name(type(dst).scale),
+          scale_name(type(src).scale));
+  if (type(src).micro != type(dst).micro)
+    fault(op, Rule::kTypes, "%{} is micro:{}, %{} micro:{}", name(src), name_of(type(src).micro), name(dst),
+          name_of(type(dst).micro));
   if (type(src).dtype != type(dst).dtype) fault(op, Rule::kTypes, "%{} and %{} have different element types", name(src), name(dst));
   check_collective_shapes(op, c);
 }
@@ -700,7 +735,8 @@ Placement TypeChecker::collective_result(const Op& op, const Collective& c, int 
         fault(op, Rule::kTypes, "along {}: %{} is already whole, and the sum would be {} times too large", axis_name(axis), src,
               plan_.mesh.axes[static_cast<size_t>(axis)].size);
       else
-        fault(op, Rule::kTypes, "along {}: %{} is {}, and summing unlike parts has no meaning", axis_name(axis), src, placement_name(in));
+        fault(op, Rule::kTypes, "along {}: %{} is {}, and summing unlike parts has no meaning", axis_name(axis), src,
+              placement_name(in));
       break;
     case CollectiveKind::kAllGather:
       if (in.is_shard()) return Placement::replicate();
@@ -708,12 +744,13 @@ Placement TypeChecker::collective_result(const Op& op, const Collective& c, int 
       break;
     case CollectiveKind::kBroadcast:
       if (in.kind == Place::kLocal || in.kind == Place::kReplicate) return Placement::replicate();
-      fault(op, Rule::kTypes, "along {}: %{} is {}, and a broadcast would drop the other ranks' parts", axis_name(axis), src, placement_name(in));
+      fault(op, Rule::kTypes, "along {}: %{} is {}, and a broadcast would drop the other ranks' parts", axis_name(axis), src,
+            placement_name(in));
       break;
     case CollectiveKind::kAllToAll:
       if (in.is_shard() && declared.is_shard() && in.dim != declared.dim) return declared;
-      fault(op, Rule::kTypes, "along {}: an all_to_all moves a shard to another dim, but %{} is {} and %{} {}", axis_name(axis), src,
-            placement_name(in), name(op.writes[0]), placement_name(declared));
+      fault(op, Rule::kTypes, "along {}: an all_to_all moves a shard to another dim, but %{} is {} and %{} {}", axis_name(axis),
+            src, placement_name(in), name(op.writes[0]), placement_name(declared));
       break;
   }
   return declared;
@@ -725,12 +762,14 @@ void TypeChecker::check_collective_shapes(const Op& op, const Collective& c) {
   const int64_t n = group_size(plan_.mesh, comm);
   const auto sizes = [&](int64_t in, int64_t out) {
     if (in != out)
-      fault(op, Rule::kTypes, "{} over {} ranks: %{} has {} elements and %{} {}", kind_of(op.work), n, name(op.reads[0]), src.length, name(op.writes[0]), dst.length);
+      fault(op, Rule::kTypes, "{} over {} ranks: %{} has {} elements and %{} {}", kind_of(op.work), n, name(op.reads[0]),
+            src.length, name(op.writes[0]), dst.length);
   };
   const auto shard_of = [&](const Window& part, const Window& whole, SlotId part_slot, SlotId whole_slot) {
     const bool own_storage = part.root != whole.root;
     const bool shard_view = part.root == whole.root && part.begin == whole.begin && part.shard == (whole.shard | comm.axes);
-    if (!own_storage && !shard_view && n > 1) fault(op, Rule::kTypes, "%{} must be the rank's shard of %{} or have storage of its own", name(part_slot), name(whole_slot));
+    if (!own_storage && !shard_view && n > 1)
+      fault(op, Rule::kTypes, "%{} must be the rank's shard of %{} or have storage of its own", name(part_slot), name(whole_slot));
   };
   switch (c.kind) {
     case CollectiveKind::kAllReduce:
@@ -745,7 +784,8 @@ void TypeChecker::check_collective_shapes(const Op& op, const Collective& c) {
       shard_of(src, dst, op.reads[0], op.writes[0]);
       break;
   }
-  if (c.kind == CollectiveKind::kBroadcast && (c.root < 0 || c.root >= n)) fault(op, Rule::kTypes, "root {} of a group of {}", c.root, n);
+  if (c.kind == CollectiveKind::kBroadcast && (c.root < 0 || c.root >= n))
+    fault(op, Rule::kTypes, "root {} of a group of {}", c.root, n);
 }
 
 }  // namespace
@@ -764,8 +804,10 @@ std::vector<Aliasing> aliasing_of(const Segment& segment, const Op& op) {
       const auto bound = [&](const Window& x) { return segment.slots[static_cast<size_t>(x.root)].kind == SlotKind::kBound; };
       if (in.root == out.root || !bound(in) || !bound(out)) continue;  // `operand_fault` has judged those
       const bool may = e.may_alias || (i < 32 && (e.may_replace >> i) & 1);
-      if (w.replaces == read) found.push_back({read, w.slot, Aliasing::Kind::kMust});
-      else if (!may && !w.replaces) found.push_back({read, w.slot, Aliasing::Kind::kMustNot});
+      if (w.replaces == read)
+        found.push_back({read, w.slot, Aliasing::Kind::kMust});
+      else if (!may && !w.replaces)
+        found.push_back({read, w.slot, Aliasing::Kind::kMustNot});
     }
   return found;
 }

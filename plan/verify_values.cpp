@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <bit>
 #include <string_view>
+#include <tuple>
 
 #include "plan/base/hash.h"
 
@@ -21,16 +22,17 @@ namespace shardlab::verifying {
 namespace {
 
 struct SlotInfo {
-  Window window;            ///< root is a slot
+  Window window;  ///< root is a slot
   int32_t value_type = -1;
-  bool bound = false;       ///< its root is
+  bool bound = false;  ///< its root is
 };
 
 /// One step of a segment, as the machine plays it.
 struct Act {
   enum class Kind : uint8_t { kAlloc, kFree, kPlain, kSum, kTransfer, kAdd, kOptimizer } kind = Kind::kPlain;
   const Op* op = nullptr;
-  uint64_t source = 0;      ///< hash of the label
+  uint64_t source = 0;            ///< hash of the label
+  std::vector<int32_t> ordinals;  ///< by read of a forward op: which of its parameters it would be
   bool uses_parameters = false;
   std::vector<int32_t> reads, writes;
   std::vector<Aliasing> aliasing;
@@ -115,11 +117,20 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
   const auto micro = [&](SlotId s) { return segment.slots[s.index()].type.micro; };
   const bool sums = std::ranges::any_of(op.writes, [&](SlotId s) { return micro(s) == Micro::kSum; });
   act.uses_parameters = phase_of(op.work) == Phase::kF;
-  if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work)) act.kind = Act::Kind::kOptimizer;
-  else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work)) act.kind = Act::Kind::kTransfer;
-  else if (std::holds_alternative<Add>(op.work) && sums) act.kind = Act::Kind::kAdd;
-  else if (sums || std::holds_alternative<SquaredNorm>(op.work)) act.kind = Act::Kind::kSum;
-  for (const SlotId s : reads_with_predicate(op)) act.reads.push_back(s.value);
+  if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work))
+    act.kind = Act::Kind::kOptimizer;
+  else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work))
+    act.kind = Act::Kind::kTransfer;
+  else if (std::holds_alternative<Add>(op.work) && sums)
+    act.kind = Act::Kind::kAdd;
+  else if (sums || std::holds_alternative<SquaredNorm>(op.work) ||
+           (std::holds_alternative<Send>(op.work) && micro(op.reads[0]) == Micro::kSum))
+    act.kind = Act::Kind::kSum;
+  int32_t ordinal = 0;
+  for (const SlotId s : reads_with_predicate(op)) {
+    act.reads.push_back(s.value);
+    act.ordinals.push_back(micro(s) == Micro::kNone ? ordinal++ : -1);
+  }
   for (const SlotId s : op.writes) act.writes.push_back(s.value);
   act.aliasing = aliasing_of(segment, op);
   return act;
@@ -160,17 +171,23 @@ void Language::lighten(const Segment& segment, Script& script) const {
     Act light = act;
     // Of what must not share storage the first call is taken as the pattern; what must is looked at in every call.
     std::erase_if(light.aliasing, [](const Aliasing& a) { return a.kind == Aliasing::Kind::kMustNot; });
-    const bool whole = act.kind != Act::Kind::kPlain && act.kind != Act::Kind::kAlloc && act.kind != Act::Kind::kFree &&
-                       (std::holds_alternative<SquaredNorm>(act.op->work) ||
-                        std::ranges::all_of(act.writes, [&](int32_t s) { return kept[static_cast<size_t>(s)]; })) &&
-                       std::ranges::all_of(act.reads, [&](int32_t s) { return kept[static_cast<size_t>(s)] || act.kind == Act::Kind::kSum; });
+    const bool whole =
+        act.kind != Act::Kind::kPlain && act.kind != Act::Kind::kAlloc && act.kind != Act::Kind::kFree &&
+        (std::holds_alternative<SquaredNorm>(act.op->work) ||
+         std::ranges::all_of(act.writes, [&](int32_t s) { return kept[static_cast<size_t>(s)]; })) &&
+        std::ranges::all_of(act.reads, [&](int32_t s) { return kept[static_cast<size_t>(s)] || act.kind == Act::Kind::kSum; });
     if (!whole && light.kind != Act::Kind::kAlloc && light.kind != Act::Kind::kFree) light.kind = Act::Kind::kPlain;
-    std::erase_if(light.reads, [&](int32_t s) {
-      if (!kept[static_cast<size_t>(s)]) return true;
-      const bool again = light.kind == Act::Kind::kPlain && !light.uses_parameters && read[static_cast<size_t>(s)];
-      read[static_cast<size_t>(s)] = true;
-      return again;
-    });
+    light.reads.clear();
+    light.ordinals.clear();
+    for (size_t i = 0; i < act.reads.size(); ++i) {
+      const auto s = static_cast<size_t>(act.reads[i]);
+      if (!kept[s]) continue;
+      const bool again = light.kind == Act::Kind::kPlain && !light.uses_parameters && read[s];
+      read[s] = true;
+      if (again) continue;
+      light.reads.push_back(act.reads[i]);
+      light.ordinals.push_back(act.ordinals[i]);
+    }
     std::erase_if(light.writes, [&](int32_t s) { return !kept[static_cast<size_t>(s)]; });
     for (const int32_t w : light.writes)
       for (size_t s = 0; s < read.size(); ++s)
@@ -183,7 +200,12 @@ void Language::lighten(const Segment& segment, Script& script) const {
 class Replay {
  public:
   Replay(Language& language, int role, GradientLedger& ledger, Report& report)
-      : language_(language), plan_(language.plan), role_(plan_.roles[static_cast<size_t>(role)]), role_index_(role), ledger_(ledger), report_(report) {
+      : language_(language),
+        plan_(language.plan),
+        role_(plan_.roles[static_cast<size_t>(role)]),
+        role_index_(role),
+        ledger_(ledger),
+        report_(report) {
     for (size_t mask = 0; mask < parts_.size(); ++mask) parts_[mask] = plan_.mesh.size(AxisSet{static_cast<uint8_t>(mask)});
     collectives_.resize(plan_.comms.size());
   }
@@ -221,7 +243,7 @@ class Replay {
   void read(int32_t slot, const Region& at);
   bool read_piece(int32_t slot, const Region& at, const Piece& p);
   bool name_is_dead(const Region& at, const Piece& p, int32_t slot) const;
-  void note_use(const Region& at);
+  void note_use(const Region& at, int32_t ordinal);
   /// Replaces the pieces of the region by one fresh piece, or by one per parameter that lies there.
   void write(const Region& at, int32_t sum);
   void put(Storage& storage, int64_t begin, int64_t end, std::vector<Piece>& fresh);
@@ -245,9 +267,9 @@ class Replay {
     if (p.sum >= 0) free_sums_.push_back(p.sum);
     p.sum = -1;
   }
-  Source source_of(const Act& act, int32_t micro_batch) const {
+  Source source_of(const Act& act, int32_t micro_batch, int32_t ordinal) const {
     Source s;
-    s.id = mix(act.source + static_cast<uint64_t>(call_->layer + 1));
+    s.id = mix(mix(act.source + static_cast<uint64_t>(call_->layer + 1)) + static_cast<uint64_t>(ordinal));
     s.fingerprint = GradientLedger::fingerprint_of(micro_batch);
     s.count = 1;
     s.op = act.op;
@@ -259,6 +281,7 @@ class Replay {
     for (Piece& p : at.storage->pieces)
       if (p.begin < at.end && at.begin < p.end) f(p);
   }
+  CrossRole message_key(CommId comm, int from, int to) { return {comm.value, from, to, messages_[{comm.value, from, to}]++}; }
   void demand_complete(const Act& act, const Piece& p, bool update);
 
   Language& language_;
@@ -269,12 +292,13 @@ class Replay {
   Report& report_;
   std::array<int64_t, 256> parts_{};
   std::vector<BufferInfo> buffers_;
-  std::vector<Storage> storages_;           ///< by buffer; only roots are used
-  std::vector<std::vector<Link>> links_;    ///< by root
-  std::vector<Storage> locals_;             ///< by slot of the segment in play
+  std::vector<Storage> storages_;         ///< by buffer; only roots are used
+  std::vector<std::vector<Link>> links_;  ///< by root
+  std::vector<Storage> locals_;           ///< by slot of the segment in play
   std::vector<Contributions> sums_;
   std::vector<int32_t> free_sums_;
-  std::vector<int32_t> collectives_;        ///< sums over roles so far, by communicator
+  std::vector<int32_t> collectives_;                           ///< sums over roles so far, by communicator
+  std::map<std::tuple<int32_t, int, int>, int32_t> messages_;  ///< sums sent or received so far, by communicator and roles
   std::vector<Piece> scratch_;
   // The call in play.
   const Call* call_ = nullptr;
@@ -292,7 +316,8 @@ void Replay::run() {
     if (const Call* call = std::get_if<Call>(&item)) {
       play(*call);
     } else if (const auto* alloc = std::get_if<Alloc>(&item)) {
-      allocate(storages_[alloc->buffer.index()], role_.buffers[alloc->buffer.index()].type.shape.elements(), role_.buffers[alloc->buffer.index()].name);
+      allocate(storages_[alloc->buffer.index()], role_.buffers[alloc->buffer.index()].type.shape.elements(),
+               role_.buffers[alloc->buffer.index()].name);
     } else {
       const BufferId b = std::get<Free>(item).buffer;
       release(storages_[b.index()], role_.buffers[b.index()].name);
@@ -376,7 +401,8 @@ void Replay::play(const Call& call) {
   act_ = nullptr;
   for (size_t s = 0; s < script.slots.size(); ++s)
     if (!script.slots[s].bound && locals_[s].alive) {
-      report_.add(Rule::kValues, role_index_, segment_->name, fmt::format("local %{} is never freed", slot_name(static_cast<int32_t>(s))));
+      report_.add(Rule::kValues, role_index_, segment_->name,
+                  fmt::format("local %{} is never freed", slot_name(static_cast<int32_t>(s))));
       release(locals_[s], slot_name(static_cast<int32_t>(s)));
     }
   script.replayed |= report_.count() == before;
@@ -448,12 +474,14 @@ bool Replay::read_piece(int32_t slot, const Region& at, const Piece& p) {
     return false;
   }
   if ((p.shard.mask & ~at.shard.mask) != 0) {
-    fault(Rule::kValues, "reads %{}, but only this rank's shard of it is current since {} was written", slot_name(slot), held_name(p));
+    fault(Rule::kValues, "reads %{}, but only this rank's shard of it is current since {} was written", slot_name(slot),
+          held_name(p));
     return false;
   }
   const AxisSet cut{static_cast<uint8_t>(at.shard.mask & ~p.shard.mask)};
   if (!p.zero && !language_.fits(p.value_type, at.value_type, cut)) {
-    fault(Rule::kValues, "reads %{} as {}, but since {} was written it holds {}", slot_name(slot), type_text(at.value_type), held_name(p), type_text(p.value_type));
+    fault(Rule::kValues, "reads %{} as {}, but since {} was written it holds {}", slot_name(slot), type_text(at.value_type),
+          held_name(p), type_text(p.value_type));
     return false;
   }
   if (name_is_dead(at, p, slot)) {
@@ -461,21 +489,21 @@ bool Replay::read_piece(int32_t slot, const Region& at, const Piece& p) {
     return false;
   }
   if (p.slice >= 0 && call_->micro_batch >= 0 && p.slice != call_->micro_batch) {
-    fault(Rule::kValues, "reads %{} in micro-batch {}, but it belongs to micro-batch {}", slot_name(slot), call_->micro_batch, p.slice);
+    fault(Rule::kValues, "reads %{} in micro-batch {}, but it belongs to micro-batch {}", slot_name(slot), call_->micro_batch,
+          p.slice);
     return false;
   }
-  if (p.pending != ReduceOp::kSum && act_->kind != Act::Kind::kTransfer && !std::holds_alternative<Send>(act_->op->work)) {
+  if (p.pending == Pending::kMax && act_->kind != Act::Kind::kTransfer && !std::holds_alternative<Send>(act_->op->work)) {
     fault(Rule::kTypes, "reads %{}, a partial maximum that no all_reduce with max has combined", slot_name(slot));
     return false;
   }
   return true;
 }
 
-void Replay::note_use(const Region& at) {
+void Replay::note_use(const Region& at, int32_t ordinal) {
+  if (ordinal < 0) return;
   for_pieces(at, [&](const Piece& p) {
-    if (p.parameter < 0 || language_.types.value_type(p.value_type).micro != Micro::kNone) return;
-    Source s = source_of(*act_, 0);
-    ledger_.use(p.parameter, s);
+    if (p.parameter >= 0) ledger_.use(p.parameter, source_of(*act_, 0, ordinal));
   });
 }
 
@@ -537,9 +565,11 @@ void Replay::write(const Region& at, int32_t sum) {
   const auto* zero = std::get_if<Fill>(&act_->op->work);
   whole.zero = zero != nullptr && zero->value == 0;
   const auto* loss = std::get_if<CrossEntropy>(&act_->op->work);
-  if (loss != nullptr && loss->part == CrossEntropy::Part::kMax &&
-      !axes_placed(language_.types.value_type(at.value_type), plan_.mesh, Place::kPartial).empty())
-    whole.pending = ReduceOp::kMax;
+  const auto* kernel = std::get_if<Kernel>(&act_->op->work);
+  const bool partial = !axes_placed(language_.types.value_type(at.value_type), plan_.mesh, Place::kPartial).empty();
+  if (partial && loss != nullptr && loss->part == CrossEntropy::Part::kMax) whole.pending = Pending::kMax;
+  if (partial && kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted))
+    whole.pending = Pending::kEither;
   scratch_.clear();
   int64_t done = at.begin;
   if (at.root >= 0)
@@ -595,6 +625,7 @@ void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
     q.origin = p.origin + shift;
     q.version = p.version;
     q.zero = p.zero;
+    if (changed.empty()) q.pending = p.pending;
     q.sum = copy_sum(p.sum);
     moved.push_back(q);
   });
@@ -602,8 +633,8 @@ void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
     for (Piece& q : moved)
       for (const Link& l : links_[static_cast<size_t>(dst.root)]) {
         if (q.parameter < 0 || l.end <= q.begin || q.end <= l.begin || l.parameter == q.parameter) continue;
-        fault(Rule::kGradients, "what belongs to {} is written where {} is kept", plan_.parameters[static_cast<size_t>(q.parameter)].name,
-              plan_.parameters[static_cast<size_t>(l.parameter)].name);
+        fault(Rule::kGradients, "what belongs to {} is written where {} is kept",
+              plan_.parameters[static_cast<size_t>(q.parameter)].name, plan_.parameters[static_cast<size_t>(l.parameter)].name);
         return;
       }
   put(*dst.storage, dst.begin, dst.end, moved);
@@ -615,7 +646,8 @@ void Replay::check_aliasing(const Act& act) {
     const bool same = in.storage == out.storage && in.begin == out.begin && in.end == out.end && in.shard == out.shard;
     const bool overlap = in.storage == out.storage && in.begin < out.end && out.begin < in.end;
     if (a.kind == Aliasing::Kind::kMust && !same)
-      fault(Rule::kForm, "%{} must be written in place of %{}, but they are bound to different storage", slot_name(a.write.value), slot_name(a.read.value));
+      fault(Rule::kForm, "%{} must be written in place of %{}, but they are bound to different storage", slot_name(a.write.value),
+            slot_name(a.read.value));
     if (a.kind == Aliasing::Kind::kMustNot && overlap)
       fault(Rule::kForm, "%{} overwrites %{} while the op still reads it", slot_name(a.write.value), slot_name(a.read.value));
   }
@@ -634,8 +666,10 @@ void Replay::play(const Act& act) {
         return fault(Rule::kValues, "%{} is bound to a view, so the segment cannot allocate or free it", slot_name(slot));
       Storage& storage = bound ? storages_[static_cast<size_t>(b)] : locals_[static_cast<size_t>(slot)];
       const std::string& name = bound ? role_.buffers[static_cast<size_t>(b)].name : slot_name(slot);
-      if (act.kind == Act::Kind::kAlloc) allocate(storage, script_->slots[static_cast<size_t>(slot)].window.length, name);
-      else release(storage, name);
+      if (act.kind == Act::Kind::kAlloc)
+        allocate(storage, script_->slots[static_cast<size_t>(slot)].window.length, name);
+      else
+        release(storage, name);
       return;
     }
     case Act::Kind::kSum: return play_sum(act);
@@ -644,10 +678,10 @@ void Replay::play(const Act& act) {
     case Act::Kind::kOptimizer: return play_optimizer(act);
     case Act::Kind::kPlain: break;
   }
-  for (const int32_t slot : act.reads) {
-    const Region at = region(slot);
-    read(slot, at);
-    if (act.uses_parameters && at.storage->alive) note_use(at);
+  for (size_t i = 0; i < act.reads.size(); ++i) {
+    const Region at = region(act.reads[i]);
+    read(act.reads[i], at);
+    if (act.uses_parameters && at.storage->alive) note_use(at, act.ordinals[i]);
   }
   for (const int32_t slot : act.writes) write(region(slot), -1);
 }
@@ -656,42 +690,60 @@ void Replay::play(const Act& act) {
 void Replay::play_sum(const Act& act) {
   Contributions sum;
   const bool every_read = std::holds_alternative<SumScalars>(act.op->work);
-  bool contributes = act.reads.empty() && call_->micro_batch >= 0;
+  bool contributes = act.op->reads.empty() && call_->micro_batch >= 0 && !std::holds_alternative<Recv>(act.op->work);
   int32_t micro_batch = call_->micro_batch;
   const bool norm = std::holds_alternative<SquaredNorm>(act.op->work);
-  for (const int32_t slot : act.reads) {
-    const Region at = region(slot);
-    read(slot, at);
+  const auto* send = std::get_if<Send>(&act.op->work);
+  CrossRole sent;
+  if (send != nullptr)
+    sent =
+        message_key(send->comm, role_index_, peer_of(plan_, role_index_, plan_.comms[send->comm.index()], send->hop, send->cyclic));
+  for (size_t i = 0; i < act.reads.size(); ++i) {
+    const Region at = region(act.reads[i]);
+    read(act.reads[i], at);
     if (!at.storage->alive) continue;
-    if (act.uses_parameters) note_use(at);
+    if (act.uses_parameters) note_use(at, act.ordinals[i]);
     for_pieces(at, [&](const Piece& p) {
       if (norm) return demand_complete(act, p, false);
+      if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);
       if (p.sum >= 0) sum.add(sums_[static_cast<size_t>(p.sum)]);
       if (p.slice < 0) return;
-      if (every_read) sum.add(source_of(act, p.slice));
+      if (every_read) sum.add(source_of(act, p.slice, 0));
       contributes = !every_read;
       micro_batch = p.slice;
     });
   }
-  // In a light replay the local operands of a W op are left out; it was found to read this micro-batch when it was replayed in full.
+  // In a light replay the local operands of a W op are left out; it was found to read this micro-batch when it was replayed in
+  // full.
   const bool sum_op = phase_of(act.op->work) == Phase::kW;
-  if ((contributes || (sum_op && sum.sources.empty()) || (sum_op && act.reads.size() < act.op->reads.size())) && micro_batch >= 0 && !every_read)
-    sum.add(source_of(act, micro_batch));
-  for (const int32_t slot : act.writes) {
+  if ((contributes || (sum_op && sum.sources.empty()) || (sum_op && act.reads.size() < act.op->reads.size())) && micro_batch >= 0 &&
+      !every_read)
+    sum.add(source_of(act, micro_batch, 0));
+  for (size_t w = 0; w < act.writes.size(); ++w) {
+    const int32_t slot = act.writes[w];
     const Region at = region(slot);
     if (language_.types.value_type(at.value_type).micro != Micro::kSum) {
       write(at, -1);
       continue;
+    }
+    if (const auto* r = std::get_if<Recv>(&act.op->work)) {  // what it holds is looked up on the other side
+      sum.merged.push_back(
+          message_key(r->comm, peer_of(plan_, role_index_, plan_.comms[r->comm.index()], r->hop, r->cyclic), role_index_));
+      sum.sources.clear();
     }
     // With several results each has its own old value: take only the sums that this window held.
     Contributions own = sum;
     if (act.writes.size() > 1 && phase_of(act.op->work) == Phase::kW) {
       own = {};
       const bool accumulates = std::ranges::any_of(act.op->reads, [&](SlotId r) { return r.value == slot; });
-      if (accumulates) for_pieces(at, [&](const Piece& p) { if (p.sum >= 0) own.add(sums_[static_cast<size_t>(p.sum)]); });
-      if (micro_batch >= 0) own.add(source_of(act, micro_batch));
+      if (accumulates)
+        for_pieces(at, [&](const Piece& p) {
+          if (p.sum >= 0) own.add(sums_[static_cast<size_t>(p.sum)]);
+        });
+      if (micro_batch >= 0) own.add(source_of(act, micro_batch, static_cast<int32_t>(w)));
     }
     write(at, new_sum(std::move(own)));
+    if (at.root >= 0 && !links_[static_cast<size_t>(at.root)].empty()) ledger_.note_training();
   }
 }
 
@@ -709,10 +761,10 @@ void Replay::play_transfer(const Act& act) {
     changed = plan_.comms[collective->comm.index()].axes;
     reduces = collective->kind == CollectiveKind::kAllReduce || collective->kind == CollectiveKind::kReduceScatter;
     for_pieces(src, [&](const Piece& p) {
-      if (reduces && p.pending != collective->reduce && !p.zero && p.pending == ReduceOp::kMax)
+      if (!reduces || p.zero || parts_[changed.mask] == 1) return;
+      if (collective->reduce == ReduceOp::kSum && p.pending == Pending::kMax)
         fault(Rule::kTypes, "sums %{}, a partial maximum", slot_name(act.reads[0]));
-      else if (reduces && collective->reduce == ReduceOp::kMax && p.pending == ReduceOp::kSum &&
-               language_.types.value_type(p.value_type).micro == Micro::kSum)
+      else if (collective->reduce == ReduceOp::kMax && p.pending == Pending::kSum)
         fault(Rule::kTypes, "takes the maximum of %{}, a partial sum", slot_name(act.reads[0]));
     });
   }
@@ -723,7 +775,8 @@ void Replay::play_transfer(const Act& act) {
   const Region& all = gathers ? dst : src;
   if ((gathers || scatters) && src.storage == dst.storage &&
       !(part.begin == all.begin && part.end == all.end && part.shard == (all.shard | changed)))
-    return fault(Rule::kForm, "%{} and %{} share storage, but the one is not the rank's shard of the other", slot_name(act.reads[0]), slot_name(act.writes[0]));
+    return fault(Rule::kForm, "%{} and %{} share storage, but the one is not the rank's shard of the other",
+                 slot_name(act.reads[0]), slot_name(act.writes[0]));
   if (scatters && dst.root != src.root && dst.begin == 0) {  // storage of its own: it is this rank's part of the whole range
     const int64_t own = dst.storage->pieces.empty() ? 0 : dst.storage->pieces.back().end / parts_[dst.storage->spread.mask];
     if (own * parts_[changed.mask] == src.end - src.begin) {
@@ -736,9 +789,11 @@ void Replay::play_transfer(const Act& act) {
       dst.end = undefined.end;
     }
   }
-  const bool joins = reduces && joins_roles(plan_, plan_.comms[collective->comm.index()]) && language_.types.value_type(src.value_type).micro == Micro::kSum;
-  const CrossRole key{joins ? collective->comm.value : -1, joins ? collectives_[collective->comm.index()]++ : 0};
-  const bool linked = std::ranges::any_of(src.storage->pieces, [](const Piece& p) { return p.parameter >= 0 || p.sum >= 0 || p.zero || p.slice >= 0; });
+  const bool joins = reduces && joins_roles(plan_, plan_.comms[collective->comm.index()]) &&
+                     language_.types.value_type(src.value_type).micro == Micro::kSum;
+  const CrossRole key{joins ? collective->comm.value : -1, -1, -1, joins ? collectives_[collective->comm.index()]++ : 0};
+  const bool linked = std::ranges::any_of(src.storage->pieces,
+                                          [](const Piece& p) { return p.parameter >= 0 || p.sum >= 0 || p.zero || p.slice >= 0; });
   const bool same_length = src.end - src.begin == dst.end - dst.begin;
   if (gathers && !linked && dst.root >= 0 && dst.root != src.root && !links_[static_cast<size_t>(dst.root)].empty()) {
     write(dst, -1);  // a flat shard of several parameters: the gathered whole says where each lies
@@ -790,7 +845,8 @@ void Replay::play_add(const Act& act) {
   if (!a.storage->alive || !b.storage->alive || !c.storage->alive) return;
   std::vector<Piece> right;
   for_pieces(b, [&](const Piece& p) { right.push_back(p); });
-  if (a.storage != c.storage || a.begin != c.begin) transfer(a, c, {});
+  if (a.storage != c.storage || a.begin != c.begin)
+    transfer(a, c, {});
   else
     for_pieces(c, [&](Piece& p) {
       p.name = c.name;
@@ -851,7 +907,8 @@ void Replay::play_optimizer(const Act& act) {
   std::vector<Piece> updated;
   for_pieces(grad, [&](const Piece& g) {
     for_pieces(param, [&](const Piece& p) {
-      const int64_t g_begin = std::max(g.begin, grad.begin) - grad.begin + param.begin, g_end = std::min(g.end, grad.end) - grad.begin + param.begin;
+      const int64_t g_begin = std::max(g.begin, grad.begin) - grad.begin + param.begin,
+                    g_end = std::min(g.end, grad.end) - grad.begin + param.begin;
       const int64_t begin = std::max({g_begin, p.begin, param.begin}), end = std::min({g_end, p.end, param.end});
       if (begin >= end) return;
       Piece q = p;
@@ -867,7 +924,8 @@ void Replay::play_optimizer(const Act& act) {
       if (p.parameter < 0) return;
       const std::string& name = plan_.parameters[static_cast<size_t>(p.parameter)].name;
       if (g.parameter >= 0 && g.parameter != p.parameter)
-        return fault(Rule::kGradients, "updates {} with the gradient of {}", name, plan_.parameters[static_cast<size_t>(g.parameter)].name);
+        return fault(Rule::kGradients, "updates {} with the gradient of {}", name,
+                     plan_.parameters[static_cast<size_t>(g.parameter)].name);
       if (g.parameter == p.parameter && g.origin - grad.begin != p.origin - param.begin)
         return fault(Rule::kGradients, "updates {} with another part of its gradient", name);
       if (q.version > 1 && plan_.period == 1) return fault(Rule::kGradients, "updates {} a second time", name);
@@ -878,9 +936,11 @@ void Replay::play_optimizer(const Act& act) {
         const Placement gp = gt.place[a], pp = pt.place[a];
         if (gp.is_partial() && !g.zero)
           return fault(Rule::kGradients, "along {}: the gradient of {} was never reduced", plan_.mesh.axes[a].name, name);
-        const bool fine = g.zero || gp == pp || gp.kind == Place::kLocal || pp.kind == Place::kLocal || param.shard.contains(static_cast<int>(a));
+        const bool fine =
+            g.zero || gp == pp || gp.kind == Place::kLocal || pp.kind == Place::kLocal || param.shard.contains(static_cast<int>(a));
         if (!fine)
-          return fault(Rule::kGradients, "along {}: the gradient of {} is {}, the parameter {}", plan_.mesh.axes[a].name, name, placement_name(gp), placement_name(pp));
+          return fault(Rule::kGradients, "along {}: the gradient of {} is {}, the parameter {}", plan_.mesh.axes[a].name, name,
+                       placement_name(gp), placement_name(pp));
         if (pp.is_shard() && !param.shard.contains(static_cast<int>(a))) ranks *= plan_.mesh.axes[a].size;
       }
       ledger_.updated(role_index_, p.parameter, (end - begin) * ranks);
@@ -898,8 +958,10 @@ void Replay::play_optimizer(const Act& act) {
 void Replay::finish() {
   for (size_t i = 0; i < storages_.size() && !report_.full(); ++i) {
     if (role_.buffers[i].view) continue;
-    if (storages_[i].persistent) finish_storage(i);
-    else if (storages_[i].alive) fault(Rule::kValues, "%{} is never freed", role_.buffers[i].name);
+    if (storages_[i].persistent)
+      finish_storage(i);
+    else if (storages_[i].alive)
+      fault(Rule::kValues, "%{} is never freed", role_.buffers[i].name);
   }
   finish_versions();
 }
@@ -909,7 +971,8 @@ void Replay::finish_versions() {
   std::vector<std::pair<int32_t, size_t>> seen(plan_.parameters.size(), {-1, 0});  // version and storage of the first copy
   for (size_t i = 0; i < storages_.size(); ++i) {
     const BufferClass kind = role_.buffers[i].kind;
-    if (!storages_[i].persistent || role_.buffers[i].view || (kind != BufferClass::kParameter && kind != BufferClass::kMaster)) continue;
+    if (!storages_[i].persistent || role_.buffers[i].view || (kind != BufferClass::kParameter && kind != BufferClass::kMaster))
+      continue;
     for (const Piece& p : storages_[i].pieces) {
       if (p.parameter < 0) continue;
       auto& [version, first] = seen[static_cast<size_t>(p.parameter)];
@@ -925,7 +988,8 @@ void Replay::finish_versions() {
   }
 }
 
-/// What the next period relies on must be as it was: of the declared type, whole, and, for a parameter, of one version in all its copies.
+/// What the next period relies on must be as it was: of the declared type, whole, and, for a parameter, of one version in all its
+/// copies.
 void Replay::finish_storage(size_t root) {
   const Buffer& buffer = role_.buffers[root];
   const Storage& storage = storages_[root];
@@ -936,9 +1000,11 @@ void Replay::finish_storage(size_t root) {
     const auto link = std::ranges::find_if(links, [&](const Link& l) { return l.begin <= p.begin && p.end <= l.end; });
     const int32_t declared = link == links.end() ? buffers_[root].value_type : link->value_type;
     if ((p.shard.mask & ~storage.spread.mask) != 0)
-      return fault(Rule::kValues, "%{} ends the period with only this rank's shard current: the next period reads the whole", buffer.name);
+      return fault(Rule::kValues, "%{} ends the period with only this rank's shard current: the next period reads the whole",
+                   buffer.name);
     if (!p.zero && storage.spread.empty() && !language_.fits(p.value_type, declared, {}))
-      return fault(Rule::kValues, "%{} ends the period as {}, but began as {}", buffer.name, type_text(p.value_type), type_text(declared));
+      return fault(Rule::kValues, "%{} ends the period as {}, but began as {}", buffer.name, type_text(p.value_type),
+                   type_text(declared));
   }
 }
 
@@ -952,7 +1018,8 @@ void Replay::finish_metric(size_t root) {
     if (t.micro != Micro::kSum || p.sum < 0) continue;
     for (const Source& s : sums_[static_cast<size_t>(p.sum)].sources)
       if (!ledger_.is_complete(s))
-        return fault(Rule::kValues, "%{} holds {} of the step's {} micro-batches", role_.buffers[root].name, s.count, plan_.micro_batches);
+        return fault(Rule::kValues, "%{} holds {} of the step's {} micro-batches", role_.buffers[root].name, s.count,
+                     plan_.micro_batches);
   }
 }
 

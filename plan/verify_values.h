@@ -12,16 +12,18 @@ namespace shardlab::verifying {
 
 /// A multiset of micro-batches, by the op that contributed: how often, and a sum of hashes that tells the multiset apart.
 struct Source {
-  uint64_t id = 0;           ///< of the use of the parameter: its label and layer
+  uint64_t id = 0;           ///< of the use of the parameter: label, layer, and which of the op's parameters it is
   uint64_t fingerprint = 0;  ///< sum of mix(micro-batch + 1)
   int32_t count = 0;
-  const Op* op = nullptr;    ///< one of the ops, for messages
+  const Op* op = nullptr;  ///< one of the ops, for messages
   int32_t layer = -1;
 };
 
-/// A sum over several roles: the n-th collective of a communicator that joins them.
+/// Where a sum over micro-batches came from another role: the n-th collective of a communicator that joins roles, or the n-th such
+/// message from one role to another.
 struct CrossRole {
   int32_t comm = -1;
+  int32_t from = -1, to = -1;  ///< roles, of a message
   int32_t ordinal = 0;
   friend auto operator<=>(const CrossRole&, const CrossRole&) = default;
 };
@@ -35,6 +37,9 @@ struct Contributions {
   void add(const Contributions& other);
 };
 
+/// How the parts of a partial value are to be combined. A kernel that the core does not know decides for itself.
+enum class Pending : uint8_t { kSum, kMax, kEither };
+
 /// Elements [begin, end) of one storage, all in the same state. Where `shard` is not empty only the rank's own part of the range
 /// is current; the ranks along `shard` hold the range together. Coordinates are those of the whole range.
 struct Piece {
@@ -43,15 +48,15 @@ struct Piece {
   int32_t value_type = -1;  ///< in the TypeTable
   int32_t slice = -1;       ///< micro-batch, for slices
   int32_t parameter = -1;
-  int32_t sum = -1;         ///< index of its Contributions, or -1 for none
-  int32_t name = -1;        ///< last written under this buffer, or kSlotName + slot
-  int32_t call = -1;        ///< number of the call that wrote it
-  int32_t version = 0;      ///< updates since the period began
+  int32_t sum = -1;     ///< index of its Contributions, or -1 for none
+  int32_t name = -1;    ///< last written under this buffer, or kSlotName + slot
+  int32_t call = -1;    ///< number of the call that wrote it
+  int32_t version = 0;  ///< updates since the period began
   AxisSet shard;
   bool written = false;
-  bool initial = false;     ///< from before the period
+  bool initial = false;  ///< from before the period
   bool zero = false;
-  ReduceOp pending = ReduceOp::kSum;  ///< how partial values are to be combined
+  Pending pending = Pending::kSum;
 };
 
 inline constexpr int32_t kSlotName = 1 << 30;
@@ -71,7 +76,7 @@ struct Region {
   int64_t begin = 0, end = 0;  ///< in the coordinates of pieces
   AxisSet shard;
   int32_t value_type = -1;
-  int32_t root = -1;           ///< role buffer, or -1 for a local
+  int32_t root = -1;  ///< role buffer, or -1 for a local
   int32_t name = -1;
 };
 
@@ -96,6 +101,8 @@ class GradientLedger {
 
   /// A forward op of any role read the parameter.
   void use(int32_t parameter, const Source& source);
+  /// Some op made a contribution to a parameter's gradient: the plan trains.
+  void note_training() { trains_ = true; }
   void demand(Demand d) { demands_.push_back(std::move(d)); }
   /// Role `role` gave `sum` to a sum over roles.
   void give(CrossRole key, int role, int32_t parameter, const Contributions& sum) { given_[key].push_back({role, parameter, sum}); }
@@ -118,6 +125,7 @@ class GradientLedger {
   const Plan& plan_;
   Report& report_;
   uint64_t complete_ = 0;
+  bool trains_ = false;
   std::vector<std::vector<Source>> uses_;
   std::vector<Demand> demands_;
   std::map<CrossRole, std::vector<Given>> given_;

@@ -1,4 +1,5 @@
-// The one table of result columns: results.csv, the store's schema, console tables, JSON, markdown and the HTML report all follow it.
+// The one table of result columns: results.csv, the store's schema, console tables, JSON, markdown and the HTML report all follow
+// it.
 #pragma once
 
 #include <optional>
@@ -13,7 +14,7 @@ namespace shardlab {
 
 /// One figure of a case.
 struct CaseColumn {
-  std::string_view name;     ///< "predicted_step_s": a word without dots, stable
+  std::string_view name;  ///< "predicted_step_s": a word without dots, stable
   Unit unit;
   std::string_view heading;  ///< of people's tables; the name when empty
   std::string_view help;     ///< one line: what it is and how it is defined
@@ -38,8 +39,8 @@ std::string layout_text(const Case& config);
 /// "tp2-final (tp2)", or the name alone where it says what the layout says.
 std::string case_title(const Case& config);
 
-/// Dense peak flop/s of the devices that the case can keep busy, at its precision: the denominator of MFU. On the local machine a device is
-/// a core, and ranks that outnumber the cores share them. Nothing where the machine states no peak for the precision.
+/// Dense peak flop/s of the devices that the case can keep busy, at its precision: the denominator of MFU. On the local machine a
+/// device is a core, and ranks that outnumber the cores share them. Nothing where the machine states no peak for the precision.
 std::optional<double> peak_flops(const Case& config);
 
 /// Model flop utilisation at `step_s` seconds a step: model_flops_per_token * tokens/s / peak_flops. No recompute counted.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <map>
 
 #include "reports/columns.h"
@@ -20,7 +21,9 @@ double seconds_of(const OpComparison& op, bool measured) { return measured ? op.
 constexpr double kWorthSaying = 0.02;
 
 /// "41.2 ms (74.00 % of the step)"
-std::string share_text(double seconds, double step_s) { return fmt::format("{} ({} of the step)", seconds_text(seconds), percent_text(seconds / step_s)); }
+std::string share_text(double seconds, double step_s) {
+  return fmt::format("{} ({} of the step)", seconds_text(seconds), percent_text(seconds / step_s));
+}
 
 bool is_communication(const std::string& kind) {
   for (const std::string_view word : {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "recv"})
@@ -34,15 +37,32 @@ std::string headline(const CaseOutcome& o) {
   return text;
 }
 
+/// The named columns of `table`, in their order.
+Table selected(const Table& table, std::initializer_list<std::string_view> names) {
+  std::vector<size_t> columns;
+  for (const std::string_view name : names)
+    for (size_t c = 0; c < table.columns.size(); ++c)
+      if (table.columns[c].name == name) columns.push_back(c);
+  Table out;
+  for (const size_t c : columns) out.columns.push_back(table.columns[c]);
+  for (const auto& row : table.rows) {
+    auto& cells = out.rows.emplace_back();
+    for (const size_t c : columns) cells.push_back(row[c]);
+  }
+  return out;
+}
+
 void step_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   if (o.measured && o.predicted) {
     const double error = *step_error_pct(o);
-    out.push_back(fmt::format("A step takes {} (spread {}, {} samples); predicted were {}, {} off.", seconds_text(o.measured->step_s), percent_text(o.measured->step_spread),
-                              o.measured->samples, seconds_text(o.predicted->step_s), signed_percent_text(error)));
+    out.push_back(fmt::format("A step takes {} (spread {}, {} samples); predicted were {}, {} off.",
+                              seconds_text(o.measured->step_s), percent_text(o.measured->step_spread), o.measured->samples,
+                              seconds_text(o.predicted->step_s), signed_percent_text(error)));
     if (std::abs(error) / 100 < o.measured->step_spread / 2)
       out.push_back("The error is within half the spread of the measurement: a closer prediction could not be told from this one.");
   } else if (o.measured) {
-    out.push_back(fmt::format("A step takes {} (spread {}, {} samples); nothing was predicted.", seconds_text(o.measured->step_s), percent_text(o.measured->step_spread), o.measured->samples));
+    out.push_back(fmt::format("A step takes {} (spread {}, {} samples); nothing was predicted.", seconds_text(o.measured->step_s),
+                              percent_text(o.measured->step_spread), o.measured->samples));
   } else if (o.predicted) {
     out.push_back(fmt::format("A step is predicted to take {}; it was not measured.", seconds_text(o.predicted->step_s)));
   }
@@ -60,20 +80,27 @@ void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
   out.push_back(fmt::format("Compute runs for {}.", share_text(compute, step)));
   if (exposed / step > kWorthSaying) {
     std::string text = fmt::format("Communication that no compute covers takes {}", share_text(exposed, step));
-    if (l.tp > 1) text += fmt::format("; tp {} communicates inside every layer: try a smaller tp", l.tp);
-    else if (l.dp > 1 && !l.overlap) text += "; overlap is off: try overlap: true with bucket_bytes";
-    else if (l.dp > 1) text += "; try another bucket_bytes, or more grad_accumulation for the same reduction";
+    if (l.tp > 1)
+      text += fmt::format("; tp {} communicates inside every layer: try a smaller tp", l.tp);
+    else if (l.dp > 1 && !l.overlap)
+      text += "; overlap is off: try overlap: true with bucket_bytes";
+    else if (l.dp > 1)
+      text += "; try another bucket_bytes, or more grad_accumulation for the same reduction";
     out.push_back(text + ".");
   }
   if (bubble > kWorthSaying) {
     std::string text = fmt::format("The pipeline's bubble takes {} of the step", percent_text(bubble));
     const double ideal = static_cast<double>(l.pp - 1) / static_cast<double>(o.config.train.grad_accumulation + l.pp - 1);
-    if (l.pp > 1) text += fmt::format("; (pp - 1) / (micro-batches + pp - 1) is {}: more grad_accumulation makes it smaller", percent_text(ideal));
+    if (l.pp > 1)
+      text +=
+          fmt::format("; (pp - 1) / (micro-batches + pp - 1) is {}: more grad_accumulation makes it smaller", percent_text(ideal));
     out.push_back(text + ".");
   }
   if (measured) {
     const double unplanned = o.measured->unplanned_time_s;
-    out.push_back(fmt::format("Unplanned, in no op and no wait: {}{}", share_text(unplanned, step), unplanned / step > 0.05 ? "; above 5 %: the host or other programs took the cores, or ops are too small." : "."));
+    out.push_back(fmt::format(
+        "Unplanned, in no op and no wait: {}{}", share_text(unplanned, step),
+        unplanned / step > 0.05 ? "; above 5 %: the host or other programs took the cores, or ops are too small." : "."));
   }
 }
 
@@ -81,9 +108,12 @@ void contention_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   const Machine& m = o.config.machine;
   const int threads = o.config.layout.world_size() * std::max(1, o.config.threads_per_rank);
   if (m.local && m.cores > 0 && threads > m.cores)
-    out.push_back(fmt::format("{} compute threads share {} cores: ranks take turns, and a wait for a peer may be a wait for a core.", threads, m.cores));
+    out.push_back(fmt::format(
+        "{} compute threads share {} cores: ranks take turns, and a wait for a peer may be a wait for a core.", threads, m.cores));
   if (o.predicted && o.predicted->extrapolated)
-    out.push_back(o.predicted->calibration_id.empty() ? "The prediction comes from data sheets, not from a measured machine." : "Some ops lie outside what the calibration measured: the prediction extrapolates there.");
+    out.push_back(o.predicted->calibration_id.empty()
+                      ? "The prediction comes from data sheets, not from a measured machine."
+                      : "Some ops lie outside what the calibration measured: the prediction extrapolates there.");
 }
 
 struct KindSum {
@@ -102,17 +132,22 @@ void residual_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
     if (op.predicted_s > 0 && op.measured_s == 0) missing += op.predicted_s;
   }
   std::vector<std::pair<std::string, KindSum>> sorted(kinds.begin(), kinds.end());
-  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return std::abs(a.second.measured - a.second.predicted) > std::abs(b.second.measured - b.second.predicted); });
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
+    return std::abs(a.second.measured - a.second.predicted) > std::abs(b.second.measured - b.second.predicted);
+  });
   int said = 0;
   for (const auto& [kind, sum] : sorted) {
     const double residual = sum.measured - sum.predicted;
     if (said == 3 || total <= 0 || std::abs(residual) / total < kWorthSaying / 2) break;
-    out.push_back(fmt::format("{} ops take {} {} than predicted ({} against {}){}", kind, seconds_text(std::abs(residual)), residual > 0 ? "longer" : "less",
-                              seconds_text(sum.measured), seconds_text(sum.predicted), is_communication(kind) ? "; the wait for peers is not counted here." : "."));
+    out.push_back(fmt::format("{} ops take {} {} than predicted ({} against {}){}", kind, seconds_text(std::abs(residual)),
+                              residual > 0 ? "longer" : "less", seconds_text(sum.measured), seconds_text(sum.predicted),
+                              is_communication(kind) ? "; the wait for peers is not counted here." : "."));
     ++said;
   }
   if (said == 0) out.push_back("No kind of op is off by more than 1 % of the ops' time.");
-  if (missing > 0) out.push_back(fmt::format("{} were predicted for ops that the measurement does not have: the recorder may have dropped events.", seconds_text(missing)));
+  if (missing > 0)
+    out.push_back(fmt::format("{} were predicted for ops that the measurement does not have: the recorder may have dropped events.",
+                              seconds_text(missing)));
 }
 
 }  // namespace
@@ -120,24 +155,38 @@ void residual_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
 Table op_table(const CaseOutcome& outcome, int rows) {
   const bool measured = outcome.measured.has_value(), predicted = outcome.predicted.has_value();
   Table table;
-  table.columns = {{"stage", Unit::kNone}, {"op", Unit::kNone, "", true}, {"kind", Unit::kNone}, {"count", Unit::kNone}, {"flops", Unit::kFlops}, {"memory_bytes", Unit::kBytes, "memory"},
-                   {"payload_bytes", Unit::kBytes, "payload"}, {"predicted_s", Unit::kSeconds, "predicted"}, {"measured_s", Unit::kSeconds, "measured"}, {"residual_s", Unit::kSeconds, "residual"},
-                   {"residual_pct", Unit::kPercent, "of predicted"}, {"share", Unit::kFraction}, {"flops_per_s", Unit::kFlops, "flop/s"}};
+  table.columns = {{"stage", Unit::kNone},
+                   {"op", Unit::kNone, "", true},
+                   {"kind", Unit::kNone},
+                   {"count", Unit::kNone},
+                   {"flops", Unit::kFlops},
+                   {"memory_bytes", Unit::kBytes, "memory"},
+                   {"payload_bytes", Unit::kBytes, "payload"},
+                   {"predicted_s", Unit::kSeconds, "predicted"},
+                   {"measured_s", Unit::kSeconds, "measured"},
+                   {"residual_s", Unit::kSeconds, "residual"},
+                   {"residual_pct", Unit::kPercent, "of predicted"},
+                   {"share", Unit::kFraction},
+                   {"flops_per_s", Unit::kCount, "flop/s"}};
   std::map<int, double> stage_seconds;
   std::vector<const OpComparison*> ops;
   for (const OpComparison& op : outcome.ops) {
     stage_seconds[op.stage] += seconds_of(op, measured);
     ops.push_back(&op);
   }
-  std::stable_sort(ops.begin(), ops.end(), [&](const OpComparison* a, const OpComparison* b) { return seconds_of(*a, measured) > seconds_of(*b, measured); });
+  std::stable_sort(ops.begin(), ops.end(), [&](const OpComparison* a, const OpComparison* b) {
+    return seconds_of(*a, measured) > seconds_of(*b, measured);
+  });
   if (rows > 0 && ops.size() > static_cast<size_t>(rows)) ops.resize(static_cast<size_t>(rows));
   for (const OpComparison* op : ops) {
     const double seconds = seconds_of(*op, measured), whole = stage_seconds[op->stage];
-    auto& row = table.rows.emplace_back(std::vector<Value>{int64_t{op->stage}, op->label, op->kind, int64_t{op->count}, op->flops, op->memory_bytes, op->payload_bytes});
+    auto& row = table.rows.emplace_back(std::vector<Value>{int64_t{op->stage}, op->label, op->kind, int64_t{op->count}, op->flops,
+                                                           op->memory_bytes, op->payload_bytes});
     row.push_back(predicted ? Value(op->predicted_s) : Value());
     row.push_back(measured ? Value(op->measured_s) : Value());
     row.push_back(predicted && measured ? Value(op->measured_s - op->predicted_s) : Value());
-    row.push_back(predicted && measured && op->predicted_s > 0 ? Value(100 * (op->measured_s - op->predicted_s) / op->predicted_s) : Value());
+    row.push_back(predicted && measured && op->predicted_s > 0 ? Value(100 * (op->measured_s - op->predicted_s) / op->predicted_s)
+                                                               : Value());
     row.push_back(whole > 0 ? Value(seconds / whole) : Value());
     row.push_back(op->flops > 0 && seconds > 0 ? Value(op->flops / seconds) : Value());
   }
@@ -147,9 +196,11 @@ Table op_table(const CaseOutcome& outcome, int rows) {
 std::vector<std::string> reasons(const CaseOutcome& o) {
   std::vector<std::string> out;
   if (!o.predicted && !o.measured) {
-    out.push_back(o.reason.empty() ? "The case was neither predicted nor measured." : fmt::format("The case did not run: {}.", o.reason));
+    out.push_back(o.reason.empty() ? "The case was neither predicted nor measured."
+                                   : fmt::format("The case did not run: {}.", o.reason));
     return out;
   }
+  if (o.status != Status::kOk && !o.reason.empty()) out.push_back(fmt::format("The case is {}: {}.", name_of(o.status), o.reason));
   step_reason(o, out);
   share_reasons(o, out);
   residual_reasons(o, out);
@@ -160,9 +211,15 @@ std::vector<std::string> reasons(const CaseOutcome& o) {
 std::string explain(const CaseOutcome& outcome, const ExplainOptions& options) {
   std::string out = headline(outcome) + "\n\n";
   if (!outcome.ops.empty()) {
-    out += print_aligned(op_table(outcome, options.rows), options.width);
-    if (options.rows > 0 && outcome.ops.size() > static_cast<size_t>(options.rows)) out += fmt::format("({} more ops take less time; --rows 0 shows all)\n", outcome.ops.size() - static_cast<size_t>(options.rows));
-    out += "Seconds are summed over a step of one rank of the stage; residual is measured minus predicted; a wait for peers belongs to no op.\n\n";
+    const Table ops = selected(op_table(outcome, options.rows), {"stage", "op", "kind", "count", "predicted_s", "measured_s",
+                                                                 "residual_s", "residual_pct", "share", "flops_per_s"});
+    out += print_aligned(ops, options.width);
+    if (options.rows > 0 && outcome.ops.size() > static_cast<size_t>(options.rows))
+      out +=
+          fmt::format("({} more ops take less time; --rows 0 shows all)\n", outcome.ops.size() - static_cast<size_t>(options.rows));
+    out +=
+        "Seconds are summed over a step of one rank of the stage; residual is measured minus predicted; a wait for peers belongs "
+        "to no op.\n\n";
   }
   for (const std::string& reason : reasons(outcome)) out += "- " + reason + "\n";
   return out;

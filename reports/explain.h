@@ -10,8 +10,8 @@
 namespace shardlab {
 
 /// One row per op label and stage, the greatest time first: stage, op, kind, count, flops, bytes, payload, predicted_s, measured_s,
-/// residual_s (measured - predicted), residual_pct (of predicted), share (of the time of all ops of the stage), flops_per_s (measured,
-/// else predicted). `rows` 0 gives all.
+/// residual_s (measured - predicted), residual_pct (of predicted), share (of the time of all ops of the stage), flops_per_s
+/// (measured, else predicted). `rows` 0 gives all.
 Table op_table(const CaseOutcome& outcome, int rows = 0);
 
 /// Sentences: where the step's time goes (compute, exposed communication, bubble, unplanned), which op kinds lose most against the
@@ -19,8 +19,8 @@ Table op_table(const CaseOutcome& outcome, int rows = 0);
 std::vector<std::string> reasons(const CaseOutcome& outcome);
 
 struct ExplainOptions {
-  int rows = 20;   ///< of the op table, 0 for all
-  int width = 0;   ///< of the terminal, 0 for no limit
+  int rows = 20;  ///< of the op table, 0 for all
+  int width = 0;  ///< of the terminal, 0 for no limit
 };
 
 /// Heading, op table and reasons, as text for a person.

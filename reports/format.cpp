@@ -30,7 +30,11 @@ std::string scaled(double value, std::span<const Scale> scales) {
   return {};
 }
 
-constexpr std::array<Scale, 5> kByteScales{{{1024.0 * 1024 * 1024 * 1024 * 1024, "PiB"}, {1024.0 * 1024 * 1024 * 1024, "TiB"}, {1024.0 * 1024 * 1024, "GiB"}, {1024.0 * 1024, "MiB"}, {1024, "KiB"}}};
+constexpr std::array<Scale, 5> kByteScales{{{1024.0 * 1024 * 1024 * 1024 * 1024, "PiB"},
+                                            {1024.0 * 1024 * 1024 * 1024, "TiB"},
+                                            {1024.0 * 1024 * 1024, "GiB"},
+                                            {1024.0 * 1024, "MiB"},
+                                            {1024, "KiB"}}};
 constexpr std::array<Scale, 4> kSecondScales{{{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}}};
 constexpr std::array<Scale, 6> kCountScales{{{1e18, "E"}, {1e15, "P"}, {1e12, "T"}, {1e9, "G"}, {1e6, "M"}, {1e3, "k"}}};
 
@@ -68,9 +72,13 @@ std::string tokens_per_second_text(double tokens_per_s) {
   return text + " tok/s";
 }
 
-std::string percent_text(double fraction) { return std::isfinite(fraction) ? fmt::format("{:.2f} %", fraction * 100) : number_text(fraction); }
+std::string percent_text(double fraction) {
+  return std::isfinite(fraction) ? fmt::format("{:.2f} %", fraction * 100) : number_text(fraction);
+}
 
-std::string signed_percent_text(double percent) { return std::isfinite(percent) ? fmt::format("{:+.2f} %", percent) : number_text(percent); }
+std::string signed_percent_text(double percent) {
+  return std::isfinite(percent) ? fmt::format("{:+.2f} %", percent) : number_text(percent);
+}
 
 int display_width(std::string_view text) {
   int width = 0;

@@ -22,18 +22,30 @@ using Json = nlohmann::ordered_json;
 constexpr std::array<std::string_view, 4> kMoods{"answer", "good", "note", "bad"};
 
 /// Columns of the page without scripts, and of the markdown report.
-constexpr std::array<std::string_view, 10> kPlainColumns{"name",           "status",           "world_size",         "predicted_step_s",    "measured_step_s",
-                                                         "step_error_pct", "measured_tokens_per_s", "predicted_peak_bytes", "predicted_wire_bytes", "reason"};
+constexpr std::array<std::string_view, 10> kPlainColumns{"name",
+                                                         "status",
+                                                         "world_size",
+                                                         "predicted_step_s",
+                                                         "measured_step_s",
+                                                         "step_error_pct",
+                                                         "measured_tokens_per_s",
+                                                         "predicted_peak_bytes",
+                                                         "predicted_wire_bytes",
+                                                         "reason"};
 
 Json json_of(double v) { return std::isfinite(v) ? Json(v) : Json(nullptr); }
 
 Json json_of(const Value& value) {
-  return std::visit(Overload{[](std::monostate) { return Json(nullptr); }, [](double v) { return json_of(v); }, [](const auto& v) { return Json(v); }}, value);
+  return std::visit(Overload{[](std::monostate) { return Json(nullptr); }, [](double v) { return json_of(v); },
+                             [](const auto& v) { return Json(v); }},
+                    value);
 }
 
 Json columns_json() {
   Json out = Json::array();
-  for (const CaseColumn& c : case_columns()) out.push_back({{"name", c.name}, {"unit", name_of(c.unit)}, {"heading", c.heading.empty() ? c.name : c.heading}, {"help", c.help}});
+  for (const CaseColumn& c : case_columns())
+    out.push_back(
+        {{"name", c.name}, {"unit", name_of(c.unit)}, {"heading", c.heading.empty() ? c.name : c.heading}, {"help", c.help}});
   return out;
 }
 
@@ -41,7 +53,8 @@ Json columns_json() {
 Json ops_json(const CaseOutcome& o) {
   Json out = Json::array();
   for (const OpComparison& op : o.ops)
-    out.push_back({op.stage, op.label, op.kind, op.count, json_of(op.flops), json_of(op.memory_bytes), json_of(op.payload_bytes), json_of(op.predicted_s), json_of(op.measured_s)});
+    out.push_back({op.stage, op.label, op.kind, op.count, json_of(op.flops), json_of(op.memory_bytes), json_of(op.payload_bytes),
+                   json_of(op.predicted_s), json_of(op.measured_s)});
   return out;
 }
 
@@ -52,19 +65,41 @@ Json case_json(const CaseOutcome& o) {
     for (const double loss : o.measured->losses) losses.push_back(json_of(loss));
   if (o.predicted)
     for (const int64_t bytes : o.predicted->memory.bytes) memory.push_back(bytes);
-  return {{"layout", layout_text(o.config)}, {"values", values}, {"losses", losses}, {"memory", memory}, {"budget", o.config.machine.device.memory_bytes},
-          {"reasons", reasons(o)}, {"ops", ops_json(o)}};
+  return {{"layout", layout_text(o.config)},
+          {"values", values},
+          {"losses", losses},
+          {"memory", memory},
+          {"budget", o.config.machine.device.memory_bytes},
+          {"reasons", reasons(o)},
+          {"ops", ops_json(o)}};
 }
 
 Json metadata_json(const RunMetadata& m) {
-  return {{"program_version", m.program_version}, {"commit", m.commit}, {"compiler", m.compiler}, {"libraries", m.libraries}, {"command", m.command}, {"date", m.date},
-          {"host", m.host}, {"processor", m.processor}, {"system", m.system}, {"cores", m.cores}, {"memory_bytes", m.memory_bytes}, {"calibration_id", m.calibration_id},
-          {"recorder_overhead_s", json_of(m.recorder_overhead_s)}, {"dropped_events", m.dropped_events}};
+  return {{"program_version", m.program_version},
+          {"commit", m.commit},
+          {"compiler", m.compiler},
+          {"libraries", m.libraries},
+          {"command", m.command},
+          {"date", m.date},
+          {"host", m.host},
+          {"processor", m.processor},
+          {"system", m.system},
+          {"cores", m.cores},
+          {"memory_bytes", m.memory_bytes},
+          {"calibration_id", m.calibration_id},
+          {"recorder_overhead_s", json_of(m.recorder_overhead_s)},
+          {"dropped_events", m.dropped_events}};
 }
 
 Json accuracy_json(int ranks, const Accuracy& a) {
-  return {{"ranks", ranks}, {"cases", a.cases}, {"median_abs_pct", json_of(a.median_abs_pct)}, {"worst_abs_pct", json_of(a.worst_abs_pct)}, {"within_10", a.within_10},
-          {"median_unplanned", json_of(a.median_unplanned)}, {"peak_exact", a.peak_exact}, {"wire_exact", a.wire_exact}};
+  return {{"ranks", ranks},
+          {"cases", a.cases},
+          {"median_abs_pct", json_of(a.median_abs_pct)},
+          {"worst_abs_pct", json_of(a.worst_abs_pct)},
+          {"within_10", a.within_10},
+          {"median_unplanned", json_of(a.median_unplanned)},
+          {"peak_exact", a.peak_exact},
+          {"wire_exact", a.wire_exact}};
 }
 
 Json summary_json(const Summary& s) {
@@ -72,9 +107,17 @@ Json summary_json(const Summary& s) {
   for (const auto& [ranks, a] : s.by_world_size) accuracy.push_back(accuracy_json(ranks, a));
   if (s.all.cases > 0) accuracy.push_back(accuracy_json(0, s.all));
   for (const LossGroup& g : s.losses)
-    losses.push_back({{"label", g.label}, {"cases", g.cases}, {"largest_deviation", json_of(g.largest_deviation)}, {"at_step", g.at_step}, {"steps", g.steps},
+    losses.push_back({{"label", g.label},
+                      {"cases", g.cases},
+                      {"largest_deviation", json_of(g.largest_deviation)},
+                      {"at_step", g.at_step},
+                      {"steps", g.steps},
                       {"unigram", g.unigram ? json_of(*g.unigram) : Json(nullptr)}});
-  return {{"fastest", s.fastest}, {"smallest", s.smallest}, {"by_measurement", s.by_measurement}, {"accuracy", accuracy}, {"losses", losses}};
+  return {{"fastest", s.fastest},
+          {"smallest", s.smallest},
+          {"by_measurement", s.by_measurement},
+          {"accuracy", accuracy},
+          {"losses", losses}};
 }
 
 /// Intervals as one flat list of numbers: op, begin, duration, peer wait (microseconds), 1 for a wait; five for each interval.
@@ -93,15 +136,21 @@ Json intervals_json(const std::vector<TimelineInterval>& intervals) {
 
 Json timeline_json(const Timeline& t) {
   Json ops = Json::array(), lanes = Json::array();
-  for (const TimelineOp& op : t.ops) ops.push_back({op.label, op.kind, json_of(op.flops), json_of(op.memory_bytes), json_of(op.payload_bytes)});
+  for (const TimelineOp& op : t.ops)
+    ops.push_back({op.label, op.kind, json_of(op.flops), json_of(op.memory_bytes), json_of(op.payload_bytes)});
   for (const TimelineLane& lane : t.lanes)
-    lanes.push_back({{"rank", lane.rank}, {"stream", lane.stream}, {"measured", intervals_json(lane.measured)}, {"predicted", intervals_json(lane.predicted)}});
-  return {{"case_id", t.case_id}, {"label", t.label}, {"step", t.measured_step}, {"left_out", t.left_out}, {"ops", ops}, {"lanes", lanes}};
+    lanes.push_back({{"rank", lane.rank},
+                     {"stream", lane.stream},
+                     {"measured", intervals_json(lane.measured)},
+                     {"predicted", intervals_json(lane.predicted)}});
+  return {{"case_id", t.case_id},   {"label", t.label}, {"step", t.measured_step},
+          {"left_out", t.left_out}, {"ops", ops},       {"lanes", lanes}};
 }
 
 std::string statements_html(const std::vector<Statement>& all) {
   std::string out;
-  for (const Statement& s : all) out += fmt::format("<li class=\"{}\">{}</li>\n", kMoods[static_cast<size_t>(s.mood)], html_escaped(s.text));
+  for (const Statement& s : all)
+    out += fmt::format("<li class=\"{}\">{}</li>\n", kMoods[static_cast<size_t>(s.mood)], html_escaped(s.text));
   return out;
 }
 
@@ -109,11 +158,13 @@ std::string statements_html(const std::vector<Statement>& all) {
 std::string plain_table_html(const std::vector<CaseOutcome>& cases) {
   const Table table = case_table(cases, kPlainColumns);
   std::string out = "<table><thead><tr>";
-  for (const TableColumn& c : table.columns) out += fmt::format("<th scope=\"col\">{}</th>", html_escaped(c.heading.empty() ? c.name : c.heading));
+  for (const TableColumn& c : table.columns)
+    out += fmt::format("<th scope=\"col\">{}</th>", html_escaped(c.heading.empty() ? c.name : c.heading));
   out += "</tr></thead><tbody>\n";
   for (const auto& row : table.rows) {
     out += "<tr>";
-    for (size_t c = 0; c < row.size(); ++c) out += fmt::format("<td>{}</td>", html_escaped(human_text(row[c], table.columns[c].unit)));
+    for (size_t c = 0; c < row.size(); ++c)
+      out += fmt::format("<td>{}</td>", html_escaped(human_text(row[c], table.columns[c].unit)));
     out += "</tr>\n";
   }
   return out + "</tbody></table>";
@@ -125,8 +176,9 @@ Json report_document(const Report& report, const Summary& summary, const std::ve
   for (const CaseOutcome& o : report.cases) cases.push_back(case_json(o));
   for (const Statement& s : sentences) says.push_back({{"mood", kMoods[static_cast<size_t>(s.mood)]}, {"text", s.text}});
   for (const Timeline& t : report.timelines) timelines.push_back(timeline_json(t));
-  return {{"title", report.title}, {"metadata", metadata_json(report.metadata)}, {"columns", columns_json()}, {"classes", classes}, {"cases", cases},
-          {"summary", summary_json(summary)}, {"statements", says}, {"timelines", timelines}};
+  return {
+      {"title", report.title}, {"metadata", metadata_json(report.metadata)}, {"columns", columns_json()}, {"classes", classes},
+      {"cases", cases},        {"summary", summary_json(summary)},           {"statements", says},        {"timelines", timelines}};
 }
 
 std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
@@ -169,8 +221,10 @@ std::string html_escaped(std::string_view text) {
 std::string script_safe(std::string_view json) {
   std::string out;
   for (const char c : json) {
-    if (c == '<') out += "\\u003c";
-    else out += c;
+    if (c == '<')
+      out += "\\u003c";
+    else
+      out += c;
   }
   return out;
 }
@@ -183,7 +237,8 @@ std::string report_json(const Report& report) {
 std::string render_html(const Report& report) {
   const Summary summary = summarise(report.cases);
   const std::vector<Statement> sentences = statements(report.cases, summary);
-  const std::string subtitle = fmt::format("{}{}{}", report.metadata.date, report.metadata.processor.empty() ? "" : " · ", report.metadata.processor);
+  const std::string subtitle =
+      fmt::format("{}{}{}", report.metadata.date, report.metadata.processor.empty() ? "" : " · ", report.metadata.processor);
   return filled(assets::template_html(), {{"@title@", html_escaped(report.title)},
                                           {"@subtitle@", html_escaped(subtitle)},
                                           {"@statements@", statements_html(sentences)},
@@ -199,10 +254,17 @@ std::string render_markdown(const Report& report) {
   for (const Statement& s : statements(report.cases, summary)) out += fmt::format("- {}\n", s.text);
   if (summary.all.cases > 0) {
     Table table;
-    table.columns = {{"ranks"}, {"cases"}, {"median_error", Unit::kFraction, "median error"}, {"worst_error", Unit::kFraction, "worst error"}, {"within_10", Unit::kNone, "within 10 %"},
-                     {"unplanned", Unit::kFraction, "median unplanned"}, {"peak_exact", Unit::kNone, "peak exact"}, {"wire_exact", Unit::kNone, "wire exact"}};
+    table.columns = {{"ranks"},
+                     {"cases"},
+                     {"median_error", Unit::kFraction, "median error"},
+                     {"worst_error", Unit::kFraction, "worst error"},
+                     {"within_10", Unit::kNone, "within 10 %"},
+                     {"unplanned", Unit::kFraction, "median unplanned"},
+                     {"peak_exact", Unit::kNone, "peak exact"},
+                     {"wire_exact", Unit::kNone, "wire exact"}};
     const auto add = [&](Value ranks, const Accuracy& a) {
-      table.rows.push_back({std::move(ranks), int64_t{a.cases}, a.median_abs_pct / 100, a.worst_abs_pct / 100, int64_t{a.within_10}, a.median_unplanned, int64_t{a.peak_exact}, int64_t{a.wire_exact}});
+      table.rows.push_back({std::move(ranks), int64_t{a.cases}, a.median_abs_pct / 100, a.worst_abs_pct / 100, int64_t{a.within_10},
+                            a.median_unplanned, int64_t{a.peak_exact}, int64_t{a.wire_exact}});
     };
     for (const auto& [ranks, a] : summary.by_world_size) add(int64_t{ranks}, a);
     add(std::string("all"), summary.all);
@@ -210,7 +272,8 @@ std::string render_markdown(const Report& report) {
   }
   out += "\n" + print_markdown(case_table(report.cases, kPlainColumns));
   const RunMetadata& m = report.metadata;
-  out += fmt::format("\nshardlab {} {} on {} ({}), {}: `{}`\n", m.program_version, m.commit, m.processor, m.host, m.date, m.command);
+  out +=
+      fmt::format("\nshardlab {} {} on {} ({}), {}: `{}`\n", m.program_version, m.commit, m.processor, m.host, m.date, m.command);
   return out;
 }
 

@@ -13,9 +13,9 @@ namespace shardlab {
 
 struct Report {
   std::string title;
-  RunMetadata metadata;              ///< of the last run
+  RunMetadata metadata;  ///< of the last run
   std::vector<CaseOutcome> cases;
-  std::vector<Timeline> timelines;   ///< none, or of some cases
+  std::vector<Timeline> timelines;  ///< none, or of some cases
 };
 
 /// The data of the report as JSON (no HTML escapes): {title, metadata, columns, cases, summary, statements, timelines}.

@@ -9,14 +9,14 @@ namespace shardlab {
 /// Where and by what the results of a run directory were made. One per call of `run` on the directory.
 struct RunMetadata {
   std::string program_version;
-  std::string commit;        ///< of shardlab's own source, "-dirty" when changed, empty when unknown
+  std::string commit;  ///< of shardlab's own source, "-dirty" when changed, empty when unknown
   std::string compiler;
-  std::string libraries;     ///< "oneDNN 2.7, fmt 9.1"
-  std::string command;       ///< as typed
-  std::string date;          ///< ISO 8601, UTC
-  std::string host;          ///< name of the machine
+  std::string libraries;  ///< "oneDNN 2.7, fmt 9.1"
+  std::string command;    ///< as typed
+  std::string date;       ///< ISO 8601, UTC
+  std::string host;       ///< name of the machine
   std::string processor;
-  std::string system;        ///< kernel and distribution
+  std::string system;  ///< kernel and distribution
   int cores = 0;
   int64_t memory_bytes = 0;
   std::string calibration_id;

@@ -20,138 +20,288 @@ constexpr std::array<std::string_view, 4> kProvenances{"datasheet", "measured", 
 std::string_view word_of(LearningRate::Kind v) { return kRateKinds[static_cast<size_t>(v)]; }
 std::string_view word_of(Provenance v) { return kProvenances[static_cast<size_t>(v)]; }
 template <class E>
-std::string_view word_of(E v) { return name_of(v); }
+std::string_view word_of(E v) {
+  return name_of(v);
+}
 
-template <class E> inline constexpr int kValues = 0;  ///< enumerators of E
-template <> inline constexpr int kValues<Family> = 2;
-template <> inline constexpr int kValues<Schedule> = 3;
-template <> inline constexpr int kValues<Recompute> = 2;
-template <> inline constexpr int kValues<Optimizer> = 2;
-template <> inline constexpr int kValues<AlgorithmChoice> = 4;
-template <> inline constexpr int kValues<LearningRate::Kind> = 2;
-template <> inline constexpr int kValues<Provenance> = 4;
-template <> inline constexpr int kValues<Status> = 5;
+template <class E>
+inline constexpr int kValues = 0;  ///< enumerators of E
+template <>
+inline constexpr int kValues<Family> = 2;
+template <>
+inline constexpr int kValues<Schedule> = 3;
+template <>
+inline constexpr int kValues<Recompute> = 2;
+template <>
+inline constexpr int kValues<Optimizer> = 2;
+template <>
+inline constexpr int kValues<AlgorithmChoice> = 4;
+template <>
+inline constexpr int kValues<LearningRate::Kind> = 2;
+template <>
+inline constexpr int kValues<Provenance> = 4;
+template <>
+inline constexpr int kValues<Status> = 5;
 
-template <class T> inline constexpr bool kIsOptional = false;
-template <class T> inline constexpr bool kIsOptional<std::optional<T>> = true;
-template <class T> inline constexpr bool kIsVector = false;
-template <class T> inline constexpr bool kIsVector<std::vector<T>> = true;
-template <class T> inline constexpr bool kIsMap = false;
-template <class T> inline constexpr bool kIsMap<std::map<std::string, T>> = true;
+template <class T>
+inline constexpr bool kIsOptional = false;
+template <class T>
+inline constexpr bool kIsOptional<std::optional<T>> = true;
+template <class T>
+inline constexpr bool kIsVector = false;
+template <class T>
+inline constexpr bool kIsVector<std::vector<T>> = true;
+template <class T>
+inline constexpr bool kIsMap = false;
+template <class T>
+inline constexpr bool kIsMap<std::map<std::string, T>> = true;
 
 // The fields of each struct, once, for writing and for reading. V is Writer or Reader; T is const when writing.
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Model>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Model>
 void visit_fields(V& v, T& x) {
-  v("name", x.name); v("family", x.family); v("layers", x.layers); v("hidden", x.hidden); v("heads", x.heads); v("kv_heads", x.kv_heads);
-  v("head_dim", x.head_dim); v("ffn", x.ffn); v("vocab", x.vocab); v("max_positions", x.max_positions);
-  v("tied_embeddings", x.tied_embeddings); v("norm_epsilon", x.norm_epsilon); v("rope_theta", x.rope_theta); v("init_deviation", x.init_deviation);
+  v("name", x.name);
+  v("family", x.family);
+  v("layers", x.layers);
+  v("hidden", x.hidden);
+  v("heads", x.heads);
+  v("kv_heads", x.kv_heads);
+  v("head_dim", x.head_dim);
+  v("ffn", x.ffn);
+  v("vocab", x.vocab);
+  v("max_positions", x.max_positions);
+  v("tied_embeddings", x.tied_embeddings);
+  v("norm_epsilon", x.norm_epsilon);
+  v("rope_theta", x.rope_theta);
+  v("init_deviation", x.init_deviation);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Layout>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Layout>
 void visit_fields(V& v, T& x) {
-  v("dp", x.dp); v("tp", x.tp); v("pp", x.pp); v("vpp", x.vpp); v("cp", x.cp); v("ep", x.ep); v("zero", x.zero); v("schedule", x.schedule);
-  v("sequence_parallel", x.sequence_parallel); v("recompute", x.recompute); v("overlap", x.overlap); v("bucket_bytes", x.bucket_bytes);
+  v("dp", x.dp);
+  v("tp", x.tp);
+  v("pp", x.pp);
+  v("vpp", x.vpp);
+  v("cp", x.cp);
+  v("ep", x.ep);
+  v("zero", x.zero);
+  v("schedule", x.schedule);
+  v("sequence_parallel", x.sequence_parallel);
+  v("recompute", x.recompute);
+  v("overlap", x.overlap);
+  v("bucket_bytes", x.bucket_bytes);
   v("collective_algorithm", x.collective_algorithm);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, LearningRate>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, LearningRate>
 void visit_fields(V& v, T& x) {
-  v("kind", x.kind); v("peak", x.peak); v("warmup_steps", x.warmup_steps); v("total_steps", x.total_steps); v("floor", x.floor);
+  v("kind", x.kind);
+  v("peak", x.peak);
+  v("warmup_steps", x.warmup_steps);
+  v("total_steps", x.total_steps);
+  v("floor", x.floor);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Train>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Train>
 void visit_fields(V& v, T& x) {
-  v("seq_len", x.seq_len); v("global_batch_tokens", x.global_batch_tokens); v("micro_batch", x.micro_batch);
-  v("grad_accumulation", x.grad_accumulation); v("precision", x.precision); v("optimizer", x.optimizer); v("learning_rate", x.learning_rate);
-  v("weight_decay", x.weight_decay); v("beta1", x.beta1); v("beta2", x.beta2); v("epsilon", x.epsilon); v("dropout", x.dropout);
-  v("grad_norm", x.grad_norm); v("seed", x.seed);
+  v("seq_len", x.seq_len);
+  v("global_batch_tokens", x.global_batch_tokens);
+  v("micro_batch", x.micro_batch);
+  v("grad_accumulation", x.grad_accumulation);
+  v("precision", x.precision);
+  v("optimizer", x.optimizer);
+  v("learning_rate", x.learning_rate);
+  v("weight_decay", x.weight_decay);
+  v("beta1", x.beta1);
+  v("beta2", x.beta2);
+  v("epsilon", x.epsilon);
+  v("dropout", x.dropout);
+  v("grad_norm", x.grad_norm);
+  v("seed", x.seed);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, DataSource>
-void visit_fields(V& v, T& x) { v("text", x.text); v("tokens", x.tokens); }
-
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Measure>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, DataSource>
 void visit_fields(V& v, T& x) {
-  v("warmup", x.warmup); v("steps", x.steps); v("repeat", x.repeat); v("timeout_s", x.timeout_s); v("validate_sequences", x.validate_sequences);
+  v("text", x.text);
+  v("tokens", x.tokens);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Case>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Measure>
+void visit_fields(V& v, T& x) {
+  v("warmup", x.warmup);
+  v("steps", x.steps);
+  v("repeat", x.repeat);
+  v("timeout_s", x.timeout_s);
+  v("validate_sequences", x.validate_sequences);
+}
+
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Case>
 void visit_fields(V& v, T& x) {  // the machine is kept apart
-  v("name", x.name); v("model", x.model); v("layout", x.layout); v("train", x.train); v("data", x.data); v("measure", x.measure);
-  v("profile", x.profile); v("backend", x.backend); v("transport", x.transport); v("canonical", x.canonical); v("threads_per_rank", x.threads_per_rank);
+  v("name", x.name);
+  v("model", x.model);
+  v("layout", x.layout);
+  v("train", x.train);
+  v("data", x.data);
+  v("measure", x.measure);
+  v("profile", x.profile);
+  v("backend", x.backend);
+  v("transport", x.transport);
+  v("canonical", x.canonical);
+  v("threads_per_rank", x.threads_per_rank);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, MemoryByClass>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, MemoryByClass>
 void visit_fields(V& v, T& x) {
-  for (int c = 0; c < kBufferClasses; ++c) v(std::string(name_of(static_cast<BufferClass>(c))).c_str(), x.bytes[static_cast<size_t>(c)]);
+  for (int c = 0; c < kBufferClasses; ++c)
+    v(std::string(name_of(static_cast<BufferClass>(c))).c_str(), x.bytes[static_cast<size_t>(c)]);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Prediction>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Prediction>
 void visit_fields(V& v, T& x) {
-  v("step_s", x.step_s); v("compute_s", x.compute_s); v("exposed_comm_s", x.exposed_comm_s); v("bubble_fraction", x.bubble_fraction);
-  v("peak_bytes", x.peak_bytes); v("arena_bytes", x.arena_bytes); v("wire_bytes", x.wire_bytes); v("memory", x.memory);
-  v("extrapolated", x.extrapolated); v("calibration_id", x.calibration_id);
+  v("step_s", x.step_s);
+  v("compute_s", x.compute_s);
+  v("exposed_comm_s", x.exposed_comm_s);
+  v("bubble_fraction", x.bubble_fraction);
+  v("peak_bytes", x.peak_bytes);
+  v("arena_bytes", x.arena_bytes);
+  v("wire_bytes", x.wire_bytes);
+  v("memory", x.memory);
+  v("extrapolated", x.extrapolated);
+  v("calibration_id", x.calibration_id);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Measurement>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Measurement>
 void visit_fields(V& v, T& x) {  // the losses are kept apart
-  v("step_s", x.step_s); v("step_spread", x.step_spread); v("samples", x.samples); v("repeats", x.repeats); v("compute_s", x.compute_s);
-  v("exposed_comm_s", x.exposed_comm_s); v("bubble_fraction", x.bubble_fraction); v("unplanned_time_s", x.unplanned_time_s);
-  v("peak_bytes", x.peak_bytes); v("arena_bytes", x.arena_bytes); v("resident_bytes", x.resident_bytes);
-  v("unplanned_memory_bytes", x.unplanned_memory_bytes); v("wire_bytes", x.wire_bytes); v("loss_unigram", x.loss_unigram);
-  v("val_loss", x.val_loss); v("energy_j", x.energy_j); v("recorder_overhead_s", x.recorder_overhead_s); v("kernel_variant", x.kernel_variant);
+  v("step_s", x.step_s);
+  v("step_spread", x.step_spread);
+  v("samples", x.samples);
+  v("repeats", x.repeats);
+  v("compute_s", x.compute_s);
+  v("exposed_comm_s", x.exposed_comm_s);
+  v("bubble_fraction", x.bubble_fraction);
+  v("unplanned_time_s", x.unplanned_time_s);
+  v("peak_bytes", x.peak_bytes);
+  v("arena_bytes", x.arena_bytes);
+  v("resident_bytes", x.resident_bytes);
+  v("unplanned_memory_bytes", x.unplanned_memory_bytes);
+  v("wire_bytes", x.wire_bytes);
+  v("loss_unigram", x.loss_unigram);
+  v("val_loss", x.val_loss);
+  v("energy_j", x.energy_j);
+  v("recorder_overhead_s", x.recorder_overhead_s);
+  v("kernel_variant", x.kernel_variant);
   v("peak_by_rank", x.peak_by_rank);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, CaseOutcome>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, CaseOutcome>
 void visit_fields(V& v, T& x) {
-  v("case_id", x.case_id); v("program_version", x.program_version); v("config", x.config); v("status", x.status); v("reason", x.reason);
-  v("parameters", x.parameters); v("predicted", x.predicted); v("measured", x.measured);
+  v("case_id", x.case_id);
+  v("program_version", x.program_version);
+  v("config", x.config);
+  v("status", x.status);
+  v("reason", x.reason);
+  v("parameters", x.parameters);
+  v("predicted", x.predicted);
+  v("measured", x.measured);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, RatePoint>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, RatePoint>
 void visit_fields(V& v, T& x) {
-  v("kernel", x.kernel); v("shape", x.shape); v("concurrency", x.concurrency); v("seconds", x.seconds); v("spread", x.spread); v("repeats", x.repeats);
+  v("kernel", x.kernel);
+  v("shape", x.shape);
+  v("concurrency", x.concurrency);
+  v("seconds", x.seconds);
+  v("spread", x.spread);
+  v("repeats", x.repeats);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Calibration>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Calibration>
 void visit_fields(V& v, T& x) {
-  v("id", x.id); v("date", x.date); v("command", x.command); v("processor", x.processor); v("kernel_variant", x.kernel_variant);
-  v("points", x.points); v("op_overhead_s", x.op_overhead_s); v("wake_latency_s", x.wake_latency_s);
+  v("id", x.id);
+  v("date", x.date);
+  v("command", x.command);
+  v("processor", x.processor);
+  v("kernel_variant", x.kernel_variant);
+  v("points", x.points);
+  v("op_overhead_s", x.op_overhead_s);
+  v("wake_latency_s", x.wake_latency_s);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Device>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Device>
 void visit_fields(V& v, T& x) {
-  v("id", x.id); v("memory_bytes", x.memory_bytes); v("memory_bytes_per_s", x.memory_bytes_per_s); v("peak_flops", x.peak_flops);
-  v("link_bytes_per_s", x.link_bytes_per_s); v("power_w", x.power_w); v("provenance", x.provenance);
+  v("id", x.id);
+  v("memory_bytes", x.memory_bytes);
+  v("memory_bytes_per_s", x.memory_bytes_per_s);
+  v("peak_flops", x.peak_flops);
+  v("link_bytes_per_s", x.link_bytes_per_s);
+  v("power_w", x.power_w);
+  v("provenance", x.provenance);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, Machine>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Machine>
 void visit_fields(V& v, T& x) {
-  v("id", x.id); v("device", x.device); v("devices_per_node", x.devices_per_node); v("nodes", x.nodes);
-  v("inter_bytes_per_s", x.inter_bytes_per_s); v("local", x.local); v("cores", x.cores); v("calibration", x.calibration);
+  v("id", x.id);
+  v("device", x.device);
+  v("devices_per_node", x.devices_per_node);
+  v("nodes", x.nodes);
+  v("inter_bytes_per_s", x.inter_bytes_per_s);
+  v("local", x.local);
+  v("cores", x.cores);
+  v("calibration", x.calibration);
 }
 
-template <class V, class T> requires std::is_same_v<std::remove_const_t<T>, RunMetadata>
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, RunMetadata>
 void visit_fields(V& v, T& x) {
-  v("program_version", x.program_version); v("commit", x.commit); v("compiler", x.compiler); v("libraries", x.libraries); v("command", x.command);
-  v("date", x.date); v("host", x.host); v("processor", x.processor); v("system", x.system); v("cores", x.cores); v("memory_bytes", x.memory_bytes);
-  v("calibration_id", x.calibration_id); v("recorder_overhead_s", x.recorder_overhead_s); v("dropped_events", x.dropped_events);
+  v("program_version", x.program_version);
+  v("commit", x.commit);
+  v("compiler", x.compiler);
+  v("libraries", x.libraries);
+  v("command", x.command);
+  v("date", x.date);
+  v("host", x.host);
+  v("processor", x.processor);
+  v("system", x.system);
+  v("cores", x.cores);
+  v("memory_bytes", x.memory_bytes);
+  v("calibration_id", x.calibration_id);
+  v("recorder_overhead_s", x.recorder_overhead_s);
+  v("dropped_events", x.dropped_events);
 }
 
 /// Builds an object. JSON has no nan and no infinity: those are written as words.
 class Writer {
  public:
   template <class T>
-  void operator()(const char* key, const T& value) { object_[key] = written(value); }
+  void operator()(const char* key, const T& value) {
+    object_[key] = written(value);
+  }
 
   template <class T>
   static Json written(const T& value) {
-    if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, bool> || std::is_integral_v<T>) return value;
-    else if constexpr (std::is_floating_point_v<T>) return std::isfinite(value) ? Json(double{value}) : Json(fmt::format("{}", double{value}));
-    else if constexpr (std::is_enum_v<T>) return std::string(word_of(value));
-    else if constexpr (kIsOptional<T>) return value ? written(*value) : Json(nullptr);
+    if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, bool> || std::is_integral_v<T>)
+      return value;
+    else if constexpr (std::is_floating_point_v<T>)
+      return std::isfinite(value) ? Json(double{value}) : Json(fmt::format("{}", double{value}));
+    else if constexpr (std::is_enum_v<T>)
+      return std::string(word_of(value));
+    else if constexpr (kIsOptional<T>)
+      return value ? written(*value) : Json(nullptr);
     else if constexpr (kIsVector<T>) {
       Json list = Json::array();
       for (const auto& v : value) list.push_back(written(v));
@@ -240,17 +390,23 @@ class Reader {
 };
 
 template <class T>
-std::string to_text(const T& value) { return Writer::written(value).dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string to_text(const T& value) {
+  return Writer::written(value).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 template <class T>
 Result<T> from_text(std::string_view text, std::string_view what) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return Error{ExitCode::kUsage, fmt::format("the stored {} is no JSON object", what), "the store is damaged; run the sweep again into a new directory"};
+  if (!json.is_object())
+    return Error{ExitCode::kUsage, fmt::format("the stored {} is no JSON object", what),
+                 "the store is damaged; run the sweep again into a new directory"};
   T value;
   std::string fault;
   Reader reader(json, fault);
   visit_fields(reader, value);
-  if (!fault.empty()) return Error{ExitCode::kUsage, fmt::format("the stored {} cannot be read: {}", what, fault), "it was written by another version of shardlab, or damaged; run the sweep again into a new directory"};
+  if (!fault.empty())
+    return Error{ExitCode::kUsage, fmt::format("the stored {} cannot be read: {}", what, fault),
+                 "it was written by another version of shardlab, or damaged; run the sweep again into a new directory"};
   return value;
 }
 

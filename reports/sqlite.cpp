@@ -13,7 +13,8 @@ namespace {
 
 std::string remedy(int code) {
   switch (code & 0xff) {  // the primary code of an extended one
-    case SQLITE_FULL: return "free some space on the disk that holds the run directory, then run again with --resume: finished cases are kept";
+    case SQLITE_FULL:
+      return "free some space on the disk that holds the run directory, then run again with --resume: finished cases are kept";
     case SQLITE_BUSY:
     case SQLITE_LOCKED: return "another program holds the file; wait for it or close it, then run again with --resume";
     case SQLITE_READONLY:
@@ -21,7 +22,9 @@ std::string remedy(int code) {
     case SQLITE_CANTOPEN:
     case SQLITE_AUTH: return "make the run directory writable, or choose another with --out";
     case SQLITE_CORRUPT:
-    case SQLITE_NOTADB: return "the file is damaged or no results store; results.csv beside it may still be whole. Choose another directory with --out";
+    case SQLITE_NOTADB:
+      return "the file is damaged or no results store; results.csv beside it may still be whole. Choose another directory with "
+             "--out";
     case SQLITE_IOERR: return "the disk failed or is full; check it, then run again with --resume";
     default: return "run again with --resume; finished cases are kept";
   }
@@ -31,12 +34,14 @@ std::string remedy(int code) {
 
 void fail(sqlite3* database, std::string_view doing) {
   const char* file = sqlite3_db_filename(database, "main");
-  throw WorldError(fmt::format("{}: {} while {}", file != nullptr && *file != '\0' ? file : "results store", sqlite3_errmsg(database), doing),
-                   remedy(sqlite3_extended_errcode(database)));
+  throw WorldError(
+      fmt::format("{}: {} while {}", file != nullptr && *file != '\0' ? file : "results store", sqlite3_errmsg(database), doing),
+      remedy(sqlite3_extended_errcode(database)));
 }
 
 void execute(sqlite3* database, const std::string& sql) {
-  if (sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK) fail(database, "running `" + sql.substr(0, 60) + "`");
+  if (sqlite3_exec(database, sql.c_str(), nullptr, nullptr, nullptr) != SQLITE_OK)
+    fail(database, "running `" + sql.substr(0, 60) + "`");
 }
 
 Statement::Statement(sqlite3* database, const std::string& sql) : database_(database) {
@@ -58,7 +63,8 @@ Statement& Statement::bind(int index, double value) {
 
 Statement& Statement::bind(int index, std::string_view value) {
   const char* data = value.empty() ? "" : value.data();
-  if (sqlite3_bind_text(handle_, index, data, static_cast<int>(value.size()), SQLITE_TRANSIENT) != SQLITE_OK) fail(database_, "binding a text");
+  if (sqlite3_bind_text(handle_, index, data, static_cast<int>(value.size()), SQLITE_TRANSIENT) != SQLITE_OK)
+    fail(database_, "binding a text");
   return *this;
 }
 

@@ -41,8 +41,9 @@ std::string_view sql_type(Unit unit) {
 }
 
 void bind_value(Statement& s, int index, const Value& value) {
-  std::visit(Overload{[&](std::monostate) { s.bind_null(index); }, [&](bool v) { s.bind(index, int64_t{v}); }, [&](int64_t v) { s.bind(index, v); },
-                      [&](double v) { s.bind(index, v); }, [&](const std::string& v) { s.bind(index, v); }},
+  std::visit(Overload{[&](std::monostate) { s.bind_null(index); }, [&](bool v) { s.bind(index, int64_t{v}); },
+                      [&](int64_t v) { s.bind(index, v); }, [&](double v) { s.bind(index, v); },
+                      [&](const std::string& v) { s.bind(index, v); }},
              value);
 }
 
@@ -91,14 +92,15 @@ void read_losses(sqlite3* handle, std::string_view case_id, const ById& by_id) {
 }
 
 void read_ops(sqlite3* handle, std::string_view case_id, const ById& by_id) {
-  for (Selection s(handle,
-                   "SELECT case_id, stage, label, kind, count, flops, memory_bytes, payload_bytes, predicted_s, measured_s FROM ops",
-                   "case_id, position", case_id);
+  for (Selection s(
+           handle,
+           "SELECT case_id, stage, label, kind, count, flops, memory_bytes, payload_bytes, predicted_s, measured_s FROM ops",
+           "case_id, position", case_id);
        s->step();) {
     const auto found = by_id.find(s->text(0));
     if (found == by_id.end()) continue;
-    found->second->ops.push_back({static_cast<int>(s->integer(1)), s->text(2), s->text(3), static_cast<int>(s->integer(4)), s->real(5),
-                                  s->real(6), s->real(7), s->real(8), s->real(9)});
+    found->second->ops.push_back({static_cast<int>(s->integer(1)), s->text(2), s->text(3), static_cast<int>(s->integer(4)),
+                                  s->real(5), s->real(6), s->real(7), s->real(8), s->real(9)});
   }
 }
 
@@ -106,7 +108,11 @@ void read_ops(sqlite3* handle, std::string_view case_id, const ById& by_id) {
 std::vector<CaseOutcome> read_outcomes(sqlite3* handle, std::string_view case_id) {
   std::map<std::string, Machine> machines;
   std::vector<CaseOutcome> out;
-  for (Selection s(handle, "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases", "position", case_id); s->step();) {
+  for (Selection s(
+           handle,
+           "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases",
+           "position", case_id);
+       s->step();) {
     out.push_back(stored(outcome_from_json(s->text(0))));
     const auto [machine, fresh] = machines.try_emplace(s->text(1));
     if (fresh) machine->second = stored(machine_from_json(s->text(2)));
@@ -127,7 +133,8 @@ Result<Store> Store::open(const std::string& path) { return open_with(path, SQLI
 
 Result<Store> Store::open_existing(const std::string& path) {
   if (!std::filesystem::exists(path))
-    return Error{ExitCode::kUsage, fmt::format("{}: no such results store", path), "name a directory that `shardlab run` wrote (--out DIR)", ""};
+    return Error{ExitCode::kUsage, fmt::format("{}: no such results store", path),
+                 "name a directory that `shardlab run` wrote (--out DIR)", ""};
   return open_with(path, SQLITE_OPEN_READONLY, false);
 }
 
@@ -154,25 +161,35 @@ Result<Store> Store::open_with(const std::string& path, int flags, bool create) 
     return store;
   }
   if (application != kApplicationId)
-    return Error{ExitCode::kUsage, fmt::format("{} is an SQLite file, but no results store of shardlab", path), "choose another directory with --out", ""};
+    return Error{ExitCode::kUsage, fmt::format("{} is an SQLite file, but no results store of shardlab", path),
+                 "choose another directory with --out", ""};
   if (version > kStoreVersion)
-    return Error{ExitCode::kUsage, fmt::format("{} was written by a newer shardlab: store version {}, this program reads up to {}", path, version, kStoreVersion),
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} was written by a newer shardlab: store version {}, this program reads up to {}", path, version,
+                             kStoreVersion),
                  "use that shardlab, or choose another directory with --out", ""};
   return store;
 }
 
 void Store::create_schema() {
   std::string columns;
-  for (const CaseColumn& c : case_columns()) columns += fmt::format("\"{}\" {}{}, ", c.name, sql_type(c.unit), c.name == "case_id" ? "TEXT NOT NULL UNIQUE" : "");
+  for (const CaseColumn& c : case_columns())
+    columns += fmt::format("\"{}\" {}{}, ", c.name, sql_type(c.unit), c.name == "case_id" ? "TEXT NOT NULL UNIQUE" : "");
   sqlite::Transaction transaction(handle_.get());
   sqlite::execute(handle_.get(), fmt::format("PRAGMA application_id = {}", kApplicationId));
   sqlite::execute(handle_.get(), fmt::format("PRAGMA user_version = {}", kStoreVersion));
   sqlite::execute(handle_.get(), "CREATE TABLE runs (run INTEGER PRIMARY KEY, metadata TEXT NOT NULL)");
   sqlite::execute(handle_.get(), "CREATE TABLE machines (machine_key TEXT PRIMARY KEY, machine TEXT NOT NULL)");
-  sqlite::execute(handle_.get(), fmt::format("CREATE TABLE cases (position INTEGER PRIMARY KEY, {} machine_key TEXT NOT NULL, outcome TEXT NOT NULL)", columns));
-  sqlite::execute(handle_.get(), "CREATE TABLE losses (case_id TEXT NOT NULL, step INTEGER NOT NULL, loss REAL, word TEXT, PRIMARY KEY (case_id, step))");
+  sqlite::execute(
+      handle_.get(),
+      fmt::format("CREATE TABLE cases (position INTEGER PRIMARY KEY, {} machine_key TEXT NOT NULL, outcome TEXT NOT NULL)",
+                  columns));
+  sqlite::execute(
+      handle_.get(),
+      "CREATE TABLE losses (case_id TEXT NOT NULL, step INTEGER NOT NULL, loss REAL, word TEXT, PRIMARY KEY (case_id, step))");
   sqlite::execute(handle_.get(),
-                  "CREATE TABLE ops (case_id TEXT NOT NULL, position INTEGER NOT NULL, stage INTEGER, label TEXT, kind TEXT, count INTEGER, flops REAL, "
+                  "CREATE TABLE ops (case_id TEXT NOT NULL, position INTEGER NOT NULL, stage INTEGER, label TEXT, kind TEXT, count "
+                  "INTEGER, flops REAL, "
                   "memory_bytes REAL, payload_bytes REAL, predicted_s REAL, measured_s REAL, PRIMARY KEY (case_id, position))");
   transaction.commit();
 }
@@ -213,7 +230,12 @@ void Store::replace_details(const CaseOutcome& outcome) {
   Statement op(handle_.get(), "INSERT INTO ops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
   for (size_t i = 0; i < outcome.ops.size(); ++i) {
     const OpComparison& o = outcome.ops[i];
-    op.bind(1, outcome.case_id).bind(2, static_cast<int64_t>(i)).bind(3, int64_t{o.stage}).bind(4, o.label).bind(5, o.kind).bind(6, int64_t{o.count});
+    op.bind(1, outcome.case_id)
+        .bind(2, static_cast<int64_t>(i))
+        .bind(3, int64_t{o.stage})
+        .bind(4, o.label)
+        .bind(5, o.kind)
+        .bind(6, int64_t{o.count});
     op.bind(7, o.flops).bind(8, o.memory_bytes).bind(9, o.payload_bytes).bind(10, o.predicted_s).bind(11, o.measured_s).run();
   }
 }
@@ -235,7 +257,8 @@ std::vector<std::string> Store::case_ids() const {
 
 std::vector<RunMetadata> Store::runs() const {
   std::vector<RunMetadata> runs;
-  for (Statement s(handle_.get(), "SELECT metadata FROM runs ORDER BY run"); s.step();) runs.push_back(stored(run_from_json(s.text(0))));
+  for (Statement s(handle_.get(), "SELECT metadata FROM runs ORDER BY run"); s.step();)
+    runs.push_back(stored(run_from_json(s.text(0))));
   return runs;
 }
 
@@ -244,7 +267,8 @@ void write_file_atomically(const std::string& path, std::string_view text) {
   const auto fail = [&](const char* doing) {
     const int code = errno;
     ::unlink(temporary.c_str());
-    throw WorldError(fmt::format("{}: {} while {}", path, std::strerror(code), doing), "make room on the disk or make the directory writable; the old file is untouched");
+    throw WorldError(fmt::format("{}: {} while {}", path, std::strerror(code), doing),
+                     "make room on the disk or make the directory writable; the old file is untouched");
   };
   const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0) fail("creating it");
@@ -263,12 +287,16 @@ void write_file_atomically(const std::string& path, std::string_view text) {
   if (::rename(temporary.c_str(), path.c_str()) != 0) fail("putting it in place");
 }
 
-void write_results_csv(const std::string& path, const std::vector<CaseOutcome>& cases) { write_file_atomically(path, print_csv(case_table(cases))); }
+void write_results_csv(const std::string& path, const std::vector<CaseOutcome>& cases) {
+  write_file_atomically(path, print_csv(case_table(cases)));
+}
 
 Result<RunDirectory> RunDirectory::open(const std::string& directory, const RunMetadata& run) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
-  if (error) throw WorldError(fmt::format("{}: {} while creating the run directory", directory, error.message()), "choose another directory with --out");
+  if (error)
+    throw WorldError(fmt::format("{}: {} while creating the run directory", directory, error.message()),
+                     "choose another directory with --out");
   Result<Store> store = Store::open(directory + "/results.sqlite");
   if (!store) return store.error();
   RunDirectory out(directory, std::move(store).value());
@@ -283,8 +311,10 @@ void RunDirectory::append(const CaseOutcome& given) {
   if (outcome.program_version.empty()) outcome.program_version = program_version_;
   store_.append(outcome);
   const auto same = std::find_if(cases_.begin(), cases_.end(), [&](const CaseOutcome& o) { return o.case_id == outcome.case_id; });
-  if (same != cases_.end()) *same = std::move(outcome);
-  else cases_.push_back(std::move(outcome));
+  if (same != cases_.end())
+    *same = std::move(outcome);
+  else
+    cases_.push_back(std::move(outcome));
   ++unwritten_;
   // Rewriting n rows after each of n cases is n^2: long sweeps rewrite once for every hundredth more, and in `finish`.
   if (unwritten_ >= static_cast<int64_t>(cases_.size()) / 100) finish();

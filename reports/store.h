@@ -24,14 +24,16 @@ inline constexpr int kStoreVersion = 1;
 /// Every function throws a WorldError with a remedy when the disk is full, the file is locked or damaged.
 class Store {
  public:
-  /// Opens `path` for reading and writing; creates it where there is none. Refuses a store of a newer version, and a file that is no store.
+  /// Opens `path` for reading and writing; creates it where there is none. Refuses a store of a newer version, and a file that is
+  /// no store.
   static Result<Store> open(const std::string& path);
   /// Opens an existing store for reading only; refuses when there is none.
   static Result<Store> open_existing(const std::string& path);
 
   /// Records who writes from here on; `append` gives outcomes without a program version that of the run.
   void begin_run(const RunMetadata& run);
-  /// Adds or, for a case id that is already there, replaces one outcome, in one transaction. A replaced case keeps its place in the order.
+  /// Adds or, for a case id that is already there, replaces one outcome, in one transaction. A replaced case keeps its place in the
+  /// order.
   void append(const CaseOutcome& outcome);
 
   /// The outcome stored for this case by this version of the program.
@@ -46,7 +48,9 @@ class Store {
   const std::string& path() const { return path_; }
 
  private:
-  struct Close { void operator()(sqlite3* handle) const; };
+  struct Close {
+    void operator()(sqlite3* handle) const;
+  };
   Store(std::unique_ptr<sqlite3, Close> handle, std::string path) : handle_(std::move(handle)), path_(std::move(path)) {}
   static Result<Store> open_with(const std::string& path, int flags, bool create);
   void create_schema();
@@ -70,7 +74,8 @@ class RunDirectory {
   /// Opens `<directory>/results.sqlite`, creating directory and store where missing, and records the run.
   static Result<RunDirectory> open(const std::string& directory, const RunMetadata& run);
 
-  /// Saves one outcome: the store first, then the CSV (after every case of a sweep below 200 cases, after every hundredth part of a longer one).
+  /// Saves one outcome: the store first, then the CSV (after every case of a sweep below 200 cases, after every hundredth part of a
+  /// longer one).
   void append(const CaseOutcome& outcome);
   /// Brings the CSV up to date; to be called once at the end.
   void finish();

@@ -48,8 +48,8 @@ Accuracy accuracy_of(std::span<const CaseOutcome> cases, int world_size /* 0: al
 }
 
 std::string loss_label(const Case& c) {
-  std::string label = fmt::format("{}, {} tokens a step, {}, lr {}, seed {}", c.model.name, c.train.global_batch_tokens, name_of(c.train.optimizer),
-                                  c.train.learning_rate.peak, c.train.seed);
+  std::string label = fmt::format("{}, {} tokens a step, {}, lr {}, seed {}", c.model.name, c.train.global_batch_tokens,
+                                  name_of(c.train.optimizer), c.train.learning_rate.peak, c.train.seed);
   if (c.train.dropout > 0) label += fmt::format(", dropout {}", c.train.dropout);
   if (c.train.precision != "fp32") label += ", " + c.train.precision;
   return label;
@@ -60,8 +60,9 @@ std::string loss_key(const Case& c) {
   const Model& m = c.model;
   const Train& t = c.train;
   const LearningRate& r = t.learning_rate;
-  std::string key = fmt::format("{}|{} {} {} {} {} {} {} {} {} {} {} {} {}", loss_label(c), name_of(m.family), m.layers, m.hidden, m.heads, m.kv_heads,
-                                m.head_dim, m.ffn, m.vocab, m.max_positions, m.tied_embeddings, m.norm_epsilon, m.rope_theta, m.init_deviation);
+  std::string key = fmt::format("{}|{} {} {} {} {} {} {} {} {} {} {} {} {}", loss_label(c), name_of(m.family), m.layers, m.hidden,
+                                m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.max_positions, m.tied_embeddings, m.norm_epsilon,
+                                m.rope_theta, m.init_deviation);
   key += fmt::format("|{} {} {} {} {} {}|{} {} {} {}|{} {}", t.seq_len, t.weight_decay, t.beta1, t.beta2, t.epsilon, t.dropout,
                      static_cast<int>(r.kind), r.warmup_steps, r.total_steps, r.floor, c.data.text, c.data.tokens);
   return key;
@@ -86,7 +87,8 @@ void measure_deviation(std::span<const CaseOutcome> cases, LossGroup& group) {
       low = std::min(low, loss);
       high = std::max(high, loss);
     }
-    if (group.at_step < 0 || high - low > group.largest_deviation) group.largest_deviation = high - low, group.at_step = static_cast<int>(step);
+    if (group.at_step < 0 || high - low > group.largest_deviation)
+      group.largest_deviation = high - low, group.at_step = static_cast<int>(step);
   }
 }
 
@@ -112,7 +114,8 @@ int64_t peak_of(const CaseOutcome& o, bool measured) { return measured ? o.measu
 Statement fastest_statement(std::span<const CaseOutcome> cases, const Summary& s) {
   const CaseOutcome& o = cases[static_cast<size_t>(s.fastest)];
   const double step = step_of(o, s.by_measurement);
-  std::string text = fmt::format("Fastest: {}, {} {}, {} a step", case_title(o.config), tokens_per_second_text(static_cast<double>(o.config.train.global_batch_tokens) / step),
+  std::string text = fmt::format("Fastest: {}, {} {}, {} a step", case_title(o.config),
+                                 tokens_per_second_text(static_cast<double>(o.config.train.global_batch_tokens) / step),
                                  s.by_measurement ? "measured" : "predicted", seconds_text(step));
   if (const auto use = mfu(o.config, step)) text += fmt::format(", MFU {}", percent_text(*use));
   return {Statement::Mood::kAnswer, text + fmt::format(", {} for the largest rank.", bytes_text(peak_of(o, s.by_measurement)))};
@@ -121,7 +124,8 @@ Statement fastest_statement(std::span<const CaseOutcome> cases, const Summary& s
 Statement smallest_statement(std::span<const CaseOutcome> cases, const Summary& s) {
   const CaseOutcome& o = cases[static_cast<size_t>(s.smallest)];
   const CaseOutcome& fastest = cases[static_cast<size_t>(s.fastest)];
-  std::string text = fmt::format("Smallest: {}, {} for the largest rank", case_title(o.config), bytes_text(peak_of(o, s.by_measurement)));
+  std::string text =
+      fmt::format("Smallest: {}, {} for the largest rank", case_title(o.config), bytes_text(peak_of(o, s.by_measurement)));
   if (s.smallest == s.fastest) return {Statement::Mood::kAnswer, text + "; it is the fastest too."};
   const double rate = static_cast<double>(o.config.train.global_batch_tokens) / step_of(o, s.by_measurement);
   const double best = static_cast<double>(fastest.config.train.global_batch_tokens) / step_of(fastest, s.by_measurement);
@@ -131,26 +135,33 @@ Statement smallest_statement(std::span<const CaseOutcome> cases, const Summary& 
 Statement step_time_statement(std::span<const CaseOutcome> cases, const Summary& s) {
   const Accuracy& a = s.all;
   const CaseOutcome& worst = cases[static_cast<size_t>(a.worst_case)];
-  std::string text = fmt::format("Step time was predicted with a median error of {:.1f} % over {} ({} within 10 %); worst {:.1f} %, {}.", a.median_abs_pct,
-                                 counted(a.cases, "case", "cases"), a.within_10, a.worst_abs_pct, case_title(worst.config));
+  std::string text =
+      fmt::format("Step time was predicted with a median error of {:.1f} % over {} ({} within 10 %); worst {:.1f} %, {}.",
+                  a.median_abs_pct, counted(a.cases, "case", "cases"), a.within_10, a.worst_abs_pct, case_title(worst.config));
   if (s.by_world_size.size() > 1) {
     text += " By ranks:";
-    for (const auto& [ranks, part] : s.by_world_size) text += fmt::format(" {}: {:.1f} %{}", ranks, part.median_abs_pct, ranks == s.by_world_size.back().first ? "." : ",");
+    for (const auto& [ranks, part] : s.by_world_size)
+      text += fmt::format(" {}: {:.1f} %{}", ranks, part.median_abs_pct, ranks == s.by_world_size.back().first ? "." : ",");
   }
   return {a.median_abs_pct <= 10 ? Statement::Mood::kGood : Statement::Mood::kBad, text};
 }
 
 Statement exactness_statement(const Accuracy& a) {
   const bool exact = a.peak_exact == a.cases && a.wire_exact == a.cases;
-  if (exact) return {Statement::Mood::kGood, fmt::format("Peak memory and wire bytes were predicted exactly, 0 bytes off, in all {}.", counted(a.cases, "case", "cases"))};
-  return {Statement::Mood::kBad, fmt::format("Peak memory was exact in {} of {} cases (largest miss {} B), wire bytes in {} of {} (largest miss {} B).", a.peak_exact, a.cases,
-                                             a.peak_largest_miss, a.wire_exact, a.cases, a.wire_largest_miss)};
+  if (exact)
+    return {Statement::Mood::kGood, fmt::format("Peak memory and wire bytes were predicted exactly, 0 bytes off, in all {}.",
+                                                counted(a.cases, "case", "cases"))};
+  return {Statement::Mood::kBad,
+          fmt::format("Peak memory was exact in {} of {} cases (largest miss {} B), wire bytes in {} of {} (largest miss {} B).",
+                      a.peak_exact, a.cases, a.peak_largest_miss, a.wire_exact, a.cases, a.wire_largest_miss)};
 }
 
 Statement loss_statement(const LossGroup& g) {
   if (!g.finite) return {Statement::Mood::kBad, fmt::format("Some loss is not finite ({}).", g.label)};
   std::string text = fmt::format("Losses ({}): ", g.label);
-  if (g.cases.size() > 1) text += fmt::format("the curves of {} layouts lie within {:.2g} of one another over {} steps; ", g.cases.size(), g.largest_deviation, g.steps);
+  if (g.cases.size() > 1)
+    text += fmt::format("the curves of {} layouts lie within {:.2g} of one another over {} steps; ", g.cases.size(),
+                        g.largest_deviation, g.steps);
   text += fmt::format("the last loss is {:.4f}", g.last);
   if (!g.unigram) return {Statement::Mood::kNote, text + "."};
   const bool below = g.last < *g.unigram;
@@ -186,7 +197,8 @@ Summary summarise(std::span<const CaseOutcome> cases) {
     if (!is_ok(o) || !(s.by_measurement ? o.measured.has_value() : o.predicted.has_value())) continue;
     const double rate = static_cast<double>(o.config.train.global_batch_tokens) / step_of(o, s.by_measurement);
     if (s.fastest < 0 || rate > best_rate) best_rate = rate, s.fastest = static_cast<int>(i);
-    if (s.smallest < 0 || peak_of(o, s.by_measurement) < peak_of(cases[static_cast<size_t>(s.smallest)], s.by_measurement)) s.smallest = static_cast<int>(i);
+    if (s.smallest < 0 || peak_of(o, s.by_measurement) < peak_of(cases[static_cast<size_t>(s.smallest)], s.by_measurement))
+      s.smallest = static_cast<int>(i);
     if (step_error_pct(o)) sizes.push_back(o.config.layout.world_size());
   }
   std::sort(sizes.begin(), sizes.end());
@@ -203,7 +215,8 @@ std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summ
     out.push_back(fastest_statement(cases, s));
     out.push_back(smallest_statement(cases, s));
   } else {
-    out.push_back({Statement::Mood::kBad, s.total == 0 ? "There are no cases." : "No case ran: the table gives the reason of each."});
+    out.push_back(
+        {Statement::Mood::kBad, s.total == 0 ? "There are no cases." : "No case ran: the table gives the reason of each."});
   }
   if (s.all.cases > 0) {
     out.push_back(step_time_statement(cases, s));

@@ -17,10 +17,10 @@ struct Accuracy {
   int cases = 0;
   double median_abs_pct = 0;  ///< of |step_error_pct|
   double worst_abs_pct = 0;
-  int within_10 = 0;          ///< cases with |step_error_pct| <= 10
-  int worst_case = -1;        ///< index into the outcomes
+  int within_10 = 0;            ///< cases with |step_error_pct| <= 10
+  int worst_case = -1;          ///< index into the outcomes
   double median_unplanned = 0;  ///< unplanned_time / measured step
-  int peak_exact = 0;         ///< predicted peak equals measured peak to the byte
+  int peak_exact = 0;           ///< predicted peak equals measured peak to the byte
   int wire_exact = 0;
   int64_t peak_largest_miss = 0;  ///< largest |predicted - measured|, bytes
   int64_t wire_largest_miss = 0;
@@ -28,22 +28,22 @@ struct Accuracy {
 
 /// Cases whose losses must lie on one another: same model, data, batch, optimizer and seed.
 struct LossGroup {
-  std::string label;                 ///< "quick-gpt, 4096 tokens a step, adamw, seed 1"
-  std::vector<int> cases;            ///< indices into the outcomes
-  double largest_deviation = 0;      ///< max over steps of (max - min) over cases, on the steps that all have
+  std::string label;             ///< "quick-gpt, 4096 tokens a step, adamw, seed 1"
+  std::vector<int> cases;        ///< indices into the outcomes
+  double largest_deviation = 0;  ///< max over steps of (max - min) over cases, on the steps that all have
   int at_step = -1;
-  int steps = 0;                     ///< steps that all have
-  bool finite = true;                ///< no loss is nan or infinite
-  std::optional<double> unigram;     ///< the largest of the cases' unigram losses
-  double last = 0;                   ///< median of the last losses
+  int steps = 0;                  ///< steps that all have
+  bool finite = true;             ///< no loss is nan or infinite
+  std::optional<double> unigram;  ///< the largest of the cases' unigram losses
+  double last = 0;                ///< median of the last losses
 };
 
 struct Summary {
   int total = 0;
-  std::array<int, 5> by_status{};    ///< by Status
-  bool by_measurement = false;       ///< fastest and smallest are measured; else predicted
-  int fastest = -1;                  ///< most tokens/s among the ok cases, index or -1
-  int smallest = -1;                 ///< least peak bytes of a rank
+  std::array<int, 5> by_status{};  ///< by Status
+  bool by_measurement = false;     ///< fastest and smallest are measured; else predicted
+  int fastest = -1;                ///< most tokens/s among the ok cases, index or -1
+  int smallest = -1;               ///< least peak bytes of a rank
   Accuracy all;
   std::vector<std::pair<int, Accuracy>> by_world_size;  ///< ascending
   std::vector<LossGroup> losses;

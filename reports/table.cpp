@@ -31,7 +31,8 @@ struct Grid {
 };
 
 std::string on_one_line(std::string text) {
-  std::replace_if(text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r' || c == '\t'; }, ' ');
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r' || c == '\t'; }, ' ');
   return text;
 }
 
@@ -40,7 +41,8 @@ Grid grid_of(const Table& table) {
   for (const TableColumn& c : table.columns) grid.widths.push_back(display_width(heading_of(c)));
   grid.right.assign(table.columns.size(), false);
   for (const auto& row : table.rows) {
-    SHARDLAB_CHECK(row.size() == table.columns.size(), "a row of {} cells in a table of {} columns", row.size(), table.columns.size());
+    SHARDLAB_CHECK(row.size() == table.columns.size(), "a row of {} cells in a table of {} columns", row.size(),
+                   table.columns.size());
     auto& texts = grid.rows.emplace_back();
     for (size_t c = 0; c < row.size(); ++c) {
       texts.push_back(on_one_line(human_text(row[c], table.columns[c].unit)));
@@ -52,7 +54,8 @@ Grid grid_of(const Table& table) {
 }
 
 int line_width(const std::vector<int>& widths, size_t columns) {
-  return std::accumulate(widths.begin(), widths.begin() + static_cast<std::ptrdiff_t>(columns), 0) + kGap * static_cast<int>(columns > 0 ? columns - 1 : 0);
+  return std::accumulate(widths.begin(), widths.begin() + static_cast<std::ptrdiff_t>(columns), 0) +
+         kGap * static_cast<int>(columns > 0 ? columns - 1 : 0);
 }
 
 /// The least width of a column: that of its heading, or for a text that may be shortened a few characters.
@@ -97,10 +100,11 @@ void print_line(std::string& out, const Grid& grid, size_t columns, const Text& 
 }
 
 nlohmann::ordered_json json_of(const Value& value) {
-  return std::visit(Overload{[](std::monostate) { return nlohmann::ordered_json(nullptr); },
-                             [](double v) { return std::isfinite(v) ? nlohmann::ordered_json(v) : nlohmann::ordered_json(nullptr); },
-                             [](const auto& v) { return nlohmann::ordered_json(v); }},
-                    value);
+  return std::visit(
+      Overload{[](std::monostate) { return nlohmann::ordered_json(nullptr); },
+               [](double v) { return std::isfinite(v) ? nlohmann::ordered_json(v) : nlohmann::ordered_json(nullptr); },
+               [](const auto& v) { return nlohmann::ordered_json(v); }},
+      value);
 }
 
 std::string markdown_cell(std::string text) {
@@ -218,7 +222,8 @@ std::string print_aligned(const Table& table, int width) {
   print_line(out, grid, columns, [&](size_t c) { return std::string(static_cast<size_t>(grid.widths[c]), '-'); });
   for (const auto& row : grid.rows) print_line(out, grid, columns, [&](size_t c) { return row[c]; });
   if (const size_t left_out = table.columns.size() - columns; left_out > 0) {
-    out += fmt::format("({} more {} into {} characters:", left_out, left_out == 1 ? "column does not fit" : "columns do not fit", width);
+    out += fmt::format("({} more {} into {} characters:", left_out, left_out == 1 ? "column does not fit" : "columns do not fit",
+                       width);
     for (size_t c = columns; c < table.columns.size(); ++c) out += " " + table.columns[c].name;
     out += "; --format csv has every column)\n";
   }

@@ -13,27 +13,28 @@ namespace shardlab {
 /// One cell. The first alternative is "not applicable": empty text in tables and CSV, null in JSON.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string>;
 
-/// What a column counts in; decides how `human_text` shows it. Exact forms (JSON, CSV) always hold the bare number in the base unit.
+/// What a column counts in; decides how `human_text` shows it. Exact forms (JSON, CSV) always hold the bare number in the base
+/// unit.
 enum class Unit : uint8_t {
-  kNone,             ///< words, identifiers, small numbers: shown as they are
+  kNone,  ///< words, identifiers, small numbers: shown as they are
   kBytes,
   kSeconds,
-  kFraction,         ///< of 1, shown in percent
-  kPercent,          ///< signed, already times 100: residuals
+  kFraction,  ///< of 1, shown in percent
+  kPercent,   ///< signed, already times 100: residuals
   kTokensPerSecond,
-  kCount,            ///< large counts (parameters), shown as 124.4 M
+  kCount,  ///< large counts (parameters), shown as 124.4 M
   kFlops,
   kJoules,
-  kNats,             ///< losses
+  kNats,  ///< losses
 };
 /// "B", "s", "fraction", "%", "tokens/s", "count", "flop", "J", "nat", or "" for kNone.
 std::string_view name_of(Unit unit);
 
 struct TableColumn {
-  std::string name;          ///< key in JSON and CSV: a word without dots
+  std::string name;  ///< key in JSON and CSV: a word without dots
   Unit unit = Unit::kNone;
-  std::string heading;       ///< of people's tables; `name` when empty
-  bool shortens = false;     ///< a text that may be cut where the terminal is narrow
+  std::string heading;    ///< of people's tables; `name` when empty
+  bool shortens = false;  ///< a text that may be cut where the terminal is narrow
 };
 
 struct Table {

@@ -37,14 +37,16 @@ double origin_of(const Trace& trace, int step) {
     if (e.step == step) begin = std::min(begin, e.begin);
   for (int rank = 0; rank < trace.world_size; ++rank) {
     const size_t at = static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank);
-    if (at < trace.step_interval.size() && trace.step_interval[at][1] > trace.step_interval[at][0]) begin = std::min(begin, trace.step_interval[at][0]);
+    if (at < trace.step_interval.size() && trace.step_interval[at][1] > trace.step_interval[at][0])
+      begin = std::min(begin, trace.step_interval[at][0]);
   }
   return begin == HUGE_VAL ? 0 : begin;
 }
 
 class Builder {
  public:
-  Builder(const Plan& plan, const std::vector<Program>& programs, const TimelineOptions& options) : plan_(plan), programs_(programs), options_(options) {}
+  Builder(const Plan& plan, const std::vector<Program>& programs, const TimelineOptions& options)
+      : plan_(plan), programs_(programs), options_(options) {}
 
   Timeline build(const Trace* predicted, const Trace* measured) {
     if (measured != nullptr) {
@@ -101,15 +103,19 @@ class Builder {
     const auto add = [&](const std::vector<Event>* events, std::vector<TimelineInterval> TimelineLane::*side) {
       if (events == nullptr) return;
       for (const auto& [e, origin] : *events)
-        (lanes[e.stream].*side).push_back({op_of(role_of(rank), e.instruction), e.begin - origin, e.end - origin, e.peer_wait, e.kind == TraceEvent::Kind::kWait});
+        (lanes[e.stream].*side)
+            .push_back({op_of(role_of(rank), e.instruction), e.begin - origin, e.end - origin, e.peer_wait,
+                        e.kind == TraceEvent::Kind::kWait});
     };
     add(measured, &TimelineLane::measured);
     add(predicted, &TimelineLane::predicted);
     for (auto& [stream, lane] : lanes) {
       lane.rank = rank;
-      lane.stream = static_cast<size_t>(stream) < plan_.streams.size() ? plan_.streams[static_cast<size_t>(stream)] : fmt::format("stream {}", stream);
+      lane.stream = static_cast<size_t>(stream) < plan_.streams.size() ? plan_.streams[static_cast<size_t>(stream)]
+                                                                       : fmt::format("stream {}", stream);
       for (auto* side : {&lane.measured, &lane.predicted})
-        std::stable_sort(side->begin(), side->end(), [](const TimelineInterval& a, const TimelineInterval& b) { return a.begin_s < b.begin_s; });
+        std::stable_sort(side->begin(), side->end(),
+                         [](const TimelineInterval& a, const TimelineInterval& b) { return a.begin_s < b.begin_s; });
       out_.lanes.push_back(std::move(lane));
     }
   }

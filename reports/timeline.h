@@ -13,19 +13,19 @@ namespace shardlab {
 
 /// An op that intervals refer to.
 struct TimelineOp {
-  std::string label;        ///< "layers.3 m2 layer.F attn.qkv"
-  std::string kind;         ///< "linear.F"
+  std::string label;  ///< "layers.3 m2 layer.F attn.qkv"
+  std::string kind;   ///< "linear.F"
   double flops = 0;
   double memory_bytes = 0;
   double payload_bytes = 0;
 };
 
 struct TimelineInterval {
-  int32_t op = -1;          ///< into Timeline::ops, -1 for none
-  double begin_s = 0;       ///< from the start of the step
+  int32_t op = -1;     ///< into Timeline::ops, -1 for none
+  double begin_s = 0;  ///< from the start of the step
   double end_s = 0;
-  double peer_wait_s = 0;   ///< of these, waiting for a peer
-  bool wait = false;        ///< the stream waited for a dependency of the op
+  double peer_wait_s = 0;  ///< of these, waiting for a peer
+  bool wait = false;       ///< the stream waited for a dependency of the op
 };
 
 /// One stream of one rank.
@@ -47,11 +47,11 @@ struct Timeline {
 
 struct TimelineOptions {
   int max_ranks = 8;
-  int64_t max_intervals = 60'000;   ///< of measured and predicted together; whole ranks are left out from the end
+  int64_t max_intervals = 60'000;  ///< of measured and predicted together; whole ranks are left out from the end
 };
 
-/// Builds the timeline of a case from its traces, either of which may be null. Of the measured trace, the step whose duration is the
-/// median is shown. A rank that the predicted trace does not have shows the events of the first rank of its role that it has.
+/// Builds the timeline of a case from its traces, either of which may be null. Of the measured trace, the step whose duration is
+/// the median is shown. A rank that the predicted trace does not have shows the events of the first rank of its role that it has.
 /// `programs` are indexed by role. `case_id` and `label` are left to the caller.
 Timeline make_timeline(const Plan& plan, const std::vector<Program>& programs, const Trace* predicted, const Trace* measured,
                        const TimelineOptions& options = {});

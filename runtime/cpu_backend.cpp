@@ -130,7 +130,9 @@ Result<void> check_types(const BoundOp& op) {
                                                name_of(type.dtype)),
                  "set precision to fp32", ""};
   };
-  const auto known = [](DType t) { return t == DType::f32 || t == DType::i32 || t == DType::f64; };
+  const Work& work = op.op().work;
+  const bool wide = std::holds_alternative<SquaredNorm>(work) || std::holds_alternative<Add>(work);  // have fp64 forms
+  const auto known = [&](DType t) { return t == DType::f32 || t == DType::i32 || (wide && t == DType::f64); };
   for (const Tensor& t : op.reads)
     if (!known(t.type->dtype)) return refuse(*t.type);
   for (const Tensor& t : op.writes)
@@ -370,7 +372,12 @@ Launch CpuBackend::bind_work(const BoundOp& op, const CrossEntropy& w) {
 // ---- sums and updates
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Add&) {
-  return launch(k_.add, kernels::Add{floats(op.reads[0]), floats(op.reads[1]), mutable_floats(op.writes[0]), op.writes[0].shape().elements()});
+  const int64_t n = op.writes[0].shape().elements();
+  if (op.writes[0].type->dtype == DType::f64)  // sums of squared norms, a few numbers
+    return [a = op.reads[0].as<const double>(), b = op.reads[1].as<const double>(), c = op.writes[0].as<double>(), n](const StepState&) {
+      for (int64_t i = 0; i < n; ++i) c[i] = a[i] + b[i];
+    };
+  return launch(k_.add, kernels::Add{floats(op.reads[0]), floats(op.reads[1]), mutable_floats(op.writes[0]), n});
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Fill& w) {

@@ -25,8 +25,8 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kSniffedBytes = 8192;  // as git: a zero byte this early makes a file binary
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
-constexpr int32_t kLlmcMagic = 20240520;       // uint16 tokens of GPT-2
-constexpr int32_t kLlmcLlama3Magic = 20240801; // uint32 tokens of Llama 3
+constexpr int32_t kLlmcMagic = 20240520;        // uint16 tokens of GPT-2
+constexpr int32_t kLlmcLlama3Magic = 20240801;  // uint32 tokens of Llama 3
 constexpr int kFeistelRounds = 8;
 
 /// A file mapped for reading.
@@ -124,11 +124,11 @@ class Stream final : public BatchSource {
   bool shuffled_ = false;
 };
 
-bool is_build_folder(const fs::path& folder) {
+bool holds_products(const fs::path& folder) {
   const std::string name = folder.filename().string();
   std::error_code ignored;
   return name.starts_with("build") || name.starts_with("cmake-build") || name == "node_modules" || name == "__pycache__" ||
-         fs::exists(folder / "CMakeCache.txt", ignored);
+         name == "runs" || fs::exists(folder / "CMakeCache.txt", ignored) || fs::exists(folder / "results.sqlite", ignored);
 }
 
 /// Paths of the files in `folder` that may be text, in bytewise order of their generic form: the same on every machine.
@@ -141,7 +141,7 @@ Result<std::vector<std::string>> list_files(const std::string& folder) {
     std::error_code gone;  // an entry that vanishes while we walk is no file
     if (it->is_symlink(gone)) continue;
     if (it->is_directory(gone)) {
-      if (hidden || is_build_folder(it->path())) it.disable_recursion_pending();
+      if (hidden || holds_products(it->path())) it.disable_recursion_pending();
     } else if (it->is_regular_file(gone) && !hidden) {
       paths.push_back(it->path().generic_string());
     }
@@ -185,7 +185,8 @@ Result<Streams> read_text(const std::string& path, const DatasetOptions& options
     streams.files += bytes.empty() ? 0 : 1;
   }
   if (streams.storage.empty())
-    return Error{ExitCode::kUsage, fmt::format("`{}` holds no text{}", path, folder ? ": no file that is not empty, hidden or binary" : ""),
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` holds no text{}", path, folder ? ": no file that is not empty, hidden or binary" : ""),
                  "Name a text file, or a folder with text files in it, in data.text.", ""};
   streams.train = static_cast<int64_t>(streams.storage.size());
   streams.storage.insert(streams.storage.end(), validation.begin(), validation.end());
@@ -206,16 +207,19 @@ Result<TokenSpan> tokens_of(std::span<const uint8_t> file, const std::string& pa
                  "Only uint16 tokens are read: tokenise for a vocabulary of at most 65536.", ""};
   if (magic != kLlmcMagic) return TokenSpan{file.data(), size / 2, 2};
   if (size < kLlmcHeaderBytes)
-    return Error{ExitCode::kUsage, fmt::format("`{}` begins as an llm.c file but has {} bytes, less than its header of {}", path, size, kLlmcHeaderBytes),
-                 "The file is cut short: write it again.", ""};
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("`{}` begins as an llm.c file but has {} bytes, less than its header of {}", path, size, kLlmcHeaderBytes),
+        "The file is cut short: write it again.", ""};
   const int32_t version = little_endian_i32(file.data() + 4), count = little_endian_i32(file.data() + 8);
   if (version != 1)
     return Error{ExitCode::kUsage, fmt::format("`{}` is an llm.c file of version {}; only version 1 is known", path, version),
                  "Write it with llm.c's present dev/data scripts.", ""};
   if (count < 0 || kLlmcHeaderBytes + int64_t{2} * count != size)
-    return Error{ExitCode::kUsage,
-                 fmt::format("`{}` is an llm.c file whose header says {} tokens, but {} follow", path, count, (size - kLlmcHeaderBytes) / 2),
-                 "The file is cut short or damaged: write it again.", ""};
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("`{}` is an llm.c file whose header says {} tokens, but {} follow", path, count, (size - kLlmcHeaderBytes) / 2),
+        "The file is cut short or damaged: write it again.", ""};
   return TokenSpan{file.data() + kLlmcHeaderBytes, count, 2};
 }
 
@@ -231,8 +235,8 @@ Result<void> check_vocabulary(const TokenSpan& tokens, int64_t vocab, const std:
   const int32_t largest = largest_token(tokens);
   if (largest < vocab) return {};
   return Error{ExitCode::kUsage,
-               fmt::format("`{}` holds {} {}, but the model's vocabulary has {} ids, 0 to {}", path, text ? "byte" : "token", largest, vocab,
-                           vocab - 1),
+               fmt::format("`{}` holds {} {}, but the model's vocabulary has {} ids, 0 to {}", path, text ? "byte" : "token",
+                           largest, vocab, vocab - 1),
                text ? "Set model.vocab to 256: text is read byte by byte."
                     : fmt::format("Set model.vocab to at least {}, or give the file of another tokeniser.", largest + 1),
                ""};
@@ -254,9 +258,10 @@ double target_entropy(const TokenSpan& tokens, int64_t sequences, int64_t seq_le
 
 Result<void> check_options(const DataSource& source, const DatasetOptions& options) {
   if (source.text.empty() == source.tokens.empty())
-    return Error{ExitCode::kUsage,
-                 source.text.empty() ? "no data: neither data.text nor data.tokens is set" : "both data.text and data.tokens are set",
-                 "Set exactly one: data: {text: FILE-OR-FOLDER} or data: {tokens: FILE.bin}.", ""};
+    return Error{
+        ExitCode::kUsage,
+        source.text.empty() ? "no data: neither data.text nor data.tokens is set" : "both data.text and data.tokens are set",
+        "Set exactly one: data: {text: FILE-OR-FOLDER} or data: {tokens: FILE.bin}.", ""};
   if (options.seq_len < 1)
     return Error{ExitCode::kUsage, fmt::format("seq_len is {}; it must be at least 1", options.seq_len), "Set train.seq_len.", ""};
   if (!(options.validation_fraction >= 0 && options.validation_fraction < 1))
@@ -326,7 +331,8 @@ Result<Dataset> open_dataset(const DataSource& source, const DatasetOptions& opt
   state->validation = Stream(all.part(train, all.count), options, false);
   if (state->train.sequences() == 0)
     return Error{ExitCode::kUsage,
-                 fmt::format("the training split of `{}` has {} tokens, too few for one sequence of {} + 1", state->path, train, options.seq_len),
+                 fmt::format("the training split of `{}` has {} tokens, too few for one sequence of {} + 1", state->path, train,
+                             options.seq_len),
                  "Give more text or shorten train.seq_len.", ""};
   state->unigram_entropy = target_entropy(state->train.tokens(), state->train.sequences(), options.seq_len);
   return Dataset(std::move(state));

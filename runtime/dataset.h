@@ -54,10 +54,10 @@ class Dataset {
 /// Opens what `source` names.
 ///
 /// `text` is a file, or a folder read recursively in the order of its paths: byte-level, ids 0 to 255. In a folder, hidden
-/// entries, links, build folders (`build*`, `cmake-build*`, `node_modules`, `__pycache__`, any with a CMakeCache.txt) and
-/// files with a zero byte in their first 8 KiB are left out. A single file is taken as it is.
-/// `tokens` is a file of little-endian uint16: nanoGPT's, which has no header, or llm.c's, which begins with 256 int32: the magic
-/// number 20240520, version 1 and the count. It is mapped, not read.
+/// entries, links, build folders (`build*`, `cmake-build*`, `node_modules`, `__pycache__`, any with a CMakeCache.txt), run
+/// directories (`runs`, any with a results.sqlite) and files with a zero byte in their first 8 KiB are left out. A single file is
+/// taken as it is. `tokens` is a file of little-endian uint16: nanoGPT's, which has no header, or llm.c's, which begins with 256
+/// int32: the magic number 20240520, version 1 and the count. It is mapped, not read.
 ///
 /// Refuses: neither or both named, a path that is missing or unreadable, no text, too short for one sequence, an odd
 /// size, a header that does not fit the file, a token id that is not below `vocab`.

@@ -8,8 +8,6 @@
 namespace shardlab {
 namespace {
 
-/// Elements of the pools: 40 and 24 MiB a rank. Their sum passes the last-level caches that a rank can count on.
-constexpr int64_t kInputElements = 10 << 20, kResultElements = 6 << 20;
 constexpr int64_t kNoiseElements = 1 << 16;
 constexpr int64_t kAlignedElements = kAlignment / 4;
 
@@ -39,7 +37,7 @@ Type ids(int64_t sequences, int64_t tokens) {
   return type;
 }
 
-Bench::Bench(std::string name, std::string axis, int ranks) {
+Bench::Bench(std::string name, std::string axis, int ranks, const PoolSizes& pools) {
   plan_.name = std::move(name);
   plan_.mesh.axes = {{std::move(axis), ranks}};
   plan_.streams = {"compute"};
@@ -64,13 +62,13 @@ Bench::Bench(std::string name, std::string axis, int ranks) {
   b.parameter = -1;
   b.kind = BufferClass::kOther;
   b.name = "inputs";
-  b.type = tensor({kInputElements});
+  b.type = tensor({pools.inputs});
   inputs_ = add_buffer(b);
   b.name = "results";
-  b.type = tensor({kResultElements});
+  b.type = tensor({pools.results});
   results_ = add_buffer(b);
 
-  for (int64_t block = 0; block < kInputElements / kNoiseElements; ++block) {
+  for (int64_t block = 0; block < pools.inputs / kNoiseElements; ++block) {
     const BufferId to = window(inputs_, input_cursor_, tensor({kNoiseElements}));
     for (size_t role = 0; role < programs_.size(); ++role)
       add_call("fill the pool", Copy{}, {noise_}, {{to}}, std::string(kPreparation), 0, programs_[role]);

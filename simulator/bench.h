@@ -13,12 +13,19 @@ namespace shardlab {
 /// Labels of ops that only prepare an operand; every other op of a bench is measured.
 inline constexpr std::string_view kPreparation = "prepare";
 
-/// One plan of single-op segments. Operands are windows on two persistent pools that are together larger than the last-level cache of
-/// common machines, taken in turn, so that whatever was not touched on purpose has left the inner caches.
+/// Elements of the two pools of a rank. By default 24 and 12 MiB: the memory of a small model's step, so that what was not touched
+/// on purpose has left the inner caches, and the outer one as far as it would have in a step.
+struct PoolSizes {
+  int64_t inputs = 6 << 20;
+  int64_t results = 3 << 20;
+};
+
+/// One plan of single-op segments. Operands are windows on two persistent pools, taken in turn. The operands of one op, with the
+/// source of a warm one, must fit the pool of inputs together.
 class Bench {
  public:
   /// `axis` is the one axis of the mesh ("rank" for independent ranks, "pp" for a sender and a receiver), `ranks` its size.
-  Bench(std::string name, std::string axis, int ranks);
+  Bench(std::string name, std::string axis, int ranks, const PoolSizes& pools = {});
 
   /// An operand that no op has touched for long: a weight, a saved activation. Random values.
   BufferId cold(const Type& type);

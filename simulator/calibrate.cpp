@@ -57,16 +57,16 @@ Plan linear_plan(int ranks) {
 // --- attention -----------------------------------------------------------------------------------------------------------
 
 Plan attention_plan(int ranks) {
-  Bench b(fmt::format("calibration attention x{}", ranks), "rank", ranks);
+  Bench b(fmt::format("calibration attention x{}", ranks), "rank", ranks,
+          {14 << 20, 7 << 20});  // the longest qkv has 6 Mi elements
   for (const int64_t tokens : {32, 64, 128, 256, 512})
     for (const int64_t width : {16, 32, 64, 128})
-      for (const int64_t sequences : {1, 4}) {
-        constexpr int kHeads = 2;
-        const int d = static_cast<int>(width);
-        const Type qkv = tensor({sequences, tokens, 3 * kHeads * width}), o = tensor({sequences, tokens, kHeads * width});
-        const Type lse = tensor({sequences, kHeads, tokens});
-        b.op(Attention{Phase::kF, kHeads, kHeads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
-        b.op(Attention{Phase::kI, kHeads, kHeads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.result(qkv)}});
+      for (const int64_t sequences : {1, 8}) {  // of one head, and of four
+        const int heads = sequences == 1 ? 1 : 4, d = static_cast<int>(width);
+        const Type qkv = tensor({sequences, tokens, 3 * heads * width}), o = tensor({sequences, tokens, heads * width});
+        const Type lse = tensor({sequences, heads, tokens});
+        b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
+        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.result(qkv)}});
       }
   return b.take();
 }
@@ -79,10 +79,11 @@ void add_norm(Bench& b, int64_t rows, int64_t width, bool rms) {
   if (!rms) forward.push_back(b.cold(gamma));
   b.op(Norm{Phase::kF, rms}, forward, {{b.result(x)}, {b.result(stats)}});
   const BufferId saved = b.cold(x), saved_stats = b.cold(stats), dy = b.warm(x);
-  b.op(Norm{Phase::kI, rms, 1e-5f, true}, {dy, saved, b.cold(gamma), saved_stats, b.cold(x)}, {{b.result(x)}});
+  // In a step the weights' gradient comes first and fetches the saved input, which the input's gradient then finds in the cache.
   std::vector<Write> gradients{{b.result(gamma)}};
   if (!rms) gradients.push_back({b.result(gamma)});
   b.op(Norm{Phase::kW, rms}, {dy, saved, saved_stats}, gradients);
+  b.op(Norm{Phase::kI, rms, 1e-5f, true}, {dy, saved, b.cold(gamma), saved_stats, b.cold(x)}, {{b.result(x)}});
 }
 
 void add_rope(Bench& b, int64_t rows, int64_t width) {
@@ -127,7 +128,7 @@ void add_cross_entropy(Bench& b, BufferId targets, int64_t rows, int64_t vocabul
 
 Plan rows_plan(int ranks) {
   Bench b(fmt::format("calibration rows x{}", ranks), "rank", ranks);
-  for (const int64_t rows : {64, 256, 1024, 2048}) {
+  for (const int64_t rows : {64, 256, 1024}) {
     const BufferId tokens = b.tokens(rows / kTokens, kTokens);
     for (const int64_t width : {32, 64, 256, 1024}) {
       for (const bool variant : {false, true}) {
@@ -137,8 +138,8 @@ Plan rows_plan(int ranks) {
       add_rope(b, rows, width);
       add_residual(b, rows, width);
       add_embeddings(b, tokens, rows, width);
-      add_cross_entropy(b, tokens, rows, width);
     }
+    for (const int64_t vocabulary : {64, 128, 256, 512, 1024}) add_cross_entropy(b, tokens, rows, vocabulary);
   }
   return b.take();
 }
@@ -147,7 +148,7 @@ Plan rows_plan(int ranks) {
 
 Plan flat_plan(int ranks) {
   Bench b(fmt::format("calibration flat x{}", ranks), "rank", ranks);
-  for (const int64_t elements : {16, 256, 4096, 16384, 65536, 262144, 1048576}) {
+  for (const int64_t elements : {1, 16, 256, 4096, 16384, 65536, 262144, 1048576}) {
     const Type x = tensor({elements});
     Type norm = tensor({1});
     norm.dtype = DType::f64;
@@ -166,7 +167,7 @@ Plan flat_plan(int ranks) {
 
 void add_collective(Bench& b, CollectiveKind kind, Algorithm algorithm, CommId comm, int64_t elements, int ranks) {
   const Collective work{kind, ReduceOp::kSum, comm, algorithm};
-  const Type full = tensor({elements}), part = tensor({elements / ranks});
+  const Type full = tensor({elements}), part = tensor({std::max<int64_t>(1, elements / ranks)});
   switch (kind) {
     case CollectiveKind::kAllReduce: return b.op(work, {b.warm(full)}, {{{}, 0}});
     case CollectiveKind::kReduceScatter: return b.op(work, {b.warm(full)}, {{{}, 0, true}});
@@ -177,12 +178,14 @@ void add_collective(Bench& b, CollectiveKind kind, Algorithm algorithm, CommId c
 }
 
 Plan collective_plan(int ranks) {
-  Bench b(fmt::format("calibration collectives x{}", ranks), "rank", ranks);
+  Bench b(fmt::format("calibration collectives x{}", ranks), "rank", ranks, {8 << 20, 4 << 20});
   const CommId comm = b.comm("all");
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect})  // a loss
+    add_collective(b, CollectiveKind::kAllReduce, algorithm, comm, 1, ranks);
   for (const int64_t elements : {256, 4096, 32768, 262144, 1048576, 4194304})
     for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather})
       for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect})
-        if (algorithm != Algorithm::kHalvingDoubling || (ranks & (ranks - 1)) == 0) add_collective(b, kind, algorithm, comm, elements, ranks);
+        add_collective(b, kind, algorithm, comm, elements, ranks);
   return b.take();
 }
 

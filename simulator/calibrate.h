@@ -5,9 +5,10 @@
 //   }
 //   machine.calibration = fit(runs, ...)
 //
-// Nothing but the executor itself is measured, so that whatever surrounds a kernel in a real step (dispatch, recorder, caches, other
-// ranks) surrounds it here: each op under test is preceded by a copy that leaves its freshly produced operand in the cache, as the op
-// before it does in a step, while weights and saved activations come from buffers that in turn are larger than the caches.
+// Nothing but the executor itself is measured, so that whatever surrounds a kernel in a real step (dispatch, recorder, caches,
+// other ranks) surrounds it here: each op under test is preceded by a copy that leaves its freshly produced operand in the cache,
+// as the op before it does in a step, while weights and saved activations come from buffers that in turn are larger than the
+// caches.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +25,15 @@
 namespace shardlab {
 
 struct CalibrationOptions {
-  int cores = 1;                 ///< ranks that run at once in the contended plans
-  std::vector<int> group_sizes = {2, 4, 8};
-  double scale = 1;              ///< of the number of repeats: 0.5 takes half as long
+  int cores = 1;                             ///< ranks that run at once in the contended plans
+  std::vector<int> group_sizes = {2, 4, 8};  ///< powers of two
+  double scale = 1;                          ///< of the number of repeats: 0.5 takes half as long
 };
 
 /// One plan to execute: `warmup` steps that do not count, then `steps` that do, all recorded. Plans come in the order to run them:
 /// alternating between one rank and all cores, and each several times over, because the speed of a shared machine drifts.
 struct CalibrationPlan {
-  std::string name;     ///< "linear x2, round 3"
+  std::string name;  ///< "linear x2, round 3"
   Plan plan;
   int concurrency = 1;  ///< ranks that compute at the same time
   int warmup = 1;
@@ -57,7 +58,7 @@ struct CalibrationRun {
 
 /// Who measured what; copied into the calibration.
 struct CalibrationOrigin {
-  std::string date;            ///< ISO 8601
+  std::string date;  ///< ISO 8601
   std::string command;
   std::string processor;
   std::string kernel_variant;
@@ -67,8 +68,8 @@ struct CalibrationOrigin {
 /// The id is the date and a hash of the points.
 Calibration fit(std::span<const CalibrationRun> runs, const CalibrationOrigin& origin);
 
-/// This machine as a Machine: local, with the calibration, peak flops of one core = the best measured matmul rate, memory bandwidth of one
-/// core = the best measured rate of AdamW on buffers beyond the caches, one device a core.
+/// This machine as a Machine: local, with the calibration, peak flops of one core = the best measured matmul rate, memory bandwidth
+/// of one core = the best measured rate of AdamW on buffers beyond the caches, one device a core.
 Machine local_machine(const Calibration& calibration, int cores, int64_t memory_bytes);
 
 }  // namespace shardlab

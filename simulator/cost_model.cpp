@@ -25,7 +25,6 @@ SlotId rows_slot(const Op& op) {
                         [&](const Rope&) { return op.reads[0]; },
                         [&](const Residual&) { return op.reads[0]; },
                         [&](const Dropout&) { return op.reads[0]; },
-                        [&](const CrossEntropy&) { return op.reads[0]; },
                         [&](const Positions&) { return op.reads[0]; },
                         [&](const Activation& a) { return a.phase == Phase::kF ? op.writes[0] : op.reads[0]; },
                         [&](const Embed& e) { return e.phase == Phase::kF ? op.writes[0] : op.reads[1]; },
@@ -108,6 +107,12 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
     return {full_type(segment, op, *c).bytes(), group_size(plan.mesh, comm_of(plan, op))};
   if (std::holds_alternative<Send>(op.work)) return {slot(segment, op.reads[0]).type.bytes()};
   if (std::holds_alternative<Recv>(op.work)) return {slot(segment, op.writes[0]).type.bytes()};
+  if (std::holds_alternative<CrossEntropy>(op.work)) {
+    // A part of the vocabulary is summed over the leaves of the whole: it costs what as many whole rows of as many leaves do.
+    const Type& logits = slot(segment, op.reads[0]).type;
+    const int64_t vocabulary = logical_shape(logits, plan.mesh).last();
+    return {std::max<int64_t>(1, logits.shape.elements() / vocabulary), vocabulary};
+  }
   if (const SlotId rows = rows_slot(op)) return rows_and_width(slot(segment, rows).type.shape);
   int64_t bytes = 0;
   for (const SlotId s : op.reads) bytes += slot(segment, s).type.bytes();
@@ -137,7 +142,8 @@ CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::m
   }
   for (const auto& [kernel, levels] : by_kernel)
     for (const auto& [concurrency, points] : levels)
-      kernels_[kernel].emplace(concurrency, RateTable(points.shapes, points.seconds, kernel.starts_with("attention") ? 2.25 : 1.25));
+      kernels_[kernel].emplace(concurrency,
+                               RateTable(points.shapes, points.seconds, kernel.starts_with("attention") ? 2.25 : 1.25));
 }
 
 RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Levels& levels, const std::vector<int64_t>& shape,
@@ -193,16 +199,18 @@ double peak_flops_of(const Device& device, const std::string& precision) {
 
 DatasheetCostModel::DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency)
     : machine_(machine), efficiency_(efficiency), peak_flops_(peak_flops_of(machine.device, precision)) {
-  SHARDLAB_CHECK(peak_flops_ > 0 && machine.device.memory_bytes_per_s > 0, "machine `{}` has no peak or bandwidth for {}", machine.id, precision);
+  SHARDLAB_CHECK(peak_flops_ > 0 && machine.device.memory_bytes_per_s > 0, "machine `{}` has no peak or bandwidth for {}",
+                 machine.id, precision);
 }
 
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
   const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
   const double flops = static_cast<double>(work.flops.value);
-  const bool matmul = std::holds_alternative<Linear>(instruction.op->work) || std::holds_alternative<Attention>(instruction.op->work);
+  const bool matmul =
+      std::holds_alternative<Linear>(instruction.op->work) || std::holds_alternative<Attention>(instruction.op->work);
   const double reached = efficiency_.matmul * (matmul ? flops / (flops + efficiency_.ramp_flops) : 1.0);
-  return Seconds(std::max(time_at(flops, peak_flops_ * reached),
-                          time_at(static_cast<double>(work.memory.value), machine_.device.memory_bytes_per_s * efficiency_.memory)));
+  return Seconds(std::max(time_at(flops, peak_flops_ * reached), time_at(static_cast<double>(work.memory.value),
+                                                                         machine_.device.memory_bytes_per_s * efficiency_.memory)));
 }
 
 namespace {

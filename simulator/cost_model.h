@@ -18,15 +18,16 @@ namespace shardlab {
 std::string kernel_of(const Op& op);
 
 /// The extents that determine the cost of `op` on one rank, in the order of `RatePoint::shape`:
-///   linear [m, n, k] as `matmul_extents`; attention [b, heads, s, d]; norm, rope, activation, residual, dropout, embed, positions and
-///   cross_entropy [rows, width of one row]; collectives [bytes of the full buffer, ranks]; p2p and every other op [bytes read and written].
+///   linear [m, n, k] as `matmul_extents`; attention [b, heads, s, d]; norm, rope, activation, residual, dropout, embed and
+///   positions [rows, width of one row]; cross_entropy [elements / logical vocabulary, logical vocabulary]; collectives [bytes of
+///   the full buffer, ranks]; p2p and every other op [bytes read and written].
 std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op);
 
 /// Costs from the measured points of a calibrated machine.
 ///
 /// Formula: log seconds is multilinear in the logs of the shape's extents over the grid of measured points, at concurrency 1 and at
-///   all cores, and linear in the number of busy cores between the two. An attention's b * heads is one extent. Outside the grid the
-///   outermost cell's slope goes on. A collective of ranks that outnumber the cores is returned as core time: the measured time
+///   all cores, and linear in the number of busy cores between the two. An attention's b * heads is one extent. Outside the grid
+///   the outermost cell's slope goes on. A collective of ranks that outnumber the cores is returned as core time: the measured time
 ///   times cores / ranks, since whoever asks shares the cores out again. An op without points costs the greater of its flops at the
 ///   machine's measured peak and its bytes at the measured memory bandwidth.
 /// Units: seconds.
@@ -60,23 +61,24 @@ class CalibratedCostModel final : public CostModel {
 
 /// What of a data sheet's peak a real program gets. Stated, never tuned on a case.
 struct Efficiency {
-  double matmul = 0.60;        ///< of the dense peak, on large matrices
-  double memory = 0.80;        ///< of the memory bandwidth, streaming
-  double link = 0.80;          ///< of the links within a node, large messages
-  double network = 0.80;       ///< of the links between nodes
-  double ramp_flops = 2e9;     ///< a matmul of this size reaches half of `matmul`
+  double matmul = 0.60;             ///< of the dense peak, on large matrices
+  double memory = 0.80;             ///< of the memory bandwidth, streaming
+  double link = 0.80;               ///< of the links within a node, large messages
+  double network = 0.80;            ///< of the links between nodes
+  double ramp_flops = 2e9;          ///< a matmul of this size reaches half of `matmul`
   double step_latency_s = 2e-6;     ///< of one step of a collective within a node
   double network_latency_s = 8e-6;  ///< of one step between nodes
-  double launch_s = 4e-6;      ///< host cost of one launch
-  double wake_s = 2e-6;        ///< an event from one stream to another
+  double launch_s = 4e-6;           ///< host cost of one launch
+  double wake_s = 2e-6;             ///< an event from one stream to another
 };
 
 /// Costs of a machine that nobody calibrated, from its data sheet.
 ///
 /// Formula: compute = max(flops / (peak * matmul * flops / (flops + ramp)), memory bytes / (bandwidth * memory)), where the ramp
-///   applies to Linear and Attention only. Collectives: the sum over the steps of the algorithm (plan/collective_steps.h) of latency +
-///   bytes sent in the step / bandwidth; the bandwidth is the link's within a node, else the least of the link's and of the members
-///   of the group on one node times the network's (parallel rings, one per device). p2p: latency + bytes / bandwidth of the slowest hop.
+///   applies to Linear and Attention only. Collectives: the sum over the steps of the algorithm (plan/collective_steps.h) of
+///   latency + bytes sent in the step / bandwidth; the bandwidth is the link's within a node, else the least of the link's and of
+///   the members of the group on one node times the network's (parallel rings, one per device). p2p: latency + bytes / bandwidth of
+///   the slowest hop.
 /// Units: seconds.
 /// Source: Machine::device and Machine::inter_bytes_per_s (data sheets); `Efficiency` for what of them is reached.
 /// Valid when: each rank has a device of its own; never better than a factor, and so always reported as extrapolated.

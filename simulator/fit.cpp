@@ -80,12 +80,14 @@ class Fit {
     return std::max(0.0, quantile(values, 0.5));
   }
 
-  static Recorded events_of(const CalibrationRun& run, const std::vector<Program>& programs, const SimulatedRanks& ranks, int step) {
+  static Recorded events_of(const CalibrationRun& run, const std::vector<Program>& programs, const SimulatedRanks& ranks,
+                            int step) {
     Recorded recorded;
     for (const int rank : ranks.ranks())
       recorded.op.emplace_back(programs[static_cast<size_t>(ranks.role_of(rank))].instructions.size(), nullptr);
     for (const TraceEvent& e : run.trace.events)
-      if (e.step == step && e.kind == TraceEvent::Kind::kOp) recorded.op[static_cast<size_t>(e.rank)][static_cast<size_t>(e.instruction)] = &e;
+      if (e.step == step && e.kind == TraceEvent::Kind::kOp)
+        recorded.op[static_cast<size_t>(e.rank)][static_cast<size_t>(e.instruction)] = &e;
     return recorded;
   }
 
@@ -108,11 +110,14 @@ class Fit {
         if (before == nullptr || now == nullptr || communicates(i)) continue;
         double woken = before->end;
         for (const Wait& w : program.waits_of(i)) {
-          const TraceEvent* done = events[static_cast<size_t>(program.streams[static_cast<size_t>(w.stream)][static_cast<size_t>(w.count - 1)])];
+          const TraceEvent* done =
+              events[static_cast<size_t>(program.streams[static_cast<size_t>(w.stream)][static_cast<size_t>(w.count - 1)])];
           if (done != nullptr) woken = std::max(woken, done->end);
         }
-        if (i.waits == 0) gaps_.push_back(now->begin - before->end);
-        else if (woken > before->end) wakes_.push_back(now->begin - woken);
+        if (i.waits == 0)
+          gaps_.push_back(now->begin - before->end);
+        else if (woken > before->end)
+          wakes_.push_back(now->begin - woken);
       }
   }
 
@@ -124,7 +129,8 @@ class Fit {
         if (!communicates(i) || std::holds_alternative<Send>(i.op->work)) continue;
         if (std::holds_alternative<Recv>(i.op->work)) {
           const TraceEvent* e = recorded.op[role][static_cast<size_t>(i.id)];  // a mesh of stages only: rank = role
-          if (e != nullptr) add_sample({kernel_of(*i.op), cost_shape_of(plan, *i.segment, *i.op), 1}, e->end - e->begin - e->peer_wait);
+          if (e != nullptr)
+            add_sample({kernel_of(*i.op), cost_shape_of(plan, *i.segment, *i.op), 1}, e->end - e->begin - e->peer_wait);
           continue;
         }
         double arrival = 0, end = 0;
@@ -164,7 +170,8 @@ Machine local_machine(const Calibration& calibration, int cores, int64_t memory_
   for (const RatePoint& p : calibration.points) {
     if (p.concurrency != 1) continue;
     if (p.kernel.starts_with("linear.") && p.shape.size() == 3)
-      peak = std::max(peak, 2.0 * static_cast<double>(p.shape[0]) * static_cast<double>(p.shape[1]) * static_cast<double>(p.shape[2]) / p.seconds);
+      peak = std::max(peak, 2.0 * static_cast<double>(p.shape[0]) * static_cast<double>(p.shape[1]) *
+                                static_cast<double>(p.shape[2]) / p.seconds);
     if (p.kernel == "adamw" && p.shape.size() == 1 && p.shape[0] >= (16 << 20))  // all operands beyond the caches
       m.device.memory_bytes_per_s = std::max(m.device.memory_bytes_per_s, static_cast<double>(p.shape[0]) / p.seconds);
   }

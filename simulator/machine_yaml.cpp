@@ -29,7 +29,8 @@ std::string to_yaml(const Machine& machine) {
   };
   put("id: {}\nlocal: {}\ncores: {}\ndevices_per_node: {}\nnodes: {}\n", quoted(machine.id), machine.local, machine.cores,
       machine.devices_per_node, machine.nodes);
-  put("device:\n  memory: {}\n  memory_bandwidth: {}\n  peak_flops: {{", machine.device.memory_bytes, machine.device.memory_bytes_per_s);
+  put("device:\n  memory: {}\n  memory_bandwidth: {}\n  peak_flops: {{", machine.device.memory_bytes,
+      machine.device.memory_bytes_per_s);
   const char* comma = "";
   for (const auto& [precision, flops] : machine.device.peak_flops) {
     put("{}{}: {}", comma, precision, flops);
@@ -39,12 +40,12 @@ std::string to_yaml(const Machine& machine) {
       machine.inter_bytes_per_s);
   if (!machine.calibration) return out;
   const Calibration& c = *machine.calibration;
-  put("calibration:\n  id: {}\n  date: {}\n  command: {}\n  processor: {}\n  kernel_variant: {}\n", quoted(c.id), quoted(c.date), quoted(c.command),
-      quoted(c.processor), quoted(c.kernel_variant));
+  put("calibration:\n  id: {}\n  date: {}\n  command: {}\n  processor: {}\n  kernel_variant: {}\n", quoted(c.id), quoted(c.date),
+      quoted(c.command), quoted(c.processor), quoted(c.kernel_variant));
   put("  op_overhead_s: {}\n  wake_latency_s: {}\n  points:\n", c.op_overhead_s, c.wake_latency_s);
   for (const RatePoint& p : c.points)
-    put("    - {{kernel: {}, shape: [{}], concurrency: {}, seconds: {}, spread: {}, repeats: {}}}\n", p.kernel, fmt::join(p.shape, ", "),
-        p.concurrency, p.seconds, p.spread, p.repeats);
+    put("    - {{kernel: {}, shape: [{}], concurrency: {}, seconds: {}, spread: {}, repeats: {}}}\n", p.kernel,
+        fmt::join(p.shape, ", "), p.concurrency, p.seconds, p.spread, p.repeats);
   return out;
 }
 

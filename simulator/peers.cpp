@@ -67,7 +67,8 @@ class Meetings {
     if (c.kind == CollectiveKind::kAllGather) full = program_.writes(i)[0].type;
     const auto known = sent_.find(i.op);
     if (known != sent_.end()) return known->second;
-    const int64_t elements = sent_elements(c.kind, c.algorithm, full->shape.elements(), static_cast<int>(group.size()), index, c.root);
+    const int64_t elements =
+        sent_elements(c.kind, c.algorithm, full->shape.elements(), static_cast<int>(group.size()), index, c.root);
     return sent_[i.op] = bytes_of(full->dtype, elements);
   }
 

@@ -30,7 +30,8 @@ class SimulatedRanks {
 
 /// What a communication instruction needs before it can move data.
 struct Meeting {
-  /// Equal for all who meet: communicator, first and last party, direction (0 collective, 1 p2p), number of the message between them.
+  /// Equal for all who meet: communicator, first and last party, direction (0 collective, 1 p2p), number of the message between
+  /// them.
   using Key = std::tuple<int, int, int, int, int>;
   Key key{};
   int parties = 1;         ///< simulated ranks that must arrive; 1: nothing to wait for

@@ -20,7 +20,8 @@ bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, co
 
 }  // namespace
 
-Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes, const CostModel& costs) {
+Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
+                  const CostModel& costs) {
   Predicted out;
   out.trace = simulate(plan, programs, config.machine, costs);
   const int rank = longest_rank(out.trace);

@@ -15,10 +15,11 @@ struct Predicted {
   Trace trace;  ///< of one step
 };
 
-/// Predicts one step of `plan` on `config.machine`. `programs` are indexed by role and were given arena offsets by `place_arena`, whose
-/// device-space sizes are `arena_bytes` (of the rank with the largest). Times are of the rank with the longest step, `compute_s` and
-/// `exposed_comm_s` as plan/trace.h `analyse` has them. `extrapolated` is set when any op's cost was not interpolated, or the case asks
-/// for more threads a rank than were calibrated.
-Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes, const CostModel& costs);
+/// Predicts one step of `plan` on `config.machine`. `programs` are indexed by role and were given arena offsets by `place_arena`,
+/// whose device-space sizes are `arena_bytes` (of the rank with the largest). Times are of the rank with the longest step,
+/// `compute_s` and `exposed_comm_s` as plan/trace.h `analyse` has them. `extrapolated` is set when any op's cost was not
+/// interpolated, or the case asks for more threads a rank than were calibrated.
+Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
+                  const CostModel& costs);
 
 }  // namespace shardlab

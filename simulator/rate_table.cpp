@@ -40,14 +40,16 @@ RateTable::RateTable(std::span<const std::vector<int64_t>> shapes, std::span<con
   for (size_t i = 0; i < points_.size(); ++i) {
     size_t at = 0;
     for (size_t d = 0; d < dims; ++d)
-      at = at * axes_[d].size() + static_cast<size_t>(std::lower_bound(axes_[d].begin(), axes_[d].end(), points_[i][d]) - axes_[d].begin());
+      at = at * axes_[d].size() +
+           static_cast<size_t>(std::lower_bound(axes_[d].begin(), axes_[d].end(), points_[i][d]) - axes_[d].begin());
     grid[at] = seconds_[i];
   }
   if (std::none_of(grid.begin(), grid.end(), [](double v) { return std::isnan(v); })) grid_ = std::move(grid);
 }
 
 RateTable::Answer RateTable::at(std::span<const int64_t> shape) const {
-  SHARDLAB_CHECK(!points_.empty() && shape.size() == axes_.size(), "a shape of {} extents for a table of {}", shape.size(), axes_.size());
+  SHARDLAB_CHECK(!points_.empty() && shape.size() == axes_.size(), "a shape of {} extents for a table of {}", shape.size(),
+                 axes_.size());
   if (grid_.empty()) return nearest(shape);
 
   // By extent: the cell's lower corner, and the position in the cell, within [0, 1]; what lies beyond goes into `beyond`.
@@ -83,7 +85,8 @@ RateTable::Answer RateTable::at(std::span<const int64_t> shape) const {
     }
     value += weight * grid_[at];
     for (size_t d = 0; d < dims; ++d)
-      if (axes_[d].size() > 1) slope[d] += ((bits >> d) & 1 ? 1 : -1) * without[d] * grid_[at] / (axes_[d][corner[d] + 1] - axes_[d][corner[d]]);
+      if (axes_[d].size() > 1)
+        slope[d] += ((bits >> d) & 1 ? 1 : -1) * without[d] * grid_[at] / (axes_[d][corner[d] + 1] - axes_[d][corner[d]]);
   }
   for (size_t d = 0; d < dims; ++d) value += beyond[d] * (axes_[d].size() > 1 ? std::clamp(slope[d], 0.0, max_slope_) : 1.0);
   answer.seconds = std::exp(value);

@@ -9,10 +9,12 @@ namespace shardlab {
 
 /// Seconds by shape, for the points of one kernel at one concurrency.
 ///
-/// Formula: log seconds multilinear in the logs of the extents over the cell of the grid that holds the shape: exact for every power
-///   law, hence for a kernel at a constant rate. Beyond the grid the outermost cell's slope goes on, kept within [0, 1.25] an extent
-///   ([0, 2.25] where the extent enters squared is the caller's: it states `max_slope`). Where points do not fill a grid the nearest
-///   measured shape is scaled by the ratio of the products of extents.
+/// Formula: log seconds multilinear in the logs of the extents over the cell of the grid that holds the shape: exact for every
+/// power
+///   law, hence for a kernel at a constant rate. Beyond the grid the outermost cell's slope goes on, kept within [0, 1.25] an
+///   extent
+///   ([0, 2.25] where the extent enters squared is the caller's: it states `max_slope`). Where points do not fill a grid the
+///   nearest measured shape is scaled by the ratio of the products of extents.
 /// Units: seconds; extents are positive counts.
 class RateTable {
  public:
@@ -31,8 +33,8 @@ class RateTable {
   Answer nearest(std::span<const int64_t> shape) const;
 
   double max_slope_ = 1.25;
-  std::vector<std::vector<double>> axes_;  ///< logs of the distinct extents, ascending
-  std::vector<double> grid_;               ///< logs of seconds, last extent fastest; empty when points are missing
+  std::vector<std::vector<double>> axes_;    ///< logs of the distinct extents, ascending
+  std::vector<double> grid_;                 ///< logs of seconds, last extent fastest; empty when points are missing
   std::vector<std::vector<double>> points_;  ///< logs of the shapes
   std::vector<double> seconds_;              ///< logs
 };

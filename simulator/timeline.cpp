@@ -120,9 +120,7 @@ class Simulation {
   }
 
   Rank& rank_of(const Stream& s) { return ranks_[static_cast<size_t>(s.rank)]; }
-  const Instruction& current(const Stream& s) {
-    return rank_of(s).program->instructions[static_cast<size_t>((*s.list)[s.next])];
-  }
+  const Instruction& current(const Stream& s) { return rank_of(s).program->instructions[static_cast<size_t>((*s.list)[s.next])]; }
   const Meeting& meeting(const Stream& s) { return rank_of(s).meetings[static_cast<size_t>(current(s).id)]; }
 
   /// Starts whatever can start at this moment. Every completion may unblock other streams of its rank.
@@ -294,7 +292,9 @@ class Simulation {
       case Doing::kLaunch: return begin_op(index);
       case Doing::kGather: return move(index);
       case Doing::kRun: return finish_op(index);
-      default: SHARDLAB_CHECK(false, "a timer or task of stream {} ended in phase {}", index, static_cast<int>(streams_[static_cast<size_t>(index)].phase));
+      default:
+        SHARDLAB_CHECK(false, "a timer or task of stream {} ended in phase {}", index,
+                       static_cast<int>(streams_[static_cast<size_t>(index)].phase));
     }
   }
 

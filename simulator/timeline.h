@@ -1,17 +1,18 @@
 // Event simulation of a plan: what each rank's streams do, when, on the resources of a machine.
 //
-// The simulator follows the instruction lists and waits of plan/program.h exactly as the executor does. Time comes from a CostModel;
-// overlap, bubbles and contention are not assumed but follow from the resources:
+// The simulator follows the instruction lists and waits of plan/program.h exactly as the executor does. Time comes from a
+// CostModel; overlap, bubbles and contention are not assumed but follow from the resources:
 //
 //   cores      the ranks of a local machine share its cores. An op that computes or moves data takes one core; when more ops are
-//              ready than there are cores, each progresses at cores / ready of its speed (processor sharing). Blocked waits take none.
+//              ready than there are cores, each progresses at cores / ready of its speed (processor sharing). Blocked waits take
+//              none.
 //   memory     an op's own speed depends on how many cores are busy (CostModel: measured at concurrency 1 and at all cores).
 //   devices    on any other machine each rank has a device of its own, on which streams run side by side; the host launches
 //              instructions in issue order, `dispatch` seconds each, and no op starts before it was launched.
 //   peers      a collective moves data once its whole group has arrived; a send and its receive once both have.
 //
-// On a local machine `dispatch` is core time before each op. A stream that had to block starts `wake` seconds after what it waited for,
-// or as many as it had waited if those were fewer: it was still spinning.
+// On a local machine `dispatch` is core time before each op. A stream that had to block starts `wake` seconds after what it waited
+// for, or as many as it had waited if those were fewer: it was still spinning.
 #pragma once
 
 #include <vector>
@@ -30,8 +31,8 @@ struct SimulateOptions {
   int max_individual_ranks = 64;
 };
 
-/// The predicted trace of one step. `programs` are indexed by role. Events exist for simulated ranks only; `step_interval` for every rank.
-/// The plan must have passed `verify`: one that deadlocks is a bug.
+/// The predicted trace of one step. `programs` are indexed by role. Events exist for simulated ranks only; `step_interval` for
+/// every rank. The plan must have passed `verify`: one that deadlocks is a bug.
 Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
                const SimulateOptions& options = {});
 

@@ -132,8 +132,6 @@ class TensorParallel {
     const SlotId sums = head.add("loss.sums", two, Use::kLocal, BufferClass::kTemporary);
     const SlotId max_part = head.add_view("loss.max.part", max, placed(one, axis_, partial));
     const SlotId sums_part = head.add_view("loss.sums.part", sums, placed(two, axis_, partial));
-    const bool training = fused.part == CrossEntropy::Part::kFused;
-
     const auto part = [&](CrossEntropy::Part p, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label) {
       Op op = loss;
       op.work = CrossEntropy{p, fused.tokens};
@@ -147,8 +145,7 @@ class TensorParallel {
                             all_reduce(max_part, max, "loss.max.all", ReduceOp::kMax),
                             part(CrossEntropy::Part::kSum, {logits, targets, max}, {sums_part}, "loss.sums"),
                             all_reduce(sums_part, sums, "loss.sums.all"),
-                            part(CrossEntropy::Part::kGrad, {logits, targets, max, sums},
-                                 training ? std::vector{nll, logits} : std::vector{nll}, "loss")};
+                            part(CrossEntropy::Part::kGrad, {logits, targets, max, sums}, {nll, logits}, "loss")};
     const auto where = steps.erase(at);
     steps.insert(where, std::make_move_iterator(parts.begin()), std::make_move_iterator(parts.end()));
   }

@@ -1,4 +1,5 @@
-// Causal attention, one (sequence, kv head) at a time, four query rows at a time: a block of scores is [4, tokens], never [tokens, tokens].
+// Causal attention, one (sequence, kv head) at a time, four query rows at a time: a block of scores is [4, tokens], never [tokens,
+// tokens].
 //
 // Scores put lanes along the keys (K transposed once a head), outputs and gradients along the head's depth. Row i uses keys 0 .. i:
 // what four rows have in common is done together, the rest of each row alone, so that no masked term is ever added.
@@ -19,16 +20,21 @@ inline constexpr int kVectors = 1;
 /// One sequence's view of the fused activation for one kv head.
 struct Head {
   int64_t tokens, depth, padded_tokens, padded_depth;
-  int64_t stride;        ///< floats from one token's row to the next
-  int64_t key, value;    ///< offset of this head's key and value in a row
+  int64_t stride;      ///< floats from one token's row to the next
+  int64_t key, value;  ///< offset of this head's key and value in a row
   float scale;
 };
 
 Head head_of(const AttentionShape& s, int group) {
   const int64_t per_group = s.heads / s.kv_heads + 2;
   const int64_t first = group * per_group * s.head_dim;
-  return {s.tokens, s.head_dim, padded_to_lanes(s.tokens), padded_to_lanes(s.head_dim), s.qkv_width(),
-          first + (per_group - 2) * s.head_dim, first + (per_group - 1) * s.head_dim,
+  return {s.tokens,
+          s.head_dim,
+          padded_to_lanes(s.tokens),
+          padded_to_lanes(s.head_dim),
+          s.qkv_width(),
+          first + (per_group - 2) * s.head_dim,
+          first + (per_group - 1) * s.head_dim,
           1.0f / __builtin_sqrtf(static_cast<float>(s.head_dim))};
 }
 /// Offset of query head `head` (of all heads) in a row of qkv.
@@ -85,9 +91,11 @@ void dots(const float* const* rows, const float* transposed, int64_t keys, const
   for (; key < end; key += kLanes) dot_strip<1>(rows, transposed + key, h, out + key);
 }
 
-/// V vectors of sums over keys for kQueryRows rows: weights[r][key] * matrix[key][d], keys ascending. Row r has keys 0 .. common + r.
+/// V vectors of sums over keys for kQueryRows rows: weights[r][key] * matrix[key][d], keys ascending. Row r has keys 0 .. common +
+/// r.
 template <int V>
-SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, int64_t common, int rows, const Head& h, float* out) {
+SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, int64_t common, int rows, const Head& h,
+                                    float* out) {
   Floats sum[kQueryRows][V];
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r)
@@ -126,7 +134,8 @@ void weighted_rows(const float* weights, const float* matrix, int64_t first, int
 
 /// V vectors of matrix[key][d] = fma(weights[r][key], row_r[d], matrix[key][d]), r ascending, for the rows r that see the key.
 template <int V>
-SHARDLAB_INLINE void scatter_strip(const float* weights, const float* rows_of, int64_t first, int rows, const Head& h, float* matrix) {
+SHARDLAB_INLINE void scatter_strip(const float* weights, const float* rows_of, int64_t first, int rows, const Head& h,
+                                   float* matrix) {
   Floats row[kQueryRows][V];
 #pragma GCC unroll 4
   for (int r = 0; r < kQueryRows; ++r)
@@ -227,12 +236,15 @@ void attention_forward(const AttentionForward& a) {
           dots(query, keys, first + rows, h, scores);
           float sum[kQueryRows];
           for (int r = 0; r < rows; ++r)
-            softmax_row(scores + r * h.padded_tokens, first + r + 1, h.scale, sum[r], a.lse[(b * s.heads + head) * s.tokens + first + r]);
+            softmax_row(scores + r * h.padded_tokens, first + r + 1, h.scale, sum[r],
+                        a.lse[(b * s.heads + head) * s.tokens + first + r]);
           weighted_rows(scores, values, first, rows, h, out);
           for (int r = 0; r < rows; ++r) {
             const Floats inverse = floats(1.0f / sum[r]);
             float* to = a.o + (b * s.tokens + first + r) * s.out_width() + head * h.depth;
-            for_vectors(h.depth, [=, from = out + r * h.padded_depth](int64_t d, int n) { store_some(to + d, load(from + d) * inverse, n); });
+            for_vectors(h.depth, [=, from = out + r * h.padded_depth](int64_t d, int n) {
+              store_some(to + d, load(from + d) * inverse, n);
+            });
           }
         }
     }
@@ -274,7 +286,8 @@ void backward_block(const AttentionInput& a, const Head& h, const BackwardScratc
   scatter_rows(x.ds, x.queries, first, rows, h, x.dkeys);
   scatter_rows(x.p, x.douts, first, rows, h, x.dvalues);
   weighted_rows(x.ds, x.keys, first, rows, h, x.queries);  // the queries are not needed any more
-  for (int r = 0; r < rows; ++r) std::memcpy(dq + r * h.stride, x.queries + r * h.padded_depth, sizeof(float) * static_cast<size_t>(h.depth));
+  for (int r = 0; r < rows; ++r)
+    std::memcpy(dq + r * h.stride, x.queries + r * h.padded_depth, sizeof(float) * static_cast<size_t>(h.depth));
 }
 
 }  // namespace

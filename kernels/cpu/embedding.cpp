@@ -84,7 +84,8 @@ void embed_weight(const EmbedWeight& a) {
 void positions_forward(const PositionsForward& a) {
   const int64_t n = a.tokens * a.width;
   for (int64_t b = 0; b < a.sequences; ++b)
-    for_vectors(n, [&](int64_t i, int m) { store_some(a.y + b * n + i, load_some(a.x + b * n + i, m) + load_some(a.table + i, m), m); });
+    for_vectors(
+        n, [&](int64_t i, int m) { store_some(a.y + b * n + i, load_some(a.x + b * n + i, m) + load_some(a.table + i, m), m); });
 }
 
 void positions_weight(const PositionsWeight& a) {

@@ -1,8 +1,10 @@
-// Linear: oneDNN in fast mode; in canonical mode a matrix product whose every output is a tree over leaves, each leaf a chain of fma.
+// Linear: oneDNN in fast mode; in canonical mode a matrix product whose every output is a tree over leaves, each leaf a chain of
+// fma.
 //
-// The canonical product, C[m,n] = tree over leaves of chain over p of A(m,p) * B(p,n), is cut in tiles of kTileRows x 16 kTileVectors outputs that stay
-// in registers over a whole leaf. B's columns are packed [p][column] for a block of columns, A's rows [p][row] for a tile. Vectors
-// lie along n: no order depends on their width, so tiles may differ between variants and the bits may not.
+// The canonical product, C[m,n] = tree over leaves of chain over p of A(m,p) * B(p,n), is cut in tiles of kTileRows x 16
+// kTileVectors outputs that stay in registers over a whole leaf. B's columns are packed [p][column] for a block of columns, A's
+// rows [p][row] for a tile. Vectors lie along n: no order depends on their width, so tiles may differ between variants and the bits
+// may not.
 #include <dnnl.h>
 
 #include "kernels/cpu/panels.h"
@@ -31,7 +33,7 @@ struct Operand {
 
 /// Leaves of the contraction: leaf i is [begin(i), begin(i + 1)).
 struct ContractionLeaves {
-  const PartLeaves* part;     ///< or null: `count` equal ones
+  const PartLeaves* part;  ///< or null: `count` equal ones
   int64_t count, extent;
   SHARDLAB_INLINE int64_t begin(int64_t i) const { return part != nullptr ? part->begin(static_cast<int>(i)) : extent / count * i; }
 };
@@ -85,8 +87,8 @@ void pack(const Operand& x, int64_t first, int64_t count, int padded, int64_t ex
 }
 
 /// C[rows, columns] = tree of chains (+ bias), C row-major with rows of `columns`.
-void canonical_product(const Operand& a, const Operand& b, int64_t rows, int64_t columns, const ContractionLeaves& leaves, const float* bias,
-                       float* c, void* scratch) {
+void canonical_product(const Operand& a, const Operand& b, int64_t rows, int64_t columns, const ContractionLeaves& leaves,
+                       const float* bias, float* c, void* scratch) {
   const int64_t extent = leaves.extent, block = block_columns(extent);
   float* packed_a = take<float>(scratch, extent * kTileRows);
   float* packed_b = take<float>(scratch, extent * block);
@@ -117,7 +119,8 @@ void canonical_product(const Operand& a, const Operand& b, int64_t rows, int64_t
   }
 }
 
-void fast_product(char transposed_a, char transposed_b, int64_t m, int64_t n, int64_t k, const float* a, const float* b, float beta, float* c) {
+void fast_product(char transposed_a, char transposed_b, int64_t m, int64_t n, int64_t k, const float* a, const float* b, float beta,
+                  float* c) {
   if (m == 0 || n == 0) return;
   const dnnl_status_t status = dnnl_sgemm(transposed_a, transposed_b, m, n, k, 1.0f, a, transposed_a == 'N' ? k : m, b,
                                           transposed_b == 'N' ? n : k, beta, c, n);
@@ -153,7 +156,8 @@ void linear_weight(const LinearWeight& a) {
   const int64_t rows = a.tokens.rows();
   if (a.canonical) {
     expect(!a.accumulate, "linear: canonical mode does not accumulate; plan Add ops", a.accumulate);
-    expect(a.tokens.sequences >= 1 && a.tokens.sequences < (1 << (kSequenceLevels - 1)), "linear: 1 <= sequences < 32768", a.tokens.sequences);
+    expect(a.tokens.sequences >= 1 && a.tokens.sequences < (1 << (kSequenceLevels - 1)), "linear: 1 <= sequences < 32768",
+           a.tokens.sequences);
     canonical_product({a.dy, 1, a.out}, {a.x, 1, a.in}, a.out, a.in, {nullptr, a.tokens.sequences, rows}, nullptr, a.dw, a.scratch);
   } else {
     fast_product('T', 'N', a.out, a.in, rows, a.dy, a.x, a.accumulate ? 1.0f : 0.0f, a.dw);

@@ -9,10 +9,12 @@ void forward_layer_row(const NormForward& a, const float* x, float* y, float* st
   const float h = static_cast<float>(a.width);
   const float mean = lanes(a.width, [=](int64_t i, int n) { return load_some(x + i, n); }) / h;
   const Floats mean_v = floats(mean);
-  const float variance = lanes(a.width, [=](int64_t i, int n) {
-                           const Floats d = load_some(x + i, n) - mean_v;
-                           return d * d;
-                         }) / h;
+  const float variance = lanes(a.width,
+                               [=](int64_t i, int n) {
+                                 const Floats d = load_some(x + i, n) - mean_v;
+                                 return d * d;
+                               }) /
+                         h;
   const float rstd = 1.0f / __builtin_sqrtf(variance + a.epsilon);
   const Floats rstd_v = floats(rstd);
   for_vectors(a.width, [&](int64_t i, int n) {
@@ -25,10 +27,12 @@ void forward_layer_row(const NormForward& a, const float* x, float* y, float* st
 
 void forward_rms_row(const NormForward& a, const float* x, float* y, float* stats) {
   const float h = static_cast<float>(a.width);
-  const float mean_square = lanes(a.width, [=](int64_t i, int n) {
-                              const Floats v = load_some(x + i, n);
-                              return v * v;
-                            }) / h;
+  const float mean_square = lanes(a.width,
+                                  [=](int64_t i, int n) {
+                                    const Floats v = load_some(x + i, n);
+                                    return v * v;
+                                  }) /
+                            h;
   const float r = 1.0f / __builtin_sqrtf(mean_square + a.epsilon);
   const Floats r_v = floats(r);
   for_vectors(a.width, [&](int64_t i, int n) { store_some(y + i, (load_some(x + i, n) * r_v) * load_some(a.gamma + i, n), n); });
@@ -57,10 +61,12 @@ void input_row(const NormInput& a, int64_t row) {
   Floats mean_g = zeros();
   if constexpr (!kRms)
     mean_g = floats(lanes(a.width, [=](int64_t i, int n) { return load_some(dy + i, n) * load_some(gamma + i, n); }) / h);
-  const Floats mean_gx = floats(lanes(a.width, [=](int64_t i, int n) {
-                                  const Floats g = load_some(dy + i, n) * load_some(gamma + i, n);
-                                  return g * normalised<kRms>(load_some(x + i, n), mean, rstd);
-                                }) / h);
+  const Floats mean_gx = floats(lanes(a.width,
+                                      [=](int64_t i, int n) {
+                                        const Floats g = load_some(dy + i, n) * load_some(gamma + i, n);
+                                        return g * normalised<kRms>(load_some(x + i, n), mean, rstd);
+                                      }) /
+                                h);
   for_vectors(a.width, [=](int64_t i, int n) {
     Floats g = load_some(dy + i, n) * load_some(gamma + i, n);
     const Floats xhat = normalised<kRms>(load_some(x + i, n), mean, rstd);
@@ -97,7 +103,8 @@ void norm_weight(const NormWeight& a) {
   }
   token_sums(a.tokens, width, a.accumulate, a.dgamma, [=](int64_t row, int64_t column, int n) {
     const int64_t at = row * width + column;
-    return load_some(a.dy + at, n) * normalised<false>(load_some(a.x + at, n), floats(a.stats[2 * row]), floats(a.stats[2 * row + 1]));
+    return load_some(a.dy + at, n) *
+           normalised<false>(load_some(a.x + at, n), floats(a.stats[2 * row]), floats(a.stats[2 * row + 1]));
   });
   token_sums(a.tokens, width, a.accumulate, a.dbeta,
              [=](int64_t row, int64_t column, int n) { return load_some(a.dy + row * width + column, n); });

@@ -20,7 +20,8 @@ SHARDLAB_INLINE void rotate(float* row, int pairs, const float* cosine, const fl
 }  // namespace
 
 void rope(const Rope& a) {
-  expect(a.head_dim > 0 && a.head_dim % 2 == 0 && a.head_dim <= 2 * kMaxPairs, "rope: head_dim is even and at most 1024", a.head_dim);
+  expect(a.head_dim > 0 && a.head_dim % 2 == 0 && a.head_dim <= 2 * kMaxPairs, "rope: head_dim is even and at most 1024",
+         a.head_dim);
   expect(a.kv_heads > 0 && a.heads % a.kv_heads == 0, "rope: kv_heads divides heads", a.heads);
   const int pairs = a.head_dim / 2;
   const int rotated = a.heads / a.kv_heads + 1;  // of each kv head's rows: its queries and the key

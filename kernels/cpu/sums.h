@@ -16,8 +16,8 @@ SHARDLAB_INLINE float tree_of_lanes(const Floats& x) {
   return v[0];
 }
 
-/// `lanes` over value(i, n) for i = 0, 16, 32 ... below `count`; value gives elements i .. i+n-1, in its first n lanes. What it gives
-/// in the others is not used: absent elements are not added, which for a lane that started at +0 is the same as adding +0.
+/// `lanes` over value(i, n) for i = 0, 16, 32 ... below `count`; value gives elements i .. i+n-1, in its first n lanes. What it
+/// gives in the others is not used: absent elements are not added, which for a lane that started at +0 is the same as adding +0.
 template <class Value>
 SHARDLAB_INLINE float lanes(int64_t count, const Value& value) {
   Floats sum = zeros();
@@ -74,7 +74,8 @@ SHARDLAB_INLINE Strip<C> operator+(const Strip<C>& a, const Strip<C>& b) {
 
 /// One strip of columns of token_sums. value(row, column, n) -> Floats.
 template <int C, class Value>
-SHARDLAB_INLINE Strip<C> token_sum_strip(const Tokens& tokens, const PartLeaves& leaves, int64_t column, int n, const Value& value) {
+SHARDLAB_INLINE Strip<C> token_sum_strip(const Tokens& tokens, const PartLeaves& leaves, int64_t column, int n,
+                                         const Value& value) {
   TreeCounter<Strip<C>, kSequenceLevels> sequences;
   for (int64_t b = 0; b < tokens.sequences; ++b) {
     TreeCounter<Strip<C>, kLeafLevels> sequence;

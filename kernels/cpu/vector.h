@@ -1,8 +1,9 @@
 // Sixteen fp32 lanes as the processor variant has them: one 512-bit register, two of 256 or four of 128. Every operation is lane by
 // lane and correctly rounded, so all variants give the same bits.
 //
-// Everything here lives in the variant's own namespace. Nothing of the standard library may be left as an out-of-line inline function in a
-// variant's object files: the linker keeps one copy of each, perhaps one that this processor cannot run (tests/kernels checks).
+// Everything here lives in the variant's own namespace. Nothing of the standard library may be left as an out-of-line inline
+// function in a variant's object files: the linker keeps one copy of each, perhaps one that this processor cannot run
+// (tests/kernels checks).
 #pragma once
 
 #ifndef SHARDLAB_VARIANT
@@ -33,6 +34,7 @@ inline constexpr int kPieceLanes = kLanes / kPieces;
 
 typedef float FloatPiece __attribute__((vector_size(4 * kPieceLanes)));
 typedef int32_t IntPiece __attribute__((vector_size(4 * kPieceLanes)));
+typedef uint32_t WordPiece __attribute__((vector_size(4 * kPieceLanes)));  // integers wrap around in this form
 
 /// Sixteen 32-bit integers; also the result of comparisons (-1 true, 0 false).
 struct Ints {
@@ -58,10 +60,13 @@ SHARDLAB_INLINE Floats zeros() {
 }
 SHARDLAB_INLINE Floats load(const float* p) {
   Floats r;
-  std::memcpy(&r, p, sizeof r);
+  // Piece by piece: a copy of the whole struct would keep it in memory.
+  SHARDLAB_EACH_PIECE std::memcpy(&r.piece[i], p + i * kPieceLanes, sizeof(FloatPiece));
   return r;
 }
-SHARDLAB_INLINE void store(float* p, const Floats& x) { std::memcpy(p, &x, sizeof x); }
+SHARDLAB_INLINE void store(float* p, const Floats& x) {
+  SHARDLAB_EACH_PIECE std::memcpy(p + i * kPieceLanes, &x.piece[i], sizeof(FloatPiece));
+}
 
 /// The first n (0 to 16) lanes from p, the others +0; memory past them is not touched.
 SHARDLAB_INLINE Floats load_first(const float* p, int n) {
@@ -150,22 +155,22 @@ SHARDLAB_INLINE Floats square_root(const Floats& a) {
 
 SHARDLAB_INLINE Ints bits(const Floats& a) {
   Ints r;
-  std::memcpy(&r, &a, sizeof r);
+  SHARDLAB_EACH_PIECE r.piece[i] = (IntPiece)a.piece[i];
   return r;
 }
 SHARDLAB_INLINE Floats from_bits(const Ints& a) {
   Floats r;
-  std::memcpy(&r, &a, sizeof r);
+  SHARDLAB_EACH_PIECE r.piece[i] = (FloatPiece)a.piece[i];
   return r;
 }
 SHARDLAB_INLINE Ints plus(const Ints& a, int32_t b) {
   Ints r;
-  SHARDLAB_EACH_PIECE r.piece[i] = a.piece[i] + b;
+  SHARDLAB_EACH_PIECE r.piece[i] = (IntPiece)((WordPiece)a.piece[i] + static_cast<uint32_t>(b));
   return r;
 }
 SHARDLAB_INLINE Ints minus(const Ints& a, const Ints& b) {
   Ints r;
-  SHARDLAB_EACH_PIECE r.piece[i] = a.piece[i] - b.piece[i];
+  SHARDLAB_EACH_PIECE r.piece[i] = (IntPiece)((WordPiece)a.piece[i] - (WordPiece)b.piece[i]);
   return r;
 }
 SHARDLAB_INLINE Ints both(const Ints& a, int32_t b) {
@@ -180,7 +185,7 @@ SHARDLAB_INLINE Ints either(const Ints& a, const Ints& b) {
 }
 SHARDLAB_INLINE Ints shifted_left(const Ints& a, int n) {
   Ints r;
-  SHARDLAB_EACH_PIECE r.piece[i] = a.piece[i] << n;
+  SHARDLAB_EACH_PIECE r.piece[i] = (IntPiece)((WordPiece)a.piece[i] << static_cast<uint32_t>(n));
   return r;
 }
 /// Arithmetic.
@@ -209,8 +214,12 @@ SHARDLAB_INLINE float from_bits(int32_t a) {
   return r;
 }
 // Integers wrap around, as the vector instructions do (the bits of a NaN pass through here).
-SHARDLAB_INLINE int32_t plus(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b)); }
-SHARDLAB_INLINE int32_t minus(int32_t a, int32_t b) { return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b)); }
+SHARDLAB_INLINE int32_t plus(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+SHARDLAB_INLINE int32_t minus(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
+}
 SHARDLAB_INLINE int32_t both(int32_t a, int32_t b) { return a & b; }
 SHARDLAB_INLINE int32_t either(int32_t a, int32_t b) { return a | b; }
 SHARDLAB_INLINE int32_t shifted_left(int32_t a, int n) { return static_cast<int32_t>(static_cast<uint32_t>(a) << n); }

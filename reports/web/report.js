@@ -23,6 +23,11 @@
   const svg = (tag, attributes, ...children) => fill(document.createElementNS('http://www.w3.org/2000/svg', tag), attributes, children);
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  function isDark() {
+    const chosen = document.documentElement.dataset.theme;
+    return chosen ? chosen === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
+  }
+
   function section(id, title, note) {
     const node = el('section', { id, 'aria-labelledby': 'h-' + id }, el('h2', { id: 'h-' + id }, title));
     if (note) node.append(el('p', { class: 'note' }, note));
@@ -190,7 +195,7 @@
       const v = value(c, name), text = human(v, data.columns[column[name]].unit);
       if (first) return el('td', { class: 'first', title: titleOf(c) }, el('button', { type: 'button', class: 'link', 'aria-pressed': String(i === state.selected), onclick: () => select(i) }, text || c.layout));
       if (name === 'status') return el('td', {}, el('span', { class: 'status ' + v }, text));
-      if (name === 'reason') return el('td', { class: text.length > 40 ? 'long' : '' }, text);
+      if (name === 'reason') return el('td', { class: 'long', title: text }, text);
       if (name === 'step_error_pct' && v !== null) return el('td', { class: 'n ' + (Math.abs(v) <= 10 ? 'near' : 'far') }, text);
       return el('td', { class: typeof v === 'number' ? 'n' : '' }, text);
     }
@@ -237,7 +242,7 @@
   function memorySection() {
     const cases = data.cases.map((c, i) => i).filter(i => value(data.cases[i], 'predicted_peak_bytes') !== null);
     if (cases.length === 0) return;
-    const node = section('memory', 'Memory at the peak', 'Live bytes of the largest rank by class, predicted. The dark mark is the measured peak.');
+    const node = section('memory', 'Memory at the peak', 'Live bytes of the largest rank by class, predicted. The upright mark is the measured peak.');
     const peak = i => Math.max(value(data.cases[i], 'predicted_peak_bytes'), value(data.cases[i], 'measured_peak_bytes') || 0);
     const most = Math.max(...cases.map(peak));
     const budgets = cases.map(i => data.cases[i].budget).filter(b => b > 0);
@@ -270,7 +275,7 @@
       const over = c.budget > 0 && predicted > c.budget;
       const off = over ? ', over budget' : measured === null ? '' : measured === predicted ? ', 0 B off' : ', ' + bytes(measured - predicted) + ' off';
       const label = titleOf(c) + ': ' + bytes(predicted) + off + '; ' + classes.filter(k => c.memory[k] > 0).map(k => data.classes[k] + ' ' + bytes(c.memory[k])).join(', ');
-      return el('div', { role: 'listitem', 'aria-label': label, style: 'display:contents' }, el('span', { class: 'name', title: titleOf(c) }, nameOf(c)), el('span', { class: 'track' }, parts), el('span', { class: 'size' + (over ? ' far' : '') }, bytes(predicted) + off));
+      return el('div', { role: 'listitem', class: 'case', 'aria-label': label }, el('span', { class: 'name', title: titleOf(c) }, nameOf(c)), el('span', { class: 'track' }, parts), el('span', { class: 'size' + (over ? ' far' : '') }, bytes(predicted) + off));
     }
     function draw(n) { grid.replaceChildren(...rows.slice(0, n).map(bar)); }
     draw(kMemoryRows);
@@ -325,14 +330,19 @@
     node.append(el('h3', {}, 'Step time of every case'), el('p', { class: 'note' }, 'Both axes are logarithmic; the band is ±10 %. Above the line the prediction was too slow.'), box,
       el('ul', { class: 'legend' }, sizes.map((s, k) => el('li', {}, svg('svg', { width: 14, height: 14, style: 'display:inline-block;vertical-align:-2px;margin-right:4px', 'aria-hidden': 'true' }, fill(kShapes[k % kShapes.length](7, 7, 5), { fill: 'var(--c' + k % 10 + ')' }, [])), s + (s === 1 ? ' rank' : ' ranks')))));
     const draw = width => {
-      const w = Math.min(width, 640), h = Math.min(w, 460), pad = { l: 62, r: 12, t: 10, b: 44 };
+      const w = Math.min(width, 640), h = Math.min(w, 460), pad = { l: 78, r: 12, t: 10, b: 44 };
       const px = v => pad.l + (w - pad.l - pad.r) * Math.log(v / low) / Math.log(high / low), py = v => h - pad.b - (h - pad.t - pad.b) * Math.log(v / low) / Math.log(high / low);
       const out = svg('svg', { width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: 'group', 'aria-label': 'Predicted step time against measured step time, ' + cases.length + ' cases' });
       out.append(svg('clipPath', { id: 'plot' }, svg('rect', { x: pad.l, y: pad.t, width: w - pad.l - pad.r, height: h - pad.t - pad.b })));
       out.append(svg('polygon', { 'clip-path': 'url(#plot)', fill: 'var(--accent-soft)', points: [[low, low * 0.9], [high, high * 0.9], [high, high * 1.1], [low, low * 1.1]].map(p => px(p[0]) + ',' + py(p[1])).join(' ') }));
+      let free = -Infinity;  // where the last label below the plot ends
       for (const t of logTicks(low, high)) {
+        const label = trim(seconds(t)), half = 3.6 * label.length;
         out.append(svg('line', { class: 'grid', x1: px(t), x2: px(t), y1: pad.t, y2: h - pad.b }), svg('line', { class: 'grid', x1: pad.l, x2: w - pad.r, y1: py(t), y2: py(t) }));
-        out.append(svg('text', { x: px(t), y: h - pad.b + 16, 'text-anchor': 'middle' }, trim(seconds(t))), svg('text', { x: pad.l - 6, y: py(t) + 4, 'text-anchor': 'end' }, trim(seconds(t))));
+        out.append(svg('text', { x: pad.l - 6, y: py(t) + 4, 'text-anchor': 'end' }, label));
+        if (px(t) - half < free || px(t) + half > w) continue;
+        out.append(svg('text', { x: px(t), y: h - pad.b + 16, 'text-anchor': 'middle' }, label));
+        free = px(t) + half + 4;
       }
       out.append(svg('line', { class: 'axis', 'clip-path': 'url(#plot)', x1: px(low), y1: py(low), x2: px(high), y2: py(high) }));
       out.append(svg('text', { class: 'soft', x: (pad.l + w) / 2, y: h - 8, 'text-anchor': 'middle' }, 'measured step'), svg('text', { class: 'soft', x: -(h - pad.b) / 2, y: 13, 'text-anchor': 'middle', transform: 'rotate(-90)' }, 'predicted step'));
@@ -369,16 +379,16 @@
       more.hidden = ops.length <= kOpRows;
       more.textContent = all ? 'Show the first ' + kOpRows : 'Show all ' + ops.length;
       const staged = ops.some(o => o[0] > 0);
-      const head = ['op', ...(staged ? ['stage'] : []), 'predicted', 'measured', 'residual', 'of predicted', 'share', 'count', 'work of one'];
+      const head = ['op', ...(staged ? ['stage'] : []), 'predicted', 'measured', 'residual', 'of predicted', 'share', 'work'];
       const cell = t => el('td', { class: 'n' }, t);
       box.replaceChildren(el('table', {}, el('thead', {}, el('tr', {}, head.map((h, k) => el('th', { scope: 'col', class: k === 0 ? 'first' : h === 'share' ? '' : 'n' }, h)))),
         el('tbody', {}, rows.slice(0, all ? rows.length : kOpRows).map(o => {
           const relative = both && o[7] > 0 ? 100 * (o[8] - o[7]) / o[7] : null, share = total > 0 ? time(o) / total : 0;
           const work = o[4] > 0 ? human(o[4], 'flop') : o[6] > 0 ? bytes(o[6]) + ' sent' : bytes(o[5] || 0);
-          const tipText = o[2] + '\n' + count(o[4]) + ' flop, ' + bytes(o[5] || 0) + ' memory, ' + bytes(o[6] || 0) + ' payload';
+          const tipText = o[2] + ', ' + o[3] + ' a step\n' + count(o[4]) + ' flop, ' + bytes(o[5] || 0) + ' memory, ' + bytes(o[6] || 0) + ' payload';
           return el('tr', {}, el('td', { class: 'first', title: tipText }, o[1], el('span', { class: 'kind' }, ' ' + o[2])), staged ? cell(String(o[0])) : null, cell(predicted ? seconds(o[7]) : ''), cell(measured ? seconds(o[8]) : ''),
             cell(both ? seconds(o[8] - o[7]) : ''), el('td', { class: 'n' }, relative === null ? '' : signed(relative)),
-            el('td', {}, el('span', { class: 'share', style: 'width:' + (4 * share).toFixed(2) + 'rem' }), ' ' + (100 * share).toFixed(1) + ' %'), cell(String(o[3])), cell(work));
+            el('td', {}, el('span', { class: 'share', style: 'width:' + (4 * share).toFixed(2) + 'rem' }), ' ' + (100 * share).toFixed(1) + ' %'), cell(work));
         }))));
     }
     state.onSelect.push(draw);
@@ -400,7 +410,7 @@
     function refresh() {
       const g = group;
       note.textContent = g.label + '. ' + (g.cases.length === 1 ? 'One layout.' : g.largest_deviation === 0 ? 'The curves of all ' + g.cases.length + ' layouts are equal to the last bit over ' + g.steps + ' steps.' :
-        'The curves of ' + g.cases.length + ' layouts deviate by at most ' + (g.largest_deviation === null ? 'a value that is not finite' : g.largest_deviation.toPrecision(3)) + ' from one another over ' + g.steps + ' steps (at step ' + g.at_step + ').') +
+        'The curves of ' + g.cases.length + ' layouts deviate by at most ' + (g.largest_deviation === null ? 'a value that is not finite' : (g.largest_deviation < 1e-3 ? g.largest_deviation.toExponential(2) : g.largest_deviation.toPrecision(3))) + ' from one another over ' + g.steps + ' steps (at step ' + g.at_step + ').') +
         (g.unigram === null ? '' : ' The dashed line is the entropy of the unigram model, ' + g.unigram.toFixed(4) + ': what a model that only counts bytes reaches.');
       legend.replaceChildren(...g.cases.map((i, k) => el('li', {}, el('i', { style: 'background:var(--c' + k % 10 + ');height:.25rem;vertical-align:middle' }), nameOf(data.cases[i]))));
       first();
@@ -559,7 +569,7 @@
       h.stroke();
       return g.createPattern(tile, 'repeat');
     }
-    function drawLane(g, list, y, colours, hatch) {
+    function drawLane(g, list, y, paint) {
       const right = canvas.clientWidth;
       let lastPixel = -1;
       g.font = '11px system-ui, "DejaVu Sans", sans-serif';
@@ -568,19 +578,18 @@
         if (b < gutter() || (b - a < 0.5 && Math.floor(a) === lastPixel)) continue;
         lastPixel = Math.floor(a);
         const wait = list[i + 4] === 1, w = Math.max(b - a, 0.7), inner = Math.max(0.7, w > 3 ? w - 0.6 : w);
-        g.fillStyle = wait ? hatch : colours[groups[list[i]] ?? colours.length - 1];
+        g.fillStyle = wait ? paint.hatch : paint.colours[groups[list[i]] ?? paint.colours.length - 1];
         g.fillRect(a, y, inner, row - 2);
         if (!wait && list[i + 3] > 0) {
           const p = Math.min(b, x(list[i + 1] + list[i + 3]));
-          if (p - a > 1) { g.fillStyle = css('--card'); g.fillRect(a, y, p - a, row - 2); g.fillStyle = hatch; g.fillRect(a, y, p - a, row - 2); }
+          if (p - a > 1) { g.fillStyle = paint.card; g.fillRect(a, y, p - a, row - 2); g.fillStyle = paint.hatch; g.fillRect(a, y, p - a, row - 2); }
         }
         if (!wait && w > 46 && t.ops[list[i]]) {
           g.save();
           g.beginPath();
           g.rect(a, y, inner, row - 2);
           g.clip();
-          g.fillStyle = '#fff';
-          if (document.documentElement.dataset.theme === 'dark' || (!document.documentElement.dataset.theme && matchMedia('(prefers-color-scheme: dark)').matches)) g.fillStyle = '#111418';
+          g.fillStyle = paint.text;
           g.fillText(t.ops[list[i]][0].split(' ').slice(-2).join(' '), a + 4, y + row - 5);
           g.restore();
         }
@@ -594,9 +603,10 @@
       canvas.style.height = height + 'px';
       const g = canvas.getContext('2d');
       g.scale(ratio, ratio);
-      g.fillStyle = css('--card');
+      const paint = { colours: kGroups.map(k => css(k[2])), hatch: hatched(g), card: css('--card'), text: isDark() ? '#111418' : '#ffffff' };
+      const ink = css('--ink'), soft = css('--soft'), grid = css('--grid');
+      g.fillStyle = paint.card;
       g.fillRect(0, 0, width, height);
-      const colours = kGroups.map(k => css(k[2])), hatch = hatched(g), ink = css('--ink'), soft = css('--soft'), grid = css('--grid');
       g.font = '12px system-ui, "DejaVu Sans", sans-serif';
       for (const tick of linearTicks(from, to, width > 700 ? 8 : 3)) {
         if (tick < from) continue;
@@ -613,7 +623,7 @@
         g.font = '12px system-ui, "DejaVu Sans", sans-serif';
         if (gutter() > 100) { g.fillText((newRank ? 'rank ' + lane.rank : ''), 6, rowTop(k, 0) + 12); g.fillStyle = soft; g.fillText(lane.stream, 58, rowTop(k, 0) + 12); }
         else { g.fillText(newRank ? 'r' + lane.rank : '', 4, rowTop(k, 0) + 12); g.fillStyle = soft; g.font = '11px system-ui, "DejaVu Sans", sans-serif'; g.fillText(lane.stream.slice(0, 8), 4, rowTop(k, 1) + 10); }
-        sides(lane).forEach(([, list], s) => drawLane(g, list, rowTop(k, s), colours, hatch));
+        sides(lane).forEach(([, list], s) => drawLane(g, list, rowTop(k, s), paint));
       });
       range.textContent = seconds(Math.max(0, from) * 1e-6) + ' to ' + seconds(Math.min(end, to) * 1e-6) + ' of ' + seconds(end * 1e-6);
     }
@@ -688,10 +698,9 @@
     nav.append(...[...document.querySelectorAll('main section')].map(s => el('a', { href: '#' + s.id }, s.querySelector('h2').textContent)));
     nav.hidden = false;
     const button = document.getElementById('theme'), root = document.documentElement;
-    const dark = () => root.dataset.theme ? root.dataset.theme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
-    const name = () => { button.textContent = dark() ? 'Light colours' : 'Dark colours'; };
+    const name = () => { button.textContent = isDark() ? 'Light colours' : 'Dark colours'; };
     button.hidden = false;
-    button.addEventListener('click', () => { root.dataset.theme = dark() ? 'light' : 'dark'; name(); state.redraws.forEach(r => r()); });
+    button.addEventListener('click', () => { root.dataset.theme = isDark() ? 'light' : 'dark'; name(); state.redraws.forEach(r => r()); });
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { name(); state.redraws.forEach(r => r()); });
     name();
   }

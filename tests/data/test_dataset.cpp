@@ -21,7 +21,8 @@ namespace fs = std::filesystem;
 /// A folder of its own for one test, removed at the end.
 class Scratch {
  public:
-  explicit Scratch(const std::string& name) : path_(fs::temp_directory_path() / fmt::format("shardlab-data-{}-{}", name, getpid())) {
+  explicit Scratch(const std::string& name)
+      : path_(fs::temp_directory_path() / fmt::format("shardlab-data-{}-{}", name, getpid())) {
     fs::remove_all(path_);
     fs::create_directories(path_);
   }
@@ -45,7 +46,8 @@ std::string u16(const std::vector<int>& tokens) {
 }
 
 std::string i32(uint32_t v) {
-  return {static_cast<char>(v & 255), static_cast<char>(v >> 8 & 255), static_cast<char>(v >> 16 & 255), static_cast<char>(v >> 24)};
+  return {static_cast<char>(v & 255), static_cast<char>(v >> 8 & 255), static_cast<char>(v >> 16 & 255),
+          static_cast<char>(v >> 24)};
 }
 
 std::string llmc(uint32_t magic, uint32_t version, uint32_t count, const std::string& tokens) {
@@ -172,6 +174,9 @@ TEST_CASE("a folder is read in the order of its paths, without hidden, built and
   scratch.write("build-debug/log.txt", "BUILD BUILD");
   scratch.write("out/CMakeCache.txt", "BUILD BUILD");
   scratch.write("out/deep/log.txt", "BUILD BUILD");
+  scratch.write("runs/case.yaml", "RUN RUN");
+  scratch.write("mine/results.sqlite", "RUN RUN");
+  scratch.write("mine/report.html", "RUN RUN");
   scratch.write("image.png", std::string("\x89PNG\0\0", 6));
   fs::create_symlink(scratch.path(), scratch.path() + "/loop");
   const auto data = open_dataset({scratch.path(), ""}, {29, 256, 2.0 / 12, 1});
@@ -211,7 +216,8 @@ TEST_CASE("the unigram entropy is that of the targets that training sees") {
   REQUIRE(constant->unigram_entropy() == 0);
   const auto skewed = open_dataset({scratch.write("skewed.txt", "aaabcaaab"), ""}, {4, 256, 0, 1});
   // targets a a b c a a a b: 5, 2, 1 of 8
-  REQUIRE(skewed->unigram_entropy() == Approx(-(5. / 8 * std::log(5. / 8) + 2. / 8 * std::log(2. / 8) + 1. / 8 * std::log(1. / 8))).epsilon(1e-12));
+  REQUIRE(skewed->unigram_entropy() ==
+          Approx(-(5. / 8 * std::log(5. / 8) + 2. / 8 * std::log(2. / 8) + 1. / 8 * std::log(1. / 8))).epsilon(1e-12));
 }
 
 TEST_CASE("what cannot be read is refused with what was seen and what to do") {
@@ -223,15 +229,18 @@ TEST_CASE("what cannot be read is refused with what was seen and what to do") {
   require_contains(refusal({scratch.write("empty.txt", ""), ""}, options), "holds no text");
   fs::create_directories(scratch.path() + "/folder");
   require_contains(refusal({scratch.path() + "/folder", ""}, options), "no file that is not empty, hidden or binary");
-  require_contains(refusal({scratch.write("short.txt", "12345678"), ""}, options), "has 8 tokens, too few for one sequence of 8 + 1");
+  require_contains(refusal({scratch.write("short.txt", "12345678"), ""}, options),
+                   "has 8 tokens, too few for one sequence of 8 + 1");
   require_contains(refusal({scratch.write("high.txt", std::string(100, '\xc3')), ""}, {8, 128, 0.1, 1}), "holds byte 195");
   require_contains(refusal({"", scratch.write("high.bin", u16(counted(300)))}, options), "holds token 299");
   require_contains(refusal({"", scratch.write("odd.bin", u16(counted(20)) + "x")}, options), "has 41 bytes, an odd number");
   require_contains(refusal({"", scratch.write("empty.bin", "")}, options), "is empty");
-  require_contains(refusal({"", scratch.write("cut.bin", llmc(20240520, 1, 30, u16(counted(29))))}, options), "says 30 tokens, but 29 follow");
+  require_contains(refusal({"", scratch.write("cut.bin", llmc(20240520, 1, 30, u16(counted(29))))}, options),
+                   "says 30 tokens, but 29 follow");
   require_contains(refusal({"", scratch.write("version.bin", llmc(20240520, 2, 20, u16(counted(20))))}, options), "version 2");
   require_contains(refusal({"", scratch.write("llama.bin", llmc(20240801, 7, 10, u16(counted(20))))}, options), "uint32 tokens");
-  require_contains(refusal({"", scratch.write("head.bin", llmc(20240520, 1, 20, "").substr(0, 100))}, options), "less than its header");
+  require_contains(refusal({"", scratch.write("head.bin", llmc(20240520, 1, 20, "").substr(0, 100))}, options),
+                   "less than its header");
   require_contains(refusal({"", ""}, options), "neither data.text nor data.tokens");
   require_contains(refusal({"a", "b"}, options), "both data.text and data.tokens");
   require_contains(refusal({"a", ""}, {0, 256, 0.1, 1}), "seq_len is 0");

@@ -5,7 +5,7 @@ namespace {
 
 using kernels::AttentionShape;
 
-const AttentionShape kShapes[] = {{1, 1, 1, 1, 1}, {1, 3, 2, 1, 3},  {2, 4, 1, 1, 16}, {2, 17, 4, 2, 6},
+const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},   {1, 3, 2, 1, 3},  {2, 4, 1, 1, 16}, {2, 17, 4, 2, 6},
                                   {1, 19, 3, 3, 17}, {1, 33, 2, 2, 8}, {1, 6, 6, 2, 70}};
 
 int64_t query_at(const AttentionShape& s, int head) {
@@ -56,8 +56,12 @@ Floats forward(const Kernels& k, const Floats& qkv, const AttentionShape& s) {
 Floats backward(const Kernels& k, const Floats& qkv, const Floats& dout, const AttentionShape& s) {
   const Floats saved = forward(k, qkv, s);
   Floats dqkv = poisoned(static_cast<int64_t>(qkv.size()));
-  kernels::AttentionInput a{.shape = s, .dout = dout.data(), .o = saved.data(), .lse = saved.data() + s.sequences * s.tokens * s.out_width(),
-                            .qkv = qkv.data(), .dqkv = dqkv.data()};
+  kernels::AttentionInput a{.shape = s,
+                            .dout = dout.data(),
+                            .o = saved.data(),
+                            .lse = saved.data() + s.sequences * s.tokens * s.out_width(),
+                            .qkv = qkv.data(),
+                            .dqkv = dqkv.data()};
   Scratch scratch(attention_scratch_bytes(a));
   a.scratch = scratch.data();
   k.attention_input(a);
@@ -69,11 +73,13 @@ Floats backward(const Kernels& k, const Floats& qkv, const Floats& dout, const A
 
 TEST_CASE("attention: F equals fp64, I equals finite differences, on every variant") {
   for (const AttentionShape& s : kShapes) {
-    INFO("sequences " << s.sequences << " tokens " << s.tokens << " heads " << s.heads << " kv_heads " << s.kv_heads << " head_dim " << s.head_dim);
+    INFO("sequences " << s.sequences << " tokens " << s.tokens << " heads " << s.heads << " kv_heads " << s.kv_heads << " head_dim "
+                      << s.head_dim);
     const int64_t n = s.sequences * s.tokens * s.qkv_width(), out = s.sequences * s.tokens * s.out_width();
     const Floats qkv = random_floats(n, 1, 2.0f), dout = random_floats(out, 2);
     const auto f = [&](const Doubles& at) { return part_of(forward64(at, s), 0, out); };
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return forward(k, qkv, s); }), forward64(wide(qkv), s), kTolerance) == "");
+    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return forward(k, qkv, s); }), forward64(wide(qkv), s),
+                       kTolerance) == "");
     const Doubles want = numeric_gradient(f, wide(qkv), wide(dout));
     REQUIRE(difference(on_every_variant([&](const Kernels& k) { return backward(k, qkv, dout, s); }), want, kTolerance) == "");
   }
@@ -91,7 +97,8 @@ TEST_CASE("attention: scores far from 0 neither overflow nor lose the sum") {
 
 TEST_CASE("attention: a head's and a sequence's bits do not depend on which others are computed with it") {
   const AttentionShape s{2, 21, 4, 2, 10};
-  const Floats qkv = random_floats(s.sequences * s.tokens * s.qkv_width(), 4), dout = random_floats(s.sequences * s.tokens * s.out_width(), 5);
+  const Floats qkv = random_floats(s.sequences * s.tokens * s.qkv_width(), 4),
+               dout = random_floats(s.sequences * s.tokens * s.out_width(), 5);
   const AttentionShape half{2, 21, 2, 1, 10};
   for (const Kernels* k : variants_here()) {
     const Floats all = forward(*k, qkv, s), dall = backward(*k, qkv, dout, s);
@@ -99,8 +106,9 @@ TEST_CASE("attention: a head's and a sequence's bits do not depend on which othe
       const Floats mine = columns_of(qkv, s.qkv_width(), rank * half.qkv_width(), (rank + 1) * half.qkv_width());
       const Floats dmine = columns_of(dout, s.out_width(), rank * half.out_width(), (rank + 1) * half.out_width());
       const int64_t out = s.sequences * s.tokens * s.out_width(), half_out = out / 2;
-      REQUIRE(bit_difference(part_of(forward(*k, mine, half), 0, half_out),
-                             columns_of(part_of(all, 0, out), s.out_width(), rank * half.out_width(), (rank + 1) * half.out_width())) == "");
+      REQUIRE(bit_difference(
+                  part_of(forward(*k, mine, half), 0, half_out),
+                  columns_of(part_of(all, 0, out), s.out_width(), rank * half.out_width(), (rank + 1) * half.out_width())) == "");
       REQUIRE(bit_difference(backward(*k, mine, dmine, half),
                              columns_of(dall, s.qkv_width(), rank * half.qkv_width(), (rank + 1) * half.qkv_width())) == "");
     }

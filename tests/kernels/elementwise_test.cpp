@@ -69,15 +69,18 @@ TEST_CASE("residual: x + (z + bias), in place or not; dbias is the sum over toke
       plain.push_back(x[i] + z[i]);
     }
     REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) {
-              Floats y = x;
-              k.residual_forward({.x = y.data(), .z = z.data(), .bias = bias.data(), .y = y.data(), .rows = rows, .width = width});
-              return y;
-            }), want) == "");
+                             Floats y = x;
+                             k.residual_forward(
+                                 {.x = y.data(), .z = z.data(), .bias = bias.data(), .y = y.data(), .rows = rows, .width = width});
+                             return y;
+                           }),
+                           want) == "");
     REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) {
-              Floats y = poisoned(rows * width);
-              k.residual_forward({.x = x.data(), .z = z.data(), .y = y.data(), .rows = rows, .width = width});
-              return y;
-            }), plain) == "");
+                             Floats y = poisoned(rows * width);
+                             k.residual_forward({.x = x.data(), .z = z.data(), .y = y.data(), .rows = rows, .width = width});
+                             return y;
+                           }),
+                           plain) == "");
     Doubles sums(width);
     for (int64_t i = 0; i < rows * width; ++i) sums[i % width] += x[i];
     const auto dbias = [&](bool accumulate) {
@@ -118,8 +121,15 @@ TEST_CASE("sgd and adamw: two steps equal fp64, on every variant") {
       const Floats adam = on_every_variant([&](const Kernels& k) {
         Floats w = param, m1(n), v1(n);
         for (int64_t step = 0; step < 2; ++step)
-          k.adamw({.grad = grad.data(), .param = w.data(), .m = m1.data(), .v = v1.data(), .n = n, .step = step, .learning_rate = 0.01f,
-                   .epsilon = 1e-3f, .weight_decay = decay});
+          k.adamw({.grad = grad.data(),
+                   .param = w.data(),
+                   .m = m1.data(),
+                   .v = v1.data(),
+                   .n = n,
+                   .step = step,
+                   .learning_rate = 0.01f,
+                   .epsilon = 1e-3f,
+                   .weight_decay = decay});
         return joined({w, m1, v1});
       });
       REQUIRE(difference(part_of(adam, 0, n), a64, kTolerance) == "");

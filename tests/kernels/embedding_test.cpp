@@ -9,10 +9,18 @@ struct Shape {
 };
 const Shape kShapes[] = {{1, 1, 1, 1}, {2, 17, 17, 5}, {4, 9, 64, 300}, {3, 50, 20, 70000}};
 
-Floats weight(const Kernels& k, const std::vector<int32_t>& ids, const Floats& dx, const Shape& s, int64_t begin, int64_t end, const Floats* old = nullptr) {
+Floats weight(const Kernels& k, const std::vector<int32_t>& ids, const Floats& dx, const Shape& s, int64_t begin, int64_t end,
+              const Floats* old = nullptr) {
   Floats table = old != nullptr ? *old : poisoned((end - begin) * s.width);
-  kernels::EmbedWeight a{.ids = ids.data(), .dx = dx.data(), .dtable = table.data(), .sequences = s.sequences, .tokens = s.tokens, .width = s.width,
-                         .row_begin = begin, .table_rows = end - begin, .accumulate = old != nullptr};
+  kernels::EmbedWeight a{.ids = ids.data(),
+                         .dx = dx.data(),
+                         .dtable = table.data(),
+                         .sequences = s.sequences,
+                         .tokens = s.tokens,
+                         .width = s.width,
+                         .row_begin = begin,
+                         .table_rows = end - begin,
+                         .accumulate = old != nullptr};
   Scratch scratch(embed_scratch_bytes(a));
   a.scratch = scratch.data();
   k.embed_weight(a);
@@ -37,7 +45,13 @@ TEST_CASE("embed: F copies rows, W is its transpose, whole or sharded over the v
     const auto forward = [&](const Kernels& k, int64_t begin, int64_t end) {
       const Floats mine = part_of(table, begin * s.width, end * s.width);
       Floats x = poisoned(s.rows() * s.width);
-      k.embed_forward({.ids = ids.data(), .table = mine.data(), .x = x.data(), .rows = s.rows(), .width = s.width, .row_begin = begin, .table_rows = end - begin});
+      k.embed_forward({.ids = ids.data(),
+                       .table = mine.data(),
+                       .x = x.data(),
+                       .rows = s.rows(),
+                       .width = s.width,
+                       .row_begin = begin,
+                       .table_rows = end - begin});
       return x;
     };
     REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) { return forward(k, 0, s.vocab); }), want) == "");
@@ -61,7 +75,8 @@ TEST_CASE("embed: W of a batch is the tree over its sequences; accumulation adds
     std::vector<Floats> single;
     const int64_t n = s.tokens * s.width;
     for (int64_t b = 0; b < s.sequences; ++b)
-      single.push_back(weight(*k, part_of(ids, b * s.tokens, (b + 1) * s.tokens), part_of(dx, b * n, (b + 1) * n), one, 0, s.vocab));
+      single.push_back(
+          weight(*k, part_of(ids, b * s.tokens, (b + 1) * s.tokens), part_of(dx, b * n, (b + 1) * n), one, 0, s.vocab));
     REQUIRE(bit_difference(whole, tree_of(single)) == "");
     Floats want = old;
     for (size_t i = 0; i < want.size(); ++i) want[i] = want[i] + whole[i];
@@ -74,15 +89,20 @@ TEST_CASE("positions: F adds the table to each sequence, W is the tree over sequ
   const Floats x = random_floats(sequences * n, 7), table = random_floats(n, 8);
   Floats want;
   for (int64_t i = 0; i < sequences * n; ++i) want.push_back(x[i] + table[i % n]);
-  REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) {
+  REQUIRE(
+      bit_difference(
+          on_every_variant([&](const Kernels& k) {
             Floats y = x;
-            k.positions_forward({.x = y.data(), .table = table.data(), .y = y.data(), .sequences = sequences, .tokens = tokens, .width = width});
+            k.positions_forward(
+                {.x = y.data(), .table = table.data(), .y = y.data(), .sequences = sequences, .tokens = tokens, .width = width});
             return y;
-          }), want) == "");
+          }),
+          want) == "");
   const auto weight = [&](bool accumulate) {
     return on_every_variant([&](const Kernels& k) {
       Floats d = accumulate ? table : poisoned(n);
-      k.positions_weight({.dx = x.data(), .dtable = d.data(), .sequences = sequences, .tokens = tokens, .width = width, .accumulate = accumulate});
+      k.positions_weight(
+          {.dx = x.data(), .dtable = d.data(), .sequences = sequences, .tokens = tokens, .width = width, .accumulate = accumulate});
       return d;
     });
   };

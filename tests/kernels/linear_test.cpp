@@ -11,7 +11,8 @@ struct Shape {
   int64_t sequences, tokens, in, out;
   int64_t rows() const { return sequences * tokens; }
 };
-const Shape kShapes[] = {{1, 1, 1, 1}, {1, 3, 17, 5}, {2, 17, 33, 50}, {4, 16, 64, 96}, {3, 5, 100, 37}, {1, 9, 3, 130}, {8, 4, 257, 65}};
+const Shape kShapes[] = {{1, 1, 1, 1},    {1, 3, 17, 5},  {2, 17, 33, 50}, {4, 16, 64, 96},
+                         {3, 5, 100, 37}, {1, 9, 3, 130}, {8, 4, 257, 65}};
 
 Doubles forward64(const Floats& x, const Floats& w, const Floats& bias, const Shape& s) {
   Doubles y;
@@ -44,10 +45,18 @@ Doubles bias64(const Floats& dy, const Shape& s) {
   return db;
 }
 
-Floats forward(const Kernels& k, const Floats& x, const Floats& w, const Floats& bias, const Shape& s, bool canonical, kernels::Part part = {}) {
+Floats forward(const Kernels& k, const Floats& x, const Floats& w, const Floats& bias, const Shape& s, bool canonical,
+               kernels::Part part = {}) {
   Floats y = poisoned(s.rows() * s.out);
-  LinearForward a{.x = x.data(), .w = w.data(), .bias = bias.empty() ? nullptr : bias.data(), .y = y.data(),
-                  .rows = s.rows(), .in = s.in, .out = s.out, .in_part = part, .canonical = canonical};
+  LinearForward a{.x = x.data(),
+                  .w = w.data(),
+                  .bias = bias.empty() ? nullptr : bias.data(),
+                  .y = y.data(),
+                  .rows = s.rows(),
+                  .in = s.in,
+                  .out = s.out,
+                  .in_part = part,
+                  .canonical = canonical};
   Scratch scratch(linear_scratch_bytes(a));
   a.scratch = scratch.data();
   k.linear_forward(a);
@@ -56,7 +65,14 @@ Floats forward(const Kernels& k, const Floats& x, const Floats& w, const Floats&
 }
 Floats input(const Kernels& k, const Floats& dy, const Floats& w, const Shape& s, bool canonical, kernels::Part part = {}) {
   Floats dx = poisoned(s.rows() * s.in);
-  LinearInput a{.dy = dy.data(), .w = w.data(), .dx = dx.data(), .rows = s.rows(), .in = s.in, .out = s.out, .out_part = part, .canonical = canonical};
+  LinearInput a{.dy = dy.data(),
+                .w = w.data(),
+                .dx = dx.data(),
+                .rows = s.rows(),
+                .in = s.in,
+                .out = s.out,
+                .out_part = part,
+                .canonical = canonical};
   Scratch scratch(linear_scratch_bytes(a));
   a.scratch = scratch.data();
   k.linear_input(a);
@@ -66,8 +82,14 @@ Floats input(const Kernels& k, const Floats& dy, const Floats& w, const Shape& s
 /// dw and dbias, joined.
 Floats weight(const Kernels& k, const Floats& x, const Floats& dy, const Shape& s, bool canonical) {
   Floats dw = poisoned(s.out * s.in), dbias = poisoned(s.out);
-  LinearWeight a{.x = x.data(), .dy = dy.data(), .dw = dw.data(), .dbias = dbias.data(),
-                 .tokens = {s.sequences, s.tokens, {}}, .in = s.in, .out = s.out, .canonical = canonical};
+  LinearWeight a{.x = x.data(),
+                 .dy = dy.data(),
+                 .dw = dw.data(),
+                 .dbias = dbias.data(),
+                 .tokens = {s.sequences, s.tokens, {}},
+                 .in = s.in,
+                 .out = s.out,
+                 .canonical = canonical};
   Scratch scratch(linear_scratch_bytes(a));
   a.scratch = scratch.data();
   k.linear_weight(a);
@@ -93,9 +115,12 @@ TEST_CASE("linear: F, I and W equal fp64 in both modes; canonical bits equal on 
       REQUIRE(difference(input(*k, dy, w, s, false), input64(dy, w, s), kTolerance) == "");
       REQUIRE(difference(weight(*k, x, dy, s, false), weights64, kTolerance) == "");
     }
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return forward(k, x, w, bias, s, true); }), forward64(x, w, bias, s), kTolerance) == "");
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return forward(k, x, w, {}, s, true); }), forward64(x, w, {}, s), kTolerance) == "");
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return input(k, dy, w, s, true); }), input64(dy, w, s), kTolerance) == "");
+    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return forward(k, x, w, bias, s, true); }),
+                       forward64(x, w, bias, s), kTolerance) == "");
+    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return forward(k, x, w, {}, s, true); }), forward64(x, w, {}, s),
+                       kTolerance) == "");
+    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return input(k, dy, w, s, true); }), input64(dy, w, s),
+                       kTolerance) == "");
     REQUIRE(difference(on_every_variant([&](const Kernels& k) { return weight(k, x, dy, s, true); }), weights64, kTolerance) == "");
   }
 }
@@ -106,8 +131,14 @@ TEST_CASE("linear: fast W accumulates into what is there") {
   const Floats dw_old = random_floats(s.out * s.in, 5), dbias_old = random_floats(s.out, 6);
   for (const Kernels* k : variants_here()) {
     Floats dw = dw_old, dbias = dbias_old;
-    k->linear_weight({.x = x.data(), .dy = dy.data(), .dw = dw.data(), .dbias = dbias.data(), .tokens = {s.sequences, s.tokens, {}},
-                      .in = s.in, .out = s.out, .accumulate = true});
+    k->linear_weight({.x = x.data(),
+                      .dy = dy.data(),
+                      .dw = dw.data(),
+                      .dbias = dbias.data(),
+                      .tokens = {s.sequences, s.tokens, {}},
+                      .in = s.in,
+                      .out = s.out,
+                      .accumulate = true});
     Doubles want = weight64(x, dy, s), want_bias = bias64(dy, s);
     for (size_t i = 0; i < want.size(); ++i) want[i] += dw_old[i];
     for (size_t i = 0; i < want_bias.size(); ++i) want_bias[i] += dbias_old[i];
@@ -126,7 +157,8 @@ TEST_CASE("linear: canonical mode is a tree over leaves of fused chains, as docs
         Floats leaves;
         for (int leaf = 0; leaf < kContractionLeaves; ++leaf) {
           float sum = 0;
-          for (int64_t i = leaf_begin(in, leaf); i < leaf_begin(in, leaf + 1); ++i) sum = std::fma(x[r * in + i], w[o * in + i], sum);
+          for (int64_t i = leaf_begin(in, leaf); i < leaf_begin(in, leaf + 1); ++i)
+            sum = std::fma(x[r * in + i], w[o * in + i], sum);
           leaves.push_back(sum);
         }
         want.push_back(tree_of(leaves));
@@ -144,8 +176,8 @@ TEST_CASE("linear: canonical bits do not depend on how the contraction is cut ov
       std::vector<Floats> y_parts, dx_parts;
       for (int64_t rank = 0; rank < t; ++rank) {
         const int64_t in0 = s.in * rank / t, in1 = s.in * (rank + 1) / t, out0 = s.out * rank / t, out1 = s.out * (rank + 1) / t;
-        y_parts.push_back(forward(*k, columns_of(x, s.in, in0, in1), columns_of(w, s.in, in0, in1), {}, {s.sequences, s.tokens, in1 - in0, s.out},
-                                  true, {in0, s.in}));
+        y_parts.push_back(forward(*k, columns_of(x, s.in, in0, in1), columns_of(w, s.in, in0, in1), {},
+                                  {s.sequences, s.tokens, in1 - in0, s.out}, true, {in0, s.in}));
         dx_parts.push_back(input(*k, columns_of(dy, s.out, out0, out1), part_of(w, out0 * s.in, out1 * s.in),
                                  {s.sequences, s.tokens, s.in, out1 - out0}, true, {out0, s.out}));
       }
@@ -162,7 +194,8 @@ TEST_CASE("linear: canonical gradients of a batch are the tree over its sequence
     for (const Kernels* k : variants_here()) {
       std::vector<Floats> single;
       for (int64_t b = 0; b < sequences; ++b)
-        single.push_back(weight(*k, part_of(x, b * 21 * 40, (b + 1) * 21 * 40), part_of(dy, b * 21 * 24, (b + 1) * 21 * 24), one, true));
+        single.push_back(
+            weight(*k, part_of(x, b * 21 * 40, (b + 1) * 21 * 40), part_of(dy, b * 21 * 24, (b + 1) * 21 * 24), one, true));
       REQUIRE(bit_difference(weight(*k, x, dy, s, true), tree_of(single)) == "");
     }
   }

@@ -7,7 +7,7 @@ struct Shape {
   int64_t sequences, tokens, width;
   int64_t rows() const { return sequences * tokens; }
 };
-const Shape kShapes[] = {{1, 1, 1}, {1, 3, 3}, {2, 17, 17}, {3, 5, 64}, {4, 16, 100}, {1, 33, 130}};
+const Shape kShapes[] = {{1, 1, 1}, {1, 3, 3}, {2, 17, 17}, {3, 5, 64}, {2, 16, 23}, {1, 5, 130}};
 constexpr float kEpsilon = 1e-3f;  // large enough to show in the result
 
 /// y[rows,width] from (x, gamma, beta) joined, in fp64.
@@ -37,16 +37,30 @@ Inputs inputs(const Shape& s) {
 /// y, stats joined.
 Floats forward(const Kernels& k, const Inputs& in, const Shape& s, bool rms, Floats* stats_out = nullptr) {
   Floats y = poisoned(s.rows() * s.width), stats = poisoned(s.rows() * (rms ? 1 : 2));
-  k.norm_forward({.x = in.x.data(), .gamma = in.gamma.data(), .beta = rms ? nullptr : in.beta.data(), .y = y.data(), .stats = stats.data(),
-                  .rows = s.rows(), .width = s.width, .epsilon = kEpsilon, .rms = rms});
+  k.norm_forward({.x = in.x.data(),
+                  .gamma = in.gamma.data(),
+                  .beta = rms ? nullptr : in.beta.data(),
+                  .y = y.data(),
+                  .stats = stats.data(),
+                  .rows = s.rows(),
+                  .width = s.width,
+                  .epsilon = kEpsilon,
+                  .rms = rms});
   if (stats_out != nullptr) *stats_out = stats;
   return joined({y, stats});
 }
 Floats input_gradient(const Kernels& k, const Inputs& in, const Shape& s, bool rms, bool residual) {
   Floats stats, dx = poisoned(s.rows() * s.width);
   forward(k, in, s, rms, &stats);
-  k.norm_input({.dy = in.dy.data(), .x = in.x.data(), .gamma = in.gamma.data(), .stats = stats.data(),
-                .residual = residual ? in.residual.data() : nullptr, .dx = dx.data(), .rows = s.rows(), .width = s.width, .rms = rms});
+  k.norm_input({.dy = in.dy.data(),
+                .x = in.x.data(),
+                .gamma = in.gamma.data(),
+                .stats = stats.data(),
+                .residual = residual ? in.residual.data() : nullptr,
+                .dx = dx.data(),
+                .rows = s.rows(),
+                .width = s.width,
+                .rms = rms});
   return dx;
 }
 /// dgamma and, without rms, dbeta, joined.
@@ -54,8 +68,15 @@ Floats weight_gradient(const Kernels& k, const Inputs& in, const Shape& s, bool 
   Floats stats, dgamma = poisoned(s.width), dbeta = poisoned(s.width);
   if (old != nullptr) dgamma = dbeta = *old;
   forward(k, in, s, rms, &stats);
-  k.norm_weight({.dy = in.dy.data(), .x = in.x.data(), .stats = stats.data(), .dgamma = dgamma.data(), .dbeta = rms ? nullptr : dbeta.data(),
-                 .tokens = {s.sequences, s.tokens, {}}, .width = s.width, .rms = rms, .accumulate = old != nullptr});
+  k.norm_weight({.dy = in.dy.data(),
+                 .x = in.x.data(),
+                 .stats = stats.data(),
+                 .dgamma = dgamma.data(),
+                 .dbeta = rms ? nullptr : dbeta.data(),
+                 .tokens = {s.sequences, s.tokens, {}},
+                 .width = s.width,
+                 .rms = rms,
+                 .accumulate = old != nullptr});
   return rms ? dgamma : joined({dgamma, dbeta});
 }
 
@@ -75,8 +96,7 @@ TEST_CASE("norm: F equals fp64, I and W equal finite differences, on every varia
       const Floats dx = on_every_variant([&](const Kernels& k) { return input_gradient(k, in, s, rms, false); });
       if (rms || s.width > 1) REQUIRE(difference(dx, part_of(gradient, 0, n), 10 * kTolerance) == "");
       const Floats dw = on_every_variant([&](const Kernels& k) { return weight_gradient(k, in, s, rms); });
-      if (rms || s.width > 1)
-        REQUIRE(difference(dw, part_of(gradient, n, n + (rms ? 1 : 2) * s.width), kTolerance) == "");
+      if (rms || s.width > 1) REQUIRE(difference(dw, part_of(gradient, n, n + (rms ? 1 : 2) * s.width), kTolerance) == "");
     }
 }
 

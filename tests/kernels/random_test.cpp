@@ -18,11 +18,13 @@ TEST_CASE("dropout: each element follows random_bits, and kept ones are scaled")
         const bool kept = static_cast<double>(random_bits(kKey, i)) >= static_cast<double>(p) * 4294967296.0;
         want.push_back(kept ? z[i] * (1.0f / (1.0f - p)) : 0.0f);
       }
-      REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) {
-                Floats out = z;
-                k.dropout({.z = out.data(), .sequences = sequences, .tokens = tokens, .width = width, .p = p, .key = kKey});
-                return out;
-              }), want) == "");
+      REQUIRE(bit_difference(
+                  on_every_variant([&](const Kernels& k) {
+                    Floats out = z;
+                    k.dropout({.z = out.data(), .sequences = sequences, .tokens = tokens, .width = width, .p = p, .key = kKey});
+                    return out;
+                  }),
+                  want) == "");
     }
 }
 
@@ -49,8 +51,17 @@ TEST_CASE("dropout: masks do not depend on the cut over sequences, tokens and co
           for (int64_t b = b0; b < b0 + 2; ++b)
             for (int64_t t = t0; t < t0 + 3; ++t)
               for (int64_t c = c0; c < c0 + 11; ++c) mine.push_back(z[(b * tokens + t) * width + c]);
-          k->dropout({.z = mine.data(), .sequences = 2, .tokens = 3, .width = 11, .sequence_begin = b0, .token_begin = t0, .tokens_total = tokens,
-                      .width_begin = c0, .width_total = width, .p = 0.4f, .key = kKey});
+          k->dropout({.z = mine.data(),
+                      .sequences = 2,
+                      .tokens = 3,
+                      .width = 11,
+                      .sequence_begin = b0,
+                      .token_begin = t0,
+                      .tokens_total = tokens,
+                      .width_begin = c0,
+                      .width_total = width,
+                      .p = 0.4f,
+                      .key = kKey});
           size_t at = 0;
           for (int64_t b = b0; b < b0 + 2; ++b)
             for (int64_t t = t0; t < t0 + 3; ++t)
@@ -66,7 +77,8 @@ TEST_CASE("initialise: normal values of the stated deviation that do not depend 
   const RandomKey key{.seed = 9, .tensor = 4};
   const auto block = [&](std::vector<int64_t> origin, std::vector<int64_t> extent) {
     Floats values = poisoned(extent[0] * extent[1] * extent[2]);
-    kernels::initialise_normal({.shape = shape, .origin = origin, .extent = extent, .deviation = 0.02, .key = key, .values = values.data()});
+    kernels::initialise_normal(
+        {.shape = shape, .origin = origin, .extent = extent, .deviation = 0.02, .key = key, .values = values.data()});
     return values;
   };
   const Floats whole = block({0, 0, 0}, shape);

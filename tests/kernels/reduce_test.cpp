@@ -48,11 +48,14 @@ TEST_CASE("reduce: sum_scalars is a tree over all elements in order, times the f
   const float* parts[] = {a.data(), b.data(), c.data()};
   const int64_t sizes[] = {5, 1, 6};
   const Floats want{tree_of(joined({a, b, c})) * static_cast<float>(3.0 / 7.0)};
-  REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) {
-            Floats total = poisoned(1);
-            k.sum_scalars({.parts = parts, .sizes = sizes, .count = 3, .factor_num = 3, .factor_den = 7, .total = total.data()});
-            return total;
-          }), want) == "");
+  REQUIRE(
+      bit_difference(on_every_variant([&](const Kernels& k) {
+                       Floats total = poisoned(1);
+                       k.sum_scalars(
+                           {.parts = parts, .sizes = sizes, .count = 3, .factor_num = 3, .factor_den = 7, .total = total.data()});
+                       return total;
+                     }),
+                     want) == "");
   Floats none = poisoned(1);
   kernels_for_this_processor().sum_scalars({.total = none.data()});
   REQUIRE(none[0] == 0);

@@ -30,8 +30,16 @@ Doubles forward64(Doubles x, const Shape& s, int64_t begin) {
 Floats rotated(const Kernels& k, Floats x, const Shape& s, int64_t begin, bool backward, bool with_table) {
   Floats table = poisoned(s.tokens * s.head_dim);
   kernels::rope_table(begin, s.tokens, s.head_dim, kTheta, table.data());
-  k.rope({.qkv = x.data(), .sequences = s.sequences, .tokens = s.tokens, .heads = s.heads, .kv_heads = s.kv_heads, .head_dim = s.head_dim,
-          .position_begin = begin, .theta = kTheta, .backward = backward, .table = with_table ? table.data() : nullptr});
+  k.rope({.qkv = x.data(),
+          .sequences = s.sequences,
+          .tokens = s.tokens,
+          .heads = s.heads,
+          .kv_heads = s.kv_heads,
+          .head_dim = s.head_dim,
+          .position_begin = begin,
+          .theta = kTheta,
+          .backward = backward,
+          .table = with_table ? table.data() : nullptr});
   return x;
 }
 

@@ -1,4 +1,5 @@
-// What the kernel tests share: random inputs, poisoned outputs, scratch with a guard, fp64 gradients, comparisons that name the element.
+// What the kernel tests share: random inputs, poisoned outputs, scratch with a guard, fp64 gradients, comparisons that name the
+// element.
 #pragma once
 
 #include <fmt/core.h>
@@ -54,7 +55,9 @@ class Scratch {
 
  private:
   static constexpr size_t kGuard = 64;
-  struct alignas(64) Line { unsigned char bytes[64]; };
+  struct alignas(64) Line {
+    unsigned char bytes[64];
+  };
   size_t bytes_;
   std::vector<Line> storage_;
 };
@@ -74,7 +77,8 @@ inline std::string bit_difference(const Floats& got, const Floats& want) {
   if (got.size() != want.size()) return fmt::format("{} elements instead of {}", got.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
     if (std::isnan(want[i])) return fmt::format("element {} to compare with is NaN", i);
-    if (std::memcmp(&got[i], &want[i], sizeof(float)) != 0) return fmt::format("element {} is {} instead of {}", i, got[i], want[i]);
+    if (std::memcmp(&got[i], &want[i], sizeof(float)) != 0)
+      return fmt::format("element {} is {} instead of {}", i, got[i], want[i]);
   }
   return "";
 }
@@ -115,7 +119,8 @@ template <class T>
 std::vector<T> columns_of(const std::vector<T>& x, int64_t width, int64_t begin, int64_t end) {
   std::vector<T> part;
   for (size_t row = 0; row < x.size() / static_cast<size_t>(width); ++row)
-    part.insert(part.end(), x.begin() + static_cast<int64_t>(row) * width + begin, x.begin() + static_cast<int64_t>(row) * width + end);
+    part.insert(part.end(), x.begin() + static_cast<int64_t>(row) * width + begin,
+                x.begin() + static_cast<int64_t>(row) * width + end);
   return part;
 }
 
@@ -143,7 +148,9 @@ inline Doubles numeric_gradient(const std::function<Doubles(const Doubles&)>& f,
 
 /// tree over a list, by plan/base/tree.h's recursion.
 inline float tree_of(const Floats& x) {
-  return tree_sum(0, static_cast<int64_t>(x.size()), [&](int64_t i) { return x[static_cast<size_t>(i)]; }, [](float a, float b) { return a + b; });
+  return tree_sum(
+      0, static_cast<int64_t>(x.size()), [&](int64_t i) { return x[static_cast<size_t>(i)]; },
+      [](float a, float b) { return a + b; });
 }
 /// tree, elementwise, over equally long lists.
 inline Floats tree_of(const std::vector<Floats>& parts) {

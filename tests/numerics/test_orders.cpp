@@ -1,4 +1,5 @@
-// Every kernel against the reference's operation, bit for bit: both were written from docs/canonical-order.md, apart from one another.
+// Every kernel against the reference's operation, bit for bit: both were written from docs/canonical-order.md, apart from one
+// another.
 #include <fmt/format.h>
 
 #include <bit>
@@ -21,7 +22,8 @@ using Values = reference::Tensor<float>;
 
 Values normal(int64_t n, uint32_t name, double deviation = 1.0) {
   Values v;
-  for (int64_t i = 0; i < n; ++i) v.push_back(reference::initial_normal({11, RandomUse::kInitialise, name, 0}, static_cast<uint64_t>(i), deviation));
+  for (int64_t i = 0; i < n; ++i)
+    v.push_back(reference::initial_normal({11, RandomUse::kInitialise, name, 0}, static_cast<uint64_t>(i), deviation));
   return v;
 }
 
@@ -97,7 +99,9 @@ TEST_CASE("linear: F, I, W and the bias's gradient") {
       k.linear_weight(g);
       REQUIRE_SAME(reference::linear(x, w, &bias, b * s, in, out), y);
       REQUIRE_SAME(reference::linear_input(dy, w, b * s, in, out), dx);
-      REQUIRE_SAME(tree_of(b, [&](int64_t n) { return reference::linear_weight(part(x, n, s * in), part(dy, n, s * out), s, in, out); }), dw);
+      REQUIRE_SAME(
+          tree_of(b, [&](int64_t n) { return reference::linear_weight(part(x, n, s * in), part(dy, n, s * out), s, in, out); }),
+          dw);
       REQUIRE_SAME(tree_of(b, [&](int64_t n) { return reference::bias_gradient(part(dy, n, s * out), s, out); }), dbias);
     }
   });
@@ -109,8 +113,10 @@ TEST_CASE("norm: F, I and W of LayerNorm and RMSNorm") {
       for (const bool rms : {false, true}) {
         INFO(fmt::format("b{} s{} h{} rms {}", b, s, h, rms));
         const int64_t columns = rms ? 1 : 2;
-        const Values x = normal(b * s * h, 1), gamma = normal(h, 2), beta = normal(h, 3), dy = normal(b * s * h, 4), residual = normal(b * s * h, 5);
-        Values y = poisoned(b * s * h), stats = poisoned(b * s * columns), dx = poisoned(b * s * h), dgamma = poisoned(h), dbeta = poisoned(h);
+        const Values x = normal(b * s * h, 1), gamma = normal(h, 2), beta = normal(h, 3), dy = normal(b * s * h, 4),
+                     residual = normal(b * s * h, 5);
+        Values y = poisoned(b * s * h), stats = poisoned(b * s * columns), dx = poisoned(b * s * h), dgamma = poisoned(h),
+               dbeta = poisoned(h);
         k.norm_forward({x.data(), gamma.data(), rms ? nullptr : beta.data(), y.data(), stats.data(), b * s, h, 1e-5f, rms});
         k.norm_input({dy.data(), x.data(), gamma.data(), stats.data(), residual.data(), dx.data(), b * s, h, rms});
         k.norm_weight({dy.data(), x.data(), stats.data(), dgamma.data(), rms ? nullptr : dbeta.data(), {b, s, {}}, h, rms, false});
@@ -213,7 +219,8 @@ TEST_CASE("embedding, positions and their gradients") {
       INFO(fmt::format("b{} s{} h{} V{}", b, s, h, vocab));
       std::vector<int32_t> ids;
       for (int64_t i = 0; i < b * s; ++i)
-        ids.push_back(static_cast<int32_t>(random_bits({1, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(i)) % static_cast<uint64_t>(vocab)));
+        ids.push_back(static_cast<int32_t>(random_bits({1, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(i)) %
+                                           static_cast<uint64_t>(vocab)));
       const Values dx = normal(b * s * h, 1);
       Values dtable = poisoned(vocab * h), dpositions = poisoned(s * h);
       kernels::EmbedWeight w{ids.data(), dx.data(), dtable.data(), b, s, h, 0, vocab, false, nullptr};
@@ -226,7 +233,8 @@ TEST_CASE("embedding, positions and their gradients") {
                              Values sum(static_cast<size_t>(vocab * h), 0.0f);
                              for (int64_t t = 0; t < s; ++t)
                                for (int64_t i = 0; i < h; ++i)
-                                 sum[static_cast<size_t>(ids[static_cast<size_t>(n * s + t)] * h + i)] += dx[static_cast<size_t>((n * s + t) * h + i)];
+                                 sum[static_cast<size_t>(ids[static_cast<size_t>(n * s + t)] * h + i)] +=
+                                     dx[static_cast<size_t>((n * s + t) * h + i)];
                              return sum;
                            }),
                    dtable);
@@ -264,7 +272,8 @@ TEST_CASE("cross-entropy") {
       const Values logits = normal(b * s * vocab, 1, 4.0);
       std::vector<int32_t> targets;
       for (int64_t i = 0; i < b * s; ++i)
-        targets.push_back(static_cast<int32_t>(random_bits({2, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(i)) % static_cast<uint64_t>(vocab)));
+        targets.push_back(static_cast<int32_t>(random_bits({2, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(i)) %
+                                               static_cast<uint64_t>(vocab)));
       Values dlogits = logits, nll = poisoned(b), want_dlogits, want_nll;
       kernels::CrossEntropy c;
       c.logits = dlogits.data();

@@ -1,4 +1,5 @@
-// The reference trainer, judged by itself: its gradients against central differences of its loss, its updates against their formulas.
+// The reference trainer, judged by itself: its gradients against central differences of its loss, its updates against their
+// formulas.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -43,13 +44,15 @@ Train recipe(float dropout) {
 std::vector<int32_t> tokens_for(const Model& model, int64_t sequences, int64_t seq_len) {
   std::vector<int32_t> tokens;
   for (int64_t i = 0; i < sequences * (seq_len + 1); ++i)
-    tokens.push_back(static_cast<int32_t>(random_bits({9, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(i)) % static_cast<uint32_t>(model.vocab)));
+    tokens.push_back(static_cast<int32_t>(random_bits({9, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(i)) %
+                                          static_cast<uint32_t>(model.vocab)));
   return tokens;
 }
 
-/// Largest difference between a parameter's gradient and the differences of the loss, over every element, relative to the gradient's
-/// largest element. Differences of fourth order: (8 (f(+h) - f(-h)) - (f(+2h) - f(-2h))) / 12h.
-double gradient_error(Trainer<double>& trainer, std::span<const int32_t> tokens, size_t parameter, const reference::Tensor<double>& gradient) {
+/// Largest difference between a parameter's gradient and the differences of the loss, over every element, relative to the
+/// gradient's largest element. Differences of fourth order: (8 (f(+h) - f(-h)) - (f(+2h) - f(-2h))) / 12h.
+double gradient_error(Trainer<double>& trainer, std::span<const int32_t> tokens, size_t parameter,
+                      const reference::Tensor<double>& gradient) {
   const double h = 5e-5;
   double worst = 0, largest = 0;
   for (size_t i = 0; i < gradient.size(); ++i) {
@@ -224,7 +227,8 @@ TEST_CASE("the sums of the reference are those of the page") {
   // A chain is fused: (1 + e)^2 - 1 keeps e^2.
   const float e = 0x1p-13f;
   const std::vector<float> a{-1.0f, 1.0f + e}, b{1.0f, 1.0f + e};
-  const float chained = reference::chain<float>(0, 2, [&](int64_t i) { return a[static_cast<size_t>(i)]; }, [&](int64_t i) { return b[static_cast<size_t>(i)]; });
+  const float chained = reference::chain<float>(
+      0, 2, [&](int64_t i) { return a[static_cast<size_t>(i)]; }, [&](int64_t i) { return b[static_cast<size_t>(i)]; });
   REQUIRE(chained == 2 * e + e * e);
   REQUIRE(reference::tree<float>(0, [](int64_t) { return 1.0f; }) == 0.0f);
 }

@@ -13,32 +13,65 @@
 
 namespace shardlab::testing {
 
+namespace {
+
+RunOptions run_options(const Case& config) {
+  RunOptions options;
+  options.seed = config.train.seed;
+  options.learning_rate = config.train.learning_rate;
+  options.timeout_s = 60;
+  options.poison = true;  // what no op has written is not a number
+  return options;
+}
+
+Error no_loss(std::string_view plan) {
+  return {ExitCode::kBug, fmt::format("the {} plan gave no loss", plan), "It must write a metric named `loss`.", ""};
+}
+
+/// Loss of the trained parameters, by a plan of its own.
+Result<float> validate(const Case& config, const BatchSource& source, const Session& trained, const Plan& plan) {
+  auto lowered = lower_validation(config);
+  if (!lowered) return lowered.error();
+  const PlacedPlan placed = place(std::move(*lowered));
+  const Kernels& kernels = kernels_for_this_processor();
+  ThreadTransport transport(kernels);
+  auto session = Session::create(placed, run_options(config), transport,
+                                 cpu_backend(kernels, {config.canonical, config.threads_per_rank}), &source);
+  if (!session) return session.error();
+  SHARDLAB_TRY(copy_parameters(trained, plan, **session));
+  const auto loss = (*session)->step(0).loss;
+  if (!loss) return no_loss("validation");
+  return static_cast<float>(*loss);
+}
+
+}  // namespace
+
 Result<Trained> train_case(const Case& config, const BatchSource& source, int steps) {
   auto plan = lower(config);
   if (!plan) return plan.error();
   const PlacedPlan placed = place(std::move(*plan));
   const Kernels& kernels = kernels_for_this_processor();
   ThreadTransport transport(kernels);
-  RunOptions options;
-  options.seed = config.train.seed;
-  options.learning_rate = config.train.learning_rate;
-  options.timeout_s = 60;
-  options.poison = true;
-  auto session = Session::create(placed, options, transport, cpu_backend(kernels, {config.canonical, config.threads_per_rank}), &source);
+  auto session = Session::create(placed, run_options(config), transport,
+                                 cpu_backend(kernels, {config.canonical, config.threads_per_rank}), &source);
   if (!session) return session.error();
   (*session)->initialise_parameters();
 
   Trained trained;
   for (int step = 0; step < steps; ++step) {
     const StepResult result = (*session)->step(step);
-    if (!result.loss) return Error{ExitCode::kBug, fmt::format("step {} has no loss", step), "The plan must write a metric named `loss`.", ""};
+    if (!result.loss) return no_loss("training");
     trained.losses.push_back(static_cast<float>(*result.loss));
+    if (result.grad_norm2) trained.squared_norms.push_back(*result.grad_norm2);
   }
   for (const ModelParameter& p : parameters_of(config.model)) {
     auto value = (*session)->parameter(p.name);
     if (!value) return value.error();
     trained.parameters[p.name] = std::move(value->values);
   }
+  const auto loss = validate(config, source, **session, *placed.plan);
+  if (!loss) return loss.error();
+  trained.validation_loss = *loss;
   return trained;
 }
 

@@ -12,12 +12,14 @@
 namespace shardlab::testing {
 
 struct Trained {
-  std::vector<float> losses;                            ///< by step
+  std::vector<float> losses;                             ///< by step
+  std::vector<double> squared_norms;                     ///< of the gradient, by step, where the case asks for it
   std::map<std::string, std::vector<float>> parameters;  ///< logical values; every replica was compared bit for bit
+  float validation_loss = 0;  ///< of the trained parameters on the sequences of step 0, by the validation plan
 };
 
-/// Lowers `config` and trains it for `steps` steps on thread ranks of this process. Refuses what `lower` and the session refuse, and
-/// replicas that differ.
+/// Lowers `config`, trains it for `steps` steps on thread ranks of this process, hands its parameters to the validation plan and
+/// runs that once. Refuses what `lower` and the session refuse, and replicas that differ.
 Result<Trained> train_case(const Case& config, const BatchSource& source, int steps);
 
 }  // namespace shardlab::testing

@@ -52,24 +52,27 @@ struct OpShape {
 };
 
 constexpr OpShape kOps[] = {
-    {"layer.F attn.qkv", "linear.F", 64, 226e6, 1.6e6, 0, 0.09},     {"layer.F attn.core", "attention.F", 64, 13e6, 0.9e6, 0, 0.06},
-    {"layer.F attn.out", "linear.F", 64, 75e6, 0.9e6, 0, 0.04},      {"layer.F mlp.up", "linear.F", 64, 302e6, 1.9e6, 0, 0.10},
-    {"layer.F mlp.act", "activation.F", 64, 6e6, 1.6e6, 0, 0.02},    {"layer.F mlp.down", "linear.F", 64, 302e6, 1.9e6, 0, 0.10},
-    {"layer.B mlp.down", "linear.I", 64, 302e6, 1.9e6, 0, 0.10},     {"layer.B mlp.down", "linear.W", 64, 302e6, 2.4e6, 0, 0.11},
-    {"layer.B mlp.up", "linear.I", 64, 302e6, 1.9e6, 0, 0.10},       {"layer.B mlp.up", "linear.W", 64, 302e6, 2.4e6, 0, 0.11},
-    {"layer.B attn.core", "attention.I", 64, 32e6, 1.6e6, 0, 0.11},  {"layer.B norm1", "norm.I", 64, 2e6, 0.8e6, 0, 0.02},
-    {"head.F loss", "cross_entropy", 16, 2e6, 0.3e6, 0, 0.01},       {"update adamw", "adamw", 38, 20e6, 28e6, 0, 0.02},
-    {"grads all_reduce", "all_reduce", 6, 0, 14e6, 7.1e6, 0.01},     {"layer.F tp.out", "all_reduce", 64, 0, 0.4e6, 196608, 0.01},
+    {"layer.F attn.qkv", "linear.F", 64, 226e6, 1.6e6, 0, 0.09},    {"layer.F attn.core", "attention.F", 64, 13e6, 0.9e6, 0, 0.06},
+    {"layer.F attn.out", "linear.F", 64, 75e6, 0.9e6, 0, 0.04},     {"layer.F mlp.up", "linear.F", 64, 302e6, 1.9e6, 0, 0.10},
+    {"layer.F mlp.act", "activation.F", 64, 6e6, 1.6e6, 0, 0.02},   {"layer.F mlp.down", "linear.F", 64, 302e6, 1.9e6, 0, 0.10},
+    {"layer.B mlp.down", "linear.I", 64, 302e6, 1.9e6, 0, 0.10},    {"layer.B mlp.down", "linear.W", 64, 302e6, 2.4e6, 0, 0.11},
+    {"layer.B mlp.up", "linear.I", 64, 302e6, 1.9e6, 0, 0.10},      {"layer.B mlp.up", "linear.W", 64, 302e6, 2.4e6, 0, 0.11},
+    {"layer.B attn.core", "attention.I", 64, 32e6, 1.6e6, 0, 0.11}, {"layer.B norm1", "norm.I", 64, 2e6, 0.8e6, 0, 0.02},
+    {"head.F loss", "cross_entropy", 16, 2e6, 0.3e6, 0, 0.01},      {"update adamw", "adamw", 38, 20e6, 28e6, 0, 0.02},
+    {"grads all_reduce", "all_reduce", 6, 0, 14e6, 7.1e6, 0.01},    {"layer.F tp.out", "all_reduce", 64, 0, 0.4e6, 196608, 0.01},
 };
 
 void add_ops(CaseOutcome& o, uint64_t key) {
   for (const OpShape& shape : kOps) {
     const bool reduction = shape.payload > 0;
-    if (reduction && (o.config.layout.dp == 1 || shape.label[0] != 'g') && (o.config.layout.tp == 1 || shape.label[0] != 'l')) continue;
+    if (reduction && (o.config.layout.dp == 1 || shape.label[0] != 'g') && (o.config.layout.tp == 1 || shape.label[0] != 'l'))
+      continue;
     const double predicted = shape.share * o.predicted->compute_s;
-    const double measured = predicted * (1 + 0.16 * (noise(key, static_cast<uint64_t>(shape.flops) + static_cast<uint64_t>(shape.count)) - 0.45));
+    const double measured =
+        predicted * (1 + 0.16 * (noise(key, static_cast<uint64_t>(shape.flops) + static_cast<uint64_t>(shape.count)) - 0.45));
     for (int stage = 0; stage < o.config.layout.pp; ++stage)
-      o.ops.push_back({stage, shape.label, shape.kind, shape.count, shape.flops, shape.bytes, shape.payload, predicted / o.config.layout.pp, measured / o.config.layout.pp});
+      o.ops.push_back({stage, shape.label, shape.kind, shape.count, shape.flops * shape.count, shape.bytes * shape.count,
+                       shape.payload * shape.count, predicted / o.config.layout.pp, measured / o.config.layout.pp});
   }
 }
 
@@ -125,7 +128,8 @@ CaseOutcome ok_outcome(const std::string& name, const Layout& layout) {
   m.unplanned_memory_bytes = 1'204'224;
   m.wire_bytes = p.wire_bytes;
   for (int step = 0; step < 60; ++step)
-    m.losses.push_back(2.15 + 3.42 * std::exp(-step / 11.0) + 0.05 * noise(99, static_cast<uint64_t>(step)) + (ranks > 1 ? 2e-6 * (1 + step / 6.0) * noise(key, static_cast<uint64_t>(step)) : 0));
+    m.losses.push_back(2.15 + 3.42 * std::exp(-step / 11.0) + 0.05 * noise(99, static_cast<uint64_t>(step)) +
+                       (ranks > 1 ? 2e-6 * (1 + step / 6.0) * noise(key, static_cast<uint64_t>(step)) : 0));
   m.loss_unigram = 3.2187;
   m.val_loss = 2.31;
   m.recorder_overhead_s = 61e-9;
@@ -158,7 +162,8 @@ Timeline sample_timeline(const CaseOutcome& o) {
     double measured = 0, predicted = 0;
     for (int repeat = 0; repeat < 16; ++repeat)
       for (int32_t op = 0; op < collective; ++op) {
-        const double seconds = kOps[op].share * o.predicted->compute_s / 16, real = seconds * (0.94 + 0.15 * noise(static_cast<uint64_t>(rank * 1000 + repeat), static_cast<uint64_t>(op)));
+        const double seconds = kOps[op].share * o.predicted->compute_s / 16,
+                     real = seconds * (0.94 + 0.15 * noise(static_cast<uint64_t>(rank * 1000 + repeat), static_cast<uint64_t>(op)));
         if (op == 12) compute.measured.push_back({collective, measured, measured + 0.0004, 0, true}), measured += 0.0004;
         compute.measured.push_back({op, measured, measured + real, 0, false});
         compute.predicted.push_back({op, predicted, predicted + seconds, 0, false});
@@ -214,24 +219,37 @@ CaseOutcome small_outcome() {
   m.loss_unigram = 3.25;
   m.kernel_variant = "avx2";
   m.peak_by_rank = {50'000'000};
-  o.ops = {{0, "layer.F mlp.up", "linear.F", 64, 3e8, 1.9e6, 0, 0.05, 0.06}, {0, "layer.F norm1", "norm.F", 64, 2e6, 8e5, 0, 0.01, 0.01}, {0, "update adamw", "adamw", 38, 2e7, 2.8e7, 0, 0.028, 0.027}};
+  o.ops = {{0, "layer.F mlp.up", "linear.F", 64, 3e8, 1.9e6, 0, 0.05, 0.06},
+           {0, "layer.F norm1", "norm.F", 64, 2e6, 8e5, 0, 0.01, 0.01},
+           {0, "update adamw", "adamw", 38, 2e7, 2.8e7, 0, 0.028, 0.027}};
   return o;
 }
 
 std::vector<CaseOutcome> sweep_outcomes() {
-  std::vector<CaseOutcome> all{
-      ok_outcome("single", with(1, 1, 1)),           ok_outcome("single-recompute", with(1, 1, 1, 0, true)), ok_outcome("dp2", with(2, 1, 1)),
-      ok_outcome("dp2-zero1", with(2, 1, 1, 1)),     ok_outcome("tp2", with(1, 2, 1)),                       ok_outcome("pp2-afab", with(1, 1, 2, 0, false, Schedule::kAfab)),
-      ok_outcome("pp2-1f1b", with(1, 1, 2)),         ok_outcome("dp4", with(4, 1, 1)),                       ok_outcome("dp4-zero1", with(4, 1, 1, 1)),
-      ok_outcome("dp2-tp2", with(2, 2, 1)),          ok_outcome("dp2-pp2", with(2, 1, 2)),                   ok_outcome("tp2-pp2", with(1, 2, 2)),
-      ok_outcome("pp4-1f1b", with(1, 1, 4)),         ok_outcome("dp8-zero1", with(8, 1, 1, 1)),              ok_outcome("dp2-tp2-pp2-zero1", with(2, 2, 2, 1))};
+  std::vector<CaseOutcome> all{ok_outcome("single", with(1, 1, 1)),
+                               ok_outcome("single-recompute", with(1, 1, 1, 0, true)),
+                               ok_outcome("dp2", with(2, 1, 1)),
+                               ok_outcome("dp2-zero1", with(2, 1, 1, 1)),
+                               ok_outcome("tp2", with(1, 2, 1)),
+                               ok_outcome("pp2-afab", with(1, 1, 2, 0, false, Schedule::kAfab)),
+                               ok_outcome("pp2-1f1b", with(1, 1, 2)),
+                               ok_outcome("dp4", with(4, 1, 1)),
+                               ok_outcome("dp4-zero1", with(4, 1, 1, 1)),
+                               ok_outcome("dp2-tp2", with(2, 2, 1)),
+                               ok_outcome("dp2-pp2", with(2, 1, 2)),
+                               ok_outcome("tp2-pp2", with(1, 2, 2)),
+                               ok_outcome("pp4-1f1b", with(1, 1, 4)),
+                               ok_outcome("dp8-zero1", with(8, 1, 1, 1)),
+                               ok_outcome("dp2-tp2-pp2-zero1", with(2, 2, 2, 1))};
   all.push_back(unlucky("tp5", with(1, 5, 1), Status::kRefused, "heads 6 is not divisible by tp 5; try tp 1, 2, 3 or 6"));
-  all.push_back(unlucky("wide", with(1, 1, 1), Status::kOom, "needs 312.4 MiB of 256 MiB; try recompute: full, zero: 1 or a smaller micro_batch"));
+  all.push_back(unlucky("wide", with(1, 1, 1), Status::kOom,
+                        "needs 312.4 MiB of 256 MiB; try recompute: full, zero: 1 or a smaller micro_batch"));
   all.back().predicted = all.front().predicted;
   all.back().predicted->memory.bytes[static_cast<size_t>(BufferClass::kActivation)] = int64_t{285} << 20;
   all.back().predicted->peak_bytes += int64_t{254} << 20;
   all.push_back(unlucky("slow", with(2, 1, 4), Status::kTimeout, "rank 3 waited 300 s for recv pp.fwd of layers.2 m5"));
-  all.push_back(unlucky("broken </script><b>&", with(4, 1, 2), Status::kFailed, "rank 1: killed by signal 9, \"out of memory\", says the system"));
+  all.push_back(unlucky("broken </script><b>&", with(4, 1, 2), Status::kFailed,
+                        "rank 1: killed by signal 9, \"out of memory\", says the system"));
   return all;
 }
 

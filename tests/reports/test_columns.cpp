@@ -41,8 +41,9 @@ TEST_CASE("every column is one word, has a help text, and occurs once") {
     CHECK_FALSE(c.help.empty());
     CHECK(seen.insert(c.name).second);
   }
-  for (const char* further : {"step_spread", "repeats", "samples", "val_loss", "seed", "program_version", "calibration_id", "bucket_bytes", "overlap", "collective_algorithm", "optimizer", "dropout",
-                              "canonical", "threads_per_rank", "loss_unigram", "extrapolated", "kernel_variant"})
+  for (const char* further : {"step_spread", "repeats", "samples", "val_loss", "seed", "program_version", "calibration_id",
+                              "bucket_bytes", "overlap", "collective_algorithm", "optimizer", "dropout", "canonical",
+                              "threads_per_rank", "loss_unigram", "extrapolated", "kernel_variant"})
     CHECK(find_column(further) != nullptr);
   CHECK(find_column("no_such") == nullptr);
 }
@@ -72,7 +73,9 @@ TEST_CASE("what does not apply is empty") {
   CaseOutcome o = small_outcome();
   o.measured.reset();
   o.status = Status::kRefused;
-  for (const char* name : {"measured_step_s", "step_error_pct", "measured_mfu", "loss_first", "energy_j", "val_loss", "kernel_variant"}) CHECK(cell(o, name).index() == 0);
+  for (const char* name :
+       {"measured_step_s", "step_error_pct", "measured_mfu", "loss_first", "energy_j", "val_loss", "kernel_variant"})
+    CHECK(cell(o, name).index() == 0);
   CHECK(std::get<double>(cell(o, "predicted_step_s")) == 0.09);
   o = small_outcome();
   o.measured->losses.clear();

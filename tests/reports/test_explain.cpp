@@ -47,5 +47,6 @@ TEST_CASE("more threads than cores is said") {
   CaseOutcome o = small_outcome();
   o.config.layout.dp = 4;
   const auto all = reasons(o);
-  CHECK(std::any_of(all.begin(), all.end(), [](const std::string& s) { return s.find("4 compute threads share 2 cores") != std::string::npos; }));
+  CHECK(std::any_of(all.begin(), all.end(),
+                    [](const std::string& s) { return s.find("4 compute threads share 2 cores") != std::string::npos; }));
 }

@@ -39,7 +39,8 @@ TEST_CASE("counts, rates, shares and residuals") {
 }
 
 TEST_CASE("exact numbers read back as the same double") {
-  for (const double v : {0.1, 1.0 / 3, 1e300, 5e-324, 41.2e-3, -0.0, 123456789.123}) CHECK(std::strtod(number_text(v).c_str(), nullptr) == v);
+  for (const double v : {0.1, 1.0 / 3, 1e300, 5e-324, 41.2e-3, -0.0, 123456789.123})
+    CHECK(std::strtod(number_text(v).c_str(), nullptr) == v);
   CHECK(number_text(std::nan("")) == "nan");
   CHECK(number_text(-std::numeric_limits<double>::infinity()) == "-inf");
 }

@@ -60,7 +60,8 @@ TEST_CASE("hostile text stays text") {
   const std::string data = between(page, "id=\"data\">", "</script>");
   CHECK(data.find('<') == std::string::npos);
   const auto json = nlohmann::json::parse(data);
-  CHECK(json["title"] == "</script><script>alert(1)</script><!-- @data@ @js@ \" ' & \xef\xbf\xbd");  // the broken byte became U+FFFD
+  CHECK(json["title"] ==
+        "</script><script>alert(1)</script><!-- @data@ @js@ \" ' & \xef\xbf\xbd");  // the broken byte became U+FFFD
   CHECK(between(page, "<title>", "</title>").find("&lt;/script&gt;") == 0);
 }
 

@@ -49,7 +49,9 @@ std::string fingerprint(const CaseOutcome& o) {
   if (o.measured)
     for (const double loss : o.measured->losses) out += " " + exact_text(loss);
   for (const OpComparison& op : o.ops)
-    for (const double v : {op.flops, op.memory_bytes, op.payload_bytes, op.predicted_s, op.measured_s, double(op.count), double(op.stage)}) out += op.label + op.kind + exact_text(v);
+    for (const double v :
+         {op.flops, op.memory_bytes, op.payload_bytes, op.predicted_s, op.measured_s, double(op.count), double(op.stage)})
+      out += op.label + op.kind + exact_text(v);
   return out;
 }
 
@@ -245,7 +247,8 @@ TEST_CASE("stored JSON of a wrong kind is refused") {
   CHECK_FALSE(outcome_from_json("{\"parameters\": \"many\"}").ok());
   CHECK_FALSE(outcome_from_json("{\"status\": \"splendid\"}").ok());
   CHECK_FALSE(machine_from_json("{").ok());
-  const Result<CaseOutcome> older = outcome_from_json("{\"case_id\": \"a1\", \"config\": {\"layout\": {\"dp\": 2}}, \"unknown\": 3}");
+  const Result<CaseOutcome> older =
+      outcome_from_json("{\"case_id\": \"a1\", \"config\": {\"layout\": {\"dp\": 2}}, \"unknown\": 3}");
   REQUIRE(older.ok());
   CHECK(older->config.layout.dp == 2);
   CHECK(older->config.layout.tp == 1);

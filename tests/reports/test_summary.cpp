@@ -75,7 +75,9 @@ TEST_CASE("a loss that is not finite is bad news") {
   std::vector<CaseOutcome> cases{variant("a", 0.1)};
   cases[0].measured->losses[3] = HUGE_VAL;
   const auto all = statements(cases, summarise(cases));
-  const bool said = std::any_of(all.begin(), all.end(), [](const Statement& s) { return s.mood == Statement::Mood::kBad && s.text.find("not finite") != std::string::npos; });
+  const bool said = std::any_of(all.begin(), all.end(), [](const Statement& s) {
+    return s.mood == Statement::Mood::kBad && s.text.find("not finite") != std::string::npos;
+  });
   CHECK(said);
 }
 
@@ -92,6 +94,7 @@ TEST_CASE("the answer of the sample sweep") {
   const std::vector<CaseOutcome> cases = sweep_outcomes();
   constexpr const char* kMoods[] = {"answer", "good", "note", "bad"};
   std::string text;
-  for (const Statement& s : statements(cases, summarise(cases))) text += std::string(kMoods[static_cast<size_t>(s.mood)]) + ": " + s.text + "\n";
+  for (const Statement& s : statements(cases, summarise(cases)))
+    text += std::string(kMoods[static_cast<size_t>(s.mood)]) + ": " + s.text + "\n";
   REQUIRE_GOLDEN("reports/statements.txt", text);
 }

@@ -11,7 +11,11 @@ namespace {
 
 Table sample() {
   Table t;
-  t.columns = {{"name", Unit::kNone, "", true}, {"step_s", Unit::kSeconds, "step"}, {"peak_bytes", Unit::kBytes, "peak"}, {"error_pct", Unit::kPercent, "error"}, {"overlap"}};
+  t.columns = {{"name", Unit::kNone, "", true},
+               {"step_s", Unit::kSeconds, "step"},
+               {"peak_bytes", Unit::kBytes, "peak"},
+               {"error_pct", Unit::kPercent, "error"},
+               {"overlap"}};
   t.rows = {{std::string("plain"), 0.0412, int64_t{1536}, -2.5, true},
             {std::string("a,\"b\"\nand | c <d>"), 1.0 / 3, Value(), Value(), false},
             {std::string(""), std::nan(""), int64_t{0}, 0.0, Value()}};
@@ -22,7 +26,8 @@ Table sample() {
 
 TEST_CASE("the four forms of a table") {
   std::string all;
-  for (const TableFormat f : {TableFormat::kTable, TableFormat::kMarkdown, TableFormat::kCsv, TableFormat::kJson}) all += print_table(sample(), f) + "\n";
+  for (const TableFormat f : {TableFormat::kTable, TableFormat::kMarkdown, TableFormat::kCsv, TableFormat::kJson})
+    all += print_table(sample(), f) + "\n";
   REQUIRE_GOLDEN("reports/table.txt", all);
 }
 
@@ -62,9 +67,9 @@ TEST_CASE("a narrow terminal shortens texts first and then leaves columns out, s
         "---------------  ------  -----\n"
         "a rather long …   12345  last\n");
   CHECK(print_aligned(t, 18) ==
-        "name      number\n"
-        "--------  ------\n"
-        "a rathe…   12345\n"
+        "name        number\n"
+        "----------  ------\n"
+        "a rather …   12345\n"
         "(1 more column does not fit into 18 characters: other; --format csv has every column)\n");
 }
 

@@ -50,7 +50,8 @@ TEST_CASE("a timeline shows the median step, and predictions of a representative
   Trace measured;
   measured.world_size = 2;
   measured.steps = 3;
-  measured.events = {event(0, 0, 0, 9), event(0, 1, 0, 2), event(0, 2, 0, 1), event(1, 0, 0, 9), event(1, 1, 0.5, 2), event(1, 2, 0, 1)};
+  measured.events = {event(0, 0, 0, 9), event(0, 1, 0, 2),   event(0, 2, 0, 1),
+                     event(1, 0, 0, 9), event(1, 1, 0.5, 2), event(1, 2, 0, 1)};
   measured.step_interval = {{0, 9}, {0, 9}, {0, 2}, {0, 2}, {0, 1}, {0, 1}};
   Trace predicted;
   predicted.world_size = 2;

@@ -86,7 +86,7 @@ std::string fault_of(Communicator& comm, Task& task, CollectiveCall call, const 
   const auto prepared = comm.prepare(call);
   if (!prepared.ok()) return prepared.error().message;
   const Moved moved = comm.collective(call, task);
-  const Values& result = call.target >= source.data() && call.target <= source.data() + source.size() ? source : target;
+  const Values& result = call.target == target.data() ? target : source;
   const Values got(result.begin() + static_cast<std::ptrdiff_t>(from), result.begin() + static_cast<std::ptrdiff_t>(from + size));
   if (!same_bits(got, expected(call, in, index))) return "differs from the serial result";
   if (&result == &target && !same_bits(source, before)) return "overwrote its source";

@@ -86,7 +86,8 @@ std::string stage_text(int stage, int stages, int micro_batches, bool one_f_one_
 }  // namespace
 
 Expanded pipeline(int stages, int micro_batches, bool one_f_one_b) {
-  std::string text = fmt::format("shardlab plan 1\nname pipeline\nmesh pp={}\nstreams compute fwd.in fwd.out bwd.in bwd.out\n", stages);
+  std::string text =
+      fmt::format("shardlab plan 1\nname pipeline\nmesh pp={}\nstreams compute fwd.in fwd.out bwd.in bwd.out\n", stages);
   text += "comm fwd axes pp\ncomm bwd axes pp\n";
   text += kPipelineSegments;
   for (int s = 0; s < stages; ++s) text += stage_text(s, stages, micro_batches, one_f_one_b);
@@ -109,8 +110,8 @@ std::string timeline(const Expanded& e, const Trace& trace) {
     const int role = pipeline_axis < 0 ? 0 : e.plan->mesh.coordinates(event.rank)[static_cast<size_t>(pipeline_axis)];
     const Instruction& i = e.programs[static_cast<size_t>(role)].instructions[static_cast<size_t>(event.instruction)];
     const std::string label = i.op != nullptr ? i.op->label : i.kind == Instruction::Kind::kFree ? "free" : "alloc";
-    out += fmt::format("rank {} {} {:.6g} {:.6g} {}", event.rank, e.plan->streams[static_cast<size_t>(event.stream)], event.begin, event.end,
-                       event.kind == TraceEvent::Kind::kWait ? "(" + label + ")" : label);
+    out += fmt::format("rank {} {} {:.6g} {:.6g} {}", event.rank, e.plan->streams[static_cast<size_t>(event.stream)], event.begin,
+                       event.end, event.kind == TraceEvent::Kind::kWait ? "(" + label + ")" : label);
     if (event.peer_wait > 0) out += fmt::format(" peers {:.6g}", event.peer_wait);
     out += "\n";
   }

@@ -121,9 +121,10 @@ TEST_CASE("a table is exact on its points and on every power law") {
 TEST_CASE("beyond the grid a slope is kept within reason") {
   const std::vector<std::vector<int64_t>> shapes{{10}, {20}, {40}};
   const RateTable falling(shapes, std::vector<double>{1, 4, 3});
-  CHECK(falling.at(std::vector<int64_t>{80}).seconds == Approx(3));            // not less than the last point
+  CHECK(falling.at(std::vector<int64_t>{80}).seconds == Approx(3));                    // not less than the last point
   CHECK(falling.at(std::vector<int64_t>{5}).seconds == Approx(std::pow(2.0, -1.25)));  // slope 2 below, kept at 1.25
-  CHECK(falling.at(std::vector<int64_t>{28}).seconds == Approx(std::exp(std::log(4.0) + (std::log(3.0) - std::log(4.0)) * std::log(1.4) / std::log(2.0))));
+  CHECK(falling.at(std::vector<int64_t>{28}).seconds ==
+        Approx(std::exp(std::log(4.0) + (std::log(3.0) - std::log(4.0)) * std::log(1.4) / std::log(2.0))));
 }
 
 TEST_CASE("points that fill no grid answer with the nearest, scaled") {
@@ -161,7 +162,8 @@ TEST_CASE("a calibrated model interpolates in shape and in busy cores") {
 
 TEST_CASE("a group that outnumbers the cores is shared once, not twice") {
   const Expanded e = expanded(kOps);
-  const Machine m = measured({{"reduce_scatter.direct", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1}, {"reduce_scatter.direct", {4 * 128 * 32, 2}, 1, 3e-6, 0, 1}});
+  const Machine m = measured(
+      {{"reduce_scatter.direct", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1}, {"reduce_scatter.direct", {4 * 128 * 32, 2}, 1, 3e-6, 0, 1}});
   const CalibratedCostModel costs(m);
   CHECK(costs.communicate(*e.plan, op(e, "reduce"), 2).value == Approx(4e-6));  // 4 ranks on 2 cores took 8
 }
@@ -180,7 +182,8 @@ TEST_CASE("a data sheet model adds up latency and bandwidth") {
   f.step_latency_s = 1e-6;
   f.network_latency_s = 1e-5;
   const double flops = 2.0 * 64 * 128 * 32, bytes = 4.0 * (64 * 32 + 128 * 32 + 64 * 128);
-  CHECK(DatasheetCostModel(m, "fp32", f).compute(*e.plan, op(e, "linear"), 1).value == Approx(std::max(flops / 5e11, bytes / 5e11)));
+  CHECK(DatasheetCostModel(m, "fp32", f).compute(*e.plan, op(e, "linear"), 1).value ==
+        Approx(std::max(flops / 5e11, bytes / 5e11)));
   CHECK(DatasheetCostModel(m, "fp8", f).compute(*e.plan, op(e, "linear"), 1).value == Approx(std::max(flops / 2e12, bytes / 5e11)));
   const double gathered = 4.0 * 128 * 32;
   // Four ranks of one node: three steps of the ring, three quarters of the bytes.

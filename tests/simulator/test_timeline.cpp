@@ -63,7 +63,9 @@ role 0
 
 std::string serial(int ranks) { return fmt::format(fmt::runtime(kSerial), ranks); }
 
-double bubble_of(const Expanded& e, const Trace& trace, int rank) { return analyse(*e.plan, e.programs, trace, rank, 0).bubble_fraction; }
+double bubble_of(const Expanded& e, const Trace& trace, int rank) {
+  return analyse(*e.plan, e.programs, trace, rank, 0).bubble_fraction;
+}
 
 }  // namespace
 

@@ -62,8 +62,7 @@ Trace hand_made() {
   t.streams = {"compute", "in"};
   t.step_interval = {{0, 6}, {0, 10}};
   t.events = {
-      event(kOp, 0, 0, 0, 0.5, 4),
-      event(kOp, 0, 1, 0, 4, 6),
+      event(kOp, 0, 0, 0, 0.5, 4),   event(kOp, 0, 1, 0, 4, 6),
       event(kOp, 1, 0, 1, 0, 6, 4),   // recv: the sender is there at 4, the data at 6
       event(kOp, 1, 1, 0, 0.25, 2),   // first
       event(kWait, 1, 2, 0, 2, 6.5),  // second waits for recv and is woken at 6.5
@@ -81,8 +80,8 @@ TEST_CASE("a breakdown is made of unions of intervals") {
   CHECK(b.compute_s == Approx(1.75 + 2.5));
   CHECK(b.comm_s == Approx(6));
   CHECK(b.exposed_comm_s == Approx(6 - 1.75));
-  CHECK(b.wait_s == Approx(0.5));                 // 6 to 6.5: covered by no op
-  CHECK(b.unplanned_s == Approx(1));              // 9 to 10
+  CHECK(b.wait_s == Approx(0.5));                      // 6 to 6.5: covered by no op
+  CHECK(b.unplanned_s == Approx(1));                   // 9 to 10
   CHECK(b.bubble_fraction == Approx((4 - 2) / 10.0));  // from the wait's begin to the sender's arrival
   const Breakdown first = analyse(*e.plan, e.programs, hand_made(), 0, 0);
   CHECK(first.compute_s == Approx(3.5));

@@ -12,14 +12,20 @@ namespace shardlab::testing {
 namespace {
 
 constexpr const char* kEquivalenceRules =
-    "left out as equivalent: collectives over groups of one rank; another communicator that joins the same ranks; an exchange of two "
-    "operands that are one buffer; a divisor of a loss part that divides nothing (max, sum, loss only)";
+    "left out as equivalent: collectives over groups of one rank; another communicator that joins the same ranks; a gather or "
+    "broadcast done "
+    "twice, or any collective that leaves its source as it was; an exchange of two operands that are one buffer, or of the order "
+    "of two "
+    "updates of one parameter; a divisor of a loss part that divides nothing (max, sum, loss only); sum for maximum of what a "
+    "kernel made whose "
+    "name alone says what its parts are";
 
 /// Axes of a communicator along which there is more than one rank.
 AxisSet real_axes(const Plan& plan, CommId id) {
   AxisSet set;
   for (size_t a = 0; a < plan.mesh.axes.size(); ++a)
-    if (plan.comms[id.index()].axes.contains(static_cast<int>(a)) && plan.mesh.axes[a].size > 1) set = set | AxisSet::of(static_cast<int>(a));
+    if (plan.comms[id.index()].axes.contains(static_cast<int>(a)) && plan.mesh.axes[a].size > 1)
+      set = set | AxisSet::of(static_cast<int>(a));
   return set;
 }
 
@@ -57,8 +63,10 @@ class Mutator {
     change(mutant);
     MutationTally& t = tally(kind);
     ++t.mutants;
-    if (!find_faults(mutant, {.budget = {}, .max_findings = 1}).empty()) ++t.killed;
-    else t.survivors.push_back(plan_->name + ": " + place);
+    if (!find_faults(mutant, {.budget = {}, .max_findings = 1}).empty())
+      ++t.killed;
+    else
+      t.survivors.push_back(plan_->name + ": " + place);
   }
   void equivalent(const std::string& kind) { ++tally(kind).equivalent; }
 
@@ -74,10 +82,41 @@ class Mutator {
       if (!is_called(s)) continue;
       const Segment& segment = plan_->segments[s];
       for (size_t i = 0; i < segment.steps.size(); ++i) {
-        if (const Op* op = std::get_if<Op>(&segment.steps[i])) mutate_op(s, i, *op);
-        else if (const auto* f = std::get_if<FreeSlot>(&segment.steps[i])) free_slot_early(s, i, f->slot);
+        if (const Op* op = std::get_if<Op>(&segment.steps[i]))
+          mutate_op(s, i, *op);
+        else if (const auto* f = std::get_if<FreeSlot>(&segment.steps[i]))
+          free_slot_early(s, i, f->slot);
       }
     }
+  }
+
+  static SlotId root_slot(const Segment& segment, SlotId slot) {
+    while (segment.slots[slot.index()].view) slot = SlotId(segment.slots[slot.index()].view->base);
+    return slot;
+  }
+
+  /// The collective has storage of its own for its result, in every call.
+  bool keeps_source(size_t s, const Op& op) const {
+    const Segment& segment = plan_->segments[s];
+    const SlotId in = root_slot(segment, op.reads[0]), out = root_slot(segment, op.writes[0]);
+    if (in == out) return false;
+    for (size_t r = 0; r < plan_->roles.size(); ++r)
+      for (const Item& item : plan_->roles[r].program) {
+        const Call* call = std::get_if<Call>(&item);
+        if (call == nullptr || call->segment.index() != s) continue;
+        const BufferId a = call->binding[in.index()], b = call->binding[out.index()];
+        if (a && b && root_of(r, a) == root_of(r, b)) return false;
+      }
+    return true;
+  }
+
+  static bool made_by_unknown_kernel(const Segment& segment, SlotId slot) {
+    return std::ranges::any_of(segment.steps, [&](const Step& step) {
+      const Op* op = std::get_if<Op>(&step);
+      const Kernel* kernel = op == nullptr ? nullptr : std::get_if<Kernel>(&op->work);
+      if (kernel == nullptr || (kernel->rule != Kernel::Rule::kOpaque && kernel->rule != Kernel::Rule::kTrusted)) return false;
+      return std::ranges::find(op->writes, slot) != op->writes.end();
+    });
   }
 
   void mutate_op(size_t s, size_t i, const Op& op) {
@@ -87,16 +126,25 @@ class Mutator {
     if (const auto* c = std::get_if<Collective>(&op.work)) {
       if (group_size(plan_->mesh, plan_->comms[c->comm.index()]) == 1) return equivalent("dropped collective");
       judge("dropped collective", place, drop);
-      judge("repeated collective", place, [=](Plan& p) {
-        auto& steps = p.segments[s].steps;
-        steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(i), steps[i]);
-      });
+      const bool idempotent = c->kind == CollectiveKind::kAllGather || c->kind == CollectiveKind::kBroadcast || keeps_source(s, op);
+      if (idempotent)
+        equivalent("repeated collective");
+      else
+        judge("repeated collective", place, [=](Plan& p) {
+          auto& steps = p.segments[s].steps;
+          steps.insert(steps.begin() + static_cast<std::ptrdiff_t>(i), steps[i]);
+        });
       for (size_t other = 0; other < plan_->comms.size(); ++other) {
         const CommId id(static_cast<int32_t>(other));
-        if (same_ranks(*plan_, c->comm, id)) equivalent("wrong axis");
-        else judge("wrong axis", place + " over " + plan_->comms[other].name, [&](Plan& p) { std::get<Collective>(edit(p).work).comm = id; });
+        if (same_ranks(*plan_, c->comm, id))
+          equivalent("wrong axis");
+        else
+          judge("wrong axis", place + " over " + plan_->comms[other].name,
+                [&](Plan& p) { std::get<Collective>(edit(p).work).comm = id; });
       }
-      if (c->kind == CollectiveKind::kAllReduce)
+      if (c->kind == CollectiveKind::kAllReduce && made_by_unknown_kernel(plan_->segments[s], op.reads[0]))
+        equivalent("sum for maximum");
+      else if (c->kind == CollectiveKind::kAllReduce)
         judge("sum for maximum", place, [&](Plan& p) {
           auto& reduce = std::get<Collective>(edit(p).work).reduce;
           reduce = reduce == ReduceOp::kSum ? ReduceOp::kMax : ReduceOp::kSum;
@@ -108,7 +156,8 @@ class Mutator {
     if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work)) judge("dropped update", place, drop);
     if (std::holds_alternative<Add>(op.work)) judge("dropped add", place, drop);
     if (const auto* loss = std::get_if<CrossEntropy>(&op.work)) {
-      const bool divides = loss->part == CrossEntropy::Part::kFused || (loss->part == CrossEntropy::Part::kGrad && op.writes.size() == 2);
+      const bool divides =
+          loss->part == CrossEntropy::Part::kFused || (loss->part == CrossEntropy::Part::kGrad && op.writes.size() == 2);
       if (!divides) return equivalent("wrong loss divisor");
       for (const int64_t factor : {2, 3})
         judge("wrong loss divisor", place, [&](Plan& p) { std::get<CrossEntropy>(edit(p).work).tokens *= factor; });
@@ -119,11 +168,22 @@ class Mutator {
   }
 
   void drop_accumulate(size_t s, size_t i, const Op& op, const std::string& place) {
-    const bool on = std::visit([](const auto& w) { if constexpr (requires { w.accumulate; }) return w.accumulate; else return false; }, op.work);
+    const bool on = std::visit(
+        [](const auto& w) {
+          if constexpr (requires { w.accumulate; })
+            return w.accumulate;
+          else
+            return false;
+        },
+        op.work);
     if (!on) return;
     judge("dropped accumulate", place, [=](Plan& p) {
       Op& mutant = std::get<Op>(p.segments[s].steps[i]);
-      std::visit([](auto& w) { if constexpr (requires { w.accumulate; }) w.accumulate = false; }, mutant.work);
+      std::visit(
+          [](auto& w) {
+            if constexpr (requires { w.accumulate; }) w.accumulate = false;
+          },
+          mutant.work);
       mutant.reads.resize(mutant.reads.size() - mutant.writes.size());
     });
   }
@@ -144,14 +204,13 @@ class Mutator {
   /// Moves a free before the last step that uses the storage.
   void free_slot_early(size_t s, size_t i, SlotId slot) {
     const Segment& segment = plan_->segments[s];
-    const auto root = [&](SlotId x) {
-      while (segment.slots[x.index()].view) x = SlotId(segment.slots[x.index()].view->base);
-      return x;
-    };
+    const auto root = [&](SlotId x) { return root_slot(segment, x); };
     for (size_t at = i; at-- > 0;) {
       const Op* op = std::get_if<Op>(&segment.steps[at]);
       if (op == nullptr) continue;
-      const auto uses = [&](const std::vector<SlotId>& list) { return std::ranges::any_of(list, [&](SlotId x) { return root(x) == slot; }); };
+      const auto uses = [&](const std::vector<SlotId>& list) {
+        return std::ranges::any_of(list, [&](SlotId x) { return root(x) == slot; });
+      };
       if (!uses(op->reads) && !uses(op->writes)) continue;
       return judge("early free", segment.name + " %" + segment.slots[slot.index()].name, [=](Plan& p) {
         auto& steps = p.segments[s].steps;
@@ -210,7 +269,9 @@ class Mutator {
       const Call* call = std::get_if<Call>(&program[at]);
       if (call == nullptr) continue;
       const bool uses = std::ranges::any_of(call->binding, [&](BufferId b) { return b && root_of(r, b) == buffer.value; });
-      if (uses) return judge("early free", fmt::format("stage {} %{}", r, plan_->roles[r].buffers[buffer.index()].name), [=](Plan& p) { move_item(p, r, i, at); });
+      if (uses)
+        return judge("early free", fmt::format("stage {} %{}", r, plan_->roles[r].buffers[buffer.index()].name),
+                     [=](Plan& p) { move_item(p, r, i, at); });
     }
   }
 
@@ -222,10 +283,13 @@ class Mutator {
     for (const Step& step : segment.steps) {
       const Op* op = std::get_if<Op>(&step);
       if (op == nullptr || (!std::holds_alternative<Sgd>(op->work) && !std::holds_alternative<AdamW>(op->work))) continue;
-      const BufferId gradient = update.binding[op->reads[0].index()], value = update.binding[op->reads[1].index()];
+      const auto bound = [&](SlotId slot) { return update.binding[root_slot(segment, slot).index()]; };
+      const BufferId gradient = bound(op->reads[0]), value = bound(op->reads[1]);
+      if (!gradient || !value) continue;
       for (size_t at = i; at-- > 0;) {
         const Call* call = std::get_if<Call>(&program[at]);
-        if (call == nullptr || std::ranges::none_of(call->binding, [&](BufferId b) { return b && root_of(r, b) == root_of(r, gradient); })) continue;
+        if (call == nullptr || updates(*call)) continue;  // another update of the same bucket may come first
+        if (std::ranges::none_of(call->binding, [&](BufferId b) { return b && root_of(r, b) == root_of(r, gradient); })) continue;
         judge("update before its gradient", fmt::format("stage {} item {}", r, i), [=](Plan& p) { move_item(p, r, i, at); });
         break;
       }
@@ -251,7 +315,8 @@ class Mutator {
       if (other == nullptr || other->segment != call.segment) continue;
       for (size_t slot = 0; slot < segment.slots.size(); ++slot) {
         if (!call.binding[slot] || segment.slots[slot].cls != BufferClass::kGradient) continue;
-        if (call.binding[slot] == other->binding[slot]) equivalent("swapped buckets");
+        if (call.binding[slot] == other->binding[slot] || updates_same(call, *other))
+          equivalent("swapped buckets");
         else if (segment.slots.size() > 1 && bound_slots(segment) > 1)
           judge("swapped buckets", fmt::format("stage {} items {} and {}", r, i, at), [=](Plan& p) {
             std::swap(std::get<Call>(p.roles[r].program[i]).binding[slot], std::get<Call>(p.roles[r].program[at]).binding[slot]);
@@ -262,8 +327,18 @@ class Mutator {
     }
   }
 
+  /// Both calls update the same parameter (an asynchronous server): either gradient may come first.
+  bool updates_same(const Call& a, const Call& b) const {
+    const Segment& segment = plan_->segments[a.segment.index()];
+    if (!updates(a)) return false;
+    for (size_t slot = 0; slot < segment.slots.size(); ++slot)
+      if (segment.slots[slot].cls == BufferClass::kParameter && a.binding[slot] != b.binding[slot]) return false;
+    return true;
+  }
+
   static int bound_slots(const Segment& segment) {
-    return static_cast<int>(std::ranges::count_if(segment.slots, [](const Slot& s) { return s.kind == SlotKind::kBound && !s.view; }));
+    return static_cast<int>(
+        std::ranges::count_if(segment.slots, [](const Slot& s) { return s.kind == SlotKind::kBound && !s.view; }));
   }
 
   /// Exchanges two gradients of equal type within one backward call.
@@ -278,8 +353,11 @@ class Mutator {
     for (size_t a = 0; a < segment.slots.size(); ++a)
       for (size_t b = a + 1; b < segment.slots.size(); ++b) {
         const Slot &x = segment.slots[a], &y = segment.slots[b];
-        if (x.cls != BufferClass::kGradient || y.cls != BufferClass::kGradient || x.type != y.type || !call.binding[a] || !call.binding[b]) continue;
-        if (call.binding[a] == call.binding[b]) equivalent("swapped gradients");
+        if (x.cls != BufferClass::kGradient || y.cls != BufferClass::kGradient || x.type != y.type || !call.binding[a] ||
+            !call.binding[b])
+          continue;
+        if (call.binding[a] == call.binding[b])
+          equivalent("swapped gradients");
         else
           judge("swapped gradients", fmt::format("stage {} item {} %{} %{}", r, i, x.name, y.name), [=](Plan& p) {
             auto& binding = std::get<Call>(p.roles[r].program[i]).binding;
@@ -298,8 +376,10 @@ class Mutator {
         std::swap(mutant.waits[m.first_wait + w], mutant.waits[m.first_wait + m.waits - 1]);
         --m.waits;
         ++t.mutants;
-        if (!find_unordered(*plan_, mutant).empty()) ++t.killed;
-        else t.survivors.push_back(plan_->name + ": " + describe(*plan_, i));
+        if (!find_unordered(*plan_, mutant).empty())
+          ++t.killed;
+        else
+          t.survivors.push_back(plan_->name + ": " + describe(*plan_, i));
       }
   }
 
@@ -326,7 +406,8 @@ std::string score_table(const std::vector<MutationTally>& tallies) {
     for (size_t i = 0; i < std::min<size_t>(t.survivors.size(), 5); ++i) text += "    survived: " + t.survivors[i] + "\n";
     mutants += t.mutants, killed += t.killed, equivalent += t.equivalent;
   }
-  text += fmt::format("{:<28} {:>8} {:>8} {:>12}   score {} %\n{}\n", "all", mutants, killed, equivalent, score_percent(tallies), kEquivalenceRules);
+  text += fmt::format("{:<28} {:>8} {:>8} {:>12}   score {} %\n{}\n", "all", mutants, killed, equivalent, score_percent(tallies),
+                      kEquivalenceRules);
   return text;
 }
 

@@ -19,9 +19,12 @@ TEST_CASE("messages: sends and receives match") {
   CHECK(broken("  call send.x m=1 (x=%x@1)\n", "") == "messages: stage 0 never sends it: 1 sends meet 2 receives on `fwd`");
   CHECK(broken("  call take m=1 (d=%d@1)\n", "  call take m=1 (d=%d@1)\n  call send.x m=1 (x=%x@1)\n") ==
         "messages: stage 1 never receives it: 3 sends meet 2 receives on `fwd`");
-  CHECK(broken("segment recv.d\n  bound %d activation f32[4]", "segment recv.d\n  bound %d activation f32[2]").starts_with("form:"));
-  CHECK(broken("recv recv.x () -> (%x) comm=fwd", "recv recv.d () -> (%x) comm=fwd") == "messages: it waits for `d`, but what stage 0 sends then is `x`");
-  CHECK(broken("recv recv.d () -> (%d) comm=bwd hop=1", "recv recv.d () -> (%d) comm=bwd hop=-1") == "messages: stage 0 has no peer -1 hops along `bwd`");
+  CHECK(
+      broken("segment recv.d\n  bound %d activation f32[4]", "segment recv.d\n  bound %d activation f32[2]").starts_with("form:"));
+  CHECK(broken("recv recv.x () -> (%x) comm=fwd", "recv recv.d () -> (%x) comm=fwd") ==
+        "messages: it waits for `d`, but what stage 0 sends then is `x`");
+  CHECK(broken("recv recv.d () -> (%d) comm=bwd hop=1", "recv recv.d () -> (%d) comm=bwd hop=-1") ==
+        "messages: stage 0 has no peer -1 hops along `bwd`");
 }
 
 TEST_CASE("messages: two sends in the wrong order") {
@@ -34,8 +37,12 @@ TEST_CASE("messages: a deadlock is shown as a grid") {
   // Stage 0 wants the first gradient before it sends what stage 1 makes it of.
   std::string text = replaced(pipeline_text(), "  call send.x m=0 (x=%x@0)\n", "");
   text = replaced(text, "  call send.x m=1 (x=%x@1)\n", "");
-  text = replaced(text, "  call take m=0 (d=%d@0)\n", "  call take m=0 (d=%d@0)\n  call copy m=0 (a=%d@0, b=%x@0)\n  call send.x m=0 (x=%x@0)\n  call send.x m=1 (x=%x@1)\n");
-  text = replaced(text, "segment send.x\n", "segment copy\n  bound %a activation f32[4] pp:L micro:slice\n  bound %b activation f32[4] pp:L micro:slice\n\n  copy copy (%a) -> (%b)\n\nsegment send.x\n");
+  text = replaced(
+      text, "  call take m=0 (d=%d@0)\n",
+      "  call take m=0 (d=%d@0)\n  call copy m=0 (a=%d@0, b=%x@0)\n  call send.x m=0 (x=%x@0)\n  call send.x m=1 (x=%x@1)\n");
+  text = replaced(text, "segment send.x\n",
+                  "segment copy\n  bound %a activation f32[4] pp:L micro:slice\n  bound %b activation f32[4] pp:L micro:slice\n\n  "
+                  "copy copy (%a) -> (%b)\n\nsegment send.x\n");
   CHECK(finding(text) == R"(messages: deadlock: every rank waits.
     step  stage 0         stage 1
        0  >> recv bwd m0  >> recv fwd m0
@@ -55,7 +62,8 @@ TEST_CASE("messages: a free waits for the send, so a buffer given back too soon 
   CHECK(finding(text) == "");
   // ... and stage 1 doing the same, each waits for the other's next receive.
   text = replaced(text, "  free %x@1\n  free %d@0\n", "  free %x@1\n");
-  text = replaced(text, "  free %x@0\n  alloc %x@1\n  call recv.x m=1", "  free %d@0\n  free %x@0\n  alloc %x@1\n  call recv.x m=1");
+  text =
+      replaced(text, "  free %x@0\n  alloc %x@1\n  call recv.x m=1", "  free %d@0\n  free %x@0\n  alloc %x@1\n  call recv.x m=1");
   CHECK(finding(text).starts_with("messages: deadlock: every rank waits."));
 }
 
@@ -88,7 +96,8 @@ segment round
 role 0
 
   call round m=0 ()
-)", send, receive, attributes);
+)",
+                     send, receive, attributes);
 }
 
 }  // namespace
@@ -96,7 +105,8 @@ role 0
 TEST_CASE("messages: a ring needs its send and its receive at the same time") {
   CHECK(finding(ring("out", "in")) == "");
   CHECK(finding(ring("out", "out")).starts_with("messages: deadlock"));
-  CHECK(finding(ring("out", "in", "")) == "messages: every rank along `ring` issues it, so the last has no peer: the hop must be cyclic");
+  CHECK(finding(ring("out", "in", "")) ==
+        "messages: every rank along `ring` issues it, so the last has no peer: the hop must be cyclic");
 }
 
 TEST_CASE("messages: collectives that join roles") {
@@ -142,7 +152,8 @@ role 2
 )";
   CHECK(finding(text) == "");
   CHECK(finding(replaced(text, "role 1\n", "role 1\n\n  call tie ()\n")) == "messages: stage 1 is no member of `ends`");
-  CHECK(finding(replaced(text, "role 1\n\nrole 2\n\n  call tie ()\n", "role 1\n\nrole 2\n\n")) == "messages: it meets tie tie all_reduce on stage 0, which is another collective");
+  CHECK(finding(replaced(text, "role 1\n\nrole 2\n\n  call tie ()\n", "role 1\n\nrole 2\n\n")) ==
+        "messages: it meets tie tie all_reduce on stage 0, which is another collective");
   CHECK(finding(replaced(text, "role 2\n\n  call tie ()\n  call other ()\n", "role 2\n\n  call tie ()\n")) ==
         "messages: stage 2 never joins it: its collective number 2 on `ends`");
 }

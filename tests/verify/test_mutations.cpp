@@ -3,6 +3,7 @@
 
 #include "strategies/lower.h"
 #include "tests/test.h"
+#include "tests/verify/exam.h"
 #include "tests/verify/good_plans.h"
 #include "tests/verify/mutations.h"
 
@@ -26,8 +27,17 @@ struct Mix {
 Case case_of(const Mix& mix) {
   Case c;
   c.name = mix.name;
-  c.model = {.name = "tiny", .family = mix.family, .layers = 2, .hidden = 16, .heads = 2, .kv_heads = 2, .head_dim = 8, .ffn = 32, .vocab = 32,
-             .max_positions = 16, .tied_embeddings = mix.tied};
+  c.model = {.name = "tiny",
+             .family = mix.family,
+             .layers = 2,
+             .hidden = 16,
+             .heads = 2,
+             .kv_heads = 2,
+             .head_dim = 8,
+             .ffn = 32,
+             .vocab = 32,
+             .max_positions = 16,
+             .tied_embeddings = mix.tied};
   c.layout.dp = mix.dp;
   c.layout.tp = mix.tp;
   c.layout.pp = mix.pp;
@@ -54,7 +64,14 @@ std::vector<Plan> lowered_plans() {
       {.name = "pp2 1f1b tied", .pp = 2, .schedule = Schedule::k1F1B, .accumulation = 4},
       {.name = "pp2 afab untied", .tied = false, .pp = 2, .schedule = Schedule::kAfab, .accumulation = 2, .grad_norm = true},
       {.name = "dp2 tp2 pp2", .dp = 2, .tp = 2, .pp = 2, .schedule = Schedule::k1F1B, .accumulation = 2},
-      {.name = "dp2 tp2 pp2 zero1 recompute", .dp = 2, .tp = 2, .pp = 2, .schedule = Schedule::k1F1B, .accumulation = 2, .zero = 1, .bucket_bytes = 8192,
+      {.name = "dp2 tp2 pp2 zero1 recompute",
+       .dp = 2,
+       .tp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .zero = 1,
+       .bucket_bytes = 8192,
        .recompute = true},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
@@ -71,10 +88,10 @@ std::vector<Plan> lowered_plans() {
 
 void require_full_score(const std::vector<Plan>& plans) {
   const auto tallies = mutate_all(plans);
-  WARN("\n" << score_table(tallies));
+  fmt::print("{}\n", score_table(tallies));
   for (const MutationTally& t : tallies) {
     INFO(t.kind);
-    CHECK(t.survivors == std::vector<std::string>{});
+    CHECK(t.survivors == std::vector<std::string>());
   }
   REQUIRE(score_percent(tallies) == 100);
 }
@@ -83,6 +100,12 @@ void require_full_score(const std::vector<Plan>& plans) {
 
 TEST_CASE("mutations of hand-written plans are all found") {
   require_full_score({parse_or_fail(training_text()), parse_or_fail(zero1_text()), parse_or_fail(pipeline_text())});
+}
+
+TEST_CASE("mutations of the language exam are all found") {
+  std::vector<Plan> plans;
+  for (const std::string& subject : exam_subjects()) plans.push_back(parse_or_fail(exam_text(subject)));
+  require_full_score(plans);
 }
 
 TEST_CASE("mutations of the strategies' plans are all found") { require_full_score(lowered_plans()); }

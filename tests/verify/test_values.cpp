@@ -39,10 +39,11 @@ TEST_CASE("values: lifetimes") {
 TEST_CASE("values: names that are gone") {
   // The gradient before the reduction is not the gradient after it.
   CHECK(broken("  call reduce.head (part=%g.head)\n", "") ==
-        "values: reads %g as f32 dp:replicate tp:replicate micro:sum, but since %g.head was written it holds f32 dp:partial tp:replicate micro:sum");
+        "values: reads %g as f32 dp:replicate tp:replicate micro:sum, but since %g.head was written it holds f32 dp:partial "
+        "tp:replicate micro:sum");
   // Twice reduced: the first reduction left another type.
-  CHECK(broken("  call reduce.head (part=%g.head)\n", "  call reduce.head (part=%g.head)\n  call reduce.head (part=%g.head)\n").starts_with(
-      "values: reads %part as f32 dp:partial tp:replicate micro:sum"));
+  CHECK(broken("  call reduce.head (part=%g.head)\n", "  call reduce.head (part=%g.head)\n  call reduce.head (part=%g.head)\n")
+            .starts_with("values: reads %part as f32 dp:partial tp:replicate micro:sum"));
   // A value that an op in place of it has replaced, though both have one type.
   const std::string text = R"(shardlab plan 1
 name names
@@ -88,23 +89,29 @@ TEST_CASE("values: sharded state is whole again when the period ends") {
         "values: %values ends the period with only this rank's shard current: the next period reads the whole");
   // Read between the update and the gather.
   CHECK(broken_zero1("  call gather (whole=%values)\n",
-                     "  call micro m=0 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@0)\n  call gather (whole=%values)\n") ==
+                     "  call micro m=0 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@0)\n  call gather "
+                     "(whole=%values)\n") ==
         "values: reads %table, but only this rank's shard of it is current since %mine was written");
 }
 
 TEST_CASE("values: what is reported is whole") {
   CHECK(broken("  all_reduce loss.dp (%loss) -> (%whole) comm=dp\n", "") ==
         "types: %loss is reported as an unreduced sum: f32 dp:partial tp:replicate micro:sum");
-  CHECK(broken("sum_scalars loss (%nll0, %nll1) -> (%loss)", "sum_scalars loss (%nll0) -> (%loss)") == "values: %loss holds 1 of the step's 2 micro-batches");
+  CHECK(broken("sum_scalars loss (%nll0, %nll1) -> (%loss)", "sum_scalars loss (%nll0) -> (%loss)") ==
+        "values: %loss holds 1 of the step's 2 micro-batches");
 }
 
 TEST_CASE("gradients: every micro-batch once") {
-  CHECK(broken("  call micro m=1 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@1)\n", "").starts_with("values: reads %nll1 before"));
-  std::string text = replaced(training_text(), "linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate", "linear.W head (%x, %logits) -> (%g.head)");
+  CHECK(broken("  call micro m=1 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@1)\n", "")
+            .starts_with("values: reads %nll1 before"));
+  std::string text = replaced(training_text(), "linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate",
+                              "linear.W head (%x, %logits) -> (%g.head)");
   CHECK(first_finding(text) == "gradients: the gradient of head has 1 of the step's 2 micro-batches from head");
   text = replaced(training_text(), "  embed.W embed (%tokens, %d.x, %g.table) -> (%g.table) accumulate\n",
-                  "  embed.W embed (%tokens, %d.x, %g.table) -> (%g.table) accumulate\n  embed.W embed (%tokens, %d.x, %g.table) -> (%g.table) accumulate\n");
-  CHECK(first_finding(text) == "gradients: the gradient of table has 4 contributions from embed, more than the step's 2 micro-batches");
+                  "  embed.W embed (%tokens, %d.x, %g.table) -> (%g.table) accumulate\n  embed.W embed (%tokens, %d.x, %g.table) "
+                  "-> (%g.table) accumulate\n");
+  CHECK(first_finding(text) ==
+        "gradients: the gradient of table has 4 contributions from embed, more than the step's 2 micro-batches");
   text = replaced(training_text(), "call micro m=1 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@1)",
                   "call micro m=0 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@1)");
   CHECK(first_finding(text).starts_with("values: %loss holds"));
@@ -115,21 +122,28 @@ TEST_CASE("gradients: every micro-batch once") {
 }
 
 TEST_CASE("gradients: every use of a parameter, and only those") {
-  CHECK(broken("  embed.W embed (%tokens, %d.x, %g.table) -> (%g.table) accumulate\n", "") == "gradients: the gradient of table lacks the contribution of embed");
-  CHECK(broken("linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate", "linear.W other (%x, %logits, %g.head) -> (%g.head) accumulate") ==
+  CHECK(broken("  embed.W embed (%tokens, %d.x, %g.table) -> (%g.table) accumulate\n", "") ==
+        "gradients: the gradient of table lacks the contribution of embed");
+  CHECK(broken("linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate",
+               "linear.W other (%x, %logits, %g.head) -> (%g.head) accumulate") ==
         "gradients: the gradient of head lacks the contribution of head");
 }
 
 TEST_CASE("gradients: the right gradient updates each parameter, once") {
-  CHECK(broken("  call update.head (g=%s.head, p=%head)\n", "") == "gradients: 0 of the 48 elements of head are updated in a period");
-  CHECK(broken("  call update.head (g=%s.head, p=%head)\n", "  call update.head (g=%s.head, p=%head)\n  call update.head (g=%s.head, p=%head)\n") ==
+  CHECK(broken("  call update.head (g=%s.head, p=%head)\n", "") ==
+        "gradients: 0 of the 48 elements of head are updated in a period");
+  CHECK(broken("  call update.head (g=%s.head, p=%head)\n",
+               "  call update.head (g=%s.head, p=%head)\n  call update.head (g=%s.head, p=%head)\n") ==
         "gradients: updates head a second time");
-  CHECK(broken_zero1("%g.head  gradient  f32[8,6] dp:P micro:sum view %grads offset 24 of head", "%g.head  gradient  f32[8,6] dp:P micro:sum view %grads offset 24 of table")
+  CHECK(broken_zero1("%g.head  gradient  f32[8,6] dp:P micro:sum view %grads offset 24 of head",
+                     "%g.head  gradient  f32[8,6] dp:P micro:sum view %grads offset 24 of table")
             .starts_with("gradients: updates head with the gradient of table"));
   // A bucket laid out differently from the values that it updates.
   std::string text = zero1_text();
-  text = replaced(text, "%g.table gradient  f32[4,6] dp:P tp:S0 micro:sum view %grads of table", "%g.table gradient  f32[4,6] dp:P tp:S0 micro:sum view %grads offset 48 of table");
-  text = replaced(text, "%g.head  gradient  f32[8,6] dp:P micro:sum view %grads offset 24 of head", "%g.head  gradient  f32[8,6] dp:P micro:sum view %grads of head");
+  text = replaced(text, "%g.table gradient  f32[4,6] dp:P tp:S0 micro:sum view %grads of table",
+                  "%g.table gradient  f32[4,6] dp:P tp:S0 micro:sum view %grads offset 48 of table");
+  text = replaced(text, "%g.head  gradient  f32[8,6] dp:P micro:sum view %grads offset 24 of head",
+                  "%g.head  gradient  f32[8,6] dp:P micro:sum view %grads of head");
   CHECK(first_finding(text).starts_with("gradients: updates table with the gradient of head"));
 }
 
@@ -142,13 +156,17 @@ TEST_CASE("gradients: a bucket hides no unreduced sum") {
     if (const size_t at = text.find(from); at != std::string::npos) text.insert(at + from.size() - 10, " tp:P");
   }
   // A trusted kernel makes it, so that only the bucket can tell.
-  text = replaced(text, "linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate", "kernel.W head (%x, %logits, %g.head) -> (%g.head) name=w rule=trusted");
+  text = replaced(text, "linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate",
+                  "kernel.W head (%x, %logits, %g.head) -> (%g.head) name=w rule=trusted");
   CHECK(first_finding(text) == "gradients: along tp: the gradient of head was never reduced");
 }
 
 TEST_CASE("gradients: optimizer operands") {
-  CHECK(broken("segment update.head\n  bound %g gradient f32[8,6] micro:sum", "segment update.head\n  bound %g gradient f32[8,6] dp:P micro:sum").starts_with("form:"));
-  std::string text = replaced(training_text(), "segment update.head\n  bound %g gradient f32[8,6] micro:sum", "segment update.head\n  bound %g gradient f32[8,6] dp:P micro:sum");
+  CHECK(broken("segment update.head\n  bound %g gradient f32[8,6] micro:sum",
+               "segment update.head\n  bound %g gradient f32[8,6] dp:P micro:sum")
+            .starts_with("form:"));
+  std::string text = replaced(training_text(), "segment update.head\n  bound %g gradient f32[8,6] micro:sum",
+                              "segment update.head\n  bound %g gradient f32[8,6] dp:P micro:sum");
   text = replaced(text, "call update.head (g=%s.head", "call update.head (g=%g.head");
   text = replaced(text, "  call reduce.head (part=%g.head)\n", "");
   CHECK(first_finding(text) == "gradients: along dp: the gradient %g was never reduced");
@@ -187,7 +205,8 @@ TEST_CASE("memory: a plan over its budget names what is missing") {
   const auto refused = verify(plan, options);
   REQUIRE_FALSE(refused.ok());
   CHECK(refused.error().code == ExitCode::kNo);
-  CHECK(refused.error().message.find(fmt::format("it needs {} bytes of device memory, 1 more than the {} there are", peak, peak - 1)) != std::string::npos);
+  CHECK(refused.error().message.find(
+            fmt::format("it needs {} bytes of device memory, 1 more than the {} there are", peak, peak - 1)) != std::string::npos);
 }
 
 }  // namespace shardlab::testing

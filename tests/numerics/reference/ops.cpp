@@ -26,7 +26,8 @@ Tensor<T> linear(const Tensor<T>& x, const Tensor<T>& w, const Tensor<T>* bias, 
   Tensor<T> y;
   for (int64_t t = 0; t < s; ++t)
     for (int64_t o = 0; o < out; ++o) {
-      const T sum = contract<T>(in, [&](int64_t k) { return at(x, t * in + k); }, [&](int64_t k) { return at(w, o * in + k); });
+      const T sum = contract<T>(
+          in, [&](int64_t k) { return at(x, t * in + k); }, [&](int64_t k) { return at(w, o * in + k); });
       y.push_back(bias ? sum + at(*bias, o) : sum);
     }
   return y;
@@ -37,7 +38,8 @@ Tensor<T> linear_input(const Tensor<T>& dy, const Tensor<T>& w, int64_t s, int64
   Tensor<T> dx;
   for (int64_t t = 0; t < s; ++t)
     for (int64_t i = 0; i < in; ++i)
-      dx.push_back(contract<T>(out, [&](int64_t o) { return at(dy, t * out + o); }, [&](int64_t o) { return at(w, o * in + i); }));
+      dx.push_back(contract<T>(
+          out, [&](int64_t o) { return at(dy, t * out + o); }, [&](int64_t o) { return at(w, o * in + i); }));
   return dx;
 }
 
@@ -46,7 +48,8 @@ Tensor<T> linear_weight(const Tensor<T>& x, const Tensor<T>& dy, int64_t s, int6
   Tensor<T> dw;
   for (int64_t o = 0; o < out; ++o)
     for (int64_t i = 0; i < in; ++i)
-      dw.push_back(chain<T>(0, s, [&](int64_t t) { return at(dy, t * out + o); }, [&](int64_t t) { return at(x, t * in + i); }));
+      dw.push_back(chain<T>(
+          0, s, [&](int64_t t) { return at(dy, t * out + o); }, [&](int64_t t) { return at(x, t * in + i); }));
   return dw;
 }
 
@@ -63,7 +66,12 @@ Normed<T> norm(const Tensor<T>& x, const Tensor<T>& gamma, const Tensor<T>* beta
   for (int64_t t = 0; t < s; ++t) {
     const auto value = [&](int64_t i) { return at(x, t * h + i); };
     const T mean = beta ? lanes<T>(h, value) / T(h) : T(0);
-    const T variance = lanes<T>(h, [&](int64_t i) { const T c = value(i) - mean; return c * c; }) / T(h);
+    const T variance = lanes<T>(h,
+                                [&](int64_t i) {
+                                  const T c = value(i) - mean;
+                                  return c * c;
+                                }) /
+                       T(h);
     const T inverse = T(1) / std::sqrt(variance + T(epsilon));
     for (int64_t i = 0; i < h; ++i) {
       const T y = ((value(i) - mean) * inverse) * at(gamma, i);
@@ -76,8 +84,8 @@ Normed<T> norm(const Tensor<T>& x, const Tensor<T>& gamma, const Tensor<T>* beta
 }
 
 template <class T>
-Tensor<T> norm_input(const Tensor<T>& dy, const Tensor<T>& x, const Tensor<T>& gamma, const Normed<T>& saved, bool centred, int64_t s,
-                     int64_t h) {
+Tensor<T> norm_input(const Tensor<T>& dy, const Tensor<T>& x, const Tensor<T>& gamma, const Normed<T>& saved, bool centred,
+                     int64_t s, int64_t h) {
   Tensor<T> dx;
   for (int64_t t = 0; t < s; ++t) {
     const T mean = at(saved.mean, t), inverse = at(saved.inverse, t);
@@ -105,7 +113,8 @@ void rope(Tensor<T>& qkv, const Heads& heads, float theta, int sign, int64_t s) 
   const auto rotate = [&](int64_t token, int64_t row) {
     T* x = &qkv[static_cast<size_t>(token * heads.width() + row)];
     for (int64_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(token) * std::pow(double{theta}, -2.0 * static_cast<double>(i) / static_cast<double>(heads.dim));
+      const double angle =
+          static_cast<double>(token) * std::pow(double{theta}, -2.0 * static_cast<double>(i) / static_cast<double>(heads.dim));
       const T c = static_cast<T>(std::cos(angle)), sine = static_cast<T>(std::sin(angle)) * T(sign);
       const T a = x[i], b = x[i + half];
       x[i] = a * c - b * sine;
@@ -123,7 +132,8 @@ namespace {
 /// chain over the head's dim of row `a` of x at token i with row `b` of y at token j.
 template <class T>
 T dot(const Tensor<T>& x, int64_t a, const Tensor<T>& y, int64_t b, int64_t dim) {
-  return chain<T>(0, dim, [&](int64_t k) { return at(x, a + k); }, [&](int64_t k) { return at(y, b + k); });
+  return chain<T>(
+      0, dim, [&](int64_t k) { return at(x, a + k); }, [&](int64_t k) { return at(y, b + k); });
 }
 
 template <class T>
@@ -148,7 +158,9 @@ Attended<T> attention(const Tensor<T>& qkv, const Heads& heads, int64_t s) {
       const T inverse = T(1) / sum;
       for (int64_t c = 0; c < d; ++c)
         out.o[static_cast<size_t>((i * heads.heads + head) * d + c)] =
-            chain<T>(0, i + 1, [&](int64_t j) { return at(p, j); }, [&](int64_t j) { return at(qkv, j * width + v + c); }) * inverse;
+            chain<T>(
+                0, i + 1, [&](int64_t j) { return at(p, j); }, [&](int64_t j) { return at(qkv, j * width + v + c); }) *
+            inverse;
       out.lse.push_back(max + logarithm(sum));
     }
   }
@@ -261,22 +273,22 @@ void adamw(Tensor<T>& w, Tensor<T>& m, Tensor<T>& v, const Tensor<T>& g, int64_t
   }
 }
 
-#define SHARDLAB_REFERENCE_OPS(T)                                                                                              \
-  template Tensor<T> linear(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, int64_t, int64_t, int64_t);                 \
-  template Tensor<T> linear_input(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                             \
-  template Tensor<T> linear_weight(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                            \
-  template Tensor<T> bias_gradient(const Tensor<T>&, int64_t, int64_t);                                                       \
-  template Normed<T> norm(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, float, int64_t, int64_t);                     \
+#define SHARDLAB_REFERENCE_OPS(T)                                                                                                \
+  template Tensor<T> linear(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, int64_t, int64_t, int64_t);                    \
+  template Tensor<T> linear_input(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                                \
+  template Tensor<T> linear_weight(const Tensor<T>&, const Tensor<T>&, int64_t, int64_t, int64_t);                               \
+  template Tensor<T> bias_gradient(const Tensor<T>&, int64_t, int64_t);                                                          \
+  template Normed<T> norm(const Tensor<T>&, const Tensor<T>&, const Tensor<T>*, float, int64_t, int64_t);                        \
   template Tensor<T> norm_input(const Tensor<T>&, const Tensor<T>&, const Tensor<T>&, const Normed<T>&, bool, int64_t, int64_t); \
-  template Tensor<T> norm_weight(const Tensor<T>&, const Tensor<T>&, const Normed<T>&, int64_t, int64_t);                     \
-  template void rope(Tensor<T>&, const Heads&, float, int, int64_t);                                                          \
-  template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t);                                                    \
-  template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t);          \
-  template Tensor<T> activation(const Tensor<T>&, bool);                                                                      \
-  template Tensor<T> activation_input(const Tensor<T>&, const Tensor<T>&, bool);                                              \
-  template void dropout(Tensor<T>&, float, const RandomKey&, uint64_t);                                                       \
-  template Entropy<T> cross_entropy(const Tensor<T>&, const int32_t*, int64_t, int64_t, int64_t);                             \
-  template void sgd(Tensor<T>&, const Tensor<T>&, float, float);                                                              \
+  template Tensor<T> norm_weight(const Tensor<T>&, const Tensor<T>&, const Normed<T>&, int64_t, int64_t);                        \
+  template void rope(Tensor<T>&, const Heads&, float, int, int64_t);                                                             \
+  template Attended<T> attention(const Tensor<T>&, const Heads&, int64_t);                                                       \
+  template Tensor<T> attention_input(const Tensor<T>&, const Attended<T>&, const Tensor<T>&, const Heads&, int64_t);             \
+  template Tensor<T> activation(const Tensor<T>&, bool);                                                                         \
+  template Tensor<T> activation_input(const Tensor<T>&, const Tensor<T>&, bool);                                                 \
+  template void dropout(Tensor<T>&, float, const RandomKey&, uint64_t);                                                          \
+  template Entropy<T> cross_entropy(const Tensor<T>&, const int32_t*, int64_t, int64_t, int64_t);                                \
+  template void sgd(Tensor<T>&, const Tensor<T>&, float, float);                                                                 \
   template void adamw(Tensor<T>&, Tensor<T>&, Tensor<T>&, const Tensor<T>&, int64_t, const AdamWRecipe&);
 SHARDLAB_REFERENCE_OPS(float)
 SHARDLAB_REFERENCE_OPS(double)

@@ -34,8 +34,8 @@ template <class T>
 Normed<T> norm(const Tensor<T>& x, const Tensor<T>& gamma, const Tensor<T>* beta, float epsilon, int64_t s, int64_t h);
 /// dx without the residual. `centred` is LayerNorm, else RMSNorm.
 template <class T>
-Tensor<T> norm_input(const Tensor<T>& dy, const Tensor<T>& x, const Tensor<T>& gamma, const Normed<T>& saved, bool centred, int64_t s,
-                     int64_t h);
+Tensor<T> norm_input(const Tensor<T>& dy, const Tensor<T>& x, const Tensor<T>& gamma, const Normed<T>& saved, bool centred,
+                     int64_t s, int64_t h);
 /// dgamma[h].
 template <class T>
 Tensor<T> norm_weight(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, int64_t s, int64_t h);

@@ -56,8 +56,8 @@ struct Trainer<T>::LayerState {
 template <class T>
 struct Trainer<T>::SequenceState {
   std::vector<LayerState> layers;
-  Tensor<T> x;        // [s, h] the last layer's output
-  Normed<T> n;        // [s, h]
+  Tensor<T> x;         // [s, h] the last layer's output
+  Normed<T> n;         // [s, h]
   Entropy<T> entropy;  // dlogits [s, V]
 };
 
@@ -75,7 +75,8 @@ Trainer<T>::Trainer(const Model& model, const Train& train, int64_t sequences)
     for (const int64_t extent : p.shape) elements *= extent;
     Tensor<T> value(static_cast<size_t>(elements), T(is_gamma(p) ? 1 : 0));
     if (decays(p.kind)) {
-      const float deviation = p.residual_projection ? model.init_deviation / std::sqrt(2.0f * static_cast<float>(model.layers)) : model.init_deviation;
+      const float deviation =
+          p.residual_projection ? model.init_deviation / std::sqrt(2.0f * static_cast<float>(model.layers)) : model.init_deviation;
       const RandomKey key{train.seed, RandomUse::kInitialise, static_cast<uint32_t>(number), 0};
       for (size_t i = 0; i < value.size(); ++i) value[i] = T(initial_normal(key, i, deviation));
     }
@@ -106,7 +107,8 @@ const Tensor<T>* Trainer<T>::bias(const std::string& name) const {
 template <class T>
 void Trainer<T>::drop(Tensor<T>& z, int64_t layer, int site, int64_t sequence) const {
   if (train_.dropout == 0) return;
-  const RandomKey key{train_.seed, RandomUse::kDropout, static_cast<uint32_t>((layer + 1) * 4 + site), static_cast<uint32_t>(step_)};
+  const RandomKey key{train_.seed, RandomUse::kDropout, static_cast<uint32_t>((layer + 1) * 4 + site),
+                      static_cast<uint32_t>(step_)};
   dropout(z, train_.dropout, key, static_cast<uint64_t>(sequence * train_.seq_len * model_.hidden));
 }
 
@@ -173,7 +175,8 @@ Tensor<T> Trainer<T>::backward_norm(const Tensor<T>& dy, const Tensor<T>& x, con
 }
 
 template <class T>
-Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t layer, int64_t sequence, Tensors<T>& gradients) const {
+Tensor<T> Trainer<T>::backward_layer(const LayerState& l, Tensor<T> dy, int64_t layer, int64_t sequence,
+                                     Tensors<T>& gradients) const {
   const int64_t s = train_.seq_len, h = model_.hidden, inner = model_.heads * model_.head_dim;
   const auto name = [&](const char* part) { return in_layer(layer, part); };
   // The input's and the weight's gradient of y = x w^T + bias.
@@ -241,7 +244,8 @@ Contribution<T> Trainer<T>::gradients(std::span<const int32_t> tokens) const {
   };
   SHARDLAB_CHECK(static_cast<int64_t>(tokens.size()) == sequences_ * (train_.seq_len + 1), "{} tokens for {} sequences of {} + 1",
                  tokens.size(), sequences_, train_.seq_len);
-  Contribution<T> sum = tree_sum(0, sequences_, [&](int64_t i) { return contribution(row(i), i); }, add_contributions<T>);
+  Contribution<T> sum = tree_sum(
+      0, sequences_, [&](int64_t i) { return contribution(row(i), i); }, add_contributions<T>);
   if (model_.tied_embeddings) {
     Tensor<T>& embedding = sum.gradients[index("embed.tokens")];
     embedding = add(embedding, sum.gradients.back());
@@ -254,12 +258,20 @@ Contribution<T> Trainer<T>::gradients(std::span<const int32_t> tokens) const {
 template <class T>
 T Trainer<T>::loss(std::span<const int32_t> tokens) const {
   const size_t length = static_cast<size_t>(train_.seq_len + 1);
-  const T nll = tree<T>(sequences_, [&](int64_t i) { return forward(tokens.subspan(static_cast<size_t>(i) * length, length), i).entropy.nll; });
+  const T nll = tree<T>(sequences_,
+                        [&](int64_t i) { return forward(tokens.subspan(static_cast<size_t>(i) * length, length), i).entropy.nll; });
   return nll * (T(1) / T(train_.seq_len * sequences_));
 }
 
 template <class T>
-void Trainer<T>::update(size_t parameter, const Tensor<T>& gradient) {
+T Trainer<T>::validation_loss(std::span<const int32_t> tokens) const {
+  Trainer still = *this;
+  still.train_.dropout = 0;
+  return still.loss(tokens);
+}
+
+template <class T>
+void Trainer<T>::update_one(size_t parameter, const Tensor<T>& gradient) {
   const float lr = learning_rate_at(train_.learning_rate, step_);
   const float decay = decays(parameters_[parameter].kind) ? train_.weight_decay : 0.0f;
   if (train_.optimizer == Optimizer::kSgd) {
@@ -271,10 +283,15 @@ void Trainer<T>::update(size_t parameter, const Tensor<T>& gradient) {
 }
 
 template <class T>
+void Trainer<T>::update(const Tensors<T>& gradients) {
+  for (size_t i = 0; i < values_.size(); ++i) update_one(i, gradients[i]);
+  ++step_;
+}
+
+template <class T>
 T Trainer<T>::step(std::span<const int32_t> tokens) {
   const Contribution<T> sum = gradients(tokens);
-  for (size_t i = 0; i < values_.size(); ++i) update(i, sum.gradients[i]);
-  ++step_;
+  update(sum.gradients);
   return sum.nll;
 }
 

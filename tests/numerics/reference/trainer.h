@@ -26,7 +26,8 @@ struct Contribution {
   Tensors<T> gradients;
 };
 
-/// Trains `model` as `train` says: G = `sequences` sequences a step, of which `micro_batch` and `grad_accumulation` say nothing here.
+/// Trains `model` as `train` says: G = `sequences` sequences a step, of which `micro_batch` and `grad_accumulation` say nothing
+/// here.
 template <class T>
 class Trainer {
  public:
@@ -36,10 +37,15 @@ class Trainer {
   /// One optimizer step on `tokens`, G rows of seq_len + 1 ids. Returns the mean loss before the update.
   T step(std::span<const int32_t> tokens);
 
+  /// The optimizer's part of a step: `gradients` in the order of the parameters.
+  void update(const Tensors<T>& gradients);
+
   /// Loss and summed gradients of the step to come; with a tied head the two gradients are added and the tensor at the end dropped.
   Contribution<T> gradients(std::span<const int32_t> tokens) const;
   /// Mean loss of the step to come, dropout included.
   T loss(std::span<const int32_t> tokens) const;
+  /// Mean loss without dropout.
+  T validation_loss(std::span<const int32_t> tokens) const;
 
   const std::vector<ModelParameter>& parameters() const { return parameters_; }
   const Tensors<T>& values() const { return values_; }
@@ -61,7 +67,7 @@ class Trainer {
   Tensor<T> backward_norm(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, const std::string& name,
                           Tensors<T>& gradients) const;
   Contribution<T> contribution(std::span<const int32_t> row, int64_t sequence) const;
-  void update(size_t parameter, const Tensor<T>& gradient);
+  void update_one(size_t parameter, const Tensor<T>& gradient);
 
   Model model_;
   Train train_;

@@ -1,0 +1,10 @@
+// The catalogue of strategies as a table: printed by `strategies`, pasted in the README and held to it by a test.
+#pragma once
+
+#include "reports/table.h"
+
+namespace shardlab {
+
+Table strategy_table();
+
+}  // namespace shardlab

@@ -1,0 +1,128 @@
+// Memory and wire bytes of one step from the configuration alone: no plan is built, nothing is simulated.
+//
+// This is the independent witness of the plan. `memory_peak` and `total_wire_bytes` fold what lowering wrote; the closed forms are
+// the formulas of the literature with the padding, the rounding and the messages under way put back in, so that the two can be held
+// equal to the byte (tests/laws). A few hundred nanoseconds a stage and one allocation: they serve grids of millions of points.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "plan/case.h"
+#include "plan/memory.h"
+
+namespace shardlab {
+
+/// What one layer keeps of one micro-batch from forward to backward on one rank: bytes by kind, each rounded up to the alignment.
+///
+/// Formula: with b sequences of s tokens, t = tp, a heads and k kv heads of width d, f = ffn, e bytes an element:
+///   input, norms, residual   e b s h each (two norms): what the residual stream holds is whole on every rank
+///   statistics               e b s 2 (mean and 1/std), or e b s 1 (rms), for each norm
+///   qkv                      e b s (a + 2k) d / t
+///   attention, log_sum_exp   e b s a d / t and e b s a / t: the s x s scores are never kept
+///   up, activated            e b s f / t (twice that for gate and up) and e b s f / t
+///   In elements, for GPT-2 with a d = h, f = 4 h and t = 1: 16 b s h, and b s (a + 4) for the statistics.
+/// Units: bytes.
+/// Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4: s b h (34 + 5 a s
+/// / h)
+///   in 16 bit with the scores and dropout masks that they keep and this step does not (flash attention; masks are drawn again).
+/// Valid when: recompute is none. Under full recompute `input` alone is kept, and the rest lives during one layer's backward.
+struct LayerActivations {
+  int64_t input = 0;
+  int64_t norms = 0;
+  int64_t statistics = 0;
+  int64_t qkv = 0;
+  int64_t attention = 0;
+  int64_t log_sum_exp = 0;
+  int64_t residual = 0;
+  int64_t up = 0;
+  int64_t activated = 0;
+
+  /// All but the input.
+  int64_t inner() const { return norms + statistics + qkv + attention + log_sum_exp + residual + up + activated; }
+};
+
+/// Where in the step the peak is. No other moment can be it: each is below one of these, as the comments in closed_form.cpp derive.
+enum class Moment : uint8_t {
+  kForwardLayer,        ///< the end of a layer's forward
+  kForwardHead,         ///< the loss
+  kBackwardHead,        ///< the gradient of the head's input
+  kBackwardDown,        ///< the gradient of the feed-forward's activation
+  kBackwardActivation,  ///< the gradient of the feed-forward's hidden layer
+  kBackwardUp,          ///< the gradient of the feed-forward's input
+  kBackwardAttention,   ///< the gradient of q, k and v
+};
+inline constexpr size_t kPeakMoments = 7;
+std::string_view name_of(Moment moment);
+
+/// One pipeline stage: what each of its ranks holds, in device bytes, each buffer rounded up to the alignment.
+struct StageForm {
+  int64_t layers = 0;
+  int64_t parameters = 0;
+  int64_t moments = 0;
+  int64_t gradients = 0;                  ///< for the whole step: buckets padded, copies of canonical accumulation included
+  int64_t metrics = 0;                    ///< losses, norms and their sums
+  int64_t persistent = 0;                 ///< what lives across steps
+  int64_t in_flight = 0;                  ///< most micro-batches between their forward and their backward
+  int64_t bytes_in_flight = 0;            ///< activations that each of them keeps, messages under way not counted
+  int64_t peak = 0;                       ///< largest sum of live bytes
+  Moment moment = Moment::kForwardLayer;  ///< when it is first reached
+  MemoryByClass at_peak;                  ///< what is live then
+};
+
+/// The communicators of a step.
+enum class Channel : uint8_t {
+  kTp,
+  kDpGradients,
+  kDpParameters,
+  kForwardEven,  ///< pipeline edges from an even stage forward ...
+  kForwardOdd,
+  kBackwardEven,  ///< ... and back to one
+  kBackwardOdd,
+  kEnds,
+  kMetricsDp,
+  kMetricsTp,
+  kMetricsPp,
+};
+inline constexpr size_t kChannels = 11;
+/// As plans name the communicator: "tp", "dp.grads", "pp.fwd.even".
+std::string_view name_of(Channel channel);
+
+struct ClosedForm {
+  LayerActivations layer;
+  std::vector<StageForm> stages;
+  /// Bytes sent in one step, summed over all ranks.
+  std::array<int64_t, kChannels> wire{};
+
+  int64_t peak() const;        ///< of the stage with the highest
+  int64_t wire_total() const;  ///< over all channels
+};
+
+/// Micro-batches in flight at once on a stage.
+/// Formula: none 1; afab m; 1f1b min(m, p - stage).
+/// Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters" (2021), section 2.2.
+int64_t in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro_batches);
+
+/// Memory and wire bytes of one training step.
+///
+/// Formula, memory (Psi elements of a stage's parameters on one rank, N = dp, e = 4 bytes):
+///   parameters e Psi, gradients e Psi (a tied table has two), moments 2 e Psi under AdamW and 2 e Psi / N under ZeRO-1;
+///   activations: micro-batches in flight times what each keeps; then the greatest of what the moments of one forward and one
+///   backward add, at the first slots after each corner of the schedule (the first slot, the ends of warm-up and of the steady
+///   phase).
+/// Formula, wire, over the g ranks of a group, whatever the algorithm and however uneven the parts: an all-reduce of n bytes sends
+///   2 (g - 1) n, a reduce-scatter or an all-gather (g - 1) n.
+///   tp: 4 all-reduces of e b s h a layer and micro-batch (5 with recompute), 1 at each end of the model, 3 e b s for the loss
+///   dp: e Psi all-reduced; ZeRO-1: e Psi reduce-scattered and e Psi all-gathered
+///   pp: e b s h each way per boundary and micro-batch; a tied table e V h / t all-reduced between the ends (1/N of it under
+///   ZeRO-1)
+/// Units: bytes.
+/// Source: Rajbhandari et al., "ZeRO" (2020), section 7; Shoeybi et al., "Megatron-LM" (2019), section 3; Korthikanti et al.
+/// (2022);
+///   Narayanan et al. (2021).
+/// Valid when: `check(config)` accepts the case.
+ClosedForm closed_form(const Case& config);
+
+}  // namespace shardlab

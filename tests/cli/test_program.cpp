@@ -1,0 +1,227 @@
+// The program as a user meets it: exit codes, messages, and the files of a run.
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "reports/table.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Output {
+  int code = -1;
+  std::string out, err;
+};
+
+/// A folder of its own for each test, removed at the end.
+class Scratch {
+ public:
+  Scratch() {
+    std::string pattern = (fs::temp_directory_path() / "shardlab-test-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ + "/" + name) << text;
+    return path_ + "/" + name;
+  }
+
+ private:
+  std::string path_;
+};
+
+std::string slurp(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+Output shardlab_program(const Scratch& scratch, const std::string& arguments) {
+  const std::string errors = scratch / "stderr.txt";
+  FILE* pipe = popen(fmt::format("{} {} 2>{}", SHARDLAB_PROGRAM, arguments, errors).c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Output output;
+  std::array<char, 4096> buffer;
+  for (size_t n; (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) output.out.append(buffer.data(), n);
+  const int status = pclose(pipe);
+  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  output.err = slurp(errors);
+  return output;
+}
+
+std::string machine_option() { return fmt::format(" --machine-file {}/tests/cli/local.yaml ", SHARDLAB_SOURCE_DIR); }
+
+/// A sweep of tiny cases that are trained for real.
+std::string tiny_sweep(const std::string& more) {
+  return "version: 1\nname: tiny\nmode: measure\n"
+         "model: {inline: {family: gpt, layers: 2, hidden: 32, heads: 4, ffn: 64, vocab: 256, max_positions: 32, tied_embeddings: true}}\n"
+         "machine: {local: true}\ndata: {text: text.txt}\n"
+         "train: {seq_len: 16, global_batch_tokens: 64}\nmeasure: {warmup: 1, steps: 2, repeat: 1, timeout: 1m}\n" +
+         more;
+}
+
+std::string some_text() {
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += fmt::format("line {} of a text that a small model can learn from\n", i % 17);
+  return text;
+}
+
+using Rows = std::vector<std::vector<std::string>>;
+
+std::string cell(const Rows& rows, size_t row, const std::string& column) {
+  const auto& header = rows.at(0);
+  const auto found = std::find(header.begin(), header.end(), column);
+  REQUIRE(found != header.end());
+  return rows.at(row).at(static_cast<size_t>(found - header.begin()));
+}
+
+TEST_CASE("bad input is refused before anything runs, with a remedy and exit code 2") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  struct Bad { std::string sweep, message; };
+  for (const Bad& bad : {Bad{"axes: {tp: [2]}\nspeed: 3\n", "unknown key `speed`"}, Bad{"axes: {tp: [2], tp: [4]}\n", "duplicate key `tp`"},
+                         Bad{"axes: {tp: [two]}\n", "two"}}) {
+    const std::string file = scratch.write("bad.yaml", tiny_sweep(bad.sweep));
+    const Output output = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "out"));
+    INFO(output.err);
+    REQUIRE(output.code == 2);
+    REQUIRE(output.err.find(bad.message) != std::string::npos);
+    REQUIRE(output.err.find("bad.yaml:") != std::string::npos);
+    REQUIRE_FALSE(fs::exists(scratch / "out/results.csv"));
+  }
+  const Output missing = shardlab_program(scratch, "run " + (scratch / "missing.yaml"));
+  REQUIRE(missing.code == 2);
+  REQUIRE(missing.err.find("missing.yaml") != std::string::npos);
+  REQUIRE(shardlab_program(scratch, "run").code == 2);
+  REQUIRE(shardlab_program(scratch, "frobnicate").code == 2);
+  REQUIRE(shardlab_program(scratch, "model list --format xml").code == 2);
+}
+
+TEST_CASE("illegal points keep their row and their reason, and cost nothing else") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string file = scratch.write("sweep.yaml", tiny_sweep("include:\n"
+                                                                  "  - {name: good, dp: 1}\n"
+                                                                  "  - {name: heads, dp: 1, tp: 3}\n"
+                                                                  "  - {name: stages, dp: 1, pp: 4, schedule: 1f1b}\n"
+                                                                  "  - {name: batch, dp: 1, micro_batch: 3}\n"
+                                                                  "  - {name: good2, dp: 2, zero: 1}\n"));
+  const Output output = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "out") + " --format csv");
+  INFO(output.err);
+  REQUIRE(output.code == 0);
+  const Rows rows = parse_csv(slurp(scratch / "out/results.csv"));
+  REQUIRE(rows.size() == 6);
+  REQUIRE(cell(rows, 1, "status") == "ok");
+  REQUIRE(cell(rows, 2, "status") == "refused");
+  REQUIRE(cell(rows, 2, "reason").find("heads 4 is not divisible by tp=3") != std::string::npos);
+  REQUIRE(cell(rows, 3, "status") == "refused");
+  REQUIRE(cell(rows, 3, "reason").find("pp=4 stages for 2 layers") != std::string::npos);
+  REQUIRE(cell(rows, 4, "status") == "refused");
+  REQUIRE(cell(rows, 5, "status") == "ok");
+  for (const size_t row : {1, 5}) {
+    REQUIRE(std::stod(cell(rows, row, "loss_first")) > 5.0);
+    REQUIRE(std::stod(cell(rows, row, "measured_step_s")) > 0);
+    REQUIRE(std::stoll(cell(rows, row, "measured_peak_bytes")) > 0);
+  }
+  REQUIRE(cell(rows, 1, "measured_wire_bytes") == "0");
+  REQUIRE(std::stoll(cell(rows, 5, "measured_wire_bytes")) > 0);
+
+  SECTION("the directory is not overwritten, and --resume has nothing left to do") {
+    REQUIRE(shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "out")).code == 2);
+    const std::string before = slurp(scratch / "out/results.csv");
+    const Output again = shardlab_program(scratch, "run " + file + machine_option() + " --resume --out " + (scratch / "out"));
+    INFO(again.err);
+    REQUIRE(again.code == 0);
+    REQUIRE(slurp(scratch / "out/results.csv") == before);
+  }
+  SECTION("report and explain read it") {
+    const Output report = shardlab_program(scratch, "report " + (scratch / "out") + " --html " + (scratch / "report.html"));
+    INFO(report.err);
+    REQUIRE(report.code == 0);
+    REQUIRE(slurp(scratch / "report.html").find("<html") != std::string::npos);
+    const Output explained = shardlab_program(scratch, "explain " + (scratch / "out/good2"));
+    INFO(explained.err);
+    REQUIRE(explained.code == 0);
+    REQUIRE(explained.out.find("attention") != std::string::npos);
+    REQUIRE(shardlab_program(scratch, "explain " + (scratch / "out/nothing")).code == 2);
+  }
+}
+
+TEST_CASE("a case that fails costs its row and gives exit code 4; one that does not fit is oom") {
+  const Scratch scratch;
+  scratch.write("text.txt", "");
+  const std::string file = scratch.write("sweep.yaml", tiny_sweep("axes: {dp: [1]}\n"));
+  const Output empty = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "empty"));
+  INFO(empty.err);
+  REQUIRE(empty.code == 4);
+  REQUIRE(slurp(scratch / "empty/results.csv").find("text.txt") != std::string::npos);
+
+  scratch.write("text.txt", some_text());
+  const Output small = shardlab_program(scratch, "run " + file + machine_option() + " --set machine.device.memory=100000 --out " + (scratch / "small"));
+  INFO(small.err);
+  REQUIRE(small.code == 3);
+  const Rows rows = parse_csv(slurp(scratch / "small/results.csv"));
+  REQUIRE(cell(rows, 1, "status") == "oom");
+}
+
+TEST_CASE("memory prints the contract's object, its parts add up, and 3 means that it does not fit") {
+  const Scratch scratch;
+  const Output output = shardlab_program(scratch, "memory --model gpt2 --machine a100-sxm4-80gb --devices 8 --pp 2 --tp 1 --seq-len 1024 --format json");
+  INFO(output.err);
+  REQUIRE(output.code == 0);
+  const auto json = nlohmann::json::parse(output.out);
+  for (const char* key : {"parameters", "devices", "layout", "stages", "peak", "capacity", "fits", "assumptions"}) REQUIRE(json.contains(key));
+  REQUIRE(json["parameters"] == 124439808);
+  REQUIRE(json["devices"] == 8);
+  REQUIRE(json["stages"].size() == 2);
+  int64_t worst = 0;
+  for (const auto& stage : json["stages"]) {
+    int64_t sum = 0;
+    for (const char* part : {"parameters", "gradients", "optimizer", "activations", "buffers", "workspace"}) sum += stage[part].get<int64_t>();
+    REQUIRE(sum == stage["peak"]);
+    REQUIRE(stage["reserved"] >= stage["peak"]);
+    worst = std::max(worst, stage["peak"].get<int64_t>());
+  }
+  REQUIRE(json["peak"] == worst);
+  REQUIRE(shardlab_program(scratch, "memory --model llama-3.1-70b --machine a10-24gb --seq-len 4096").code == 3);
+  REQUIRE(shardlab_program(scratch, "memory --model llama-3.1-70b --machine no-such-machine").code == 2);
+}
+
+TEST_CASE("plan and diff read case files") {
+  const Scratch scratch;
+  const std::string common = "version: 1\nmodel: {preset: gpt2}\nmachine: {preset: hgx-h100-ndr}\ntrain: {seq_len: 64, micro_batch: 1}\n";
+  const std::string a = scratch.write("a.yaml", common + "layout: {dp: 2}\n"), b = scratch.write("b.yaml", common + "layout: {dp: 2, zero: 1}\n");
+  const Output plan = shardlab_program(scratch, "plan " + a);
+  INFO(plan.err);
+  REQUIRE(plan.code == 0);
+  REQUIRE(plan.out.starts_with("shardlab plan 1\n"));
+  REQUIRE(shardlab_program(scratch, "plan " + a + " --after nonsense").code == 2);
+  const Output diff = shardlab_program(scratch, "diff " + a + " " + b);
+  INFO(diff.err);
+  REQUIRE(diff.code == 0);
+  REQUIRE(diff.out.find("ops reduce_scatter") != std::string::npos);
+}
+
+TEST_CASE("what needs another environment says so with exit code 6") {
+  const Scratch scratch;
+  const Output output = shardlab_program(scratch, "calibrate --backend cuda -o " + (scratch / "m.yaml"));
+  REQUIRE(output.code == 6);
+  REQUIRE(output.err.find("--backend cpu") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardlab

@@ -1,0 +1,17 @@
+// A generated grid of legal cases: every combination of what changes a plan's shape, with sizes and options dealt to them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/case.h"
+
+namespace shardlab::testing {
+
+/// A few thousand cases that `check` accepts, the same on every run.
+std::vector<Case> legal_cases();
+
+/// One line that tells a case from every other of the grid.
+std::string line_of(const Case& c);
+
+}  // namespace shardlab::testing
