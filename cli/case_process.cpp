@@ -132,7 +132,10 @@ CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
     outcome.ops = compare_ops(*placed, &predicted->trace, nullptr);
     if (config.layout.world_size() <= kTraceRanks) write_trace_lines(files.predicted(), *placed->plan, placed->programs, predicted->trace);
   }
-  if (const auto fit = fits(config, *placed); !fit.ok()) return refused(std::move(outcome), fit.error());
+  if (const auto fit = fits(config, *placed); !fit.ok()) {
+    if (!outcome.predicted) outcome.predicted = predict_bytes(*placed);
+    return refused(std::move(outcome), fit.error());
+  }
   if (mode == Mode::kSimulate) return outcome;
   if (!std::exchange(machine_written_, true)) write_file_atomically(files.machine(), to_yaml(config.machine));
   measure(outcome, files.directory);

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "kernels/kernels.h"
+#include "plan/wire.h"
 #include "plan/work.h"
 #include "profiler/process.h"
 #include "profiler/recorder.h"
@@ -41,6 +42,19 @@ Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
   auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
   return predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
+}
+
+Prediction predict_bytes(const PlacedPlan& placed) {
+  Prediction p;
+  for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) {
+    const MemoryPeak peak = memory_peak(*placed.plan, role)[static_cast<size_t>(Space::kDevice)];
+    if (peak.peak_bytes <= p.peak_bytes) continue;
+    p.peak_bytes = peak.peak_bytes;
+    p.memory = peak.at_peak;
+  }
+  p.arena_bytes = largest_arena(placed);
+  for (const auto& [comm, bytes] : total_wire_bytes(*placed.plan)) p.wire_bytes += bytes;
+  return p;
 }
 
 namespace {

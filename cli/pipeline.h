@@ -26,6 +26,9 @@ Result<void> fits(const Case& config, const PlacedPlan& placed);
 /// The simulator's figures and trace for the case on its machine.
 Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed);
 
+/// Memory and wire bytes alone: what can be said of a case on a machine whose speed nobody knows.
+Prediction predict_bytes(const PlacedPlan& placed);
+
 /// What an execution gave.
 struct Executed {
   Measurement figures;

@@ -18,7 +18,7 @@ std::string_view name_of(Status s);
 
 /// Figures of the simulator. `peak_bytes` is the largest over ranks (device space), `wire_bytes` the sum over ranks per step.
 struct Prediction {
-  double step_s = 0;
+  double step_s = 0;            ///< 0 where only memory and wire bytes are predicted
   double compute_s = 0;         ///< of the rank with the longest step, as the four below
   double exposed_comm_s = 0;
   double bubble_fraction = 0;
@@ -54,7 +54,7 @@ struct Measurement {
   std::vector<int64_t> peak_by_rank;
 };
 
-/// Predicted and measured seconds of one op, summed over a step of one rank of the role; `count` instructions share the label.
+/// Work, predicted and measured seconds of one op, summed over a step of one rank of the role; `count` instructions share the label.
 struct OpComparison {
   int stage = 0;
   std::string label;       ///< "layer.F attn.qkv"

@@ -27,6 +27,9 @@ Value tokens_per_s(Outcome o, double step_s) {
 
 // A column whose value is a figure of the prediction or of the measurement is empty where there is none.
 #define PREDICTED(expression) [](Outcome o) { return o.predicted ? number(o.predicted->expression) : kNotApplicable; }
+// A prediction of memory alone has no times.
+#define PREDICTED_TIME(expression) \
+  [](Outcome o) { return o.predicted && o.predicted->step_s > 0 ? number(o.predicted->expression) : kNotApplicable; }
 #define MEASURED(expression) [](Outcome o) { return o.measured ? number(o.measured->expression) : kNotApplicable; }
 #define CONFIG(expression) [](Outcome o) { return number(int64_t{o.config.expression}); }
 #define NAMED(expression) [](Outcome o) { return text(o.config.expression); }
@@ -66,13 +69,13 @@ constexpr std::array kColumns = {
     CaseColumn{"seq_len", Unit::kNone, "", "tokens of one sequence", CONFIG(train.seq_len)},
     CaseColumn{"global_batch_tokens", Unit::kNone, "", "tokens of one step of the whole job", CONFIG(train.global_batch_tokens)},
     // Predicted beside measured.
-    CaseColumn{"predicted_step_s", Unit::kSeconds, "predicted step", "one optimizer step", PREDICTED(step_s)},
+    CaseColumn{"predicted_step_s", Unit::kSeconds, "predicted step", "one optimizer step", PREDICTED_TIME(step_s)},
     CaseColumn{"measured_step_s", Unit::kSeconds, "measured step", "one optimizer step, median over all samples", MEASURED(step_s)},
     CaseColumn{"step_error_pct", Unit::kPercent, "error",
                "(predicted - measured) / measured: positive where the prediction was too slow",
                [](Outcome o) { return maybe(step_error_pct(o)); }},
     CaseColumn{"predicted_tokens_per_s", Unit::kTokensPerSecond, "predicted rate", "of the whole job",
-               [](Outcome o) { return o.predicted ? tokens_per_s(o, o.predicted->step_s) : kNotApplicable; }},
+               [](Outcome o) { return o.predicted && o.predicted->step_s > 0 ? tokens_per_s(o, o.predicted->step_s) : kNotApplicable; }},
     CaseColumn{"measured_tokens_per_s", Unit::kTokensPerSecond, "measured rate", "of the whole job",
                [](Outcome o) { return o.measured ? tokens_per_s(o, o.measured->step_s) : kNotApplicable; }},
     CaseColumn{"predicted_mfu", Unit::kFraction, "predicted MFU",
@@ -90,15 +93,15 @@ constexpr std::array kColumns = {
     CaseColumn{"measured_wire_bytes", Unit::kBytes, "measured wire",
                "payload sent in one step, summed over ranks, counted where it was sent", MEASURED(wire_bytes)},
     CaseColumn{"predicted_compute_s", Unit::kSeconds, "predicted compute", "union of compute ops on the slowest rank",
-               PREDICTED(compute_s)},
+               PREDICTED_TIME(compute_s)},
     CaseColumn{"measured_compute_s", Unit::kSeconds, "measured compute", "union of compute ops on the slowest rank",
                MEASURED(compute_s)},
     CaseColumn{"predicted_exposed_comm_s", Unit::kSeconds, "predicted exposed", "communication not covered by compute",
-               PREDICTED(exposed_comm_s)},
+               PREDICTED_TIME(exposed_comm_s)},
     CaseColumn{"measured_exposed_comm_s", Unit::kSeconds, "measured exposed", "communication not covered by compute",
                MEASURED(exposed_comm_s)},
     CaseColumn{"predicted_bubble_fraction", Unit::kFraction, "predicted bubble",
-               "share of the step that waits for a pipeline input", PREDICTED(bubble_fraction)},
+               "share of the step that waits for a pipeline input", PREDICTED_TIME(bubble_fraction)},
     CaseColumn{"measured_bubble_fraction", Unit::kFraction, "measured bubble", "share of the step that waits for a pipeline input",
                MEASURED(bubble_fraction)},
     CaseColumn{"unplanned_time_s", Unit::kSeconds, "unplanned", "step less the union of its ops and waits",
@@ -244,7 +247,7 @@ std::optional<double> mfu(const Case& config, double step_s) {
 }
 
 std::optional<double> step_error_pct(const CaseOutcome& o) {
-  if (!o.predicted || !o.measured || o.measured->step_s <= 0) return std::nullopt;
+  if (!o.predicted || !o.measured || o.measured->step_s <= 0 || o.predicted->step_s <= 0) return std::nullopt;
   return 100 * (o.predicted->step_s - o.measured->step_s) / o.measured->step_s;
 }
 

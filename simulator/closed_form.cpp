@@ -339,7 +339,7 @@ class Timetable {
   void corners(const Visit& visit) const {
     int64_t next = 1;
     for (const int64_t corner : {int64_t{0}, warm_up_, slots() - warm_up_})
-      for (next = std::max(next, corner - 1); next <= std::min(slots(), corner + 4); ++next) visit(next);
+      for (next = std::max(next, corner - 1); next <= std::min(slots(), corner + 2); ++next) visit(next);
   }
 
  private:

@@ -80,7 +80,7 @@ class StageEmitter {
       pool.free.pop_back();
     } else {
       Buffer buffer;
-      buffer.name = unit_name(unit) + "." + slot.name + "#" + std::to_string(pool.made++);
+      buffer.name = unit_name(unit) + "." + slot.name + "@" + std::to_string(pool.made++);
       buffer.type = slot.type;
       buffer.kind = slot.cls;
       buffer.space = slot.space;
