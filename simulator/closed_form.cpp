@@ -57,7 +57,7 @@ Part part_of(const Case& c, int64_t stage) {
   return {c.model.layers / stages + (stage < c.model.layers % stages ? 1 : 0), stage == 0, stage == stages - 1};
 }
 
-// state
+// What a stage holds for the whole step.
 
 /// Sums over the buckets of a stage.
 struct BucketSums {
@@ -212,7 +212,7 @@ Metrics metrics_of(const Case& c, const Part& part) {
   return m;
 }
 
-// activations
+// What comes and goes.
 
 /// Sizes of one micro-batch's activations on one rank.
 struct Sizes {
@@ -264,8 +264,8 @@ Rise layer_forward(const Sizes& n, bool recompute) {
 Rise layer_backward(const Sizes& n, bool recompute) {
   const auto inner = [&](int64_t bytes) { return recompute ? temporary(bytes) : activation(bytes); };
   // In the middle the feed-forward has given back what it kept and the gradient of the layer's output, and left its own result. The
-  // moment of attention's output, `mask + o` above this, is the peak of neither: it is above that of attention only if the residual
-  // stream is wider than q, k and v, and then below that of the feed-forward's activation.
+  // moment between, attention's output at `middle + mask + o`, is never the highest: it is above attention's only where the
+  // residual stream is wider than q, k and v, and there the feed-forward's first is higher.
   const Live middle = Live{} - inner(n.a + n.u + n.statistics + 2 * n.x) - activation(n.x) + temporary(n.x);
   return highest({{Moment::kBackwardDown, temporary(n.mask + n.a)},
                   {Moment::kBackwardActivation, temporary(n.a + n.u) - inner(n.a)},
@@ -307,7 +307,7 @@ Slots slots_of(const Case& c, const Sizes& n, const Part& part) {
   return s;
 }
 
-// peak
+// When most is there.
 
 /// The order in which a stage works: `warm_up` forwards, then one forward and one backward in turn, then the backwards that are
 /// left.
@@ -393,7 +393,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   return form;
 }
 
-// wire
+// What is sent.
 
 /// Bytes that the ranks of a group of g together send. A part of the buffer takes g - 1 hops to be summed and g - 1 to be known to
 /// all, whichever way it goes and however large it is.

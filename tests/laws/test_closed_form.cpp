@@ -67,6 +67,21 @@ TEST_CASE("the grid is legal and covers every choice") {
   CHECK(names.size() == cases.size());
 }
 
+TEST_CASE("the norm is not added over a number of stages that halving-doubling cannot serve") {
+  Case c;
+  for (const Case& legal : legal_cases())
+    if (legal.layout.pp == 3 && legal.layout.dp == 2 && legal.train.grad_norm && !legal.canonical) c = legal;
+  REQUIRE(c.layout.pp == 3);
+  c.layout.collective_algorithm = AlgorithmChoice::kRing;
+  CHECK(check(c).ok());
+  c.layout.collective_algorithm = AlgorithmChoice::kHalvingDoubling;
+  const Result<void> refused = check(c);
+  REQUIRE(!refused.ok());
+  CHECK(refused.error().message.find("pp=3") != std::string::npos);
+  c.train.grad_norm = false;
+  CHECK(check(c).ok());
+}
+
 TEST_CASE("peak, classes and wire bytes of the plan equal the closed forms") {
   int64_t compared = 0;
   for (const Case& c : legal_cases()) {
