@@ -18,7 +18,10 @@
 namespace shardlab {
 namespace {
 
-struct CalibrateFlags { std::string backend = "cpu", out; double scale = 1; };
+struct CalibrateFlags {
+  std::string backend = "cpu", out;
+  double scale = 1;
+};
 
 /// Executes one calibration plan with the recorder on.
 Result<Trace> execute_plan(const CalibrationPlan& plan, const Kernels& kernels, const CalibrationTokens& tokens) {
@@ -43,8 +46,10 @@ Result<Trace> execute_plan(const CalibrationPlan& plan, const Kernels& kernels, 
 
 Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invocation) {
   if (flags.backend != "cpu")
-    return Error{flags.backend == "cuda" ? ExitCode::kEnvironment : ExitCode::kUsage, fmt::format("--backend {} cannot be calibrated by this build", flags.backend),
-                 "use --backend cpu", {}};
+    return Error{flags.backend == "cuda" ? ExitCode::kEnvironment : ExitCode::kUsage,
+                 fmt::format("--backend {} cannot be calibrated by this build", flags.backend),
+                 "use --backend cpu",
+                 {}};
   const std::string out = flags.out.empty() ? default_machine_file() : flags.out;
   const Kernels& kernels = kernels_for_this_processor();
   CalibrationOptions options;
@@ -68,8 +73,9 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
   write_file_atomically(out, to_yaml(machine));
   fmt::print(stderr, "{} points, {} per core in fp32, {}/s memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(),
-             fmt::format("{:.1f} Gflop/s", machine.device.peak_flops.at("fp32") / 1e9), bytes_text(static_cast<int64_t>(machine.device.memory_bytes_per_s)),
-             seconds_text(calibration.op_overhead_s), seconds_text(calibration.wake_latency_s), out);
+             fmt::format("{:.1f} Gflop/s", machine.device.peak_flops.at("fp32") / 1e9),
+             bytes_text(static_cast<int64_t>(machine.device.memory_bytes_per_s)), seconds_text(calibration.op_overhead_s),
+             seconds_text(calibration.wake_latency_s), out);
   return ExitCode::kDone;
 }
 

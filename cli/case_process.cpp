@@ -41,7 +41,10 @@ pid_t start_child(const std::string& program, const CaseFiles& files) {
   _exit(static_cast<int>(ExitCode::kEnvironment));
 }
 
-struct ChildEnd { bool timed_out = false, interrupted = false; int status = 0; };
+struct ChildEnd {
+  bool timed_out = false, interrupted = false;
+  int status = 0;
+};
 
 ChildEnd wait_for(pid_t child, double timeout_s, const std::atomic<bool>& interrupted) {
   using Clock = std::chrono::steady_clock;
@@ -73,8 +76,9 @@ std::string tail_of(const std::string& path) {
 
 std::string how_it_ended(int status, const CaseFiles& files) {
   const std::string said = tail_of(files.log());
-  std::string how = WIFSIGNALED(status) ? fmt::format("the process was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))
-                                        : fmt::format("the process ended with exit code {}", WEXITSTATUS(status));
+  std::string how = WIFSIGNALED(status)
+                        ? fmt::format("the process was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))
+                        : fmt::format("the process ended with exit code {}", WEXITSTATUS(status));
   return said.empty() ? how + "; see " + files.log() : how + ": " + said;
 }
 
@@ -93,7 +97,8 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
   const ChildEnd end = wait_for(start_child(program_, files), outcome.config.measure.timeout_s, interrupted_);
   if (end.timed_out) {
     outcome.status = Status::kTimeout;
-    outcome.reason = fmt::format("not done after {} s; raise measure.timeout, or see {}", outcome.config.measure.timeout_s, files.log());
+    outcome.reason =
+        fmt::format("not done after {} s; raise measure.timeout, or see {}", outcome.config.measure.timeout_s, files.log());
     return;
   }
   outcome.status = Status::kFailed;
@@ -130,7 +135,8 @@ CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
     if (!predicted.ok()) return refused(std::move(outcome), predicted.error());
     outcome.predicted = predicted->figures;
     outcome.ops = compare_ops(*placed, &predicted->trace, nullptr);
-    if (config.layout.world_size() <= kTraceRanks) write_trace_lines(files.predicted(), *placed->plan, placed->programs, predicted->trace);
+    if (config.layout.world_size() <= kTraceRanks)
+      write_trace_lines(files.predicted(), *placed->plan, placed->programs, predicted->trace);
   }
   if (const auto fit = fits(config, *placed); !fit.ok()) {
     if (!outcome.predicted) outcome.predicted = predict_bytes(*placed);

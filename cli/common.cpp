@@ -35,15 +35,17 @@ std::string default_machine_file() {
 
 Result<Machine> load_local_machine(const std::string& path) {
   if (!std::filesystem::exists(path))
-    return Error{ExitCode::kUsage, fmt::format("this machine is not calibrated: there is no {}", path),
-                 "run `shardlab calibrate` (about a minute), or name a machine file with --machine-file", {}};
+    return Error{ExitCode::kUsage,
+                 fmt::format("this machine is not calibrated: there is no {}", path),
+                 "run `shardlab calibrate` (about a minute), or name a machine file with --machine-file",
+                 {}};
   auto machine = load_machine(path);
   if (!machine.ok() || !machine->calibration) return machine;
   const Calibration& c = *machine->calibration;
   const std::string kernels = description(kernels_for_this_processor());
   if (c.processor != processor_name() || c.kernel_variant != kernels)
-    fmt::print(stderr, "warning: {} was calibrated on {} with {}; this is {} with {}. Run `shardlab calibrate` again.\n", path, c.processor, c.kernel_variant,
-               processor_name(), kernels);
+    fmt::print(stderr, "warning: {} was calibrated on {} with {}; this is {} with {}. Run `shardlab calibrate` again.\n", path,
+               c.processor, c.kernel_variant, processor_name(), kernels);
   return machine;
 }
 
@@ -96,7 +98,8 @@ Result<void> add_nodes(const CaseFlags& flags, int64_t devices, std::vector<std:
   if (flags.machine == "local" || given(flags, "machine.nodes")) return {};
   const auto machine = load_machine(flags.machine);
   if (!machine.ok()) return machine.error();
-  if (devices > machine->devices()) words.push_back(fmt::format("machine.nodes={}", (devices + machine->devices_per_node - 1) / machine->devices_per_node));
+  if (devices > machine->devices())
+    words.push_back(fmt::format("machine.nodes={}", (devices + machine->devices_per_node - 1) / machine->devices_per_node));
   return {};
 }
 
@@ -130,13 +133,16 @@ Result<Case> case_from_flags(const CaseFlags& flags) {
   if (flags.devices > 0 && !given(flags, "dp")) {
     const int64_t model_parallel = static_cast<int64_t>(size("tp")) * size("pp") * size("cp");
     if (flags.devices % model_parallel != 0)
-      return Error{ExitCode::kUsage, fmt::format("--devices {} is not a multiple of tp*pp*cp = {}", flags.devices, model_parallel),
-                   "change --devices, or name --dp outright", {}};
+      return Error{ExitCode::kUsage,
+                   fmt::format("--devices {} is not a multiple of tp*pp*cp = {}", flags.devices, model_parallel),
+                   "change --devices, or name --dp outright",
+                   {}};
     words.push_back(fmt::format("dp={}", flags.devices / model_parallel));
   } else if (!given(flags, "dp")) {
     words.emplace_back("dp=1");
   }
-  SHARDLAB_TRY(add_nodes(flags, flags.devices > 0 ? flags.devices : int64_t{size("dp")} * size("tp") * size("pp") * size("cp"), words));
+  SHARDLAB_TRY(
+      add_nodes(flags, flags.devices > 0 ? flags.devices : int64_t{size("dp")} * size("tp") * size("pp") * size("cp"), words));
   words.insert(words.end(), flags.set.begin(), flags.set.end());
   return case_from_words(load_options(flags.machine_file, std::move(words)));
 }

@@ -14,7 +14,9 @@
 namespace shardlab {
 namespace {
 
-struct Check { std::string what, state, remedy; };
+struct Check {
+  std::string what, state, remedy;
+};
 
 std::string variants() {
   std::string text;
@@ -36,7 +38,9 @@ Check calibration() {
   if (!std::filesystem::exists(path)) return {"calibration", "none", "run `shardlab calibrate` (about a minute)"};
   const auto machine = load_local_machine(path);
   if (!machine.ok()) return {"calibration", "unreadable: " + machine.error().message, "run `shardlab calibrate` again"};
-  return {"calibration", machine->calibration ? fmt::format("{} of {}", machine->calibration->id, machine->calibration->date) : "none in " + path, ""};
+  return {"calibration",
+          machine->calibration ? fmt::format("{} of {}", machine->calibration->id, machine->calibration->date) : "none in " + path,
+          ""};
 }
 
 Result<ExitCode> doctor(const std::string& format_name) {
@@ -50,7 +54,8 @@ Result<ExitCode> doctor(const std::string& format_name) {
       {"kernels", variants(), ""},
       {"matrix library", description(kernels_for_this_processor()), ""},
       calibration(),
-      {"energy counters", energy ? "readable" : "not readable", energy ? "" : "needs root and a physical machine; energy_j stays empty without"},
+      {"energy counters", energy ? "readable" : "not readable",
+       energy ? "" : "needs root and a physical machine; energy_j stays empty without"},
       library("CUDA driver", "libcuda.so.1", "only needed for `--backend cuda`, which this version does not have"),
       library("CUPTI", "libcupti.so", "only needed to trace GPUs"),
       library("NCCL", "libnccl.so.2", "only needed to train on several GPUs"),

@@ -16,7 +16,7 @@ std::string processor_name();
 int usable_cores();
 /// Bytes of memory that programs can use: MemAvailable, or the control group's limit where that is less.
 int64_t usable_memory();
-std::string today();            ///< date and time, UTC, ISO 8601
+std::string today();  ///< date and time, UTC, ISO 8601
 
 /// Everything but the calibration and the recorder's figures.
 RunMetadata describe_environment(const std::string& command);

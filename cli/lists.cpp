@@ -11,16 +11,30 @@
 namespace shardlab {
 namespace {
 
-struct ListFlags { std::string name, format; };
+struct ListFlags {
+  std::string name, format;
+};
 
 std::vector<Value> model_row(const Model& m) {
-  return {m.name, std::string(name_of(m.family)), parameter_count(m), m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab, m.max_positions,
+  return {m.name,
+          std::string(name_of(m.family)),
+          parameter_count(m),
+          m.layers,
+          m.hidden,
+          m.heads,
+          m.kv_heads,
+          m.head_dim,
+          m.ffn,
+          m.vocab,
+          m.max_positions,
           m.tied_embeddings};
 }
 
 const std::vector<TableColumn>& model_columns() {
-  static const std::vector<TableColumn> columns{{"name"},     {"family"},   {"parameters", Unit::kCount}, {"layers"}, {"hidden"},        {"heads"},
-                                                {"kv_heads"}, {"head_dim"}, {"ffn"},                      {"vocab"},  {"max_positions"}, {"tied_embeddings"}};
+  static const std::vector<TableColumn> columns{{"name"},     {"family"},        {"parameters", Unit::kCount},
+                                                {"layers"},   {"hidden"},        {"heads"},
+                                                {"kv_heads"}, {"head_dim"},      {"ffn"},
+                                                {"vocab"},    {"max_positions"}, {"tied_embeddings"}};
   return columns;
 }
 
@@ -57,17 +71,26 @@ Result<ExitCode> show_model(const ListFlags& flags) {
 Result<ExitCode> list_all_machines(const ListFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
-  Table table{{{"id"}, {"device"}, {"devices_per_node"}, {"memory", Unit::kBytes}, {"memory_bandwidth", Unit::kBytes, "memory/s"}, {"bf16_tflops", Unit::kNone, "bf16 Tflop/s"},
-               {"link", Unit::kBytes, "link/s, one way"}, {"network", Unit::kBytes, "network/s, one way"}},
+  Table table{{{"id"},
+               {"device"},
+               {"devices_per_node"},
+               {"memory", Unit::kBytes},
+               {"memory_bandwidth", Unit::kBytes, "memory/s"},
+               {"bf16_tflops", Unit::kNone, "bf16 Tflop/s"},
+               {"link", Unit::kBytes, "link/s, one way"},
+               {"network", Unit::kBytes, "network/s, one way"}},
               {}};
   for (const std::string& name : list_machines()) {
     const auto machine = load_machine(name);
     if (!machine.ok()) return machine.error();
     const Device& d = machine->device;
     const auto bf16 = d.peak_flops.find("bf16");
-    const auto rate = [](double bytes_per_s) -> Value { return bytes_per_s > 0 ? Value(static_cast<int64_t>(bytes_per_s)) : Value(); };
+    const auto rate = [](double bytes_per_s) -> Value {
+      return bytes_per_s > 0 ? Value(static_cast<int64_t>(bytes_per_s)) : Value();
+    };
     table.rows.push_back({machine->id, d.id, int64_t{machine->devices_per_node}, d.memory_bytes, rate(d.memory_bytes_per_s),
-                          bf16 == d.peak_flops.end() ? Value() : Value(bf16->second / 1e12), rate(d.link_bytes_per_s), rate(machine->inter_bytes_per_s)});
+                          bf16 == d.peak_flops.end() ? Value() : Value(bf16->second / 1e12), rate(d.link_bytes_per_s),
+                          rate(machine->inter_bytes_per_s)});
   }
   print(table, *format);
   return ExitCode::kDone;
@@ -95,7 +118,8 @@ Result<ExitCode> list_strategies(const ListFlags& flags) {
 
 using Handler = Result<ExitCode> (*)(const ListFlags&);
 
-void add_handler(CLI::App& parent, const char* name, const char* help, const char* argument, Handler handler, bool formats, Action& action) {
+void add_handler(CLI::App& parent, const char* name, const char* help, const char* argument, Handler handler, bool formats,
+                 Action& action) {
   auto* verb = parent.add_subcommand(name, help);
   auto flags = std::make_shared<ListFlags>();
   flags->format = "table";
@@ -109,8 +133,8 @@ void add_handler(CLI::App& parent, const char* name, const char* help, const cha
 Table strategy_table() {
   Table table{{{"pass"}, {"strategy"}, {"tier"}, {"keys"}, {"adds"}, {"memory"}, {"paper"}}, {}};
   for (const Strategy& s : catalogue())
-    table.rows.push_back({std::string(s.name), std::string(s.title), std::string(name_of(s.tier)), std::string(s.keys), std::string(s.adds), std::string(s.memory),
-                          std::string(s.paper)});
+    table.rows.push_back({std::string(s.name), std::string(s.title), std::string(name_of(s.tier)), std::string(s.keys),
+                          std::string(s.adds), std::string(s.memory), std::string(s.paper)});
   return table;
 }
 
@@ -118,7 +142,8 @@ void add_model(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("model", "models by name, and their exact parameter counts");
   verb->require_subcommand(1);
   add_handler(*verb, "list", "every model that ships with the program", nullptr, list_all_models, true, action);
-  add_handler(*verb, "show", "one model and its parameters", "a preset or the path of a Hugging Face config.json", show_model, true, action);
+  add_handler(*verb, "show", "one model and its parameters", "a preset or the path of a Hugging Face config.json", show_model, true,
+              action);
 }
 
 void add_machine(CLI::App& app, Action& action, const Invocation&) {
@@ -129,7 +154,8 @@ void add_machine(CLI::App& app, Action& action, const Invocation&) {
 }
 
 void add_strategies(CLI::App& app, Action& action, const Invocation&) {
-  add_handler(app, "strategies", "every strategy: what it adds, what it saves, how equal it is", nullptr, list_strategies, true, action);
+  add_handler(app, "strategies", "every strategy: what it adds, what it saves, how equal it is", nullptr, list_strategies, true,
+              action);
 }
 
 }  // namespace shardlab

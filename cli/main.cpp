@@ -17,7 +17,8 @@ namespace {
 
 using namespace shardlab;
 
-constexpr const char* kFooter = R"(Exit codes: 0 done, 1 a bug of ours, 2 usage or configuration error (nothing ran), 3 the answer is no, 4 some cases
+constexpr const char* kFooter =
+    R"(Exit codes: 0 done, 1 a bug of ours, 2 usage or configuration error (nothing ran), 3 the answer is no, 4 some cases
 failed, 5 a --fail-if threshold was crossed, 6 environment not usable, 130 interrupted.)";
 
 int report(const Error& error) {
@@ -37,14 +38,12 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kFooter);
   Action action;
-  for (const auto add : {add_run, add_report, add_memory, add_plan, add_diff, add_explain, add_calibrate, add_model, add_machine, add_strategies,
-                         add_doctor, add_measure_case})
+  for (const auto add : {add_run, add_report, add_memory, add_plan, add_diff, add_explain, add_calibrate, add_model, add_machine,
+                         add_strategies, add_doctor, add_measure_case})
     add(app, action, invocation);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::Success& done) {
-    return app.exit(done);
-  } catch (const CLI::ParseError& error) {
+  } catch (const CLI::Success& done) { return app.exit(done); } catch (const CLI::ParseError& error) {
     app.exit(error);
     return static_cast<int>(ExitCode::kUsage);
   }
@@ -57,7 +56,5 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
-  } catch (const shardlab::WorldError& error) {
-    return report({shardlab::ExitCode::kEnvironment, error.what(), error.hint(), {}});
-  }
+  } catch (const shardlab::WorldError& error) { return report({shardlab::ExitCode::kEnvironment, error.what(), error.hint(), {}}); }
 }

@@ -39,11 +39,14 @@ StageMemory stage_memory(const PlacedPlan& placed, int role) {
 }
 
 std::vector<std::string> assumptions(const Case& c) {
-  return {"bytes are those of the plan that `shardlab run` executes: every buffer rounded up to 64 bytes, summed over what is live at the peak",
-          "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets",
-          fmt::format("{} everywhere: parameters, gradients, optimizer state and activations have {} bytes an element", c.train.precision, 4),
-          "attention keeps no S x S matrix; its output and one log-sum-exp a row are saved",
-          "memory of the process itself, of the driver and of libraries is not included"};
+  return {
+      "bytes are those of the plan that `shardlab run` executes: every buffer rounded up to 64 bytes, summed over what is live at "
+      "the peak",
+      "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets",
+      fmt::format("{} everywhere: parameters, gradients, optimizer state and activations have {} bytes an element",
+                  c.train.precision, 4),
+      "attention keeps no S x S matrix; its output and one log-sum-exp a row are saved",
+      "memory of the process itself, of the driver and of libraries is not included"};
 }
 
 Table stage_table(const std::vector<StageMemory>& stages) {
@@ -58,7 +61,8 @@ Table stage_table(const std::vector<StageMemory>& stages) {
                {"reserved", Unit::kBytes}},
               {}};
   for (const StageMemory& s : stages)
-    table.rows.push_back({int64_t{s.stage}, s.parameters, s.gradients, s.optimizer, s.activations, s.buffers, s.workspace, s.peak, s.reserved});
+    table.rows.push_back(
+        {int64_t{s.stage}, s.parameters, s.gradients, s.optimizer, s.activations, s.buffers, s.workspace, s.peak, s.reserved});
   return table;
 }
 
@@ -120,13 +124,15 @@ Result<ExitCode> memory(const CaseFlags& flags, const std::string& format_name) 
     print(stage_table(stages), *format);
     return fit ? ExitCode::kDone : ExitCode::kNo;
   }
-  fmt::print("{}, {} parameters, on {} of {}: {}\n\n", config->model.name, count_text(static_cast<double>(parameter_count(config->model))),
-             config->layout.world_size(), config->machine.id, layout_text(*config));
+  fmt::print("{}, {} parameters, on {} of {}: {}\n\n", config->model.name,
+             count_text(static_cast<double>(parameter_count(config->model))), config->layout.world_size(), config->machine.id,
+             layout_text(*config));
   fmt::print("bytes of one rank at its peak, by stage\n");
   print(stage_table(stages), *format);
   fmt::print("\npeak {} on stage {}, at {}\n", bytes_text(worst->peak), worst->stage, worst->moment);
   if (capacity > 0)
-    fmt::print("{}: needs {} of the {} that a rank may use ({:.1f} %)\n", fit ? "fits" : "does not fit", bytes_text(largest_arena(*placed)), bytes_text(capacity),
+    fmt::print("{}: needs {} of the {} that a rank may use ({:.1f} %)\n", fit ? "fits" : "does not fit",
+               bytes_text(largest_arena(*placed)), bytes_text(capacity),
                100.0 * static_cast<double>(largest_arena(*placed)) / static_cast<double>(capacity));
   for (const std::string& a : assumptions(*config)) fmt::print("  - {}\n", a);
   return fit ? ExitCode::kDone : ExitCode::kNo;

@@ -34,8 +34,11 @@ int64_t largest_arena(const PlacedPlan& placed) {
 Result<void> fits(const Case& config, const PlacedPlan& placed) {
   const int64_t need = largest_arena(placed), have = memory_per_rank(config);
   if (have <= 0 || need <= have) return {};
-  return Error{ExitCode::kNo, fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
-               "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1", {}};
+  return Error{
+      ExitCode::kNo,
+      fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
+      "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1",
+      {}};
 }
 
 Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
@@ -83,7 +86,8 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
   std::vector<double> compute, exposed, bubble, unplanned;
   for (int step = 0; step < trace.steps; ++step) {
     const auto length = [&](int rank) {
-      const auto& i = trace.step_interval[static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank)];
+      const auto& i =
+          trace.step_interval[static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank)];
       return i[1] - i[0];
     };
     int longest = 0;
@@ -102,8 +106,8 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
 }
 
 /// Mean loss on the validation split: a forward-only plan of the same layout takes the parameters over.
-Result<std::optional<double>> validation_loss(const Case& config, const Session& trained, const PlacedPlan& training, const Dataset& data,
-                                              const Kernels& kernels, const RunOptions& options) {
+Result<std::optional<double>> validation_loss(const Case& config, const Session& trained, const PlacedPlan& training,
+                                              const Dataset& data, const Kernels& kernels, const RunOptions& options) {
   if (config.measure.validate_sequences <= 0) return std::optional<double>();
   auto source = data.validation();
   if (!source.ok()) return source.error();
@@ -113,7 +117,8 @@ Result<std::optional<double>> validation_loss(const Case& config, const Session&
   ThreadTransport transport(kernels);
   RunOptions forward = options;
   forward.recorder = nullptr;
-  auto session = Session::create(placed, forward, transport, cpu_backend(kernels, {config.canonical, config.threads_per_rank}), *source);
+  auto session =
+      Session::create(placed, forward, transport, cpu_backend(kernels, {config.canonical, config.threads_per_rank}), *source);
   if (!session.ok()) return session.error();
   (*session)->initialise_parameters();
   SHARDLAB_TRY(copy_parameters(trained, *training.plan, **session));

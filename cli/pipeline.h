@@ -1,4 +1,5 @@
-// One case from its text to its figures: lower, predict, execute, compare. The place where plan, simulator, runtime and profiler meet.
+// One case from its text to its figures: lower, predict, execute, compare. The place where plan, simulator, runtime and profiler
+// meet.
 #pragma once
 
 #include <optional>
@@ -35,8 +36,8 @@ struct Executed {
   Trace trace;  ///< of the measured steps
 };
 
-/// Trains the case as its `measure` block says, in this process: warm-up steps, then `repeat` blocks of `steps` steps, all of one training run.
-/// Throws WorldError when a rank fails or a wait times out.
+/// Trains the case as its `measure` block says, in this process: warm-up steps, then `repeat` blocks of `steps` steps, all of one
+/// training run. Throws WorldError when a rank fails or a wait times out.
 Result<Executed> execute_case(const Case& config, const PlacedPlan& placed);
 
 /// Predicted and measured seconds by op label and stage, for one step of one rank. Either trace may be null.

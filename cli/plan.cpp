@@ -16,7 +16,10 @@
 namespace shardlab {
 namespace {
 
-struct PlanFlags { std::string file, after, machine_file; std::vector<std::string> set; };
+struct PlanFlags {
+  std::string file, after, machine_file;
+  std::vector<std::string> set;
+};
 
 Result<ExitCode> plan_verb(const PlanFlags& flags) {
   const auto config = load_case(flags.file, load_options(flags.machine_file, flags.set));
@@ -52,7 +55,8 @@ std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed
 std::string line_difference(const std::vector<std::string>& a, const std::vector<std::string>& b) {
   std::vector<std::vector<int>> common(a.size() + 1, std::vector<int>(b.size() + 1, 0));
   for (size_t i = a.size(); i-- > 0;)
-    for (size_t j = b.size(); j-- > 0;) common[i][j] = a[i] == b[j] ? common[i + 1][j + 1] + 1 : std::max(common[i + 1][j], common[i][j + 1]);
+    for (size_t j = b.size(); j-- > 0;)
+      common[i][j] = a[i] == b[j] ? common[i + 1][j + 1] + 1 : std::max(common[i + 1][j], common[i][j + 1]);
   std::string text;
   size_t i = 0, j = 0;
   while (i < a.size() || j < b.size()) {
@@ -97,7 +101,10 @@ void print_segment_differences(const Plan& a, const Plan& b) {
   }
 }
 
-struct DiffFlags { std::string a, b, machine_file, format; std::vector<std::string> set; };
+struct DiffFlags {
+  std::string a, b, machine_file, format;
+  std::vector<std::string> set;
+};
 
 Result<ExitCode> diff(const DiffFlags& flags) {
   const auto format = parse_format(flags.format);
@@ -134,7 +141,8 @@ void add_plan(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("plan", "prints the plan of a case: what each rank does, in which order");
   auto flags = std::make_shared<PlanFlags>();
   verb->add_option("case", flags->file, "the case file")->required();
-  verb->add_option("--after", flags->after, "leave out the strategies that follow this pass (`shardlab strategies` lists them in order)");
+  verb->add_option("--after", flags->after,
+                   "leave out the strategies that follow this pass (`shardlab strategies` lists them in order)");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->callback([&action, flags] { action = [flags] { return plan_verb(*flags); }; });

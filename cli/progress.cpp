@@ -32,7 +32,8 @@ void ProgressPrinter::started(const Point& point, const Progress& progress) {
 }
 
 void ProgressPrinter::finished(const CaseOutcome& outcome, const Progress& progress) {
-  const bool news = !terminal_ ? outcome.status != Status::kRefused : outcome.status != Status::kOk && outcome.status != Status::kRefused;
+  const bool news =
+      !terminal_ ? outcome.status != Status::kRefused : outcome.status != Status::kOk && outcome.status != Status::kRefused;
   if (!news) return;
   if (terminal_) fmt::print(stderr, "\r\033[K");
   fmt::print(stderr, "{} {}: {}\n", counts(progress), outcome.config.name, figures(outcome));

@@ -17,7 +17,9 @@
 namespace shardlab {
 namespace {
 
-struct ReportFlags { std::string directory, html, csv, markdown, title, format; };
+struct ReportFlags {
+  std::string directory, html, csv, markdown, title, format;
+};
 
 /// A report holds at most this many timelines, each of at most so many intervals: a page stays below a few megabytes.
 constexpr int kTimelines = 24;
@@ -25,7 +27,8 @@ constexpr int64_t kIntervals = 8000;
 
 Result<Store> open_store(const std::string& directory) {
   if (!std::filesystem::exists(directory + "/results.sqlite"))
-    return Error{ExitCode::kUsage, fmt::format("{} holds no results", directory), "name the directory that `shardlab run` wrote", {}};
+    return Error{
+        ExitCode::kUsage, fmt::format("{} holds no results", directory), "name the directory that `shardlab run` wrote", {}};
   return Store::open_existing(directory + "/results.sqlite");
 }
 
@@ -39,7 +42,8 @@ std::optional<Timeline> timeline_of(const std::string& directory, const CaseOutc
   if (!placed.ok()) return std::nullopt;
   TimelineOptions options;
   options.max_intervals = kIntervals;
-  Timeline timeline = make_timeline(*placed->plan, placed->programs, predicted.ok() ? &*predicted : nullptr, measured.ok() ? &*measured : nullptr, options);
+  Timeline timeline = make_timeline(*placed->plan, placed->programs, predicted.ok() ? &*predicted : nullptr,
+                                    measured.ok() ? &*measured : nullptr, options);
   timeline.case_id = outcome.case_id;
   timeline.label = outcome.config.name;
   return timeline;
@@ -50,7 +54,8 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
   if (!store.ok()) return store.error();
   Report report;
   report.cases = store->outcomes();
-  report.title = flags.title.empty() ? std::filesystem::absolute(flags.directory).lexically_normal().filename().string() : flags.title;
+  report.title =
+      flags.title.empty() ? std::filesystem::absolute(flags.directory).lexically_normal().filename().string() : flags.title;
   const auto runs = store->runs();
   if (!runs.empty()) report.metadata = runs.back();
   if (!timelines) return report;
@@ -80,7 +85,10 @@ Result<ExitCode> report(const ReportFlags& flags) {
   return ExitCode::kDone;
 }
 
-struct ExplainFlags { std::string where, format; int rows = 20; };
+struct ExplainFlags {
+  std::string where, format;
+  int rows = 20;
+};
 
 /// The directory and, if the path goes on, the case in it.
 std::pair<std::string, std::string> split_case(const std::string& where) {

@@ -42,7 +42,9 @@ void end_on_interrupt() {
 class DirectorySink final : public ResultSink {
  public:
   explicit DirectorySink(RunDirectory& directory) : directory_(directory) {}
-  std::optional<CaseOutcome> recorded(std::string_view id, std::string_view version) const override { return directory_.store().recorded(id, version); }
+  std::optional<CaseOutcome> recorded(std::string_view id, std::string_view version) const override {
+    return directory_.store().recorded(id, version);
+  }
   void append(const CaseOutcome& outcome) override { directory_.append(outcome); }
 
  private:
@@ -84,13 +86,16 @@ ExitCode dry_run(const Sweep& sweep, const Expansion& expansion, Mode mode, Tabl
       if (point.refusal) row.reason = point.refusal->message;
       rows.push_back(std::move(row));
     }
-    constexpr std::string_view kColumns[] = {"case_id", "name", "status", "reason", "model", "world_size", "dp", "tp", "pp", "zero", "schedule", "micro_batch", "grad_accumulation"};
+    constexpr std::string_view kColumns[] = {"case_id", "name", "status", "reason",   "model",       "world_size",       "dp",
+                                             "tp",      "pp",   "zero",   "schedule", "micro_batch", "grad_accumulation"};
     print(case_table(rows, kColumns), format);
     return expansion.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
   }
-  fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(), expansion.combinations,
-             expansion.excluded, expansion.included, expansion.duplicates, expansion.points.size(), expansion.runnable(), expansion.refused());
-  Table reasons{{{"points", Unit::kNone, "points"}, {"reason", Unit::kNone, "refused because"}, {"example", Unit::kNone, "for example"}}, {}};
+  fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(),
+             expansion.combinations, expansion.excluded, expansion.included, expansion.duplicates, expansion.points.size(),
+             expansion.runnable(), expansion.refused());
+  Table reasons{
+      {{"points", Unit::kNone, "points"}, {"reason", Unit::kNone, "refused because"}, {"example", Unit::kNone, "for example"}}, {}};
   for (const ReasonCount& r : refusals(expansion)) reasons.rows.push_back({r.points, r.reason, r.example});
   if (!reasons.rows.empty()) print(reasons, format);
   if (mode != Mode::kSimulate && expansion.runnable() > 0) {

@@ -51,11 +51,11 @@ struct Buffer {
   Type type;
   BufferClass kind = BufferClass::kTemporary;
   Space space = Space::kDevice;
-  bool persistent = false;       ///< lives across steps: never allocated or freed by the program
+  bool persistent = false;  ///< lives across steps: never allocated or freed by the program
   std::optional<View> view;
-  int32_t parameter = -1;        ///< ParameterId whose value, gradient or state this is (whole or part), or -1
-  int32_t count = -1;            ///< BufferId of the scalar that says how many rows are used at run time, or -1 for all
-  int64_t offset = -1;           ///< byte offset in the arena of its space, given by `place_arena`
+  int32_t parameter = -1;  ///< ParameterId whose value, gradient or state this is (whole or part), or -1
+  int32_t count = -1;      ///< BufferId of the scalar that says how many rows are used at run time, or -1 for all
+  int64_t offset = -1;     ///< byte offset in the arena of its space, given by `place_arena`
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 

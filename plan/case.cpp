@@ -36,7 +36,8 @@ std::string_view name_of(AlgorithmChoice v) {
 }
 
 float learning_rate_at(const LearningRate& lr, int64_t step) {
-  const double warm = lr.warmup_steps > 0 ? std::min(1.0, static_cast<double>(step + 1) / static_cast<double>(lr.warmup_steps)) : 1.0;
+  const double warm =
+      lr.warmup_steps > 0 ? std::min(1.0, static_cast<double>(step + 1) / static_cast<double>(lr.warmup_steps)) : 1.0;
   if (lr.kind == LearningRate::Kind::kConstant || warm < 1.0) return static_cast<float>(lr.peak * warm);
   const int64_t span = std::max<int64_t>(1, lr.total_steps - lr.warmup_steps);
   const double progress = std::clamp(static_cast<double>(step - lr.warmup_steps) / static_cast<double>(span), 0.0, 1.0);
@@ -46,7 +47,8 @@ float learning_rate_at(const LearningRate& lr, int64_t step) {
 int64_t memory_per_rank(const Case& c) {
   const int64_t devices = std::max(1, c.machine.devices()), ranks = c.layout.world_size();
   if (!c.machine.local || ranks <= devices) return c.machine.device.memory_bytes;
-  return static_cast<int64_t>(static_cast<double>(c.machine.device.memory_bytes) * static_cast<double>(devices) / static_cast<double>(ranks));
+  return static_cast<int64_t>(static_cast<double>(c.machine.device.memory_bytes) * static_cast<double>(devices) /
+                              static_cast<double>(ranks));
 }
 
 namespace {
@@ -65,14 +67,22 @@ Result<void> divides(std::string_view what, int64_t whole, std::string_view key,
 
 Result<void> check_sizes(const Case& c) {
   const Layout& l = c.layout;
-  for (const auto& [key, value] : {std::pair{"dp", int64_t{l.dp}}, {"tp", int64_t{l.tp}}, {"pp", int64_t{l.pp}}, {"vpp", int64_t{l.vpp}},
-                                   {"cp", int64_t{l.cp}}, {"ep", int64_t{l.ep}}, {"seq_len", c.train.seq_len},
-                                   {"micro_batch", c.train.micro_batch}, {"grad_accumulation", c.train.grad_accumulation},
+  for (const auto& [key, value] : {std::pair{"dp", int64_t{l.dp}},
+                                   {"tp", int64_t{l.tp}},
+                                   {"pp", int64_t{l.pp}},
+                                   {"vpp", int64_t{l.vpp}},
+                                   {"cp", int64_t{l.cp}},
+                                   {"ep", int64_t{l.ep}},
+                                   {"seq_len", c.train.seq_len},
+                                   {"micro_batch", c.train.micro_batch},
+                                   {"grad_accumulation", c.train.grad_accumulation},
                                    {"threads_per_rank", int64_t{c.threads_per_rank}}}) {
     if (value < 1) return refusal(fmt::format("{}={} is not positive", key, value), fmt::format("set {} to 1 or more", key));
-    if (value > (int64_t{1} << 30)) return refusal(fmt::format("{}={} is absurdly large", key, value), fmt::format("set {} below 2^30", key));
+    if (value > (int64_t{1} << 30))
+      return refusal(fmt::format("{}={} is absurdly large", key, value), fmt::format("set {} below 2^30", key));
   }
-  if (l.bucket_bytes < 0) return refusal(fmt::format("bucket_bytes={} is negative", l.bucket_bytes), "use 0 for one bucket per parameter");
+  if (l.bucket_bytes < 0)
+    return refusal(fmt::format("bucket_bytes={} is negative", l.bucket_bytes), "use 0 for one bucket per parameter");
   const double ranks = static_cast<double>(l.dp) * l.tp * l.pp * l.cp;
   if (ranks > 1 << 20) return refusal(fmt::format("dp*tp*pp*cp = {:.0f} ranks", ranks), "at most 1048576 ranks are planned");
   return {};
@@ -103,16 +113,20 @@ Result<void> check_layout(const Case& c) {
   SHARDLAB_TRY(divides("kv_heads", m.kv_heads, "tp", l.tp));
   SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
   if (m.vocab % l.tp != 0)
-    return refusal(fmt::format("vocab {} is not divisible by tp={}", m.vocab, l.tp),
-                   fmt::format("pad the vocabulary: set model.vocab to {}", (m.vocab + 128 * l.tp - 1) / (128 * l.tp) * (128 * l.tp)));
+    return refusal(
+        fmt::format("vocab {} is not divisible by tp={}", m.vocab, l.tp),
+        fmt::format("pad the vocabulary: set model.vocab to {}", (m.vocab + 128 * l.tp - 1) / (128 * l.tp) * (128 * l.tp)));
   if (l.pp > m.layers)
-    return refusal(fmt::format("pp={} stages for {} layers: a stage would be empty", l.pp, m.layers), fmt::format("set pp to {} or less", m.layers));
+    return refusal(fmt::format("pp={} stages for {} layers: a stage would be empty", l.pp, m.layers),
+                   fmt::format("set pp to {} or less", m.layers));
   if ((l.pp == 1) != (l.schedule == Schedule::kNone))
     return refusal(fmt::format("schedule={} with pp={}", name_of(l.schedule), l.pp),
                    l.pp == 1 ? "set schedule: none, or pp above 1" : "set schedule: afab or 1f1b");
-  if (l.zero > 0 && l.dp == 1) return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
+  if (l.zero > 0 && l.dp == 1)
+    return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
   if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
-    for (const auto& [key, size] : {std::pair{"dp", l.dp}, {"tp", l.tp}, {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
+    for (const auto& [key, size] :
+         {std::pair{"dp", l.dp}, {"tp", l.tp}, {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
         return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
   return {};
@@ -122,16 +136,19 @@ Result<void> check_batch(const Case& c) {
   const Train& t = c.train;
   const int64_t tokens = t.seq_len * t.micro_batch * t.grad_accumulation * c.layout.dp;
   if (t.global_batch_tokens != 0 && t.global_batch_tokens != tokens)
-    return refusal(fmt::format("global_batch_tokens={} is not seq_len {} * micro_batch {} * grad_accumulation {} * dp {} = {}", t.global_batch_tokens,
-                               t.seq_len, t.micro_batch, t.grad_accumulation, c.layout.dp, tokens),
-                   fmt::format("make global_batch_tokens a multiple of seq_len * micro_batch * dp = {}", t.seq_len * t.micro_batch * c.layout.dp));
+    return refusal(fmt::format("global_batch_tokens={} is not seq_len {} * micro_batch {} * grad_accumulation {} * dp {} = {}",
+                               t.global_batch_tokens, t.seq_len, t.micro_batch, t.grad_accumulation, c.layout.dp, tokens),
+                   fmt::format("make global_batch_tokens a multiple of seq_len * micro_batch * dp = {}",
+                               t.seq_len * t.micro_batch * c.layout.dp));
   if (t.grad_norm && c.model.tied_embeddings && c.layout.pp > 1)
-    return refusal("grad_norm with tied embeddings across pipeline stages: both ends hold the table, and its norm would count twice",
-                   "set grad_norm: false, pp: 1, or untie the embeddings");
+    return refusal(
+        "grad_norm with tied embeddings across pipeline stages: both ends hold the table, and its norm would count twice",
+        "set grad_norm: false, pp: 1, or untie the embeddings");
   if (c.model.max_positions > 0 && t.seq_len > c.model.max_positions)
     return refusal(fmt::format("seq_len={} exceeds the model's max_positions={}", t.seq_len, c.model.max_positions),
                    fmt::format("set seq_len to {} or less", c.model.max_positions));
-  if (!(t.dropout >= 0 && t.dropout < 1)) return refusal(fmt::format("dropout={} is outside [0, 1)", t.dropout), "set dropout between 0 and 1");
+  if (!(t.dropout >= 0 && t.dropout < 1))
+    return refusal(fmt::format("dropout={} is outside [0, 1)", t.dropout), "set dropout between 0 and 1");
   return {};
 }
 
@@ -140,14 +157,18 @@ Result<void> check_canonical(const Case& c) {
   const Train& t = c.train;
   const auto power_of_two = [](int64_t n) { return std::has_single_bit(static_cast<uint64_t>(n)); };
   if (!power_of_two(t.micro_batch))
-    return refusal(fmt::format("canonical with micro_batch={}, no power of two", t.micro_batch), "canonical sums are binary trees over sequences");
+    return refusal(fmt::format("canonical with micro_batch={}, no power of two", t.micro_batch),
+                   "canonical sums are binary trees over sequences");
   if (c.layout.dp > 1 && !power_of_two(t.micro_batch * t.grad_accumulation))
-    return refusal(fmt::format("canonical with dp={} and micro_batch*grad_accumulation={}, no power of two", c.layout.dp, t.micro_batch * t.grad_accumulation),
+    return refusal(fmt::format("canonical with dp={} and micro_batch*grad_accumulation={}, no power of two", c.layout.dp,
+                               t.micro_batch * t.grad_accumulation),
                    "every data-parallel rank must hold an aligned block of the tree over sequences");
   if (kContractionLeaves % c.layout.tp != 0)
-    return refusal(fmt::format("canonical with tp={}, which does not divide {}", c.layout.tp, kContractionLeaves), "use tp 1, 2, 4, 8 or 16");
+    return refusal(fmt::format("canonical with tp={}, which does not divide {}", c.layout.tp, kContractionLeaves),
+                   "use tp 1, 2, 4, 8 or 16");
   if (c.layout.collective_algorithm != AlgorithmChoice::kAuto && c.layout.collective_algorithm != AlgorithmChoice::kDirect)
-    return refusal(fmt::format("canonical with collective_algorithm={}", name_of(c.layout.collective_algorithm)), "only direct sums in canonical order");
+    return refusal(fmt::format("canonical with collective_algorithm={}", name_of(c.layout.collective_algorithm)),
+                   "only direct sums in canonical order");
   return {};
 }
 

@@ -15,7 +15,8 @@ enum class Provenance : uint8_t { kDatasheet, kMeasured, kFitted, kTransferred }
 /// One measured point: an op of `work` units (flops or bytes) took `seconds` (median) with relative spread (p90-p10)/median.
 struct RatePoint {
   std::string kernel;          ///< kind and phase of the op: "linear.F", "norm.I", "all_reduce"
-  std::vector<int64_t> shape;  ///< [m, n, k] of a matmul, [b, heads, s, d] of attention, [bytes] of a memory-bound op, [bytes, ranks] of a collective
+  std::vector<int64_t> shape;  ///< [m, n, k] of a matmul, [b, heads, s, d] of attention, [bytes] of a memory-bound op, [bytes,
+                               ///< ranks] of a collective
   int concurrency = 1;         ///< ranks that did the same at the same time
   double seconds = 0;
   double spread = 0;
@@ -24,22 +25,22 @@ struct RatePoint {
 
 /// What calibration measured on this very machine (simulator/calibrate).
 struct Calibration {
-  std::string id;              ///< date and hash, stored with every prediction
+  std::string id;  ///< date and hash, stored with every prediction
   std::string date;
   std::string command;
   std::string processor;
   std::string kernel_variant;
   std::vector<RatePoint> points;
-  double op_overhead_s = 0;    ///< dispatch of an op that does nothing
-  double wake_latency_s = 0;   ///< one stream waking another
+  double op_overhead_s = 0;   ///< dispatch of an op that does nothing
+  double wake_latency_s = 0;  ///< one stream waking another
 };
 
 struct Device {
-  std::string id;                              ///< "h100-sxm5-80gb", "local-cpu"
-  int64_t memory_bytes = 0;                    ///< that a program can use
+  std::string id;            ///< "h100-sxm5-80gb", "local-cpu"
+  int64_t memory_bytes = 0;  ///< that a program can use
   double memory_bytes_per_s = 0;
-  std::map<std::string, double> peak_flops;    ///< dense, by precision: "fp32", "bf16", "fp8"
-  double link_bytes_per_s = 0;                 ///< one way, to devices of the same node
+  std::map<std::string, double> peak_flops;  ///< dense, by precision: "fp32", "bf16", "fp8"
+  double link_bytes_per_s = 0;               ///< one way, to devices of the same node
   double power_w = 0;
   std::map<std::string, Provenance> provenance;
 };
@@ -49,8 +50,8 @@ struct Machine {
   Device device;
   int devices_per_node = 1;
   int nodes = 1;
-  double inter_bytes_per_s = 0;                ///< one way, per device, between nodes
-  bool local = false;                          ///< this machine: ranks share `cores`
+  double inter_bytes_per_s = 0;  ///< one way, per device, between nodes
+  bool local = false;            ///< this machine: ranks share `cores`
   int cores = 0;
   std::optional<Calibration> calibration;
 

@@ -19,11 +19,11 @@ struct MemoryByClass {
 
 /// What the fold says of one role in one space.
 struct MemoryPeak {
-  int64_t peak_bytes = 0;          ///< largest sum of aligned live bytes
+  int64_t peak_bytes = 0;  ///< largest sum of aligned live bytes
   int64_t persistent_bytes = 0;
-  MemoryByClass at_peak;           ///< what was live at the first moment of the peak
-  MemoryByClass peak_by_class;     ///< each class's own largest sum
-  std::string moment;              ///< the instruction at the peak, as text
+  MemoryByClass at_peak;        ///< what was live at the first moment of the peak
+  MemoryByClass peak_by_class;  ///< each class's own largest sum
+  std::string moment;           ///< the instruction at the peak, as text
 };
 
 /// Peak of each space for role `role`, without expanding the program: a segment's profile is folded once, then the calls.

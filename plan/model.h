@@ -20,9 +20,9 @@ struct Model {
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;
-  int64_t kv_heads = 0;       ///< equal to heads for multi-head attention
+  int64_t kv_heads = 0;  ///< equal to heads for multi-head attention
   int64_t head_dim = 0;
-  int64_t ffn = 0;            ///< width of the feed-forward layer (of each of gate and up for llama)
+  int64_t ffn = 0;  ///< width of the feed-forward layer (of each of gate and up for llama)
   int64_t vocab = 0;
   int64_t max_positions = 0;  ///< rows of the learned position table (gpt); the limit of seq_len where stated
   bool tied_embeddings = false;
@@ -40,11 +40,11 @@ struct Model {
 
 /// One logical parameter tensor as every layout and checkpoint names it.
 struct ModelParameter {
-  std::string name;              ///< "embed.tokens", "embed.positions", "layers.3.attn.wqkv", "final.norm.gamma", "head.weight"
-  std::vector<int64_t> shape;    ///< logical
-  int64_t layer = -1;            ///< or -1 for embeddings and head
+  std::string name;            ///< "embed.tokens", "embed.positions", "layers.3.attn.wqkv", "final.norm.gamma", "head.weight"
+  std::vector<int64_t> shape;  ///< logical
+  int64_t layer = -1;          ///< or -1 for embeddings and head
   enum class Kind : uint8_t { kMatrix, kNormWeight, kBias, kEmbedding, kPositions } kind = Kind::kMatrix;
-  bool residual_projection = false;    ///< starts with deviation / sqrt(2 layers), as GPT-2
+  bool residual_projection = false;  ///< starts with deviation / sqrt(2 layers), as GPT-2
 };
 
 /// Every parameter, in the fixed order that numbers them for random keys. A tied head is no parameter of its own.

@@ -22,44 +22,84 @@ namespace shardlab {
 enum class Phase : uint8_t { kNone, kF, kI, kW };
 
 /// Reads the next sequences of the data set. -> tokens i32[b,s], or targets i32[b,s] (the tokens shifted by one).
-struct LoadBatch { bool targets = false; };
+struct LoadBatch {
+  bool targets = false;
+};
 
 /// Token embedding. F: tokens, table[V,h] -> x[b,s,h]; rows outside this rank's part of a sharded table give 0.
 /// W: tokens, dx -> dtable.
-struct Embed { Phase phase = Phase::kF; bool accumulate = false; };
+struct Embed {
+  Phase phase = Phase::kF;
+  bool accumulate = false;
+};
 
 /// Learned positions. F: x, table[p,h], p >= s -> y (in place of x). W: dx -> dtable[p,h]; rows from s on get 0.
-struct Positions { Phase phase = Phase::kF; bool accumulate = false; };
+struct Positions {
+  Phase phase = Phase::kF;
+  bool accumulate = false;
+};
 
 /// LayerNorm (with bias) or RMSNorm (without), over h.
 /// F: x, gamma[h], (beta[h]) -> y, stats[b,s,2] (mean, 1/std) or [b,s,1] (1/rms).
 /// I: dy, x, gamma, stats, (residual) -> dx; with `residual` the operand is added to the result.
 /// W: dy, x, stats -> dgamma, (dbeta).
-struct Norm { Phase phase = Phase::kF; bool rms = false; float epsilon = 1e-5f; bool residual = false; bool accumulate = false; };
+struct Norm {
+  Phase phase = Phase::kF;
+  bool rms = false;
+  float epsilon = 1e-5f;
+  bool residual = false;
+  bool accumulate = false;
+};
 
 /// y = x w^T (+ bias). Weights are [out, in] row-major. F: x[..,in], w, (bias[out]) -> y[..,out].
 /// I: dy, w -> dx. W: x, dy -> dw, (dbias).
-struct Linear { Phase phase = Phase::kF; bool bias = false; bool accumulate = false; };
+struct Linear {
+  Phase phase = Phase::kF;
+  bool bias = false;
+  bool accumulate = false;
+};
 
 /// Rotary positions on the q and k rows of qkv[b,s,groups*(q_per_kv+2)*d] (in place). I rotates back.
 /// Rows are grouped by kv head: q_per_kv query heads, one key, one value, each of d = head_dim.
 /// Rotation pairs element i with i + d/2 (as Llama's Hugging Face weights).
-struct Rope { Phase phase = Phase::kF; int heads = 0; int kv_heads = 0; int head_dim = 0; float theta = 10000.0f; };
+struct Rope {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  float theta = 10000.0f;
+};
 
 /// Causal attention core. F: qkv -> o[b,s,heads*d], lse[b,heads,s]. I: do, o, lse, qkv -> dqkv.
 /// heads and kv_heads are those of this rank.
-struct Attention { Phase phase = Phase::kF; int heads = 0; int kv_heads = 0; int head_dim = 0; };
+struct Attention {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+};
 
 /// F: u -> a. I: da, u -> du. gelu is the tanh form, u and a [b,s,f]. swiglu takes u[b,s,2f] of alternating gate and up
 /// elements: a_i = silu(u_2i) * u_(2i+1).
-struct Activation { Phase phase = Phase::kF; bool swiglu = false; };
+struct Activation {
+  Phase phase = Phase::kF;
+  bool swiglu = false;
+};
 
 /// F: x, z, (bias[h]) -> y = x + (z + bias). W: dy -> dbias. Its input gradients are dy itself.
-struct Residual { Phase phase = Phase::kF; bool bias = false; bool accumulate = false; };
+struct Residual {
+  Phase phase = Phase::kF;
+  bool bias = false;
+  bool accumulate = false;
+};
 
 /// F and I: z -> z (in place): kept elements are scaled by 1/(1-p); the mask is drawn from the seed, the step, `site`
 /// (with the call's layer) and the logical element, so nothing is saved.
-struct Dropout { Phase phase = Phase::kF; float p = 0; int site = 0; };
+struct Dropout {
+  Phase phase = Phase::kF;
+  float p = 0;
+  int site = 0;
+};
 
 /// Mean next-token cross-entropy over the step's `tokens` targets, on logits[b,s,V]. nll[b] is per sequence, unscaled.
 /// kFused: logits, targets -> nll, dlogits (in place of logits).   kLossOnly: logits, targets -> nll.
@@ -74,19 +114,30 @@ struct CrossEntropy {
 struct Add {};
 
 /// -> x = value everywhere.
-struct Fill { float value = 0; };
+struct Fill {
+  float value = 0;
+};
 
 /// losses... -> total: canonical tree sum of all elements of all reads, in operand order, times `factor`.
-struct SumScalars { Rational factor; };
+struct SumScalars {
+  Rational factor;
+};
 
 /// gradients... -> squared norm f64[1]: the sum of squares of every element.
 struct SquaredNorm {};
 
 /// grad, param -> param (in place). param -= lr * (grad + decay * param). The learning rate is the step's.
-struct Sgd { float weight_decay = 0; };
+struct Sgd {
+  float weight_decay = 0;
+};
 
 /// grad, param, m, v -> param, m, v (all in place). Decoupled weight decay; bias-corrected. Source: Loshchilov & Hutter 2019.
-struct AdamW { float beta1 = 0.9f; float beta2 = 0.95f; float epsilon = 1e-8f; float weight_decay = 0; };
+struct AdamW {
+  float beta1 = 0.9f;
+  float beta2 = 0.95f;
+  float epsilon = 1e-8f;
+  float weight_decay = 0;
+};
 
 /// a -> b: same elements to another buffer, space or dtype.
 struct Copy {};
@@ -128,9 +179,17 @@ struct Collective {
 };
 
 /// x -> : to the rank `hop` further along the communicator's axis, which must have the matching Recv. `cyclic` wraps around.
-struct Send { CommId comm; int hop = 1; bool cyclic = false; };
+struct Send {
+  CommId comm;
+  int hop = 1;
+  bool cyclic = false;
+};
 /// -> x : from the rank `hop` further along (negative: from the one before).
-struct Recv { CommId comm; int hop = -1; bool cyclic = false; };
+struct Recv {
+  CommId comm;
+  int hop = -1;
+  bool cyclic = false;
+};
 
 using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, Activation, Residual, Dropout, CrossEntropy,
                           Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel, Collective, Send, Recv>;
@@ -141,11 +200,11 @@ struct Op {
   std::vector<SlotId> reads;
   std::vector<SlotId> writes;
   StreamId stream{0};
-  SlotId when;            ///< predicate i32[1], replicated on every axis: the op runs where it is not 0; none = always
+  SlotId when;  ///< predicate i32[1], replicated on every axis: the op runs where it is not 0; none = always
   /// "attn.qkv": unique in its segment with the phase. F, I and W of one use of a parameter share it (a recomputed F adds
   /// ".again"), and so do a send and its receive, less a leading "send" or "receive": `verify` matches by it.
   std::string label;
-  std::string strategy;   ///< the pass that put it there
+  std::string strategy;  ///< the pass that put it there
 };
 
 /// Stable lower-case name of an op's kind: "linear", "all_reduce", "send".
@@ -154,7 +213,9 @@ Phase phase_of(const Work& work);
 
 /// Overload set for std::visit.
 template <class... F>
-struct Overload : F... { using F::operator()...; };
+struct Overload : F... {
+  using F::operator()...;
+};
 template <class... F>
 Overload(F...) -> Overload<F...>;
 

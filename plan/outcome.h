@@ -18,15 +18,15 @@ std::string_view name_of(Status s);
 
 /// Figures of the simulator. `peak_bytes` is the largest over ranks (device space), `wire_bytes` the sum over ranks per step.
 struct Prediction {
-  double step_s = 0;            ///< 0 where only memory and wire bytes are predicted
-  double compute_s = 0;         ///< of the rank with the longest step, as the four below
+  double step_s = 0;     ///< 0 where only memory and wire bytes are predicted
+  double compute_s = 0;  ///< of the rank with the longest step, as the four below
   double exposed_comm_s = 0;
   double bubble_fraction = 0;
   int64_t peak_bytes = 0;
   int64_t arena_bytes = 0;
   int64_t wire_bytes = 0;
-  MemoryByClass memory;         ///< at the peak, of the rank with the peak
-  bool extrapolated = false;    ///< some op lies outside what the calibration measured
+  MemoryByClass memory;       ///< at the peak, of the rank with the peak
+  bool extrapolated = false;  ///< some op lies outside what the calibration measured
   std::string calibration_id;
 };
 
@@ -40,13 +40,13 @@ struct Measurement {
   double exposed_comm_s = 0;
   double bubble_fraction = 0;
   double unplanned_time_s = 0;
-  int64_t peak_bytes = 0;             ///< high-water mark of live buffers as the ops ran
+  int64_t peak_bytes = 0;  ///< high-water mark of live buffers as the ops ran
   int64_t arena_bytes = 0;
-  int64_t resident_bytes = 0;         ///< of the whole process
-  int64_t unplanned_memory_bytes = 0; ///< growth of the process beyond the arenas
-  int64_t wire_bytes = 0;             ///< counted where they were sent
-  std::vector<double> losses;         ///< by step, from the first
-  std::optional<double> loss_unigram; ///< entropy of the unigram model on the same text: what a loss must beat
+  int64_t resident_bytes = 0;          ///< of the whole process
+  int64_t unplanned_memory_bytes = 0;  ///< growth of the process beyond the arenas
+  int64_t wire_bytes = 0;              ///< counted where they were sent
+  std::vector<double> losses;          ///< by step, from the first
+  std::optional<double> loss_unigram;  ///< entropy of the unigram model on the same text: what a loss must beat
   std::optional<double> val_loss;
   std::optional<double> energy_j;
   double recorder_overhead_s = 0;
@@ -54,11 +54,12 @@ struct Measurement {
   std::vector<int64_t> peak_by_rank;
 };
 
-/// Work, predicted and measured seconds of one op, summed over a step of one rank of the role; `count` instructions share the label.
+/// Work, predicted and measured seconds of one op, summed over a step of one rank of the role; `count` instructions share the
+/// label.
 struct OpComparison {
   int stage = 0;
-  std::string label;       ///< "layer.F attn.qkv"
-  std::string kind;        ///< "linear.F"
+  std::string label;  ///< "layer.F attn.qkv"
+  std::string kind;   ///< "linear.F"
   int count = 0;
   double flops = 0;
   double memory_bytes = 0;
@@ -68,11 +69,11 @@ struct OpComparison {
 };
 
 struct CaseOutcome {
-  std::string case_id;     ///< hash of the resolved case, 16 hex digits
+  std::string case_id;          ///< hash of the resolved case, 16 hex digits
   std::string program_version;  ///< of the program that produced this row; the store fills it in
   Case config;
   Status status = Status::kOk;
-  std::string reason;      ///< why refused, oom, timeout or failed
+  std::string reason;  ///< why refused, oom, timeout or failed
   int64_t parameters = 0;
   std::optional<Prediction> predicted;
   std::optional<Measurement> measured;

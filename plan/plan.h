@@ -43,8 +43,12 @@ struct Slot {
   SlotId count;  ///< scalar that says how many rows are used, or none
 };
 
-struct AllocSlot { SlotId slot; };
-struct FreeSlot { SlotId slot; };
+struct AllocSlot {
+  SlotId slot;
+};
+struct FreeSlot {
+  SlotId slot;
+};
 using Step = std::variant<Op, AllocSlot, FreeSlot>;
 
 /// The ops of one layer kind and phase, in issue order.
@@ -61,8 +65,12 @@ struct Call {
   int micro_batch = -1;  ///< or -1
   std::vector<BufferId> binding;
 };
-struct Alloc { BufferId buffer; };
-struct Free { BufferId buffer; };
+struct Alloc {
+  BufferId buffer;
+};
+struct Free {
+  BufferId buffer;
+};
 using Item = std::variant<Call, Alloc, Free>;
 
 /// All ranks at one coordinate of the pipeline axis share one role.
@@ -77,14 +85,14 @@ enum class Initial : uint8_t { kZeros, kOnes, kNormal };
 
 /// One parameter of the model, by its stable name. Its type is that of its buffer on one rank.
 struct Parameter {
-  std::string name;          ///< "layers.3.attn.wqkv"
+  std::string name;  ///< "layers.3.attn.wqkv"
   Type type;
-  int first_stage = 0;       ///< stages that hold it: one, or the first and last for a tied embedding
+  int first_stage = 0;  ///< stages that hold it: one, or the first and last for a tied embedding
   int last_stage = 0;
   Initial initial = Initial::kNormal;
-  float deviation = 0.02f;   ///< of kNormal
-  bool decay = true;         ///< takes weight decay: matrices do, norms and biases do not
-  uint32_t tensor = 0;       ///< its number in random keys: the same on every layout
+  float deviation = 0.02f;  ///< of kNormal
+  bool decay = true;        ///< takes weight decay: matrices do, norms and biases do not
+  uint32_t tensor = 0;      ///< its number in random keys: the same on every layout
 };
 
 struct Plan {
@@ -96,9 +104,9 @@ struct Plan {
   std::vector<Comm> comms;
   std::vector<Parameter> parameters;
   std::vector<Segment> segments;
-  std::vector<Role> roles;                ///< by coordinate on the pipeline axis
-  std::vector<std::string> strategies;    ///< the passes applied, in order
-  int period = 1;                         ///< optimizer steps that the program spans
+  std::vector<Role> roles;              ///< by coordinate on the pipeline axis
+  std::vector<std::string> strategies;  ///< the passes applied, in order
+  int period = 1;                       ///< optimizer steps that the program spans
 };
 
 }  // namespace shardlab

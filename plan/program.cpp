@@ -357,13 +357,14 @@ class Expander {
   const int streams_;
   Program program_;
   std::vector<Region> buffers_;
-  std::vector<std::vector<Region>> slots_;              ///< by segment
-  std::vector<Cells> buffer_cells_;                     ///< by owning buffer
-  std::vector<Cells> local_cells_;                      ///< by slot of the call being expanded
-  std::vector<int32_t> local_of_slot_;                  ///< likewise, into Program::locals
-  std::vector<std::pair<int32_t, int32_t>> comm_last_;  ///< by communicator (a ring's receives apart): stream and count of its last op
-  std::vector<Needs> known_;                            ///< by stream: the clock of its last instruction
-  std::vector<int32_t> clocks_;                         ///< by instruction and stream: complete once the instruction is
+  std::vector<std::vector<Region>> slots_;  ///< by segment
+  std::vector<Cells> buffer_cells_;         ///< by owning buffer
+  std::vector<Cells> local_cells_;          ///< by slot of the call being expanded
+  std::vector<int32_t> local_of_slot_;      ///< likewise, into Program::locals
+  std::vector<std::pair<int32_t, int32_t>>
+      comm_last_;                ///< by communicator (a ring's receives apart): stream and count of its last op
+  std::vector<Needs> known_;     ///< by stream: the clock of its last instruction
+  std::vector<int32_t> clocks_;  ///< by instruction and stream: complete once the instruction is
   Needs needs_{};
   int32_t item_ = -1;
 };

@@ -17,9 +17,9 @@ namespace shardlab {
 
 /// Storage of one operand on a rank: a byte range of an arena or, when it is a shard view, one that depends on the rank.
 struct Operand {
-  BufferId root;             ///< role buffer that owns the storage, or none for a segment local
-  int32_t local = -1;        ///< index into Program::locals when it is a segment local
-  int64_t offset = 0;        ///< bytes from the start of the owner, before the shard index
+  BufferId root;       ///< role buffer that owns the storage, or none for a segment local
+  int32_t local = -1;  ///< index into Program::locals when it is a segment local
+  int64_t offset = 0;  ///< bytes from the start of the owner, before the shard index
   int64_t bytes = 0;
   AxisSet shard_axes;        ///< the rank's index along these, times `shard_stride`, is added to the offset
   int64_t shard_stride = 0;  ///< bytes of one shard: `bytes`, unless the operand is a part of the shard
@@ -28,9 +28,9 @@ struct Operand {
 
 /// A local of one call: storage of its own for the length of that call.
 struct LocalBuffer {
-  int32_t call = -1;    ///< index of the Call in Role::program
+  int32_t call = -1;  ///< index of the Call in Role::program
   SlotId slot;
-  int64_t bytes = 0;    ///< aligned
+  int64_t bytes = 0;  ///< aligned
   Space space = Space::kDevice;
   BufferClass cls = BufferClass::kTemporary;
   int64_t offset = -1;  ///< in the arena, given by `place_arena`
@@ -51,14 +51,14 @@ struct Instruction {
   int32_t layer = -1;
   int32_t micro_batch = -1;
   int32_t stream = 0;
-  int32_t sequence = 0;              ///< position within its stream
-  uint32_t first_operand = 0;        ///< into Program::operands: reads, then writes, then the predicate if any
+  int32_t sequence = 0;        ///< position within its stream
+  uint32_t first_operand = 0;  ///< into Program::operands: reads, then writes, then the predicate if any
   uint16_t reads = 0, writes = 0;
   bool predicate = false;
-  BufferId buffer;                   ///< of kAlloc and kFree: a role buffer ...
-  int32_t local = -1;                ///< ... or a local
-  int32_t role = -1;                 ///< of kAlloc and kFree: whose buffer
-  SlotId slot;                       ///< of kAlloc and kFree within a segment
+  BufferId buffer;     ///< of kAlloc and kFree: a role buffer ...
+  int32_t local = -1;  ///< ... or a local
+  int32_t role = -1;   ///< of kAlloc and kFree: whose buffer
+  SlotId slot;         ///< of kAlloc and kFree within a segment
   uint32_t first_wait = 0;
   uint32_t waits = 0;
 };
@@ -66,8 +66,8 @@ struct Instruction {
 /// The expanded program of one role. Holds pointers into the plan, which must outlive it.
 struct Program {
   int role = 0;
-  std::vector<Instruction> instructions;               ///< in issue order
-  std::vector<std::vector<int32_t>> streams;           ///< instruction ids by stream, in order
+  std::vector<Instruction> instructions;      ///< in issue order
+  std::vector<std::vector<int32_t>> streams;  ///< instruction ids by stream, in order
   std::vector<Operand> operands;
   std::vector<LocalBuffer> locals;
   std::vector<Wait> waits;

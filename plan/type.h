@@ -65,15 +65,15 @@ struct Scale {
 
 /// Which micro-batches of the step a buffer stands for.
 enum class Micro : uint8_t {
-  kNone,     ///< no function of one micro-batch: parameters, moments, constants
-  kSlice,    ///< belongs to one micro-batch: activations and their gradients
-  kSum,      ///< a sum over micro-batches; `verify` tracks which, and demands each exactly once before an update
+  kNone,   ///< no function of one micro-batch: parameters, moments, constants
+  kSlice,  ///< belongs to one micro-batch: activations and their gradients
+  kSum,    ///< a sum over micro-batches; `verify` tracks which, and demands each exactly once before an update
 };
 
 /// The full type. Two buffers of equal type are interchangeable in a plan.
 struct Type {
   DType dtype = DType::f32;
-  Shape shape;  ///< extents on ONE rank; a sharded dim's logical extent is this times the axis size
+  Shape shape;                              ///< extents on ONE rank; a sharded dim's logical extent is this times the axis size
   std::array<Placement, kMaxAxes> place{};  ///< by mesh axis; axes the mesh lacks stay kReplicate
   Scale scale;
   Micro micro = Micro::kNone;

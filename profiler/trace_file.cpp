@@ -18,7 +18,9 @@ namespace {
 void replace_file(const std::string& path, const std::function<void(std::FILE*)>& write) {
   const std::string temporary = path + ".part";
   std::FILE* file = std::fopen(temporary.c_str(), "wb");
-  const auto refuse = [&] { return WorldError(fmt::format("{} cannot be written: {}", path, std::strerror(errno)), "check the folder and the free space"); };
+  const auto refuse = [&] {
+    return WorldError(fmt::format("{} cannot be written: {}", path, std::strerror(errno)), "check the folder and the free space");
+  };
   if (file == nullptr) throw refuse();
   write(file);
   const bool whole = std::fflush(file) == 0 && std::ferror(file) == 0;
@@ -33,9 +35,12 @@ void replace_file(const std::string& path, const std::function<void(std::FILE*)>
 std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
-    if (c == '"' || c == '\\') out += fmt::format("\\{}", c);
-    else if (static_cast<unsigned char>(c) < 0x20) out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
-    else out += c;
+    if (c == '"' || c == '\\')
+      out += fmt::format("\\{}", c);
+    else if (static_cast<unsigned char>(c) < 0x20)
+      out += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    else
+      out += c;
   }
   return out + "\"";
 }
@@ -56,7 +61,9 @@ void write_trace_lines(const std::string& path, const Plan& plan, const std::vec
   replace_file(path, [&](std::FILE* file) {
     std::vector<std::string> streams;
     for (const std::string& s : trace.streams) streams.push_back(quoted(s));
-    fmt::print(file, "{{\"version\":{},\"producer\":{},\"world_size\":{},\"steps\":{},\"streams\":[{}],\"dropped\":{},\"recorder_overhead_s\":{}}}\n",
+    fmt::print(file,
+               "{{\"version\":{},\"producer\":{},\"world_size\":{},\"steps\":{},\"streams\":[{}],\"dropped\":{},\"recorder_"
+               "overhead_s\":{}}}\n",
                kTraceVersion, quoted(trace.producer), trace.world_size, trace.steps, fmt::join(streams, ","), trace.dropped,
                trace.recorder_overhead_s);
     for (size_t i = 0; i < trace.step_interval.size(); ++i) {
@@ -67,7 +74,8 @@ void write_trace_lines(const std::string& path, const Plan& plan, const std::vec
     for (const TraceEvent& e : trace.events) {
       const Instruction& instruction = programs[role_of(plan, e.rank)].instructions[static_cast<size_t>(e.instruction)];
       fmt::print(file,
-                 "{{\"kind\":\"{}\",\"rank\":{},\"instruction\":{},\"op\":{},\"stream\":{},\"step\":{},\"begin\":{},\"end\":{},\"peer_wait\":{},"
+                 "{{\"kind\":\"{}\",\"rank\":{},\"instruction\":{},\"op\":{},\"stream\":{},\"step\":{},\"begin\":{},\"end\":{},"
+                 "\"peer_wait\":{},"
                  "\"sent_bytes\":{}}}\n",
                  e.kind == TraceEvent::Kind::kOp ? "op" : "wait", e.rank, e.instruction, quoted(describe(plan, instruction)),
                  quoted(trace.streams[static_cast<size_t>(e.stream)]), e.step, e.begin, e.end, e.peer_wait, e.sent_bytes);

@@ -13,9 +13,9 @@ namespace shardlab {
 /// file cannot be written.
 void write_chrome_trace(const std::string& path, const Plan& plan, const std::vector<Program>& programs, const Trace& trace);
 
-/// Writes one JSON object a line: first {"version", "producer", "world_size", "steps", "streams", "dropped", "recorder_overhead_s"}, then
-/// one a step and rank {"step", "rank", "begin", "end"}, then one an event {"kind", "rank", "instruction", "op", "stream", "step", "begin", "end",
-/// "peer_wait", "sent_bytes"}. Seconds, full precision. Throws WorldError.
+/// Writes one JSON object a line: first {"version", "producer", "world_size", "steps", "streams", "dropped",
+/// "recorder_overhead_s"}, then one a step and rank {"step", "rank", "begin", "end"}, then one an event {"kind", "rank",
+/// "instruction", "op", "stream", "step", "begin", "end", "peer_wait", "sent_bytes"}. Seconds, full precision. Throws WorldError.
 void write_trace_lines(const std::string& path, const Plan& plan, const std::vector<Program>& programs, const Trace& trace);
 
 }  // namespace shardlab

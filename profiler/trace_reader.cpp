@@ -24,7 +24,8 @@ void read_line(const json& line, Trace& trace) {
   const int rank = line.at("rank").get<int>(), step = line.at("step").get<int>();
   const double begin = line.at("begin").get<double>(), end = line.at("end").get<double>();
   if (!line.contains("kind")) {
-    trace.step_interval.at(static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank)) = {begin, end};
+    trace.step_interval.at(static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank)) = {begin,
+                                                                                                                             end};
     return;
   }
   TraceEvent event;
@@ -61,9 +62,7 @@ Result<Trace> read_trace_lines(const std::string& path) {
       } else {
         read_line(line, trace);
       }
-    } catch (const std::exception& error) {
-      return broken(error.what());
-    }
+    } catch (const std::exception& error) { return broken(error.what()); }
   }
   if (number == 0) return Error{ExitCode::kUsage, "the trace is empty", "run the case again", path};
   return trace;

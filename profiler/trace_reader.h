@@ -8,7 +8,8 @@
 
 namespace shardlab {
 
-/// Reads what `write_trace_lines` wrote. Refuses a file that is missing, of a newer version, or cut off within a line, naming the line.
+/// Reads what `write_trace_lines` wrote. Refuses a file that is missing, of a newer version, or cut off within a line, naming the
+/// line.
 Result<Trace> read_trace_lines(const std::string& path);
 
 }  // namespace shardlab

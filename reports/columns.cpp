@@ -74,8 +74,9 @@ constexpr std::array kColumns = {
     CaseColumn{"step_error_pct", Unit::kPercent, "error",
                "(predicted - measured) / measured: positive where the prediction was too slow",
                [](Outcome o) { return maybe(step_error_pct(o)); }},
-    CaseColumn{"predicted_tokens_per_s", Unit::kTokensPerSecond, "predicted rate", "of the whole job",
-               [](Outcome o) { return o.predicted && o.predicted->step_s > 0 ? tokens_per_s(o, o.predicted->step_s) : kNotApplicable; }},
+    CaseColumn{
+        "predicted_tokens_per_s", Unit::kTokensPerSecond, "predicted rate", "of the whole job",
+        [](Outcome o) { return o.predicted && o.predicted->step_s > 0 ? tokens_per_s(o, o.predicted->step_s) : kNotApplicable; }},
     CaseColumn{"measured_tokens_per_s", Unit::kTokensPerSecond, "measured rate", "of the whole job",
                [](Outcome o) { return o.measured ? tokens_per_s(o, o.measured->step_s) : kNotApplicable; }},
     CaseColumn{"predicted_mfu", Unit::kFraction, "predicted MFU",

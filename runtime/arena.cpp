@@ -56,8 +56,8 @@ void Ledger::free(Space space, BufferClass cls, int64_t bytes) {
   const size_t s = index_of(space);
   live_[s] -= aligned(bytes);
   by_class_[s].bytes[static_cast<size_t>(cls)] -= aligned(bytes);
-  SHARDLAB_CHECK(live_[s] >= 0 && by_class_[s].bytes[static_cast<size_t>(cls)] >= 0, "{} bytes of {} are freed that were never allocated", bytes,
-                 name_of(cls));
+  SHARDLAB_CHECK(live_[s] >= 0 && by_class_[s].bytes[static_cast<size_t>(cls)] >= 0,
+                 "{} bytes of {} are freed that were never allocated", bytes, name_of(cls));
 }
 
 Arena::Arena(const ArenaSize& size, const Options& options) : options_(options), bytes_(size.bytes) {
@@ -66,8 +66,9 @@ Arena::Arena(const ArenaSize& size, const Options& options) : options_(options),
     const size_t n = static_cast<size_t>(bytes_[s]);
     void* p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
-      throw WorldError(fmt::format("this machine gives no {} bytes for the {} memory of one rank", n, name_of(static_cast<Space>(s))),
-                       "use fewer ranks, a smaller micro_batch, or a smaller model");
+      throw WorldError(
+          fmt::format("this machine gives no {} bytes for the {} memory of one rank", n, name_of(static_cast<Space>(s))),
+          "use fewer ranks, a smaller micro_batch, or a smaller model");
 #ifdef MADV_HUGEPAGE
     madvise(p, n, MADV_HUGEPAGE);  // refused on some systems, where pages stay small
 #endif
@@ -88,8 +89,8 @@ std::byte* Arena::at(Space space, int64_t offset) const {
 void Arena::allocate(Space space, int64_t offset, int64_t bytes) {
   std::byte* p = at(space, offset);
   if (p == nullptr) return;
-  SHARDLAB_CHECK(offset >= 0 && offset + bytes <= bytes_[index_of(space)], "a buffer at {} of {} bytes lies outside an arena of {}", offset, bytes,
-                 bytes_[index_of(space)]);
+  SHARDLAB_CHECK(offset >= 0 && offset + bytes <= bytes_[index_of(space)], "a buffer at {} of {} bytes lies outside an arena of {}",
+                 offset, bytes, bytes_[index_of(space)]);
   permit(p, bytes);
   if (options_.poison) fill_with_poison(p, bytes);
 }
@@ -105,8 +106,10 @@ void Arena::touch() {
   for (size_t s = 0; s < static_cast<size_t>(kSpaces); ++s) {
     if (!storage_[s]) continue;
     std::byte* p = storage_[s].get();
-    if (options_.poison) fill_with_poison(p, bytes_[s]);
-    else std::memset(p, 0, static_cast<size_t>(bytes_[s]));
+    if (options_.poison)
+      fill_with_poison(p, bytes_[s]);
+    else
+      std::memset(p, 0, static_cast<size_t>(bytes_[s]));
     forbid(p, bytes_[s]);
   }
 }

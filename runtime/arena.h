@@ -32,8 +32,8 @@ class Ledger {
 class Arena {
  public:
   struct Options {
-    bool poison = false;     ///< fill freed and fresh storage with signalling NaNs
-    bool reserve = true;     ///< false: no memory at all, every address is null (rehearsals)
+    bool poison = false;  ///< fill freed and fresh storage with signalling NaNs
+    bool reserve = true;  ///< false: no memory at all, every address is null (rehearsals)
   };
   Arena(const ArenaSize& size, const Options& options);
 

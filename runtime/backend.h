@@ -22,7 +22,9 @@ struct Tensor {
   const Type* type = nullptr;
 
   template <class T>
-  T* as() const { return static_cast<T*>(data); }
+  T* as() const {
+    return static_cast<T*>(data);
+  }
   const Shape& shape() const { return type->shape; }
 };
 
@@ -31,7 +33,7 @@ struct BoundOp {
   const Plan* plan = nullptr;
   const Instruction* instruction = nullptr;
   int rank = 0;
-  Coordinates at{};            ///< of the rank
+  Coordinates at{};  ///< of the rank
   uint64_t seed = 0;
   const BatchSource* source = nullptr;
   std::vector<Tensor> reads, writes;
@@ -74,8 +76,8 @@ class Backend {
 using BackendFactory = std::function<std::unique_ptr<Backend>(int rank)>;
 
 struct CpuOptions {
-  bool canonical = false;     ///< the fixed-order matmul instead of the library's
-  int threads_per_rank = 1;   ///< OpenMP threads of the library's matmul
+  bool canonical = false;    ///< the fixed-order matmul instead of the library's
+  int threads_per_rank = 1;  ///< OpenMP threads of the library's matmul
 };
 
 /// fp32 on this processor.

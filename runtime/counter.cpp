@@ -26,11 +26,11 @@ void futex_wake_all(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUT
 }  // namespace
 
 void Counter::sleep_until(uint64_t target, double seconds) {
-  // The epoch is read first: a wake that clears the target stated below also changes the epoch, and the futex then refuses to sleep.
+  // The epoch is read first: a wake that clears the target stated below also changes the epoch, and the futex then refuses to
+  // sleep.
   const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
   uint64_t wake_at = wake_at_.load(std::memory_order_seq_cst);
-  while (target < wake_at && !wake_at_.compare_exchange_weak(wake_at, target, std::memory_order_seq_cst)) {
-  }
+  while (target < wake_at && !wake_at_.compare_exchange_weak(wake_at, target, std::memory_order_seq_cst)) {}
   if (value_.load(std::memory_order_seq_cst) >= target) return;
   futex_wait(epoch_, epoch, seconds);
 }

@@ -26,7 +26,7 @@ namespace {
 /// Scratch of one stream, grown while ops are bound and allocated before the first step: ops of a stream never overlap.
 struct Scratch {
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
   };
   int64_t bytes = 0;
   std::unique_ptr<std::byte, Free> data;
@@ -34,7 +34,7 @@ struct Scratch {
   void reserve(int64_t n) { bytes = std::max(bytes, aligned(n)); }
   void allocate() {
     if (bytes == 0) return;
-    data.reset(static_cast<std::byte*>(::operator new(static_cast<size_t>(bytes), std::align_val_t{kAlignment})));
+    data.reset(static_cast<std::byte*>(::operator new (static_cast<size_t>(bytes), std::align_val_t{kAlignment})));
     std::memset(data.get(), 0, static_cast<size_t>(bytes));
   }
 };
@@ -126,8 +126,9 @@ void check_in_place(const BoundOp& op, const Tensor& write, const Tensor& old) {
 
 Result<void> check_types(const BoundOp& op) {
   const auto refuse = [&](const Type& type) -> Result<void> {
-    return Error{ExitCode::kUsage, fmt::format("`{}` has an operand of {}; the CPU back end computes in f32", describe(*op.plan, *op.instruction),
-                                               name_of(type.dtype)),
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` has an operand of {}; the CPU back end computes in f32", describe(*op.plan, *op.instruction),
+                             name_of(type.dtype)),
                  "set precision to fp32", ""};
   };
   const Work& work = op.op().work;
@@ -143,12 +144,14 @@ Result<void> check_types(const BoundOp& op) {
 Result<Launch> CpuBackend::bind(const BoundOp& op) {
   const bool copies = std::holds_alternative<Copy>(op.op().work);
   if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work))
-    return Error{ExitCode::kUsage, fmt::format("the CPU back end has no kernel called `{}`, which `{}` asks for", kernel->name,
-                                               describe(*op.plan, *op.instruction)),
+    return Error{ExitCode::kUsage,
+                 fmt::format("the CPU back end has no kernel called `{}`, which `{}` asks for", kernel->name,
+                             describe(*op.plan, *op.instruction)),
                  "predict the plan with mode: simulate, or leave the strategy out that adds it", ""};
   if (copies && op.reads[0].type->dtype != op.writes[0].type->dtype)
-    return Error{ExitCode::kUsage, fmt::format("`{}` converts {} to {}, which the CPU back end does not", describe(*op.plan, *op.instruction),
-                                               name_of(op.reads[0].type->dtype), name_of(op.writes[0].type->dtype)),
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` converts {} to {}, which the CPU back end does not", describe(*op.plan, *op.instruction),
+                             name_of(op.reads[0].type->dtype), name_of(op.writes[0].type->dtype)),
                  "set precision to fp32", ""};
   if (!copies) SHARDLAB_TRY(check_types(op));
   return std::visit([&](const auto& work) { return bind_work(op, work); }, op.op().work);
@@ -190,16 +193,26 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Embed& w) {
   const Tensor& ids = op.reads[0];
   if (w.phase == Phase::kF) {
     const Type& table = *op.reads[1].type;
-    return launch(k_.embed_forward, kernels::EmbedForward{.ids = ids.as<const int32_t>(), .table = floats(op.reads[1]), .x = mutable_floats(op.writes[0]),
-                                                          .rows = ids.shape().elements(), .width = table.shape[1],
-                                                          .row_begin = part_of(op, table, 0).begin, .table_rows = table.shape[0]});
+    return launch(k_.embed_forward, kernels::EmbedForward{.ids = ids.as<const int32_t>(),
+                                                          .table = floats(op.reads[1]),
+                                                          .x = mutable_floats(op.writes[0]),
+                                                          .rows = ids.shape().elements(),
+                                                          .width = table.shape[1],
+                                                          .row_begin = part_of(op, table, 0).begin,
+                                                          .table_rows = table.shape[0]});
   }
   const Type& table = *op.writes[0].type;
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[2]);
   const kernels::Tokens tokens = tokens_of(op, *op.reads[1].type);
-  const kernels::EmbedWeight args{.ids = ids.as<const int32_t>(), .dx = floats(op.reads[1]), .dtable = mutable_floats(op.writes[0]),
-                                  .sequences = tokens.sequences, .tokens = tokens.tokens, .width = table.shape[1],
-                                  .row_begin = part_of(op, table, 0).begin, .table_rows = table.shape[0], .accumulate = w.accumulate};
+  const kernels::EmbedWeight args{.ids = ids.as<const int32_t>(),
+                                  .dx = floats(op.reads[1]),
+                                  .dtable = mutable_floats(op.writes[0]),
+                                  .sequences = tokens.sequences,
+                                  .tokens = tokens.tokens,
+                                  .width = table.shape[1],
+                                  .row_begin = part_of(op, table, 0).begin,
+                                  .table_rows = table.shape[0],
+                                  .accumulate = w.accumulate};
   return with_scratch(op, k_.embed_weight, args, kernels::embed_scratch_bytes(args));
 }
 
@@ -207,10 +220,12 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Positions& w) {
   const kernels::Tokens tokens = tokens_of(op, *op.reads[0].type);
   const int64_t width = op.reads[0].shape().last();
   if (w.phase == Phase::kF)
-    return launch(k_.positions_forward, kernels::PositionsForward{floats(op.reads[0]), floats(op.reads[1]), mutable_floats(op.writes[0]),
-                                                                  tokens.sequences, tokens.tokens, width});
+    return launch(k_.positions_forward,
+                  kernels::PositionsForward{floats(op.reads[0]), floats(op.reads[1]), mutable_floats(op.writes[0]),
+                                            tokens.sequences, tokens.tokens, width});
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  const kernels::PositionsWeight args{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens.sequences, tokens.tokens, width, w.accumulate};
+  const kernels::PositionsWeight args{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens.sequences, tokens.tokens, width,
+                                      w.accumulate};
   const int64_t used = tokens.tokens * width, unused = op.writes[0].shape().elements() - used;
   if (w.accumulate || unused == 0) return launch(k_.positions_weight, args);
   // Positions beyond the sequence have no token, and a gradient of 0.
@@ -227,30 +242,53 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Norm& w) {
   const int64_t rows = rows_of(x), width = x.shape.last();
   switch (w.phase) {
     case Phase::kF:
-      return launch(k_.norm_forward, kernels::NormForward{.x = floats(op.reads[0]), .gamma = floats(op.reads[1]),
-                                                          .beta = w.rms ? nullptr : floats(op.reads[2]), .y = mutable_floats(op.writes[0]),
-                                                          .stats = mutable_floats(op.writes[1]), .rows = rows, .width = width, .epsilon = w.epsilon,
+      return launch(k_.norm_forward, kernels::NormForward{.x = floats(op.reads[0]),
+                                                          .gamma = floats(op.reads[1]),
+                                                          .beta = w.rms ? nullptr : floats(op.reads[2]),
+                                                          .y = mutable_floats(op.writes[0]),
+                                                          .stats = mutable_floats(op.writes[1]),
+                                                          .rows = rows,
+                                                          .width = width,
+                                                          .epsilon = w.epsilon,
                                                           .rms = w.rms});
     case Phase::kI:
-      return launch(k_.norm_input, kernels::NormInput{.dy = floats(op.reads[0]), .x = floats(op.reads[1]), .gamma = floats(op.reads[2]),
-                                                      .stats = floats(op.reads[3]), .residual = w.residual ? floats(op.reads[4]) : nullptr,
-                                                      .dx = mutable_floats(op.writes[0]), .rows = rows, .width = width, .rms = w.rms});
+      return launch(k_.norm_input, kernels::NormInput{.dy = floats(op.reads[0]),
+                                                      .x = floats(op.reads[1]),
+                                                      .gamma = floats(op.reads[2]),
+                                                      .stats = floats(op.reads[3]),
+                                                      .residual = w.residual ? floats(op.reads[4]) : nullptr,
+                                                      .dx = mutable_floats(op.writes[0]),
+                                                      .rows = rows,
+                                                      .width = width,
+                                                      .rms = w.rms});
     default: break;
   }
   if (w.accumulate)
     for (size_t i = 0; i < op.writes.size(); ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
-  return launch(k_.norm_weight, kernels::NormWeight{.dy = floats(op.reads[0]), .x = floats(op.reads[1]), .stats = floats(op.reads[2]),
-                                                    .dgamma = mutable_floats(op.writes[0]), .dbeta = w.rms ? nullptr : mutable_floats(op.writes[1]),
-                                                    .tokens = tokens_of(op, x), .width = width, .rms = w.rms, .accumulate = w.accumulate});
+  return launch(k_.norm_weight, kernels::NormWeight{.dy = floats(op.reads[0]),
+                                                    .x = floats(op.reads[1]),
+                                                    .stats = floats(op.reads[2]),
+                                                    .dgamma = mutable_floats(op.writes[0]),
+                                                    .dbeta = w.rms ? nullptr : mutable_floats(op.writes[1]),
+                                                    .tokens = tokens_of(op, x),
+                                                    .width = width,
+                                                    .rms = w.rms,
+                                                    .accumulate = w.accumulate});
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Linear& w) {
   const bool canonical = options_.canonical;
   if (w.phase == Phase::kW) {
     const Type& x = *op.reads[0].type;
-    const kernels::LinearWeight args{.x = floats(op.reads[0]), .dy = floats(op.reads[1]), .dw = mutable_floats(op.writes[0]),
-                                     .dbias = w.bias ? mutable_floats(op.writes[1]) : nullptr, .tokens = tokens_of(op, x), .in = x.shape.last(),
-                                     .out = op.reads[1].shape().last(), .accumulate = w.accumulate, .canonical = canonical};
+    const kernels::LinearWeight args{.x = floats(op.reads[0]),
+                                     .dy = floats(op.reads[1]),
+                                     .dw = mutable_floats(op.writes[0]),
+                                     .dbias = w.bias ? mutable_floats(op.writes[1]) : nullptr,
+                                     .tokens = tokens_of(op, x),
+                                     .in = x.shape.last(),
+                                     .out = op.reads[1].shape().last(),
+                                     .accumulate = w.accumulate,
+                                     .canonical = canonical};
     if (w.accumulate)
       for (size_t i = 0; i < op.writes.size(); ++i) check_in_place(op, op.writes[i], op.reads[2 + i]);
     return with_scratch(op, k_.linear_weight, args, kernels::linear_scratch_bytes(args));
@@ -258,12 +296,24 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Linear& w) {
   const Tensor& weight = op.reads[1];
   const int64_t rows = rows_of(*op.reads[0].type), out = weight.shape()[0], in = weight.shape()[1];
   if (w.phase == Phase::kI) {
-    const kernels::LinearInput args{.dy = floats(op.reads[0]), .w = floats(weight), .dx = mutable_floats(op.writes[0]), .rows = rows, .in = in, .out = out,
-                                    .out_part = part_of(op, *weight.type, 0), .canonical = canonical};
+    const kernels::LinearInput args{.dy = floats(op.reads[0]),
+                                    .w = floats(weight),
+                                    .dx = mutable_floats(op.writes[0]),
+                                    .rows = rows,
+                                    .in = in,
+                                    .out = out,
+                                    .out_part = part_of(op, *weight.type, 0),
+                                    .canonical = canonical};
     return with_scratch(op, k_.linear_input, args, kernels::linear_scratch_bytes(args));
   }
-  const kernels::LinearForward args{.x = floats(op.reads[0]), .w = floats(weight), .bias = w.bias ? floats(op.reads[2]) : nullptr,
-                                    .y = mutable_floats(op.writes[0]), .rows = rows, .in = in, .out = out, .in_part = part_of(op, *weight.type, 1),
+  const kernels::LinearForward args{.x = floats(op.reads[0]),
+                                    .w = floats(weight),
+                                    .bias = w.bias ? floats(op.reads[2]) : nullptr,
+                                    .y = mutable_floats(op.writes[0]),
+                                    .rows = rows,
+                                    .in = in,
+                                    .out = out,
+                                    .in_part = part_of(op, *weight.type, 1),
                                     .canonical = canonical};
   return with_scratch(op, k_.linear_forward, args, kernels::linear_scratch_bytes(args));
 }
@@ -285,9 +335,16 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Rope& w) {
   const int64_t begin = part_of(op, qkv, 1).begin;
   check_in_place(op, op.writes[0], op.reads[0]);
   auto table = rope_table(begin, tokens.tokens, w.head_dim, w.theta);
-  const kernels::Rope args{.qkv = mutable_floats(op.writes[0]), .sequences = tokens.sequences, .tokens = tokens.tokens, .heads = w.heads,
-                           .kv_heads = w.kv_heads, .head_dim = w.head_dim, .position_begin = begin, .theta = w.theta,
-                           .backward = w.phase == Phase::kI, .table = table->data()};
+  const kernels::Rope args{.qkv = mutable_floats(op.writes[0]),
+                           .sequences = tokens.sequences,
+                           .tokens = tokens.tokens,
+                           .heads = w.heads,
+                           .kv_heads = w.kv_heads,
+                           .head_dim = w.head_dim,
+                           .position_begin = begin,
+                           .theta = w.theta,
+                           .backward = w.phase == Phase::kI,
+                           .table = table->data()};
   return [kernel = k_.rope, args, table](const StepState&) { kernel(args); };
 }
 
@@ -295,30 +352,41 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Attention& w) {
   const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
   const kernels::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim};
   if (w.phase == Phase::kF) {
-    const kernels::AttentionForward args{.shape = shape, .qkv = floats(op.reads[0]), .o = mutable_floats(op.writes[0]), .lse = mutable_floats(op.writes[1])};
+    const kernels::AttentionForward args{
+        .shape = shape, .qkv = floats(op.reads[0]), .o = mutable_floats(op.writes[0]), .lse = mutable_floats(op.writes[1])};
     return with_scratch(op, k_.attention_forward, args, kernels::attention_scratch_bytes(args));
   }
-  const kernels::AttentionInput args{.shape = shape, .dout = floats(op.reads[0]), .o = floats(op.reads[1]), .lse = floats(op.reads[2]),
-                                     .qkv = floats(op.reads[3]), .dqkv = mutable_floats(op.writes[0])};
+  const kernels::AttentionInput args{.shape = shape,
+                                     .dout = floats(op.reads[0]),
+                                     .o = floats(op.reads[1]),
+                                     .lse = floats(op.reads[2]),
+                                     .qkv = floats(op.reads[3]),
+                                     .dqkv = mutable_floats(op.writes[0])};
   return with_scratch(op, k_.attention_input, args, kernels::attention_scratch_bytes(args));
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Activation& w) {
   const int64_t n = (w.phase == Phase::kF ? op.writes[0] : op.reads[0]).shape().elements();
   if (w.phase == Phase::kF)
-    return launch(k_.activation_forward, kernels::ActivationForward{floats(op.reads[0]), mutable_floats(op.writes[0]), n, w.swiglu});
-  return launch(k_.activation_input, kernels::ActivationInput{floats(op.reads[0]), floats(op.reads[1]), mutable_floats(op.writes[0]), n, w.swiglu});
+    return launch(k_.activation_forward,
+                  kernels::ActivationForward{floats(op.reads[0]), mutable_floats(op.writes[0]), n, w.swiglu});
+  return launch(k_.activation_input,
+                kernels::ActivationInput{floats(op.reads[0]), floats(op.reads[1]), mutable_floats(op.writes[0]), n, w.swiglu});
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Residual& w) {
   const Type& x = *op.reads[0].type;
   const int64_t width = x.shape.last();
   if (w.phase == Phase::kF)
-    return launch(k_.residual_forward, kernels::ResidualForward{.x = floats(op.reads[0]), .z = floats(op.reads[1]),
-                                                                .bias = w.bias ? floats(op.reads[2]) : nullptr, .y = mutable_floats(op.writes[0]),
-                                                                .rows = rows_of(x), .width = width});
+    return launch(k_.residual_forward, kernels::ResidualForward{.x = floats(op.reads[0]),
+                                                                .z = floats(op.reads[1]),
+                                                                .bias = w.bias ? floats(op.reads[2]) : nullptr,
+                                                                .y = mutable_floats(op.writes[0]),
+                                                                .rows = rows_of(x),
+                                                                .width = width});
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  return launch(k_.bias_weight, kernels::BiasWeight{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens_of(op, x), width, w.accumulate});
+  return launch(k_.bias_weight,
+                kernels::BiasWeight{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens_of(op, x), width, w.accumulate});
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {
@@ -327,10 +395,17 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {
   const kernels::Part tokens = part_of(op, z, 1), width = part_of(op, z, 2);
   // Four sites a layer; the embedding's, of layer -1, come first.
   const uint32_t tensor = static_cast<uint32_t>((op.instruction->layer + 1) * 4 + w.site);
-  kernels::Dropout args{.z = mutable_floats(op.writes[0]), .sequences = z.shape[0], .tokens = z.shape[1], .width = z.shape[2],
-                              .sequence_begin = op.first_sequence(z), .token_begin = tokens.begin, .tokens_total = tokens.total,
-                              .width_begin = width.begin, .width_total = width.total, .p = w.p,
-                              .key = {op.seed, RandomUse::kDropout, tensor, 0}};
+  kernels::Dropout args{.z = mutable_floats(op.writes[0]),
+                        .sequences = z.shape[0],
+                        .tokens = z.shape[1],
+                        .width = z.shape[2],
+                        .sequence_begin = op.first_sequence(z),
+                        .token_begin = tokens.begin,
+                        .tokens_total = tokens.total,
+                        .width_begin = width.begin,
+                        .width_total = width.total,
+                        .p = w.p,
+                        .key = {op.seed, RandomUse::kDropout, tensor, 0}};
   return [kernel = k_.dropout, args](const StepState& state) mutable {
     args.key.step = static_cast<uint32_t>(state.step);
     kernel(args);
@@ -342,20 +417,19 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {
 Launch CpuBackend::bind_work(const BoundOp& op, const CrossEntropy& w) {
   using Part = CrossEntropy::Part;
   const Type& logits = *op.reads[0].type;
-  kernels::CrossEntropy args{.logits = op.reads[0].as<float>(), .tokens = tokens_of(op, logits), .vocab = logits.shape.last(),
-                             .vocab_part = part_of(op, logits, logits.shape.rank - 1), .loss_tokens = w.tokens};
+  kernels::CrossEntropy args{.logits = op.reads[0].as<float>(),
+                             .tokens = tokens_of(op, logits),
+                             .vocab = logits.shape.last(),
+                             .vocab_part = part_of(op, logits, logits.shape.rank - 1),
+                             .loss_tokens = w.tokens};
   if (w.part != Part::kMax) args.targets = op.reads[1].as<const int32_t>();
   switch (w.part) {
     case Part::kFused:
       args.nll = mutable_floats(op.writes[0]);
       check_in_place(op, op.writes[1], op.reads[0]);
       return launch(k_.cross_entropy_fused, args);
-    case Part::kLossOnly:
-      args.nll = mutable_floats(op.writes[0]);
-      return launch(k_.cross_entropy_loss_only, args);
-    case Part::kMax:
-      args.max = mutable_floats(op.writes[0]);
-      return launch(k_.cross_entropy_max, args);
+    case Part::kLossOnly: args.nll = mutable_floats(op.writes[0]); return launch(k_.cross_entropy_loss_only, args);
+    case Part::kMax: args.max = mutable_floats(op.writes[0]); return launch(k_.cross_entropy_max, args);
     case Part::kSum:
       args.max = op.reads[2].as<float>();
       args.sums = mutable_floats(op.writes[0]);
@@ -374,16 +448,16 @@ Launch CpuBackend::bind_work(const BoundOp& op, const CrossEntropy& w) {
 Launch CpuBackend::bind_work(const BoundOp& op, const Add&) {
   const int64_t n = op.writes[0].shape().elements();
   if (op.writes[0].type->dtype == DType::f64)  // sums of squared norms, a few numbers
-    return [a = op.reads[0].as<const double>(), b = op.reads[1].as<const double>(), c = op.writes[0].as<double>(), n](const StepState&) {
+    return [a = op.reads[0].as<const double>(), b = op.reads[1].as<const double>(), c = op.writes[0].as<double>(),
+            n](const StepState&) {
       for (int64_t i = 0; i < n; ++i) c[i] = a[i] + b[i];
     };
   return launch(k_.add, kernels::Add{floats(op.reads[0]), floats(op.reads[1]), mutable_floats(op.writes[0]), n});
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Fill& w) {
-  return [kernel = k_.fill, x = mutable_floats(op.writes[0]), n = op.writes[0].shape().elements(), value = w.value](const StepState&) {
-    kernel(x, n, value);
-  };
+  return [kernel = k_.fill, x = mutable_floats(op.writes[0]), n = op.writes[0].shape().elements(),
+          value = w.value](const StepState&) { kernel(x, n, value); };
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const SumScalars& w) {
@@ -420,9 +494,15 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Sgd& w) {
 
 Launch CpuBackend::bind_work(const BoundOp& op, const AdamW& w) {
   for (size_t i = 0; i < 3; ++i) check_in_place(op, op.writes[i], op.reads[1 + i]);
-  kernels::AdamW args{.grad = floats(op.reads[0]), .param = mutable_floats(op.writes[0]), .m = mutable_floats(op.writes[1]),
-                            .v = mutable_floats(op.writes[2]), .n = op.writes[0].shape().elements(), .beta1 = w.beta1, .beta2 = w.beta2,
-                            .epsilon = w.epsilon, .weight_decay = w.weight_decay};
+  kernels::AdamW args{.grad = floats(op.reads[0]),
+                      .param = mutable_floats(op.writes[0]),
+                      .m = mutable_floats(op.writes[1]),
+                      .v = mutable_floats(op.writes[2]),
+                      .n = op.writes[0].shape().elements(),
+                      .beta1 = w.beta1,
+                      .beta2 = w.beta2,
+                      .epsilon = w.epsilon,
+                      .weight_decay = w.weight_decay};
   return [kernel = k_.adamw, args](const StepState& state) mutable {
     args.step = state.step;
     args.learning_rate = state.learning_rate;
@@ -431,9 +511,8 @@ Launch CpuBackend::bind_work(const BoundOp& op, const AdamW& w) {
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Copy&) {
-  return [from = op.reads[0].data, to = op.writes[0].data, bytes = static_cast<size_t>(op.writes[0].type->bytes())](const StepState&) {
-    std::memmove(to, from, bytes);
-  };
+  return [from = op.reads[0].data, to = op.writes[0].data,
+          bytes = static_cast<size_t>(op.writes[0].type->bytes())](const StepState&) { std::memmove(to, from, bytes); };
 }
 
 }  // namespace

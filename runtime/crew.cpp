@@ -68,7 +68,9 @@ void Task::pause_slowly() {
   if (failed()) throw Released{};
 }
 
-double SteadyClock::now() const { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double SteadyClock::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // ---- tasks that run freely
 
@@ -244,9 +246,7 @@ void Crew::start(const std::function<void(Task&)>& body) {
       } catch (const Released&) {
       } catch (const WorldError& e) {
         fail(fmt::format("rank {} failed at {}: {}", task.rank(), describe_(task), e.what()), e.hint());
-      } catch (const std::exception& e) {
-        fail(fmt::format("rank {} failed at {}: {}", task.rank(), describe_(task), e.what()));
-      }
+      } catch (const std::exception& e) { fail(fmt::format("rank {} failed at {}: {}", task.rank(), describe_(task), e.what())); }
       task.finished_.store(true, std::memory_order_release);
       scheduler_.leave(task);
     });

@@ -85,7 +85,7 @@ class Task {
   const bool cooperative_;  ///< a seeded scheduler decides at each pause
   std::atomic<int32_t> instruction_{-1};
   std::atomic<bool> finished_{false};
-  std::atomic<uint64_t> cause_{0};            ///< kind and peer, packed
+  std::atomic<uint64_t> cause_{0};  ///< kind and peer, packed
   std::atomic<int64_t> amount_{0};
   std::atomic<Counter*> sleeping_on_{nullptr};
 };

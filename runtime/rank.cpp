@@ -18,9 +18,7 @@ const Role& role_at(const Plan& plan, const Coordinates& at) {
   return plan.roles[pp ? static_cast<size_t>(at[static_cast<size_t>(*pp)]) : 0];
 }
 
-size_t role_index(const Plan& plan, const Coordinates& at) {
-  return static_cast<size_t>(&role_at(plan, at) - plan.roles.data());
-}
+size_t role_index(const Plan& plan, const Coordinates& at) { return static_cast<size_t>(&role_at(plan, at) - plan.roles.data()); }
 
 }  // namespace
 
@@ -84,17 +82,20 @@ Result<void> Rank::bind(Transport& transport, const BatchSource* source) {
       BoundInstruction& bound = streams_.back()->instructions.emplace_back();
       bound.id = id;
       bound.waits = program_.waits_of(instruction);
-      if (instruction.kind == Instruction::Kind::kRun) SHARDLAB_TRY(bind_run(instruction, bound, transport, source));
-      else bind_storage(instruction, bound);
+      if (instruction.kind == Instruction::Kind::kRun)
+        SHARDLAB_TRY(bind_run(instruction, bound, transport, source));
+      else
+        bind_storage(instruction, bound);
     }
   }
   return {};
 }
 
-Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bound, Transport& transport, const BatchSource* source) {
+Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bound, Transport& transport,
+                            const BatchSource* source) {
   if (instruction.predicate)
-    bound.predicate = static_cast<const int32_t*>(
-        address(program_.operands[instruction.first_operand + instruction.reads + instruction.writes]));
+    bound.predicate =
+        static_cast<const int32_t*>(address(program_.operands[instruction.first_operand + instruction.reads + instruction.writes]));
   const Work& work = instruction.op->work;
   if (const auto* w = std::get_if<Collective>(&work)) return bind_collective(instruction, *w, bound, transport);
   if (const auto* w = std::get_if<Send>(&work)) return bind_message(instruction, w->comm, w->hop, w->cyclic, bound, transport);
@@ -121,18 +122,21 @@ Communicator& Rank::communicator(CommId comm, Transport& transport) {
   return *handle;
 }
 
-Result<void> Rank::bind_collective(const Instruction& instruction, const Collective& work, BoundInstruction& bound, Transport& transport) {
+Result<void> Rank::bind_collective(const Instruction& instruction, const Collective& work, BoundInstruction& bound,
+                                   Transport& transport) {
   bound.kind = BoundInstruction::Kind::kCollective;
   bound.comm = &communicator(work.comm, transport);
   bound.comm_id = work.comm.value;
   const Operand& source = program_.reads(instruction)[0];
   const Operand& target = program_.writes(instruction)[0];
   if (program_.reads(instruction).size() > 1)
-    return Error{ExitCode::kUsage, fmt::format("`{}` moves as many rows as a buffer says, which the thread transport does not",
-                                               describe(plan_, instruction)),
-                 "predict the plan with mode: simulate", ""};
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("`{}` moves as many rows as a buffer says, which the thread transport does not", describe(plan_, instruction)),
+        "predict the plan with mode: simulate", ""};
   const Type& whole = *(work.kind == CollectiveKind::kAllGather ? target : source).type;
-  bound.call = {work.kind, work.reduce, work.algorithm, whole.dtype, whole.shape.elements(), work.root, address(source), address(target)};
+  bound.call = {work.kind, work.reduce,     work.algorithm, whole.dtype, whole.shape.elements(),
+                work.root, address(source), address(target)};
   const auto prepared = bound.comm->prepare(bound.call);
   if (!prepared.ok()) {
     Error error = prepared.error();
@@ -142,7 +146,8 @@ Result<void> Rank::bind_collective(const Instruction& instruction, const Collect
   return {};
 }
 
-Result<void> Rank::bind_message(const Instruction& instruction, CommId comm, int hop, bool cyclic, BoundInstruction& bound, Transport& transport) {
+Result<void> Rank::bind_message(const Instruction& instruction, CommId comm, int hop, bool cyclic, BoundInstruction& bound,
+                                Transport& transport) {
   const bool sends = std::holds_alternative<Send>(instruction.op->work);
   bound.kind = sends ? BoundInstruction::Kind::kSend : BoundInstruction::Kind::kReceive;
   bound.comm = &communicator(comm, transport);
@@ -150,8 +155,8 @@ Result<void> Rank::bind_message(const Instruction& instruction, CommId comm, int
   const int size = bound.comm->size();
   int peer = bound.comm->index() + hop;
   if (cyclic) peer = ((peer % size) + size) % size;
-  SHARDLAB_CHECK(peer >= 0 && peer < size && peer != bound.comm->index(), "`{}` on rank {} reaches group index {} of {}", describe(plan_, instruction),
-                 rank_, peer, size);
+  SHARDLAB_CHECK(peer >= 0 && peer < size && peer != bound.comm->index(), "`{}` on rank {} reaches group index {} of {}",
+                 describe(plan_, instruction), rank_, peer, size);
   bound.peer = peer;
   const Operand& operand = sends ? program_.reads(instruction)[0] : program_.writes(instruction)[0];
   bound.bytes = operand.bytes;
@@ -233,11 +238,14 @@ void Rank::run(int stream, const StepFrame& frame, Task& task) {
 
 /// Waits until the other streams are where the instruction needs them; a wait that was there to see is recorded.
 void Rank::await(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
-  const auto ready = [&](const Wait& w) { return streams_[static_cast<size_t>(w.stream)]->completed.value() >= static_cast<uint64_t>(w.count); };
+  const auto ready = [&](const Wait& w) {
+    return streams_[static_cast<size_t>(w.stream)]->completed.value() >= static_cast<uint64_t>(w.count);
+  };
   if (std::ranges::all_of(bound.waits, ready)) return;
   const double begin = options_.recorder == nullptr ? 0 : options_.clock->now();
   for (const Wait& w : bound.waits)
-    task.wait(streams_[static_cast<size_t>(w.stream)]->completed, static_cast<uint64_t>(w.count), {WaitCause::Kind::kStream, w.stream, w.count});
+    task.wait(streams_[static_cast<size_t>(w.stream)]->completed, static_cast<uint64_t>(w.count),
+              {WaitCause::Kind::kStream, w.stream, w.count});
   if (options_.recorder != nullptr) record(TraceEvent::Kind::kWait, bound, stream, frame, begin, options_.clock->now(), {});
 }
 
@@ -264,8 +272,8 @@ Moved Rank::perform(const BoundInstruction& bound, const StepState& state, Task&
   return moved;
 }
 
-void Rank::record(TraceEvent::Kind kind, const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, double end,
-                  const Moved& moved) {
+void Rank::record(TraceEvent::Kind kind, const BoundInstruction& bound, int stream, const StepFrame& frame, double begin,
+                  double end, const Moved& moved) {
   TraceEvent event;
   event.kind = kind;
   event.rank = rank_;

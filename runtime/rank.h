@@ -26,20 +26,20 @@ struct BoundInstruction {
   Launch launch;                       ///< of kLaunch
   Communicator* comm = nullptr;        ///< of kCollective, kSend, kReceive
   int32_t comm_id = -1;
-  int peer = -1;                       ///< group index, of kSend and kReceive
-  CollectiveCall call;                 ///< of kCollective; of kSend `source`, of kReceive `target`
-  Space space = Space::kDevice;        ///< of kAlloc and kFree, as the four below
+  int peer = -1;                 ///< group index, of kSend and kReceive
+  CollectiveCall call;           ///< of kCollective; of kSend `source`, of kReceive `target`
+  Space space = Space::kDevice;  ///< of kAlloc and kFree, as the four below
   BufferClass cls = BufferClass::kTemporary;
   int64_t offset = 0;
-  int64_t bytes = 0;                   ///< also of kSend and kReceive
-  int metric = -1;                     ///< of a kFree that ends the life of a metric: which
+  int64_t bytes = 0;  ///< also of kSend and kReceive
+  int metric = -1;    ///< of a kFree that ends the life of a metric: which
 };
 
 /// What the session shares with its ranks during a step.
 struct StepFrame {
   StepState state;
-  int32_t number = 0;   ///< steps run before this one
-  double begin = 0;     ///< of the step, on the clock
+  int32_t number = 0;  ///< steps run before this one
+  double begin = 0;    ///< of the step, on the clock
 };
 
 class Rank {
@@ -86,8 +86,10 @@ class Rank {
   };
 
   Result<void> bind_run(const Instruction& instruction, BoundInstruction& bound, Transport& transport, const BatchSource* source);
-  Result<void> bind_collective(const Instruction& instruction, const Collective& work, BoundInstruction& bound, Transport& transport);
-  Result<void> bind_message(const Instruction& instruction, CommId comm, int hop, bool cyclic, BoundInstruction& bound, Transport& transport);
+  Result<void> bind_collective(const Instruction& instruction, const Collective& work, BoundInstruction& bound,
+                               Transport& transport);
+  Result<void> bind_message(const Instruction& instruction, CommId comm, int hop, bool cyclic, BoundInstruction& bound,
+                            Transport& transport);
   void bind_storage(const Instruction& instruction, BoundInstruction& bound);
   Communicator& communicator(CommId comm, Transport& transport);
   void* address(const Operand& operand) const;
@@ -95,7 +97,8 @@ class Rank {
 
   void await(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
   Moved perform(const BoundInstruction& bound, const StepState& state, Task& task);
-  void record(TraceEvent::Kind kind, const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, double end, const Moved& moved);
+  void record(TraceEvent::Kind kind, const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, double end,
+              const Moved& moved);
   double read_metric(BufferId buffer) const;
 
   const PlacedPlan& placed_;

@@ -29,9 +29,7 @@ void tree_combine_as(ReduceOp reduce, std::span<const void* const> parts, void* 
 
 }  // namespace
 
-bool reducible(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64;
-}
+bool reducible(DType dtype) { return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64; }
 
 void combine(const Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n) {
   switch (dtype) {

@@ -67,7 +67,7 @@ class ThreadSession final : public Session {
   std::unique_ptr<Scheduler> own_scheduler_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::unique_ptr<Crew> crew_;
-  Counter start_, done_;   ///< rounds started; rounds completed, over all tasks
+  Counter start_, done_;  ///< rounds started; rounds completed, over all tasks
   uint64_t rounds_ = 0;
   const Round* round_ = nullptr;  ///< the one under way; none ends the tasks
   StepFrame frame_;
@@ -88,7 +88,8 @@ void ThreadSession::start_crew() {
   for (const auto& rank : ranks_) tasks += static_cast<int>(rank->streams().size());
   Scheduler* scheduler = options_.scheduler;
   if (scheduler == nullptr) {
-    own_scheduler_ = std::make_unique<ThreadScheduler>(*options_.clock, tasks, static_cast<int>(std::thread::hardware_concurrency()));
+    own_scheduler_ =
+        std::make_unique<ThreadScheduler>(*options_.clock, tasks, static_cast<int>(std::thread::hardware_concurrency()));
     scheduler = own_scheduler_.get();
   }
   crew_ = std::make_unique<Crew>(*scheduler, options_.timeout_s, [this](const Task& task) { return describe_task(task); });
@@ -137,7 +138,8 @@ std::string ThreadSession::describe_task(const Task& task) const {
   const Coordinates at = plan_.mesh.coordinates(task.rank());
   const auto pp = plan_.mesh.find("pp");
   const size_t role = pp ? static_cast<size_t>(at[static_cast<size_t>(*pp)]) : 0;
-  return fmt::format("stream {} op #{} `{}`", stream, id, describe(plan_, placed_.programs[role].instructions[static_cast<size_t>(id)]));
+  return fmt::format("stream {} op #{} `{}`", stream, id,
+                     describe(plan_, placed_.programs[role].instructions[static_cast<size_t>(id)]));
 }
 
 StepResult ThreadSession::step(int64_t step) {
@@ -251,7 +253,8 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
       }
     });
     if (differs_from >= 0)
-      return Error{ExitCode::kBug, fmt::format("`{}` differs between its replicas on ranks {} and {}", buffer.name, differs_from, rank->number()),
+      return Error{ExitCode::kBug,
+                   fmt::format("`{}` differs between its replicas on ranks {} and {}", buffer.name, differs_from, rank->number()),
                    "report this with the case", ""};
   }
   if (!found) return Error{ExitCode::kUsage, fmt::format("no rank has a persistent buffer for `{}`", what), "", ""};
@@ -265,7 +268,8 @@ Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view
     return Error{ExitCode::kUsage, fmt::format("rank {} has no persistent buffer called `{}`", rank, name), "", ""};
   if (!r.backend().has_storage()) return no_storage(name);
   const Type& type = r.role().buffers[id->index()].type;
-  if (type.dtype != DType::f32) return Error{ExitCode::kUsage, fmt::format("`{}` is {}, not f32", name, name_of(type.dtype)), "", ""};
+  if (type.dtype != DType::f32)
+    return Error{ExitCode::kUsage, fmt::format("`{}` is {}, not f32", name, name_of(type.dtype)), "", ""};
   const float* p = static_cast<const float*>(r.address(*id));
   return std::vector<float>(p, p + type.shape.elements());
 }
@@ -279,7 +283,8 @@ Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) cons
 
 Result<int32_t> ThreadSession::parameter_named(std::string_view name) const {
   const auto found = std::ranges::find(plan_.parameters, name, &Parameter::name);
-  if (found == plan_.parameters.end()) return Error{ExitCode::kUsage, fmt::format("the plan has no parameter called `{}`", name), "", ""};
+  if (found == plan_.parameters.end())
+    return Error{ExitCode::kUsage, fmt::format("the plan has no parameter called `{}`", name), "", ""};
   return static_cast<int32_t>(found - plan_.parameters.begin());
 }
 
@@ -294,7 +299,8 @@ Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTe
   if (!p.ok()) return p.error();
   const Shape want = logical_shape(plan_.parameters[static_cast<size_t>(*p)].type, plan_.mesh);
   if (!(want == value.shape))
-    return Error{ExitCode::kUsage, fmt::format("`{}` has {} elements in this plan, not {}", name, want.elements(), value.shape.elements()), "", ""};
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` has {} elements in this plan, not {}", name, want.elements(), value.shape.elements()), "", ""};
   for (const auto& rank : ranks_) {
     const auto id = value_of(*rank, *p);
     if (!id) continue;

@@ -31,21 +31,21 @@ namespace shardlab {
 struct RunOptions {
   uint64_t seed = 1;
   LearningRate learning_rate;
-  double timeout_s = 300;         ///< the longest that any one wait may last
-  bool poison = false;            ///< fill storage with NaNs while it is dead
-  Recorder* recorder = nullptr;   ///< receives an event per instruction; none: no clock is read
-  const Clock* clock = nullptr;   ///< none: this machine's
-  Scheduler* scheduler = nullptr; ///< none: tasks run freely
+  double timeout_s = 300;          ///< the longest that any one wait may last
+  bool poison = false;             ///< fill storage with NaNs while it is dead
+  Recorder* recorder = nullptr;    ///< receives an event per instruction; none: no clock is read
+  const Clock* clock = nullptr;    ///< none: this machine's
+  Scheduler* scheduler = nullptr;  ///< none: tasks run freely
 };
 
 /// What one step came to.
 struct StepResult {
-  double seconds = 0;                                ///< from the common start to the end of the last rank
-  std::optional<double> loss;                        ///< of the buffer named "loss", where a role has it
-  std::optional<double> grad_norm2;                  ///< of the buffer named "grad_norm2"
+  double seconds = 0;                ///< from the common start to the end of the last rank
+  std::optional<double> loss;        ///< of the buffer named "loss", where a role has it
+  std::optional<double> grad_norm2;  ///< of the buffer named "grad_norm2"
   std::vector<std::optional<double>> loss_by_rank;
   std::vector<std::array<double, 2>> interval_by_rank;  ///< begin and end, seconds from the common start
-  int64_t sent_bytes = 0;                            ///< over all ranks, counted where they were sent
+  int64_t sent_bytes = 0;                               ///< over all ranks, counted where they were sent
 };
 
 /// A logical tensor put together from the ranks that hold it, row-major.
@@ -58,8 +58,8 @@ struct LogicalTensor {
 /// pointers inside stay valid.
 struct PlacedPlan {
   std::unique_ptr<Plan> plan;
-  std::vector<Program> programs;     ///< by role
-  std::vector<ArenaSize> arenas;     ///< by role
+  std::vector<Program> programs;  ///< by role
+  std::vector<ArenaSize> arenas;  ///< by role
 };
 PlacedPlan place(Plan plan);
 

@@ -25,7 +25,8 @@ const std::byte* bytes_at(const void* base, int64_t offset) { return static_cast
 /// One side of the channels of one communicator.
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(const Kernels& kernels, std::vector<int> members, int index, std::vector<Channel*> to, std::vector<Channel*> from)
+  ThreadCommunicator(const Kernels& kernels, std::vector<int> members, int index, std::vector<Channel*> to,
+                     std::vector<Channel*> from)
       : kernels_(kernels), members_(std::move(members)), index_(index), to_(std::move(to)), from_(std::move(from)) {}
 
   int size() const override { return static_cast<int>(members_.size()); }
@@ -76,7 +77,7 @@ class ThreadCommunicator final : public Communicator {
   const int index_;
   const std::vector<Channel*> to_, from_;  ///< by group index, none for this rank
   std::vector<Schedule> schedules_;
-  std::vector<std::byte> stage_;           ///< of an all_to_all by halving-doubling
+  std::vector<std::byte> stage_;  ///< of an all_to_all by halving-doubling
 };
 
 int64_t ThreadCommunicator::bytes_of_parts(const CollectiveCall& call, const std::vector<int>& parts) const {
@@ -88,7 +89,8 @@ int64_t ThreadCommunicator::bytes_of_parts(const CollectiveCall& call, const std
 const ThreadCommunicator::Schedule& ThreadCommunicator::schedule_of(const CollectiveCall& call) {
   for (const Schedule& s : schedules_)
     if (s.kind == call.kind && s.algorithm == call.algorithm && s.root == call.root) return s;
-  schedules_.push_back({call.kind, call.algorithm, call.root, collective_steps(call.kind, call.algorithm, size(), index_, call.root)});
+  schedules_.push_back(
+      {call.kind, call.algorithm, call.root, collective_steps(call.kind, call.algorithm, size(), index_, call.root)});
   return schedules_.back();
 }
 
@@ -108,8 +110,10 @@ Result<void> ThreadCommunicator::prepare(const CollectiveCall& call) {
                  "pad the buffer to a multiple of the group's size", ""};
   if (call.kind == CollectiveKind::kReduceScatter && call.algorithm != Algorithm::kDirect && call.source != nullptr && size() > 1 &&
       call.target != bytes_at(call.source, begin_of(call, index_)))
-    return Error{ExitCode::kUsage, "a reduce_scatter by ring or halving-doubling keeps partial sums in its source, so its result must be a view of that",
-                 "make the destination a sharded view of the source, or use the direct algorithm", ""};
+    return Error{
+        ExitCode::kUsage,
+        "a reduce_scatter by ring or halving-doubling keeps partial sums in its source, so its result must be a view of that",
+        "make the destination a sharded view of the source, or use the direct algorithm", ""};
   schedule_of(call);
   return {};
 }
@@ -120,8 +124,10 @@ Moved ThreadCommunicator::collective(const CollectiveCall& call, Task& task) {
   const bool staged = call.kind == CollectiveKind::kAllToAll && call.algorithm == Algorithm::kHalvingDoubling;
   for (const CollectiveStep& s : schedule_of(call).steps) {
     task.pause();
-    if (staged) staged_step(run, s);
-    else step(run, s);
+    if (staged)
+      staged_step(run, s);
+    else
+      step(run, s);
   }
   finish(run);
   return run.moved;
@@ -263,7 +269,8 @@ const void* ThreadCommunicator::await_offer(Moved& moved, Task& task, int from, 
     arrived = task.now();
     moved.peer_wait_s += arrived - begin;
   }
-  SHARDLAB_CHECK(channel.bytes == bytes, "rank {} expects {} bytes of rank {}, which offers {}", task.rank(), bytes, peer, channel.bytes);
+  SHARDLAB_CHECK(channel.bytes == bytes, "rank {} expects {} bytes of rank {}, which offers {}", task.rank(), bytes, peer,
+                 channel.bytes);
   channel.read_begin = arrived;
   return channel.data;
 }

@@ -28,8 +28,8 @@ struct Channel {
 /// Executes plan/collective_steps.h step by step. One instance joins all ranks of one session; it has no other state than the
 /// channels, one for each (communicator, sender, receiver). Needs no scratch, but for an all_to_all by halving-doubling.
 ///
-/// Sums: `ring` and `halving-doubling` add what arrives to the own part, `direct` takes the canonical tree in group order. fp32, fp64,
-/// i32 and i64 are reduced; every whole-byte type is moved.
+/// Sums: `ring` and `halving-doubling` add what arrives to the own part, `direct` takes the canonical tree in group order. fp32,
+/// fp64, i32 and i64 are reduced; every whole-byte type is moved.
 class ThreadTransport final : public Transport {
  public:
   explicit ThreadTransport(const Kernels& kernels) : kernels_(kernels) {}

@@ -17,8 +17,8 @@ namespace shardlab {
 /// target of an all_gather. Null pointers make a rehearsal: every message is met and counted, none is moved.
 ///
 /// all_reduce and broadcast: source == target, or source is copied to target first. reduce_scatter: target is this rank's part,
-/// inside source or apart from it; where it lies inside, the rest of source is left undefined. all_gather: source is this rank's part,
-/// inside target or apart. all_to_all: both whole and apart, part j of source goes to group index j.
+/// inside source or apart from it; where it lies inside, the rest of source is left undefined. all_gather: source is this rank's
+/// part, inside target or apart. all_to_all: both whole and apart, part j of source goes to group index j.
 struct CollectiveCall {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   ReduceOp reduce = ReduceOp::kSum;
@@ -32,8 +32,8 @@ struct CollectiveCall {
 
 /// What a call did, measured where it was done.
 struct Moved {
-  int64_t sent_bytes = 0;   ///< payload this rank sent
-  double peer_wait_s = 0;   ///< of the call's time, spent until peers had arrived
+  int64_t sent_bytes = 0;  ///< payload this rank sent
+  double peer_wait_s = 0;  ///< of the call's time, spent until peers had arrived
 };
 
 /// One rank's handle on one communicator of the plan. Calls on it run in issue order, from one thread at a time. Every call

@@ -1,8 +1,8 @@
 // Gradient accumulation: one optimizer step over several micro-batches. The first overwrites the gradients, the others add to them.
 //
-// In canonical mode floating-point addition has one order: micro-batches are leaves of a binary tree (docs/canonical-order.md). Then
-// every micro-batch writes a copy of its own and copies are added pairwise as a binary counter carries: at most
-// floor(log2 m) + 1 copies live at once, all planned.
+// In canonical mode floating-point addition has one order: micro-batches are leaves of a binary tree (docs/canonical-order.md).
+// Then every micro-batch writes a copy of its own and copies are added pairwise as a binary counter carries: at most floor(log2 m)
+// + 1 copies live at once, all planned.
 //
 // Shapes   gradients as the parameters
 // Adds     no communication: reduction over data-parallel ranks happens once a step, after the last micro-batch

@@ -8,7 +8,8 @@ namespace {
 /// Adds the slots and ops of one unit kind's segments. Shapes: b sequences of a micro-batch on this rank, s tokens, h hidden.
 class UnitBuilder {
  public:
-  UnitBuilder(Draft& draft, UnitKind kind, std::string_view name) : draft_(draft), config_(draft.config), model_(config_.model), unit_(draft.of(kind)) {
+  UnitBuilder(Draft& draft, UnitKind kind, std::string_view name)
+      : draft_(draft), config_(draft.config), model_(config_.model), unit_(draft.of(kind)) {
     unit_.forward.segment.name = std::string(name) + ".F";
     unit_.backward.segment.name = std::string(name) + ".B";
   }
@@ -190,7 +191,8 @@ void UnitBuilder::feed_forward_backward(SlotId dy, SlotId dx1) {
 
 void UnitBuilder::attention_backward(SlotId dx1, SlotId dx) {
   const int heads = static_cast<int>(model_.heads), kv = static_cast<int>(model_.kv_heads), d = static_cast<int>(model_.head_dim);
-  const SlotId x = in_backward("x"), n1 = in_backward("attn.norm.y"), qkv = in_backward("qkv"), o = in_backward("o"), lse = in_backward("lse");
+  const SlotId x = in_backward("x"), n1 = in_backward("attn.norm.y"), qkv = in_backward("qkv"), o = in_backward("o"),
+               lse = in_backward("lse");
   if (bo_ >= 0) bwd().op(Residual{Phase::kW, true}, {dx1}, {gradient(bwd(), bo_)}, "attn.residual");
   const SlotId dz = branch_dropout_backward(dx1, 1, "d.attn.z");
   const SlotId d_o = local(bwd(), "d.o", tokens_by(model_.heads * model_.head_dim));

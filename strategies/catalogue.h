@@ -16,11 +16,11 @@ enum class Tier : uint8_t { kE0, kE1, kE2, kE3 };
 std::string_view name_of(Tier tier);
 
 struct Strategy {
-  std::string_view name;       ///< as in provenance and `plan --after`
+  std::string_view name;  ///< as in provenance and `plan --after`
   std::string_view title;
   Tier tier;
-  std::string_view keys;       ///< the layout keys that turn it on
-  std::string_view adds;       ///< collectives and bytes, in the notation of facts: Psi parameters, N ranks
+  std::string_view keys;  ///< the layout keys that turn it on
+  std::string_view adds;  ///< collectives and bytes, in the notation of facts: Psi parameters, N ranks
   std::string_view memory;
   std::string_view paper;
   bool (*applies)(const Case&);

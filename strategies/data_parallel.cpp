@@ -1,8 +1,8 @@
 // Data parallelism: every rank of a `dp` group has the whole model (or its slice of it) and its own sequences; gradients are summed
 // over the group once a step, after the last micro-batch.
 //
-// Gradients are reduced in buckets: flat buffers of which the parameters' gradients are views, filled in the order in which backward
-// finishes them. bucket_bytes 0 gives every parameter a bucket of its own (the naive form). With `overlap` a bucket is
+// Gradients are reduced in buckets: flat buffers of which the parameters' gradients are views, filled in the order in which
+// backward finishes them. bucket_bytes 0 gives every parameter a bucket of its own (the naive form). With `overlap` a bucket is
 // reduced on a stream of its own as soon as its last gradient is there, while backward goes on; without, all follow
 // backward on the compute stream. A bucket holds parameters of one kind: matrices or vectors (they differ in weight
 // decay), sliced by tensor parallelism or whole, and a tied table alone.
@@ -45,7 +45,8 @@ Event all_reduce(Draft& draft, StageDraft& stage, const Bucket& bucket) {
   const std::string name = "reduce." + signature(draft, stage, bucket);
   const SegmentId segment = draft.cached(name, [&] {
     Op op;
-    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("dp.grads", AxisSet::of(draft.plan.mesh.axis("dp"))), draft.algorithm()};
+    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum,
+                         draft.comm("dp.grads", AxisSet::of(draft.plan.mesh.axis("dp"))), draft.algorithm()};
     op.stream = reduction_stream(draft);
     op.label = "gradients";
     op.strategy = kName;

@@ -38,7 +38,8 @@ SlotId DraftSegment::find(std::string_view name) const {
   return *found;
 }
 
-void DraftSegment::op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label, std::string_view strategy) {
+void DraftSegment::op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label,
+                      std::string_view strategy) {
   Op op;
   op.work = std::move(work);
   op.reads = std::move(reads);
@@ -97,8 +98,8 @@ Call bind(SegmentId segment, std::vector<BufferId> binding, int layer, int micro
   return call;
 }
 
-Segment one_op_segment(std::string name, const StageDraft& stage, const std::vector<BufferId>& buffers, Op op, const std::vector<int>& reads,
-                       const std::vector<int>& writes) {
+Segment one_op_segment(std::string name, const StageDraft& stage, const std::vector<BufferId>& buffers, Op op,
+                       const std::vector<int>& reads, const std::vector<int>& writes) {
   Segment segment;
   segment.name = std::move(name);
   for (size_t i = 0; i < buffers.size(); ++i) {
@@ -135,7 +136,8 @@ bool frees(Use use, SegmentRole role) {
   switch (role) {
     case SegmentRole::kForward: return use == Use::kLocal;
     case SegmentRole::kForwardOnly: return use == Use::kLocal || use == Use::kSaved || use == Use::kActivationIn;
-    case SegmentRole::kBackward: return use == Use::kLocal || use == Use::kSaved || use == Use::kGradientIn || use == Use::kActivationIn;
+    case SegmentRole::kBackward:
+      return use == Use::kLocal || use == Use::kSaved || use == Use::kGradientIn || use == Use::kActivationIn;
   }
   return false;
 }
@@ -159,10 +161,12 @@ void place_lifetimes(DraftSegment& draft, SegmentRole role) {
   std::vector<Step> steps;
   for (size_t i = 0; i < segment.steps.size(); ++i) {
     for (size_t s = 0; s < slots; ++s)
-      if (first[s] == static_cast<int>(i) && allocates(draft.uses[s].use, role)) steps.emplace_back(AllocSlot{SlotId(static_cast<int32_t>(s))});
+      if (first[s] == static_cast<int>(i) && allocates(draft.uses[s].use, role))
+        steps.emplace_back(AllocSlot{SlotId(static_cast<int32_t>(s))});
     steps.push_back(std::move(segment.steps[i]));
     for (size_t s = 0; s < slots; ++s)
-      if (last[s] == static_cast<int>(i) && frees(draft.uses[s].use, role)) steps.emplace_back(FreeSlot{SlotId(static_cast<int32_t>(s))});
+      if (last[s] == static_cast<int>(i) && frees(draft.uses[s].use, role))
+        steps.emplace_back(FreeSlot{SlotId(static_cast<int32_t>(s))});
   }
   // What backward consumes without reading it (an input that only recompute needed, say) is given back first.
   for (size_t s = 0; s < slots; ++s)

@@ -109,29 +109,34 @@ struct Update {
 
 /// Gradients that travel together: a flat buffer on a stage, of which the parameters' gradients are views.
 struct Bucket {
-  struct Member { int unit = 0, parameter = 0; int64_t offset = 0; };
+  struct Member {
+    int unit = 0, parameter = 0;
+    int64_t offset = 0;
+  };
   std::string name;
   std::vector<Member> members;
   int64_t elements = 0;  ///< padding included
   bool decay = true;
   bool tied = false;
-  BufferId gradient;     ///< flat
-  BufferId reduced;      ///< flat, or this rank's shard
-  int last_unit = 0;     ///< the unit whose backward completes it
+  BufferId gradient;  ///< flat
+  BufferId reduced;   ///< flat, or this rank's shard
+  int last_unit = 0;  ///< the unit whose backward completes it
 };
 
 struct StageDraft {
   Role role;
   int first_unit = 0, end_unit = 0;
-  std::vector<std::vector<ParameterState>> state;  ///< [unit - first_unit][parameter]
+  std::vector<std::vector<ParameterState>> state;                   ///< [unit - first_unit][parameter]
   std::vector<std::vector<std::vector<BufferId>>> gradient_copies;  ///< [copy - 1][unit - first_unit][parameter]
-  std::vector<BufferId> whole_step;                ///< allocated before the first event, freed after the last
-  std::vector<BufferId> losses;                    ///< by micro-batch, on the last stage
+  std::vector<BufferId> whole_step;                                 ///< allocated before the first event, freed after the last
+  std::vector<BufferId> losses;                                     ///< by micro-batch, on the last stage
   std::vector<Event> events;
   std::vector<Bucket> buckets;
   std::vector<Update> updates;
 
-  ParameterState& at(int unit, int parameter) { return state[static_cast<size_t>(unit - first_unit)][static_cast<size_t>(parameter)]; }
+  ParameterState& at(int unit, int parameter) {
+    return state[static_cast<size_t>(unit - first_unit)][static_cast<size_t>(parameter)];
+  }
   bool holds(int unit) const { return unit >= first_unit && unit < end_unit; }
 };
 
@@ -171,8 +176,8 @@ Type placed(Type type, int axis, Placement placement);
 /// A call whose slots are bound to `binding` in order.
 Call bind(SegmentId segment, std::vector<BufferId> binding, int layer = -1, int micro_batch = -1);
 /// A segment of one op over bound slots: each buffer becomes one slot of its own type; `reads` and `writes` index `buffers`.
-Segment one_op_segment(std::string name, const StageDraft& stage, const std::vector<BufferId>& buffers, Op op, const std::vector<int>& reads,
-                       const std::vector<int>& writes);
+Segment one_op_segment(std::string name, const StageDraft& stage, const std::vector<BufferId>& buffers, Op op,
+                       const std::vector<int>& reads, const std::vector<int>& writes);
 
 /// Which of a unit's segments: what it allocates and frees follows from that. `kForwardOnly` (validation) saves nothing.
 enum class SegmentRole : uint8_t { kForward, kBackward, kForwardOnly };

@@ -1,7 +1,7 @@
 // The last step of lowering: timetables become programs of calls, allocations and frees over buffers.
 //
-// Activations of micro-batches in flight come from pools: a buffer that backward has freed serves a later micro-batch, so a role has
-// as many buffers as micro-batches are in flight at once, not as many as there are micro-batches.
+// Activations of micro-batches in flight come from pools: a buffer that backward has freed serves a later micro-batch, so a role
+// has as many buffers as micro-batches are in flight at once, not as many as there are micro-batches.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -18,7 +18,11 @@ Segment accumulating(const DraftSegment& backward) {
   for (Step& step : segment.steps) {
     Op* op = std::get_if<Op>(&step);
     if (op == nullptr || phase_of(op->work) != Phase::kW) continue;
-    std::visit([](auto& work) { if constexpr (requires { work.accumulate; }) work.accumulate = true; }, op->work);
+    std::visit(
+        [](auto& work) {
+          if constexpr (requires { work.accumulate; }) work.accumulate = true;
+        },
+        op->work);
     op->reads.insert(op->reads.end(), op->writes.begin(), op->writes.end());
   }
   return segment;
@@ -126,12 +130,14 @@ class StageEmitter {
       case Use::kView: return {};
       case Use::kParameter: return stage_.at(unit, use.parameter).value;
       case Use::kGradient:
-        return event.storage == 0 ? stage_.at(unit, use.parameter).gradient
-                                  : stage_.gradient_copies[static_cast<size_t>(event.storage - 1)][static_cast<size_t>(unit - stage_.first_unit)]
-                                                          [static_cast<size_t>(use.parameter)];
+        return event.storage == 0
+                   ? stage_.at(unit, use.parameter).gradient
+                   : stage_.gradient_copies[static_cast<size_t>(event.storage - 1)][static_cast<size_t>(unit - stage_.first_unit)]
+                                           [static_cast<size_t>(use.parameter)];
       case Use::kActivationIn: return held(input_of(unit), micro);
       case Use::kActivationOut: return take(input_of(unit + 1), micro, slot, unit);
-      case Use::kSaved: return backward ? held(saved_pool(unit, slot.name), micro) : take(saved_pool(unit, slot.name), micro, slot, unit);
+      case Use::kSaved:
+        return backward ? held(saved_pool(unit, slot.name), micro) : take(saved_pool(unit, slot.name), micro, slot, unit);
       case Use::kGradientIn: return held(gradient_of(unit), micro);
       case Use::kGradientOut: return take(gradient_of(unit - 1), micro, slot, unit);
       case Use::kLoss: return stage_.losses[static_cast<size_t>(micro)];
@@ -184,7 +190,11 @@ class StageEmitter {
     });
   }
 
-  struct Sent { Pool* pool; int micro_batch; int slot; };
+  struct Sent {
+    Pool* pool;
+    int micro_batch;
+    int slot;
+  };
 
   Draft& draft_;
   StageDraft& stage_;

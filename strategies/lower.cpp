@@ -13,8 +13,8 @@ namespace {
 
 /// Passes that have nothing to do where no gradient is computed.
 bool trains_only(std::string_view name) {
-  static constexpr std::string_view kTraining[] = {"accumulation", "tied-embeddings-early", "data-parallel", "zero-1", "tied-embeddings", "full-recompute",
-                                                   "optimizer"};
+  static constexpr std::string_view kTraining[] = {"accumulation",    "tied-embeddings-early", "data-parallel", "zero-1",
+                                                   "tied-embeddings", "full-recompute",        "optimizer"};
   return std::ranges::find(kTraining, name) != std::end(kTraining);
 }
 

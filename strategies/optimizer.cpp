@@ -1,7 +1,8 @@
 // The end of a step: one update of every parameter by its whole gradient, and the metrics.
 //
-// Updates read what the strategies before made of the gradients: a parameter's own, its reduced sum, or a ZeRO-1 slice of a bucket. Moments
-// have the shape and placement of what is updated. A strategy that shards the updated values brings a call that gathers them.
+// Updates read what the strategies before made of the gradients: a parameter's own, its reduced sum, or a ZeRO-1 slice of a bucket.
+// Moments have the shape and placement of what is updated. A strategy that shards the updated values brings a call that gathers
+// them.
 //
 // Shapes   as the parameters, or slices of buckets
 // Adds     nothing; the loss travels as one scalar over data-parallel ranks
@@ -50,11 +51,13 @@ Event update_event(Draft& draft, StageDraft& stage, const Update& update) {
   if (update.m) buffers.insert(buffers.end(), {update.m, update.v});
   const Buffer& value = stage.role.buffers[update.value.index()];
   const Buffer& gradient = stage.role.buffers[update.gradient.index()];
-  const std::string name = "update " + print(value.type, draft.plan.mesh) + (update.decay ? " decay" : "") + (gradient.view ? " view" : "");
+  const std::string name =
+      "update " + print(value.type, draft.plan.mesh) + (update.decay ? " decay" : "") + (gradient.view ? " view" : "");
   const SegmentId segment = draft.cached(name, [&] {
     const std::vector<int> reads = update.m ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
     const std::vector<int> writes = update.m ? std::vector{1, 2, 3} : std::vector{1};
-    return one_op_segment("update" + std::to_string(draft.segment_cache.size()), stage, buffers, update_op(draft.config, update.decay), reads, writes);
+    return one_op_segment("update" + std::to_string(draft.segment_cache.size()), stage, buffers,
+                          update_op(draft.config, update.decay), reads, writes);
   });
   Event event;
   event.call = bind(segment, std::move(buffers));
@@ -97,8 +100,8 @@ BufferId metric(StageDraft& stage, std::string name, Type type, bool persistent)
 }
 
 /// Appends a call of a segment of its own over `buffers`.
-void append(Draft& draft, StageDraft& stage, std::string name, const std::vector<BufferId>& buffers, Work work, std::vector<int> reads,
-            std::vector<int> writes) {
+void append(Draft& draft, StageDraft& stage, std::string name, const std::vector<BufferId>& buffers, Work work,
+            std::vector<int> reads, std::vector<int> writes) {
   Op op;
   op.work = std::move(work);
   op.label = name;
@@ -119,8 +122,9 @@ BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::
   const std::string name = sum.name;
   const BufferId whole = add_buffer(stage, std::move(sum));
   append(draft, stage, name, {part, whole},
-         Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("metrics." + std::string(axis_name), AxisSet::of(axis)), draft.algorithm()}, {0},
-         {1});
+         Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("metrics." + std::string(axis_name), AxisSet::of(axis)),
+                    draft.algorithm()},
+         {0}, {1});
   return whole;
 }
 
@@ -196,7 +200,8 @@ void optimizer(Draft& draft) {
 void metrics(Draft& draft) {
   StageDraft& last = draft.stages.back();
   Type by_sequence = draft.of(UnitKind::kHead).forward.slot(draft.of(UnitKind::kHead).forward.find("loss")).type;
-  for (int j = 0; j < draft.micro_batches(); ++j) last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
+  for (int j = 0; j < draft.micro_batches(); ++j)
+    last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
   loss_metric(draft, last);
   if (draft.training && draft.config.train.grad_norm)
     for (StageDraft& stage : draft.stages) gradient_norm(draft, stage);

@@ -1,4 +1,5 @@
-// Pipeline parallelism: consecutive layers on each of p stages; micro-batches flow through them. With one stage it is the plain order.
+// Pipeline parallelism: consecutive layers on each of p stages; micro-batches flow through them. With one stage it is the plain
+// order.
 //
 // Each message travels as soon as it is made, on a stream of its own per direction and side, and each receive is posted one compute
 // slot ahead. A communicator joins one directed edge: stages are paired even to odd and odd to even, so that what a stage
@@ -135,7 +136,8 @@ class Timetable {
   void receive(const PipelineSlot& slot) {
     if (!has_neighbour(!slot.backward)) return;
     const int stage = stage_.role.stage;
-    message(Event::Kind::kReceive, slot, slot.backward ? stage_.end_unit - 1 : stage_.first_unit, slot.backward ? stage : stage - 1);
+    message(Event::Kind::kReceive, slot, slot.backward ? stage_.end_unit - 1 : stage_.first_unit,
+            slot.backward ? stage : stage - 1);
   }
   void send(const PipelineSlot& slot) {
     if (!has_neighbour(slot.backward)) return;

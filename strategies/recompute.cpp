@@ -20,7 +20,10 @@ constexpr std::string_view kName = "full-recompute";
 
 /// The forward ops that make some slot of `needed`, in order; `needed` grows by what they read.
 std::vector<Op> ops_that_make(const DraftSegment& forward, std::set<int32_t> needed) {
-  const auto root = [&](SlotId slot) { const auto& view = forward.slot(slot).view; return view ? view->base : slot.value; };
+  const auto root = [&](SlotId slot) {
+    const auto& view = forward.slot(slot).view;
+    return view ? view->base : slot.value;
+  };
   std::vector<Op> ops;
   for (auto step = forward.segment.steps.rbegin(); step != forward.segment.steps.rend(); ++step) {
     const Op& op = std::get<Op>(*step);
@@ -71,7 +74,8 @@ void full_recompute(Draft& draft) {
     op.strategy = kName;
     op.label += ".again";
   }
-  backward.segment.steps.insert(backward.segment.steps.begin(), std::make_move_iterator(again.begin()), std::make_move_iterator(again.end()));
+  backward.segment.steps.insert(backward.segment.steps.begin(), std::make_move_iterator(again.begin()),
+                                std::make_move_iterator(again.end()));
 }
 
 }  // namespace shardlab

@@ -6,7 +6,8 @@ namespace {
 
 bool is_tied_head(const Draft& draft, int unit, int parameter) {
   const Unit& u = draft.units[static_cast<size_t>(unit)];
-  return u.kind == UnitKind::kHead && draft.plan.parameters[u.parameters[static_cast<size_t>(parameter)].index()].name == "embed.tokens";
+  return u.kind == UnitKind::kHead &&
+         draft.plan.parameters[u.parameters[static_cast<size_t>(parameter)].index()].name == "embed.tokens";
 }
 
 }  // namespace
@@ -19,7 +20,8 @@ std::string state_name(const Draft& draft, int unit, int parameter) {
 Type gradient_type(Draft& draft, int unit, int parameter) {
   const UnitTemplate& t = draft.of_unit(unit);
   for (size_t s = 0; s < t.backward.uses.size(); ++s)
-    if (t.backward.uses[s].use == Use::kGradient && t.backward.uses[s].parameter == parameter) return t.backward.segment.slots[s].type;
+    if (t.backward.uses[s].use == Use::kGradient && t.backward.uses[s].parameter == parameter)
+      return t.backward.segment.slots[s].type;
   SHARDLAB_CHECK(false, "{} has no gradient", state_name(draft, unit, parameter));
 }
 

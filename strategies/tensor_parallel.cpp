@@ -29,12 +29,16 @@ namespace {
 
 constexpr std::string_view kName = "tensor-parallel";
 
-struct SlicedSlot { std::string_view name; int dim; };
+struct SlicedSlot {
+  std::string_view name;
+  int dim;
+};
 
 /// Which dim of which slot is cut, gradients ("d.") included where the name has one.
 constexpr SlicedSlot kEmbedSlices[] = {{"embed.tokens", 0}};
-constexpr SlicedSlot kLayerSlices[] = {{"attn.wqkv", 0}, {"attn.bqkv", 0}, {"attn.wo", 1}, {"mlp.wup", 0}, {"mlp.bup", 0}, {"mlp.wdown", 1},
-                                       {"qkv", 2},       {"o", 2},         {"lse", 1},     {"u", 2},       {"a", 2}};
+constexpr SlicedSlot kLayerSlices[] = {{"attn.wqkv", 0}, {"attn.bqkv", 0}, {"attn.wo", 1}, {"mlp.wup", 0},
+                                       {"mlp.bup", 0},   {"mlp.wdown", 1}, {"qkv", 2},     {"o", 2},
+                                       {"lse", 1},       {"u", 2},         {"a", 2}};
 constexpr SlicedSlot kHeadSlices[] = {{"embed.tokens", 0}, {"head.weight", 0}, {"logits", 2}};
 
 void slice(Type& type, int axis, int size, int dim) {
@@ -51,15 +55,18 @@ void slice_slots(DraftSegment& segment, std::span<const SlicedSlot> slices, int 
 /// Attention and RoPE work on this rank's heads.
 void slice_heads(DraftSegment& segment, int size) {
   for (Step& step : segment.segment.steps)
-    std::visit(Overload{[&](Rope& r) { r.heads /= size, r.kv_heads /= size; }, [&](Attention& a) { a.heads /= size, a.kv_heads /= size; },
-                        [](auto&) {}},
+    std::visit(Overload{[&](Rope& r) { r.heads /= size, r.kv_heads /= size; },
+                        [&](Attention& a) { a.heads /= size, a.kv_heads /= size; }, [](auto&) {}},
                std::get<Op>(step).work);
 }
 
 class TensorParallel {
  public:
   explicit TensorParallel(Draft& draft)
-      : draft_(draft), axis_(draft.plan.mesh.axis("tp")), size_(draft.config.layout.tp), comm_(draft.comm("tp", AxisSet::of(axis_))) {}
+      : draft_(draft),
+        axis_(draft.plan.mesh.axis("tp")),
+        size_(draft.config.layout.tp),
+        comm_(draft.comm("tp", AxisSet::of(axis_))) {}
 
   void run() {
     slice_unit(UnitKind::kEmbed, kEmbedSlices);
@@ -86,7 +93,8 @@ class TensorParallel {
         if (p.name == s.name) slice(p.type, axis_, size_, s.dim);
     for (const Unit& u : draft_.units)
       if (u.kind == kind)
-        for (size_t i = 0; i < u.parameters.size(); ++i) draft_.plan.parameters[u.parameters[i].index()].type = unit.parameters[i].type;
+        for (size_t i = 0; i < u.parameters.size(); ++i)
+          draft_.plan.parameters[u.parameters[i].index()].type = unit.parameters[i].type;
   }
 
   Op all_reduce(SlotId from, SlotId to, std::string label, ReduceOp reduce = ReduceOp::kSum) const {
@@ -99,16 +107,18 @@ class TensorParallel {
     return op;
   }
 
-  /// What the first writer of `name` leaves is a partial sum. Its type says so, and an all-reduce makes it whole right after. The slot
-  /// itself keeps the whole type, since that is what leaves the segment; the partial sum is a view of it.
+  /// What the first writer of `name` leaves is a partial sum. Its type says so, and an all-reduce makes it whole right after. The
+  /// slot itself keeps the whole type, since that is what leaves the segment; the partial sum is a view of it.
   void sum(DraftSegment& segment, std::string_view name, std::string label) {
     const SlotId whole = segment.find(name);
-    const SlotId part = segment.add_view(std::string(name) + ".part", whole, placed(segment.slot(whole).type, axis_, Placement::partial()));
+    const SlotId part =
+        segment.add_view(std::string(name) + ".part", whole, placed(segment.slot(whole).type, axis_, Placement::partial()));
     for (size_t i = 0; i < segment.segment.steps.size(); ++i) {
       Op& op = std::get<Op>(segment.segment.steps[i]);
       if (op.writes.empty() || op.writes.front() != whole) continue;
       op.writes.front() = part;
-      segment.segment.steps.insert(segment.segment.steps.begin() + static_cast<std::ptrdiff_t>(i) + 1, all_reduce(part, whole, std::move(label)));
+      segment.segment.steps.insert(segment.segment.steps.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+                                   all_reduce(part, whole, std::move(label)));
       return;
     }
     SHARDLAB_CHECK(false, "no op of {} writes {}", segment.segment.name, name);

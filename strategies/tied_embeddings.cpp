@@ -1,9 +1,10 @@
 // Tied embeddings: the head multiplies by the embedding's table, so the table has two gradients, which are added exactly once.
 //
-// Where both ends are on one stage and nothing asks for the canonical order, the two are added before they are reduced over data-parallel
-// ranks, so the table travels once. In canonical mode every layout adds them last, after each has been summed over everything.
-// Across stages each end reduces its own share (or its ZeRO-1 slice of it), and an all-reduce between the first and the last stage adds
-// the two, after which both ends make the same update. (Adding before the slices are cut is the bug of Megatron-LM issue 844.)
+// Where both ends are on one stage and nothing asks for the canonical order, the two are added before they are reduced over
+// data-parallel ranks, so the table travels once. In canonical mode every layout adds them last, after each has been summed over
+// everything. Across stages each end reduces its own share (or its ZeRO-1 slice of it), and an all-reduce between the first and the
+// last stage adds the two, after which both ends make the same update. (Adding before the slices are cut is the bug of Megatron-LM
+// issue 844.)
 //
 // Shapes   table[V/t, h], or the slice of it that the rank updates
 // Adds     across stages an all-reduce of 2 ranks: V h / t elements sent by each end (1/N of it under ZeRO-1)
@@ -44,7 +45,8 @@ Event add_head(Draft& draft, StageDraft& stage, BufferId embedding, BufferId hea
 /// What the optimizer would read for the table on a stage: the bucket's slice under ZeRO-1, else the gradient itself.
 BufferId reduced_table(StageDraft& stage, int unit, int parameter) {
   for (const Bucket& bucket : stage.buckets)
-    if (bucket.tied && bucket.members.front().unit == unit && stage.role.buffers[bucket.reduced.index()].view->shard_axes.mask != 0) return bucket.reduced;
+    if (bucket.tied && bucket.members.front().unit == unit && stage.role.buffers[bucket.reduced.index()].view->shard_axes.mask != 0)
+      return bucket.reduced;
   return stage.at(unit, parameter).reduced;
 }
 
@@ -59,7 +61,8 @@ void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) 
   const BufferId whole = add_buffer(stage, std::move(sum));
   const SegmentId segment = draft.cached("tie.ends", [&] {
     Op op;
-    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("pp.ends", AxisSet::of(pp), Span::kEnds), draft.algorithm()};
+    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("pp.ends", AxisSet::of(pp), Span::kEnds),
+                         draft.algorithm()};
     op.label = "embed.tokens";
     op.strategy = kName;
     return one_op_segment("tie.ends", stage, {part, whole}, std::move(op), {0}, {1});

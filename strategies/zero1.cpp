@@ -1,7 +1,7 @@
 // ZeRO stage 1 (distributed optimizer): every data-parallel rank keeps the optimizer state of 1/N of the parameters.
 //
-// Gradients and parameters live in flat buckets padded to a multiple of N. A bucket's gradients are reduce-scattered: each rank gets
-// the sum for its slice, updates that slice of the parameters with its slice of the moments, and an all-gather makes the
+// Gradients and parameters live in flat buckets padded to a multiple of N. A bucket's gradients are reduce-scattered: each rank
+// gets the sum for its slice, updates that slice of the parameters with its slice of the moments, and an all-gather makes the
 // parameters whole again.
 //
 // Shapes   bucket[n], slices [n/N]

@@ -31,8 +31,9 @@ std::string golden_difference(const std::string& name, const std::string& text) 
     if (!more_a) a = "<end>";
     if (!more_b) b = "<end>";
     if (a != b || (!more_a && !more_b))
-      return fmt::format("{} line {}:\n  golden: {}\n  now:    {}\nIf the change is meant, run again with SHARDLAB_UPDATE_GOLDEN=1 and review it.",
-                         path.string(), line, a, b);
+      return fmt::format(
+          "{} line {}:\n  golden: {}\n  now:    {}\nIf the change is meant, run again with SHARDLAB_UPDATE_GOLDEN=1 and review it.",
+          path.string(), line, a, b);
   }
 }
 

@@ -20,8 +20,8 @@ namespace shardlab {
 }  // namespace shardlab
 
 /// SHARDLAB_CHECK(condition, "format {}", values...): always on.
-#define SHARDLAB_CHECK(condition, ...)                                                                  \
-  do {                                                                                                  \
-    if (!(condition)) [[unlikely]]                                                                      \
-      ::shardlab::fail_check(__FILE__, __LINE__, #condition, fmt::format(__VA_ARGS__));                 \
+#define SHARDLAB_CHECK(condition, ...)                                                  \
+  do {                                                                                  \
+    if (!(condition)) [[unlikely]]                                                      \
+      ::shardlab::fail_check(__FILE__, __LINE__, #condition, fmt::format(__VA_ARGS__)); \
   } while (false)

@@ -12,10 +12,17 @@ enum class DType : uint8_t { f32, f64, bf16, f16, f8e4m3, f8e5m2, f4e2m1, i64, i
 /// Bits of one element. Block-scaled types keep their scales in a buffer of their own.
 constexpr int bits_of(DType t) {
   switch (t) {
-    case DType::f64: case DType::i64: return 64;
-    case DType::f32: case DType::i32: return 32;
-    case DType::bf16: case DType::f16: case DType::i16: return 16;
-    case DType::f8e4m3: case DType::f8e5m2: case DType::i8: case DType::u8: return 8;
+    case DType::f64:
+    case DType::i64: return 64;
+    case DType::f32:
+    case DType::i32: return 32;
+    case DType::bf16:
+    case DType::f16:
+    case DType::i16: return 16;
+    case DType::f8e4m3:
+    case DType::f8e5m2:
+    case DType::i8:
+    case DType::u8: return 8;
     case DType::f4e2m1: return 4;
   }
   return 0;

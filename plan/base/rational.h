@@ -18,8 +18,14 @@ struct Rational {
   constexpr Rational(int64_t n, int64_t d = 1) : num(n), den(d) {
     SHARDLAB_CHECK(d != 0, "a rational with denominator 0");
     const int64_t g = std::gcd(n, d);
-    if (g != 0) { num /= g; den /= g; }
-    if (den < 0) { num = -num; den = -den; }
+    if (g != 0) {
+      num /= g;
+      den /= g;
+    }
+    if (den < 0) {
+      num = -num;
+      den = -den;
+    }
   }
   friend constexpr bool operator==(Rational, Rational) = default;
   friend constexpr Rational operator*(Rational a, Rational b) {

@@ -17,11 +17,11 @@ namespace shardlab {
 enum class ExitCode : int {
   kDone = 0,
   kBug = 1,
-  kUsage = 2,            ///< usage or configuration error: nothing ran
-  kNo = 3,               ///< the answer is no: does not fit, no feasible layout
-  kSomeFailed = 4,       ///< some cases failed
-  kThresholdCrossed = 5, ///< a --fail-if threshold was crossed
-  kEnvironment = 6,      ///< no GPU, no permission, no such library
+  kUsage = 2,             ///< usage or configuration error: nothing ran
+  kNo = 3,                ///< the answer is no: does not fit, no feasible layout
+  kSomeFailed = 4,        ///< some cases failed
+  kThresholdCrossed = 5,  ///< a --fail-if threshold was crossed
+  kEnvironment = 6,       ///< no GPU, no permission, no such library
   kInterrupted = 130,
 };
 
@@ -50,15 +50,27 @@ class [[nodiscard]] Result {
 
   bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
-  const T& value() const& { check_ok(); return std::get<0>(state_); }
-  T& value() & { check_ok(); return std::get<0>(state_); }
-  T&& value() && { check_ok(); return std::get<0>(std::move(state_)); }
+  const T& value() const& {
+    check_ok();
+    return std::get<0>(state_);
+  }
+  T& value() & {
+    check_ok();
+    return std::get<0>(state_);
+  }
+  T&& value() && {
+    check_ok();
+    return std::get<0>(std::move(state_));
+  }
   const T& operator*() const& { return value(); }
   T& operator*() & { return value(); }
   T&& operator*() && { return std::move(*this).value(); }
   const T* operator->() const { return &value(); }
   T* operator->() { return &value(); }
-  const Error& error() const { SHARDLAB_CHECK(!ok(), "error() of a Result that holds a value"); return std::get<1>(state_); }
+  const Error& error() const {
+    SHARDLAB_CHECK(!ok(), "error() of a Result that holds a value");
+    return std::get<1>(state_);
+  }
 
  private:
   void check_ok() const { SHARDLAB_CHECK(ok(), "value() of a refused Result: {}", to_string(std::get<1>(state_))); }
@@ -72,7 +84,10 @@ class [[nodiscard]] Result<void> {
   Result(Error error) : error_(std::move(error)) {}
   bool ok() const { return !error_; }
   explicit operator bool() const { return ok(); }
-  const Error& error() const { SHARDLAB_CHECK(!ok(), "error() of a Result that holds no error"); return *error_; }
+  const Error& error() const {
+    SHARDLAB_CHECK(!ok(), "error() of a Result that holds no error");
+    return *error_;
+  }
 
  private:
   std::optional<Error> error_;
@@ -81,7 +96,7 @@ class [[nodiscard]] Result<void> {
 }  // namespace shardlab
 
 /// Returns the error of a `Result`-valued expression from the enclosing function, if it has one.
-#define SHARDLAB_TRY(expression)                                   \
-  do {                                                             \
+#define SHARDLAB_TRY(expression)                                                           \
+  do {                                                                                     \
     if (auto shardlab_try = (expression); !shardlab_try.ok()) return shardlab_try.error(); \
   } while (false)

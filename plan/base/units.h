@@ -15,8 +15,14 @@ struct Count {
   constexpr Count() = default;
   constexpr explicit Count(int64_t v) : value(v) {}
   friend constexpr auto operator<=>(Count, Count) = default;
-  constexpr Count& operator+=(Count o) { value += o.value; return *this; }
-  constexpr Count& operator-=(Count o) { value -= o.value; return *this; }
+  constexpr Count& operator+=(Count o) {
+    value += o.value;
+    return *this;
+  }
+  constexpr Count& operator-=(Count o) {
+    value -= o.value;
+    return *this;
+  }
   friend constexpr Count operator+(Count a, Count b) { return Count(a.value + b.value); }
   friend constexpr Count operator-(Count a, Count b) { return Count(a.value - b.value); }
   friend constexpr Count operator*(Count a, int64_t k) { return Count(a.value * k); }
@@ -33,7 +39,10 @@ struct Seconds {
   constexpr Seconds() = default;
   constexpr explicit Seconds(double v) : value(v) {}
   friend constexpr auto operator<=>(Seconds, Seconds) = default;
-  constexpr Seconds& operator+=(Seconds o) { value += o.value; return *this; }
+  constexpr Seconds& operator+=(Seconds o) {
+    value += o.value;
+    return *this;
+  }
   friend constexpr Seconds operator+(Seconds a, Seconds b) { return Seconds(a.value + b.value); }
   friend constexpr Seconds operator-(Seconds a, Seconds b) { return Seconds(a.value - b.value); }
   friend constexpr Seconds operator*(Seconds a, double k) { return Seconds(a.value * k); }
@@ -52,11 +61,11 @@ struct Id {
   constexpr size_t index() const { return static_cast<size_t>(value); }
 };
 
-using BufferId = Id<struct BufferTag>;    ///< into Role::buffers
-using SegmentId = Id<struct SegmentTag>;  ///< into Plan::segments
-using SlotId = Id<struct SlotTag>;        ///< into Segment::slots
-using StreamId = Id<struct StreamTag>;    ///< into Plan::streams
-using CommId = Id<struct CommTag>;        ///< into Plan::comms
+using BufferId = Id<struct BufferTag>;        ///< into Role::buffers
+using SegmentId = Id<struct SegmentTag>;      ///< into Plan::segments
+using SlotId = Id<struct SlotTag>;            ///< into Segment::slots
+using StreamId = Id<struct StreamTag>;        ///< into Plan::streams
+using CommId = Id<struct CommTag>;            ///< into Plan::comms
 using ParameterId = Id<struct ParameterTag>;  ///< into Plan::parameters
 
 }  // namespace shardlab

@@ -68,7 +68,8 @@ std::string machine_option() { return fmt::format(" --machine-file {}/tests/cli/
 /// A sweep of tiny cases that are trained for real.
 std::string tiny_sweep(const std::string& more) {
   return "version: 1\nname: tiny\nmode: measure\n"
-         "model: {inline: {family: gpt, layers: 2, hidden: 32, heads: 4, ffn: 64, vocab: 256, max_positions: 32, tied_embeddings: true}}\n"
+         "model: {inline: {family: gpt, layers: 2, hidden: 32, heads: 4, ffn: 64, vocab: 256, max_positions: 32, tied_embeddings: "
+         "true}}\n"
          "machine: {local: true}\ndata: {text: text.txt}\n"
          "train: {seq_len: 16, global_batch_tokens: 64}\nmeasure: {warmup: 1, steps: 2, repeat: 1, timeout: 1m}\n" +
          more;
@@ -92,9 +93,11 @@ std::string cell(const Rows& rows, size_t row, const std::string& column) {
 TEST_CASE("bad input is refused before anything runs, with a remedy and exit code 2") {
   const Scratch scratch;
   scratch.write("text.txt", some_text());
-  struct Bad { std::string sweep, message; };
-  for (const Bad& bad : {Bad{"axes: {tp: [2]}\nspeed: 3\n", "unknown key `speed`"}, Bad{"axes: {tp: [2], tp: [4]}\n", "duplicate key `tp`"},
-                         Bad{"axes: {tp: [two]}\n", "two"}}) {
+  struct Bad {
+    std::string sweep, message;
+  };
+  for (const Bad& bad : {Bad{"axes: {tp: [2]}\nspeed: 3\n", "unknown key `speed`"},
+                         Bad{"axes: {tp: [2], tp: [4]}\n", "duplicate key `tp`"}, Bad{"axes: {tp: [two]}\n", "two"}}) {
     const std::string file = scratch.write("bad.yaml", tiny_sweep(bad.sweep));
     const Output output = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "out"));
     INFO(output.err);
@@ -120,7 +123,8 @@ TEST_CASE("illegal points keep their row and their reason, and cost nothing else
                                                                   "  - {name: stages, dp: 1, pp: 4, schedule: 1f1b}\n"
                                                                   "  - {name: batch, dp: 1, micro_batch: 3}\n"
                                                                   "  - {name: good2, dp: 2, zero: 1}\n"));
-  const Output output = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "out") + " --format csv");
+  const Output output =
+      shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "out") + " --format csv");
   INFO(output.err);
   REQUIRE(output.code == 0);
   const Rows rows = parse_csv(slurp(scratch / "out/results.csv"));
@@ -171,7 +175,8 @@ TEST_CASE("a case that fails costs its row and gives exit code 4; one that does 
   REQUIRE(slurp(scratch / "empty/results.csv").find("text.txt") != std::string::npos);
 
   scratch.write("text.txt", some_text());
-  const Output small = shardlab_program(scratch, "run " + file + machine_option() + " --set machine.device.memory=100000 --out " + (scratch / "small"));
+  const Output small = shardlab_program(
+      scratch, "run " + file + machine_option() + " --set machine.device.memory=100000 --out " + (scratch / "small"));
   INFO(small.err);
   REQUIRE(small.code == 3);
   const Rows rows = parse_csv(slurp(scratch / "small/results.csv"));
@@ -180,18 +185,21 @@ TEST_CASE("a case that fails costs its row and gives exit code 4; one that does 
 
 TEST_CASE("memory prints the contract's object, its parts add up, and 3 means that it does not fit") {
   const Scratch scratch;
-  const Output output = shardlab_program(scratch, "memory --model gpt2 --machine a100-sxm4-80gb --devices 8 --pp 2 --tp 1 --seq-len 1024 --format json");
+  const Output output = shardlab_program(
+      scratch, "memory --model gpt2 --machine a100-sxm4-80gb --devices 8 --pp 2 --tp 1 --seq-len 1024 --format json");
   INFO(output.err);
   REQUIRE(output.code == 0);
   const auto json = nlohmann::json::parse(output.out);
-  for (const char* key : {"parameters", "devices", "layout", "stages", "peak", "capacity", "fits", "assumptions"}) REQUIRE(json.contains(key));
+  for (const char* key : {"parameters", "devices", "layout", "stages", "peak", "capacity", "fits", "assumptions"})
+    REQUIRE(json.contains(key));
   REQUIRE(json["parameters"] == 124439808);
   REQUIRE(json["devices"] == 8);
   REQUIRE(json["stages"].size() == 2);
   int64_t worst = 0;
   for (const auto& stage : json["stages"]) {
     int64_t sum = 0;
-    for (const char* part : {"parameters", "gradients", "optimizer", "activations", "buffers", "workspace"}) sum += stage[part].get<int64_t>();
+    for (const char* part : {"parameters", "gradients", "optimizer", "activations", "buffers", "workspace"})
+      sum += stage[part].get<int64_t>();
     REQUIRE(sum == stage["peak"]);
     REQUIRE(stage["reserved"] >= stage["peak"]);
     worst = std::max(worst, stage["peak"].get<int64_t>());
@@ -203,8 +211,10 @@ TEST_CASE("memory prints the contract's object, its parts add up, and 3 means th
 
 TEST_CASE("plan and diff read case files") {
   const Scratch scratch;
-  const std::string common = "version: 1\nmodel: {preset: gpt2}\nmachine: {preset: hgx-h100-ndr}\ntrain: {seq_len: 64, micro_batch: 1}\n";
-  const std::string a = scratch.write("a.yaml", common + "layout: {dp: 2}\n"), b = scratch.write("b.yaml", common + "layout: {dp: 2, zero: 1}\n");
+  const std::string common =
+      "version: 1\nmodel: {preset: gpt2}\nmachine: {preset: hgx-h100-ndr}\ntrain: {seq_len: 64, micro_batch: 1}\n";
+  const std::string a = scratch.write("a.yaml", common + "layout: {dp: 2}\n"),
+                    b = scratch.write("b.yaml", common + "layout: {dp: 2, zero: 1}\n");
   const Output plan = shardlab_program(scratch, "plan " + a);
   INFO(plan.err);
   REQUIRE(plan.code == 0);

@@ -33,9 +33,7 @@ void run_tasks(int ranks, int streams, const std::function<void(Task&)>& body) {
 std::string world_error(const std::function<void()>& body) {
   try {
     body();
-  } catch (const WorldError& e) {
-    return e.what();
-  }
+  } catch (const WorldError& e) { return e.what(); }
   return "";
 }
 
@@ -54,8 +52,9 @@ Rig::Rig(const std::string& text, RunOptions options, const BatchSource* source,
 
 std::string plan_head(int pp, int dp, int tp, const std::string& streams) {
   return fmt::format(
-      "shardlab plan 1\nname test\nmesh pp={} dp={} cp=1 tp={}\nmicro_batches 1\nsequences_per_micro_batch 1\nperiod 1\nstreams {}\nstrategies test\n", pp,
-      dp, tp, streams);
+      "shardlab plan 1\nname test\nmesh pp={} dp={} cp=1 tp={}\nmicro_batches 1\nsequences_per_micro_batch 1\nperiod 1\nstreams "
+      "{}\nstrategies test\n",
+      pp, dp, tp, streams);
 }
 
 std::vector<float> noise(uint64_t seed, uint32_t tensor, int64_t n) {

@@ -24,8 +24,9 @@ float reduced(Algorithm algorithm, ReduceOp reduce, const Inputs& in, int owner,
   const int g = static_cast<int>(in.size());
   const auto value = [&](int rank) { return in[static_cast<size_t>(rank % g)][e]; };
   if (algorithm == Algorithm::kDirect) {
-    return tree_sum(int64_t{0}, int64_t{g}, [&](int64_t i) { return value(static_cast<int>(i)); },
-                    [&](float a, float b) { return join(reduce, a, b); });
+    return tree_sum(
+        int64_t{0}, int64_t{g}, [&](int64_t i) { return value(static_cast<int>(i)); },
+        [&](float a, float b) { return join(reduce, a, b); });
   }
   if (algorithm == Algorithm::kRing) {  // from the rank after the owner once around
     float sum = value(owner + 1);
@@ -174,13 +175,14 @@ TEST_CASE("other element types are moved and reduced", "[collectives]") {
     counts[r] = {task.rank() + 1, 1LL << 40};
     bytes[r].assign(7, static_cast<uint8_t>(task.rank()));
     const auto all_reduce = [&](DType dtype, ReduceOp reduce, auto& values) {
-      CollectiveCall call{CollectiveKind::kAllReduce, reduce, Algorithm::kRing, dtype, static_cast<int64_t>(values.size()), 0, values.data(),
-                          values.data()};
+      CollectiveCall call{CollectiveKind::kAllReduce,          reduce, Algorithm::kRing, dtype,
+                          static_cast<int64_t>(values.size()), 0,      values.data(),    values.data()};
       comm->collective(call, task);
     };
     all_reduce(DType::f64, ReduceOp::kSum, doubles[r]);
     all_reduce(DType::i64, ReduceOp::kMax, counts[r]);
-    CollectiveCall broadcast{CollectiveKind::kBroadcast, ReduceOp::kSum, Algorithm::kRing, DType::u8, 7, 2, bytes[r].data(), bytes[r].data()};
+    CollectiveCall broadcast{
+        CollectiveKind::kBroadcast, ReduceOp::kSum, Algorithm::kRing, DType::u8, 7, 2, bytes[r].data(), bytes[r].data()};
     comm->collective(broadcast, task);
   });
   for (size_t r = 0; r < g; ++r) {
@@ -206,7 +208,8 @@ TEST_CASE("what the transport cannot do is refused beforehand", "[collectives]")
           "an all_to_all cuts 7 elements in 3 equal parts");
   REQUIRE(refusal({CollectiveKind::kReduceScatter, ReduceOp::kSum, Algorithm::kRing, DType::f32, 6, 0, values, values + 6}) ==
           "a reduce_scatter by ring or halving-doubling keeps partial sums in its source, so its result must be a view of that");
-  REQUIRE(refusal({CollectiveKind::kReduceScatter, ReduceOp::kSum, Algorithm::kDirect, DType::f32, 6, 0, values, values + 6}) == "");
+  REQUIRE(refusal({CollectiveKind::kReduceScatter, ReduceOp::kSum, Algorithm::kDirect, DType::f32, 6, 0, values, values + 6}) ==
+          "");
 }
 
 TEST_CASE("messages arrive in order, in both directions at once", "[p2p]") {

@@ -22,7 +22,8 @@ TEST_CASE("a deadlock times out under the virtual clock, and the message names w
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SeededScheduler scheduler(seed);
     ThreadTransport transport(kernels_for_this_processor());
-    const std::string error = world_error([&] { run_tasks(scheduler, 5, 4, 1, [&](Task& task) { absent_rank(transport, task); }); });
+    const std::string error =
+        world_error([&] { run_tasks(scheduler, 5, 4, 1, [&](Task& task) { absent_rank(transport, task); }); });
     REQUIRE(contains(error, "has waited 5 s, which is the limit"));
     REQUIRE(contains(error, "rank 2: has ended"));
     REQUIRE(contains(error, "stream 0 waits for rank 2 to offer its part"));
@@ -62,6 +63,21 @@ TEST_CASE("one rank's failure releases all others", "[crew]") {
       });
     });
     REQUIRE(error == "rank 5 failed at stream 0: the disk is full");
+  }
+}
+
+TEST_CASE("a failure releases waiters at once, not at their time-out", "[crew][seeded]") {
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    SeededScheduler scheduler(seed);
+    ThreadTransport transport(kernels_for_this_processor());
+    const std::string error = world_error([&] {
+      run_tasks(scheduler, 5, 4, 1, [&](Task& task) {
+        if (task.rank() == 2) throw WorldError("the disk is full");
+        absent_rank(transport, task);
+      });
+    });
+    REQUIRE(error == "rank 2 failed at stream 0: the disk is full");
+    REQUIRE(scheduler.clock().now() < 1);
   }
 }
 

@@ -99,7 +99,9 @@ TEST_CASE("traces are written whole or not at all", "[profiler]") {
     fills += contains(line, R"({"kind":"op","rank":1,"instruction":0,"op":"s one fill","stream":"compute","step":0,)");
   REQUIRE(fills == 1);
   REQUIRE_FALSE(std::filesystem::exists(path + ".part"));
-  REQUIRE(contains(world_error([&] { write_trace_lines((folder.path / "no" / "such" / "folder").string(), rig.plan(), rig.placed.programs, trace); }),
+  REQUIRE(contains(world_error([&] {
+                     write_trace_lines((folder.path / "no" / "such" / "folder").string(), rig.plan(), rig.placed.programs, trace);
+                   }),
                    "cannot be written: No such file or directory"));
 }
 

@@ -81,7 +81,8 @@ role 0
   %part other f32[{0}] dp:S0 persistent
 
   call gather (w=%w, full=%full, sum=%sum, part=%part)
-)", slice, slice * dp, algorithm);
+)",
+                                                           slice, slice * dp, algorithm);
 }
 
 /// Tokens flow down a pipeline of `pp` stages, each of which adds 1 to them (as fp32) and passes them on.
@@ -107,7 +108,8 @@ segment send
   send to (%x) -> () comm=pp @pipe
 )";
   for (int stage = 0; stage < pp; ++stage) {
-    text += fmt::format("\nrole {}\n  %x activation f32[33] pp:L\n  %kept{} other f32[33] pp:L persistent\n\n  alloc %x\n", stage, stage);
+    text += fmt::format("\nrole {}\n  %x activation f32[33] pp:L\n  %kept{} other f32[33] pp:L persistent\n\n  alloc %x\n", stage,
+                        stage);
     text += stage == 0 ? "  call start (x=%x)\n" : "  call receive (x=%x)\n";
     text += fmt::format("  call step (x=%x, kept=%kept{})\n  free %x\n", stage);
     if (stage + 1 < pp) text += fmt::format("  call send (x=%kept{})\n", stage);
@@ -224,7 +226,8 @@ TEST_CASE("a pipeline passes messages on", "[session][p2p]") {
     Rig rig(relay(pp), {.poison = true});
     for (int64_t step = 0; step < 20; ++step) rig.session->step(step);
     for (int stage = 0; stage < pp; ++stage) {
-      REQUIRE(*rig.session->read_buffer(stage, fmt::format("kept{}", stage)) == std::vector<float>(33, 11.0f + static_cast<float>(stage)));
+      REQUIRE(*rig.session->read_buffer(stage, fmt::format("kept{}", stage)) ==
+              std::vector<float>(33, 11.0f + static_cast<float>(stage)));
       const int64_t sent = rig.session->sent_by_comm(stage)[0];
       REQUIRE(sent == (stage + 1 < pp ? 33 * 4 : 0));
     }
@@ -304,11 +307,18 @@ role 0
   %targets input i32[3,4] dp:S0 micro:slice
   %table parameter f32[50,1] persistent of table
 )";
-  for (int m = 0; m < 2; ++m) text += fmt::format("  %in{0} activation f32[3,4,1] dp:S0 micro:slice persistent\n  %out{0} activation f32[3,4,1] dp:S0 micro:slice persistent\n", m);
   for (int m = 0; m < 2; ++m)
-    text += fmt::format("  alloc %tokens\n  alloc %targets\n  call load m={0} (tokens=%tokens, targets=%targets)\n"
-                        "  call embed m={0} (tokens=%tokens, table=%table, x=%in{0})\n  call embed m={0} (tokens=%targets, table=%table, x=%out{0})\n"
-                        "  free %targets\n  free %tokens\n", m);
+    text += fmt::format(
+        "  %in{0} activation f32[3,4,1] dp:S0 micro:slice persistent\n  %out{0} activation f32[3,4,1] dp:S0 micro:slice "
+        "persistent\n",
+        m);
+  for (int m = 0; m < 2; ++m)
+    text += fmt::format(
+        "  alloc %tokens\n  alloc %targets\n  call load m={0} (tokens=%tokens, targets=%targets)\n"
+        "  call embed m={0} (tokens=%tokens, table=%table, x=%in{0})\n  call embed m={0} (tokens=%targets, table=%table, "
+        "x=%out{0})\n"
+        "  free %targets\n  free %tokens\n",
+        m);
   text.insert(text.find("\nsegment load"), "parameter table f32[50,1] stage 0 zeros tensor 0\n");
   return text;
 }
@@ -497,7 +507,8 @@ role 1
   alloc %loss
   call s (l=%loss, n=%grad_norm2)
   free %loss
-)", {.poison = true});
+)",
+          {.poison = true});
   const StepResult result = rig.session->step(0);
   REQUIRE(result.loss == 2.5);
   REQUIRE(result.grad_norm2 == 12.0);

@@ -83,7 +83,8 @@ TEST_CASE("ZeRO-1 sends what data parallel sends and keeps 1/N of the moments") 
   const Plan plain = *lower(c);
   c.layout.zero = 1;
   const Plan sharded = *lower(c);
-  REQUIRE(total_wire_bytes(plain).at("dp.grads") == total_wire_bytes(sharded).at("dp.grads") + total_wire_bytes(sharded).at("dp.parameters"));
+  REQUIRE(total_wire_bytes(plain).at("dp.grads") ==
+          total_wire_bytes(sharded).at("dp.grads") + total_wire_bytes(sharded).at("dp.parameters"));
   const auto moments = [](const Plan& p) { return memory_peak(p, 0)[0].at_peak.bytes[static_cast<size_t>(BufferClass::kMoment)]; };
   REQUIRE(moments(plain) == 2 * moments(sharded));
 }

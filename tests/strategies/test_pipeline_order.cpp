@@ -22,7 +22,8 @@ std::string grid(Schedule schedule, int stages, int micro_batches) {
 
 int in_flight(Schedule schedule, int stages, int stage, int micro_batches) {
   int now = 0, most = 0;
-  for (const PipelineSlot& s : pipeline_order(schedule, stages, stage, micro_batches)) most = std::max(most, now += s.backward ? -1 : 1);
+  for (const PipelineSlot& s : pipeline_order(schedule, stages, stage, micro_batches))
+    most = std::max(most, now += s.backward ? -1 : 1);
   return most;
 }
 
