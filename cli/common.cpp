@@ -26,6 +26,15 @@ Result<TableFormat> parse_format(const std::string& name) {
 
 void print(const Table& table, TableFormat format) { fmt::print("{}", print_table(table, format, terminal_width())); }
 
+CLI::Validator above_zero() {
+  const auto check = [](std::string& text) {
+    char* end = nullptr;
+    const double value = std::strtod(text.c_str(), &end);
+    return end != text.c_str() && *end == '\0' && value > 0 ? std::string() : fmt::format("`{}` is no number above 0", text);
+  };
+  return CLI::Validator(check, "above 0");
+}
+
 std::string default_machine_file() {
   const char* configured = std::getenv("XDG_CONFIG_HOME");
   if (configured != nullptr && *configured != '\0') return std::string(configured) + "/shardlab/machine.yaml";
@@ -109,7 +118,7 @@ void add_case_flags(CLI::App& verb, CaseFlags& flags) {
   verb.add_option("--model", flags.model, "a preset (`shardlab model list`) or the path of a Hugging Face config.json")->required();
   verb.add_option("--machine", flags.machine, "a preset (`shardlab machine list`), a machine file, or `local`")->required();
   verb.add_option("--machine-file", flags.machine_file, "calibrated machine file that `local` means");
-  verb.add_option("--devices", flags.devices, "devices to use; dp is what tp, pp and cp leave of them")->check(CLI::PositiveNumber);
+  verb.add_option("--devices", flags.devices, "devices to use; dp is what tp, pp and cp leave of them")->check(above_zero());
   flags.layout.reserve(kLayoutFlags.size());
   for (const auto& [key, help] : kLayoutFlags) {
     flags.layout.emplace_back(key, "");
@@ -144,7 +153,13 @@ Result<Case> case_from_flags(const CaseFlags& flags) {
   SHARDLAB_TRY(
       add_nodes(flags, flags.devices > 0 ? flags.devices : int64_t{size("dp")} * size("tp") * size("pp") * size("cp"), words));
   words.insert(words.end(), flags.set.begin(), flags.set.end());
-  return case_from_words(load_options(flags.machine_file, std::move(words)));
+  auto config = case_from_words(load_options(flags.machine_file, std::move(words)));
+  if (config.ok() && flags.devices > 0 && config->layout.world_size() != flags.devices)
+    return Error{ExitCode::kUsage,
+                 fmt::format("--devices {} and a layout of dp*tp*pp*cp = {} ranks", flags.devices, config->layout.world_size()),
+                 "leave out --devices, or --dp, which then follows from it",
+                 {}};
+  return config;
 }
 
 Result<std::string> read_file(const std::string& path) {

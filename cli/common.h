@@ -20,6 +20,9 @@ Result<TableFormat> parse_format(const std::string& name);
 /// Prints a table to stdout, as wide as the terminal.
 void print(const Table& table, TableFormat format);
 
+/// For options that must be above 0: refuses anything else in words.
+CLI::Validator above_zero();
+
 /// Where `calibrate` leaves this machine's file when no other place is named, and where `machine: {local: true}` looks for it.
 std::string default_machine_file();
 /// Loads a calibrated machine file, and warns on stderr when it was made on another processor or with other kernels.

@@ -7,9 +7,22 @@
 #include "cli/verbs.h"
 #include "plan/base/world_error.h"
 
+namespace {
+
+/// A word as a shell takes it: quoted where it holds more than harmless characters.
+std::string shell_word(const std::string& word) {
+  constexpr std::string_view kHarmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
+  if (!word.empty() && word.find_first_not_of(kHarmless) == std::string::npos) return word;
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
+}  // namespace
+
 std::string shardlab::Invocation::command() const {
   std::string line = "shardlab";
-  for (size_t i = 1; i < words.size(); ++i) line += " " + words[i];
+  for (size_t i = 1; i < words.size(); ++i) line += " " + shell_word(words[i]);
   return line;
 }
 
@@ -24,6 +37,16 @@ failed, 5 a --fail-if threshold was crossed, 6 environment not usable, 130 inter
 int report(const Error& error) {
   fmt::print(stderr, "shardlab: {}\n", to_string(error));
   return static_cast<int>(error.code);
+}
+
+/// Is the first word, where it is no option, one of the verbs?
+Result<void> check_verb(CLI::App& app, std::string_view word) {
+  std::string verbs;
+  for (const CLI::App* verb : app.get_subcommands({})) {
+    if (verb->get_name() == word) return {};
+    if (!verb->get_group().empty()) verbs += (verbs.empty() ? "" : " ") + verb->get_name();
+  }
+  return Error{ExitCode::kUsage, fmt::format("there is no verb `{}`", word), "verbs: " + verbs, {}};
 }
 
 int run(int argc, char** argv) {
@@ -41,6 +64,8 @@ int run(int argc, char** argv) {
   for (const auto add : {add_run, add_report, add_memory, add_plan, add_diff, add_explain, add_calibrate, add_model, add_machine,
                          add_strategies, add_doctor, add_measure_case})
     add(app, action, invocation);
+  if (argc > 1 && argv[1][0] != '-')
+    if (const auto known = check_verb(app, argv[1]); !known.ok()) return report(known.error());
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& done) { return app.exit(done); } catch (const CLI::ParseError& error) {

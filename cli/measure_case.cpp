@@ -1,6 +1,9 @@
 // measure-case DIRECTORY: what the child process of a measured case runs. Not for people: hidden from the help.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "cli/common.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
@@ -24,6 +27,13 @@ Result<ExitCode> measure_case(const std::string& directory) {
   outcome.case_id = case_id(*config);
   outcome.config = *config;
   outcome.measured = std::move(executed->figures);
+  const auto& losses = outcome.measured->losses;
+  const auto broken = std::ranges::find_if(losses, [](double loss) { return !std::isfinite(loss); });
+  if (broken != losses.end()) {
+    outcome.status = Status::kFailed;
+    outcome.reason = fmt::format("the loss is {} at step {}: lower learning_rate.peak, or raise its warmup_steps", *broken,
+                                 broken - losses.begin());
+  }
   const auto predicted = predict_case(*config, *placed);
   outcome.ops = compare_ops(*placed, predicted.ok() ? &predicted->trace : nullptr, &executed->trace);
   write_trace_lines(files.measured(), *placed->plan, placed->programs, executed->trace);

@@ -46,7 +46,7 @@ std::vector<std::string> assumptions(const Case& c) {
       fmt::format("{} everywhere: parameters, gradients, optimizer state and activations have {} bytes an element",
                   c.train.precision, 4),
       "attention keeps no S x S matrix; its output and one log-sum-exp a row are saved",
-      "memory of the process itself, of the driver and of libraries is not included"};
+      "memory of the process itself, scratch of its kernels, the driver and libraries are not included"};
 }
 
 Table stage_table(const std::vector<StageMemory>& stages) {
@@ -134,6 +134,8 @@ Result<ExitCode> memory(const CaseFlags& flags, const std::string& format_name) 
     fmt::print("{}: needs {} of the {} that a rank may use ({:.1f} %)\n", fit ? "fits" : "does not fit",
                bytes_text(largest_arena(*placed)), bytes_text(capacity),
                100.0 * static_cast<double>(largest_arena(*placed)) / static_cast<double>(capacity));
+  else
+    fmt::print("the memory of {} is not known: whether this fits is not said\n", config->machine.id);
   for (const std::string& a : assumptions(*config)) fmt::print("  - {}\n", a);
   return fit ? ExitCode::kDone : ExitCode::kNo;
 }

@@ -37,7 +37,8 @@ Result<void> fits(const Case& config, const PlacedPlan& placed) {
   return Error{
       ExitCode::kNo,
       fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
-      "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1",
+      config.layout.recompute == Recompute::kFull ? "try a smaller micro_batch, more tp or pp, or zero: 1"
+                                                  : "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1",
       {}};
 }
 
@@ -151,7 +152,7 @@ BackendFactory backend_for(const Case& config, const Kernels& kernels) {
 }  // namespace
 
 Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
-  auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, 0.1, config.train.seed});
+  auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
   const Kernels& kernels = kernels_for_this_processor();
   const ResidentMemory before = resident_memory();

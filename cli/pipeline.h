@@ -15,6 +15,9 @@
 
 namespace shardlab {
 
+/// Part of every file that is kept for validation.
+inline constexpr double kValidationFraction = 0.1;
+
 /// Lowers and verifies a case, expands and places its programs. The budget is not asked: see `fits`.
 Result<PlacedPlan> prepare(const Case& config);
 

@@ -9,7 +9,8 @@ namespace {
 
 std::string counts(const Progress& p) {
   std::string text = fmt::format("[{}/{}]", p.done, p.total);
-  if (p.failed + p.timeout + p.oom > 0) text += fmt::format(" {} failed", p.failed + p.timeout + p.oom);
+  if (p.failed + p.timeout > 0) text += fmt::format(" {} failed", p.failed + p.timeout);
+  if (p.oom > 0) text += fmt::format(" {} oom", p.oom);
   if (p.remaining_s) text += fmt::format(" {} left", seconds_text(*p.remaining_s));
   return text;
 }

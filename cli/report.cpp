@@ -32,8 +32,13 @@ Result<Store> open_store(const std::string& directory) {
   return Store::open_existing(directory + "/results.sqlite");
 }
 
+struct CaseTimeline {
+  Timeline timeline;
+  int64_t dropped_events = 0;  ///< by the recorder, while the case was measured
+};
+
 /// The timeline of a case from the traces it left; nothing when it left none.
-std::optional<Timeline> timeline_of(const std::string& directory, const CaseOutcome& outcome) {
+std::optional<CaseTimeline> timeline_of(const std::string& directory, const CaseOutcome& outcome) {
   const CaseFiles files{directory + "/" + outcome.case_id};
   const auto measured = read_trace_lines(files.measured());
   const auto predicted = read_trace_lines(files.predicted());
@@ -46,7 +51,7 @@ std::optional<Timeline> timeline_of(const std::string& directory, const CaseOutc
                                     measured.ok() ? &*measured : nullptr, options);
   timeline.case_id = outcome.case_id;
   timeline.label = outcome.config.name;
-  return timeline;
+  return CaseTimeline{std::move(timeline), measured.ok() ? measured->dropped : 0};
 }
 
 Result<Report> build_report(const ReportFlags& flags, bool timelines) {
@@ -61,7 +66,10 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
   if (!timelines) return report;
   for (const CaseOutcome& outcome : report.cases) {
     if (outcome.status != Status::kOk || static_cast<int>(report.timelines.size()) >= kTimelines) continue;
-    if (auto timeline = timeline_of(flags.directory, outcome)) report.timelines.push_back(std::move(*timeline));
+    if (auto found = timeline_of(flags.directory, outcome)) {
+      report.timelines.push_back(std::move(found->timeline));
+      report.metadata.dropped_events += found->dropped_events;
+    }
     if (outcome.measured) report.metadata.recorder_overhead_s = outcome.measured->recorder_overhead_s;
   }
   return report;
@@ -92,7 +100,8 @@ struct ExplainFlags {
 
 /// The directory and, if the path goes on, the case in it.
 std::pair<std::string, std::string> split_case(const std::string& where) {
-  const std::filesystem::path path = std::filesystem::path(where).lexically_normal();
+  std::filesystem::path path = std::filesystem::path(where).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // a completed folder name ends in a slash
   if (std::filesystem::exists(path / "results.sqlite")) return {path.string(), ""};
   return {path.parent_path().string(), path.filename().string()};
 }
@@ -117,10 +126,12 @@ Result<ExitCode> explain_verb(const ExplainFlags& flags) {
   const CaseOutcome* chosen = nullptr;
   if (name.empty()) {
     const Summary summary = summarise(cases);
-    for (const Statement& s : statements(cases, summary)) fmt::print("{}\n", s.text);
+    const bool prose = *format == TableFormat::kTable;  // other formats are for programs: the table of ops alone
+    if (prose)
+      for (const Statement& s : statements(cases, summary)) fmt::print("{}\n", s.text);
     if (summary.fastest < 0) return ExitCode::kDone;
     chosen = &cases[static_cast<size_t>(summary.fastest)];
-    fmt::print("\nThe fastest case in detail; for another: shardlab explain {}/CASE\n\n", directory);
+    if (prose) fmt::print("\nThe fastest case in detail; for another: shardlab explain {}/CASE\n\n", directory);
   } else {
     const auto found = find_case(cases, name);
     if (!found.ok()) return found.error();

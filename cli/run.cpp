@@ -3,6 +3,8 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <set>
+#include <tuple>
 
 #include "cli/case_process.h"
 #include "cli/common.h"
@@ -16,6 +18,7 @@
 #include "reports/store.h"
 #include "reports/summary.h"
 #include "runtime/crew.h"
+#include "runtime/dataset.h"
 
 namespace shardlab {
 namespace {
@@ -111,6 +114,19 @@ Result<void> check_directory(const RunFlags& flags, const std::string& out) {
   return Error{ExitCode::kUsage, fmt::format("{} already holds results", out), "go on with --resume, or name another --out", {}};
 }
 
+/// Opens every data set that the sweep trains on: what no case could read is refused before anything runs.
+Result<void> check_data(const Expansion& expansion, Mode mode) {
+  if (mode == Mode::kSimulate) return {};
+  std::set<std::tuple<std::string, std::string, int64_t, int64_t>> opened;
+  for (const Point& point : expansion.points) {
+    const Case& c = point.config;
+    if (point.refusal || !opened.emplace(c.data.text, c.data.tokens, c.train.seq_len, c.model.vocab).second) continue;
+    const auto data = open_dataset(c.data, {c.train.seq_len, c.model.vocab, kValidationFraction, c.train.seed});
+    if (!data.ok()) return data.error();
+  }
+  return {};
+}
+
 void print_results(const std::vector<CaseOutcome>& outcomes, TableFormat format) {
   print(case_table(outcomes, summary_columns()), format);
   if (format != TableFormat::kTable) return;
@@ -132,9 +148,17 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
 
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
   SHARDLAB_TRY(check_directory(flags, out));
+  SHARDLAB_TRY(check_data(*expansion, mode));
   RunMetadata metadata = describe_environment(invocation.command());
   for (const Point& point : expansion->points)
     if (point.config.machine.calibration) metadata.calibration_id = point.config.machine.calibration->id;
+  DriveOptions drive_options;
+  drive_options.mode = mode;
+  drive_options.resume = flags.resume;
+  drive_options.program_version = metadata.program_version;
+  drive_options.jobs = flags.jobs;
+  drive_options.interrupted = &interrupted;
+  SHARDLAB_TRY(check(drive_options));
   auto directory = RunDirectory::open(out, metadata);
   if (!directory.ok()) return directory.error();
 
@@ -143,12 +167,6 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   DirectorySink sink(*directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
-  DriveOptions drive_options;
-  drive_options.mode = mode;
-  drive_options.resume = flags.resume;
-  drive_options.program_version = metadata.program_version;
-  drive_options.jobs = flags.jobs;
-  drive_options.interrupted = &interrupted;
   const auto summary = drive(expansion->points, runner, sink, progress, clock, drive_options);
   directory->finish();
   progress.end();
@@ -172,7 +190,7 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->add_flag("--dry-run", flags->dry_run, "print counts, reasons and the expected time; run nothing");
   verb->add_flag("--resume", flags->resume, "skip cases that the run directory already has");
-  verb->add_option("--jobs", flags->jobs, "cases at once, with --mode simulate")->check(CLI::PositiveNumber);
+  verb->add_option("--jobs", flags->jobs, "cases at once, with --mode simulate")->check(above_zero());
   add_format(*verb, flags->format);
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run(*flags, invocation); }; });
 }

@@ -81,6 +81,9 @@ Result<void> check_sizes(const Case& c) {
     if (value > (int64_t{1} << 30))
       return refusal(fmt::format("{}={} is absurdly large", key, value), fmt::format("set {} below 2^30", key));
   }
+  if (c.machine.device.memory_bytes < 0)
+    return refusal(fmt::format("machine.device.memory={} is negative", c.machine.device.memory_bytes),
+                   "set it to what a program can use");
   if (l.bucket_bytes < 0)
     return refusal(fmt::format("bucket_bytes={} is negative", l.bucket_bytes), "use 0 for one bucket per parameter");
   const double ranks = static_cast<double>(l.dp) * l.tp * l.pp * l.cp;
@@ -132,6 +135,20 @@ Result<void> check_layout(const Case& c) {
   return {};
 }
 
+/// More threads than any processor has: a library that is asked for them fails in its own words.
+constexpr int kMostThreads = 1024;
+
+/// What would train to nothing but nonsense.
+Result<void> check_optimizer(const Train& t) {
+  if (!(t.learning_rate.peak >= 0))
+    return refusal(fmt::format("learning_rate={} is negative", t.learning_rate.peak), "use 0 or more");
+  for (const auto& [key, beta] : {std::pair{"beta1", t.beta1}, {"beta2", t.beta2}})
+    if (!(beta >= 0 && beta < 1))
+      return refusal(fmt::format("{}={} is outside [0, 1)", key, beta), fmt::format("set {} between 0 and 1", key));
+  if (!(t.epsilon > 0)) return refusal(fmt::format("epsilon={} is not positive", t.epsilon), "use a small number above 0, as 1e-8");
+  return {};
+}
+
 Result<void> check_batch(const Case& c) {
   const Train& t = c.train;
   const int64_t tokens = t.seq_len * t.micro_batch * t.grad_accumulation * c.layout.dp;
@@ -147,6 +164,9 @@ Result<void> check_batch(const Case& c) {
   if (c.model.max_positions > 0 && t.seq_len > c.model.max_positions)
     return refusal(fmt::format("seq_len={} exceeds the model's max_positions={}", t.seq_len, c.model.max_positions),
                    fmt::format("set seq_len to {} or less", c.model.max_positions));
+  if (c.threads_per_rank > kMostThreads)
+    return refusal(fmt::format("threads_per_rank={} is absurdly large", c.threads_per_rank),
+                   fmt::format("set threads_per_rank to {} or less", kMostThreads));
   if (!(t.dropout >= 0 && t.dropout < 1))
     return refusal(fmt::format("dropout={} is outside [0, 1)", t.dropout), "set dropout between 0 and 1");
   return {};
@@ -180,6 +200,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_implemented(c));
   SHARDLAB_TRY(check_layout(c));
   SHARDLAB_TRY(check_batch(c));
+  SHARDLAB_TRY(check_optimizer(c.train));
   return check_canonical(c);
 }
 

@@ -9,6 +9,9 @@
 
 namespace shardlab {
 
+/// Version of machine files. Files without one are of version 1; newer ones are refused.
+inline constexpr int kMachineFileVersion = 1;
+
 /// Where a constant comes from; an answer built on a transferred one says so.
 enum class Provenance : uint8_t { kDatasheet, kMeasured, kFitted, kTransferred };
 

@@ -27,6 +27,7 @@ std::string to_yaml(const Machine& machine) {
   const auto put = [&out]<class... T>(fmt::format_string<T...> format, T&&... values) {
     fmt::format_to(std::back_inserter(out), format, std::forward<T>(values)...);
   };
+  put("version: {}\n", kMachineFileVersion);
   put("id: {}\nlocal: {}\ncores: {}\ndevices_per_node: {}\nnodes: {}\n", quoted(machine.id), machine.local, machine.cores,
       machine.devices_per_node, machine.nodes);
   put("device:\n  memory: {}\n  memory_bandwidth: {}\n  peak_flops: {{", machine.device.memory_bytes,

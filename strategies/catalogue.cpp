@@ -34,15 +34,15 @@ constexpr std::array kCatalogue{
     Strategy{"tensor-parallel", "Tensor parallel: columns, rows, heads, vocabulary", Tier::kE1, "tp",
              "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss",
              "matrices, states, inner activations 1/t", "Shoeybi et al. 2019", [](const Case& c) { return c.layout.tp > 1; },
-             tensor_parallel},
+             tensor_parallel, true},
     Strategy{"full-recompute", "Full recompute of each layer", Tier::kE0, "recompute: full",
              "one more forward less its last matmul", "b*s*h a layer and micro-batch", "Chen et al. 2016",
              [](const Case& c) { return c.layout.recompute == Recompute::kFull; }, full_recompute},
     Strategy{"pipeline", "Pipeline stages: none, AFAB, 1F1B", Tier::kE0, "pp, schedule",
              "b*s*h each way per boundary and micro-batch",
              "layers and states 1/p; activations of min(m, p - stage) micro-batches (1f1b) or m (afab)",
-             "Huang et al. 2019; Narayanan et al. 2021", always, pipeline},
-    Strategy{"state", "One value and one gradient a parameter", Tier::kE0, "", "nothing", "2 Psi", "", always, declare_state},
+             "Huang et al. 2019; Narayanan et al. 2021", always, pipeline, true},
+    Strategy{"state", "One value and one gradient a parameter", Tier::kE0, "", "nothing", "2 Psi", "", always, declare_state, true},
     Strategy{"accumulation", "Gradient accumulation", Tier::kE1, "grad_accumulation", "nothing",
              "none; canonical: floor(log2 m) copies of gradients", "Ott et al. 2018",
              [](const Case& c) { return c.train.grad_accumulation > 1; }, accumulate},
@@ -59,7 +59,7 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return ties(c) && (c.layout.pp > 1 || c.canonical); }, tie_after_reduction},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
              always, optimizer},
-    Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics},
+    Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
 };
 
 }  // namespace

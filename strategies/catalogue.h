@@ -25,6 +25,7 @@ struct Strategy {
   std::string_view paper;
   bool (*applies)(const Case&);
   void (*pass)(Draft&);
+  bool shapes_forward = false;  ///< also applied where no gradient is computed (`lower_validation`)
 };
 
 /// Every strategy, in the canonical order in which `lower` applies them.

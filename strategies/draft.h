@@ -4,7 +4,7 @@
 // written once (build_step.cpp). A STAGE holds consecutive units, the buffers of their state, and a timetable of EVENTS:
 // forward and backward of a unit for a micro-batch, and whatever the strategies add between them. Early passes rewrite segments
 // (tensor parallel, recompute), later ones timetables (pipeline, accumulation, data parallel, ZeRO); `emit` turns the result into a
-// plan. Passes never touch memory: lifetimes follow from uses.
+// plan. Lifetimes of what a unit makes follow from uses; a stage's gradients and metrics live for the whole step (`whole_step`).
 #pragma once
 
 #include <array>

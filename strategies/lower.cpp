@@ -11,13 +11,6 @@
 namespace shardlab {
 namespace {
 
-/// Passes that have nothing to do where no gradient is computed.
-bool trains_only(std::string_view name) {
-  static constexpr std::string_view kTraining[] = {"accumulation",    "tied-embeddings-early", "data-parallel", "zero-1",
-                                                   "tied-embeddings", "full-recompute",        "optimizer"};
-  return std::ranges::find(kTraining, name) != std::end(kTraining);
-}
-
 /// Passes without which there is no program to look at: they run even after the pass that `--after` names.
 bool is_structure(std::string_view name) { return name == "pipeline" || name == "state" || name == "metrics"; }
 
@@ -40,7 +33,7 @@ Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool tr
   Draft draft = build_step(config, training);
   bool passed = false;  // the pass that `after` names
   for (const Strategy& strategy : catalogue()) {
-    if (strategy.applies(config) && (training || !trains_only(strategy.name)) && (!passed || is_structure(strategy.name))) {
+    if (strategy.applies(config) && (training || strategy.shapes_forward) && (!passed || is_structure(strategy.name))) {
       strategy.pass(draft);
       draft.plan.strategies.emplace_back(strategy.name);
     }

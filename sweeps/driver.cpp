@@ -15,7 +15,14 @@ namespace shardlab {
 
 namespace {
 
-bool is_final(Status s) { return s == Status::kOk || s == Status::kRefused || s == Status::kOom; }
+/// Need a point with this recorded outcome not be run again? One that is ok lacks nothing that `mode` asks for. What was refused
+/// while it ran is asked again: the machine may have been calibrated since.
+bool is_final(const CaseOutcome& recorded, const Point& point, Mode mode) {
+  if (recorded.status == Status::kRefused) return point.refusal.has_value();
+  if (recorded.status == Status::kOom) return true;
+  return recorded.status == Status::kOk && (mode == Mode::kMeasure || recorded.predicted) &&
+         (mode == Mode::kSimulate || recorded.measured);
+}
 
 /// Over the budget by prediction, so that nobody tried: no failure, as a case that ran out of memory while it was measured is.
 bool predicted_oom(const CaseOutcome& outcome, const Case& config, Mode mode) {
@@ -185,14 +192,24 @@ class Tally {
 std::optional<CaseOutcome> finished_before(const Point& point, const ResultSink& sink, const DriveOptions& options) {
   if (!options.resume) return std::nullopt;
   auto recorded = sink.recorded(point.id, options.program_version);
-  if (recorded && is_final(recorded->status)) return recorded;
+  if (recorded && is_final(*recorded, point, options.mode)) return recorded;
   return std::nullopt;
+}
+
+/// What a resumed run need not lose: the prediction of a case that is now measured alone, and the other way round.
+void keep_other_half(CaseOutcome& outcome, const Point& point, const ResultSink& sink, const DriveOptions& options) {
+  if (!options.resume || outcome.status != Status::kOk || (outcome.predicted && outcome.measured)) return;
+  auto recorded = sink.recorded(point.id, options.program_version);
+  if (!recorded || recorded->status != Status::kOk) return;
+  if (!outcome.predicted) outcome.predicted = std::move(recorded->predicted);
+  if (outcome.measured || !recorded->measured) return;
+  outcome.measured = std::move(recorded->measured);
+  outcome.ops = std::move(recorded->ops);
 }
 
 }  // namespace
 
-Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, ResultSink& sink, ProgressSink& progress,
-                           const Clock& clock, const DriveOptions& options) {
+Result<void> check(const DriveOptions& options) {
   if (options.jobs < 1)
     return Error{ExitCode::kUsage, fmt::format("jobs={} is not positive", options.jobs), "use --jobs 1 or more", {}};
   if (options.jobs > 1 && options.mode != Mode::kSimulate)
@@ -201,6 +218,12 @@ Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, Re
         fmt::format("jobs={} with mode {}: cases measured at once would disturb one another", options.jobs, name_of(options.mode)),
         "use --jobs 1, or --mode simulate",
         {}};
+  return {};
+}
+
+Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, ResultSink& sink, ProgressSink& progress,
+                           const Clock& clock, const DriveOptions& options) {
+  SHARDLAB_TRY(check(options));
   try {
     std::vector<std::optional<CaseOutcome>> before;
     std::vector<const Point*> todo;
@@ -225,6 +248,7 @@ Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, Re
         progress.started(point, tally.progress());
         outcome = outcomes.next();
         if (!outcome) return tally.summary(true);
+        keep_other_half(*outcome, point, sink, options);
         tally.ran();
       }
       sink.append(*outcome);

@@ -26,8 +26,7 @@ class CaseRunner {
 class ResultSink {
  public:
   virtual ~ResultSink() = default;
-  /// The outcome stored for this case by this version of the program, if there is one: at least `status`, `reason` and
-  /// `predicted` as they were appended.
+  /// The outcome stored for this case by this version of the program, if there is one, as it was appended.
   virtual std::optional<CaseOutcome> recorded(std::string_view case_id, std::string_view program_version) const = 0;
   /// Saves one outcome for good. A WorldError (disk full) ends the sweep.
   virtual void append(const CaseOutcome& outcome) = 0;
@@ -54,7 +53,7 @@ class ProgressSink {
 
 struct DriveOptions {
   Mode mode = Mode::kBoth;
-  bool resume = false;  ///< skip what is stored as ok, refused or oom by `program_version`
+  bool resume = false;  ///< skip what `program_version` finished and stored, with all that `mode` asks for
   std::string program_version;
   int jobs = 1;                                    ///< cases at once; simulate only, since measured cases would disturb one another
   const std::atomic<bool>* interrupted = nullptr;  ///< checked between cases
@@ -67,6 +66,9 @@ struct DriveSummary {
   /// 130 when interrupted.
   ExitCode exit = ExitCode::kDone;
 };
+
+/// Refuses options that contradict one another.
+Result<void> check(const DriveOptions& options);
 
 /// Runs all points in the order given and appends their outcomes in that order. A refusal is that of the sink (environment), or of
 /// options that contradict one another.

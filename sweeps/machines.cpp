@@ -172,6 +172,11 @@ Result<Machine> refused(const Problems& problems) {
 Machine read_machine(const YamlNode& node, Problems& problems) {
   Machine machine;
   MapReader in(node, "", problems);
+  int version = kMachineFileVersion;
+  in.int_at("version", version);
+  if (version != kMachineFileVersion)
+    problems.add(node.mark, fmt::format("machine file of version {}", version),
+                 fmt::format("this program reads version {}", kMachineFileVersion));
   in.required("id");
   in.text_at("id", machine.id);
   std::string for_readers;

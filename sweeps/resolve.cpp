@@ -129,7 +129,7 @@ Result<void> check_point(const Draft& draft, Mode mode) {
                    "use machine: {local: true}, or mode: simulate");
   if (c.measure.steps < 1 || c.measure.repeat < 1 || c.measure.warmup < 0)
     return refusal(fmt::format("measure: warmup={} steps={} repeat={}", c.measure.warmup, c.measure.steps, c.measure.repeat),
-                   "use at least one step and one repeat");
+                   "use at least one step and one repeat, and no fewer than 0 steps of warm-up");
   return {};
 }
 

@@ -110,7 +110,12 @@ TEST_CASE("bad input is refused before anything runs, with a remedy and exit cod
   REQUIRE(missing.code == 2);
   REQUIRE(missing.err.find("missing.yaml") != std::string::npos);
   REQUIRE(shardlab_program(scratch, "run").code == 2);
-  REQUIRE(shardlab_program(scratch, "frobnicate").code == 2);
+  const Output unknown = shardlab_program(scratch, "frobnicate");
+  REQUIRE(unknown.code == 2);
+  REQUIRE(unknown.err.find("there is no verb `frobnicate`") != std::string::npos);
+  const std::string many = scratch.write("many.yaml", tiny_sweep("axes: {tp: [1, 2]}\n"));
+  REQUIRE(shardlab_program(scratch, "run " + many + machine_option() + " --jobs 2 --out " + (scratch / "out")).code == 2);
+  REQUIRE_FALSE(fs::exists(scratch / "out"));
   REQUIRE(shardlab_program(scratch, "model list --format xml").code == 2);
 }
 
@@ -162,17 +167,20 @@ TEST_CASE("illegal points keep their row and their reason, and cost nothing else
     REQUIRE(explained.code == 0);
     REQUIRE(explained.out.find("attention") != std::string::npos);
     REQUIRE(shardlab_program(scratch, "explain " + (scratch / "out/nothing")).code == 2);
+    const Output ops = shardlab_program(scratch, "explain " + (scratch / "out") + " --format json");
+    REQUIRE(nlohmann::json::parse(ops.out).is_array());
   }
 }
 
-TEST_CASE("a case that fails costs its row and gives exit code 4; one that does not fit is oom") {
+TEST_CASE("an empty text is refused before anything runs; a case that does not fit is oom") {
   const Scratch scratch;
   scratch.write("text.txt", "");
   const std::string file = scratch.write("sweep.yaml", tiny_sweep("axes: {dp: [1]}\n"));
   const Output empty = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "empty"));
   INFO(empty.err);
-  REQUIRE(empty.code == 4);
-  REQUIRE(slurp(scratch / "empty/results.csv").find("text.txt") != std::string::npos);
+  REQUIRE(empty.code == 2);
+  REQUIRE(empty.err.find("text.txt") != std::string::npos);
+  REQUIRE_FALSE(fs::exists(scratch / "empty/results.csv"));
 
   scratch.write("text.txt", some_text());
   const Output small = shardlab_program(
@@ -207,6 +215,9 @@ TEST_CASE("memory prints the contract's object, its parts add up, and 3 means th
   REQUIRE(json["peak"] == worst);
   REQUIRE(shardlab_program(scratch, "memory --model llama-3.1-70b --machine a10-24gb --seq-len 4096").code == 3);
   REQUIRE(shardlab_program(scratch, "memory --model llama-3.1-70b --machine no-such-machine").code == 2);
+  const Output idle = shardlab_program(scratch, "memory --model gpt2 --machine a100-sxm4-80gb --devices 8 --dp 3");
+  REQUIRE(idle.code == 2);
+  REQUIRE(idle.err.find("--devices 8 and a layout of dp*tp*pp*cp = 3 ranks") != std::string::npos);
 }
 
 TEST_CASE("plan and diff read case files") {

@@ -41,9 +41,12 @@ TEST_CASE("every column is one word, has a help text, and occurs once") {
     CHECK_FALSE(c.help.empty());
     CHECK(seen.insert(c.name).second);
   }
-  for (const char* further : {"step_spread", "repeats", "samples", "val_loss", "seed", "program_version", "calibration_id",
-                              "bucket_bytes", "overlap", "collective_algorithm", "optimizer", "dropout", "canonical",
-                              "threads_per_rank", "loss_unigram", "extrapolated", "kernel_variant"})
+  for (const char* further : {"step_spread",      "repeats",        "samples",      "val_loss",         "seed",
+                              "program_version",  "calibration_id", "bucket_bytes", "overlap",          "collective_algorithm",
+                              "optimizer",        "dropout",        "canonical",    "threads_per_rank", "loss_unigram",
+                              "extrapolated",     "kernel_variant", "fsdp",         "hybrid_shard",     "zero_plus_plus",
+                              "parameter_server", "compression",    "diloco",       "cp_kind",          "reduce_dtype",
+                              "accumulate_dtype", "clip_norm"})
     CHECK(find_column(further) != nullptr);
   CHECK(find_column("no_such") == nullptr);
 }

@@ -55,7 +55,14 @@ class FakeSink : public ResultSink {
     if (appended.size() == full_after) throw WorldError("the disk is full", "free some space");
     appended.push_back(outcome);
   }
-  void know(const Point& point, const std::string& version, Status status) { known[point.id + "/" + version].status = status; }
+  /// A stored outcome; one that is ok was predicted, and measured if `measured` is set.
+  void know(const Point& point, const std::string& version, Status status, bool measured = false) {
+    CaseOutcome& outcome = known[point.id + "/" + version];
+    outcome.status = status;
+    if (status != Status::kOk) return;
+    outcome.predicted.emplace().step_s = 3;
+    if (measured) outcome.measured.emplace().step_s = 4;
+  }
   std::map<std::string, CaseOutcome> known;
   std::vector<CaseOutcome> appended;
   size_t full_after = static_cast<size_t>(-1);
@@ -163,15 +170,36 @@ TEST_CASE("resume skips what this version finished") {
   s.options.mode = Mode::kSimulate;
   const auto summary = s.drive(points);
   REQUIRE(summary.ok());
-  CHECK(s.runner.ran == Names{"failed", "timeout", "old", "new"});
-  CHECK(ids_of(s.sink) == Names{"id-failed", "id-timeout", "id-old", "id-new"});
-  CHECK(summary->progress.skipped == 3);
+  // What the runner refused is asked again: the machine may have been calibrated since.
+  CHECK(s.runner.ran == Names{"refused", "failed", "timeout", "old", "new"});
+  CHECK(ids_of(s.sink) == Names{"id-refused", "id-failed", "id-timeout", "id-old", "id-new"});
+  CHECK(summary->progress.skipped == 2);
   CHECK(summary->progress.done == 7);
   CHECK(summary->exit == ExitCode::kDone);
   // Without the flag everything runs again.
   s.options.resume = false;
   REQUIRE(s.drive(points).ok());
-  CHECK(s.runner.ran.size() == 4 + 7);
+  CHECK(s.runner.ran.size() == 5 + 7);
+}
+
+TEST_CASE("resume runs again what lacks a half that the mode asks for, and keeps the other half") {
+  const auto points = points_named({"predicted", "measured"});
+  const auto ran_in = [&](Mode mode) {
+    Stage s;
+    s.options.resume = true;
+    s.options.mode = mode;
+    s.sink.know(points[0], "v1", Status::kOk);
+    s.sink.know(points[1], "v1", Status::kOk, true);
+    REQUIRE(s.drive(points).ok());
+    for (const CaseOutcome& outcome : s.sink.appended) {
+      REQUIRE(outcome.predicted);
+      CHECK(outcome.predicted->step_s == 3);
+    }
+    return s.runner.ran;
+  };
+  CHECK(ran_in(Mode::kSimulate).empty());
+  CHECK(ran_in(Mode::kMeasure) == Names{"predicted"});
+  CHECK(ran_in(Mode::kBoth) == Names{"predicted"});
 }
 
 TEST_CASE("the exit code says what became of the sweep") {
