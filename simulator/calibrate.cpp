@@ -56,15 +56,18 @@ Plan linear_plan(int ranks) {
 
 // --- attention -----------------------------------------------------------------------------------------------------------
 
-Plan attention_plan(int ranks) {
-  Bench b(fmt::format("calibration attention x{}", ranks), "rank", ranks,
-          {14 << 20, 7 << 20});  // the longest qkv has 6 Mi elements
+/// Shapes of up to 1 Mi elements of q, k and v have the pools of every other op, so that they find the caches as they do in a step;
+/// the `large` ones need larger pools.
+Plan attention_plan(int ranks, bool large) {
+  const PoolSizes pools = large ? PoolSizes{14 << 20, 7 << 20} : PoolSizes{};  // the longest qkv has 6 Mi elements
+  Bench b(fmt::format("calibration attention{} x{}", large ? " large" : "", ranks), "rank", ranks, pools);
   for (const int64_t tokens : {32, 64, 128, 256, 512})
     for (const int64_t width : {16, 32, 64, 128})
       for (const int64_t sequences : {1, 8}) {  // of one head, and of four
         const int heads = sequences == 1 ? 1 : 4, d = static_cast<int>(width);
         const Type qkv = tensor({sequences, tokens, 3 * heads * width}), o = tensor({sequences, tokens, heads * width});
         const Type lse = tensor({sequences, heads, tokens});
+        if ((qkv.shape.elements() > (1 << 20)) != large) continue;
         b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
         b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.result(qkv)}});
       }
@@ -228,7 +231,7 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
   for (int round = 0; round < kRounds; ++round) {
     for (const int ranks : concurrencies) {
       add(linear_plan(ranks), ranks, 2);
-      add(attention_plan(ranks), ranks, 2);
+      for (const bool large : {false, true}) add(attention_plan(ranks, large), ranks, 2);
       add(rows_plan(ranks), ranks, 3);
       add(flat_plan(ranks), ranks, 6);
     }
