@@ -36,8 +36,9 @@ Result<ExitCode> measure_case(const std::string& directory) {
   }
   const auto predicted = predict_case(*config, *placed);
   outcome.ops = compare_ops(*placed, predicted.ok() ? &predicted->trace : nullptr, &executed->trace);
-  write_trace_lines(files.measured(), *placed->plan, placed->programs, executed->trace);
-  write_chrome_trace(files.chrome(), *placed->plan, placed->programs, executed->trace);
+  const Trace step = median_step(executed->trace);
+  write_trace_lines(files.measured(), *placed->plan, placed->programs, step);
+  write_chrome_trace(files.chrome(), *placed->plan, placed->programs, step);
   auto store = Store::open(files.outcome());
   if (!store.ok()) return store.error();
   store->append(outcome);

@@ -43,6 +43,9 @@ struct Executed {
 /// training run. Throws WorldError when a rank fails or a wait times out.
 Result<Executed> execute_case(const Case& config, const PlacedPlan& placed);
 
+/// The step of a trace whose duration is the median, alone: what is kept on disk, since all steps of a run fill it quickly.
+Trace median_step(const Trace& trace);
+
 /// Predicted and measured seconds by op label and stage, for one step of one rank. Either trace may be null.
 std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* predicted, const Trace* measured);
 

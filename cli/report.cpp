@@ -42,6 +42,9 @@ std::optional<CaseTimeline> timeline_of(const std::string& directory, const Case
   const CaseFiles files{directory + "/" + outcome.case_id};
   const auto measured = read_trace_lines(files.measured());
   const auto predicted = read_trace_lines(files.predicted());
+  for (const auto* trace : {&measured, &predicted})
+    if (!trace->ok() && std::filesystem::exists(trace == &measured ? files.measured() : files.predicted()))
+      fmt::print(stderr, "warning: no timeline from {}\n", to_string(trace->error()));
   if (!measured.ok() && !predicted.ok()) return std::nullopt;
   const auto placed = prepare(outcome.config);
   if (!placed.ok()) return std::nullopt;

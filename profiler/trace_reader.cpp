@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 namespace shardlab {
 namespace {
@@ -32,7 +34,9 @@ void read_line(const json& line, Trace& trace) {
   event.kind = line.at("kind").get<std::string>() == "wait" ? TraceEvent::Kind::kWait : TraceEvent::Kind::kOp;
   event.rank = rank;
   event.instruction = line.at("instruction").get<int32_t>();
-  event.stream = line.at("stream").get<int32_t>();
+  const auto stream = std::ranges::find(trace.streams, line.at("stream").get<std::string>());
+  if (stream == trace.streams.end()) throw std::out_of_range("the trace has no such stream: " + line.at("stream").dump());
+  event.stream = static_cast<int32_t>(stream - trace.streams.begin());
   event.step = step;
   event.begin = begin;
   event.end = end;

@@ -161,7 +161,10 @@ TEST_CASE("illegal points keep their row and their reason, and cost nothing else
     const Output report = shardlab_program(scratch, "report " + (scratch / "out") + " --html " + (scratch / "report.html"));
     INFO(report.err);
     REQUIRE(report.code == 0);
-    REQUIRE(slurp(scratch / "report.html").find("<html") != std::string::npos);
+    const std::string page = slurp(scratch / "report.html");
+    REQUIRE(page.find("<html") != std::string::npos);
+    REQUIRE(page.find("\"timelines\":[{") != std::string::npos);
+    REQUIRE(report.err.find("warning") == std::string::npos);
     const Output explained = shardlab_program(scratch, "explain " + (scratch / "out/good2"));
     INFO(explained.err);
     REQUIRE(explained.code == 0);
