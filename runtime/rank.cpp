@@ -109,11 +109,19 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   op.source = source;
   for (const Operand& o : program_.reads(instruction)) op.reads.push_back(tensor(o));
   for (const Operand& o : program_.writes(instruction)) op.writes.push_back(tensor(o));
+  bind_workspace(op);
   auto launch = backend_->bind(op);
   if (!launch.ok()) return launch.error();
   bound.kind = BoundInstruction::Kind::kLaunch;
   bound.launch = std::move(launch).value();
   return {};
+}
+
+void Rank::bind_workspace(BoundOp& op) const {
+  const std::string& stream = plan_.streams[static_cast<size_t>(op.instruction->stream)];
+  if (const auto id = find(fmt::format("workspace.{}", stream)))
+    op.workspace = {static_cast<std::byte*>(address(*id)), static_cast<size_t>(role_.buffers[id->index()].type.bytes())};
+  if (const auto id = find("rope.table")) op.rope_table = static_cast<float*>(address(*id));
 }
 
 Communicator& Rank::communicator(CommId comm, Transport& transport) {
@@ -194,8 +202,11 @@ std::vector<int> Rank::streams() const {
 }
 
 void Rank::enter(int stream) {
+  if (stream == 0) enter_arena();
   backend_->enter_thread(stream);
-  if (stream != 0) return;
+}
+
+void Rank::enter_arena() {
   arena_.touch();
   for (const Buffer& b : role_.buffers) {
     if (!b.persistent || b.view) continue;

@@ -90,6 +90,8 @@ class Rank {
                                Transport& transport);
   Result<void> bind_message(const Instruction& instruction, CommId comm, int hop, bool cyclic, BoundInstruction& bound,
                             Transport& transport);
+  void bind_workspace(BoundOp& op) const;
+  void enter_arena();
   void bind_storage(const Instruction& instruction, BoundInstruction& bound);
   Communicator& communicator(CommId comm, Transport& transport);
   void* address(const Operand& operand) const;

@@ -54,8 +54,10 @@ enum class Moment : uint8_t {
   kBackwardActivation,  ///< the gradient of the feed-forward's hidden layer
   kBackwardUp,          ///< the gradient of the feed-forward's input
   kBackwardAttention,   ///< the gradient of q, k and v
+  kForwardEmbed,        ///< the embedding's output (ZeRO-2 and 3)
+  kBetween,             ///< between two units: parameters gathered ahead, slices to be added (ZeRO-2 and 3)
 };
-inline constexpr size_t kPeakMoments = 7;
+inline constexpr size_t kPeakMoments = 9;
 std::string_view name_of(Moment moment);
 
 /// One pipeline stage: what each of its ranks holds, in device bytes, each buffer rounded up to the alignment.
@@ -65,6 +67,7 @@ struct StageForm {
   int64_t moments = 0;
   int64_t gradients = 0;                  ///< for the whole step: buckets padded, copies of canonical accumulation included
   int64_t metrics = 0;                    ///< losses, norms and their sums
+  int64_t workspace = 0;                  ///< of kernels
   int64_t persistent = 0;                 ///< what lives across steps
   int64_t in_flight = 0;                  ///< most micro-batches between their forward and their backward
   int64_t bytes_in_flight = 0;            ///< activations that each of them keeps, messages under way not counted

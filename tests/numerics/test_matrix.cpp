@@ -195,7 +195,7 @@ TEST_CASE("the reference moves, stays finite and is not a fixed point for every 
 TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   // The eight subjects of 8 sequences a step share the product so that each layout meets both optimizers, on different models. The
   // others add the batches that 8 sequences cannot be cut into.
-  constexpr uint64_t kShares = 4;
+  constexpr uint64_t kShares = 8;
   constexpr int kShown = 10;
   const auto layouts = testing::layouts();
   Coverage coverage;

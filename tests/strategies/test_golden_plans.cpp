@@ -31,6 +31,13 @@ std::vector<Golden> goldens() {
   all.push_back({"data-parallel-bucketed", dp});
   dp.layout.zero = 1;
   all.push_back({"zero-1", dp});
+  dp.layout.zero = 2;
+  dp.train.grad_accumulation = 2;
+  all.push_back({"zero-2", dp});
+  dp.layout.zero = 3;
+  dp.layout.bucket_bytes = 0;
+  dp.train.grad_accumulation = 1;
+  all.push_back({"zero-3", dp});
   Case tp = tiny_case();
   tp.layout.tp = 2;
   all.push_back({"tensor-parallel", tp});
