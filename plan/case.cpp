@@ -134,7 +134,6 @@ Result<void> check_implemented(const Case& c) {
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
-  if (l.hybrid_shard != 0) return missing(fmt::format("hybrid_shard={}", l.hybrid_shard), "hybrid_shard: 0");
   if (l.recompute == Recompute::kSelective) return missing("recompute=selective", "recompute: none or full");
   if (!(l.recompute_options == RecomputeOptions{})) return missing("part of the recompute options", "recompute: none or full");
   if (l.offload.any()) return missing("offload", "offload: none");
@@ -169,6 +168,13 @@ Result<void> check_layout(const Case& c) {
   if ((l.pp == 1) != (l.schedule == Schedule::kNone))
     return refusal(fmt::format("schedule={} with pp={}", name_of(l.schedule), l.pp),
                    l.pp == 1 ? "set schedule: none, or pp above 1" : "set schedule: afab or 1f1b");
+  if (l.hybrid_shard != 0) {
+    if (l.zero == 0)
+      return refusal(fmt::format("hybrid_shard={} with zero=0: nothing is sharded", l.hybrid_shard), "set zero: 1, 2 or 3");
+    if (l.hybrid_shard < 2 || l.hybrid_shard >= l.dp || l.dp % l.hybrid_shard != 0)
+      return refusal(fmt::format("hybrid_shard={} with dp={}", l.hybrid_shard, l.dp),
+                     "it is the number of ranks that share one set of shards: a divisor of dp above 1 and below dp, or 0 for all of them");
+  }
   if (l.zero != 3 && !(l.fsdp == Fsdp{}))
     return refusal(fmt::format("fsdp options with zero={}: only zero 3 gathers parameters", l.zero), "set zero: 3, or leave fsdp out");
   if (l.fsdp.unit < 1 || l.fsdp.prefetch < 0)
@@ -181,7 +187,8 @@ Result<void> check_layout(const Case& c) {
     return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
   if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
     for (const auto& [key, size] :
-         {std::pair{"dp", l.dp}, {"tp", l.tp}, {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
+         {std::pair{"dp", l.replicas()}, {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()}, {"tp", l.tp},
+          {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
         return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
   return {};
@@ -232,9 +239,14 @@ Result<void> check_canonical(const Case& c) {
     return refusal(fmt::format("canonical with micro_batch={}, no power of two", t.micro_batch),
                    "canonical sums are binary trees over sequences");
   const bool scattered = c.layout.zero >= 2 && t.grad_accumulation > 1;  // each micro-batch is summed over the ranks by itself
-  if (scattered && !power_of_two(t.micro_batch * c.layout.dp))
-    return refusal(fmt::format("canonical with zero={} and micro_batch*dp={}, no power of two", c.layout.zero, t.micro_batch * c.layout.dp),
+  if (scattered && !power_of_two(t.micro_batch * c.layout.shard_ranks()))
+    return refusal(fmt::format("canonical with zero={} and micro_batch*{}={}, no power of two", c.layout.zero,
+                               c.layout.hybrid_shard > 0 ? "hybrid_shard" : "dp", t.micro_batch * c.layout.shard_ranks()),
                    "every micro-batch must be an aligned block of the tree over sequences");
+  if (scattered && c.layout.replicas() > 1 && !power_of_two(t.micro_batch * t.grad_accumulation))
+    return refusal(fmt::format("canonical with {} sets of shards and micro_batch*grad_accumulation={}, no power of two",
+                               c.layout.replicas(), t.micro_batch * t.grad_accumulation),
+                   "what one set of shards sums must be an aligned block of the tree over sequences");
   if (c.layout.dp > 1 && !scattered && !power_of_two(t.micro_batch * t.grad_accumulation))
     return refusal(fmt::format("canonical with dp={} and micro_batch*grad_accumulation={}, no power of two", c.layout.dp,
                                t.micro_batch * t.grad_accumulation),

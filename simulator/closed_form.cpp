@@ -83,6 +83,8 @@ class Wires {
       : c_(c),
         form_(form),
         dp_(c.layout.dp),
+        shards_(c.layout.shard_ranks()),
+        sets_(c.layout.replicas()),
         tp_(c.layout.tp),
         pp_(c.layout.pp),
         m_(c.train.grad_accumulation),
@@ -97,27 +99,31 @@ class Wires {
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
     }
     const bool zero = c_.layout.zero > 0;
-    const int64_t gradients = zero ? reduced(kElement * state.reduced, dp_) : all_reduced(kElement * state.reduced, dp_);
+    const int64_t gradients = zero ? sets_ * reduced(kElement * state.reduced, shards_) : all_reduced(kElement * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
+    at(Channel::kDpReplicas) += tp_ * all_reduced(kElement * state.reduced, sets_);
     int64_t gathered = state.gathered;
     if (c_.layout.zero == 3) {
       gathered = 0;
       const std::vector<int64_t> times = gathers_of(c_, state, part, stage);
       for (size_t b = 0; b < times.size(); ++b) gathered += times[b] * state.buckets[b].elements;
     }
-    at(Channel::kDpParameters) += tp_ * reduced(kElement * gathered, dp_);
+    at(Channel::kDpParameters) += tp_ * sets_ * reduced(kElement * gathered, shards_);
     if (!part.last) {
       const bool even = stage % 2 == 0;
       for (const Channel channel :
            {even ? Channel::kForwardEven : Channel::kForwardOdd, even ? Channel::kBackwardEven : Channel::kBackwardOdd})
         at(channel) += dp_ * tp_ * m_ * message_;
     }
-    if (part.last)  // the loss, in fp32: its sum, or every sequence's
-      at(Channel::kMetricsDp) +=
-          tp_ * (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * dp_, dp_) : all_reduced(4, dp_));
+    if (part.last) {  // the loss, in fp32: its sum, or every sequence's
+      at(Channel::kMetricsDp) += tp_ * sets_ *
+                                 (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_)
+                                                               : all_reduced(4, shards_));
+      at(Channel::kMetricsReplica) += tp_ * shards_ * all_reduced(4, sets_);
+    }
     if (c_.train.grad_norm) {                                             // the squared norm, in fp64
       at(Channel::kMetricsTp) += dp_ * all_reduced(8, tp_);
-      if (zero) at(Channel::kMetricsDp) += tp_ * all_reduced(8, dp_);
+      if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
     }
   }
 
@@ -125,7 +131,7 @@ class Wires {
     if (pp_ == 1) return;
     if (c_.train.grad_norm) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(8, pp_);
     if (!c_.model.tied_embeddings) return;
-    const int64_t slices = c_.layout.zero > 0 ? dp_ : 1;
+    const int64_t slices = c_.layout.zero > 0 ? shards_ : 1;
     at(Channel::kEnds) += dp_ * tp_ * all_reduced(kElement * ((table_ + slices - 1) / slices), 2);
   }
 
@@ -134,7 +140,7 @@ class Wires {
 
   const Case& c_;
   ClosedForm& form_;
-  int64_t dp_, tp_, pp_, m_, table_;
+  int64_t dp_, shards_, sets_, tp_, pp_, m_, table_;
   int64_t message_;  ///< bytes of the residual stream of one micro-batch
   int64_t token_;    ///< bytes of one number a token
 };
@@ -150,16 +156,15 @@ std::string_view name_of(Moment moment) {
     case Moment::kBackwardActivation: return "layer backward: activation";
     case Moment::kBackwardUp: return "layer backward: up";
     case Moment::kBackwardAttention: return "layer backward: attention";
-    case Moment::kForwardEmbed: return "embedding forward";
     case Moment::kBetween: return "between units";
   }
   return "?";
 }
 
 std::string_view name_of(Channel channel) {
-  static constexpr std::array<std::string_view, kChannels> kNames{"tp",         "dp.grads",    "dp.parameters", "pp.fwd.even",
+  static constexpr std::array<std::string_view, kChannels> kNames{"tp",         "dp.grads",    "dp.parameters", "dp.replicas", "pp.fwd.even",
                                                                   "pp.fwd.odd", "pp.bwd.even", "pp.bwd.odd",    "pp.ends",
-                                                                  "metrics.dp", "metrics.tp",  "metrics.pp"};
+                                                                  "metrics.dp", "metrics.replica", "metrics.tp",  "metrics.pp"};
   return kNames[static_cast<size_t>(channel)];
 }
 

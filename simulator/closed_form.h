@@ -54,10 +54,9 @@ enum class Moment : uint8_t {
   kBackwardActivation,  ///< the gradient of the feed-forward's hidden layer
   kBackwardUp,          ///< the gradient of the feed-forward's input
   kBackwardAttention,   ///< the gradient of q, k and v
-  kForwardEmbed,        ///< the embedding's output (ZeRO-2 and 3)
   kBetween,             ///< between two units: parameters gathered ahead, slices to be added (ZeRO-2 and 3)
 };
-inline constexpr size_t kPeakMoments = 9;
+inline constexpr size_t kPeakMoments = 8;
 std::string_view name_of(Moment moment);
 
 /// One pipeline stage: what each of its ranks holds, in device bytes, each buffer rounded up to the alignment.
@@ -81,16 +80,18 @@ enum class Channel : uint8_t {
   kTp,
   kDpGradients,
   kDpParameters,
+  kDpReplicas,  ///< between sets of shards
   kForwardEven,  ///< pipeline edges from an even stage forward ...
   kForwardOdd,
   kBackwardEven,  ///< ... and back to one
   kBackwardOdd,
   kEnds,
   kMetricsDp,
+  kMetricsReplica,
   kMetricsTp,
   kMetricsPp,
 };
-inline constexpr size_t kChannels = 11;
+inline constexpr size_t kChannels = 13;
 /// As plans name the communicator: "tp", "dp.grads", "pp.fwd.even".
 std::string_view name_of(Channel channel);
 

@@ -140,7 +140,7 @@ struct Elements {
 inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, const Part& part, int64_t first_layer, bool head_table) {
   std::vector<BucketForm> all;
   const bool by_unit = c.layout.zero == 3;
-  const int64_t ranks = c.layout.zero > 0 ? c.layout.dp : 1, bytes = by_unit ? -1 : c.layout.bucket_bytes;
+  const int64_t ranks = c.layout.zero > 0 ? c.layout.shard_ranks() : 1, bytes = by_unit ? -1 : c.layout.bucket_bytes;
   const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
   const Filling empty(bytes, ranks, false, all);
   Filling matrices = empty, vectors = empty, cut_vectors = empty, positions = empty;
@@ -236,7 +236,7 @@ struct Metrics {
 inline Metrics metrics_of(const Case& c, const Part& part) {
   Metrics m;
   if (part.last) m = {c.train.grad_accumulation * held(c.train.micro_batch) + kScalar, kScalar};
-  if (part.last && shares_micro_batches_out(c)) m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.dp);
+  if (part.last && shares_micro_batches_out(c)) m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
   if (c.train.grad_norm) {
     m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;  // of slices, of whole gradients, and their sum
     m.persistent += kScalar;

@@ -208,7 +208,8 @@ Effect effect_of(const Case& c, const Sizes& n, const Part& part, const Visit& v
   const Live inner = activation(recompute ? 0 : layer_of(n).inner());
   const Live head_kept = activation(n.x + n.statistics + n.logits);
   if (!v.backward) {
-    if (embed) return {{Moment::kForwardEmbed, input(n.ids) + activation(n.x)}, input(n.ids) + activation(n.x)};
+    // Never the peak: the first layer adds more, or the head, whose table is as large.
+    if (embed) return {{Moment::kBetween, input(n.ids) + activation(n.x)}, input(n.ids) + activation(n.x)};
     if (head) return {{Moment::kForwardHead, head_kept + input(n.ids) + temporary(n.loss_parts)}, head_kept};
     return {recompute ? recomputed_forward(n) : layer_forward(n, false), inner + activation(n.x)};
   }

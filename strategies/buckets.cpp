@@ -161,13 +161,16 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
   return call_event(bind(segment, {bucket.gradient, target}), bucket.last_unit, micro_batch);
 }
 
-void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy) {
+void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,
+                          const std::function<std::optional<Event>(Bucket&)>& further) {
   const int last_micro = draft.micro_batches() - 1;
   const BackwardTimes times(draft, stage);
   Insertions insertions;
-  for (const Bucket& bucket : stage.buckets) {
+  for (Bucket& bucket : stage.buckets) {
     const size_t when = draft.config.layout.overlap ? times.last(bucket, last_micro) : stage.events.size() - 1;
     insertions.after(when, reduce_event(draft, stage, bucket, bucket.reduced, kind, last_micro, strategy));
+    if (!further) continue;
+    if (auto event = further(bucket)) insertions.after(when, std::move(*event));
   }
   insertions.apply(stage.events);
 }

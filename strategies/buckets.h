@@ -1,6 +1,8 @@
 // Buckets: parameters that travel together, shared by every strategy that reduces or shards over data-parallel ranks.
 #pragma once
 
+#include <functional>
+
 #include "strategies/draft.h"
 
 namespace shardlab {
@@ -49,7 +51,9 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
                    std::string_view strategy);
 
 /// One reduction a bucket and step: with `overlap` right after the last event that touches its gradients, else after all of backward.
-void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy);
+/// `further` may follow each with an event of its own.
+void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,
+                          const std::function<std::optional<Event>(Bucket&)>& further = {});
 
 /// "1024.sliced": what tells the segments of two buckets apart.
 std::string signature(const Draft& draft, const StageDraft& stage, const Bucket& bucket);

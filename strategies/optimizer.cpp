@@ -153,16 +153,18 @@ void loss_metric(Draft& draft, StageDraft& stage) {
   const int64_t targets = c.sequences_per_step() * c.train.seq_len;
   const Type whole = scalar(draft, DType::f32);
   Type part_type = whole;
-  if (c.layout.dp > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis("dp"))] = Placement::partial();
+  for (const std::string_view name : {"replica", "dp"})
+    if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
   const bool dealt_together = !draft.plan.together.empty();
   std::vector<BufferId> buffers = dealt_together ? gather_losses(draft, stage) : stage.losses;
-  if (dealt_together) part_type = whole;
+  if (dealt_together) part_type = placed(part_type, draft.plan.mesh.axis("dp"), Placement::replicate());
   std::vector<int> reads(buffers.size());
   for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
   buffers.push_back(metric(stage, "loss.sum", part_type, false));
   append(draft, stage, "loss.sum", buffers, SumScalars{}, reads, {static_cast<int>(reads.size())});
   BufferId sum = buffers.back();
-  if (c.layout.dp > 1 && !dealt_together) sum = all_reduce_scalar(draft, stage, sum, "dp");
+  if (draft.plan.mesh.size("dp") > 1 && !dealt_together) sum = all_reduce_scalar(draft, stage, sum, "dp");
+  if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
   const BufferId mean = metric(stage, "loss", whole, true);
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
 }
