@@ -23,8 +23,7 @@ LoadOptions with_local(std::vector<std::string> overrides = {}) {
     m.device.memory_bytes = int64_t{4} << 30;
     m.device.memory_bytes_per_s = 1e10;
     m.device.peak_flops["fp32"] = 1e11;
-    m.calibration.emplace();
-    m.calibration->id = "c1";
+    m.calibration = std::make_shared<const Calibration>(Calibration{.id = "c1"});
     return m;
   };
   return options;
