@@ -72,9 +72,9 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
   std::error_code ignored;
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
   write_file_atomically(out, to_yaml(machine));
-  fmt::print(stderr, "{} points, {} per core in fp32, {}/s memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(),
+  fmt::print(stderr, "{} points, {} per core in fp32, {} memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(),
              fmt::format("{:.1f} Gflop/s", machine.device.peak_flops.at("fp32") / 1e9),
-             bytes_text(static_cast<int64_t>(machine.device.memory_bytes_per_s)), seconds_text(calibration.op_overhead_s),
+             bytes_per_second_text(machine.device.memory_bytes_per_s), seconds_text(calibration.op_overhead_s),
              seconds_text(calibration.wake_latency_s), out);
   return ExitCode::kDone;
 }

@@ -78,10 +78,8 @@ class MapReader {
 };
 
 std::optional<Provenance> provenance_named(std::string_view name) {
-  if (name == "datasheet") return Provenance::kDatasheet;
-  if (name == "measured") return Provenance::kMeasured;
-  if (name == "fitted") return Provenance::kFitted;
-  if (name == "transferred") return Provenance::kTransferred;
+  for (const Provenance p : {Provenance::kDatasheet, Provenance::kMeasured, Provenance::kFitted, Provenance::kTransferred})
+    if (name_of(p) == name) return p;
   return std::nullopt;
 }
 
@@ -169,6 +167,16 @@ Result<Machine> refused(const Problems& problems) {
 
 }  // namespace
 
+std::string_view name_of(Provenance p) {
+  switch (p) {
+    case Provenance::kDatasheet: return "datasheet";
+    case Provenance::kMeasured: return "measured";
+    case Provenance::kFitted: return "fitted";
+    case Provenance::kTransferred: return "transferred";
+  }
+  return "?";
+}
+
 Machine read_machine(const YamlNode& node, Problems& problems) {
   Machine machine;
   MapReader in(node, "", problems);
@@ -193,7 +201,8 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
     read_constant(in, *inter, "inter_bandwidth", machine.device, machine.inter_bytes_per_s);
   if (const YamlNode* device = in.required("device")) read_device(*device, machine.local, machine.device, problems);
   if (machine.device.id.empty()) machine.device.id = machine.id;
-  if (const YamlNode* calibration = in.at("calibration")) machine.calibration = read_calibration(*calibration, problems);
+  if (const YamlNode* calibration = in.at("calibration"))
+    machine.calibration = std::make_shared<const Calibration>(read_calibration(*calibration, problems));
   in.finish();
   if (node.is_null()) problems.add(node.mark, "the machine is empty", "give at least id and device");
   if (machine.devices_per_node < 1 || machine.nodes < 1)
