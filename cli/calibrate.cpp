@@ -86,7 +86,7 @@ void add_calibrate(CLI::App& app, Action& action, const Invocation& invocation) 
   auto flags = std::make_shared<CalibrateFlags>();
   verb->add_option("--backend", flags->backend, "cpu or cuda")->default_val("cpu");
   verb->add_option("-o,--out", flags->out, "the machine file to write; by default where `machine: {local: true}` looks for it");
-  verb->add_option("--scale", flags->scale, "of the number of repeats: 0.5 takes half as long")->check(above_zero());
+  verb->add_option("--scale", flags->scale, "of the number of repeats: 0.5 takes half as long")->check(number_in(0.01, 100));
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return calibrate(*flags, invocation); }; });
 }
 
