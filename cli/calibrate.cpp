@@ -1,5 +1,6 @@
 // calibrate: measures this machine and writes its machine file.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -44,6 +45,16 @@ Result<Trace> execute_plan(const CalibrationPlan& plan, const Kernels& kernels, 
   return recorder.take();
 }
 
+/// Makes the folder of the file. Refuses what could not be written, before a minute of measuring is lost.
+Result<void> check_writable(const std::string& out) {
+  std::filesystem::path folder = std::filesystem::path(out).parent_path();
+  if (folder.empty()) folder = ".";
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (!failed && !std::filesystem::is_directory(out) && access(folder.c_str(), W_OK) == 0) return {};
+  return Error{ExitCode::kUsage, fmt::format("{} cannot be written", out), "name another file with -o", {}};
+}
+
 Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invocation) {
   if (flags.backend != "cpu")
     return Error{flags.backend == "cuda" ? ExitCode::kEnvironment : ExitCode::kUsage,
@@ -51,6 +62,7 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
                  "use --backend cpu",
                  {}};
   const std::string out = flags.out.empty() ? default_machine_file() : flags.out;
+  SHARDLAB_TRY(check_writable(out));
   const Kernels& kernels = kernels_for_this_processor();
   CalibrationOptions options;
   options.cores = usable_cores();
@@ -68,9 +80,6 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
   if (terminal) fmt::print(stderr, "\r\033[K");
   const Calibration calibration = fit(runs, {today(), invocation.command(), processor_name(), description(kernels)});
   const Machine machine = local_machine(calibration, options.cores, usable_memory() / options.cores);
-  const std::filesystem::path folder = std::filesystem::path(out).parent_path();
-  std::error_code ignored;
-  if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
   write_file_atomically(out, to_yaml(machine));
   fmt::print(stderr, "{} points, {} per core in fp32, {} memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(),
              fmt::format("{:.1f} Gflop/s", machine.device.peak_flops.at("fp32") / 1e9),

@@ -92,7 +92,7 @@ Result<void> check_sizes(const Case& c) {
 }
 
 /// Instances of a layer that a step's plan may hold: each has calls, buffers and instructions of its own.
-constexpr double kMostLayerRuns = 1 << 19;
+constexpr double kMostLayerRuns = 1 << 17;
 /// Bytes and flops are counted in 64-bit integers; sums of them stay below.
 constexpr double kMostCounted = 4e18;
 

@@ -218,7 +218,7 @@ struct KeyRange {
   Range range;
 };
 constexpr KeyRange kRanges[] = {
-    {"model.layers", {1, 65536}},
+    {"model.layers", {1, 16384}},
     {"model.hidden", {1, kSize}},
     {"model.heads", {1, kSize}},
     {"model.kv_heads", {1, kSize}},
@@ -351,7 +351,7 @@ Range range_of(const CaseKey& key) {
     if (r.path == key.path) return r.range;
   switch (key.form) {
     case Form::kInteger: return {0, static_cast<double>(std::numeric_limits<int>::max())};
-    case Form::kCount: return {0, 9.2e18};
+    case Form::kCount: return {0, static_cast<double>(std::numeric_limits<int64_t>::max())};
     default: return {0, static_cast<double>(std::numeric_limits<float>::max())};
   }
 }

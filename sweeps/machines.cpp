@@ -131,11 +131,15 @@ RatePoint read_point(const YamlNode& node, Problems& problems) {
       shape && in.expect(*shape, shape->is_sequence(), "shape", "a list of whole numbers"))
     for (const YamlNode& extent : shape->items) {
       const int64_t n = extent.is_scalar() ? parse_count(extent.text).value_or(-1) : -1;
-      if (in.expect(extent, n >= 0, "shape", "a list of whole numbers")) point.shape.push_back(n);
+      if (in.expect(extent, n >= 1, "shape", "a list of whole numbers above 0")) point.shape.push_back(n);
     }
   in.int_at("concurrency", point.concurrency);
-  in.required("seconds");
-  in.number_at("seconds", point.seconds);
+  if (const YamlNode* concurrency = in.at("concurrency"))
+    in.expect(*concurrency, point.concurrency >= 1, "concurrency", "1 or more");
+  if (const YamlNode* seconds = in.required("seconds")) {
+    in.number(*seconds, "seconds", point.seconds);
+    in.expect(*seconds, point.seconds > 0, "seconds", "a number above 0");  // costs are interpolated in their logarithms
+  }
   in.number_at("spread", point.spread);
   in.int_at("repeats", point.repeats);
   in.finish();
@@ -205,6 +209,10 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
     machine.calibration = std::make_shared<const Calibration>(read_calibration(*calibration, problems));
   in.finish();
   if (node.is_null()) problems.add(node.mark, "the machine is empty", "give at least id and device");
+  if (static_cast<double>(machine.devices_per_node) * machine.nodes > 1 << 30)
+    problems.add(node.mark,
+                 fmt::format("devices_per_node={} times nodes={} is absurdly large", machine.devices_per_node, machine.nodes),
+                 "at most 2^30 devices");
   if (machine.devices_per_node < 1 || machine.nodes < 1)
     problems.add(node.mark,
                  fmt::format("devices_per_node={} nodes={}: both must be positive", machine.devices_per_node, machine.nodes),

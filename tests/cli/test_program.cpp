@@ -305,6 +305,42 @@ TEST_CASE("plan and diff read case files") {
   REQUIRE(diff.out.find("ops reduce_scatter") != std::string::npos);
 }
 
+TEST_CASE("flags that are no numbers, or absurd ones, are refused with exit code 2") {
+  const Scratch scratch;
+  const std::string file =
+      scratch.write("a.yaml", "version: 1\nmodel: {preset: tiny-gpt}\nmachine: {preset: hgx-h100-ndr}\nseq_len: 64\ndp: 2\n");
+  const std::string sweep = scratch.write("s.yaml", "model: tiny-gpt\nmachine: hgx-h100-ndr\nseq_len: 64\naxes: {dp: [1]}\n");
+  const std::string memory = "memory --model gpt2 --machine hgx-h100-ndr ";
+  std::vector<std::string> lines;
+  for (const char* value : {"0", "-1", "nan", "inf", "1e30", "two", "99999999999999999999"}) {
+    for (const char* flag : {"--devices", "--dp", "--tp", "--pp", "--vpp", "--cp", "--ep", "--micro-batch", "--grad-accumulation",
+                             "--seq-len", "--global-batch-tokens"})
+      lines.push_back(fmt::format("{}{}={}", memory, flag, value));
+    lines.push_back(fmt::format("run {} --jobs={}", sweep, value));
+    lines.push_back(fmt::format("calibrate -o {} --scale={}", scratch / "m.yaml", value));
+    lines.push_back(fmt::format("plan {} --set seq_len={}", file, value));
+    lines.push_back(fmt::format("diff {0} {0} --set train.micro_batch={1}", file, value));
+    lines.push_back(fmt::format("run {} --set measure.steps={}", sweep, value));
+    if (std::string(value) != "0") {
+      lines.push_back(fmt::format("explain {} --rows={}", scratch / "none", value));
+      lines.push_back(memory + "--set seed=" + (std::string(value) == "1e30" ? "-2" : value));
+    }
+  }
+  for (const char* words : {"--zero 4", "--zero -1", "--schedule fast", "--recompute some", "--precision fp12", "--offload disk",
+                            "--sequence-parallel maybe", "--set", "--set tp", "--set =2", "--devices 3 --tp 2", "--tp 7"})
+    lines.push_back(memory + words);
+  for (const char* words : {"plan none.yaml", "diff none.yaml none.yaml", "explain none", "report none", "calibrate --backend tpu",
+                            "calibrate -o /proc/none/m.yaml"})
+    lines.emplace_back(words);
+  for (const std::string& line : lines) {
+    const Output output = shardlab_program(scratch, line);
+    INFO(line << "\n" << output.out << output.err);
+    CHECK(output.code == 2);
+    CHECK(output.out.empty());
+    CHECK_FALSE(output.err.empty());
+  }
+}
+
 TEST_CASE("what needs another environment says so with exit code 6") {
   const Scratch scratch;
   const Output output = shardlab_program(scratch, "calibrate --backend cuda -o " + (scratch / "m.yaml"));
