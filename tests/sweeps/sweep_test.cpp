@@ -151,7 +151,8 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("dp: 1\ngrad_accumulation: 1000000\n")) ==
         "layers 4 * grad_accumulation 1000000 = 4000000 runs of a layer in one step");
   CHECK(reason(small("dp: 1\nmicro_batch: 1G\nseq_len: 1G\n")).find("come to more than can be counted") != std::string::npos);
-  CHECK(reason(small("machine: {cores: 0}\n")) == "machine.cores=0 on a local machine: its ranks run on cores");
+  CHECK(reason("model: tiny-gpt\nmachine: {local: true, cores: 0}\n") ==
+        "machine.cores=0 on a local machine: its ranks run on cores");
   CHECK(reason(small("zero: 3\n")) == "zero=3 is not implemented in this version");
   CHECK(reason(small("precision: bf16\n")) == "precision=bf16 is not implemented in this version");
   CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
