@@ -21,6 +21,7 @@ struct Mix {
   int zero = 0;
   int64_t bucket_bytes = 0;
   bool recompute = false, canonical = false, grad_norm = false;
+  float dropout = 0;
   Optimizer optimizer = Optimizer::kAdamW;
 };
 
@@ -51,6 +52,7 @@ Case case_of(const Mix& mix) {
   c.train.global_batch_tokens = 8 * mix.accumulation * mix.dp;
   c.train.optimizer = mix.optimizer;
   c.train.grad_norm = mix.grad_norm;
+  c.train.dropout = mix.dropout;
   c.canonical = mix.canonical;
   return c;
 }
@@ -73,6 +75,14 @@ std::vector<Plan> lowered_plans() {
        .zero = 1,
        .bucket_bytes = 8192,
        .recompute = true},
+      {.name = "gpt recompute dropout", .accumulation = 2, .recompute = true, .grad_norm = true, .dropout = 0.1f},
+      {.name = "llama recompute dropout", .family = Family::kLlama, .tied = false, .tp = 2, .recompute = true, .dropout = 0.1f},
+      {.name = "llama pp2 dropout",
+       .family = Family::kLlama,
+       .pp = 2,
+       .schedule = Schedule::kAfab,
+       .accumulation = 2,
+       .dropout = 0.1f},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
