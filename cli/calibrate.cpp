@@ -1,5 +1,6 @@
 // calibrate: measures this machine and writes its machine file.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <filesystem>
 
@@ -44,6 +45,16 @@ Result<Trace> execute_plan(const CalibrationPlan& plan, const Kernels& kernels, 
   return recorder.take();
 }
 
+/// Makes the folder of the file. Refuses what could not be written, before a minute of measuring is lost.
+Result<void> check_writable(const std::string& out) {
+  std::filesystem::path folder = std::filesystem::path(out).parent_path();
+  if (folder.empty()) folder = ".";
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (!failed && !std::filesystem::is_directory(out) && access(folder.c_str(), W_OK) == 0) return {};
+  return Error{ExitCode::kUsage, fmt::format("{} cannot be written", out), "name another file with -o", {}};
+}
+
 Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invocation) {
   if (flags.backend != "cpu")
     return Error{flags.backend == "cuda" ? ExitCode::kEnvironment : ExitCode::kUsage,
@@ -51,6 +62,7 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
                  "use --backend cpu",
                  {}};
   const std::string out = flags.out.empty() ? default_machine_file() : flags.out;
+  SHARDLAB_TRY(check_writable(out));
   const Kernels& kernels = kernels_for_this_processor();
   CalibrationOptions options;
   options.cores = usable_cores();
@@ -68,13 +80,10 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
   if (terminal) fmt::print(stderr, "\r\033[K");
   const Calibration calibration = fit(runs, {today(), invocation.command(), processor_name(), description(kernels)});
   const Machine machine = local_machine(calibration, options.cores, usable_memory() / options.cores);
-  const std::filesystem::path folder = std::filesystem::path(out).parent_path();
-  std::error_code ignored;
-  if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
   write_file_atomically(out, to_yaml(machine));
-  fmt::print(stderr, "{} points, {} per core in fp32, {}/s memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(),
+  fmt::print(stderr, "{} points, {} per core in fp32, {} memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(),
              fmt::format("{:.1f} Gflop/s", machine.device.peak_flops.at("fp32") / 1e9),
-             bytes_text(static_cast<int64_t>(machine.device.memory_bytes_per_s)), seconds_text(calibration.op_overhead_s),
+             bytes_per_second_text(machine.device.memory_bytes_per_s), seconds_text(calibration.op_overhead_s),
              seconds_text(calibration.wake_latency_s), out);
   return ExitCode::kDone;
 }
@@ -86,7 +95,7 @@ void add_calibrate(CLI::App& app, Action& action, const Invocation& invocation) 
   auto flags = std::make_shared<CalibrateFlags>();
   verb->add_option("--backend", flags->backend, "cpu or cuda")->default_val("cpu");
   verb->add_option("-o,--out", flags->out, "the machine file to write; by default where `machine: {local: true}` looks for it");
-  verb->add_option("--scale", flags->scale, "of the number of repeats: 0.5 takes half as long")->check(above_zero());
+  verb->add_option("--scale", flags->scale, "of the number of repeats: 0.5 takes half as long")->check(number_in(0.01, 100));
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return calibrate(*flags, invocation); }; });
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include "cli/environment.h"
 #include "kernels/kernels.h"
 #include "sweeps/machines.h"
+#include "sweeps/values.h"
 
 namespace shardlab {
 
@@ -26,13 +28,13 @@ Result<TableFormat> parse_format(const std::string& name) {
 
 void print(const Table& table, TableFormat format) { fmt::print("{}", print_table(table, format, terminal_width())); }
 
-CLI::Validator above_zero() {
-  const auto check = [](std::string& text) {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    return end != text.c_str() && *end == '\0' && value > 0 ? std::string() : fmt::format("`{}` is no number above 0", text);
+CLI::Validator number_in(double least, double most) {
+  const std::string range = fmt::format("from {} to {}", least, most);
+  const auto check = [least, most, range](std::string& text) {
+    const auto value = parse_number(text);
+    return value && *value >= least && *value <= most ? std::string() : fmt::format("`{}` is no number {}", text, range);
   };
-  return CLI::Validator(check, "above 0");
+  return CLI::Validator(check, range);
 }
 
 std::string default_machine_file() {
@@ -107,6 +109,7 @@ Result<void> add_nodes(const CaseFlags& flags, int64_t devices, std::vector<std:
   if (flags.machine == "local" || given(flags, "machine.nodes")) return {};
   const auto machine = load_machine(flags.machine);
   if (!machine.ok()) return machine.error();
+  devices = std::min<int64_t>(devices, 1 << 20);  // more ranks are refused in words when the case is read
   if (devices > machine->devices())
     words.push_back(fmt::format("machine.nodes={}", (devices + machine->devices_per_node - 1) / machine->devices_per_node));
   return {};
@@ -118,7 +121,8 @@ void add_case_flags(CLI::App& verb, CaseFlags& flags) {
   verb.add_option("--model", flags.model, "a preset (`shardlab model list`) or the path of a Hugging Face config.json")->required();
   verb.add_option("--machine", flags.machine, "a preset (`shardlab machine list`), a machine file, or `local`")->required();
   verb.add_option("--machine-file", flags.machine_file, "calibrated machine file that `local` means");
-  verb.add_option("--devices", flags.devices, "devices to use; dp is what tp, pp and cp leave of them")->check(above_zero());
+  verb.add_option("--devices", flags.devices, "devices to use; dp is what tp, pp and cp leave of them")
+      ->check(number_in(1, 1 << 20));
   flags.layout.reserve(kLayoutFlags.size());
   for (const auto& [key, help] : kLayoutFlags) {
     flags.layout.emplace_back(key, "");
@@ -134,13 +138,14 @@ Result<Case> case_from_flags(const CaseFlags& flags) {
   std::vector<std::string> words{"model=" + flags.model, "machine=" + flags.machine};
   for (const auto& [key, value] : flags.layout)
     if (!value.empty()) words.push_back(key + "=" + value);
-  const auto size = [&](const char* key) {
+  // What is no rank count is 1 here, and refused in words when the case is read.
+  const auto size = [&](const char* key) -> int64_t {
     for (const auto& [k, v] : flags.layout)
-      if (k == key && !v.empty()) return std::max(1, std::atoi(v.c_str()));
+      if (k == key && !v.empty()) return std::clamp<int64_t>(parse_count(v).value_or(1), 1, 1 << 15);
     return 1;
   };
   if (flags.devices > 0 && !given(flags, "dp")) {
-    const int64_t model_parallel = static_cast<int64_t>(size("tp")) * size("pp") * size("cp");
+    const int64_t model_parallel = size("tp") * size("pp") * size("cp");
     if (flags.devices % model_parallel != 0)
       return Error{ExitCode::kUsage,
                    fmt::format("--devices {} is not a multiple of tp*pp*cp = {}", flags.devices, model_parallel),
@@ -150,8 +155,7 @@ Result<Case> case_from_flags(const CaseFlags& flags) {
   } else if (!given(flags, "dp")) {
     words.emplace_back("dp=1");
   }
-  SHARDLAB_TRY(
-      add_nodes(flags, flags.devices > 0 ? flags.devices : int64_t{size("dp")} * size("tp") * size("pp") * size("cp"), words));
+  SHARDLAB_TRY(add_nodes(flags, flags.devices > 0 ? flags.devices : size("dp") * size("tp") * size("pp") * size("cp"), words));
   words.insert(words.end(), flags.set.begin(), flags.set.end());
   auto config = case_from_words(load_options(flags.machine_file, std::move(words)));
   if (config.ok() && flags.devices > 0 && config->layout.world_size() != flags.devices)

@@ -20,8 +20,8 @@ Result<TableFormat> parse_format(const std::string& name);
 /// Prints a table to stdout, as wide as the terminal.
 void print(const Table& table, TableFormat format);
 
-/// For options that must be above 0: refuses anything else in words.
-CLI::Validator above_zero();
+/// For options that are numbers: refuses in words what lies outside, and what is no number.
+CLI::Validator number_in(double least, double most);
 
 /// Where `calibrate` leaves this machine's file when no other place is named, and where `machine: {local: true}` looks for it.
 std::string default_machine_file();

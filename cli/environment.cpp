@@ -12,7 +12,10 @@
 #include <fstream>
 #include <string>
 
+#include "cli/common.h"
+#include "commit.h"
 #include "kernels/kernels.h"
+#include "plan/base/hash.h"
 
 namespace shardlab {
 namespace {
@@ -34,7 +37,18 @@ std::string field(const char* file, std::string_view key, char separator) {
 
 }  // namespace
 
-std::string program_version() { return SHARDLAB_VERSION; }
+std::string program_version(const std::string& version, const std::string& commit, const std::string& executable) {
+  if (!commit.empty() && !commit.ends_with("-dirty")) return version + "+" + commit;
+  const auto program = read_file(executable);
+  // Nothing to tell programs by: a name that no stored result has, so that nothing stale is taken for fresh.
+  const std::string build = program.ok() ? fmt::format("{:016x}", hash_text(*program)) : "unknown-" + today();
+  return fmt::format("{}+{}{}", version, commit.empty() ? "" : commit + ".", build);
+}
+
+std::string program_version() {
+  static const std::string version = program_version(SHARDLAB_VERSION, SHARDLAB_COMMIT, "/proc/self/exe");
+  return version;
+}
 
 std::string version_line() {
   const std::string commit = SHARDLAB_COMMIT;

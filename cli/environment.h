@@ -8,8 +8,12 @@
 
 namespace shardlab {
 
-std::string program_version();  ///< "0.1.0"
-std::string version_line();     ///< "shardlab 0.1.0 (commit)"
+/// Which program this is, for the key of `--resume`: "0.1.0+4f21c2a10f38", version and commit. A source tree that differs from its
+/// commit, or has none, counts as its own: "0.1.0+4f21c2a10f38-dirty.9d3e01c7", with a hash of the running executable.
+std::string program_version();
+/// The same from its parts; `executable` is read only where `commit` does not tell.
+std::string program_version(const std::string& version, const std::string& commit, const std::string& executable);
+std::string version_line();  ///< "shardlab 0.1.0 (commit)"
 
 /// Model name of the processor, and its logical cores that this process may use.
 std::string processor_name();

@@ -75,19 +75,17 @@ Result<ExitCode> list_all_machines(const ListFlags& flags) {
                {"device"},
                {"devices_per_node"},
                {"memory", Unit::kBytes},
-               {"memory_bandwidth", Unit::kBytes, "memory/s"},
+               {"memory_bandwidth", Unit::kBytesPerSecond, "memory rate"},
                {"bf16_tflops", Unit::kNone, "bf16 Tflop/s"},
-               {"link", Unit::kBytes, "link/s, one way"},
-               {"network", Unit::kBytes, "network/s, one way"}},
+               {"link", Unit::kBytesPerSecond, "link, one way"},
+               {"network", Unit::kBytesPerSecond, "network, one way"}},
               {}};
   for (const std::string& name : list_machines()) {
     const auto machine = load_machine(name);
     if (!machine.ok()) return machine.error();
     const Device& d = machine->device;
     const auto bf16 = d.peak_flops.find("bf16");
-    const auto rate = [](double bytes_per_s) -> Value {
-      return bytes_per_s > 0 ? Value(static_cast<int64_t>(bytes_per_s)) : Value();
-    };
+    const auto rate = [](double bytes_per_s) -> Value { return bytes_per_s > 0 ? Value(bytes_per_s) : Value(); };
     table.rows.push_back({machine->id, d.id, int64_t{machine->devices_per_node}, d.memory_bytes, rate(d.memory_bytes_per_s),
                           bf16 == d.peak_flops.end() ? Value() : Value(bf16->second / 1e12), rate(d.link_bytes_per_s),
                           rate(machine->inter_bytes_per_s)});
@@ -96,8 +94,40 @@ Result<ExitCode> list_all_machines(const ListFlags& flags) {
   return ExitCode::kDone;
 }
 
-/// A shipped machine with the source of every constant; a file as it reads.
+/// Every constant of a machine with where it comes from; its counts have no provenance.
+Table constants_table(const Machine& m) {
+  Table table{{{"constant"}, {"value"}, {"unit"}, {"provenance"}}, {}};
+  const auto add = [&](const std::string& name, const Value& value, const char* unit) {
+    const auto from = m.device.provenance.find(name);
+    table.rows.push_back(
+        {name, value, std::string(unit), from == m.device.provenance.end() ? Value() : Value(std::string(name_of(from->second)))});
+  };
+  add("id", m.id, "");
+  add("device", m.device.id, "");
+  add("nodes", int64_t{m.nodes}, "");
+  add("devices_per_node", int64_t{m.devices_per_node}, "");
+  if (m.cores > 0) add("cores", int64_t{m.cores}, "");
+  const auto rate = [&](const char* name, double value, const char* unit) { add(name, value > 0 ? Value(value) : Value(), unit); };
+  add("memory", m.device.memory_bytes > 0 ? Value(m.device.memory_bytes) : Value(), "B");
+  rate("memory_bandwidth", m.device.memory_bytes_per_s, "B/s");
+  rate("link_bandwidth", m.device.link_bytes_per_s, "B/s");
+  rate("inter_bandwidth", m.inter_bytes_per_s, "B/s");
+  rate("power_w", m.device.power_w, "W");
+  for (const auto& [precision, flops] : m.device.peak_flops) rate(("peak_flops." + precision).c_str(), flops, "flop/s");
+  if (m.calibration) add("calibration", m.calibration->id, "");
+  return table;
+}
+
+/// A shipped machine with the source of every constant, a file as it reads; in the formats for programs, the constants as a table.
 Result<ExitCode> show_machine(const ListFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  if (*format != TableFormat::kTable) {
+    const auto machine = load_machine(flags.name);
+    if (!machine.ok()) return machine.error();
+    print(constants_table(*machine), *format);
+    return ExitCode::kDone;
+  }
   auto text = machine_text(flags.name);
   if (!text.ok()) {
     const auto machine = load_machine(flags.name);
@@ -118,13 +148,12 @@ Result<ExitCode> list_strategies(const ListFlags& flags) {
 
 using Handler = Result<ExitCode> (*)(const ListFlags&);
 
-void add_handler(CLI::App& parent, const char* name, const char* help, const char* argument, Handler handler, bool formats,
-                 Action& action) {
+void add_handler(CLI::App& parent, const char* name, const char* help, const char* argument, Handler handler, Action& action) {
   auto* verb = parent.add_subcommand(name, help);
   auto flags = std::make_shared<ListFlags>();
   flags->format = "table";
   if (argument != nullptr) verb->add_option("name", flags->name, argument)->required();
-  if (formats) add_format(*verb, flags->format);
+  add_format(*verb, flags->format);
   verb->callback([&action, flags, handler] { action = [flags, handler] { return handler(*flags); }; });
 }
 
@@ -141,21 +170,20 @@ Table strategy_table() {
 void add_model(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("model", "models by name, and their exact parameter counts");
   verb->require_subcommand(1);
-  add_handler(*verb, "list", "every model that ships with the program", nullptr, list_all_models, true, action);
-  add_handler(*verb, "show", "one model and its parameters", "a preset or the path of a Hugging Face config.json", show_model, true,
+  add_handler(*verb, "list", "every model that ships with the program", nullptr, list_all_models, action);
+  add_handler(*verb, "show", "one model and its parameters", "a preset or the path of a Hugging Face config.json", show_model,
               action);
 }
 
 void add_machine(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("machine", "machines by name, with the source of every constant");
   verb->require_subcommand(1);
-  add_handler(*verb, "list", "every machine that ships with the program", nullptr, list_all_machines, true, action);
-  add_handler(*verb, "show", "one machine file", "a preset or the path of a machine file", show_machine, false, action);
+  add_handler(*verb, "list", "every machine that ships with the program", nullptr, list_all_machines, action);
+  add_handler(*verb, "show", "one machine file", "a preset or the path of a machine file", show_machine, action);
 }
 
 void add_strategies(CLI::App& app, Action& action, const Invocation&) {
-  add_handler(app, "strategies", "every strategy: what it adds, what it saves, how equal it is", nullptr, list_strategies, true,
-              action);
+  add_handler(app, "strategies", "every strategy: what it adds, what it saves, how equal it is", nullptr, list_strategies, action);
 }
 
 }  // namespace shardlab

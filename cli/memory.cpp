@@ -38,8 +38,12 @@ StageMemory stage_memory(const PlacedPlan& placed, int role) {
   return m;
 }
 
+std::string unknown_capacity(const Case& c) {
+  return fmt::format("the memory of {} is not known: whether this fits is not said; set machine.device.memory", c.machine.id);
+}
+
 std::vector<std::string> assumptions(const Case& c) {
-  return {
+  std::vector<std::string> list{
       "bytes are those of the plan that `shardlab run` executes: every buffer rounded up to 64 bytes, summed over what is live at "
       "the peak",
       "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets",
@@ -47,6 +51,8 @@ std::vector<std::string> assumptions(const Case& c) {
                   c.train.precision, 4),
       "attention keeps no S x S matrix; its output and one log-sum-exp a row are saved",
       "memory of the process itself, the driver and libraries is not included"};
+  if (memory_per_rank(c) <= 0) list.push_back(unknown_capacity(c));
+  return list;
 }
 
 Table stage_table(const std::vector<StageMemory>& stages) {
@@ -67,6 +73,7 @@ Table stage_table(const std::vector<StageMemory>& stages) {
 }
 
 nlohmann::ordered_json to_json(const Case& c, const std::vector<StageMemory>& stages, int64_t peak, int64_t capacity, bool fits) {
+  // Where nobody said what the machine has, nobody can say that it fits: null, not true.
   const Layout& l = c.layout;
   nlohmann::ordered_json json;
   json["parameters"] = parameter_count(c.model);
@@ -98,8 +105,8 @@ nlohmann::ordered_json to_json(const Case& c, const std::vector<StageMemory>& st
                               {"reserved", s.reserved},
                               {"peak", s.peak}});
   json["peak"] = peak;
-  json["capacity"] = capacity;
-  json["fits"] = fits;
+  json["capacity"] = capacity > 0 ? nlohmann::ordered_json(capacity) : nlohmann::ordered_json(nullptr);
+  json["fits"] = capacity > 0 ? nlohmann::ordered_json(fits) : nlohmann::ordered_json(nullptr);
   json["assumptions"] = assumptions(c);
   return json;
 }
@@ -134,8 +141,6 @@ Result<ExitCode> memory(const CaseFlags& flags, const std::string& format_name) 
     fmt::print("{}: needs {} of the {} that a rank may use ({:.1f} %)\n", fit ? "fits" : "does not fit",
                bytes_text(largest_arena(*placed)), bytes_text(capacity),
                100.0 * static_cast<double>(largest_arena(*placed)) / static_cast<double>(capacity));
-  else
-    fmt::print("the memory of {} is not known: whether this fits is not said\n", config->machine.id);
   for (const std::string& a : assumptions(*config)) fmt::print("  - {}\n", a);
   return fit ? ExitCode::kDone : ExitCode::kNo;
 }

@@ -6,6 +6,7 @@
 #include <map>
 #include <tuple>
 
+#include "cli/environment.h"
 #include "kernels/kernels.h"
 #include "plan/wire.h"
 #include "plan/work.h"
@@ -80,6 +81,18 @@ int64_t events_per_stream(const PlacedPlan& placed, int64_t steps) {
   for (const Program& p : placed.programs)
     for (const auto& stream : p.streams) most = std::max(most, stream.size());
   return (static_cast<int64_t>(most) * 2 + 4) * steps;
+}
+
+/// Refuses a recording that would take more than a quarter of the memory that is left.
+Result<void> check_recording(const PlacedPlan& placed, int64_t steps) {
+  const double streams = static_cast<double>(placed.plan->streams.size()) * placed.plan->mesh.world_size();
+  const double bytes = streams * static_cast<double>(events_per_stream(placed, steps)) * sizeof(TraceEvent);
+  if (bytes <= 0.25 * static_cast<double>(usable_memory())) return {};
+  return Error{ExitCode::kUsage,
+               fmt::format("the trace of {} measured steps would take {} of memory, more than a quarter of what is free", steps,
+                           bytes_text(static_cast<int64_t>(std::min(bytes, 9e18)))),
+               "lower measure.steps or measure.repeat",
+               {}};
 }
 
 /// Medians over the recorded steps of the parts of a step, on the rank whose step was longest.
@@ -157,6 +170,7 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
   const Kernels& kernels = kernels_for_this_processor();
   const ResidentMemory before = resident_memory();
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
+  SHARDLAB_TRY(check_recording(placed, measured_steps));
   CpuRecorder recorder(placed.plan->mesh.world_size(), placed.plan->streams, events_per_stream(placed, measured_steps));
   recorder.set_on(false);
   RunOptions options;

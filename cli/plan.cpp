@@ -10,6 +10,7 @@
 #include "cli/verbs.h"
 #include "plan/text.h"
 #include "plan/wire.h"
+#include "plan/work.h"
 #include "reports/format.h"
 #include "strategies/lower.h"
 
@@ -17,18 +18,50 @@ namespace shardlab {
 namespace {
 
 struct PlanFlags {
-  std::string file, after, machine_file;
+  std::string file, after, machine_file, format;
   std::vector<std::string> set;
 };
 
+/// Every op of the plan's segments with its work on one rank; `runs` counts its runs in a step, summed over the roles.
+Table op_table(const Plan& plan) {
+  Table table{{{"segment"},
+               {"op"},
+               {"kind"},
+               {"stream"},
+               {"strategy"},
+               {"runs"},
+               {"flops", Unit::kFlops},
+               {"memory_bytes", Unit::kBytes},
+               {"payload_bytes", Unit::kBytes}},
+              {}};
+  std::vector<int64_t> runs(plan.segments.size());
+  for (const Role& role : plan.roles)
+    for (const Item& item : role.program)
+      if (const auto* call = std::get_if<Call>(&item)) ++runs[call->segment.index()];
+  for (size_t s = 0; s < plan.segments.size(); ++s)
+    for (const Step& step : plan.segments[s].steps) {
+      const auto* op = std::get_if<Op>(&step);
+      if (op == nullptr) continue;
+      const WorkAmount work = work_of(plan.segments[s], *op, plan.mesh);
+      table.rows.push_back({plan.segments[s].name, op->label, std::string(kind_of(op->work)), plan.streams[op->stream.index()],
+                            op->strategy, runs[s], work.flops.value, work.memory.value, work.payload.value});
+    }
+  return table;
+}
+
 Result<ExitCode> plan_verb(const PlanFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
   const auto config = load_case(flags.file, load_options(flags.machine_file, flags.set));
   if (!config.ok()) return config.error();
   LowerOptions options;
   options.after = flags.after;
   const auto plan = lower(*config, options);
   if (!plan.ok()) return plan.error();
-  fmt::print("{}", print(*plan));
+  if (*format != TableFormat::kTable)
+    print(op_table(*plan), *format);
+  else
+    fmt::print("{}", print(*plan));
   return ExitCode::kDone;
 }
 
@@ -145,6 +178,7 @@ void add_plan(CLI::App& app, Action& action, const Invocation&) {
                    "leave out the strategies that follow this pass (`shardlab strategies` lists them in order)");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
+  add_format(*verb, flags->format);
   verb->callback([&action, flags] { action = [flags] { return plan_verb(*flags); }; });
 }
 

@@ -165,7 +165,7 @@ void add_explain(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("explain", "per op: work, predicted, measured, residual; and why a case is slow");
   auto flags = std::make_shared<ExplainFlags>();
   verb->add_option("where", flags->where, "DIR, or DIR/CASE by id or name")->required();
-  verb->add_option("--rows", flags->rows, "rows of the op table, 0 for all")->default_val(20);
+  verb->add_option("--rows", flags->rows, "rows of the op table, 0 for all")->default_val(20)->check(number_in(0, 1e9));
   add_format(*verb, flags->format);
   verb->callback([&action, flags] { action = [flags] { return explain_verb(*flags); }; });
 }

@@ -190,7 +190,7 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->add_flag("--dry-run", flags->dry_run, "print counts, reasons and the expected time; run nothing");
   verb->add_flag("--resume", flags->resume, "skip cases that the run directory already has");
-  verb->add_option("--jobs", flags->jobs, "cases at once, with --mode simulate")->check(above_zero());
+  verb->add_option("--jobs", flags->jobs, "cases at once, with --mode simulate")->check(number_in(1, 1024));
   add_format(*verb, flags->format);
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run(*flags, invocation); }; });
 }

@@ -123,6 +123,39 @@ Result<void> check_sizes(const Case& c) {
   return {};
 }
 
+/// Instances of a layer that a step's plan may hold: each has calls, buffers and instructions of its own.
+constexpr double kMostLayerRuns = 1 << 17;
+/// Bytes and flops are counted in 64-bit integers; sums of them stay below.
+constexpr double kMostCounted = 4e18;
+
+/// Sizes that are each fine may have products that overflow a count, or a plan that exhausts memory. Upper bounds, in doubles.
+Result<void> check_products(const Case& c) {
+  const Model& m = c.model;
+  const Train& t = c.train;
+  const double tokens = static_cast<double>(t.seq_len) * static_cast<double>(t.micro_batch);
+  const double runs = static_cast<double>(m.layers) * static_cast<double>(t.grad_accumulation);
+  if (runs > kMostLayerRuns)
+    return refusal(
+        fmt::format("layers {} * grad_accumulation {} = {:.0f} runs of a layer in one step", m.layers, t.grad_accumulation, runs),
+        fmt::format("at most {:.0f} are planned: raise micro_batch or dp, or lower global_batch_tokens", kMostLayerRuns));
+  const double hidden = static_cast<double>(m.hidden), vocab = static_cast<double>(m.vocab);
+  const double attention = static_cast<double>(m.heads) * static_cast<double>(m.head_dim);
+  const double widest = std::max({static_cast<double>(m.qkv_rows()), static_cast<double>(m.up_rows()), attention, vocab});
+  const double op_flops = 2 * tokens * std::max(hidden * widest, 2 * static_cast<double>(t.seq_len) * attention);
+  const double layer_widths =
+      16 * hidden + 4 * static_cast<double>(m.qkv_rows()) + 4 * attention + 4 * static_cast<double>(m.up_rows());
+  const double activations =
+      4 * tokens * (runs * layer_widths + static_cast<double>(t.grad_accumulation) * (16 * hidden + 4 * vocab));
+  const double state = 32 * static_cast<double>(parameter_count(m));
+  const double ranks = static_cast<double>(c.layout.dp) * c.layout.tp * c.layout.pp * c.layout.cp;
+  if (op_flops > kMostCounted || (activations + state) * ranks > kMostCounted)
+    return refusal(
+        fmt::format("seq_len {} * micro_batch {} tokens of a model of this size on {:.0f} ranks come to more than can be counted",
+                    t.seq_len, t.micro_batch, ranks),
+        "lower seq_len, micro_batch or grad_accumulation");
+  return {};
+}
+
 /// What this version has no strategy for is refused by name, never ignored.
 Result<void> check_implemented(const Case& c) {
   const Layout& l = c.layout;
@@ -265,6 +298,7 @@ Result<void> check_canonical(const Case& c) {
 Result<void> check(const Case& c) {
   SHARDLAB_TRY(check(c.model));
   SHARDLAB_TRY(check_sizes(c));
+  SHARDLAB_TRY(check_products(c));
   SHARDLAB_TRY(check_implemented(c));
   SHARDLAB_TRY(check_layout(c));
   SHARDLAB_TRY(check_batch(c));

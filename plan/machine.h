@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -56,7 +56,8 @@ struct Machine {
   double inter_bytes_per_s = 0;  ///< one way, per device, between nodes
   bool local = false;            ///< this machine: ranks share `cores`
   int cores = 0;
-  std::optional<Calibration> calibration;
+  std::shared_ptr<const Calibration>
+      calibration;  ///< null where nobody measured; thousands of rates, shared by every case of a sweep
 
   int devices() const { return devices_per_node * nodes; }
 };

@@ -96,8 +96,8 @@ Result<void> check_sizes(const Model& m) {
   if (m.family == Family::kGpt && m.max_positions == 0)
     return refusal("model.max_positions=0: the gpt family has a learned table of positions",
                    "set model.max_positions to seq_len or more");
-  if (m.layers > 1'000'000)
-    return refusal(fmt::format("model.layers={} is absurdly large", m.layers), "at most 1000000 layers are planned");
+  if (m.layers > 16384)
+    return refusal(fmt::format("model.layers={} is absurdly large", m.layers), "at most 16384 layers are planned");
   return {};
 }
 

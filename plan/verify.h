@@ -5,9 +5,11 @@
 //  2. types       the placement, scale and micro-batch type of every write follows from the op's reads; reads of partial
 //                 values by nonlinear ops, mixed placements and unreduced sums are found here.
 //  3. values      no read before a write, of a stale name (overwritten since), outside the buffer's life, or after free;
-//                 persistent storage ends the period with the type it began with.
+//                 persistent storage ends the period with the type it began with; backward ops and forward ops that run again read
+//                 values that came about as those of the first run.
 //  4. gradients   before an optimizer op, a gradient has the parameter's own placement, scale 1, and every micro-batch of the
-//                 step exactly once; every parameter is updated exactly once.
+//                 step exactly once; every parameter is updated exactly once. What changes a value in place going forward (rope,
+//                 dropout, positions) has its counterpart going back.
 //  5. order       the waits of an expanded program cover every conflict between streams (`find_unordered`). A plan's issue order is
 //                 itself an order that keeps every edge, so a plan alone cannot break this rule.
 //  6. messages    collectives are issued in equal order on every rank of their group, with equal sizes; sends match receives

@@ -110,7 +110,15 @@ void contention_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   if (m.local && m.cores > 0 && threads > m.cores)
     out.push_back(fmt::format(
         "{} compute threads share {} cores: ranks take turns, and a wait for a peer may be a wait for a core.", threads, m.cores));
-  if (o.predicted && o.predicted->extrapolated)
+  if (o.predicted && o.predicted->extrapolated && o.config.canonical)
+    out.push_back(
+        "canonical multiplies matrices in its own fixed order, and calibration knows the library's faster matmul: the prediction "
+        "is a "
+        "lower bound; for one to hold against, set canonical: false.");
+  else if (o.predicted && o.predicted->extrapolated && o.config.threads_per_rank != 1)
+    out.push_back(fmt::format("Calibration measured one thread a rank, and this case has {}: the prediction is that of one thread.",
+                              o.config.threads_per_rank));
+  else if (o.predicted && o.predicted->extrapolated)
     out.push_back(o.predicted->calibration_id.empty()
                       ? "The prediction comes from data sheets, not from a measured machine."
                       : "Some ops lie outside what the calibration measured: the prediction extrapolates there.");

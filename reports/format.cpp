@@ -72,6 +72,11 @@ std::string tokens_per_second_text(double tokens_per_s) {
   return text + " tok/s";
 }
 
+std::string bytes_per_second_text(double bytes_per_s) {
+  const std::string text = count_text(bytes_per_s);
+  return text.find(' ') == std::string::npos ? text + " B/s" : text + "B/s";
+}
+
 std::string percent_text(double fraction) {
   return std::isfinite(fraction) ? fmt::format("{:.2f} %", fraction * 100) : number_text(fraction);
 }

@@ -25,6 +25,9 @@ std::string flops_text(double flops);
 /// "12.35 k tok/s".
 std::string tokens_per_second_text(double tokens_per_s);
 
+/// "450.0 GB/s": powers of 1000, as data sheets and nccl-tests give rates.
+std::string bytes_per_second_text(double bytes_per_s);
+
 /// `fraction` 0.0312 is "3.12 %".
 std::string percent_text(double fraction);
 

@@ -8,8 +8,8 @@ namespace shardlab {
 
 /// Where and by what the results of a run directory were made. One per call of `run` on the directory.
 struct RunMetadata {
-  std::string program_version;
-  std::string commit;  ///< of shardlab's own source, "-dirty" when changed, empty when unknown
+  std::string program_version;  ///< version and build, as outcomes carry it: the key of --resume
+  std::string commit;           ///< of shardlab's own source, "-dirty" when changed, empty when unknown
   std::string compiler;
   std::string libraries;  ///< "oneDNN 2.7, fmt 9.1"
   std::string command;    ///< as typed

@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
@@ -49,6 +50,10 @@ template <class T>
 inline constexpr bool kIsOptional = false;
 template <class T>
 inline constexpr bool kIsOptional<std::optional<T>> = true;
+template <class T>
+inline constexpr bool kIsShared = false;
+template <class T>
+inline constexpr bool kIsShared<std::shared_ptr<const T>> = true;
 template <class T>
 inline constexpr bool kIsVector = false;
 template <class T>
@@ -374,7 +379,7 @@ class Writer {
       return std::isfinite(value) ? Json(double{value}) : Json(fmt::format("{}", double{value}));
     else if constexpr (std::is_enum_v<T>)
       return std::string(word_of(value));
-    else if constexpr (kIsOptional<T>)
+    else if constexpr (kIsOptional<T> || kIsShared<T>)
       return value ? written(*value) : Json(nullptr);
     else if constexpr (kIsVector<T>) {
       Json list = Json::array();
@@ -427,6 +432,11 @@ class Reader {
     } else if constexpr (kIsOptional<T>) {
       value.reset();
       return json.is_null() || read(json, value.emplace());
+    } else if constexpr (kIsShared<T>) {
+      auto fresh = std::make_shared<std::remove_const_t<typename T::element_type>>();
+      const bool good = json.is_null() || read(json, *fresh);
+      value = good && !json.is_null() ? std::move(fresh) : nullptr;
+      return good;
     } else if constexpr (kIsVector<T>) {
       if (!json.is_array()) return false;
       value.assign(json.size(), {});

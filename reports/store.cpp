@@ -168,22 +168,62 @@ Result<Store> Store::open_with(const std::string& path, int flags, bool create) 
                  fmt::format("{} was written by a newer shardlab: store version {}, this program reads up to {}", path, version,
                              kStoreVersion),
                  "use that shardlab, or choose another directory with --out", ""};
+  if (version < kStoreVersion)
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} was written by an older shardlab: store version {}, this program reads version {}", path, version,
+                             kStoreVersion),
+                 "read it with that shardlab, and run the sweep again into another directory with --out", ""};
+  if (create && !store.has_columns_of_this_build()) store.project_cases_anew();
   return store;
 }
 
-void Store::create_schema() {
+bool Store::has_columns_of_this_build() const {
+  std::vector<std::string> wanted{"position"}, there;
+  for (const CaseColumn& c : case_columns()) wanted.emplace_back(c.name);
+  wanted.insert(wanted.end(), {"machine_key", "outcome"});
+  for (Statement s(handle_.get(), "SELECT name FROM pragma_table_info('cases') ORDER BY cid"); s.step();)
+    there.push_back(s.text(0));
+  return there == wanted;
+}
+
+/// Every column of `cases` is a projection of the outcome beside it. The outcomes' own texts are kept as they are: they may hold
+/// what only the other build understands.
+void Store::project_cases_anew() {
+  const std::vector<CaseOutcome> outcomes = read_outcomes(handle_.get(), {});
+  std::vector<std::pair<std::string, std::string>> kept;
+  for (Statement s(handle_.get(), "SELECT machine_key, outcome FROM cases ORDER BY position"); s.step();)
+    kept.emplace_back(s.text(0), s.text(1));
+  sqlite::Transaction transaction(handle_.get());
+  sqlite::execute(handle_.get(), "DROP TABLE cases");
+  create_cases();
+  for (size_t i = 0; i < outcomes.size(); ++i) write_case(outcomes[i], kept[i].first, kept[i].second);
+  transaction.commit();
+}
+
+void Store::create_cases() {
   std::string columns;
   for (const CaseColumn& c : case_columns())
     columns += fmt::format("\"{}\" {}{}, ", c.name, sql_type(c.unit), c.name == "case_id" ? "TEXT NOT NULL UNIQUE" : "");
+  sqlite::execute(
+      handle_.get(),
+      fmt::format("CREATE TABLE cases (position INTEGER PRIMARY KEY, {} machine_key TEXT NOT NULL, outcome TEXT NOT NULL)",
+                  columns));
+}
+
+void Store::write_case(const CaseOutcome& outcome, std::string_view machine_key, std::string_view json) {
+  Statement row(handle_.get(), upsert_case_sql());
+  int index = 0;
+  for (const CaseColumn& c : case_columns()) bind_value(row, ++index, c.get(outcome));
+  row.bind(index + 1, machine_key).bind(index + 2, json).run();
+}
+
+void Store::create_schema() {
   sqlite::Transaction transaction(handle_.get());
   sqlite::execute(handle_.get(), fmt::format("PRAGMA application_id = {}", kApplicationId));
   sqlite::execute(handle_.get(), fmt::format("PRAGMA user_version = {}", kStoreVersion));
   sqlite::execute(handle_.get(), "CREATE TABLE runs (run INTEGER PRIMARY KEY, metadata TEXT NOT NULL)");
   sqlite::execute(handle_.get(), "CREATE TABLE machines (machine_key TEXT PRIMARY KEY, machine TEXT NOT NULL)");
-  sqlite::execute(
-      handle_.get(),
-      fmt::format("CREATE TABLE cases (position INTEGER PRIMARY KEY, {} machine_key TEXT NOT NULL, outcome TEXT NOT NULL)",
-                  columns));
+  create_cases();
   sqlite::execute(
       handle_.get(),
       "CREATE TABLE losses (case_id TEXT NOT NULL, step INTEGER NOT NULL, loss REAL, word TEXT, PRIMARY KEY (case_id, step))");
@@ -207,10 +247,7 @@ void Store::append(const CaseOutcome& given) {
 
   sqlite::Transaction transaction(handle_.get());
   Statement(handle_.get(), "INSERT OR IGNORE INTO machines VALUES (?, ?)").bind(1, machine_key).bind(2, machine).run();
-  Statement row(handle_.get(), upsert_case_sql());
-  int index = 0;
-  for (const CaseColumn& c : case_columns()) bind_value(row, ++index, c.get(outcome));
-  row.bind(index + 1, machine_key).bind(index + 2, outcome_to_json(outcome)).run();
+  write_case(outcome, machine_key, outcome_to_json(outcome));
   replace_details(outcome);
   transaction.commit();
 }

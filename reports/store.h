@@ -16,7 +16,8 @@ struct sqlite3;
 
 namespace shardlab {
 
-/// Version of the store's schema. A store of a newer version is refused.
+/// Version of the store's schema. A store of another version is refused, with what to do. The columns of `cases` are no part of it:
+/// a store whose columns are those of another build is brought up to date when it is opened for writing.
 inline constexpr int kStoreVersion = 1;
 
 /// results.sqlite. Tables: `runs` (metadata as JSON), `machines`, `cases` (every result column, and the whole outcome as
@@ -24,8 +25,8 @@ inline constexpr int kStoreVersion = 1;
 /// Every function throws a WorldError with a remedy when the disk is full, the file is locked or damaged.
 class Store {
  public:
-  /// Opens `path` for reading and writing; creates it where there is none. Refuses a store of a newer version, and a file that is
-  /// no store.
+  /// Opens `path` for reading and writing; creates it where there is none. Refuses a store of another version, and a file that is
+  /// no store. Columns of `cases` that another build wrote are made anew from the stored outcomes.
   static Result<Store> open(const std::string& path);
   /// Opens an existing store for reading only; refuses when there is none.
   static Result<Store> open_existing(const std::string& path);
@@ -36,7 +37,7 @@ class Store {
   /// order.
   void append(const CaseOutcome& outcome);
 
-  /// The outcome stored for this case by this version of the program.
+  /// The outcome stored for this case by this build of the program.
   std::optional<CaseOutcome> recorded(std::string_view case_id, std::string_view program_version) const;
   /// Every outcome, in the order of first appending.
   std::vector<CaseOutcome> outcomes() const;
@@ -54,6 +55,10 @@ class Store {
   Store(std::unique_ptr<sqlite3, Close> handle, std::string path) : handle_(std::move(handle)), path_(std::move(path)) {}
   static Result<Store> open_with(const std::string& path, int flags, bool create);
   void create_schema();
+  void create_cases();
+  bool has_columns_of_this_build() const;
+  void project_cases_anew();
+  void write_case(const CaseOutcome& outcome, std::string_view machine_key, std::string_view json);
   void replace_details(const CaseOutcome& outcome);
 
   std::unique_ptr<sqlite3, Close> handle_;

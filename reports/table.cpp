@@ -126,6 +126,7 @@ std::string_view name_of(Unit unit) {
     case Unit::kFraction: return "fraction";
     case Unit::kPercent: return "%";
     case Unit::kTokensPerSecond: return "tokens/s";
+    case Unit::kBytesPerSecond: return "B/s";
     case Unit::kCount: return "count";
     case Unit::kFlops: return "flop";
     case Unit::kJoules: return "J";
@@ -160,6 +161,7 @@ std::string human_text(const Value& value, Unit unit) {
     case Unit::kFraction: return percent_text(number);
     case Unit::kPercent: return signed_percent_text(number);
     case Unit::kTokensPerSecond: return tokens_per_second_text(number);
+    case Unit::kBytesPerSecond: return bytes_per_second_text(number);
     case Unit::kCount: return count_text(number);
     case Unit::kFlops: return flops_text(number);
     case Unit::kJoules: return fmt::format("{:.4g} J", number);

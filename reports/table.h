@@ -22,12 +22,13 @@ enum class Unit : uint8_t {
   kFraction,  ///< of 1, shown in percent
   kPercent,   ///< signed, already times 100: residuals
   kTokensPerSecond,
-  kCount,  ///< large counts (parameters), shown as 124.4 M
+  kBytesPerSecond,  ///< rates are decimal, as data sheets give them: 450.0 GB/s
+  kCount,           ///< large counts (parameters), shown as 124.4 M
   kFlops,
   kJoules,
   kNats,  ///< losses
 };
-/// "B", "s", "fraction", "%", "tokens/s", "count", "flop", "J", "nat", or "" for kNone.
+/// "B", "s", "fraction", "%", "tokens/s", "B/s", "count", "flop", "J", "nat", or "" for kNone.
 std::string_view name_of(Unit unit);
 
 struct TableColumn {

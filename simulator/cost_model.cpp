@@ -123,8 +123,8 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
 // --- calibrated ------------------------------------------------------------------------------------------------------
 
 CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::max(1, machine.cores)) {
-  SHARDLAB_CHECK(machine.calibration.has_value(), "machine `{}` has no calibration", machine.id);
-  calibration_ = *machine.calibration;
+  SHARDLAB_CHECK(machine.calibration != nullptr, "machine `{}` has no calibration", machine.id);
+  calibration_ = machine.calibration;
   if (const auto peak = machine.device.peak_flops.find("fp32"); peak != machine.device.peak_flops.end()) peak_flops_ = peak->second;
   memory_bytes_per_s_ = machine.device.memory_bytes_per_s;
 
@@ -133,7 +133,7 @@ CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::m
     std::vector<double> seconds;
   };
   std::map<std::string, std::map<int, Points>> by_kernel;
-  for (const RatePoint& p : calibration_.points) {
+  for (const RatePoint& p : calibration_->points) {
     Points& points = by_kernel[p.kernel][p.concurrency];
     points.shapes.push_back(folded(p.kernel, p.shape));
     // A group that outnumbers the cores shared them while it was measured: keep the core time, and let the timeline share again.

@@ -40,11 +40,11 @@ class CalibratedCostModel final : public CostModel {
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
-  Seconds dispatch() const override { return Seconds(calibration_.op_overhead_s); }
-  Seconds wake() const override { return Seconds(calibration_.wake_latency_s); }
+  Seconds dispatch() const override { return Seconds(calibration_->op_overhead_s); }
+  Seconds wake() const override { return Seconds(calibration_->wake_latency_s); }
   bool extrapolates(const Plan& plan, const Instruction& instruction) const override;
 
-  const std::string& calibration_id() const { return calibration_.id; }
+  const std::string& calibration_id() const { return calibration_->id; }
 
  private:
   /// Measured points of one kernel, one table a concurrency, fewest ranks first.
@@ -52,7 +52,7 @@ class CalibratedCostModel final : public CostModel {
   RateTable::Answer at(const std::string& kernel, const Levels& levels, const std::vector<int64_t>& shape, int busy_cores) const;
   RateTable::Answer cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const;
 
-  Calibration calibration_;
+  std::shared_ptr<const Calibration> calibration_;
   int cores_ = 1;
   double peak_flops_ = 0;
   double memory_bytes_per_s_ = 0;

@@ -178,7 +178,7 @@ Machine local_machine(const Calibration& calibration, int cores, int64_t memory_
   if (peak > 0) m.device.peak_flops["fp32"] = peak;
   m.device.provenance = {{"peak_flops.fp32", Provenance::kMeasured}, {"memory_bandwidth", Provenance::kMeasured}};
   m.device.link_bytes_per_s = m.device.memory_bytes_per_s;
-  m.calibration = calibration;
+  m.calibration = std::make_shared<const Calibration>(calibration);
   return m;
 }
 

@@ -40,7 +40,8 @@ Predicted predict(const Case& config, const Plan& plan, const std::vector<Progra
   }
   p.arena_bytes = arena_bytes;
   for (const auto& [comm, bytes] : total_wire_bytes(plan)) p.wire_bytes += bytes;
-  p.extrapolated = config.threads_per_rank != 1 || any_extrapolated(plan, programs, costs);
+  // Rates are those of the library's matmul on one thread a rank; canonical mode multiplies in its own fixed order.
+  p.extrapolated = config.canonical || config.threads_per_rank != 1 || any_extrapolated(plan, programs, costs);
   if (config.machine.calibration) p.calibration_id = config.machine.calibration->id;
   return out;
 }

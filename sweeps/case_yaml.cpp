@@ -3,6 +3,7 @@
 
 #include "plan/base/hash.h"
 #include "sweeps/keys.h"
+#include "sweeps/machines.h"
 #include "sweeps/sweep.h"
 #include "sweeps/values.h"
 #include "sweeps/yaml.h"
@@ -10,16 +11,6 @@
 namespace shardlab {
 
 namespace {
-
-std::string_view name_of(Provenance p) {
-  switch (p) {
-    case Provenance::kDatasheet: return "datasheet";
-    case Provenance::kMeasured: return "measured";
-    case Provenance::kFitted: return "fitted";
-    case Provenance::kTransferred: return "transferred";
-  }
-  return "?";
-}
 
 std::string constant(const Device& device, const std::string& name, const std::string& value) {
   const auto it = device.provenance.find(name);

@@ -53,7 +53,7 @@ class ProgressSink {
 
 struct DriveOptions {
   Mode mode = Mode::kBoth;
-  bool resume = false;  ///< skip what `program_version` finished and stored, with all that `mode` asks for
+  bool resume = false;  ///< skip what the same build (`program_version`) finished and stored, with all that `mode` asks for
   std::string program_version;
   int jobs = 1;                                    ///< cases at once; simulate only, since measured cases would disturb one another
   const std::atomic<bool>* interrupted = nullptr;  ///< checked between cases

@@ -256,7 +256,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"layout.parameter_server.staleness", "parameter_server.staleness", Form::kWord, "sync 0 1 2 3 4 8 16", "",
      [](Case& c, const std::string& t) { c.layout.parameter_server.staleness = t == "sync" ? -1 : to_int(t); return true; },
      [](const Case& c) { const int s = c.layout.parameter_server.staleness; return s < 0 ? std::string("sync") : from(int64_t{s}); }},
-    {"layout.compression.kind", "compression.kind compression", Form::kWord, "none bf16 int8 top-k random-k powersgd one-bit-adam", "",
+    {"layout.compression.kind", "compression.kind compression layout.compression", Form::kWord, "none bf16 int8 top-k random-k powersgd one-bit-adam", "",
      FIELD_NAMED(layout.compression.kind, CompressionKind::kNone, CompressionKind::kBf16, CompressionKind::kInt8, CompressionKind::kTopK,
                  CompressionKind::kRandomK, CompressionKind::kPowerSgd, CompressionKind::kOneBitAdam)},
     {"layout.compression.rank", "compression.rank", Form::kInteger, "", "", FIELD_INT(layout.compression.rank)},
@@ -265,7 +265,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
      [](const Case& c) { return to_text(c.layout.compression.k); }},
     {"layout.compression.bits", "compression.bits", Form::kInteger, "", "", FIELD_INT(layout.compression.bits)},
     {"layout.compression.warmup", "compression.warmup", Form::kInteger, "", "", FIELD_INT(layout.compression.warmup)},
-    {"layout.diloco.steps", "diloco.steps diloco", Form::kInteger, "", "", FIELD_INT(layout.diloco.steps)},
+    {"layout.diloco.steps", "diloco.steps diloco layout.diloco", Form::kInteger, "", "", FIELD_INT(layout.diloco.steps)},
     {"layout.diloco.learning_rate", "diloco.learning_rate", Form::kNumber, "", "", FIELD_FLOAT(layout.diloco.learning_rate)},
     {"layout.diloco.momentum", "diloco.momentum", Form::kNumber, "", "", FIELD_FLOAT(layout.diloco.momentum)},
     {"layout.cp_kind", "cp_kind", Form::kWord, "none ring zigzag striped all-gather ulysses usp", "none", kNeutralNone, nullptr},
@@ -309,6 +309,94 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"measure.validate_sequences", "", Form::kCount, "", "", FIELD_COUNT(measure.validate_sequences)},
 });
 // clang-format on
+
+/// Beyond these a value is a slip, or would overflow or exhaust something. Products of sizes are checked by `check(const Case&)`.
+constexpr double kRanks = 1 << 20, kSize = (int64_t{1} << 31) - 1, kExact = 9007199254740992.0, kRate = 1e21;
+struct KeyRange {
+  std::string_view path;
+  Range range;
+};
+constexpr KeyRange kRanges[] = {
+    {"model.layers", {1, 16384}},
+    {"model.hidden", {1, kSize}},
+    {"model.heads", {1, kSize}},
+    {"model.kv_heads", {1, kSize}},
+    {"model.head_dim", {1, kSize}},
+    {"model.ffn", {1, kSize}},
+    {"model.vocab", {1, kSize}},
+    {"model.max_positions", {0, kSize}},
+    {"model.norm_epsilon", {0, 1, true}},
+    {"model.rope_theta", {0, 1e12, true}},
+    {"model.init_deviation", {0, 100, true}},
+    {"model.experts", {0, kSize}},
+    {"model.top_k", {0, kSize}},
+    {"model.moe_ffn", {0, kSize}},
+    {"machine.nodes", {1, kRanks}},
+    {"machine.devices_per_node", {1, 1024}},
+    {"machine.cores", {0, 65536}},
+    {"machine.inter_bandwidth", {0, kRate}},
+    {"machine.device.memory", {0, 9e18}},
+    {"machine.device.memory_bandwidth", {0, kRate}},
+    {"machine.device.link_bandwidth", {0, kRate}},
+    {"machine.device.power_w", {0, 1e9}},
+    {"machine.device.peak_flops.fp32", {0, kRate}},
+    {"machine.device.peak_flops.bf16", {0, kRate}},
+    {"machine.device.peak_flops.fp16", {0, kRate}},
+    {"machine.device.peak_flops.fp8", {0, kRate}},
+    {"machine.device.peak_flops.fp4", {0, kRate}},
+    {"layout.dp", {1, kRanks}},
+    {"layout.tp", {1, kRanks}},
+    {"layout.pp", {1, kRanks}},
+    {"layout.vpp", {1, kRanks}},
+    {"layout.cp", {1, kRanks}},
+    {"layout.ep", {1, kRanks}},
+    {"layout.recompute_options.every", {1, 16384}},
+    {"layout.recompute_options.budget_bytes", {0, 9e18}},
+    {"layout.fsdp.unit", {1, 16384}},
+    {"layout.fsdp.prefetch", {0, 16384}},
+    {"layout.hybrid_shard", {0, kRanks}},
+    {"layout.zero_plus_plus.secondary", {0, kRanks}},
+    {"layout.parameter_server.servers", {0, kRanks}},
+    {"layout.compression.rank", {1, kSize}},
+    {"layout.compression.k", {0, 1, true}},
+    {"layout.compression.bits", {1, 8}},
+    {"layout.compression.warmup", {0, 1'000'000}},
+    {"layout.diloco.steps", {0, 1'000'000}},
+    {"layout.diloco.learning_rate", {0, 1e6}},
+    {"layout.diloco.momentum", {0, 1, false, true}},
+    {"train.seq_len", {1, 1 << 30}},
+    {"train.global_batch_tokens", {1, kExact}},
+    {"train.micro_batch", {1, 1 << 30}},
+    {"train.grad_accumulation", {1, 1 << 20}},
+    {"train.learning_rate.peak", {0, 1e6}},
+    {"train.learning_rate.warmup_steps", {0, kExact}},
+    {"train.learning_rate.total_steps", {0, kExact}},
+    {"train.learning_rate.decay_steps", {0, kExact}},
+    {"train.learning_rate.floor", {0, 1e6}},
+    {"train.loss_scale", {0, 1e30}},
+    {"train.clip_norm", {0, 1e30}},
+    {"train.weight_decay", {0, 1e6}},
+    {"train.beta1", {0, 1, false, true}},
+    {"train.beta2", {0, 1, false, true}},
+    {"train.epsilon", {0, 1, true}},
+    {"train.dropout", {0, 1, false, true}},
+    {"execution.threads_per_rank", {1, 1024}},
+    {"measure.warmup", {0, 1'000'000}},
+    {"measure.steps", {1, 1'000'000}},
+    {"measure.repeat", {1, 1'000'000}},
+    {"measure.timeout", {0, 1e8, true}},
+    {"measure.validate_sequences", {0, 1e9}},
+};
+
+bool in_range(const Range& range, double value) {
+  return (range.above ? value > range.least : value >= range.least) && (range.below ? value < range.most : value <= range.most);
+}
+
+std::string range_text(const Range& range) {
+  const auto number = [](double v) { return v >= 1e7 ? fmt::format("{:.4g}", v) : to_text(v); };
+  return fmt::format("{} {} {} {}", range.above ? "above" : "from", number(range.least), range.below ? "to below" : "to",
+                     number(range.most));
+}
 
 bool has_word(std::string_view list, std::string_view word) {
   bool found = false;
@@ -369,16 +457,26 @@ Vocabulary expression_vocabulary() {
   return v;
 }
 
+Range range_of(const CaseKey& key) {
+  for (const KeyRange& r : kRanges)
+    if (r.path == key.path) return r.range;
+  switch (key.form) {
+    case Form::kInteger: return {0, static_cast<double>(std::numeric_limits<int>::max())};
+    case Form::kCount: return {0, static_cast<double>(std::numeric_limits<int64_t>::max())};
+    default: return {0, static_cast<double>(std::numeric_limits<float>::max())};
+  }
+}
+
 std::string expected(const CaseKey& key) {
   switch (key.form) {
     case Form::kInteger:
-    case Form::kCount: return "a whole number (8, 64k, 1Mi)";
-    case Form::kNumber: return "a number (0.1, 1e-3, 16k)";
+    case Form::kCount: return fmt::format("a whole number {} (8, 64k, 1Mi)", range_text(range_of(key)));
+    case Form::kNumber: return fmt::format("a number {} (0.1, 1e-3, 16k)", range_text(range_of(key)));
     case Form::kBool: return "true or false";
     case Form::kWord: return fmt::format("one of: {}", key.words);
     case Form::kText: return "a text";
     case Form::kPath: return "a path";
-    case Form::kDuration: return "a duration (90s, 5m, 2h)";
+    case Form::kDuration: return "a duration above 0 and up to 1e8 s (90s, 5m, 2h)";
     case Form::kAny: return fmt::format("one of: {} (or a list or map)", key.words);
   }
   return "?";
@@ -386,21 +484,24 @@ std::string expected(const CaseKey& key) {
 
 bool has_form(const CaseKey& key, const std::string& text) {
   switch (key.form) {
-    case Form::kInteger: {
+    case Form::kInteger:
+    case Form::kCount: {
       const auto n = parse_count(text);
-      return n && *n >= std::numeric_limits<int>::min() && *n <= std::numeric_limits<int>::max();
+      return n && in_range(range_of(key), static_cast<double>(*n));
     }
-    case Form::kCount: return parse_count(text).has_value();
     case Form::kNumber: {
       const auto n = parse_number(text);
-      return n && std::abs(*n) <= static_cast<double>(std::numeric_limits<float>::max());
+      return n && in_range(range_of(key), *n);
     }
     case Form::kBool: return parse_bool(text).has_value();
     case Form::kWord: return has_word(key.words, text);
     case Form::kAny: return has_word(key.words, text) || text == "false" || text.starts_with('{') || text.starts_with('[');
     case Form::kText: return true;
     case Form::kPath: return !text.empty();
-    case Form::kDuration: return parse_duration(text).has_value();
+    case Form::kDuration: {
+      const auto seconds = parse_duration(text);
+      return seconds && in_range(range_of(key), *seconds);
+    }
   }
   return false;
 }

@@ -38,6 +38,16 @@ struct CaseKey {
   std::string (*get)(const Case& c);  ///< null: a case has no field for it (its only value is the neutral one)
 };
 
+/// The values of a numeric key that mean something, ends included unless open.
+struct Range {
+  double least = 0, most = 0;
+  bool above = false;  ///< `least` itself is outside
+  bool below = false;  ///< `most` itself is outside
+};
+
+/// The range of a numeric key; a key without one of its own takes what is not negative and fits its field.
+Range range_of(const CaseKey& key);
+
 /// In the order in which they are set and written.
 std::span<const CaseKey> case_keys();
 
@@ -53,10 +63,10 @@ std::vector<std::string> keys_under(std::string_view section);
 /// Every path and alias, and every word of a kWord key: what expressions are made of.
 Vocabulary expression_vocabulary();
 
-/// What a text must look like, for messages: "a count (8, 64k, 1Mi)", "one of: none afab 1f1b".
+/// What a text must look like, for messages: "a whole number from 1 to 1024 (8, 64k, 1Mi)", "one of: none afab 1f1b".
 std::string expected(const CaseKey& key);
 
-/// True when `text` has the key's form.
+/// True when `text` has the key's form, and a number is in the key's range.
 bool has_form(const CaseKey& key, const std::string& text);
 
 /// The key's value in an expression: a number, a bool, or text.

@@ -78,10 +78,8 @@ class MapReader {
 };
 
 std::optional<Provenance> provenance_named(std::string_view name) {
-  if (name == "datasheet") return Provenance::kDatasheet;
-  if (name == "measured") return Provenance::kMeasured;
-  if (name == "fitted") return Provenance::kFitted;
-  if (name == "transferred") return Provenance::kTransferred;
+  for (const Provenance p : {Provenance::kDatasheet, Provenance::kMeasured, Provenance::kFitted, Provenance::kTransferred})
+    if (name_of(p) == name) return p;
   return std::nullopt;
 }
 
@@ -133,11 +131,15 @@ RatePoint read_point(const YamlNode& node, Problems& problems) {
       shape && in.expect(*shape, shape->is_sequence(), "shape", "a list of whole numbers"))
     for (const YamlNode& extent : shape->items) {
       const int64_t n = extent.is_scalar() ? parse_count(extent.text).value_or(-1) : -1;
-      if (in.expect(extent, n >= 0, "shape", "a list of whole numbers")) point.shape.push_back(n);
+      if (in.expect(extent, n >= 1, "shape", "a list of whole numbers above 0")) point.shape.push_back(n);
     }
   in.int_at("concurrency", point.concurrency);
-  in.required("seconds");
-  in.number_at("seconds", point.seconds);
+  if (const YamlNode* concurrency = in.at("concurrency"))
+    in.expect(*concurrency, point.concurrency >= 1, "concurrency", "1 or more");
+  if (const YamlNode* seconds = in.required("seconds")) {
+    in.number(*seconds, "seconds", point.seconds);
+    in.expect(*seconds, point.seconds > 0, "seconds", "a number above 0");  // costs are interpolated in their logarithms
+  }
   in.number_at("spread", point.spread);
   in.int_at("repeats", point.repeats);
   in.finish();
@@ -169,6 +171,16 @@ Result<Machine> refused(const Problems& problems) {
 
 }  // namespace
 
+std::string_view name_of(Provenance p) {
+  switch (p) {
+    case Provenance::kDatasheet: return "datasheet";
+    case Provenance::kMeasured: return "measured";
+    case Provenance::kFitted: return "fitted";
+    case Provenance::kTransferred: return "transferred";
+  }
+  return "?";
+}
+
 Machine read_machine(const YamlNode& node, Problems& problems) {
   Machine machine;
   MapReader in(node, "", problems);
@@ -193,9 +205,14 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
     read_constant(in, *inter, "inter_bandwidth", machine.device, machine.inter_bytes_per_s);
   if (const YamlNode* device = in.required("device")) read_device(*device, machine.local, machine.device, problems);
   if (machine.device.id.empty()) machine.device.id = machine.id;
-  if (const YamlNode* calibration = in.at("calibration")) machine.calibration = read_calibration(*calibration, problems);
+  if (const YamlNode* calibration = in.at("calibration"))
+    machine.calibration = std::make_shared<const Calibration>(read_calibration(*calibration, problems));
   in.finish();
   if (node.is_null()) problems.add(node.mark, "the machine is empty", "give at least id and device");
+  if (static_cast<double>(machine.devices_per_node) * machine.nodes > 1 << 30)
+    problems.add(node.mark,
+                 fmt::format("devices_per_node={} times nodes={} is absurdly large", machine.devices_per_node, machine.nodes),
+                 "at most 2^30 devices");
   if (machine.devices_per_node < 1 || machine.nodes < 1)
     problems.add(node.mark,
                  fmt::format("devices_per_node={} nodes={}: both must be positive", machine.devices_per_node, machine.nodes),

@@ -11,6 +11,9 @@
 
 namespace shardlab {
 
+/// "datasheet", "measured", "fitted", "transferred": as machine files write it.
+std::string_view name_of(Provenance p);
+
 /// Names of the machines that ship with the program (sweeps/machines/*.yaml, compiled in), sorted.
 std::vector<std::string> list_machines();
 

@@ -12,6 +12,7 @@ namespace shardlab {
 namespace {
 
 constexpr int64_t kLongestDefaultSequence = 4096;
+constexpr int64_t kMostMeasuredSteps = 1'000'000;
 constexpr std::array<std::string_view, 5> kDerived = {"layout.dp", "layout.schedule", "train.seq_len", "train.global_batch_tokens",
                                                       "train.grad_accumulation"};
 
@@ -123,6 +124,9 @@ Result<void> check_point(const Draft& draft, Mode mode) {
                    "raise machine.nodes, or lower dp, tp, pp or cp");
   if (c.train.learning_rate.kind == LearningRate::Kind::kCosine && c.train.learning_rate.total_steps < 1)
     return refusal("learning_rate.kind=cosine without total_steps", "set train.learning_rate.total_steps");
+  if (c.machine.local && c.machine.cores < 1)
+    return refusal(fmt::format("machine.cores={} on a local machine: its ranks run on cores", c.machine.cores),
+                   "set machine.cores to 1 or more");
   if (mode == Mode::kSimulate) return {};
   if (!c.machine.local)
     return refusal(fmt::format("mode {} measures this machine, not {}", name_of(mode), c.machine.id),
@@ -130,6 +134,10 @@ Result<void> check_point(const Draft& draft, Mode mode) {
   if (c.measure.steps < 1 || c.measure.repeat < 1 || c.measure.warmup < 0)
     return refusal(fmt::format("measure: warmup={} steps={} repeat={}", c.measure.warmup, c.measure.steps, c.measure.repeat),
                    "use at least one step and one repeat, and no fewer than 0 steps of warm-up");
+  if (static_cast<double>(c.measure.steps) * static_cast<double>(c.measure.repeat) > kMostMeasuredSteps)
+    return refusal(fmt::format("measure: steps={} times repeat={} is more than {} steps", c.measure.steps, c.measure.repeat,
+                               kMostMeasuredSteps),
+                   "lower measure.steps or measure.repeat");
   return {};
 }
 

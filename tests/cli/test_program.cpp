@@ -1,5 +1,6 @@
 // The program as a user meets it: exit codes, messages, and the files of a run.
 #include <fmt/format.h>
+#include <sqlite3.h>
 #include <sys/wait.h>
 
 #include <array>
@@ -81,6 +82,13 @@ std::string some_text() {
   return text;
 }
 
+void sql(const std::string& path, const std::string& statement) {
+  sqlite3* handle = nullptr;
+  REQUIRE(sqlite3_open(path.c_str(), &handle) == SQLITE_OK);
+  REQUIRE(sqlite3_exec(handle, statement.c_str(), nullptr, nullptr, nullptr) == SQLITE_OK);
+  sqlite3_close(handle);
+}
+
 using Rows = std::vector<std::vector<std::string>>;
 
 std::string cell(const Rows& rows, size_t row, const std::string& column) {
@@ -157,6 +165,19 @@ TEST_CASE("illegal points keep their row and their reason, and cost nothing else
     REQUIRE(again.code == 0);
     REQUIRE(slurp(scratch / "out/results.csv") == before);
   }
+  SECTION("--resume runs again what another build stored") {
+    const std::string version = cell(rows, 1, "program_version");
+    REQUIRE(version.find('+') != std::string::npos);  // version and commit
+    sql(scratch / "out/results.sqlite",
+        fmt::format("UPDATE cases SET outcome = replace(outcome, '{}', '{}another') WHERE name = 'good'", version, version));
+    const Output again = shardlab_program(scratch, "run " + file + machine_option() + " --resume --out " + (scratch / "out"));
+    INFO(again.err);
+    REQUIRE(again.code == 0);
+    const Rows after = parse_csv(slurp(scratch / "out/results.csv"));
+    REQUIRE(cell(after, 1, "program_version") == version);
+    REQUIRE(cell(after, 1, "measured_step_s") != cell(rows, 1, "measured_step_s"));
+    REQUIRE(cell(after, 5, "measured_step_s") == cell(rows, 5, "measured_step_s"));
+  }
   SECTION("report and explain read it") {
     const Output report = shardlab_program(scratch, "report " + (scratch / "out") + " --html " + (scratch / "report.html"));
     INFO(report.err);
@@ -223,6 +244,50 @@ TEST_CASE("memory prints the contract's object, its parts add up, and 3 means th
   REQUIRE(idle.err.find("--devices 8 and a layout of dp*tp*pp*cp = 3 ranks") != std::string::npos);
 }
 
+TEST_CASE("memory of a machine whose memory nobody stated says that it does not know") {
+  const Scratch scratch;
+  const std::string words = "memory --model gpt2 --machine a10-24gb --seq-len 64 --set machine.device.memory=0";
+  const Output output = shardlab_program(scratch, words + " --format json");
+  INFO(output.err);
+  REQUIRE(output.code == 0);
+  const auto json = nlohmann::json::parse(output.out);
+  REQUIRE(json["capacity"].is_null());
+  REQUIRE(json["fits"].is_null());
+  REQUIRE(json["assumptions"].back().get<std::string>().find("the memory of a10-24gb is not known") == 0);
+  REQUIRE(shardlab_program(scratch, words).out.find("the memory of a10-24gb is not known") != std::string::npos);
+}
+
+TEST_CASE("every verb that prints has the four formats") {
+  const Scratch scratch;
+  const std::string file =
+      scratch.write("a.yaml", "version: 1\nmodel: {preset: tiny-gpt}\nmachine: {preset: hgx-h100-ndr}\nseq_len: 64\ndp: 2\n");
+  for (const std::string verb :
+       {"model list", "model show gpt2", "machine list", "machine show hgx-h100-ndr", "strategies", "doctor", "plan FILE",
+        "diff FILE FILE", "memory --model gpt2 --machine hgx-h100-ndr --seq-len 64"}) {
+    std::string words = verb;
+    for (size_t at; (at = words.find("FILE")) != std::string::npos;) words.replace(at, 4, file);
+    INFO(words);
+    REQUIRE(shardlab_program(scratch, words + " --format xml").code == 2);
+    const int code = shardlab_program(scratch, words).code;
+    REQUIRE(code == shardlab_program(scratch, words + " --format table").code);
+    REQUIRE_NOTHROW(nlohmann::json::parse(shardlab_program(scratch, words + " --format json").out));
+    REQUIRE(parse_csv(shardlab_program(scratch, words + " --format csv").out).size() > 1);
+    REQUIRE(shardlab_program(scratch, words + " --format markdown").out.starts_with("| "));
+  }
+  const auto ops = nlohmann::json::parse(shardlab_program(scratch, "plan " + file + " --format json").out);
+  REQUIRE(std::count_if(ops.begin(), ops.end(), [](const auto& op) { return op["kind"] == "all_reduce" && op["runs"] > 0; }) > 0);
+  const auto constants = nlohmann::json::parse(shardlab_program(scratch, "machine show hgx-h100-ndr --format json").out);
+  const auto link =
+      std::find_if(constants.begin(), constants.end(), [](const auto& row) { return row["constant"] == "link_bandwidth"; });
+  REQUIRE(link != constants.end());
+  REQUIRE((*link)["value"] == 450e9);
+  REQUIRE((*link)["unit"] == "B/s");
+  REQUIRE((*link)["provenance"] == "datasheet");
+  const std::string machines = shardlab_program(scratch, "machine list").out;
+  REQUIRE(machines.find("450.0 GB/s") != std::string::npos);  // rates are decimal, capacities binary
+  REQUIRE(machines.find("GiB/s") == std::string::npos);
+}
+
 TEST_CASE("plan and diff read case files") {
   const Scratch scratch;
   const std::string common =
@@ -238,6 +303,42 @@ TEST_CASE("plan and diff read case files") {
   INFO(diff.err);
   REQUIRE(diff.code == 0);
   REQUIRE(diff.out.find("ops reduce_scatter") != std::string::npos);
+}
+
+TEST_CASE("flags that are no numbers, or absurd ones, are refused with exit code 2") {
+  const Scratch scratch;
+  const std::string file =
+      scratch.write("a.yaml", "version: 1\nmodel: {preset: tiny-gpt}\nmachine: {preset: hgx-h100-ndr}\nseq_len: 64\ndp: 2\n");
+  const std::string sweep = scratch.write("s.yaml", "model: tiny-gpt\nmachine: hgx-h100-ndr\nseq_len: 64\naxes: {dp: [1]}\n");
+  const std::string memory = "memory --model gpt2 --machine hgx-h100-ndr ";
+  std::vector<std::string> lines;
+  for (const char* value : {"0", "-1", "nan", "inf", "1e30", "two", "99999999999999999999"}) {
+    for (const char* flag : {"--devices", "--dp", "--tp", "--pp", "--vpp", "--cp", "--ep", "--micro-batch", "--grad-accumulation",
+                             "--seq-len", "--global-batch-tokens"})
+      lines.push_back(fmt::format("{}{}={}", memory, flag, value));
+    lines.push_back(fmt::format("run {} --jobs={}", sweep, value));
+    lines.push_back(fmt::format("calibrate -o {} --scale={}", scratch / "m.yaml", value));
+    lines.push_back(fmt::format("plan {} --set seq_len={}", file, value));
+    lines.push_back(fmt::format("diff {0} {0} --set train.micro_batch={1}", file, value));
+    lines.push_back(fmt::format("run {} --set measure.steps={}", sweep, value));
+    if (std::string(value) != "0") {
+      lines.push_back(fmt::format("explain {} --rows={}", scratch / "none", value));
+      lines.push_back(memory + "--set seed=" + (std::string(value) == "1e30" ? "-2" : value));
+    }
+  }
+  for (const char* words : {"--zero 4", "--zero -1", "--schedule fast", "--recompute some", "--precision fp12", "--offload disk",
+                            "--sequence-parallel maybe", "--set", "--set tp", "--set =2", "--devices 3 --tp 2", "--tp 7"})
+    lines.push_back(memory + words);
+  for (const char* words : {"plan none.yaml", "diff none.yaml none.yaml", "explain none", "report none", "calibrate --backend tpu",
+                            "calibrate -o /proc/none/m.yaml"})
+    lines.emplace_back(words);
+  for (const std::string& line : lines) {
+    const Output output = shardlab_program(scratch, line);
+    INFO(line << "\n" << output.out << output.err);
+    CHECK(output.code == 2);
+    CHECK(output.out.empty());
+    CHECK_FALSE(output.err.empty());
+  }
 }
 
 TEST_CASE("what needs another environment says so with exit code 6") {

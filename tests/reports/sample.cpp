@@ -24,10 +24,11 @@ Machine sample_machine() {
   m.device.memory_bytes_per_s = 11e9;
   m.device.peak_flops["fp32"] = 250e9;
   m.device.provenance["peak_flops"] = Provenance::kMeasured;
-  m.calibration.emplace();
-  m.calibration->id = "2026-05-04-91ac";
-  m.calibration->kernel_variant = "avx2";
-  m.calibration->points.push_back({"linear.F", {512, 1024, 256}, 1, 0.00312, 0.04, 40});
+  Calibration calibration;
+  calibration.id = "2026-05-04-91ac";
+  calibration.kernel_variant = "avx2";
+  calibration.points.push_back({"linear.F", {512, 1024, 256}, 1, 0.00312, 0.04, 40});
+  m.calibration = std::make_shared<const Calibration>(std::move(calibration));
   return m;
 }
 

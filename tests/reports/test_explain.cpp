@@ -43,6 +43,20 @@ TEST_CASE("a case without figures says why, one without ops has no table") {
   CHECK(explain(o) == "one (1 rank): failed, rank 1 died\n\n- The case did not run: rank 1 died.\n");
 }
 
+TEST_CASE("what the calibration did not measure is said by name") {
+  CaseOutcome o = small_outcome();
+  o.predicted->extrapolated = true;
+  const auto said = [&](const char* words) {
+    const auto all = reasons(o);
+    return std::any_of(all.begin(), all.end(), [&](const std::string& s) { return s.find(words) != std::string::npos; });
+  };
+  CHECK_FALSE(said("canonical"));
+  o.config.threads_per_rank = 3;
+  CHECK(said("one thread a rank, and this case has 3"));
+  o.config.canonical = true;
+  CHECK(said("canonical multiplies matrices in its own fixed order"));
+}
+
 TEST_CASE("more threads than cores is said") {
   CaseOutcome o = small_outcome();
   o.config.layout.dp = 4;

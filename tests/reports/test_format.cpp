@@ -17,6 +17,13 @@ TEST_CASE("bytes are shown in powers of 1024 with four digits") {
   CHECK(bytes_text(-2048) == "-2.000 KiB");
 }
 
+TEST_CASE("rates of bytes are decimal, as data sheets give them") {
+  CHECK(bytes_per_second_text(450e9) == "450.0 GB/s");
+  CHECK(bytes_per_second_text(3.35e12) == "3.350 TB/s");
+  CHECK(bytes_per_second_text(999) == "999 B/s");
+  CHECK(bytes_per_second_text(0) == "0 B/s");
+}
+
 TEST_CASE("seconds choose their scale") {
   CHECK(seconds_text(0) == "0 s");
   CHECK(seconds_text(1.5) == "1.500 s");

@@ -2,6 +2,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -66,6 +67,19 @@ void sql(const std::string& path, const char* statement) {
   REQUIRE(sqlite3_open(path.c_str(), &handle) == SQLITE_OK);
   REQUIRE(sqlite3_exec(handle, statement, nullptr, nullptr, nullptr) == SQLITE_OK);
   sqlite3_close(handle);
+}
+
+/// The single value that a query gives, as text.
+std::string text_of(const std::string& path, const std::string& query) {
+  sqlite3* handle = nullptr;
+  REQUIRE(sqlite3_open(path.c_str(), &handle) == SQLITE_OK);
+  sqlite3_stmt* row = nullptr;
+  REQUIRE(sqlite3_prepare_v2(handle, query.c_str(), -1, &row, nullptr) == SQLITE_OK);
+  REQUIRE(sqlite3_step(row) == SQLITE_ROW);
+  const std::string text = reinterpret_cast<const char*>(sqlite3_column_text(row, 0));
+  sqlite3_finalize(row);
+  sqlite3_close(handle);
+  return text;
 }
 
 }  // namespace
@@ -161,6 +175,15 @@ TEST_CASE("a newer store, a foreign file and a missing one are refused with what
   CHECK(newer.error().message == path + " was written by a newer shardlab: store version 2, this program reads up to 1");
   CHECK(newer.error().hint == "use that shardlab, or choose another directory with --out");
 
+  sql(path, "PRAGMA user_version = 0");
+  for (const auto& open : {&Store::open, &Store::open_existing}) {
+    const Result<Store> older = open(path);
+    REQUIRE_FALSE(older.ok());
+    CHECK(older.error().code == ExitCode::kUsage);
+    CHECK(older.error().message == path + " was written by an older shardlab: store version 0, this program reads version 1");
+    CHECK(older.error().hint == "read it with that shardlab, and run the sweep again into another directory with --out");
+  }
+
   const std::string foreign = folder / "foreign.sqlite";
   sql(foreign, "CREATE TABLE songs (name TEXT)");
   const Result<Store> other = Store::open(foreign);
@@ -170,6 +193,36 @@ TEST_CASE("a newer store, a foreign file and a missing one are refused with what
   const Result<Store> missing = Store::open_existing(folder / "none.sqlite");
   REQUIRE_FALSE(missing.ok());
   CHECK(missing.error().code == ExitCode::kUsage);
+}
+
+TEST_CASE("a store with the columns of another build is read, brought up to date and appended to") {
+  const Folder folder;
+  const std::string path = folder / "results.sqlite";
+  const std::vector<CaseOutcome> cases = sweep_outcomes();
+  {
+    Store store = opened(path);
+    for (size_t i = 0; i + 1 < cases.size(); ++i) store.append(cases[i]);
+  }
+  sql(path, "ALTER TABLE cases DROP COLUMN loss_unigram");
+  sql(path, "ALTER TABLE cases ADD COLUMN experts INTEGER");
+  {
+    const Result<Store> reading = Store::open_existing(path);
+    REQUIRE(reading.ok());
+    CHECK(reading->outcomes().size() == cases.size() - 1);  // reading needs no column
+  }
+  Store store = opened(path);
+  store.append(cases.back());
+  const std::vector<CaseOutcome> stored = store.outcomes();
+  REQUIRE(stored.size() == cases.size());
+  for (size_t i = 0; i < cases.size(); ++i) CHECK(fingerprint(stored[i]) == fingerprint(cases[i]));
+  const std::string columns = text_of(path, "SELECT group_concat(name) FROM pragma_table_info('cases')");
+  CHECK(columns.find("loss_unigram") != std::string::npos);
+  CHECK(columns.find("experts") == std::string::npos);
+  const std::string with_unigram = "SELECT count(*) FROM cases WHERE loss_unigram IS NOT NULL";
+  const auto measured =
+      std::count_if(cases.begin(), cases.end(), [](const CaseOutcome& o) { return o.measured && o.measured->loss_unigram; });
+  REQUIRE(measured > 1);
+  CHECK(text_of(path, with_unigram) == std::to_string(measured));
 }
 
 TEST_CASE("a file that is no database is the world's fault, and says so") {

@@ -70,8 +70,9 @@ const Instruction& op(const Expanded& e, const std::string& label) {
 
 Machine measured(std::vector<RatePoint> points, int cores = 2) {
   Machine m = shared_cores(cores);
-  m.calibration.emplace();
-  m.calibration->points = std::move(points);
+  Calibration calibration;
+  calibration.points = std::move(points);
+  m.calibration = std::make_shared<const Calibration>(std::move(calibration));
   m.device.peak_flops["fp32"] = 1e9;
   m.device.memory_bytes_per_s = 1e9;
   return m;

@@ -57,7 +57,7 @@ TEST_CASE("a prediction states time, memory and wire bytes") {
   const Expanded e = expanded(kPlan);
   Case config;
   config.machine = own_devices();
-  config.machine.calibration.emplace().id = "today";
+  config.machine.calibration = std::make_shared<const Calibration>(Calibration{.id = "today"});
   const Predicted p = predict(config, *e.plan, e.programs, 12345, Extrapolating(""));
   CHECK(p.figures.step_s == Approx(5));  // a, then reduce beside b, then c
   CHECK(p.figures.compute_s == Approx(3));
@@ -78,6 +78,10 @@ TEST_CASE("a prediction says when it extrapolates") {
   config.machine = own_devices();
   CHECK(predict(config, *e.plan, e.programs, 0, Extrapolating("b")).figures.extrapolated);
   config.threads_per_rank = 2;
+  CHECK(predict(config, *e.plan, e.programs, 0, Extrapolating("")).figures.extrapolated);
+  config.threads_per_rank = 1;
+  CHECK_FALSE(predict(config, *e.plan, e.programs, 0, Extrapolating("")).figures.extrapolated);
+  config.canonical = true;  // its matmul was never calibrated
   CHECK(predict(config, *e.plan, e.programs, 0, Extrapolating("")).figures.extrapolated);
 }
 

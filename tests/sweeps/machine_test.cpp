@@ -109,6 +109,21 @@ device:
   CHECK(text.find("m.yaml:7:15: `peak_flops` of `device` is `3`") != std::string::npos);
   CHECK(text.find("devices_per_node=1 nodes=0") != std::string::npos);
   CHECK(text.find("5 errors. Nothing was run.") != std::string::npos);
+  const auto said = [](const std::string& more) {
+    const auto machine = parse_machine("id: x\nlocal: true\ncores: 1\ndevice: {memory: 1Gi}\n" + more, "m.yaml");
+    return machine.ok() ? std::string() : to_string(machine.error());
+  };
+  CHECK(said("").empty());
+  CHECK(said("nodes: 2000000\ndevices_per_node: 2000000\n").find("at most 2^30 devices") != std::string::npos);
+  CHECK(said("nodes: 1e10\n").find("m.yaml:5:8: `nodes` of the machine is `1e10`") != std::string::npos);
+  CHECK(said("inter_bandwidth: nan\n").find("m.yaml:5:18") != std::string::npos);
+  const auto point = [&](const std::string& text) { return said("calibration: {id: c, points: [{kernel: k, " + text + "}]}\n"); };
+  CHECK(point("shape: [1], seconds: 1").empty());
+  for (const char* bad : {"shape: [0], seconds: 1", "shape: [-1], seconds: 1", "shape: [1], seconds: 0", "shape: [1], seconds: nan",
+                          "shape: [1], seconds: -1", "shape: [1], seconds: 1, concurrency: 0"}) {
+    INFO(bad);
+    CHECK(point(bad).find("m.yaml:5:") != std::string::npos);
+  }
   CHECK_FALSE(parse_machine("", "m.yaml").ok());
   CHECK_FALSE(parse_machine("[]", "m.yaml").ok());
   CHECK(parse_machine("id: x\nlocal: true\ndevice: {memory: 1Gi}\n", "m.yaml").error().message == "a local machine without cores");

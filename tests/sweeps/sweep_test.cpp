@@ -23,8 +23,7 @@ LoadOptions with_local(std::vector<std::string> overrides = {}) {
     m.device.memory_bytes = int64_t{4} << 30;
     m.device.memory_bytes_per_s = 1e10;
     m.device.peak_flops["fp32"] = 1e11;
-    m.calibration.emplace();
-    m.calibration->id = "c1";
+    m.calibration = std::make_shared<const Calibration>(Calibration{.id = "c1"});
     return m;
   };
   return options;
@@ -149,14 +148,18 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
         "global_batch_tokens=100 is not a positive multiple of seq_len 64 * micro_batch 1 * dp 2 = 128");
   CHECK(reason(small("dp: 1\ntp: 3\n")) == "heads 4 is not divisible by tp=3");
   CHECK(reason(small("dp: 1\npp: 8\n")).find("pp=8 stages for 4 layers") == 0);
-  CHECK(reason(small("dp: 0\n")) == "dp=0 is not positive");
   CHECK(reason(small("dp: 1\ntp: 2\nzero: 3\n")) == "zero=3 with dp=1: there is nothing to shard over");
+  CHECK(reason(small("dp: 1\ngrad_accumulation: 1000000\n")) ==
+        "layers 4 * grad_accumulation 1000000 = 4000000 runs of a layer in one step");
+  CHECK(reason(small("dp: 1\nmicro_batch: 1G\nseq_len: 1G\n")).find("come to more than can be counted") != std::string::npos);
+  CHECK(reason("model: tiny-gpt\nmachine: {local: true, cores: 0}\n") ==
+        "machine.cores=0 on a local machine: its ranks run on cores");
   CHECK(reason(small("precision: bf16\n")) == "precision=bf16 is not implemented in this version");
   CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
   CHECK(reason(small("recompute: selective\n")) == "recompute=selective is not implemented in this version");
   CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute=selective is not implemented in this version");
   CHECK(reason(small("layout: {offload: {optimizer: cpu}}\n")) == "offload is not implemented in this version");
-  CHECK(reason(small("clip_norm: 1.0\n")) == "clip_norm=1.0 is not implemented in this version");
+  CHECK(reason(small("clip_norm: 1.0\n")) == "clip_norm=1 is not implemented in this version");
   CHECK(reason("machine: local\nmodel: {preset: tiny-gpt, experts: 8}\n") == "model.experts=8 is not implemented in this version");
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, inter_bandwidth: 5}\n") ==
         "machine.inter_bandwidth=5 is not implemented in this version");
@@ -286,6 +289,29 @@ TEST_CASE("all errors of a file are reported at once, each with its place") {
   CHECK(says(text, "s.yaml:11:10: `include` is a map"));
   CHECK(says(text, "s.yaml:13:14: `tp` says again what layout.tp says on line 12"));
   CHECK(says(text, "19 errors. Nothing was run."));
+}
+
+TEST_CASE("numbers outside their range are refused with the file, and wherever a sweep can say them") {
+  CHECK(says(errors_of(small("dp: 0\n")), "s.yaml:3:5: `dp` is `0`"));
+  CHECK(says(errors_of(small("dp: 0\n")), "expected a whole number from 1 to 1048576"));
+  CHECK(says(errors_of(small("measure: {steps: 1e9}\n")), "s.yaml:3:18: `steps` is `1e9`"));
+  CHECK(says(errors_of(small("seed: -1\n")), "s.yaml:3:7: `seed` is `-1`"));
+  CHECK(says(errors_of(small("measure: {validate_sequences: -4}\n")), "s.yaml:3:31: `validate_sequences` is `-4`"));
+  CHECK(says(errors_of(small("beta1: 1\n")), "expected a number from 0 to below 1"));
+  CHECK(says(errors_of(small("epsilon: 0\n")), "expected a number above 0 to 1"));
+  CHECK(says(errors_of(small("axes: {tp: {range: [0, 2]}}\n")), "`tp` is `0`"));
+  CHECK(says(errors_of(small("when: [{if: pp == 1, set: {micro_batch: -1}}]\n")), "`micro_batch` is `-1`"));
+  CHECK(says(errors_of(small("include: [{name: a, threads_per_rank: 5000}]\n")), "`threads_per_rank` is `5000`"));
+  CHECK(says(errors_of("model: {inline: {layers: -2}}\nmachine: local\n"), "s.yaml:1:26: `layers` is `-2`"));
+  CHECK(says(errors_of(small(""), with_local({"measure.timeout=0"})), "command line: `measure.timeout` is `0`"));
+  CHECK(points_of(small("measure: {steps: 1M, repeat: 1, warmup: 0}\nseed: 9223372036854775807\n")).runnable() == 1);
+}
+
+TEST_CASE("the cases of a sweep share one calibration") {
+  const Expansion e = points_of(small("axes: {seed: [1, 2, 3]}\n"));
+  REQUIRE(e.points.size() == 3);
+  REQUIRE(e.points[0].config.machine.calibration);
+  for (const Point& p : e.points) CHECK(p.config.machine.calibration == e.points[0].config.machine.calibration);
 }
 
 TEST_CASE("files that miss something say what to add") {

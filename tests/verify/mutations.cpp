@@ -155,6 +155,13 @@ class Mutator {
     if (phase_of(op.work) == Phase::kW) judge("dropped weight gradient", place, drop);
     if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work)) judge("dropped update", place, drop);
     if (std::holds_alternative<Add>(op.work)) judge("dropped add", place, drop);
+    mutate_in_place(s, i, op, place);
+    if (std::holds_alternative<SumScalars>(op.work))
+      for (const int64_t factor : {2, 3})
+        judge("wrong sum factor", place, [&](Plan& p) {
+          Rational& f = std::get<SumScalars>(edit(p).work).factor;
+          f = f * Rational(factor);
+        });
     if (const auto* loss = std::get_if<CrossEntropy>(&op.work)) {
       const bool divides =
           loss->part == CrossEntropy::Part::kFused || (loss->part == CrossEntropy::Part::kGrad && op.writes.size() == 2);
@@ -165,6 +172,23 @@ class Mutator {
     drop_accumulate(s, i, op, place);
     for (const SlotId w : op.writes)
       if (plan_->segments[s].slots[w.index()].cls == BufferClass::kGradient) scale_everywhere(s, w, place);
+  }
+
+  /// Rope, dropout and positions: dropped, done twice, and with other settings.
+  void mutate_in_place(size_t s, size_t i, const Op& op, const std::string& place) {
+    const auto* rope = std::get_if<Rope>(&op.work);
+    const auto* dropout = std::get_if<Dropout>(&op.work);
+    if (rope == nullptr && dropout == nullptr && !std::holds_alternative<Positions>(op.work)) return;
+    judge("dropped in-place op", place,
+          [=](Plan& p) { p.segments[s].steps.erase(p.segments[s].steps.begin() + static_cast<std::ptrdiff_t>(i)); });
+    if (rope == nullptr && dropout == nullptr) return;
+    judge("wrong in-place op", place, [=](Plan& p) {
+      Work& work = std::get<Op>(p.segments[s].steps[i]).work;
+      if (rope != nullptr)
+        std::get<Rope>(work).theta *= 2;
+      else
+        std::get<Dropout>(work).site += 7;
+    });
   }
 
   void drop_accumulate(size_t s, size_t i, const Op& op, const std::string& place) {

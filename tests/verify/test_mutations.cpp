@@ -22,6 +22,7 @@ struct Mix {
   int hybrid = 0;
   int64_t bucket_bytes = 0;
   bool recompute = false, canonical = false, grad_norm = false;
+  float dropout = 0;
   Optimizer optimizer = Optimizer::kAdamW;
 };
 
@@ -53,6 +54,7 @@ Case case_of(const Mix& mix) {
   c.train.global_batch_tokens = 8 * mix.accumulation * mix.dp;
   c.train.optimizer = mix.optimizer;
   c.train.grad_norm = mix.grad_norm;
+  c.train.dropout = mix.dropout;
   c.canonical = mix.canonical;
   return c;
 }
@@ -79,6 +81,14 @@ std::vector<Plan> lowered_plans() {
       {.name = "dp2 zero3 norm", .tied = false, .dp = 2, .accumulation = 2, .zero = 3, .grad_norm = true},
       {.name = "dp4 hybrid zero3 tied", .dp = 4, .tp = 2, .zero = 3, .hybrid = 2, .recompute = true},
       {.name = "dp2 zero2 canonical pp2", .dp = 2, .pp = 2, .schedule = Schedule::k1F1B, .accumulation = 4, .zero = 2, .canonical = true},
+      {.name = "gpt recompute dropout", .accumulation = 2, .recompute = true, .grad_norm = true, .dropout = 0.1f},
+      {.name = "llama recompute dropout", .family = Family::kLlama, .tied = false, .tp = 2, .recompute = true, .dropout = 0.1f},
+      {.name = "llama pp2 dropout",
+       .family = Family::kLlama,
+       .pp = 2,
+       .schedule = Schedule::kAfab,
+       .accumulation = 2,
+       .dropout = 0.1f},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;

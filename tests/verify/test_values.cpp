@@ -99,6 +99,8 @@ TEST_CASE("values: what is reported is whole") {
         "types: %loss is reported as an unreduced sum: f32 dp:partial tp:replicate micro:sum");
   CHECK(broken("sum_scalars loss (%nll0, %nll1) -> (%loss)", "sum_scalars loss (%nll0) -> (%loss)") ==
         "values: %loss holds 1 of the step's 2 micro-batches");
+  CHECK(broken("factor=1/24", "factor=1/12") ==
+        "types: %loss is reported as 2/1 times what it sums up to: the mean loss of the step's targets, or the whole squared norm");
 }
 
 TEST_CASE("gradients: every micro-batch once") {
