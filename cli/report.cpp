@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "cli/claims.h"
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/pipeline.h"
@@ -66,6 +67,7 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
       flags.title.empty() ? std::filesystem::absolute(flags.directory).lexically_normal().filename().string() : flags.title;
   const auto runs = store->runs();
   if (!runs.empty()) report.metadata = runs.back();
+  report.verdicts = verdicts(report.metadata.claims, report.cases);
   if (!timelines) return report;
   for (const CaseOutcome& outcome : report.cases) {
     if (outcome.status != Status::kOk || static_cast<int>(report.timelines.size()) >= kTimelines) continue;
@@ -91,8 +93,9 @@ Result<ExitCode> report(const ReportFlags& flags) {
     if (!file.empty()) fmt::print(stderr, "wrote {}\n", file);
   if (to_files) return ExitCode::kDone;
   print(case_table(built->cases, summary_columns()), *format);
-  if (*format == TableFormat::kTable)
-    for (const Statement& s : statements(built->cases, summarise(built->cases))) fmt::print("{}\n", s.text);
+  if (*format != TableFormat::kTable) return ExitCode::kDone;
+  for (const Statement& s : built->verdicts) fmt::print("{}\n", s.text);
+  for (const Statement& s : statements(built->cases, summarise(built->cases))) fmt::print("{}\n", s.text);
   return ExitCode::kDone;
 }
 

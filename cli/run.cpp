@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "cli/case_process.h"
+#include "cli/claims.h"
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/pipeline.h"
@@ -127,10 +128,11 @@ Result<void> check_data(const Expansion& expansion, Mode mode) {
   return {};
 }
 
-void print_results(const std::vector<CaseOutcome>& outcomes, TableFormat format) {
+void print_results(const std::vector<CaseOutcome>& outcomes, const std::vector<Claim>& claims, TableFormat format) {
   print(case_table(outcomes, summary_columns()), format);
   if (format != TableFormat::kTable) return;
   fmt::print("\n");
+  for (const Statement& s : verdicts(claims, outcomes)) fmt::print("{}\n", s.text);
   for (const Statement& s : statements(outcomes, summarise(outcomes))) fmt::print("{}\n", s.text);
 }
 
@@ -150,6 +152,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   SHARDLAB_TRY(check_directory(flags, out));
   SHARDLAB_TRY(check_data(*expansion, mode));
   RunMetadata metadata = describe_environment(invocation.command());
+  metadata.claims = sweep->claims();
   for (const Point& point : expansion->points)
     if (point.config.machine.calibration) metadata.calibration_id = point.config.machine.calibration->id;
   DriveOptions drive_options;
@@ -171,7 +174,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   directory->finish();
   progress.end();
   if (!summary.ok()) return summary.error();
-  print_results(directory->store().outcomes(), *format);
+  print_results(directory->store().outcomes(), sweep->claims(), *format);
   fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);
   if (summary->interrupted)
     fmt::print(stderr, "interrupted; to go on: {}{}\n", invocation.command(), flags.resume ? "" : " --resume");

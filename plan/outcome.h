@@ -68,6 +68,14 @@ struct OpComparison {
   double measured_s = 0;
 };
 
+/// A sentence that a sweep puts to the test: it holds where `check`, an expression over figures of its cases, does.
+struct Claim {
+  std::string says;
+  std::string source;  ///< paper and section, or who claims it
+  std::string check;   ///< "zero1.states_bytes < 0.6 * zero0.states_bytes": figures are CASE.COLUMN or CASE.CLASS_bytes
+  friend bool operator==(const Claim&, const Claim&) = default;
+};
+
 struct CaseOutcome {
   std::string case_id;          ///< hash of the resolved case, 16 hex digits
   std::string program_version;  ///< of the program that produced this row; the store fills it in

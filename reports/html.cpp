@@ -147,6 +147,13 @@ Json timeline_json(const Timeline& t) {
           {"left_out", t.left_out}, {"ops", ops},       {"lanes", lanes}};
 }
 
+/// The verdicts on claims, then the answer.
+std::vector<Statement> said_of(const Report& report, const Summary& summary) {
+  std::vector<Statement> all = report.verdicts;
+  for (Statement& s : statements(report.cases, summary)) all.push_back(std::move(s));
+  return all;
+}
+
 std::string statements_html(const std::vector<Statement>& all) {
   std::string out;
   for (const Statement& s : all)
@@ -231,12 +238,12 @@ std::string script_safe(std::string_view json) {
 
 std::string report_json(const Report& report) {
   const Summary summary = summarise(report.cases);
-  return dumped(report_document(report, summary, statements(report.cases, summary)));
+  return dumped(report_document(report, summary, said_of(report, summary)));
 }
 
 std::string render_html(const Report& report) {
   const Summary summary = summarise(report.cases);
-  const std::vector<Statement> sentences = statements(report.cases, summary);
+  const std::vector<Statement> sentences = said_of(report, summary);
   const std::string subtitle =
       fmt::format("{}{}{}", report.metadata.date, report.metadata.processor.empty() ? "" : " · ", report.metadata.processor);
   return filled(assets::template_html(), {{"@title@", html_escaped(report.title)},
@@ -251,7 +258,7 @@ std::string render_html(const Report& report) {
 std::string render_markdown(const Report& report) {
   const Summary summary = summarise(report.cases);
   std::string out = fmt::format("# {}\n\n", report.title);
-  for (const Statement& s : statements(report.cases, summary)) out += fmt::format("- {}\n", s.text);
+  for (const Statement& s : said_of(report, summary)) out += fmt::format("- {}\n", s.text);
   if (summary.all.cases > 0) {
     Table table;
     table.columns = {{"ranks"},

@@ -7,6 +7,7 @@
 
 #include "plan/outcome.h"
 #include "reports/metadata.h"
+#include "reports/summary.h"
 #include "reports/timeline.h"
 
 namespace shardlab {
@@ -16,6 +17,7 @@ struct Report {
   RunMetadata metadata;  ///< of the last run
   std::vector<CaseOutcome> cases;
   std::vector<Timeline> timelines;  ///< none, or of some cases
+  std::vector<Statement> verdicts;  ///< on the claims of the sweep: they come before everything else that is said
 };
 
 /// The data of the report as JSON (no HTML escapes): {title, metadata, columns, cases, summary, statements, timelines}.

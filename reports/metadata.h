@@ -3,6 +3,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "plan/outcome.h"
 
 namespace shardlab {
 
@@ -22,6 +25,7 @@ struct RunMetadata {
   std::string calibration_id;
   double recorder_overhead_s = 0;
   int64_t dropped_events = 0;
+  std::vector<Claim> claims;  ///< what the sweep tests
   friend bool operator==(const RunMetadata&, const RunMetadata&) = default;
 };
 

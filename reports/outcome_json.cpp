@@ -345,6 +345,14 @@ void visit_fields(V& v, T& x) {
 }
 
 template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Claim>
+void visit_fields(V& v, T& x) {
+  v("says", x.says);
+  v("source", x.source);
+  v("check", x.check);
+}
+
+template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, RunMetadata>
 void visit_fields(V& v, T& x) {
   v("program_version", x.program_version);
@@ -361,6 +369,7 @@ void visit_fields(V& v, T& x) {
   v("calibration_id", x.calibration_id);
   v("recorder_overhead_s", x.recorder_overhead_s);
   v("dropped_events", x.dropped_events);
+  v("claims", x.claims);
 }
 
 /// Builds an object. JSON has no nan and no infinity: those are written as words.

@@ -66,6 +66,7 @@ struct BucketForm {
   int64_t elements = 0;  ///< padding included
   int64_t ranks = 1;     ///< that slice it
   bool tied = false;
+  bool biases = false;   ///< of columns, under tensor parallelism: forward reads them, backward does not
 
   int64_t bytes() const { return held(elements); }
   int64_t slice_bytes() const { return held(elements / ranks); }
@@ -86,8 +87,8 @@ struct BucketSums {
 /// slice it.
 class Filling {
  public:
-  Filling(int64_t bucket_bytes, int64_t ranks, bool tied, std::vector<BucketForm>& out)
-      : bucket_bytes_(bucket_bytes), ranks_(ranks), tied_(tied), out_(&out) {}
+  Filling(int64_t bucket_bytes, int64_t ranks, std::vector<BucketForm>& out, bool tied = false, bool biases = false)
+      : bucket_bytes_(bucket_bytes), ranks_(ranks), tied_(tied), biases_(biases), out_(&out) {}
 
   void add(int64_t unit, int64_t elements) {
     if (open_ == 0) highest_ = unit;
@@ -96,14 +97,14 @@ class Filling {
     if (bucket_bytes_ >= 0 && open_ * kElement >= bucket_bytes_) close();
   }
   void close() {
-    if (open_ > 0) out_->push_back({highest_, lowest_, (open_ + ranks_ - 1) / ranks_ * ranks_, ranks_, tied_});
+    if (open_ > 0) out_->push_back({highest_, lowest_, (open_ + ranks_ - 1) / ranks_ * ranks_, ranks_, tied_, biases_});
     open_ = 0;
   }
 
  private:
   int64_t bucket_bytes_;  ///< below 0: closed from outside only
   int64_t ranks_;
-  bool tied_;
+  bool tied_, biases_;
   std::vector<BucketForm>* out_;
   int64_t open_ = 0, highest_ = 0, lowest_ = 0;
 };
@@ -142,9 +143,9 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
   const bool by_unit = c.layout.zero == 3;
   const int64_t ranks = c.layout.zero > 0 ? c.layout.shard_ranks() : 1, bytes = by_unit ? -1 : c.layout.bucket_bytes;
   const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
-  const Filling empty(bytes, ranks, false, all);
-  Filling matrices = empty, vectors = empty, cut_vectors = empty, positions = empty;
-  Filling tables(0, ranks, true, all);  // a tied table is alone
+  const Filling empty(bytes, ranks, all);
+  Filling matrices = empty, vectors = empty, cut_vectors(bytes, ranks, all, false, true), positions = empty;
+  Filling tables(0, ranks, all, true);  // a tied table is alone
   int64_t unit = (part.first ? 1 : 0) + part.layers;
   const auto add_bias = [&](int64_t elements) { (cut ? cut_vectors : vectors).add(unit, elements); };
   const auto add_norm = [&] {

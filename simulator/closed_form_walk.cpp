@@ -2,6 +2,7 @@
 // found by going through a stage's step, unit by unit, with the sizes of the literature. Nothing of a plan is known here: the rules of
 // when a bucket is there are those of the papers, written a second time.
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -107,15 +108,23 @@ struct Stay {
 /// By bucket. Visits that follow one another and need the same count as one, and `prefetch` of those are fetched ahead.
 std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits) {
   const std::vector<size_t> owners = owners_of(state, part);
-  std::vector<std::set<size_t>> needs(static_cast<size_t>(units_of(part)));
-  for (size_t b = 0; b < owners.size(); ++b)
-    for (int64_t u = state.buckets[b].lowest; u <= state.buckets[b].highest; ++u) needs[static_cast<size_t>(u)].insert(owners[b]);
+  // By direction and unit. Backward has no use for the tables of an embedding, nor for biases but where it runs forward again.
+  std::array<std::vector<std::set<size_t>>, 2> needs_of;
+  for (const bool backward : {false, true}) {
+    needs_of[backward].resize(static_cast<size_t>(units_of(part)));
+    for (size_t b = 0; b < owners.size(); ++b) {
+      if (backward && state.buckets[b].biases && c.layout.recompute != Recompute::kFull) continue;
+      for (int64_t u = state.buckets[b].lowest; u <= state.buckets[b].highest; ++u)
+        if (!(backward && part.first && u == 0)) needs_of[backward][static_cast<size_t>(u)].insert(owners[b]);
+    }
+  }
+  const auto needs = [&](const Visit& v) -> const std::set<size_t>& { return needs_of[v.backward][static_cast<size_t>(v.unit)]; };
   struct Run {
     size_t first, last;
   };
   std::vector<Run> runs;
   for (size_t v = 0; v < visits.size(); ++v) {
-    const bool same = v > 0 && needs[static_cast<size_t>(visits[v].unit)] == needs[static_cast<size_t>(visits[v - 1].unit)];
+    const bool same = v > 0 && needs(visits[v]) == needs(visits[v - 1]);
     if (same)
       runs.back().last = v;
     else
@@ -125,13 +134,14 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
   std::vector<std::vector<Stay>> stays(owners.size());
   std::vector<std::vector<size_t>> last_run(owners.size());
   for (size_t b = 0; b < owners.size(); ++b) {
-    int64_t lowest = units_of(part);
-    for (size_t o = 0; o < owners.size(); ++o)
-      if (owners[o] == b) lowest = std::min(lowest, state.buckets[o].lowest);
+    int64_t lowest = units_of(part);  // the last to read it backward
+    for (int64_t u = lowest - 1; u >= 0; --u)
+      if (needs_of[true][static_cast<size_t>(u)].contains(b)) lowest = u;
+    const bool read_backward = lowest < units_of(part);
     std::set<int64_t> awaited;  // micro-batches whose backward has yet to use it
     size_t until = 0;           // the last run of the last stay
     for (size_t r = 0; r < runs.size(); ++r) {
-      if (!needs[static_cast<size_t>(visits[runs[r].first].unit)].contains(b)) continue;
+      if (!needs(visits[runs[r].first]).contains(b)) continue;
       const size_t issue = r >= ahead ? r - ahead : 0;
       const bool kept = !c.layout.fsdp.reshard && !awaited.empty();
       if (!stays[b].empty() && (kept || issue <= until))
@@ -140,7 +150,7 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
         stays[b].push_back({runs[issue].first, runs[r].last});
       until = r;
       for (size_t v = runs[r].first; v <= runs[r].last; ++v) {
-        if (!visits[v].backward) awaited.insert(visits[v].micro_batch);
+        if (!visits[v].backward && read_backward) awaited.insert(visits[v].micro_batch);
         if (visits[v].backward && visits[v].unit == lowest) awaited.erase(visits[v].micro_batch);
       }
     }

@@ -121,7 +121,8 @@ Segment one_op_segment(std::string name, const StageDraft& stage, const std::vec
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& buffer = stage.role.buffers[buffers[i].index()];
     Slot slot;
-    slot.name = std::string(1, static_cast<char>('a' + i));
+    constexpr size_t kLetters = 26;
+    slot.name = i < kLetters ? std::string(1, static_cast<char>('a' + i)) : "a" + std::to_string(i);
     slot.type = buffer.type;
     slot.cls = buffer.kind;
     slot.space = buffer.space;

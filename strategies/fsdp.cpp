@@ -73,24 +73,32 @@ class FullyShard {
     }
   }
 
-  /// Which buckets hold the parameters of each unit of the stage.
-  std::vector<std::vector<int>> buckets_by_unit() const {
-    std::vector<std::vector<int>> buckets(stage_.state.size());
+  /// Which buckets hold what a unit's forward or backward reads. Backward reads fewer: neither tables of embeddings nor biases.
+  using Needs = std::vector<std::vector<int>>;
+  Needs needs_by_unit(bool backward) const {
+    Needs needs(stage_.state.size());
     for (size_t b = 0; b < stage_.buckets.size(); ++b)
-      for (const Bucket::Member& m : stage_.buckets[b].members) buckets[static_cast<size_t>(m.unit - stage_.first_unit)].push_back(owners_[b]);
-    for (auto& list : buckets) {
+      for (const Bucket::Member& m : stage_.buckets[b].members)
+        if (reads(m, backward)) needs[static_cast<size_t>(m.unit - stage_.first_unit)].push_back(owners_[b]);
+    for (auto& list : needs) {
       std::ranges::sort(list);
       list.erase(std::ranges::unique(list).begin(), list.end());
     }
-    return buckets;
+    return needs;
+  }
+  bool reads(const Bucket::Member& m, bool backward) const {
+    const UnitTemplate& unit = draft_.of_unit(m.unit);
+    return std::ranges::any_of((backward ? unit.backward : unit.forward).uses,
+                               [&](const SlotUse& u) { return u.use == Use::kParameter && u.parameter == m.parameter; });
   }
 
   std::vector<Visit> visits() const {
-    const auto by_unit = buckets_by_unit();
+    const Needs forward = needs_by_unit(false), backward = needs_by_unit(true);
     std::vector<Visit> all;
     for (size_t i = 0; i < stage_.events.size(); ++i) {
-      if (!stage_.events[i].computes()) continue;
-      const auto& needs = by_unit[static_cast<size_t>(stage_.events[i].unit - stage_.first_unit)];
+      const Event& e = stage_.events[i];
+      if (!e.computes()) continue;
+      const auto& needs = (e.kind == Event::Kind::kBackward ? backward : forward)[static_cast<size_t>(e.unit - stage_.first_unit)];
       if (all.empty() || all.back().buckets != needs) all.push_back({needs, i, i});
       all.back().last = i;
     }
@@ -102,7 +110,8 @@ class FullyShard {
     const Fsdp& options = draft_.config.layout.fsdp;
     const size_t ahead = static_cast<size_t>(options.prefetch);
     std::vector<std::vector<Stay>> all(stage_.buckets.size());
-    std::vector<std::set<int>> awaiting(stage_.buckets.size());  // micro-batches between their forward and their backward
+    std::vector<std::set<int>> awaiting(stage_.buckets.size());  // micro-batches whose backward has yet to read it
+    const Needs read_by_backward = needs_by_unit(true);
     for (size_t v = 0; v < visits.size(); ++v)
       for (const int bucket : visits[v].buckets) {
         const size_t b = static_cast<size_t>(bucket);
@@ -112,25 +121,24 @@ class FullyShard {
           all[b].back().last = v;
         else
           all[b].push_back({issued, v});
-        note(visits[v], lowest_user(bucket), awaiting[b]);
+        note(visits[v], lowest_reader(bucket, read_by_backward), awaiting[b]);
       }
     return all;
   }
 
-  void note(const Visit& visit, int lowest, std::set<int>& awaiting) const {
-    if (!draft_.training) return;
+  void note(const Visit& visit, std::optional<int> lowest, std::set<int>& awaiting) const {
+    if (!draft_.training || !lowest) return;
     for (size_t i = visit.first; i <= visit.last; ++i) {
       const Event& e = stage_.events[i];
       if (e.kind == Event::Kind::kForward) awaiting.insert(e.micro_batch);
-      if (e.kind == Event::Kind::kBackward && e.unit == lowest) awaiting.erase(e.micro_batch);
+      if (e.kind == Event::Kind::kBackward && e.unit == *lowest) awaiting.erase(e.micro_batch);
     }
   }
-  /// The unit whose backward is the last of a micro-batch to use a bucket's values.
-  int lowest_user(int bucket) const {
-    int unit = stage_.end_unit;
-    for (size_t b = 0; b < stage_.buckets.size(); ++b)
-      if (owners_[b] == bucket) unit = std::min(unit, stage_.buckets[b].last_unit);
-    return unit;
+  /// The unit whose backward is the last of a micro-batch to read a bucket's values; none if no backward does.
+  std::optional<int> lowest_reader(int bucket, const Needs& read_by_backward) const {
+    for (size_t u = 0; u < read_by_backward.size(); ++u)
+      if (std::ranges::find(read_by_backward[u], bucket) != read_by_backward[u].end()) return stage_.first_unit + static_cast<int>(u);
+    return std::nullopt;
   }
 
   void gather_before_use() {

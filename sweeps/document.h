@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/outcome.h"
 #include "sweeps/expression.h"
 #include "sweeps/settings.h"
 #include "sweeps/sweep.h"
@@ -52,6 +53,7 @@ struct Sweep::Content {
   std::vector<SweepConstraint> constraints;
   std::vector<SweepExclusion> exclusions;
   std::vector<SweepInclusion> inclusions;
+  std::vector<Claim> claims;
   Settings overrides;
 };
 

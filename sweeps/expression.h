@@ -30,6 +30,7 @@ using ExpressionValue = std::variant<std::monostate, bool, double, std::string>;
 struct Vocabulary {
   std::vector<std::string> keys;    ///< identifiers
   std::vector<std::string> values;  ///< words that stand for themselves
+  bool figures = false;             ///< a word with a dot is a key too: a figure of a case ("zero1.measured_step_s")
 };
 
 /// An error of an expression: `column` counts from 1 in its text.

@@ -31,11 +31,12 @@ const std::vector<std::string>& top_keys() {
                                                 "constraints",
                                                 "exclude",
                                                 "include",
+                                                "claims",
                                                 "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
-const std::vector<std::string> kSweepOnly = {"description", "mode", "axes", "zip", "when", "constraints", "exclude", "include"};
+const std::vector<std::string> kSweepOnly = {"description", "mode", "axes", "zip", "when", "constraints", "exclude", "include", "claims"};
 
 constexpr int64_t kMaxAxisLength = 1'000'000;
 
@@ -111,6 +112,7 @@ class Loader {
     each(root.find("constraints"), "constraints", [&](const YamlNode& n) { read_constraint(n); });
     each(root.find("exclude"), "exclude", [&](const YamlNode& n) { read_exclusion(n); });
     each(root.find("include"), "include", [&](const YamlNode& n) { read_inclusion(n); });
+    each(root.find("claims"), "claims", [&](const YamlNode& n) { read_claim(n); });
     finish(root.mark);
   }
 
@@ -241,14 +243,18 @@ class Loader {
   // ---- rules ---------------------------------------------------------------------------------------------------------------
 
   std::optional<Expression> read_expression(const YamlNode& rule, const char* key, Mark& mark) {
+    return read_expression(rule, key, mark, vocabulary_, "tp <= 8");
+  }
+  std::optional<Expression> read_expression(const YamlNode& rule, const char* key, Mark& mark, const Vocabulary& vocabulary,
+                                            std::string_view example) {
     const YamlNode* node = rule.find(key);
     if (!node || !node->is_scalar()) {
       problems_.add(node ? node->mark : rule.mark, fmt::format("`{}` is missing or no expression", key),
-                    fmt::format("write `{}: \"tp <= 8\"`", key));
+                    fmt::format("write `{}: \"{}\"`", key, example));
       return std::nullopt;
     }
     mark = first_character(node->mark);
-    auto parsed = Expression::parse(node->text, vocabulary_);
+    auto parsed = Expression::parse(node->text, vocabulary);
     if (const auto* error = std::get_if<ExpressionError>(&parsed)) {
       problems_.add({mark.line, mark.column + error->column - 1}, error->message,
                     fmt::format("in the expression `{}`", node->text));
@@ -284,6 +290,26 @@ class Loader {
     auto expression = read_expression(rule, "expr", mark);
     const YamlNode* why = rule.find("why");
     if (expression) content_.constraints.push_back({*std::move(expression), mark, why ? why->text : ""});
+  }
+
+  /// `check` is read again when the results are there: what it says of cases can only be known then.
+  void read_claim(const YamlNode& rule) {
+    unknown_in(rule, "claims", {"says", "source", "check"});
+    Claim claim;
+    for (const auto& [key, field] : {std::pair{"says", &claim.says}, {"source", &claim.source}}) {
+      const YamlNode* node = rule.find(key);
+      if (node && node->is_scalar() && !node->text.empty())
+        *field = node->text;
+      else
+        problems_.add(rule.mark, fmt::format("a claim without `{}`", key), "a claim has the sentence (says), who says it (source) and a check");
+    }
+    Mark mark;
+    Vocabulary vocabulary;
+    vocabulary.figures = true;
+    const auto check = read_expression(rule, "check", mark, vocabulary, "zero1.predicted_peak_bytes < zero0.predicted_peak_bytes");
+    if (!check) return;
+    claim.check = check->text();
+    content_.claims.push_back(std::move(claim));
   }
 
   void read_exclusion(const YamlNode& rule) {

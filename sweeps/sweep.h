@@ -14,6 +14,7 @@
 
 #include "plan/base/result.h"
 #include "plan/case.h"
+#include "plan/outcome.h"
 
 namespace shardlab {
 
@@ -66,6 +67,8 @@ class Sweep {
   const std::string& description() const;
   const std::string& file() const;
   Mode mode() const;
+  /// What the sweep tests, each with an expression that can be parsed.
+  const std::vector<Claim>& claims() const;
 
   struct Content;  ///< sweeps/document.h
   explicit Sweep(std::shared_ptr<const Content> content) : content_(std::move(content)) {}

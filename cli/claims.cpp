@@ -1,0 +1,90 @@
+#include "cli/claims.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "reports/columns.h"
+#include "reports/format.h"
+#include "sweeps/expression.h"
+
+namespace shardlab {
+namespace {
+
+/// Bytes at the peak of the classes that `what` names, or nothing.
+std::optional<double> bytes_of_class(const CaseOutcome& outcome, std::string_view what) {
+  if (!outcome.predicted) return std::nullopt;
+  const auto of = [&](BufferClass c) { return static_cast<double>(outcome.predicted->memory.bytes[static_cast<size_t>(c)]); };
+  if (what == "states_bytes")
+    return of(BufferClass::kParameter) + of(BufferClass::kGradient) + of(BufferClass::kMaster) + of(BufferClass::kMoment);
+  for (int c = 0; c < kBufferClasses; ++c)
+    if (what == fmt::format("{}_bytes", name_of(static_cast<BufferClass>(c)))) return of(static_cast<BufferClass>(c));
+  return std::nullopt;
+}
+
+class Judge {
+ public:
+  explicit Judge(std::span<const CaseOutcome> cases) : cases_(cases) {}
+
+  Statement judge(const Claim& claim) {
+    Vocabulary vocabulary;
+    vocabulary.figures = true;
+    const auto parsed = Expression::parse(claim.check, vocabulary);
+    if (const auto* error = std::get_if<ExpressionError>(&parsed)) return undecided(claim, error->message);
+    figures_.clear();
+    missing_.clear();
+    const auto truth = std::get<Expression>(parsed).holds([this](std::string_view key) { return figure(key); });
+    if (const auto* error = std::get_if<ExpressionError>(&truth))
+      return undecided(claim, missing_.empty() ? error->message : missing_);
+    const bool holds = std::get<bool>(truth);
+    return {holds ? Statement::Mood::kGood : Statement::Mood::kBad,
+            fmt::format("{}: \"{}\" ({}). Tested: {}, where {}.", holds ? "Holds here" : "Does not hold here", claim.says, claim.source,
+                        claim.check, figures_)};
+  }
+
+ private:
+  Statement undecided(const Claim& claim, const std::string& why) const {
+    return {Statement::Mood::kNote, fmt::format("Undecided: \"{}\" ({}). Not tested, since {}.", claim.says, claim.source, why)};
+  }
+
+  ExpressionValue figure(std::string_view key) {
+    const size_t dot = key.rfind('.');
+    const std::string_view name = key.substr(0, dot), what = key.substr(dot + 1);
+    const auto found = std::ranges::find_if(cases_, [&](const CaseOutcome& c) { return c.config.name == name; });
+    if (found == cases_.end()) return absent(fmt::format("there is no case called {}", name));
+    if (const auto bytes = bytes_of_class(*found, what)) return noted(key, *bytes, bytes_text(*bytes));
+    const CaseColumn* column = find_column(what);
+    if (column == nullptr) return absent(fmt::format("there is no figure called {}", what));
+    const Value value = column->get(*found);
+    if (const auto* n = std::get_if<int64_t>(&value)) return noted(key, static_cast<double>(*n), human_text(value, column->unit));
+    if (const auto* x = std::get_if<double>(&value)) return noted(key, *x, human_text(value, column->unit));
+    if (const auto* b = std::get_if<bool>(&value)) return *b;
+    if (const auto* text = std::get_if<std::string>(&value)) return *text;
+    return absent(fmt::format("{} has no {}{}", name, what, found->reason.empty() ? "" : fmt::format(" ({})", found->reason)));
+  }
+  ExpressionValue absent(std::string why) {
+    if (missing_.empty()) missing_ = std::move(why);
+    return std::monostate{};
+  }
+  ExpressionValue noted(std::string_view key, double value, const std::string& text) {
+    const std::string entry = fmt::format("{} = {}", key, text);
+    if (figures_.find(entry) == std::string::npos) figures_ += (figures_.empty() ? "" : ", ") + entry;
+    return value;
+  }
+
+  std::span<const CaseOutcome> cases_;
+  std::string figures_;
+  std::string missing_;
+};
+
+}  // namespace
+
+std::vector<Statement> verdicts(const std::vector<Claim>& claims, std::span<const CaseOutcome> cases) {
+  Judge judge(cases);
+  std::vector<Statement> all;
+  for (const Claim& claim : claims) all.push_back(judge.judge(claim));
+  return all;
+}
+
+}  // namespace shardlab
