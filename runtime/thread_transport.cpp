@@ -16,7 +16,6 @@ namespace shardlab {
 namespace {
 
 using Action = CollectiveStep::Action;
-constexpr int kNobody = -1;
 constexpr int kEveryOther = -2;
 
 std::byte* bytes_at(void* base, int64_t offset) { return static_cast<std::byte*>(base) + offset; }

@@ -110,6 +110,52 @@ std::vector<Case> layouts() {
   return list;
 }
 
+std::vector<Case> deep_layouts() {
+  Case base;
+  base.canonical = true;
+  base.layout.pp = 3;
+  base.layout.overlap = false;
+  std::vector<Case> list{base};
+  times<int>(list, {1, 2}, [](Case& c, int v) { c.layout.dp = v; });
+  times<Schedule>(list, {Schedule::kAfab, Schedule::k1F1B}, [](Case& c, Schedule v) { c.layout.schedule = v; });
+  times<int>(list, {1, 2, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
+  return list;
+}
+
+std::vector<Case> uneven_layouts() {
+  Case base;
+  base.layout.overlap = false;
+  std::vector<Case> list{base};
+  times<int>(list, {1, 2, 3, 6}, [](Case& c, int v) { c.layout.dp = v; });
+  times<int>(list, {1, 3, 6}, [](Case& c, int v) { c.layout.tp = v; });
+  times<int>(list, {1, 2}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  times<int>(list, {0, 1}, [](Case& c, int v) { c.layout.zero = v; });
+  times<int64_t>(list, {0, 20000}, [](Case& c, int64_t v) { c.layout.bucket_bytes = v; });
+  std::erase_if(list, [](const Case& c) {
+    const Layout& l = c.layout;
+    const bool idle = l.dp == 1 && l.bucket_bytes > 0, even = (l.dp == 1 || l.dp == 2) && l.tp == 1;
+    return idle || (even && l.world_size() > 1) || l.world_size() > 6;
+  });
+  return list;
+}
+
+std::vector<Subject> uneven_subjects() {
+  std::vector<Subject> list;
+  Model m = gpt();
+  m.name = "six heads";
+  m.hidden = 48;
+  m.heads = m.kv_heads = 6;
+  m.ffn = 96;
+  m.vocab = 66;
+  add(list, "gpt six heads, cosine", m, 16, 0, 12);
+  for (Subject& subject : list) {
+    LearningRate& lr = subject.train.learning_rate;
+    lr = {LearningRate::Kind::kCosine, lr.peak, 2, 5, lr.peak / 10};
+  }
+  return list;
+}
+
 std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts) {
   std::vector<Case> rows;
   for (Case c : layouts) {

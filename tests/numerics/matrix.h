@@ -25,6 +25,15 @@ std::vector<Subject> subjects();
 /// Every layout of at most 8 ranks that some subject can be trained with: the product of the values of every layout key.
 std::vector<Case> layouts();
 
+/// Three stages, which the product above has not.
+std::vector<Case> deep_layouts();
+
+/// Ranks along dp and tp that are no powers of two, which canonical mode refuses: for `uneven_subjects` in fast mode.
+std::vector<Case> uneven_layouts();
+
+/// A model whose heads, widths and batch three and six divide, its learning rate along a cosine with warm-up.
+std::vector<Subject> uneven_subjects();
+
 /// `layout` with the subject's model and recipe, its batch cut to fit; nothing when that is not legal.
 std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts);
 

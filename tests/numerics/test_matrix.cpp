@@ -137,19 +137,23 @@ class Coverage {
   }
   bool has(std::string_view strategy) const { return rows_.contains(std::string(strategy)); }
   size_t rows() const { return rows_.contains("any") ? static_cast<size_t>(rows_.at("any").count) : 0; }
+  bool covers_uneven_ranks_and_threads() const {
+    const auto any = rows_.find("any");
+    return any != rows_.end() && any->second.by_ranks.contains(0) && any->second.threads > 0;
+  }
   int failed() const { return rows_.contains("any") ? rows_.at("any").failed : 0; }
   /// The table; `figure` heads the last column.
   void print(std::string_view title, std::string_view figure) {
-    fmt::print("{}\n  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}   {}\n", title, "strategy", "rows", "1 rank", "2", "4", "8", "failed",
-               figure);
+    fmt::print("{}\n  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {}\n", title, "strategy", "rows", "1 rank", "2", "4", "8",
+               "3, 6", "2 threads", "failed", figure);
     for (auto& [name, row] : rows_)
-      fmt::print("  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}   {:.3g}\n", name, row.count, row.by_ranks[1], row.by_ranks[2],
-                 row.by_ranks[4], row.by_ranks[8], row.failed, row.largest);
+      fmt::print("  {:<24}{:>6}{:>8}{:>8}{:>8}{:>8}{:>8}{:>10}{:>8}   {:.3g}\n", name, row.count, row.by_ranks[1], row.by_ranks[2],
+                 row.by_ranks[4], row.by_ranks[8], row.by_ranks[0], row.threads, row.failed, row.largest);
   }
 
  private:
   struct Row {
-    int count = 0, failed = 0;
+    int count = 0, failed = 0, threads = 0;
     std::map<int, int> by_ranks;
     double largest = 0;
   };
@@ -157,7 +161,9 @@ class Coverage {
     Row& row = rows_[name];
     ++row.count;
     row.failed += failed;
-    ++row.by_ranks[config.layout.world_size()];
+    const int ranks = config.layout.world_size();
+    ++row.by_ranks[ranks == 1 || ranks == 2 || ranks == 4 || ranks == 8 ? ranks : 0];
+    row.threads += config.threads_per_rank > 1;
     row.largest = std::max(row.largest, figure);
   }
   std::map<std::string, Row> rows_;
@@ -209,7 +215,7 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
       const auto trained = train(config);
       const std::string difference = trained ? differences(config, expected, *trained) : to_string(trained.error());
       coverage.add(config, !difference.empty(), 0);
-      INFO(subject.name << ": " << config.name << "\n" << difference);
+      INFO(subject.name << ": " << config.name << ", " << config.threads_per_rank << " threads a rank\n" << difference);
       if (coverage.failed() <= kShown) CHECK(difference.empty());
     }
     ++number;
@@ -227,13 +233,17 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
   constexpr double kFloor = 1e-6;  // of the distance moved: about what rounding the parameters alone costs
   constexpr std::array algorithms{AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling,
                                   AlgorithmChoice::kDirect};
-  const auto layouts = testing::layouts();
+  const auto layouts = testing::layouts(), uneven = testing::uneven_layouts();
   Coverage coverage;
   uint64_t number = 0;
-  for (Subject subject : testing::subjects()) {
+  std::vector<Subject> subjects = testing::subjects();
+  const size_t even = subjects.size();
+  for (Subject& s : testing::uneven_subjects()) subjects.push_back(std::move(s));
+  for (Subject& subject : subjects) {
     // With its usual epsilon AdamW gives a gradient that is 0 but for rounding a full step of random sign.
     subject.train.epsilon = 1e-4f;
-    auto rows = testing::rows_of(subject, layouts);
+    const bool is_even = number < even;
+    auto rows = testing::rows_of(subject, is_even ? layouts : uneven);
     const auto expected = expect<double>(subject);
     Case serial = rows.front();
     serial.canonical = false;
@@ -241,17 +251,25 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
     const auto one_rank = train(serial);
     REQUIRE(one_rank.ok());
     const double bound = 1.5 * error_of(expected, *one_rank) + kFloor;
-    for (Case& config : deal(std::move(rows), number++, kShares)) {
+    rows = deal(std::move(rows), number++, is_even ? kShares : 4);
+    if (is_even)
+      for (Case& config : deal(testing::rows_of(subject, testing::deep_layouts()), number, kShares / 4))
+        rows.push_back(std::move(config));
+    for (Case& config : rows) {
       config.canonical = false;
+      if (coverage.rows() % 3 == 2) config.threads_per_rank = 2;
       config.layout.collective_algorithm = algorithms[coverage.rows() % algorithms.size()];
+      if (!check(config).ok()) config.layout.collective_algorithm = AlgorithmChoice::kRing;  // halving-doubling wants powers of two
       const auto trained = train(config);
-      INFO(subject.name << ": " << config.name << (trained ? "" : "\n" + to_string(trained.error())));
+      INFO(subject.name << ": " << config.name << ", " << config.threads_per_rank << " threads a rank"
+                        << (trained ? "" : "\n" + to_string(trained.error())));
       REQUIRE(trained.ok());
       const double error = error_of(expected, *trained);
       CHECK(error <= bound);
       coverage.add(config, error > bound, error / bound);
     }
   }
+  CHECK(coverage.covers_uneven_ranks_and_threads());
   coverage.print("Error against the fp64 reference after 5 steps (fast mode)", "largest error / bound");
   for (const Strategy& s : catalogue()) {
     INFO("strategy `" << s.name << "` has no row in the matrix: give its key a value in tests/numerics/matrix.cpp");
