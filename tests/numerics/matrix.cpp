@@ -151,7 +151,7 @@ std::vector<Subject> uneven_subjects() {
   add(list, "gpt six heads, cosine", m, 16, 0, 12);
   for (Subject& subject : list) {
     LearningRate& lr = subject.train.learning_rate;
-    lr = {LearningRate::Kind::kCosine, lr.peak, 2, 5, lr.peak / 10};
+    lr = {.kind = LearningRate::Kind::kCosine, .peak = lr.peak, .warmup_steps = 2, .total_steps = 5, .floor = lr.peak / 10};
   }
   return list;
 }

@@ -227,6 +227,21 @@ TEST_CASE("models and machines can be inline, overridden and axes") {
   CHECK(e.points[5].config.machine.device.provenance.count("memory_bandwidth") == 1);
 }
 
+TEST_CASE("claims are read with the file, and checked for form") {
+  const std::string good = small(
+      "include: [{name: a, tp: 1}, {name: b, tp: 2}]\nclaims:\n  - {says: b is smaller, source: us, check: "
+      "\"b.predicted_peak_bytes < 0.9 * a.predicted_peak_bytes\"}\n");
+  const auto sweep = load_sweep_text(good, "s.yaml", with_local());
+  REQUIRE(sweep.ok());
+  REQUIRE(sweep->claims().size() == 1);
+  CHECK(sweep->claims()[0] == Claim{"b is smaller", "us", "b.predicted_peak_bytes < 0.9 * a.predicted_peak_bytes"});
+  CHECK(says(errors_of(small("claims: [{says: x, check: \"a.loss_last < 1\"}]\n"), with_local()), "a claim without `source`"));
+  CHECK(says(errors_of(small("claims: [{says: x, source: y}]\n"), with_local()), "`check` is missing or no expression"));
+  CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b <\"}]\n"), with_local()), "in the expression `a.b <`"));
+  CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"tp < 2\"}]\n"), with_local()), "unknown word `tp`"));
+  CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b < 2\", why: z}]\n"), with_local()), "`why`"));
+}
+
 TEST_CASE("the command line speaks the words of the file") {
   const std::string text = small("name: n\naxes: {tp: [1, 2], seed: [1, 2]}\ninclude: [{name: i, tp: 2, seed: 3}]\n");
   const Expansion e = points_of(text, with_local({"tp=2", "model.layers=8", "global-batch-tokens=4Ki"}));
