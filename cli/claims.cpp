@@ -39,8 +39,8 @@ class Judge {
       return undecided(claim, missing_.empty() ? error->message : missing_);
     const bool holds = std::get<bool>(truth);
     return {holds ? Statement::Mood::kGood : Statement::Mood::kBad,
-            fmt::format("{}: \"{}\" ({}). Tested: {}, where {}.", holds ? "Holds here" : "Does not hold here", claim.says, claim.source,
-                        claim.check, figures_)};
+            fmt::format("{}: \"{}\" ({}). Tested: {}, where {}.", holds ? "Holds here" : "Does not hold here", claim.says,
+                        claim.source, claim.check, figures_)};
   }
 
  private:

@@ -9,12 +9,12 @@
 
 namespace shardlab {
 
-/// One statement a claim, in order: whether it holds over these outcomes, with the figures that its check compares; undecided where a
-/// figure is not there, with the reason.
+/// One statement a claim, in order: whether it holds over these outcomes, with the figures that its check compares; undecided where
+/// a figure is not there, with the reason.
 ///
 /// A figure is CASE.COLUMN (any column of results.csv) or CASE.WHAT_bytes, bytes of a rank's predicted peak by what they are for: a
-/// buffer class (parameter_bytes, gradient_bytes, master_bytes, moment_bytes, activation_bytes, ...) or states_bytes, the sum of those
-/// four.
+/// buffer class (parameter_bytes, gradient_bytes, master_bytes, moment_bytes, activation_bytes, ...) or states_bytes, the sum of
+/// those four.
 std::vector<Statement> verdicts(const std::vector<Claim>& claims, std::span<const CaseOutcome> cases);
 
 }  // namespace shardlab

@@ -56,10 +56,10 @@ struct Buffer {
   std::optional<View> view;
   int32_t parameter = -1;  ///< ParameterId whose value, gradient or state this is (whole or part), or -1
   int32_t count = -1;      ///< BufferId of the scalar that says how many rows are used at run time, or -1 for all
-  /// BufferId of the flat buffer whose elements these are, place by place (this rank's slice of it, where the type is sharded), or -1:
-  /// how a bucket's shard and its moments tell which parameters they hold, since the flat buffer's views name them.
+  /// BufferId of the flat buffer whose elements these are, place by place (this rank's slice of it, where the type is sharded), or
+  /// -1: how a bucket's shard and its moments tell which parameters they hold, since the flat buffer's views name them.
   int32_t packed_as = -1;
-  int64_t offset = -1;     ///< byte offset in the arena of its space, given by `place_arena`
+  int64_t offset = -1;  ///< byte offset in the arena of its space, given by `place_arena`
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 

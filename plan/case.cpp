@@ -60,7 +60,8 @@ std::string_view name_of(LearningRate::Kind v) {
 
 std::string offload_text(const Offload& offload) {
   std::string text;
-  for (const auto& [part, where] : {std::pair{"activations", offload.activations}, {"optimizer", offload.optimizer}, {"parameters", offload.parameters}})
+  for (const auto& [part, where] :
+       {std::pair{"activations", offload.activations}, {"optimizer", offload.optimizer}, {"parameters", offload.parameters}})
     if (where != OffloadTo::kNone) text += fmt::format("{}{}={}", text.empty() ? "" : ",", part, name_of(where));
   return text.empty() ? "none" : text;
 }
@@ -175,7 +176,8 @@ Result<void> check_implemented(const Case& c) {
   if (l.compression.kind != CompressionKind::kNone)
     return missing(fmt::format("compression={}", name_of(l.compression.kind)), "compression.kind: none");
   if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
-  for (const auto& [key, dtype] : {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
+  for (const auto& [key, dtype] :
+       {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
     if (!dtype->empty() && *dtype != "fp32") return missing(fmt::format("{}={}", key, *dtype), fmt::format("{}: fp32", key));
   if (c.train.clip_norm != 0) return missing(fmt::format("clip_norm={}", c.train.clip_norm), "clip_norm: 0");
   if (c.train.precision != "fp32") return missing(fmt::format("precision={}", c.train.precision), "precision: fp32");
@@ -205,11 +207,13 @@ Result<void> check_layout(const Case& c) {
     if (l.zero == 0)
       return refusal(fmt::format("hybrid_shard={} with zero=0: nothing is sharded", l.hybrid_shard), "set zero: 1, 2 or 3");
     if (l.hybrid_shard < 2 || l.hybrid_shard >= l.dp || l.dp % l.hybrid_shard != 0)
-      return refusal(fmt::format("hybrid_shard={} with dp={}", l.hybrid_shard, l.dp),
-                     "it is the number of ranks that share one set of shards: a divisor of dp above 1 and below dp, or 0 for all of them");
+      return refusal(
+          fmt::format("hybrid_shard={} with dp={}", l.hybrid_shard, l.dp),
+          "it is the number of ranks that share one set of shards: a divisor of dp above 1 and below dp, or 0 for all of them");
   }
   if (l.zero != 3 && !(l.fsdp == Fsdp{}))
-    return refusal(fmt::format("fsdp options with zero={}: only zero 3 gathers parameters", l.zero), "set zero: 3, or leave fsdp out");
+    return refusal(fmt::format("fsdp options with zero={}: only zero 3 gathers parameters", l.zero),
+                   "set zero: 3, or leave fsdp out");
   if (l.fsdp.unit < 1 || l.fsdp.prefetch < 0)
     return refusal(fmt::format("fsdp.unit={} fsdp.prefetch={}", l.fsdp.unit, l.fsdp.prefetch),
                    "a unit has at least one layer, and nothing can be fetched after its use");
@@ -219,9 +223,10 @@ Result<void> check_layout(const Case& c) {
   if (l.zero > 0 && l.dp == 1)
     return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
   if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
-    for (const auto& [key, size] :
-         {std::pair{"dp", l.replicas()}, {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()}, {"tp", l.tp},
-          {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
+    for (const auto& [key, size] : {std::pair{"dp", l.replicas()},
+                                    {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()},
+                                    {"tp", l.tp},
+                                    {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
         return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
   return {};

@@ -30,9 +30,10 @@ std::string_view name_of(CompressionKind v);  ///< "none", "bf16", "int8", "top-
 
 /// Which activations backward makes again, beyond the kind.
 struct RecomputeOptions {
-  std::string modules;       ///< of kSelective: sub-layers by label, separated by spaces ("attn.core mlp.act"); empty: "attn.core"
-  int every = 1;             ///< of kFull: every k-th layer of the model, the first included
-  int64_t budget_bytes = 0;  ///< above 0: keep, make again or offload each tensor so that predicted time is least within these bytes
+  std::string modules;  ///< of kSelective: sub-layers by label, separated by spaces ("attn.core mlp.act"); empty: "attn.core"
+  int every = 1;        ///< of kFull: every k-th layer of the model, the first included
+  int64_t budget_bytes =
+      0;  ///< above 0: keep, make again or offload each tensor so that predicted time is least within these bytes
   friend bool operator==(const RecomputeOptions&, const RecomputeOptions&) = default;
 };
 
@@ -77,7 +78,8 @@ struct Compression {
   friend bool operator==(const Compression&, const Compression&) = default;
 };
 
-/// Local SGD and DiLoCo (Douillard et al. 2023): ranks train apart for `steps` steps, then an outer optimizer moves the shared weights.
+/// Local SGD and DiLoCo (Douillard et al. 2023): ranks train apart for `steps` steps, then an outer optimizer moves the shared
+/// weights.
 struct Diloco {
   int steps = 0;               ///< 0: off
   float learning_rate = 1.0f;  ///< of the outer step; 1 with momentum 0 averages (local SGD)
@@ -135,9 +137,9 @@ struct Train {
   int64_t micro_batch = 1;          ///< sequences of one micro-batch on one rank
   int64_t grad_accumulation = 1;    ///< micro-batches of one step on one rank
   std::string precision = "fp32";
-  std::string reduce_dtype;      ///< of gradients on the wire: fp32, bf16 or fp16; empty: fp32
-  std::string accumulate_dtype;  ///< of gradients summed over micro-batches; empty: fp32
-  float loss_scale = 0;          ///< of fp16: fixed above 0, dynamic at 0
+  std::string reduce_dtype;             ///< of gradients on the wire: fp32, bf16 or fp16; empty: fp32
+  std::string accumulate_dtype;         ///< of gradients summed over micro-batches; empty: fp32
+  float loss_scale = 0;                 ///< of fp16: fixed above 0, dynamic at 0
   std::string fp8_scaling = "current";  ///< of fp8: current, delayed, block
   Optimizer optimizer = Optimizer::kAdamW;
   LearningRate learning_rate;

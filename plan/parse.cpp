@@ -171,7 +171,8 @@ class Parser {
 
   bool statement() {
     static constexpr std::string_view kLines =
-        "`name`, `mesh`, `micro_batches`, `sequences_per_micro_batch`, `period`, `streams`, `together`, `strategies`, `comm`, `parameter`, "
+        "`name`, `mesh`, `micro_batches`, `sequences_per_micro_batch`, `period`, `streams`, `together`, `strategies`, `comm`, "
+        "`parameter`, "
         "`segment` or `role`";
     if (take_word("segment")) return close_segment() && close_role() && segment_head();
     if (take_word("role")) return close_segment() && close_role() && role_head();
@@ -620,14 +621,16 @@ class Parser {
       int32_t index = 0;
       if (!find(buffer_names_, p.name, index, "a buffer of the role")) return false;
       Buffer& buffer = plan_.roles.back().buffers[p.entry];
-      (p.use == Pending::Use::kCount ? buffer.count : p.use == Pending::Use::kPacked ? buffer.packed_as : buffer.view->base) = index;
+      (p.use == Pending::Use::kCount    ? buffer.count
+       : p.use == Pending::Use::kPacked ? buffer.packed_as
+                                        : buffer.view->base) = index;
     }
     pending_.clear();
     return true;
   }
 
-  static constexpr std::array<std::string_view, kBufferClasses> kClasses{"parameter", "gradient", "master", "moment", "activation",
-                                                                         "temporary", "buffer",   "input",  "metric", "workspace", "other"};
+  static constexpr std::array<std::string_view, kBufferClasses> kClasses{
+      "parameter", "gradient", "master", "moment", "activation", "temporary", "buffer", "input", "metric", "workspace", "other"};
 
   std::string file_;
   std::vector<Token> tokens_;

@@ -881,8 +881,8 @@ void Replay::play_sum(const Act& act) {
   }
 }
 
-/// Storage of its own that takes this rank's part of a whole range of `length` elements, cut along `axes`: from now on it stands for
-/// that range.
+/// Storage of its own that takes this rank's part of a whole range of `length` elements, cut along `axes`: from now on it stands
+/// for that range.
 void Replay::spread_out(Region& at, AxisSet axes, int64_t length) {
   if (axes.empty() || at.begin != 0) return;
   Storage& storage = *at.storage;

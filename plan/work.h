@@ -31,8 +31,8 @@ int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical);
 /// Elements of the table of cosines and sines that a Rope op reads: tokens * head_dim; 0 for any other op.
 int64_t rope_table_elements(const Segment& segment, const Op& op);
 
-/// Gives each role the buffers that kernels need beside operands: "workspace.<stream>" as large as the most that an op on the stream
-/// may use, and "rope.table" where one rotates. They live across steps. Call it once, on a plan that lacks nothing else.
+/// Gives each role the buffers that kernels need beside operands: "workspace.<stream>" as large as the most that an op on the
+/// stream may use, and "rope.table" where one rotates. They live across steps. Call it once, on a plan that lacks nothing else.
 void add_workspaces(Plan& plan, bool canonical);
 
 }  // namespace shardlab

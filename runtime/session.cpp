@@ -52,8 +52,8 @@ class ThreadSession final : public Session {
   /// A run of elements of a tensor's local part, and where a rank keeps them.
   struct Piece {
     BufferId buffer;
-    int64_t at = 0;           ///< in the buffer
-    int64_t begin = 0, n = 0; ///< in the local part
+    int64_t at = 0;            ///< in the buffer
+    int64_t begin = 0, n = 0;  ///< in the local part
   };
   /// What one rank holds of a tensor: all of its local part, or, of a bucket's shard, some.
   struct Holding {
@@ -213,7 +213,8 @@ void ThreadSession::initialise_parameters() {
       const Type& type = *holding.type;
       const auto at = [&](const Piece& piece) { return static_cast<float*>(rank.address(piece.buffer)) + piece.at; };
       if (parameter.initial != Initial::kNormal) {
-        for (const Piece& piece : holding.pieces) std::fill_n(at(piece), piece.n, parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
+        for (const Piece& piece : holding.pieces)
+          std::fill_n(at(piece), piece.n, parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
         continue;
       }
       const Shape shape = logical_shape(type, plan_.mesh), origin = logical_origin(type, plan_.mesh, rank.coordinates());
@@ -230,8 +231,8 @@ void ThreadSession::initialise_parameters() {
   });
 }
 
-/// Calls `visit(logical index, local index, run length)` for each contiguous run of a rank's part of a logical tensor, of which only
-/// the local elements in [begin, end) are looked at.
+/// Calls `visit(logical index, local index, run length)` for each contiguous run of a rank's part of a logical tensor, of which
+/// only the local elements in [begin, end) are looked at.
 template <class Visit>
 void for_each_run(const Type& type, const Mesh& mesh, const Coordinates& at, int64_t begin, int64_t end, const Visit& visit) {
   const Shape shape = logical_shape(type, mesh), origin = logical_origin(type, mesh, at);
@@ -269,17 +270,18 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
     int differs_from = -1;
     for (const Piece& piece : holding.pieces) {
       const float* local = static_cast<const float*>(rank->address(piece.buffer)) + piece.at - piece.begin;
-      for_each_run(type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n, [&](int64_t to, int64_t from, int64_t n) {
-        for (int64_t i = 0; i < n; ++i) {
-          const size_t e = static_cast<size_t>(to + i);
-          if (writer[e] < 0) {
-            tensor.values[e] = local[from + i];
-            writer[e] = rank->number();
-          } else if (std::memcmp(&tensor.values[e], &local[from + i], sizeof(float)) != 0) {
-            differs_from = writer[e];
-          }
-        }
-      });
+      for_each_run(type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
+                   [&](int64_t to, int64_t from, int64_t n) {
+                     for (int64_t i = 0; i < n; ++i) {
+                       const size_t e = static_cast<size_t>(to + i);
+                       if (writer[e] < 0) {
+                         tensor.values[e] = local[from + i];
+                         writer[e] = rank->number();
+                       } else if (std::memcmp(&tensor.values[e], &local[from + i], sizeof(float)) != 0) {
+                         differs_from = writer[e];
+                       }
+                     }
+                   });
     }
     if (differs_from >= 0)
       return Error{ExitCode::kBug,

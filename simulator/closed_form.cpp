@@ -99,7 +99,8 @@ class Wires {
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
     }
     const bool zero = c_.layout.zero > 0;
-    const int64_t gradients = zero ? sets_ * reduced(kElement * state.reduced, shards_) : all_reduced(kElement * state.reduced, dp_);
+    const int64_t gradients =
+        zero ? sets_ * reduced(kElement * state.reduced, shards_) : all_reduced(kElement * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
     at(Channel::kDpReplicas) += tp_ * all_reduced(kElement * state.reduced, sets_);
     int64_t gathered = state.gathered;
@@ -116,12 +117,12 @@ class Wires {
         at(channel) += dp_ * tp_ * m_ * message_;
     }
     if (part.last) {  // the loss, in fp32: its sum, or every sequence's
-      at(Channel::kMetricsDp) += tp_ * sets_ *
-                                 (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_)
-                                                               : all_reduced(4, shards_));
+      at(Channel::kMetricsDp) +=
+          tp_ * sets_ *
+          (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_) : all_reduced(4, shards_));
       at(Channel::kMetricsReplica) += tp_ * shards_ * all_reduced(4, sets_);
     }
-    if (c_.train.grad_norm) {                                             // the squared norm, in fp64
+    if (c_.train.grad_norm) {  // the squared norm, in fp64
       at(Channel::kMetricsTp) += dp_ * all_reduced(8, tp_);
       if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
     }
@@ -162,9 +163,9 @@ std::string_view name_of(Moment moment) {
 }
 
 std::string_view name_of(Channel channel) {
-  static constexpr std::array<std::string_view, kChannels> kNames{"tp",         "dp.grads",    "dp.parameters", "dp.replicas", "pp.fwd.even",
-                                                                  "pp.fwd.odd", "pp.bwd.even", "pp.bwd.odd",    "pp.ends",
-                                                                  "metrics.dp", "metrics.replica", "metrics.tp",  "metrics.pp"};
+  static constexpr std::array<std::string_view, kChannels> kNames{
+      "tp",         "dp.grads", "dp.parameters", "dp.replicas",     "pp.fwd.even", "pp.fwd.odd", "pp.bwd.even",
+      "pp.bwd.odd", "pp.ends",  "metrics.dp",    "metrics.replica", "metrics.tp",  "metrics.pp"};
   return kNames[static_cast<size_t>(channel)];
 }
 

@@ -80,7 +80,7 @@ enum class Channel : uint8_t {
   kTp,
   kDpGradients,
   kDpParameters,
-  kDpReplicas,  ///< between sets of shards
+  kDpReplicas,   ///< between sets of shards
   kForwardEven,  ///< pipeline edges from an even stage forward ...
   kForwardOdd,
   kBackwardEven,  ///< ... and back to one

@@ -66,7 +66,7 @@ struct BucketForm {
   int64_t elements = 0;  ///< padding included
   int64_t ranks = 1;     ///< that slice it
   bool tied = false;
-  bool biases = false;   ///< of columns, under tensor parallelism: forward reads them, backward does not
+  bool biases = false;  ///< of columns, under tensor parallelism: forward reads them, backward does not
 
   int64_t bytes() const { return held(elements); }
   int64_t slice_bytes() const { return held(elements / ranks); }
@@ -83,8 +83,8 @@ struct BucketSums {
   }
 };
 
-/// One kind of bucket as it fills: closed once it has `bucket_bytes`, or by whoever fills it; padded to a multiple of the ranks that
-/// slice it.
+/// One kind of bucket as it fills: closed once it has `bucket_bytes`, or by whoever fills it; padded to a multiple of the ranks
+/// that slice it.
 class Filling {
  public:
   Filling(int64_t bucket_bytes, int64_t ranks, std::vector<BucketForm>& out, bool tied = false, bool biases = false)
@@ -135,10 +135,12 @@ struct Elements {
   int64_t hidden, wqkv, bqkv, wo, wup, bup, wdown, table, positions;
 };
 
-/// A stage's buckets in the order in which backward finishes gradients: from the head to the embedding, a unit's parameters from the
-/// last to the first. Parameters with weight decay and without have buckets of their own, and so have slices and whole copies. Under
-/// ZeRO-3 they end where a unit of `fsdp.unit` layers of the model ends (`first_layer` is the stage's first); else when they are full.
-inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, const Part& part, int64_t first_layer, bool head_table) {
+/// A stage's buckets in the order in which backward finishes gradients: from the head to the embedding, a unit's parameters from
+/// the last to the first. Parameters with weight decay and without have buckets of their own, and so have slices and whole copies.
+/// Under ZeRO-3 they end where a unit of `fsdp.unit` layers of the model ends (`first_layer` is the stage's first); else when they
+/// are full.
+inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, const Part& part, int64_t first_layer,
+                                          bool head_table) {
   std::vector<BucketForm> all;
   const bool by_unit = c.layout.zero == 3;
   const int64_t ranks = c.layout.zero > 0 ? c.layout.shard_ranks() : 1, bytes = by_unit ? -1 : c.layout.bucket_bytes;
@@ -237,7 +239,8 @@ struct Metrics {
 inline Metrics metrics_of(const Case& c, const Part& part) {
   Metrics m;
   if (part.last) m = {c.train.grad_accumulation * held(c.train.micro_batch) + kScalar, kScalar};
-  if (part.last && shares_micro_batches_out(c)) m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
+  if (part.last && shares_micro_batches_out(c))
+    m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
   if (c.train.grad_norm) {
     m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;  // of slices, of whole gradients, and their sum
     m.persistent += kScalar;
@@ -399,8 +402,8 @@ class Timetable {
   Part part_;
 };
 
-/// Finds the peak of a stage under ZeRO-2 and 3, where gradients and gathered parameters come and go within a slot, by going through
-/// the step event by event. `form` has everything that lives for the step.
+/// Finds the peak of a stage under ZeRO-2 and 3, where gradients and gathered parameters come and go within a slot, by going
+/// through the step event by event. `form` has everything that lives for the step.
 void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage, StageForm& form);
 
 /// How often the parameters of each bucket are gathered in a step.

@@ -10,8 +10,8 @@ struct Draft;
 
 void accumulate(Draft& draft);
 
-/// What becomes of one micro-batch's gradients: they are written to copy `written`; then `added` says in order which copies are added
-/// to which (to, from), after which the copy `from` is free. At the end of the step copy 0 has the sum.
+/// What becomes of one micro-batch's gradients: they are written to copy `written`; then `added` says in order which copies are
+/// added to which (to, from), after which the copy `from` is free. At the end of the step copy 0 has the sum.
 struct Carry {
   int written = 0;
   std::vector<std::pair<int, int>> added;

@@ -146,8 +146,8 @@ size_t BackwardTimes::first(const Bucket& bucket, int micro_batch) const {
   return index;
 }
 
-Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, BufferId target, CollectiveKind kind, int micro_batch,
-                   std::string_view strategy) {
+Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, BufferId target, CollectiveKind kind,
+                   int micro_batch, std::string_view strategy) {
   const std::string name =
       std::string(kind == CollectiveKind::kAllReduce ? "reduce." : "scatter.") + signature(draft, stage, bucket);
   const SegmentId segment = draft.cached(name, [&] {

@@ -9,14 +9,14 @@ namespace shardlab {
 
 /// Which parameters share a bucket, and for how long its gradients live.
 struct BucketRule {
-  int64_t multiple = 1;   ///< sizes are padded to a multiple of so many elements
-  int64_t bytes = 0;      ///< a bucket is closed once it has so many; 0: one parameter each
-  int layers = 0;         ///< above 0, instead: closed where a unit of so many layers ends, the embedding and the head being their own
-  bool whole_step = true; ///< gradients live for the step; otherwise whoever fills buckets allocates, pads and frees them
+  int64_t multiple = 1;  ///< sizes are padded to a multiple of so many elements
+  int64_t bytes = 0;     ///< a bucket is closed once it has so many; 0: one parameter each
+  int layers = 0;  ///< above 0, instead: closed where a unit of so many layers ends, the embedding and the head being their own
+  bool whole_step = true;  ///< gradients live for the step; otherwise whoever fills buckets allocates, pads and frees them
 };
 
-/// Fills `stage.buckets` in the order in which backward finishes gradients, which become views of them. A bucket holds parameters of
-/// one kind: with weight decay or without, sliced by tensor parallelism or whole, a tied table alone.
+/// Fills `stage.buckets` in the order in which backward finishes gradients, which become views of them. A bucket holds parameters
+/// of one kind: with weight decay or without, sliced by tensor parallelism or whole, a tied table alone.
 void fill_buckets(Draft& draft, StageDraft& stage, const BucketRule& rule);
 
 /// Zeros for the tail of a bucket that has one.
@@ -47,11 +47,11 @@ class BackwardTimes {
 };
 
 /// The reduction of a bucket's gradients over data-parallel ranks into `target`: an all-reduce, or a reduce-scatter.
-Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, BufferId target, CollectiveKind kind, int micro_batch,
-                   std::string_view strategy);
+Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, BufferId target, CollectiveKind kind,
+                   int micro_batch, std::string_view strategy);
 
-/// One reduction a bucket and step: with `overlap` right after the last event that touches its gradients, else after all of backward.
-/// `further` may follow each with an event of its own.
+/// One reduction a bucket and step: with `overlap` right after the last event that touches its gradients, else after all of
+/// backward. `further` may follow each with an event of its own.
 void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,
                           const std::function<std::optional<Event>(Bucket&)>& further = {});
 

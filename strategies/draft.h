@@ -110,8 +110,8 @@ inline Event call_event(Call call, int unit = -1, int micro_batch = -1) {
   return {.kind = Event::Kind::kCall, .unit = unit, .micro_batch = micro_batch, .call = std::move(call)};
 }
 
-/// Events to put into a timetable, by index of those that are there. Around one event the order is: what is put before it; the event;
-/// what is released after it; what is put after it. Within each, the order in which it was given.
+/// Events to put into a timetable, by index of those that are there. Around one event the order is: what is put before it; the
+/// event; what is released after it; what is put after it. Within each, the order in which it was given.
 class Insertions {
  public:
   void before(size_t index, Event event) { at(before_, index).push_back(std::move(event)); }

@@ -1,16 +1,17 @@
 // ZeRO stage 3, fully sharded data parallelism: each rank keeps 1/N of everything, parameters included. A unit's parameters are
 // gathered before its forward and again before its backward, and freed after; its gradients are reduce-scattered as in ZeRO-2.
 //
-// The unit of gathering is `fsdp.unit` layers; the embedding and the head are units of their own. The gather of a unit is issued when
-// the unit `fsdp.prefetch` places before it begins to compute, on a stream and a communicator of its own, so that gathers and scatters
-// overlap with compute and with each other. `fsdp.reshard: false` keeps what forward gathered until the micro-batch's backward has
-// used it (FSDP's reshard_after_forward; ZeRO-2's volume for ZeRO-3's rest). What is gathered when it is needed again before it would
-// be freed stays: the head's forward and backward follow one another, so the head travels once.
+// The unit of gathering is `fsdp.unit` layers; the embedding and the head are units of their own. The gather of a unit is issued
+// when the unit `fsdp.prefetch` places before it begins to compute, on a stream and a communicator of its own, so that gathers and
+// scatters overlap with compute and with each other. `fsdp.reshard: false` keeps what forward gathered until the micro-batch's
+// backward has used it (FSDP's reshard_after_forward; ZeRO-2's volume for ZeRO-3's rest). What is gathered when it is needed again
+// before it would be freed stays: the head's forward and backward follow one another, so the head travels once.
 //
 // Shapes   bucket[n], slices [n/N]; a unit has a bucket for each kind of its parameters
 // Adds     per micro-batch two all-gathers of the parameters (one without reshard) and a reduce-scatter of the gradients, each
 //          Psi (N-1)/N, less the gather that a unit is spared whose backward follows its forward
-// Memory   parameters, gradients and moments 1/N; 1 + prefetch units of whole parameters; the units between their first gradient and
+// Memory   parameters, gradients and moments 1/N; 1 + prefetch units of whole parameters; the units between their first gradient
+// and
 //          their scatter
 // Refuses  dp = 1
 // Paper    Rajbhandari et al., "ZeRO" (2020), section 5.3; Zhao et al., "PyTorch FSDP" (2023)
@@ -137,7 +138,8 @@ class FullyShard {
   /// The unit whose backward is the last of a micro-batch to read a bucket's values; none if no backward does.
   std::optional<int> lowest_reader(int bucket, const Needs& read_by_backward) const {
     for (size_t u = 0; u < read_by_backward.size(); ++u)
-      if (std::ranges::find(read_by_backward[u], bucket) != read_by_backward[u].end()) return stage_.first_unit + static_cast<int>(u);
+      if (std::ranges::find(read_by_backward[u], bucket) != read_by_backward[u].end())
+        return stage_.first_unit + static_cast<int>(u);
     return std::nullopt;
   }
 
@@ -157,7 +159,8 @@ class FullyShard {
       for (const auto& [use, b] : due[v]) {
         const size_t index = static_cast<size_t>(b);
         insertions.before(order[v].first, alloc_event(flat_[index]));
-        insertions.before(order[v].first, call_event(shards_.gather(stage_.buckets[index], slices_[index], flat_[index], gather_stream())));
+        insertions.before(order[v].first,
+                          call_event(shards_.gather(stage_.buckets[index], slices_[index], flat_[index], gather_stream())));
       }
     }
     insertions.apply(stage_.events);

@@ -141,8 +141,8 @@ std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
     const std::string name = b.name + ".all";
     const BufferId gathered = metric(stage, name, type, false);
     append(draft, stage, name, {part, gathered},
-           Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("metrics.dp", AxisSet::of(dp)), draft.algorithm()}, {0},
-           {1});
+           Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("metrics.dp", AxisSet::of(dp)), draft.algorithm()},
+           {0}, {1});
     all.push_back(gathered);
   }
   return all;

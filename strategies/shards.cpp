@@ -47,8 +47,8 @@ Call Shards::gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamI
   const std::string name = "gather." + signature(draft_, stage_, bucket);
   const SegmentId segment = draft_.cached(name, [&] {
     Op op;
-    op.work =
-        Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft_.comm("dp.parameters", AxisSet::of(axis_)), draft_.algorithm()};
+    op.work = Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft_.comm("dp.parameters", AxisSet::of(axis_)),
+                         draft_.algorithm()};
     op.label = "parameters";
     op.stream = stream;
     op.strategy = strategy_;
@@ -90,7 +90,13 @@ class Scatter {
  public:
   Scatter(Draft& draft, StageDraft& stage, Bucket& bucket, Shards& shards, std::string_view strategy, const BackwardTimes& times,
           Insertions& insertions)
-      : draft_(draft), stage_(stage), bucket_(bucket), shards_(shards), strategy_(strategy), times_(times), insertions_(insertions) {}
+      : draft_(draft),
+        stage_(stage),
+        bucket_(bucket),
+        shards_(shards),
+        strategy_(strategy),
+        times_(times),
+        insertions_(insertions) {}
 
   void run() {
     const std::vector<Carry> plan = carries(draft_.micro_batches(), draft_.config.canonical);
@@ -111,8 +117,8 @@ class Scatter {
     return copies_[static_cast<size_t>(index)];
   }
 
-  /// The slice is scattered in place, and then added to a sum, or kept as the first of one. With overlap what is done with is freed one
-  /// unit of backward later, so that no free waits for a collective that just began.
+  /// The slice is scattered in place, and then added to a sum, or kept as the first of one. With overlap what is done with is freed
+  /// one unit of backward later, so that no free waits for a collective that just began.
   void micro_batch(int j, const Carry& carry) {
     const size_t first = times_.first(bucket_, j), last = times_.last(bucket_, j);
     const size_t release = draft_.config.layout.overlap ? times_.next_compute(last) : last;

@@ -1,5 +1,5 @@
-// Shards: what every form of ZeRO and FSDP does with buckets. A bucket is a flat buffer padded to a multiple of the ranks that share
-// it; each of them owns one slice, in which it keeps what the strategy shards: moments, then gradients, then values.
+// Shards: what every form of ZeRO and FSDP does with buckets. A bucket is a flat buffer padded to a multiple of the ranks that
+// share it; each of them owns one slice, in which it keeps what the strategy shards: moments, then gradients, then values.
 #pragma once
 
 #include "strategies/buckets.h"
@@ -20,8 +20,8 @@ class Shards {
   BufferId flat_values(const Bucket& bucket, bool persistent);
   /// Every slice to every rank: `slice` -> `flat`, on `stream`.
   Call gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamId stream);
-  /// Sums this rank's slice of a bucket's gradients over the sets of shards (hybrid sharding), in place; `Bucket::reduced` becomes the
-  /// whole sum. Nothing where there is one set.
+  /// Sums this rank's slice of a bucket's gradients over the sets of shards (hybrid sharding), in place; `Bucket::reduced` becomes
+  /// the whole sum. Nothing where there is one set.
   std::optional<Event> reduce_over_replicas(Bucket& bucket);
   /// True for a tied bucket whose values another bucket of the stage holds: the head's, on the embedding's stage.
   bool shares_values(const Bucket& bucket) const;

@@ -214,7 +214,8 @@ class Parser {
     const auto in = [&](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), token.text) != list.end();
     };
-    if (in(vocabulary_.keys) || (vocabulary_.figures && token.text.find('.') != std::string::npos)) return std::make_shared<Node>(Node{Kind::kKey, token.column, {}, token.text, nullptr, nullptr});
+    if (in(vocabulary_.keys) || (vocabulary_.figures && token.text.find('.') != std::string::npos))
+      return std::make_shared<Node>(Node{Kind::kKey, token.column, {}, token.text, nullptr, nullptr});
     if (in(vocabulary_.values)) return literal(token.column, token.text);
     std::vector<std::string> all = vocabulary_.keys;
     all.insert(all.end(), vocabulary_.values.begin(), vocabulary_.values.end());

@@ -91,11 +91,11 @@ constexpr std::string_view kRates = "on a machine that is described, not local";
       [](const Case& c) { return from(name_of(c.expression)); }
 
 /// An empty dtype is fp32.
-#define FIELD_DTYPE(expression)              \
-  [](Case& c, const std::string& t) {        \
-    c.expression = t == "fp32" ? "" : t;     \
-    return true;                             \
-  },                                         \
+#define FIELD_DTYPE(expression)          \
+  [](Case& c, const std::string& t) {    \
+    c.expression = t == "fp32" ? "" : t; \
+    return true;                         \
+  },                                     \
       [](const Case& c) { return c.expression.empty() ? std::string("fp32") : c.expression; }
 /// Calls `use` with each word of a list separated by spaces.
 template <class Use>
@@ -160,7 +160,8 @@ bool set_offload(Case& c, const std::string& text) {
 std::string get_offload(const Case& c) {
   const Offload& o = c.layout.offload;
   std::string map;
-  for (const auto& [part, where] : {std::pair{"activations", o.activations}, {"optimizer", o.optimizer}, {"parameters", o.parameters}})
+  for (const auto& [part, where] :
+       {std::pair{"activations", o.activations}, {"optimizer", o.optimizer}, {"parameters", o.parameters}})
     if (where != OffloadTo::kNone) map += fmt::format("{}{}: {}", map.empty() ? "" : ", ", part, name_of(where));
   return map.empty() ? "none" : "{" + map + "}";
 }

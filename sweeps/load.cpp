@@ -13,30 +13,16 @@ namespace {
 
 /// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
 const std::vector<std::string>& top_keys() {
-  static const std::vector<std::string> keys = {"version",
-                                                "name",
-                                                "description",
-                                                "mode",
-                                                "model",
-                                                "machine",
-                                                "profile",
-                                                "data",
-                                                "layout",
-                                                "train",
-                                                "execution",
-                                                "measure",
-                                                "axes",
-                                                "zip",
-                                                "when",
-                                                "constraints",
-                                                "exclude",
-                                                "include",
-                                                "claims",
-                                                "and the short forms of case keys (tp, seq_len, ...)"};
+  static const std::vector<std::string> keys = {
+      "version",     "name",    "description", "mode",   "model",
+      "machine",     "profile", "data",        "layout", "train",
+      "execution",   "measure", "axes",        "zip",    "when",
+      "constraints", "exclude", "include",     "claims", "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
-const std::vector<std::string> kSweepOnly = {"description", "mode", "axes", "zip", "when", "constraints", "exclude", "include", "claims"};
+const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",    "zip",   "when",
+                                             "constraints", "exclude", "include", "claims"};
 
 constexpr int64_t kMaxAxisLength = 1'000'000;
 
@@ -301,7 +287,8 @@ class Loader {
       if (node && node->is_scalar() && !node->text.empty())
         *field = node->text;
       else
-        problems_.add(rule.mark, fmt::format("a claim without `{}`", key), "a claim has the sentence (says), who says it (source) and a check");
+        problems_.add(rule.mark, fmt::format("a claim without `{}`", key),
+                      "a claim has the sentence (says), who says it (source) and a check");
     }
     Mark mark;
     Vocabulary vocabulary;

@@ -29,9 +29,10 @@ Statement verdict(const std::string& check) {
 TEST_CASE("a claim that holds says so with its figures") {
   const Statement s = verdict("large.parameter_bytes / small.parameter_bytes == 4 and large.states_bytes == 12000");
   CHECK(s.mood == Statement::Mood::kGood);
-  CHECK(s.text ==
-        "Holds here: \"a sentence\" (a source). Tested: large.parameter_bytes / small.parameter_bytes == 4 and large.states_bytes == "
-        "12000, where large.parameter_bytes = 3.906 KiB, small.parameter_bytes = 1000 B, large.states_bytes = 11.72 KiB.");
+  CHECK(
+      s.text ==
+      "Holds here: \"a sentence\" (a source). Tested: large.parameter_bytes / small.parameter_bytes == 4 and large.states_bytes == "
+      "12000, where large.parameter_bytes = 3.906 KiB, small.parameter_bytes = 1000 B, large.states_bytes = 11.72 KiB.");
 }
 
 TEST_CASE("a claim that does not hold says so") {

@@ -181,7 +181,8 @@ TEST_CASE("points that differ in a value no case can hold are different points")
   for (const Point& p : e.points) ids.insert(p.id);
   CHECK(ids.size() == 6);
   CHECK(e.points[0].id == case_id(e.points[0].config));
-  CHECK(e.points[3].unheld == std::vector<std::pair<std::string, std::string>>{{"layout.schedule", "interleaved"}, {"layout.cp_kind", "ring"}});
+  CHECK(e.points[3].unheld ==
+        std::vector<std::pair<std::string, std::string>>{{"layout.schedule", "interleaved"}, {"layout.cp_kind", "ring"}});
   const auto reasons = refusals(e);
   REQUIRE(reasons.size() == 3);
   CHECK(reasons[0].reason == "schedule=interleaved is not implemented in this version");
