@@ -14,6 +14,8 @@
 #include "kernels/kernels.h"
 #include "plan/base/check.h"
 #include "runtime/backend.h"
+#include "runtime/mixed_ops.h"
+#include "runtime/named_kernels.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -85,7 +87,7 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Sgd& w);
   Launch bind_work(const BoundOp& op, const AdamW& w);
   Launch bind_work(const BoundOp& op, const Copy& w);
-  /// Kernels are refused before; collectives and messages are the transport's.
+  /// Kernels are bound by name; collectives and messages are the transport's.
   template <class Other>
   Launch bind_work(const BoundOp& op, const Other&) {
     SHARDLAB_CHECK(false, "`{}` is not for a back end", describe(*op.plan, *op.instruction));
@@ -107,6 +109,9 @@ class CpuBackend final : public Backend {
     };
   }
   std::shared_ptr<const std::vector<float>> rope_table(int64_t begin, int64_t tokens, int head_dim, float theta);
+  /// What mixed ops and named kernels need.
+  BindTools tools();
+  Result<Launch> lend_scratch(const BoundOp& op, Result<ScratchLaunch> bound);
 
   const Kernels& k_;
   const CpuOptions options_;
@@ -129,7 +134,7 @@ Result<void> check_types(const BoundOp& op) {
     return Error{ExitCode::kUsage,
                  fmt::format("`{}` has an operand of {}; the CPU back end computes in f32", describe(*op.plan, *op.instruction),
                              name_of(type.dtype)),
-                 "set precision to fp32", ""};
+                 "convert it with a copy before", ""};
   };
   const Work& work = op.op().work;
   const bool wide = std::holds_alternative<SquaredNorm>(work) || std::holds_alternative<Add>(work);  // have fp64 forms
@@ -142,19 +147,30 @@ Result<void> check_types(const BoundOp& op) {
 }
 
 Result<Launch> CpuBackend::bind(const BoundOp& op) {
+  if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work)) return lend_scratch(op, bind_named(op, *kernel, tools()));
+  if (is_mixed(op)) return lend_scratch(op, bind_mixed(op, tools()));
   const bool copies = std::holds_alternative<Copy>(op.op().work);
-  if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work))
-    return Error{ExitCode::kUsage,
-                 fmt::format("the CPU back end has no kernel called `{}`, which `{}` asks for", kernel->name,
-                             describe(*op.plan, *op.instruction)),
-                 "predict the plan with mode: simulate, or leave the strategy out that adds it", ""};
   if (copies && op.reads[0].type->dtype != op.writes[0].type->dtype)
     return Error{ExitCode::kUsage,
                  fmt::format("`{}` converts {} to {}, which the CPU back end does not", describe(*op.plan, *op.instruction),
                              name_of(op.reads[0].type->dtype), name_of(op.writes[0].type->dtype)),
-                 "set precision to fp32", ""};
+                 "copy between floating-point types, or to the same type", ""};
   if (!copies) SHARDLAB_TRY(check_types(op));
   return std::visit([&](const auto& work) { return bind_work(op, work); }, op.op().work);
+}
+
+BindTools CpuBackend::tools() {
+  return {k_, options_,
+          [this](int64_t begin, int64_t tokens, int head_dim, float theta) { return rope_table(begin, tokens, head_dim, theta); }};
+}
+
+Result<Launch> CpuBackend::lend_scratch(const BoundOp& op, Result<ScratchLaunch> bound) {
+  if (!bound.ok()) return bound.error();
+  ScratchLaunch launch = std::move(bound).value();
+  if (launch.scratch_bytes == 0)
+    return Launch([run = std::move(launch.run)](const StepState& state) mutable { run(state, nullptr); });
+  Scratch* s = scratch(op, launch.scratch_bytes);
+  return Launch([run = std::move(launch.run), s](const StepState& state) mutable { run(state, s->data.get()); });
 }
 
 int64_t CpuBackend::scratch_bytes() const {
@@ -393,8 +409,6 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {
   const Type& z = *op.writes[0].type;
   check_in_place(op, op.writes[0], op.reads[0]);
   const kernels::Part tokens = part_of(op, z, 1), width = part_of(op, z, 2);
-  // Four sites a layer; the embedding's, of layer -1, come first.
-  const uint32_t tensor = static_cast<uint32_t>((op.instruction->layer + 1) * 4 + w.site);
   kernels::Dropout args{.z = mutable_floats(op.writes[0]),
                         .sequences = z.shape[0],
                         .tokens = z.shape[1],
@@ -405,7 +419,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {
                         .width_begin = width.begin,
                         .width_total = width.total,
                         .p = w.p,
-                        .key = {op.seed, RandomUse::kDropout, tensor, 0}};
+                        .key = {op.seed, RandomUse::kDropout, dropout_tensor(op, w), 0}};
   return [kernel = k_.dropout, args](const StepState& state) mutable {
     args.key.step = static_cast<uint32_t>(state.step);
     kernel(args);
