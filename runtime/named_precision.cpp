@@ -205,6 +205,15 @@ Result<ScratchLaunch> bind_adjust_scale(const BoundOp& op, const BindTools&) {
   });
 }
 
+Result<ScratchLaunch> bind_start_scale(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(2, 1);
+  if (check.good()) check.number(op.reads[0]).number(op.reads[1]).in_place(op.writes[0], op.reads[0]);
+  if (!check.good()) return check.refusal();
+  return plain([scale = op.writes[0].as<float>(), first = op.reads[1].as<const float>()] {
+    if (*scale == 0) *scale = *first;  // persistent state begins at 0, which no scale is
+  });
+}
+
 Result<ScratchLaunch> bind_clip_factor(const BoundOp& op, const BindTools&) {
   Operands check = Operands(op).count(2, 1);
   if (check.good()) check.number(op.reads[0], DType::f64).number(op.reads[1]).number(op.writes[0]);
@@ -404,6 +413,7 @@ constexpr std::array kTable{
     NamedKernel{"found_inf", "(x, ...) -> bad i32[1]", bind_found_inf},
     NamedKernel{"unscale", "(g, scale f32[1]) -> g32, bad i32[1]", bind_unscale},
     NamedKernel{"not", "(a i32[1]) -> b i32[1]", bind_not},
+    NamedKernel{"start_scale", "(scale f32[1], first f32[1]) -> scale", bind_start_scale},
     NamedKernel{"adjust_scale", "(bad i32[1], scale f32[1][, good i32[1][, interval f32[1]]]) -> scale[, good]", bind_adjust_scale},
     NamedKernel{"clip_factor", "(squared_norm f64[1], max_norm f32[1]) -> factor f32[1]", bind_clip_factor},
     NamedKernel{"fp8_scale_e4m3", "(amax f32[1]) -> scale f32[1]", bind_fp8_scale<DType::f8e4m3>},

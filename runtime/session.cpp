@@ -10,6 +10,7 @@
 #include "kernels/initialise.h"
 #include "plan/base/check.h"
 #include "runtime/rank.h"
+#include "runtime/values.h"
 
 namespace shardlab {
 
@@ -186,9 +187,9 @@ void ThreadSession::initialise_parameters() {
       if (!buffer) continue;
       const Parameter& parameter = plan_.parameters[p];
       const Type& type = rank.role().buffers[buffer->index()].type;
-      float* values = static_cast<float*>(rank.address(*buffer));
+      std::vector<float> values(static_cast<size_t>(type.shape.elements()), parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
       if (parameter.initial != Initial::kNormal) {
-        std::fill_n(values, type.shape.elements(), parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
+        write_values(values, type, rank.address(*buffer));
         continue;
       }
       const Shape shape = logical_shape(type, plan_.mesh), origin = logical_origin(type, plan_.mesh, rank.coordinates());
@@ -198,7 +199,8 @@ void ThreadSession::initialise_parameters() {
                                   .extent = dims(type.shape),
                                   .deviation = parameter.deviation,
                                   .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
-                                  .values = values});
+                                  .values = values.data()});
+      write_values(values, type, rank.address(*buffer));
     }
   });
 }
@@ -231,23 +233,23 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
     if (!id) continue;
     if (!rank->backend().has_storage()) return no_storage(what);
     const Buffer& buffer = rank->role().buffers[id->index()];
-    if (buffer.type.dtype != DType::f32 || !axes_placed(buffer.type, plan_.mesh, Place::kPartial).empty())
-      return Error{ExitCode::kUsage, fmt::format("`{}` is no complete f32 tensor", buffer.name), "read it by rank", ""};
+    if (!kernels::is_float_storage(buffer.type.dtype) || !axes_placed(buffer.type, plan_.mesh, Place::kPartial).empty())
+      return Error{ExitCode::kUsage, fmt::format("`{}` is no complete floating-point tensor", buffer.name), "read it by rank", ""};
     if (!found) {
       tensor.shape = logical_shape(buffer.type, plan_.mesh);
       tensor.values.resize(static_cast<size_t>(tensor.shape.elements()));
       writer.resize(tensor.values.size(), -1);
       found = true;
     }
-    const float* local = static_cast<const float*>(rank->address(*id));
+    const std::vector<float> local = read_values(rank->address(*id), buffer.type);
     int differs_from = -1;
     for_each_run(buffer.type, plan_.mesh, rank->coordinates(), [&](int64_t to, int64_t from, int64_t n) {
       for (int64_t i = 0; i < n; ++i) {
         const size_t e = static_cast<size_t>(to + i);
         if (writer[e] < 0) {
-          tensor.values[e] = local[from + i];
+          tensor.values[e] = local[static_cast<size_t>(from + i)];
           writer[e] = rank->number();
-        } else if (std::memcmp(&tensor.values[e], &local[from + i], sizeof(float)) != 0) {
+        } else if (std::memcmp(&tensor.values[e], &local[static_cast<size_t>(from + i)], sizeof(float)) != 0) {
           differs_from = writer[e];
         }
       }
@@ -268,10 +270,9 @@ Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view
     return Error{ExitCode::kUsage, fmt::format("rank {} has no persistent buffer called `{}`", rank, name), "", ""};
   if (!r.backend().has_storage()) return no_storage(name);
   const Type& type = r.role().buffers[id->index()].type;
-  if (type.dtype != DType::f32)
-    return Error{ExitCode::kUsage, fmt::format("`{}` is {}, not f32", name, name_of(type.dtype)), "", ""};
-  const float* p = static_cast<const float*>(r.address(*id));
-  return std::vector<float>(p, p + type.shape.elements());
+  if (!kernels::is_float_storage(type.dtype))
+    return Error{ExitCode::kUsage, fmt::format("`{}` is {}, which is no floating-point type", name, name_of(type.dtype)), "", ""};
+  return read_values(r.address(*id), type);
 }
 
 Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) const {
@@ -305,9 +306,11 @@ Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTe
     const auto id = value_of(*rank, *p);
     if (!id) continue;
     if (!rank->backend().has_storage()) return no_storage(name);
-    float* local = static_cast<float*>(rank->address(*id));
-    for_each_run(rank->role().buffers[id->index()].type, plan_.mesh, rank->coordinates(),
-                 [&](int64_t from, int64_t to, int64_t n) { std::copy_n(value.values.begin() + from, n, local + to); });
+    const Type& type = rank->role().buffers[id->index()].type;
+    std::vector<float> local(static_cast<size_t>(type.shape.elements()));
+    for_each_run(type, plan_.mesh, rank->coordinates(),
+                 [&](int64_t from, int64_t to, int64_t n) { std::copy_n(value.values.begin() + from, n, local.begin() + to); });
+    write_values(local, type, rank->address(*id));
   }
   return {};
 }
