@@ -14,6 +14,8 @@ class Operands {
   Operands(const Segment& segment, const Op& op) : segment_(segment), op_(op) {}
 
   const Type& read(size_t i) const { return type_of(op_.reads, i, "read"); }
+  size_t reads() const { return op_.reads.size(); }
+  size_t writes() const { return op_.writes.size(); }
   const Type& write(size_t i) const { return type_of(op_.writes, i, "write"); }
   int64_t memory() const {
     int64_t bytes = 0;
@@ -139,17 +141,22 @@ int64_t payload_of(const Work& work, const Operands& o) {
 int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 int64_t floats(int64_t n) { return aligned(4 * n); }
 
-int64_t scratch_of(const Linear& w, const Operands& o, bool canonical) {
+int64_t product_scratch(int64_t k, bool canonical) {
   if (!canonical) return 0;
-  const int64_t k = extents_of(w, o)[2];
   const int64_t columns = std::clamp<int64_t>((int64_t{1} << 18) / std::max<int64_t>(k, 1) / 64 * 64, 64, 512);
   return floats(8 * k) + floats(columns * k);
 }
 
-int64_t scratch_of(const Attention& w, const Operands& o, bool) {
-  const int64_t s = (w.phase == Phase::kI ? o.read(3) : o.read(0)).shape[1], d = w.head_dim;
+int64_t scratch_of(const Linear& w, const Operands& o, bool canonical) { return product_scratch(extents_of(w, o)[2], canonical); }
+
+int64_t attention_scratch(const Attention& w, int64_t s) {
+  const int64_t d = w.head_dim;
   if (w.phase == Phase::kF) return floats(d * padded(s)) + floats(s * padded(d)) + floats(4 * padded(s));
   return 2 * floats(d * padded(s)) + 3 * floats(s * padded(d)) + 2 * floats(4 * padded(s)) + 2 * floats(4 * padded(d));
+}
+
+int64_t scratch_of(const Attention& w, const Operands& o, bool) {
+  return attention_scratch(w, (w.phase == Phase::kI ? o.read(3) : o.read(0)).shape[1]);
 }
 
 int64_t scratch_of(const Embed& w, const Operands& o, bool) {
@@ -159,6 +166,125 @@ int64_t scratch_of(const Embed& w, const Operands& o, bool) {
 template <class Other>
 int64_t scratch_of(const Other&, const Operands&, bool) {
   return 0;
+}
+
+// On narrow storage: blocks of operands in fp32, as kernels/mixed.h cuts them. A window is there for narrow operands only, a panel
+// always.
+
+constexpr int64_t kBlock = 4096, kColumns = 64;
+
+bool is_narrow(const Type& t) {
+  return t.dtype == DType::bf16 || t.dtype == DType::f16 || t.dtype == DType::f8e4m3 || t.dtype == DType::f8e5m2;
+}
+int64_t window(const Type& t, int64_t n) { return is_narrow(t) ? floats(n) : 0; }
+/// Whole rows of so many elements as fill a block.
+int64_t block_of_rows(int64_t width) { return std::max<int64_t>(1, kBlock / std::max<int64_t>(1, width)) * width; }
+int64_t rows_of(const Type& t) { return elements(t) / std::max<int64_t>(1, t.shape.last()); }
+
+/// Windows of `n` elements for every narrow operand.
+int64_t windows(const Operands& o, int64_t n) {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < o.reads(); ++i) bytes += window(o.read(i), n);
+  for (size_t i = 0; i < o.writes(); ++i) bytes += window(o.write(i), n);
+  return bytes;
+}
+
+int64_t narrow_scratch(const Norm& w, const Operands& o, bool) {
+  const size_t beta = 2;
+  const int64_t width = o.read(0).shape.last(), block = block_of_rows(width);
+  if (w.phase == Phase::kF)
+    return window(o.read(0), block) + window(o.write(0), block) + window(o.read(1), width) +
+           (w.rms ? 0 : window(o.read(beta), width));
+  if (w.phase == Phase::kI)
+    return window(o.read(0), block) + window(o.read(1), block) + window(o.write(0), block) + window(o.read(2), width) +
+           (w.residual ? window(o.read(4), block) : 0);
+  return 2 * floats(rows_of(o.read(0)) * kColumns) + window(o.write(0), kColumns) + (w.rms ? 0 : window(o.write(1), kColumns));
+}
+
+int64_t narrow_scratch(const Linear& w, const Operands& o, bool canonical) {
+  const auto e = extents_of(w, o);  // F [tokens, out, in], I [tokens, in, out], W [out, in, tokens]
+  const int64_t product = product_scratch(e[2], canonical);
+  if (w.phase == Phase::kW) {
+    const int64_t outs = std::min<int64_t>(e[0], 64), ins = std::min<int64_t>(e[1], 128);
+    const int64_t blocks = floats(e[2] * outs) + floats(e[2] * ins) + floats(outs * ins) + (w.bias ? window(o.write(1), outs) : 0);
+    // The library's product of two bf16 factors leaves the bias to a sum over tokens.
+    return std::max(blocks + product, w.bias ? floats(e[2] * kColumns) + window(o.write(1), kColumns) : 0);
+  }
+  const int64_t rows = std::min<int64_t>(e[0], 128), columns = std::min<int64_t>(e[1], 64);
+  const int64_t result = floats(rows * columns), left = window(o.read(0), rows * e[2]);
+  if (w.phase == Phase::kI) return left + floats(e[2] * columns) + result + product;
+  return left + window(o.read(1), columns * e[2]) + (w.bias ? window(o.read(2), columns) : 0) + result + product;
+}
+
+int64_t narrow_scratch(const Attention& w, const Operands& o, bool) {
+  const Type& qkv = w.phase == Phase::kI ? o.read(3) : o.read(0);
+  const int64_t s = qkv.shape[1], queries = w.heads / w.kv_heads * w.head_dim;
+  const int64_t one = floats(s * (queries + 2 * w.head_dim)) + floats(s * queries);  // of one group of query heads
+  return (w.phase == Phase::kI ? 2 : 1) * one + attention_scratch(w, s);
+}
+
+int64_t narrow_scratch(const Embed& w, const Operands& o, bool) {
+  const int64_t width = w.phase == Phase::kF ? o.write(0).shape.last() : o.read(1).shape.last();
+  if (w.phase == Phase::kF) return window(o.read(1), width) + window(o.write(0), width);
+  const int64_t tokens = elements(o.read(0)), columns = std::min(width, kColumns);
+  return 2 * floats(tokens) + 2 * floats(tokens * columns) + 2 * aligned(8 * tokens);
+}
+
+int64_t narrow_scratch(const Positions& w, const Operands& o, bool) {
+  if (w.phase == Phase::kF) return windows(o, kBlock);
+  const int64_t sequences = o.read(0).shape[0], block = std::max<int64_t>(1, kBlock / sequences);
+  return floats(sequences * block) + window(o.write(0), block);
+}
+
+int64_t narrow_scratch(const Activation& w, const Operands& o, bool) {
+  const int64_t inputs = w.swiglu ? 2 : 1;
+  if (w.phase == Phase::kF) return window(o.read(0), inputs * kBlock) + window(o.write(0), kBlock);
+  return window(o.read(0), kBlock) + window(o.read(1), inputs * kBlock) + window(o.write(0), inputs * kBlock);
+}
+
+int64_t narrow_scratch(const Residual& w, const Operands& o, bool) {
+  const int64_t width = o.read(0).shape.last(), block = block_of_rows(width);
+  if (w.phase == Phase::kW) return floats(rows_of(o.read(0)) * kColumns) + window(o.write(0), kColumns);
+  return window(o.read(0), block) + window(o.read(1), block) + window(o.write(0), block) + (w.bias ? window(o.read(2), width) : 0);
+}
+
+int64_t narrow_scratch(const Rope&, const Operands& o, bool) { return window(o.write(0), block_of_rows(o.write(0).shape.last())); }
+int64_t narrow_scratch(const Dropout&, const Operands& o, bool) {
+  return window(o.write(0), block_of_rows(o.write(0).shape.last()));
+}
+
+int64_t narrow_scratch(const CrossEntropy& w, const Operands& o, bool) {
+  using Part = CrossEntropy::Part;
+  const Type& logits = o.read(0);
+  return window(logits, block_of_rows(logits.shape.last())) +
+         (w.part == Part::kMax || w.part == Part::kSum ? 0 : floats(rows_of(logits)));
+}
+
+int64_t narrow_scratch(const Copy&, const Operands& o, bool) {
+  return is_narrow(o.read(0)) && is_narrow(o.write(0)) && o.read(0).dtype != o.write(0).dtype ? floats(kBlock) : 0;
+}
+int64_t narrow_scratch(const Add&, const Operands& o, bool) { return windows(o, kBlock); }
+int64_t narrow_scratch(const Fill&, const Operands& o, bool) { return windows(o, kBlock); }
+int64_t narrow_scratch(const SquaredNorm&, const Operands& o, bool) { return windows(o, kBlock); }
+int64_t narrow_scratch(const Sgd&, const Operands& o, bool) { return window(o.read(0), kBlock) + window(o.write(0), kBlock); }
+int64_t narrow_scratch(const AdamW&, const Operands& o, bool) {
+  int64_t bytes = window(o.read(0), kBlock);
+  for (size_t i = 0; i < 3; ++i) bytes += window(o.write(i), kBlock);
+  return bytes;
+}
+/// As much as elementwise kernels want; others that want more are lent it by the back end.
+int64_t narrow_scratch(const Kernel&, const Operands& o, bool) { return windows(o, kBlock); }
+template <class Other>
+int64_t narrow_scratch(const Other&, const Operands&, bool) {
+  return 0;
+}
+
+bool any_narrow(const Operands& o) {
+  for (size_t i = 0; i < o.reads(); ++i)
+    if (is_narrow(o.read(i))) return true;
+  for (size_t i = 0; i < o.writes(); ++i)
+    if (is_narrow(o.write(i))) return true;
+  return false;
 }
 
 }  // namespace
@@ -171,6 +297,7 @@ WorkAmount work_of(const Segment& segment, const Op& op, const Mesh&) {
 
 int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {
   const Operands operands(segment, op);
+  if (any_narrow(operands)) return std::visit([&](const auto& w) { return narrow_scratch(w, operands, canonical); }, op.work);
   return std::visit([&](const auto& w) { return scratch_of(w, operands, canonical); }, op.work);
 }
 

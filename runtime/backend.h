@@ -80,7 +80,7 @@ struct CpuOptions {
   int threads_per_rank = 1;  ///< OpenMP threads of the library's matmul
 };
 
-/// fp32 on this processor.
+/// On this processor: fp32, narrow storage (kernels/mixed.h) and kernels by name (runtime/named_kernels.h).
 BackendFactory cpu_backend(const Kernels& kernels, const CpuOptions& options);
 
 /// Does nothing but count, for rehearsals of plans and for measuring dispatch. `launches` counts over all ranks; it may be null and

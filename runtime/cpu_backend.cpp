@@ -12,6 +12,8 @@
 #include "plan/base/check.h"
 #include "plan/work.h"
 #include "runtime/backend.h"
+#include "runtime/mixed_ops.h"
+#include "runtime/named_kernels.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -66,7 +68,7 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Sgd& w);
   Launch bind_work(const BoundOp& op, const AdamW& w);
   Launch bind_work(const BoundOp& op, const Copy& w);
-  /// Kernels are refused before; collectives and messages are the transport's.
+  /// Kernels are bound by name; collectives and messages are the transport's.
   template <class Other>
   Launch bind_work(const BoundOp& op, const Other&) {
     SHARDLAB_CHECK(false, "`{}` is not for a back end", describe(*op.plan, *op.instruction));
@@ -80,6 +82,11 @@ class CpuBackend final : public Backend {
     args.scratch = op.workspace.data();
     return [kernel, args](const StepState&) { kernel(args); };
   }
+  /// What mixed ops and named kernels need.
+  BindTools tools() const { return {k_, options_}; }
+  Result<Launch> lend_scratch(const BoundOp& op, Result<ScratchLaunch> bound);
+  /// Has the rank's table of rotations filled before the first op.
+  void want_rope_table(const BoundOp& op, const Rope& w);
 
   const Kernels& k_;
   const CpuOptions options_;
@@ -101,7 +108,7 @@ Result<void> check_types(const BoundOp& op) {
     return Error{ExitCode::kUsage,
                  fmt::format("`{}` has an operand of {}; the CPU back end computes in f32", describe(*op.plan, *op.instruction),
                              name_of(type.dtype)),
-                 "set precision to fp32", ""};
+                 "convert it with a copy before", ""};
   };
   const Work& work = op.op().work;
   const bool wide = std::holds_alternative<SquaredNorm>(work) || std::holds_alternative<Add>(work);  // have fp64 forms
@@ -114,19 +121,41 @@ Result<void> check_types(const BoundOp& op) {
 }
 
 Result<Launch> CpuBackend::bind(const BoundOp& op) {
+  if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work)) return lend_scratch(op, bind_named(op, *kernel, tools()));
+  if (const Rope* rope = std::get_if<Rope>(&op.op().work)) want_rope_table(op, *rope);
+  if (is_mixed(op)) return lend_scratch(op, bind_mixed(op, tools()));
   const bool copies = std::holds_alternative<Copy>(op.op().work);
-  if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work))
-    return Error{ExitCode::kUsage,
-                 fmt::format("the CPU back end has no kernel called `{}`, which `{}` asks for", kernel->name,
-                             describe(*op.plan, *op.instruction)),
-                 "predict the plan with mode: simulate, or leave the strategy out that adds it", ""};
   if (copies && op.reads[0].type->dtype != op.writes[0].type->dtype)
     return Error{ExitCode::kUsage,
                  fmt::format("`{}` converts {} to {}, which the CPU back end does not", describe(*op.plan, *op.instruction),
                              name_of(op.reads[0].type->dtype), name_of(op.writes[0].type->dtype)),
-                 "set precision to fp32", ""};
+                 "copy between floating-point types, or to the same type", ""};
   if (!copies) SHARDLAB_TRY(check_types(op));
   return std::visit([&](const auto& work) { return bind_work(op, work); }, op.op().work);
+}
+
+Result<Launch> CpuBackend::lend_scratch(const BoundOp& op, Result<ScratchLaunch> bound) {
+  if (!bound.ok()) return bound.error();
+  ScratchLaunch launch = std::move(bound).value();
+  void* scratch = op.workspace.data();
+  std::shared_ptr<std::vector<std::byte>> own;
+  if (launch.scratch_bytes > static_cast<int64_t>(op.workspace.size())) {
+    SHARDLAB_CHECK(std::holds_alternative<Kernel>(op.op().work), "`{}` needs {} bytes of scratch and its stream has {}",
+                   describe(*op.plan, *op.instruction), launch.scratch_bytes, op.workspace.size());
+    // What a kernel by name wants beyond `scratch_bytes` no plan can know: it is unplanned memory.
+    size_t space = static_cast<size_t>(launch.scratch_bytes + kAlignment);
+    own = std::make_shared<std::vector<std::byte>>(space);
+    scratch = own->data();
+    std::align(kAlignment, static_cast<size_t>(launch.scratch_bytes), scratch, space);
+  }
+  return Launch([run = std::move(launch.run), scratch, own](const StepState& state) mutable { run(state, scratch); });
+}
+
+void CpuBackend::want_rope_table(const BoundOp& op, const Rope& w) {
+  const Type& qkv = *op.writes[0].type;
+  SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
+  fill_rope_table_ = [begin = part_of(op, qkv, 1).begin, n = tokens_of(op, qkv).tokens, d = w.head_dim, theta = w.theta,
+                      table = op.rope_table] { kernels::rope_table(begin, n, d, theta, table); };
 }
 
 void CpuBackend::enter_thread(int stream) {
@@ -289,10 +318,6 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Rope& w) {
   const kernels::Tokens tokens = tokens_of(op, qkv);
   const int64_t begin = part_of(op, qkv, 1).begin;
   check_in_place(op, op.writes[0], op.reads[0]);
-  SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
-  fill_rope_table_ = [begin, n = tokens.tokens, d = w.head_dim, theta = w.theta, table = op.rope_table] {
-    kernels::rope_table(begin, n, d, theta, table);
-  };
   const kernels::Rope args{.qkv = mutable_floats(op.writes[0]),
                            .sequences = tokens.sequences,
                            .tokens = tokens.tokens,
@@ -351,8 +376,6 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {
   const Type& z = *op.writes[0].type;
   check_in_place(op, op.writes[0], op.reads[0]);
   const kernels::Part tokens = part_of(op, z, 1), width = part_of(op, z, 2);
-  // Four sites a layer; the embedding's, of layer -1, come first.
-  const uint32_t tensor = static_cast<uint32_t>((op.instruction->layer + 1) * 4 + w.site);
   kernels::Dropout args{.z = mutable_floats(op.writes[0]),
                         .sequences = z.shape[0],
                         .tokens = z.shape[1],
@@ -363,7 +386,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {
                         .width_begin = width.begin,
                         .width_total = width.total,
                         .p = w.p,
-                        .key = {op.seed, RandomUse::kDropout, tensor, 0}};
+                        .key = {op.seed, RandomUse::kDropout, dropout_tensor(op, w), 0}};
   return [kernel = k_.dropout, args](const StepState& state) mutable {
     args.key.step = static_cast<uint32_t>(state.step);
     kernel(args);

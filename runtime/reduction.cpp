@@ -1,8 +1,10 @@
 #include "runtime/reduction.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
+#include "kernels/storage.h"
 #include "plan/base/check.h"
 #include "plan/base/tree.h"
 
@@ -27,9 +29,47 @@ void tree_combine_as(ReduceOp reduce, std::span<const void* const> parts, void* 
   }
 }
 
+bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
+/// Elements of a block that is widened at a time.
+constexpr int64_t kBlock = 1024;
+
+const void* at(const void* p, int64_t element) { return static_cast<const char*>(p) + 2 * element; }
+
+/// Two bytes an element: each of the two is widened, joined in fp32 and rounded, block by block.
+void combine_halves(const Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n) {
+  const StorageKernels& storage = storage_kernels(kernels);
+  std::array<float, kBlock> a, b;
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t m = std::min(kBlock, n - i);
+    storage.widen({at(own, i), dtype, m, a.data()});
+    storage.widen({at(theirs, i), dtype, m, b.data()});
+    const kernels::Add add{a.data(), b.data(), a.data(), m};
+    reduce == ReduceOp::kSum ? kernels.add(add) : kernels.maximum(add);
+    storage.narrow({a.data(), m, dtype, const_cast<void*>(at(own, i))});
+  }
+}
+
+/// The tree over the widened parts, rounded once.
+void tree_combine_halves(const Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out,
+                         int64_t n) {
+  const StorageKernels& storage = storage_kernels(kernels);
+  std::vector<float> wide(parts.size() * kBlock);
+  std::vector<const void*> leaves;
+  for (size_t p = 0; p < parts.size(); ++p) leaves.push_back(wide.data() + p * kBlock);
+  for (int64_t i = 0; i < n; i += kBlock) {
+    const int64_t m = std::min(kBlock, n - i);
+    for (size_t p = 0; p < parts.size(); ++p) storage.widen({at(parts[p], i), dtype, m, wide.data() + p * kBlock});
+    tree_combine(kernels, DType::f32, reduce, leaves, wide.data(), m);
+    storage.narrow({wide.data(), m, dtype, const_cast<void*>(at(out, i))});
+  }
+}
+
 }  // namespace
 
-bool reducible(DType dtype) { return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64; }
+bool reducible(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64 || is_half(dtype);
+}
 
 void combine(const Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n) {
   switch (dtype) {
@@ -40,6 +80,8 @@ void combine(const Kernels& kernels, DType dtype, ReduceOp reduce, void* own, co
     case DType::f64: return combine_as<double>(reduce, own, theirs, n);
     case DType::i32: return combine_as<int32_t>(reduce, own, theirs, n);
     case DType::i64: return combine_as<int64_t>(reduce, own, theirs, n);
+    case DType::bf16:
+    case DType::f16: return combine_halves(kernels, dtype, reduce, own, theirs, n);
     default: SHARDLAB_CHECK(false, "{} is not reduced", name_of(dtype));
   }
 }
@@ -55,6 +97,8 @@ void tree_combine(const Kernels& kernels, DType dtype, ReduceOp reduce, std::spa
     case DType::f64: return tree_combine_as<double>(reduce, parts, out, n);
     case DType::i32: return tree_combine_as<int32_t>(reduce, parts, out, n);
     case DType::i64: return tree_combine_as<int64_t>(reduce, parts, out, n);
+    case DType::bf16:
+    case DType::f16: return tree_combine_halves(kernels, dtype, reduce, parts, out, n);
     default: SHARDLAB_CHECK(false, "{} is not reduced", name_of(dtype));
   }
 }

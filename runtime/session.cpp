@@ -10,6 +10,7 @@
 #include "kernels/initialise.h"
 #include "plan/base/check.h"
 #include "runtime/rank.h"
+#include "runtime/values.h"
 
 namespace shardlab {
 
@@ -66,6 +67,8 @@ class ThreadSession final : public Session {
   void run_round(const Round& round);
   std::string describe_task(const Task& task) const;
   Holding value_of(const Rank& rank, int32_t parameter) const;
+  std::vector<float> read_piece(const Rank& rank, const Piece& piece, DType dtype) const;
+  void write_piece(const Rank& rank, const Piece& piece, DType dtype, const float* values) const;
   Result<int32_t> parameter_named(std::string_view name) const;
   Result<LogicalTensor> gather(std::string_view what, const Pick& pick) const;
 
@@ -203,6 +206,17 @@ ThreadSession::Holding ThreadSession::value_of(const Rank& rank, int32_t paramet
   return holding;
 }
 
+/// The elements of a piece, widened.
+std::vector<float> ThreadSession::read_piece(const Rank& rank, const Piece& piece, DType dtype) const {
+  return read_values(static_cast<const std::byte*>(rank.address(piece.buffer)) + bytes_of(dtype, piece.at), dtype, piece.n);
+}
+
+/// Stores values in a piece, rounded to nearest even where its type is narrower.
+void ThreadSession::write_piece(const Rank& rank, const Piece& piece, DType dtype, const float* values) const {
+  write_values({values, static_cast<size_t>(piece.n)}, dtype,
+               static_cast<std::byte*>(rank.address(piece.buffer)) + bytes_of(dtype, piece.at));
+}
+
 void ThreadSession::initialise_parameters() {
   run_round([this](Rank& rank, int stream, Task&) {
     if (stream != 0 || !rank.backend().has_storage()) return;
@@ -211,22 +225,20 @@ void ThreadSession::initialise_parameters() {
       if (holding.pieces.empty()) continue;
       const Parameter& parameter = plan_.parameters[p];
       const Type& type = *holding.type;
-      const auto at = [&](const Piece& piece) { return static_cast<float*>(rank.address(piece.buffer)) + piece.at; };
+      std::vector<float> values(static_cast<size_t>(type.shape.elements()), parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
       if (parameter.initial != Initial::kNormal) {
-        for (const Piece& piece : holding.pieces)
-          std::fill_n(at(piece), piece.n, parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
+        for (const Piece& piece : holding.pieces) write_piece(rank, piece, type.dtype, values.data() + piece.begin);
         continue;
       }
       const Shape shape = logical_shape(type, plan_.mesh), origin = logical_origin(type, plan_.mesh, rank.coordinates());
       const auto dims = [&](const Shape& s) { return std::span(s.extent).first(static_cast<size_t>(s.rank)); };
-      std::vector<float> values(static_cast<size_t>(type.shape.elements()));
       kernels::initialise_normal({.shape = dims(shape),
                                   .origin = std::span(origin.extent).first(static_cast<size_t>(shape.rank)),
                                   .extent = dims(type.shape),
                                   .deviation = parameter.deviation,
                                   .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
                                   .values = values.data()});
-      for (const Piece& piece : holding.pieces) std::copy_n(values.data() + piece.begin, piece.n, at(piece));
+      for (const Piece& piece : holding.pieces) write_piece(rank, piece, type.dtype, values.data() + piece.begin);
     }
   });
 }
@@ -260,8 +272,8 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
     if (holding.type == nullptr) continue;
     if (!rank->backend().has_storage()) return no_storage(what);
     const Type& type = *holding.type;
-    if (type.dtype != DType::f32 || !axes_placed(type, plan_.mesh, Place::kPartial).empty())
-      return Error{ExitCode::kUsage, fmt::format("`{}` is no complete f32 tensor", what), "read it by rank", ""};
+    if (!kernels::is_float_storage(type.dtype) || !axes_placed(type, plan_.mesh, Place::kPartial).empty())
+      return Error{ExitCode::kUsage, fmt::format("`{}` is no complete floating-point tensor", what), "read it by rank", ""};
     if (writer.empty()) {
       tensor.shape = logical_shape(type, plan_.mesh);
       tensor.values.resize(static_cast<size_t>(tensor.shape.elements()));
@@ -269,7 +281,8 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
     }
     int differs_from = -1;
     for (const Piece& piece : holding.pieces) {
-      const float* local = static_cast<const float*>(rank->address(piece.buffer)) + piece.at - piece.begin;
+      const std::vector<float> values = read_piece(*rank, piece, type.dtype);
+      const float* local = values.data() - piece.begin;
       for_each_run(type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
                    [&](int64_t to, int64_t from, int64_t n) {
                      for (int64_t i = 0; i < n; ++i) {
@@ -301,10 +314,9 @@ Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view
     return Error{ExitCode::kUsage, fmt::format("rank {} has no persistent buffer called `{}`", rank, name), "", ""};
   if (!r.backend().has_storage()) return no_storage(name);
   const Type& type = r.role().buffers[id->index()].type;
-  if (type.dtype != DType::f32)
-    return Error{ExitCode::kUsage, fmt::format("`{}` is {}, not f32", name, name_of(type.dtype)), "", ""};
-  const float* p = static_cast<const float*>(r.address(*id));
-  return std::vector<float>(p, p + type.shape.elements());
+  if (!kernels::is_float_storage(type.dtype))
+    return Error{ExitCode::kUsage, fmt::format("`{}` is {}, which is no floating-point type", name, name_of(type.dtype)), "", ""};
+  return read_values(r.address(*id), type.dtype, type.shape.elements());
 }
 
 Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) const {
@@ -341,9 +353,12 @@ Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTe
     if (holding.type == nullptr) continue;
     if (!rank->backend().has_storage()) return no_storage(name);
     for (const Piece& piece : holding.pieces) {
-      float* local = static_cast<float*>(rank->address(piece.buffer)) + piece.at - piece.begin;
+      std::vector<float> values(static_cast<size_t>(piece.n));
       for_each_run(*holding.type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
-                   [&](int64_t from, int64_t to, int64_t n) { std::copy_n(value.values.begin() + from, n, local + to); });
+                   [&](int64_t from, int64_t to, int64_t n) {
+                     std::copy_n(value.values.begin() + from, n, values.begin() + to - piece.begin);
+                   });
+      write_piece(*rank, piece, holding.type->dtype, values.data());
     }
   }
   return {};

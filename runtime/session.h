@@ -80,7 +80,7 @@ class Session {
   /// Ends the session from another thread: the running step throws WorldError with this reason.
   virtual void cancel(const std::string& reason) = 0;
 
-  /// Values of a persistent buffer of one rank, fp32. Between steps.
+  /// Values of a persistent buffer of one rank, of a floating-point storage type, widened. Between steps.
   virtual Result<std::vector<float>> read_buffer(int rank, std::string_view buffer) const = 0;
   /// A persistent buffer put together over the ranks by its type: shards in place, replicas compared. Refuses when two replicas
   /// differ in one bit, or when no rank has such a buffer.

@@ -200,8 +200,8 @@ TEST_CASE("what the transport cannot do is refused beforehand", "[collectives]")
     const auto prepared = comm->prepare(call);
     return prepared.ok() ? std::string() : prepared.error().message;
   };
-  REQUIRE(refusal({CollectiveKind::kAllReduce, ReduceOp::kSum, Algorithm::kRing, DType::bf16, 6, 0, nullptr, nullptr}) ==
-          "a collective reduces bf16, which the thread transport cannot");
+  REQUIRE(refusal({CollectiveKind::kAllReduce, ReduceOp::kSum, Algorithm::kRing, DType::f8e4m3, 6, 0, nullptr, nullptr}) ==
+          "a collective reduces f8e4m3, which the thread transport cannot");
   REQUIRE(refusal({CollectiveKind::kAllGather, ReduceOp::kSum, Algorithm::kHalvingDoubling, DType::f32, 6, 0, nullptr, nullptr}) ==
           "halving-doubling in a group of 3 ranks, which is no power of two");
   REQUIRE(refusal({CollectiveKind::kAllToAll, ReduceOp::kSum, Algorithm::kDirect, DType::f32, 7, 0, nullptr, nullptr}) ==

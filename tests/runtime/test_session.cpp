@@ -432,21 +432,21 @@ TEST_CASE("what cannot be bound is refused with the op's name", "[session][refus
   REQUIRE(refusal(plan_head(1, 1, 1) + R"(
 segment s
   bound %x other f32[4]
-  kernel route (%x) -> (%x) name=top_k
+  kernel route (%x) -> (%x) name=nonesuch
 role 0
   %x other f32[4] persistent
   call s (x=%x)
-)") == "the CPU back end has no kernel called `top_k`, which `s route kernel` asks for");
+)") == "the CPU back end has no kernel called `nonesuch`, which `s route kernel` asks for");
   REQUIRE(refusal(plan_head(1, 1, 1) + R"(
 segment s
-  bound %x other bf16[4]
+  bound %x other i16[4]
   bound %y other f32[4]
   copy convert (%x) -> (%y)
 role 0
-  %x other bf16[4] persistent
+  %x other i16[4] persistent
   %y other f32[4] persistent
   call s (x=%x, y=%y)
-)") == "`s convert copy` converts bf16 to f32, which the CPU back end does not");
+)") == "`s convert copy` converts i16 to f32, which the CPU back end does not");
   REQUIRE(refusal(gather_and_reduce(3, 2, "halving-doubling")) ==
           "`gather gather all_gather`: halving-doubling in a group of 3 ranks, which is no power of two");
 }

@@ -1,0 +1,157 @@
+// Mixed storage: Linear and attention, a block of rows and columns at a time.
+#include "kernels/library_product.h"
+#include "kernels/window.h"
+
+namespace shardlab::kernels {
+
+namespace {
+
+/// Rows of an activation, and rows or columns of a weight, in a block of Linear F and I. Both are re-widened once for each block of
+/// the other: two conversions in 2 * 64 multiply-adds at the most.
+constexpr int64_t kLinearRows = 128, kLinearColumns = 64;
+/// Columns of dy and of x in a block of Linear W.
+constexpr int64_t kWeightRows = 64, kWeightColumns = 128;
+
+}  // namespace
+
+void MixedKernels::linear_forward(const MixedLinearForward& a, Scratch& scratch) const {
+  if (a.product != nullptr) {
+    if (!scratch.counting()) a.product->run({a.x.data, a.w.data, a.bias.data, a.y.data});
+    return;
+  }
+  const int64_t rows = std::min(a.rows, kLinearRows), columns = std::min(a.out, kLinearColumns);
+  Window x(s_, a.x, rows * a.in, scratch), w(s_, a.w, columns * a.in, scratch), bias(s_, a.bias, columns, scratch);
+  Panel y(s_, a.y, a.out, {rows, columns}, scratch);
+  LinearForward args{.rows = rows, .in = a.in, .out = columns, .in_part = a.in_part, .canonical = a.canonical};
+  args.scratch = scratch.take_bytes(linear_scratch_bytes(args));
+  if (scratch.counting()) return;
+  for_blocks(a.rows, kLinearRows, [&](int64_t row, int64_t count) {
+    args.x = x.read(row * a.in, count * a.in);
+    args.rows = count;
+    for_blocks(a.out, kLinearColumns, [&](int64_t column, int64_t n) {
+      args.w = w.read(column * a.in, n * a.in);
+      args.bias = bias.read(column, n);
+      args.y = y.place(row * a.out + column, {count, n});
+      args.out = n;
+      k_.linear_forward(args);
+      y.write();
+    });
+  });
+}
+
+void MixedKernels::linear_input(const MixedLinearInput& a, Scratch& scratch) const {
+  if (a.product != nullptr) {
+    if (!scratch.counting()) a.product->run({a.dy.data, a.w.data, nullptr, a.dx.data});
+    return;
+  }
+  const int64_t rows = std::min(a.rows, kLinearRows), columns = std::min(a.in, kLinearColumns);
+  Window dy(s_, a.dy, rows * a.out, scratch);
+  Panel w(s_, a.w, a.in, {a.out, columns}, scratch), dx(s_, a.dx, a.in, {rows, columns}, scratch);
+  LinearInput args{.rows = rows, .in = columns, .out = a.out, .out_part = a.out_part, .canonical = a.canonical};
+  args.scratch = scratch.take_bytes(linear_scratch_bytes(args));
+  if (scratch.counting()) return;
+  for_blocks(a.rows, kLinearRows, [&](int64_t row, int64_t count) {
+    args.dy = dy.read(row * a.out, count * a.out);
+    args.rows = count;
+    for_blocks(a.in, kLinearColumns, [&](int64_t column, int64_t n) {
+      args.w = w.read(column, {a.out, n});
+      args.dx = dx.place(row * a.in + column, {count, n});
+      args.in = n;
+      k_.linear_input(args);
+      dx.write();
+    });
+  });
+}
+
+void MixedKernels::linear_weight(const MixedLinearWeight& a, Scratch& scratch) const {
+  const int64_t rows = a.tokens.rows();
+  if (a.product != nullptr) {
+    if (!scratch.counting()) a.product->run({a.dy.data, a.x.data, nullptr, a.dw.data});
+    if (a.dbias.data != nullptr) bias_weight({a.dy, a.dbias, a.tokens, a.out, a.accumulate}, scratch);
+    return;
+  }
+  const int64_t outs = std::min(a.out, kWeightRows), ins = std::min(a.in, kWeightColumns);
+  Panel dy(s_, a.dy, a.out, {rows, outs}, scratch), x(s_, a.x, a.in, {rows, ins}, scratch);
+  Panel dw(s_, a.dw, a.in, {outs, ins}, scratch);
+  Window dbias(s_, a.dbias, outs, scratch);
+  LinearWeight args{.tokens = a.tokens, .in = ins, .out = outs, .accumulate = a.accumulate, .canonical = a.canonical};
+  args.scratch = scratch.take_bytes(linear_scratch_bytes(args));
+  if (scratch.counting()) return;
+  for_blocks(a.out, kWeightRows, [&](int64_t out, int64_t m) {
+    args.dy = dy.read(out, {rows, m});
+    args.out = m;
+    for_blocks(a.in, kWeightColumns, [&](int64_t in, int64_t n) {
+      args.x = x.read(in, {rows, n});
+      args.in = n;
+      args.dbias = in == 0 ? dbias.read(out, m) : nullptr;
+      args.dw = a.accumulate ? dw.read(out * a.in + in, {m, n}) : dw.place(out * a.in + in, {m, n});
+      k_.linear_weight(args);
+      dw.write();
+      if (in == 0) dbias.write();
+    });
+  });
+}
+
+namespace {
+
+/// One kv head's group of query heads in one sequence: an attention of its own.
+AttentionShape group_of(const AttentionShape& s) { return {1, s.tokens, s.heads / s.kv_heads, 1, s.head_dim}; }
+
+/// First element of a group's columns.
+struct GroupAt {
+  int64_t qkv, out, lse;
+};
+GroupAt group_at(const AttentionShape& s, int64_t sequence, int group) {
+  const AttentionShape one = group_of(s);
+  return {sequence * s.tokens * s.qkv_width() + group * one.qkv_width(),
+          sequence * s.tokens * s.out_width() + group * one.out_width(), (sequence * s.heads + group * one.heads) * s.tokens};
+}
+
+void check(const AttentionShape& s) {
+  SHARDLAB_CHECK(s.kv_heads >= 1 && s.heads % s.kv_heads == 0, "attention of {} heads on {} kv heads", s.heads, s.kv_heads);
+}
+
+}  // namespace
+
+void MixedKernels::attention_forward(const MixedAttentionForward& a, Scratch& scratch) const {
+  check(a.shape);
+  const AttentionShape one = group_of(a.shape);
+  const Panel::Size in{one.tokens, one.qkv_width()}, out{one.tokens, one.out_width()};
+  Panel qkv(s_, a.qkv, a.shape.qkv_width(), in, scratch), o(s_, a.o, a.shape.out_width(), out, scratch);
+  AttentionForward args{.shape = one};
+  args.scratch = scratch.take_bytes(attention_scratch_bytes(args));
+  if (scratch.counting()) return;
+  for (int64_t b = 0; b < a.shape.sequences; ++b)
+    for (int group = 0; group < a.shape.kv_heads; ++group) {
+      const GroupAt at = group_at(a.shape, b, group);
+      args.qkv = qkv.read(at.qkv, in);
+      args.o = o.place(at.out, out);
+      args.lse = a.lse + at.lse;
+      k_.attention_forward(args);
+      o.write();
+    }
+}
+
+void MixedKernels::attention_input(const MixedAttentionInput& a, Scratch& scratch) const {
+  check(a.shape);
+  const AttentionShape one = group_of(a.shape);
+  const Panel::Size in{one.tokens, one.qkv_width()}, out{one.tokens, one.out_width()};
+  Panel qkv(s_, a.qkv, a.shape.qkv_width(), in, scratch), dqkv(s_, a.dqkv, a.shape.qkv_width(), in, scratch);
+  Panel o(s_, a.o, a.shape.out_width(), out, scratch), dout(s_, a.dout, a.shape.out_width(), out, scratch);
+  AttentionInput args{.shape = one};
+  args.scratch = scratch.take_bytes(attention_scratch_bytes(args));
+  if (scratch.counting()) return;
+  for (int64_t b = 0; b < a.shape.sequences; ++b)
+    for (int group = 0; group < a.shape.kv_heads; ++group) {
+      const GroupAt at = group_at(a.shape, b, group);
+      args.dout = dout.read(at.out, out);
+      args.o = o.read(at.out, out);
+      args.qkv = qkv.read(at.qkv, in);
+      args.dqkv = dqkv.place(at.qkv, in);
+      args.lse = a.lse + at.lse;
+      k_.attention_input(args);
+      dqkv.write();
+    }
+}
+
+}  // namespace shardlab::kernels

@@ -1,0 +1,459 @@
+#include "runtime/mixed_ops.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "kernels/library_product.h"
+#include "plan/base/check.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace shardlab {
+
+namespace {
+
+using kernels::LibraryProduct;
+using kernels::MixedKernels;
+using kernels::Stored;
+
+bool is_narrow(DType t) { return t != DType::f32 && kernels::is_float_storage(t); }
+
+/// One of MixedKernels' members as a launch.
+template <class Args>
+ScratchLaunch launch(const BindTools& tools, void (MixedKernels::*kernel)(const Args&, kernels::Scratch&) const, const Args& args) {
+  return counted_launch(tools.kernels, args,
+                        [kernel](const MixedKernels& k, const Args& a, kernels::Scratch& s) { (k.*kernel)(a, s); });
+}
+
+int64_t rows_of(const Type& type) { return type.shape.elements() / type.shape.last(); }
+
+float* statistics(const Tensor& t) { return t.as<float>(); }
+
+// ---- input and embeddings
+
+ScratchLaunch bind_work(const BoundOp& op, const Embed& w, const BindTools& tools) {
+  const Tensor& ids = op.reads[0];
+  if (w.phase == Phase::kF) {
+    const Type& table = *op.reads[1].type;
+    return launch<kernels::MixedEmbedForward>(tools, &MixedKernels::embed_forward,
+                                              {.ids = ids.as<const int32_t>(),
+                                               .table = stored(op.reads[1]),
+                                               .x = stored(op.writes[0]),
+                                               .rows = ids.shape().elements(),
+                                               .width = table.shape[1],
+                                               .row_begin = held_part(op, table, 0).begin,
+                                               .table_rows = table.shape[0]});
+  }
+  const Type& table = *op.writes[0].type;
+  const kernels::Tokens tokens = held_tokens(op, *op.reads[1].type);
+  return launch<kernels::MixedEmbedWeight>(tools, &MixedKernels::embed_weight,
+                                           {.ids = ids.as<const int32_t>(),
+                                            .dx = stored(op.reads[1]),
+                                            .dtable = stored(op.writes[0]),
+                                            .sequences = tokens.sequences,
+                                            .tokens = tokens.tokens,
+                                            .width = table.shape[1],
+                                            .row_begin = held_part(op, table, 0).begin,
+                                            .table_rows = table.shape[0],
+                                            .accumulate = w.accumulate});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Positions& w, const BindTools& tools) {
+  const kernels::Tokens tokens = held_tokens(op, *op.reads[0].type);
+  const int64_t width = op.reads[0].shape().last();
+  if (w.phase == Phase::kF)
+    return launch<kernels::MixedPositionsForward>(
+        tools, &MixedKernels::positions_forward,
+        {stored(op.reads[0]), stored(op.reads[1]), stored(op.writes[0]), tokens.sequences, tokens.tokens, width});
+  struct Args {
+    kernels::MixedPositionsWeight weight;
+    kernels::MixedFill unused;  ///< positions beyond the sequence have no token, and a gradient of 0
+  };
+  const Stored table = stored(op.writes[0]);
+  const int64_t used = tokens.tokens * width, unused = w.accumulate ? 0 : op.writes[0].shape().elements() - used;
+  Stored rest = table;
+  rest.data = static_cast<char*>(table.data) + bytes_of(table.dtype, used);
+  const Args args{{stored(op.reads[0]), table, tokens.sequences, tokens.tokens, width, w.accumulate}, {rest, unused, 0.0f}};
+  return counted_launch(tools.kernels, args, [](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
+    k.positions_weight(a.weight, s);
+    k.fill(a.unused, s);
+  });
+}
+
+// ---- the layers
+
+ScratchLaunch bind_work(const BoundOp& op, const Norm& w, const BindTools& tools) {
+  const Type& x = *op.reads[w.phase == Phase::kF ? 0 : 1].type;
+  const int64_t rows = rows_of(x), width = x.shape.last();
+  const auto maybe = [](const std::vector<Tensor>& operands, size_t i, bool there) {
+    return there ? stored(operands[i]) : Stored{};
+  };
+  if (w.phase == Phase::kF)
+    return launch<kernels::MixedNormForward>(tools, &MixedKernels::norm_forward,
+                                             {.x = stored(op.reads[0]),
+                                              .gamma = stored(op.reads[1]),
+                                              .beta = maybe(op.reads, 2, !w.rms),
+                                              .y = stored(op.writes[0]),
+                                              .stats = statistics(op.writes[1]),
+                                              .rows = rows,
+                                              .width = width,
+                                              .epsilon = w.epsilon,
+                                              .rms = w.rms});
+  if (w.phase == Phase::kI)
+    return launch<kernels::MixedNormInput>(tools, &MixedKernels::norm_input,
+                                           {.dy = stored(op.reads[0]),
+                                            .x = stored(op.reads[1]),
+                                            .gamma = stored(op.reads[2]),
+                                            .residual = maybe(op.reads, 4, w.residual),
+                                            .dx = stored(op.writes[0]),
+                                            .stats = statistics(op.reads[3]),
+                                            .rows = rows,
+                                            .width = width,
+                                            .rms = w.rms});
+  return launch<kernels::MixedNormWeight>(tools, &MixedKernels::norm_weight,
+                                          {.dy = stored(op.reads[0]),
+                                           .x = stored(op.reads[1]),
+                                           .dgamma = stored(op.writes[0]),
+                                           .dbeta = maybe(op.writes, 1, !w.rms),
+                                           .stats = statistics(op.reads[2]),
+                                           .tokens = held_tokens(op, x),
+                                           .width = width,
+                                           .rms = w.rms,
+                                           .accumulate = w.accumulate});
+}
+
+/// The library's product where both factors are bf16, the result is one that it writes, and no fixed order is asked for. It plans
+/// for the OpenMP threads that the op's thread will have.
+std::shared_ptr<const LibraryProduct> library_product(const BindTools& tools, DType a, DType b, const LibraryProduct::Spec& spec) {
+  const auto known = [](DType t) { return t == DType::bf16 || t == DType::f32; };
+  if (tools.options.canonical || a != DType::bf16 || b != DType::bf16 || !known(spec.result)) return nullptr;
+  if (spec.bias && !known(spec.bias_type)) return nullptr;
+#ifdef _OPENMP
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(tools.options.threads_per_rank);
+#endif
+  std::shared_ptr<const LibraryProduct> product = LibraryProduct::create(spec);
+#ifdef _OPENMP
+  omp_set_num_threads(before);
+#endif
+  return product;
+}
+
+/// A launch of a Linear that keeps its product alive.
+template <class Args>
+ScratchLaunch launch_linear(const BindTools& tools, void (MixedKernels::*kernel)(const Args&, kernels::Scratch&) const, Args args,
+                            std::shared_ptr<const LibraryProduct> product) {
+  args.product = product.get();
+  return counted_launch(tools.kernels, args,
+                        [kernel, product](const MixedKernels& k, const Args& a, kernels::Scratch& s) { (k.*kernel)(a, s); });
+}
+
+ScratchLaunch bind_linear_weight(const BoundOp& op, const Linear& w, const BindTools& tools) {
+  const Tensor &x = op.reads[0], &dy = op.reads[1], &dw = op.writes[0];
+  const kernels::MixedLinearWeight args{.x = stored(x),
+                                        .dy = stored(dy),
+                                        .dw = stored(dw),
+                                        .dbias = w.bias ? stored(op.writes[1]) : Stored{},
+                                        .tokens = held_tokens(op, *x.type),
+                                        .in = x.shape().last(),
+                                        .out = dy.shape().last(),
+                                        .accumulate = w.accumulate,
+                                        .canonical = tools.options.canonical};
+  auto product = library_product(tools, x.type->dtype, dy.type->dtype,
+                                 {.rows = args.out,
+                                  .columns = args.in,
+                                  .depth = args.tokens.rows(),
+                                  .a_transposed = true,
+                                  .result = dw.type->dtype,
+                                  .accumulate = w.accumulate});
+  return launch_linear(tools, &MixedKernels::linear_weight, args, std::move(product));
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& tools) {
+  if (w.phase == Phase::kW) return bind_linear_weight(op, w, tools);
+  const Tensor &x = op.reads[0], &weight = op.reads[1], &y = op.writes[0];
+  const int64_t rows = rows_of(*x.type), out = weight.shape()[0], in = weight.shape()[1];
+  const DType xt = x.type->dtype, wt = weight.type->dtype, yt = y.type->dtype;
+  const bool canonical = tools.options.canonical;
+  if (w.phase == Phase::kI)
+    return launch_linear(tools, &MixedKernels::linear_input,
+                         kernels::MixedLinearInput{.dy = stored(x),
+                                                   .w = stored(weight),
+                                                   .dx = stored(y),
+                                                   .rows = rows,
+                                                   .in = in,
+                                                   .out = out,
+                                                   .out_part = held_part(op, *weight.type, 0),
+                                                   .canonical = canonical},
+                         library_product(tools, xt, wt, {.rows = rows, .columns = in, .depth = out, .result = yt}));
+  return launch_linear(tools, &MixedKernels::linear_forward,
+                       kernels::MixedLinearForward{.x = stored(x),
+                                                   .w = stored(weight),
+                                                   .bias = w.bias ? stored(op.reads[2]) : Stored{},
+                                                   .y = stored(y),
+                                                   .rows = rows,
+                                                   .in = in,
+                                                   .out = out,
+                                                   .in_part = held_part(op, *weight.type, 1),
+                                                   .canonical = canonical},
+                       library_product(tools, xt, wt,
+                                       {.rows = rows,
+                                        .columns = out,
+                                        .depth = in,
+                                        .b_transposed = true,
+                                        .result = yt,
+                                        .bias = w.bias,
+                                        .bias_type = w.bias ? op.reads[2].type->dtype : DType::bf16}));
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Rope& w, const BindTools& tools) {
+  const Type& qkv = *op.writes[0].type;
+  const kernels::Tokens tokens = held_tokens(op, qkv);
+  const int64_t begin = held_part(op, qkv, 1).begin;
+  const kernels::MixedRope args{stored(op.writes[0]),
+                                {.sequences = tokens.sequences,
+                                 .tokens = tokens.tokens,
+                                 .heads = w.heads,
+                                 .kv_heads = w.kv_heads,
+                                 .head_dim = w.head_dim,
+                                 .position_begin = begin,
+                                 .theta = w.theta,
+                                 .backward = w.phase == Phase::kI,
+                                 .table = op.rope_table}};
+  return launch<kernels::MixedRope>(tools, &MixedKernels::rope, args);
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Attention& w, const BindTools& tools) {
+  const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
+  const kernels::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim};
+  if (w.phase == Phase::kF)
+    return launch<kernels::MixedAttentionForward>(
+        tools, &MixedKernels::attention_forward,
+        {.shape = shape, .qkv = stored(op.reads[0]), .o = stored(op.writes[0]), .lse = statistics(op.writes[1])});
+  return launch<kernels::MixedAttentionInput>(tools, &MixedKernels::attention_input,
+                                              {.shape = shape,
+                                               .dout = stored(op.reads[0]),
+                                               .o = stored(op.reads[1]),
+                                               .qkv = stored(op.reads[3]),
+                                               .dqkv = stored(op.writes[0]),
+                                               .lse = statistics(op.reads[2])});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Activation& w, const BindTools& tools) {
+  if (w.phase == Phase::kF)
+    return launch<kernels::MixedActivationForward>(
+        tools, &MixedKernels::activation_forward,
+        {stored(op.reads[0]), stored(op.writes[0]), op.writes[0].shape().elements(), w.swiglu});
+  return launch<kernels::MixedActivationInput>(
+      tools, &MixedKernels::activation_input,
+      {stored(op.reads[0]), stored(op.reads[1]), stored(op.writes[0]), op.reads[0].shape().elements(), w.swiglu});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Residual& w, const BindTools& tools) {
+  const Type& x = *op.reads[0].type;
+  const int64_t width = x.shape.last();
+  if (w.phase == Phase::kF)
+    return launch<kernels::MixedResidualForward>(tools, &MixedKernels::residual_forward,
+                                                 {.x = stored(op.reads[0]),
+                                                  .z = stored(op.reads[1]),
+                                                  .bias = w.bias ? stored(op.reads[2]) : Stored{},
+                                                  .y = stored(op.writes[0]),
+                                                  .rows = rows_of(x),
+                                                  .width = width});
+  return launch<kernels::MixedBiasWeight>(tools, &MixedKernels::bias_weight,
+                                          {stored(op.reads[0]), stored(op.writes[0]), held_tokens(op, x), width, w.accumulate});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Dropout& w, const BindTools& tools) {
+  const Type& z = *op.writes[0].type;
+  const kernels::Part tokens = held_part(op, z, 1), width = held_part(op, z, 2);
+  const kernels::MixedDropout args{stored(op.writes[0]),
+                                   {.sequences = z.shape[0],
+                                    .tokens = z.shape[1],
+                                    .width = z.shape[2],
+                                    .sequence_begin = op.first_sequence(z),
+                                    .token_begin = tokens.begin,
+                                    .tokens_total = tokens.total,
+                                    .width_begin = width.begin,
+                                    .width_total = width.total,
+                                    .p = w.p,
+                                    .key = {op.seed, RandomUse::kDropout, dropout_tensor(op, w), 0}}};
+  return counted_launch(
+      tools.kernels, args, [](const MixedKernels& k, const kernels::MixedDropout& a, kernels::Scratch& s) { k.dropout(a, s); },
+      [](kernels::MixedDropout& a, const StepState& state) { a.dropout.key.step = static_cast<uint32_t>(state.step); });
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const CrossEntropy& w, const BindTools& tools) {
+  using Part = CrossEntropy::Part;
+  using Form = kernels::MixedCrossEntropy::Form;
+  const Type& logits = *op.reads[0].type;
+  kernels::CrossEntropy loss{.tokens = held_tokens(op, logits),
+                             .vocab = logits.shape.last(),
+                             .vocab_part = held_part(op, logits, logits.shape.rank - 1),
+                             .loss_tokens = w.tokens};
+  if (w.part != Part::kMax) loss.targets = op.reads[1].as<const int32_t>();
+  if (w.part == Part::kSum || w.part == Part::kGrad) loss.max = statistics(op.reads[2]);
+  if (w.part == Part::kGrad) loss.sums = statistics(op.reads[3]);
+  float* const written = statistics(op.writes[0]);
+  (w.part == Part::kMax ? loss.max : w.part == Part::kSum ? loss.sums : loss.nll) = written;
+  constexpr std::array<Form, 5> kForms{Form::kFused, Form::kLossOnly, Form::kMax, Form::kSum, Form::kGrad};
+  return launch<kernels::MixedCrossEntropy>(tools, &MixedKernels::cross_entropy,
+                                            {kForms[static_cast<size_t>(w.part)], stored(op.reads[0]), loss});
+}
+
+// ---- sums and updates
+
+ScratchLaunch bind_work(const BoundOp& op, const Add&, const BindTools& tools) {
+  return launch<kernels::MixedAdd>(
+      tools, &MixedKernels::add, {stored(op.reads[0]), stored(op.reads[1]), stored(op.writes[0]), op.writes[0].shape().elements()});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Fill& w, const BindTools& tools) {
+  return launch<kernels::MixedFill>(tools, &MixedKernels::fill, {stored(op.writes[0]), op.writes[0].shape().elements(), w.value});
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const SquaredNorm&, const BindTools& tools) {
+  struct Args {
+    std::vector<std::pair<Stored, int64_t>> parts;
+    double* total;
+  };
+  Args args{{}, op.writes[0].as<double>()};
+  for (const Tensor& t : op.reads) args.parts.emplace_back(stored(t), t.shape().elements());
+  return counted_launch(tools.kernels, args, [](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
+    double total = 0;
+    for (const auto& [x, n] : a.parts) {
+      double part = 0;
+      k.squared_norm({x, n, &part}, s);
+      total += part;
+    }
+    if (!s.counting()) *a.total = total;
+  });
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Sgd& w, const BindTools& tools) {
+  kernels::MixedSgd args{.grad = stored(op.reads[0]), .param = stored(op.writes[0])};
+  args.sgd = {.n = op.writes[0].shape().elements(), .weight_decay = w.weight_decay};
+  return counted_launch(
+      tools.kernels, args, [](const MixedKernels& k, const kernels::MixedSgd& a, kernels::Scratch& s) { k.sgd(a, s); },
+      [](kernels::MixedSgd& a, const StepState& state) { a.sgd.learning_rate = state.learning_rate; });
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const AdamW& w, const BindTools& tools) {
+  kernels::MixedAdamW args{
+      .grad = stored(op.reads[0]), .param = stored(op.writes[0]), .m = stored(op.writes[1]), .v = stored(op.writes[2])};
+  args.adamw = {.n = op.writes[0].shape().elements(),
+                .beta1 = w.beta1,
+                .beta2 = w.beta2,
+                .epsilon = w.epsilon,
+                .weight_decay = w.weight_decay};
+  return counted_launch(
+      tools.kernels, args, [](const MixedKernels& k, const kernels::MixedAdamW& a, kernels::Scratch& s) { k.adamw(a, s); },
+      [](kernels::MixedAdamW& a, const StepState& state) {
+        a.adamw.step = state.step;
+        a.adamw.learning_rate = state.learning_rate;
+      });
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Copy&, const BindTools& tools) {
+  return launch<kernels::MixedCopy>(tools, &MixedKernels::copy,
+                                    {stored(op.reads[0]), stored(op.writes[0]), op.writes[0].shape().elements()});
+}
+
+template <class Other>
+Result<ScratchLaunch> bind_work(const BoundOp& op, const Other&, const BindTools&) {
+  return Error{ExitCode::kUsage, fmt::format("`{}` has no form on narrow storage", describe(*op.plan, *op.instruction)),
+               "convert its operands to f32 with a copy before", ""};
+}
+
+// ---- which types go where
+
+/// Operands with one type only: reads and writes by index, -1 ending each list.
+struct FixedOperands {
+  std::vector<size_t> reads, writes;
+  DType type = DType::f32;
+};
+
+FixedOperands statistics_of(const Work& work) {
+  if (const auto* w = std::get_if<Norm>(&work))
+    return w->phase == Phase::kF ? FixedOperands{{}, {1}} : w->phase == Phase::kI ? FixedOperands{{3}, {}} : FixedOperands{{2}, {}};
+  if (const auto* w = std::get_if<Attention>(&work)) return w->phase == Phase::kF ? FixedOperands{{}, {1}} : FixedOperands{{2}, {}};
+  if (const auto* w = std::get_if<CrossEntropy>(&work))
+    return w->part == CrossEntropy::Part::kGrad  ? FixedOperands{{2, 3}, {0}}
+           : w->part == CrossEntropy::Part::kSum ? FixedOperands{{2}, {0}}
+                                                 : FixedOperands{{}, {0}};
+  if (std::holds_alternative<SquaredNorm>(work)) return {{}, {0}, DType::f64};
+  return {};
+}
+
+/// Reads that hold token ids or targets.
+std::vector<size_t> ids_of(const Work& work) {
+  if (std::holds_alternative<Embed>(work)) return {0};
+  if (const auto* w = std::get_if<CrossEntropy>(&work); w != nullptr && w->part != CrossEntropy::Part::kMax) return {1};
+  return {};
+}
+
+Result<void> check_types(const BoundOp& op) {
+  const auto check = [&](const Tensor& t, bool good, std::string_view wanted) -> Result<void> {
+    if (good) return {};
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` has an operand of {} where the CPU back end takes {}", describe(*op.plan, *op.instruction),
+                             name_of(t.type->dtype), wanted),
+                 "give the buffer that type, or convert it with a copy before", ""};
+  };
+  const FixedOperands fixed = statistics_of(op.op().work);
+  const std::vector<size_t> ids = ids_of(op.op().work);
+  const auto check_one = [&](const Tensor& t, bool is_fixed, bool is_id) -> Result<void> {
+    const DType type = t.type->dtype;
+    if (is_id) return check(t, type == DType::i32, "i32");
+    if (is_fixed) return check(t, type == fixed.type, name_of(fixed.type));
+    return check(t, kernels::is_float_storage(type), "f32, bf16, f16, f8e4m3 or f8e5m2");
+  };
+  const auto has = [](const std::vector<size_t>& list, size_t i) { return std::ranges::find(list, i) != list.end(); };
+  for (size_t i = 0; i < op.reads.size(); ++i) SHARDLAB_TRY(check_one(op.reads[i], has(fixed.reads, i), has(ids, i)));
+  for (size_t i = 0; i < op.writes.size(); ++i) SHARDLAB_TRY(check_one(op.writes[i], has(fixed.writes, i), false));
+  return {};
+}
+
+/// An op in place updates what it reads: the write must lie there, in the same type.
+void check_in_place(const BoundOp& op) {
+  const Work& work = op.op().work;
+  const auto check = [&](size_t write, size_t read) {
+    SHARDLAB_CHECK(op.writes[write].data == op.reads[read].data && op.writes[write].type->dtype == op.reads[read].type->dtype,
+                   "`{}` writes beside what it should update in place", describe(*op.plan, *op.instruction));
+  };
+  // Accumulating ops have the old values as their last reads.
+  const bool accumulates = std::visit(
+      []<class W>(const W& w) {
+        if constexpr (requires { w.accumulate; })
+          return w.accumulate;
+        else
+          return false;
+      },
+      work);
+  for (size_t i = 0; accumulates && i < op.writes.size(); ++i) check(i, op.reads.size() - op.writes.size() + i);
+  if (std::holds_alternative<Rope>(work) || std::holds_alternative<Dropout>(work)) check(0, 0);
+  if (std::holds_alternative<Sgd>(work)) check(0, 1);
+  if (std::holds_alternative<AdamW>(work))
+    for (size_t i = 0; i < 3; ++i) check(i, 1 + i);
+  if (const auto* w = std::get_if<CrossEntropy>(&work))
+    if (w->part == CrossEntropy::Part::kFused || w->part == CrossEntropy::Part::kGrad) check(1, 0);
+}
+
+}  // namespace
+
+bool is_mixed(const BoundOp& op) {
+  const auto narrow = [](const Tensor& t) { return is_narrow(t.type->dtype); };
+  if (std::holds_alternative<Copy>(op.op().work) && op.reads[0].type->dtype == op.writes[0].type->dtype) return false;
+  return std::ranges::any_of(op.reads, narrow) || std::ranges::any_of(op.writes, narrow);
+}
+
+Result<ScratchLaunch> bind_mixed(const BoundOp& op, const BindTools& tools) {
+  SHARDLAB_TRY(check_types(op));
+  check_in_place(op);
+  return std::visit([&](const auto& work) -> Result<ScratchLaunch> { return bind_work(op, work, tools); }, op.op().work);
+}
+
+}  // namespace shardlab

@@ -1,0 +1,38 @@
+#include "runtime/named_kernels.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "plan/base/hash.h"
+#include "runtime/named_binding.h"
+
+namespace shardlab {
+
+namespace named {
+
+RandomKey key_of(const BoundOp& op, RandomUse use) {
+  const uint64_t hash = mix(hash_text(op.op().label) + static_cast<uint64_t>(op.instruction->layer + 1));
+  return {op.seed, use, static_cast<uint32_t>(hash & 0xffffff), 0};  // the key has 24 bits for the tensor
+}
+
+}  // namespace named
+
+std::vector<NamedKernel> named_kernels() {
+  std::vector<NamedKernel> kernels;
+  for (const auto part : {named::precision_kernels(), named::compression_kernels()})
+    kernels.insert(kernels.end(), part.begin(), part.end());
+  return kernels;
+}
+
+Result<ScratchLaunch> bind_named(const BoundOp& op, const Kernel& kernel, const BindTools& tools) {
+  const std::vector<NamedKernel> known = named_kernels();
+  const auto found = std::ranges::find(known, kernel.name, &NamedKernel::name);
+  if (found == known.end())
+    return Error{ExitCode::kUsage,
+                 fmt::format("the CPU back end has no kernel called `{}`, which `{}` asks for", kernel.name,
+                             describe(*op.plan, *op.instruction)),
+                 "predict the plan with mode: simulate, or leave the strategy out that adds it", ""};
+  return found->bind(op, tools);
+}
+
+}  // namespace shardlab

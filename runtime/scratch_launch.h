@@ -1,0 +1,61 @@
+// Launches that are lent scratch, and what binding them needs of the back end.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "kernels/mixed.h"
+#include "runtime/backend.h"
+
+namespace shardlab {
+
+/// A launch with the scratch that it wants, in bytes, aligned to 64; null is good where it wants none.
+struct ScratchLaunch {
+  int64_t scratch_bytes = 0;
+  std::function<void(const StepState&, void* scratch)> run;
+};
+
+/// What a back end lends to those who bind its ops.
+struct BindTools {
+  const Kernels& kernels;
+  const CpuOptions& options;
+};
+
+/// `run(kernels, args, scratch)` as a launch; called once with a scratch that counts. `update(args, state)` is called before each
+/// run.
+template <class Args, class Run, class Update>
+ScratchLaunch counted_launch(const Kernels& kernels, const Args& args, Run run, Update update) {
+  const kernels::MixedKernels mixed(kernels);
+  auto counter = kernels::Scratch::counter();
+  run(mixed, args, counter);
+  return {counter.used(), [mixed, args = Args(args), run, update](const StepState& state, void* lent) mutable {
+            update(args, state);
+            kernels::Scratch scratch(lent);
+            run(mixed, std::as_const(args), scratch);
+          }};
+}
+template <class Args, class Run>
+ScratchLaunch counted_launch(const Kernels& kernels, const Args& args, Run run) {
+  return counted_launch(kernels, args, run, [](Args&, const StepState&) {});
+}
+
+inline kernels::Stored stored(const Tensor& t) { return {t.data, t.type->dtype, {}}; }
+
+/// The part of a logical dim that a rank holds.
+inline kernels::Part held_part(const BoundOp& op, const Type& type, int dim) {
+  return {logical_origin(type, op.mesh(), op.at)[dim], logical_shape(type, op.mesh())[dim]};
+}
+/// Rows of an activation: [b,s,width], or [rows,width] as one sequence.
+inline kernels::Tokens held_tokens(const BoundOp& op, const Type& type) {
+  const Shape& shape = type.shape;
+  if (shape.rank >= 3) return {shape[0], shape[1], held_part(op, type, 1)};
+  return {1, shape.elements() / shape.last(), {}};
+}
+
+/// The tensor number of a dropout's random key: four sites a layer; the embedding's, of layer -1, come first.
+inline uint32_t dropout_tensor(const BoundOp& op, const Dropout& w) {
+  return static_cast<uint32_t>((op.instruction->layer + 1) * 4 + w.site);
+}
+
+}  // namespace shardlab
