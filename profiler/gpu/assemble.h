@@ -57,8 +57,8 @@ struct Correlated {
 };
 
 /// Finds the op of every record by the external ids of the host calls, never by a name. A record without an op that lies within a
-/// step is `unclaimed`; one outside every step, or of an op whose step it lies outside, `out_of_range`. A call that lies within
-/// another one of the same thread (the runtime calling the driver) is no launch of its own.
+/// step is `unclaimed`; one outside every step, or of an op whose step it lies outside, `out_of_range`. A call of the driver within
+/// one of the runtime, on the same thread, is no launch of its own.
 Correlated correlate(const Plan& plan, const std::vector<Program>& programs, const HostSide& host, const ActivityLog& log,
                      const ClockAlignment& clock);
 

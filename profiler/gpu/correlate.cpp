@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -117,20 +118,26 @@ class Correlation {
   }
 
   void count_launches() {
+    struct Launch {
+      const HostCall* call;
+      bool runtime;  // of the CUDA runtime, not of the driver
+    };
     std::unordered_set<uint32_t> recorded;
     for (const DeviceWork& work : log_.work) recorded.insert(work.correlation);
-    std::vector<const HostCall*> calls;
+    std::vector<Launch> launches;
     for (const HostCall& call : log_.calls)
-      if (hands_work_over(log_.names.text(call.name))) calls.push_back(&call);
-    std::ranges::stable_sort(calls, [](const HostCall* a, const HostCall* b) {
-      if (a->thread != b->thread) return a->thread < b->thread;
-      return a->begin_ns != b->begin_ns ? a->begin_ns < b->begin_ns : a->end_ns > b->end_ns;
-    });
-    for (size_t first = 0; first < calls.size();) {
-      bool found = false;
-      size_t i = first;
-      for (; i < calls.size() && calls[i]->thread == calls[first]->thread && calls[i]->end_ns <= calls[first]->end_ns; ++i)
-        found = found || recorded.count(calls[i]->correlation) != 0;
+      if (const std::string& name = log_.names.text(call.name); hands_work_over(name))
+        launches.push_back({&call, name.starts_with("cuda")});
+    std::ranges::stable_sort(
+        launches, {}, [](const Launch& l) { return std::tuple(l.call->thread, l.call->begin_ns, -l.call->end_ns, !l.runtime); });
+    for (size_t first = 0; first < launches.size();) {
+      const Launch& outer = launches[first];
+      bool found = recorded.count(outer.call->correlation) != 0;
+      size_t i = first + 1;
+      const auto within = [&](const Launch& l) {
+        return outer.runtime && !l.runtime && l.call->thread == outer.call->thread && l.call->end_ns <= outer.call->end_ns;
+      };
+      for (; i < launches.size() && within(launches[i]); ++i) found = found || recorded.count(launches[i].call->correlation) != 0;
       ++out_.accounting.launches;
       ++(found ? out_.accounting.recorded : out_.accounting.lost);
       first = i;

@@ -171,19 +171,22 @@ class CuptiSource final : public ActivitySource {
   }
 
   static void CUPTIAPI on_complete(CUcontext context, uint32_t stream, uint8_t* buffer, size_t, size_t valid_bytes) {
-    size_t dropped = 0;
     decltype(CuptiCalls::get_dropped) get_dropped = nullptr;
     {
       const std::lock_guard lock(client().mutex);
-      if (client().source != nullptr) {
-        CuptiSource& source = *client().source;
-        if (buffer != nullptr) decode_cupti_buffer(source.calls_, buffer, valid_bytes, source.max_records_, source.log_);
-        get_dropped = source.calls_.get_dropped;
+      if (CuptiSource* source = client().source; source != nullptr) {
+        if (buffer != nullptr) decode_cupti_buffer(source->calls_, buffer, valid_bytes, source->max_records_, source->log_);
+        get_dropped = source->calls_.get_dropped;
       }
     }
     std::free(buffer);
-    // Outside the lock: CUPTI takes its own in there.
-    if (get_dropped == nullptr || get_dropped(context, stream, &dropped) != CUPTI_SUCCESS || dropped == 0) return;
+    if (get_dropped != nullptr) add_dropped(context, stream, get_dropped);
+  }
+
+  /// Not under the lock while CUPTI is asked: it takes its own in there.
+  static void add_dropped(CUcontext context, uint32_t stream, decltype(CuptiCalls::get_dropped) get_dropped) {
+    size_t dropped = 0;
+    if (get_dropped(context, stream, &dropped) != CUPTI_SUCCESS || dropped == 0) return;
     const std::lock_guard lock(client().mutex);
     if (client().source != nullptr) client().source->log_.dropped += static_cast<int64_t>(dropped);
   }
