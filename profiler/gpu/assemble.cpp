@@ -175,6 +175,11 @@ Trace assemble(const Plan& plan, const std::vector<Program>& programs, const Hos
     trace.step_interval.insert(trace.step_interval.end(), step.interval.begin(), step.interval.end());
   }
   trace.events = op_events(plan, programs, host, ops, accounting);
+  for (const TraceEvent& e : trace.events) {
+    double& end =
+        trace.step_interval[static_cast<size_t>(e.step) * static_cast<size_t>(host.world_size) + static_cast<size_t>(e.rank)][1];
+    end = std::max(end, e.end);
+  }
   set_peer_waits(plan, programs, trace);
 
   std::vector<TraceEvent> waits;

@@ -57,13 +57,14 @@ struct Correlated {
 };
 
 /// Finds the op of every record by the external ids of the host calls, never by a name. A record without an op that lies within a
-/// step is `unclaimed`; one outside every step, or of an op whose step it lies outside, `out_of_range`. A call of the driver within
-/// one of the runtime, on the same thread, is no launch of its own.
+/// step is `unclaimed`; one outside every step, or of an op of another step than that in which it began, `out_of_range`. A call of
+/// the driver within one of the runtime, on the same thread, is no launch of its own.
 Correlated correlate(const Plan& plan, const std::vector<Program>& programs, const HostSide& host, const ActivityLog& log,
                      const ClockAlignment& clock);
 
 /// Puts the trace together: device intervals of the ops begun and carried; launch times; sent bytes; waits from the plan's edges;
-/// the peers' waits of collectives and messages from the begins of both sides. Steps are numbered from the first one kept.
+/// the peers' waits of collectives and messages from the begins of both sides. Steps are numbered from the first one kept; one ends
+/// on a rank when the host says so or its last op has ended, whichever is later.
 Trace assemble(const Plan& plan, const std::vector<Program>& programs, const HostSide& host, const std::vector<OpInterval>& ops,
                TraceAccounting accounting);
 

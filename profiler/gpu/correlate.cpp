@@ -52,13 +52,15 @@ class Correlation {
   }
 
  private:
-  /// The kept step that holds the time [begin, end] on the session's clock, -1 for none. The clock's error is granted.
-  int step_at(double begin, double end) const {
-    const double slack = clock_.error_s();
-    auto step = std::ranges::upper_bound(host_.steps, begin + slack, {}, &HostSide::Step::begin);
-    if (step == host_.steps.begin()) return -1;
-    const size_t index = static_cast<size_t>(--step - host_.steps.begin());
-    return end <= ends_[index] + slack ? static_cast<int>(index) : -1;
+  /// The kept step in which something began at `begin` of the session's clock, -1 before the first. The clock's error is granted.
+  int step_of(double begin) const {
+    const auto next = std::ranges::upper_bound(host_.steps, begin + clock_.error_s(), {}, &HostSide::Step::begin);
+    return static_cast<int>(next - host_.steps.begin()) - 1;
+  }
+  /// The same, -1 too where [begin, end] does not lie within the step as the host saw it.
+  int step_within(double begin, double end) const {
+    const int step = step_of(begin);
+    return step >= 0 && end <= ends_[static_cast<size_t>(step)] + clock_.error_s() ? step : -1;
   }
 
   /// The key of a record's op; none where no id was pushed or the plan has no such op.
@@ -80,8 +82,8 @@ class Correlation {
       return;
     }
     const double begin = clock_.seconds(work.begin_ns), end = clock_.seconds(work.end_ns);
-    const int step = step_at(begin, end);
     const OpKey* op = op_of(work);
+    const int step = op != nullptr ? step_of(begin) : step_within(begin, end);
     if (step < 0 || (op != nullptr && op->step != host_.steps[static_cast<size_t>(step)].number)) {
       ++a.out_of_range;
       return;
@@ -101,7 +103,7 @@ class Correlation {
 
   void add_beside(int64_t begin_ns, int64_t end_ns, int32_t name, const char* lane) {
     const double begin = clock_.seconds(begin_ns), end = clock_.seconds(end_ns);
-    const int step = step_at(begin, end);
+    const int step = step_within(begin, end);
     if (step >= 0) add_detail({}, step, begin, end, name, lane);
   }
 

@@ -51,7 +51,7 @@ TEST_CASE("every record that is no op's time is counted as what it is", "[profil
   LogWriter w{.origin_ns = 1000 * kMs};
   w.kernel({4, 0, 0}, "good", 1 * kMs, 2 * kMs, 3 * kMs);
   w.kernel({4, 0, 2}, "no times", 1 * kMs, -w.origin_ns, -w.origin_ns);
-  w.kernel({4, 0, 1}, "between the steps", 11 * kMs, 12 * kMs, 13 * kMs);
+  w.stray("between the steps", 11 * kMs, 12 * kMs, 13 * kMs);
   w.kernel({4, 0, 2}, "of step 4 but in step 5", 9 * kMs, 22 * kMs, 23 * kMs);
   w.kernel({3, 0, 0}, "of a step that was not kept", 1 * kMs, 4 * kMs, 5 * kMs);
   w.stray("of no op", 1 * kMs, 6 * kMs, 7 * kMs);
@@ -70,6 +70,20 @@ TEST_CASE("every record that is no op's time is counted as what it is", "[profil
   REQUIRE(sentences.size() == 2);
   CHECK(sentences[0] == "1 of 8 records have lost their times");
   CHECK(sentences[1] == "2 of 8 records belong to no op");
+}
+
+TEST_CASE("an op that ends after the host thought the step over belongs to it all the same", "[profiler_gpu]") {
+  LogWriter w{.origin_ns = 1000 * kMs};
+  w.kernel({4, 0, 2}, "late", 9 * kMs, 9 * kMs, 14 * kMs);
+  const HostSide host = two_steps();
+  Correlated c = correlated(w, host);
+  CHECK(c.accounting.timed == 1);
+  HostSide launched = host;
+  launched.launches = {{{4, 0, 2}, 1.009}};
+  const Expanded e = reduce_plan();
+  const Trace t = assemble(*e.plan, e.programs, launched, c.ops, c.accounting);
+  CHECK(t.step_interval[0][1] == Approx(0.014));
+  CHECK(t.step_interval[1][1] == Approx(0.010));  // the other rank's
 }
 
 TEST_CASE("launches are records and drops; what neither explains is said", "[profiler_gpu]") {
