@@ -6,6 +6,8 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cmath>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -145,6 +147,7 @@ class Recording final : public GpuRecorder {
     if (found != steps_.end() && found->number == number) return *found;
     HostSide::Step fresh;
     fresh.number = number;
+    fresh.begin = std::numeric_limits<double>::quiet_NaN();
     fresh.interval.resize(static_cast<size_t>(world_size_));
     return *steps_.insert(found, std::move(fresh));
   }
@@ -153,6 +156,9 @@ class Recording final : public GpuRecorder {
     HostSide host;
     host.world_size = world_size_;
     host.steps = std::exchange(steps_, {});
+    for (const HostSide::Step& step : host.steps)
+      SHARDLAB_CHECK(!std::isnan(step.begin), "step {} was recorded but not begun: the back end calls DeviceTracer::begin_step",
+                     step.number);
     const auto move_all = [](auto& from, auto& into) {
       into.insert(into.end(), from.begin(), from.end());
       from.clear();
