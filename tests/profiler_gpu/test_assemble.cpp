@@ -95,6 +95,16 @@ TEST_CASE("a trace has an event per op, waits from the plan's edges, and peers' 
   CHECK(b.unplanned_s == Approx(10 - 6.5 - b.wait_s));
 }
 
+TEST_CASE("a wait ends where its op begins, even if the clocks' error has the dependency end later", "[profiler_gpu]") {
+  const Expanded e = reduce_plan();
+  std::vector<OpInterval> ops = reduce_ops();
+  for (OpInterval& o : ops)
+    if (o.op == OpKey{3, 0, 2}) o.begin = 105.75;  // "sum" ends at 106
+  const Trace t = assemble(*e.plan, e.programs, reduce_run(), ops, {});
+  REQUIRE(find(t, kWait, 0, 2) != nullptr);
+  CHECK(find(t, kWait, 0, 2)->end == Approx(5.75));
+}
+
 TEST_CASE("work that one rank hands over for several is the op of each", "[profiler_gpu]") {
   const Expanded e = reduce_plan();
   HostSide host = reduce_run();

@@ -103,6 +103,10 @@ TEST_CASE("launches are records and drops; what neither explains is said", "[pro
   a = correlated(w, two_steps()).accounting;
   REQUIRE(unexplained(a).size() == 1);
   CHECK(unexplained(a)[0] == "2 of 5 launches have no record, and only 0 records were dropped");
+
+  w.log.unreadable = 1;
+  REQUIRE(unexplained(correlated(w, two_steps()).accounting).size() == 2);
+  CHECK(unexplained(correlated(w, two_steps()).accounting)[1] == "1 buffers of records could not be read to their end");
 }
 
 TEST_CASE("a driver call within a runtime call is the same launch, whichever id the device's record has", "[profiler_gpu]") {

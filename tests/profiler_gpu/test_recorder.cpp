@@ -131,6 +131,21 @@ TEST_CASE("with activity records, ids are pushed around launches and times come 
     }
 }
 
+TEST_CASE("a clock that was set spoils the take that it happened in, not those after it", "[profiler_gpu]") {
+  const Expanded e = reduce_plan();
+  SetClock clock;
+  const auto told = std::make_shared<FakeSource::Told>();
+  told->ns = kEpoch;
+  const auto recorder =
+      make_gpu_recorder(1, {.clock = &clock}, {std::make_unique<FakeSource>(told), {LibraryState::kOk, "CUPTI", ""}});
+  clock.time += 1;
+  told->ns += 1'010'000'000;  // 10 ms too many
+  CHECK(recorder->take(*e.plan, e.programs).accounting.clock_error_s > 0.0099);
+  clock.time += 1;
+  told->ns += 1'000'000'000;
+  CHECK(recorder->take(*e.plan, e.programs).accounting.clock_error_s < 1e-6);
+}
+
 TEST_CASE("without a driver the recorder falls back to events and says so", "[profiler_gpu]") {
   const LibraryStatus status = cupti_status();
   if (status.ok()) return;  // a machine with a GPU: tests/gpu has more to say
