@@ -335,6 +335,10 @@ void add_workspaces(Plan& plan, bool canonical) {
       }
     const auto add = [&](std::string name, DType dtype, int64_t elements) {
       if (elements == 0) return;
+      if (const auto known = std::ranges::find(role.buffers, name, &Buffer::name); known != role.buffers.end()) {
+        known->type.shape = {elements};
+        return;
+      }
       Buffer b;
       b.name = std::move(name);
       b.type.dtype = dtype;
