@@ -1,0 +1,64 @@
+#include "tests/validate/support.h"
+
+#include <fmt/format.h>
+
+#include "tests/test.h"
+
+namespace shardlab::validation::testing {
+namespace {
+
+Result<Model> model_named(const std::string& name) {
+  if (name != "tiny-llama") return Error{ExitCode::kUsage, fmt::format("no model is named `{}`", name), "list them", {}};
+  Model m;
+  m.name = name, m.family = Family::kLlama;
+  m.layers = 8, m.hidden = 256, m.heads = 8, m.kv_heads = 2, m.head_dim = 32, m.ffn = 512, m.vocab = 1000;
+  return m;
+}
+
+Result<Machine> machine_named(const std::string& name) {
+  if (name != "node" && name != "box")
+    return Error{ExitCode::kUsage, fmt::format("no machine is named `{}`", name), "list them", {}};
+  Machine m;
+  m.id = name;
+  m.device.memory_bytes = 80'000'000'000;
+  m.devices_per_node = name == "node" ? 8 : 1;
+  return m;
+}
+
+double number_in(const ScoredRow& row, const char* column) {
+  const std::string text = row.field(column);
+  return text.empty() ? 0 : std::stod(text);
+}
+
+}  // namespace
+
+Resolver resolver() { return {model_named, machine_named}; }
+
+RowTable table_of(const std::string& header, const std::vector<std::string>& rows, const std::string& name) {
+  std::string text = "model,machine,seq_len," + header + "\n";
+  for (const std::string& row : rows) text += "tiny-llama,node,128," + row + "\n";
+  auto table = read_rows(text, name + ".csv", resolver());
+  INFO((table.ok() ? std::string() : to_string(table.error())));
+  REQUIRE(table.ok());
+  return std::move(*table);
+}
+
+std::vector<ScoredRow> predicted(const std::vector<RowTable>& tables) {
+  std::vector<ScoredRow> rows = predict_rows(tables, [](const Run&) { return Prediction{}; });
+  for (ScoredRow& row : rows) {
+    if (!row.prediction.ok()) continue;
+    if (row.field("p_step").empty()) {
+      row.prediction = Error{ExitCode::kUsage, "not predicted", "", {}};
+      continue;
+    }
+    Prediction p;
+    p.step_s = number_in(row, "p_step");
+    p.bytes.fill(static_cast<int64_t>(number_in(row, "p_bytes")));
+    p.bytes[static_cast<size_t>(MemoryKind::kDevice)] = static_cast<int64_t>(number_in(row, "p_device"));
+    p.capacity_bytes = row.row().run->machine.device.memory_bytes;
+    row.prediction = p;
+  }
+  return rows;
+}
+
+}  // namespace shardlab::validation::testing
