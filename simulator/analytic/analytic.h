@@ -18,6 +18,8 @@
 #include "plan/machine.h"
 #include "simulator/analytic/profile.h"
 #include "simulator/analytic/shape.h"
+#include "simulator/device_model.h"
+#include "simulator/fabric.h"
 
 namespace shardlab::analytic {
 
@@ -36,19 +38,16 @@ enum class Schedule : uint8_t {
   kDualPipeV
 };
 enum class CpKind : uint8_t { kRing, kZigzag, kStriped, kAllGather, kUlysses };
-enum class Precision : uint8_t { kFp32, kBf16, kFp16, kFp8, kFp4 };
 enum class Medium : uint8_t { kDevice, kCpu, kNvme };
 enum class Compression : uint8_t { kNone, kPowerSgd, kTopK, kOneBit, kInt8 };
 
-/// Words of the command line: "1f1b", "zb-h1", "all-gather", "bf16", "cpu", "powersgd". Readers return false for an unknown word.
+/// Words of the command line: "1f1b", "zb-h1", "all-gather", "cpu", "powersgd". Readers return false for an unknown word.
 std::string_view name_of(Schedule v);
 std::string_view name_of(CpKind v);
-std::string_view name_of(Precision v);
 std::string_view name_of(Medium v);
 std::string_view name_of(Compression v);
 bool read(std::string_view word, Schedule* v);
 bool read(std::string_view word, CpKind* v);
-bool read(std::string_view word, Precision* v);
 bool read(std::string_view word, Medium* v);
 bool read(std::string_view word, Compression* v);
 
@@ -70,7 +69,6 @@ struct Point {
   int8_t overlap = -1;        ///< of data-parallel communication with compute: 0, 1, or -1 as the profile has it
   int8_t tensor_overlap = 0;  ///< of tensor-parallel communication with matmuls (async TP)
   int8_t reshard = -1;        ///< zero 3: give weights back after forward; -1 as the profile has it
-  bool compiled = false;      ///< torch.compile: element-wise chains become one kernel
   Compression compression = Compression::kNone;
   int32_t compression_rank = 0;  ///< of PowerSGD; entries of a thousand kept by top-k
   double expert_skew = 1;        ///< tokens of the busiest expert-parallel rank over the mean
@@ -163,12 +161,6 @@ struct Estimate {
   double part(TimePart p) const { return parts[static_cast<size_t>(p)]; }
   double wire_total() const;
   double tokens_per_s(const Point& point) const { return static_cast<double>(point.tokens_per_step()) / step_s; }
-};
-
-/// What a user measured of his fabric: bus bandwidth as nccl-tests defines it, in GB/s (1e9); 0 where unknown.
-struct MeasuredFabric {
-  double all_reduce = 0, all_gather = 0, reduce_scatter = 0;
-  double intra_all_reduce = 0, intra_all_gather = 0, intra_reduce_scatter = 0;
 };
 
 /// What every point of a study shares. Immutable; copies share.

@@ -88,7 +88,6 @@ struct FrameworkProfile {
   double passes_rotation = 4, passes_rotation_backward = 4;      ///< an element of q and k
   double passes_layout = 0, passes_layout_backward = 0;          ///< an element of q, k, v: transposes and copies
   double passes_activation = 4, passes_activation_backward = 6;  ///< an element read by the non-linearity
-  double passes_scores = 0, passes_scores_backward = 0;          ///< a score, unfused: scale, mask, softmax, dropout
   double passes_loss = 12;                                       ///< a logit, forward and backward
   double passes_cast = 0;                                  ///< a matrix parameter and micro-batch: weights cast under autocast
   double passes_quantise = 4;                              ///< a matmul input element under fp8: amax and cast
@@ -139,6 +138,7 @@ struct FrameworkProfile {
   double memory_context = 500e6;
   double memory_nccl_channel = 4e6;      ///< one communicator and peer connection: buffers of a channel set
   double memory_workspace = 32e6;        ///< of cuBLAS and such, within the allocator
+  double memory_buckets = 0;             ///< buckets that stand beside the gradients
   double memory_fragmentation = 0.04;    ///< reserved beyond live, of activations and transients
   double memory_fragmentation_base = 0;  ///< bytes
   bool memory_caching = true;            ///< false: an arena, reserved equals live
