@@ -1,4 +1,4 @@
-// The measured runs that ship with the program: simulator/published/runs, compiled in (simulator/CMakeLists.txt writes the table).
+// The measured runs that ship with the program: simulator/published/runs, compiled in (CMakeLists.txt beside this writes the table).
 #pragma once
 
 #include <span>
