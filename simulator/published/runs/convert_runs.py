@@ -222,7 +222,7 @@ def vtrain(name, rows, machine, assumed):
     for i, r in enumerate(rows):
         multiple = 128 * int(r["tp"])  # Megatron pads the vocabulary so that each rank's slice is a multiple of 128
         vocab = -(-50257 // multiple) * multiple
-        out.add(source="vtrain", row=i + 2, profile="megatron-2022", model_name=f"gpt-{r['layers']}x{r['hidden']}",
+        out.add(source="vtrain", row=i + 2, profile="megatron-deepspeed", model_name=f"gpt-{r['layers']}x{r['hidden']}",
                 **model_columns(r, vocab=vocab, **GPT), machine=machine, devices=r["gpus"], tp=r["tp"], pp=r["pp"], zero=0,
                 sequence_parallel="false", recompute="full", precision="fp16", micro_batch=r["micro_batch"], seq_len=r["seq_len"],
                 global_batch_tokens=int(r["global_batch"]) * int(r["seq_len"]), overlap="false", attention="unfused",
