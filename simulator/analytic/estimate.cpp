@@ -196,7 +196,7 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   if (!device) return device.error();
   Result<Fabric> fabric = Fabric::of(machine, measured);
   if (!fabric) return fabric.error();
-  bool transferred = machine.devices() > 1 && fabric->provenance() == Provenance::kTransferred;
+  bool transferred = machine.devices() > 1 && fabric->provenance(machine.nodes > 1) == Provenance::kTransferred;
   for (const std::string_view what : {"matmul", "attention", "memory"})
     transferred = transferred || device->provenance(what) == Provenance::kTransferred;
   return Prepared(std::make_shared<const Prepared::Inside>(
