@@ -8,21 +8,21 @@ namespace shardlab {
 
 /// What of a data sheet a program reaches, and what a kernel costs beside its flops and bytes.
 ///
-/// Units: as stated. Defaults are those of an A100 (fitted there, transferred anywhere else); shipped machines state their own, each
-/// tagged. Fitted constants come from simulator/published alone, never from an end-to-end run.
+/// Units: as stated. Defaults are those of an A100 (fitted there, transferred anywhere else); shipped machines state their own,
+/// each tagged. Fitted constants come from simulator/published alone, never from an end-to-end run.
 struct DeviceConstants {
   double sms = 108;  ///< multiprocessors (compute units): how many tiles are computed at once
 
-  double matmul_bf16_rate = 0.85;     ///< of the dense peak, by large matmuls at sustained clocks; fp16 too
-  double matmul_fp8_rate = 0.72;      ///< the same for fp8
-  double matmul_fp4_rate = 0.65;      ///< the same for fp4
-  double matmul_fp32_rate = 0.85;     ///< the same for fp32 without tensor cores
-  double matmul_input_rate = 1.0;     ///< Product::kInput relative to kForward
-  double matmul_weight_rate = 1.0;    ///< Product::kWeight relative to kForward
-  double matmul_ramp_k = 192;         ///< k0: elements of k whose time a tile needs to start and to write its result
-  double matmul_small_tile = 0.60;    ///< rate of a 64-wide tile relative to the library's largest; tiles between interpolate
-  double matmul_quantisation = 0.7;   ///< 1: a last wave that is partly filled costs a full one; 0: only its part
-  double matmul_memory = 0.75;        ///< of the memory bandwidth, by the operands of a matmul
+  double matmul_bf16_rate = 0.85;    ///< of the dense peak, by large matmuls at sustained clocks; fp16 too
+  double matmul_fp8_rate = 0.72;     ///< the same for fp8
+  double matmul_fp4_rate = 0.65;     ///< the same for fp4
+  double matmul_fp32_rate = 0.85;    ///< the same for fp32 without tensor cores
+  double matmul_input_rate = 1.0;    ///< Product::kInput relative to kForward
+  double matmul_weight_rate = 1.0;   ///< Product::kWeight relative to kForward
+  double matmul_ramp_k = 192;        ///< k0: elements of k whose time a tile needs to start and to write its result
+  double matmul_small_tile = 0.60;   ///< rate of a 64-wide tile relative to the library's largest; tiles between interpolate
+  double matmul_quantisation = 0.7;  ///< 1: a last wave that is partly filled costs a full one; 0: only its part
+  double matmul_memory = 0.75;       ///< of the memory bandwidth, by the operands of a matmul
 
   double attention_forward_rate = 0.62;   ///< of the bf16 peak, fused attention with head_dim 128, long sequences
   double attention_backward_rate = 0.50;  ///< the same of its backward
@@ -30,7 +30,7 @@ struct DeviceConstants {
   double attention_causal = 0.90;         ///< rate over the flops left when causal, relative to not causal
   double attention_half = 256;            ///< keys with which half of the rate is reached
 
-  double memory_elementwise = 0.85;    ///< of the memory bandwidth, by kind of kernel
+  double memory_elementwise = 0.85;  ///< of the memory bandwidth, by kind of kernel
   double memory_norm = 0.75;
   double memory_norm_backward = 0.45;
   double memory_softmax = 0.75;
@@ -39,8 +39,8 @@ struct DeviceConstants {
   double memory_optimizer = 0.80;
   double memory_eager = 0.80;
   double memory_copy = 0.85;
-  double cache_bytes = 40e6;           ///< second-level cache
-  double cache_speed_up = 1.8;         ///< rate of a kernel whose bytes all fit in half of it, relative to memory
+  double cache_bytes = 40e6;    ///< second-level cache
+  double cache_speed_up = 1.8;  ///< rate of a kernel whose bytes all fit in half of it, relative to memory
 
   double kernel_start_s = 3e-6;  ///< least duration of one kernel on the device
   double host_launch_s = 6e-6;   ///< host cost of one launch from a framework's compiled or C++ path

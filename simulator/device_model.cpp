@@ -110,7 +110,7 @@ Provenance DeviceModel::provenance(std::string_view what) const {
 
 double DeviceModel::matmul_seconds(const Matmul& x) const {
   const DeviceConstants& c = constants_;
-  const double product = x.product == Product::kForward  ? 1.0
+  const double product = x.product == Product::kForward ? 1.0
                          : x.product == Product::kInput ? c.matmul_input_rate
                                                         : c.matmul_weight_rate;
   const double sms = std::max(1.0, c.sms - x.taken_sms);
@@ -124,12 +124,12 @@ double DeviceModel::matmul_seconds(const Matmul& x) const {
     for (const double split : kSplits) {
       if (split > 1 && (tiles * split > 2 * sms || x.k < 512 * split)) break;  // nothing is gained once the device is full
       const double reduction = split > 1 ? x.batch * x.m * x.n * 4 * (split + 1) / memory + c.kernel_start_s : 0;
-      best = std::min(best, waves(tiles * split, sms, c.matmul_quantisation) * flops_k * (x.k / split + c.matmul_ramp_k) + reduction);
+      best =
+          std::min(best, waves(tiles * split, sms, c.matmul_quantisation) * flops_k * (x.k / split + c.matmul_ramp_k) + reduction);
     }
   }
   const double operand = bytes_of(x.precision);
-  const double bytes =
-      x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * (x.accumulate ? 2 : 1));
+  const double bytes = x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * (x.accumulate ? 2 : 1));
   return c.kernel_start_s + std::max(best, bytes / memory);
 }
 
@@ -180,7 +180,7 @@ double DeviceModel::unfused_attention_seconds(const Attention& x) const {
 
 double DeviceModel::memory_bound_seconds(double bytes, double launches, MemoryKernel kind) const {
   const DeviceConstants& c = constants_;
-  const double efficiency[kMemoryKernels] = {c.memory_elementwise, c.memory_norm,      c.memory_norm_backward, c.memory_softmax,
+  const double efficiency[kMemoryKernels] = {c.memory_elementwise,   c.memory_norm,      c.memory_norm_backward, c.memory_softmax,
                                              c.memory_cross_entropy, c.memory_embedding, c.memory_optimizer,     c.memory_eager};
   const double rate = memory_bytes_per_s_ * efficiency[static_cast<int>(kind)];
   const double cached = bytes <= 0.5 * c.cache_bytes ? c.cache_speed_up : 1;
@@ -188,13 +188,12 @@ double DeviceModel::memory_bound_seconds(double bytes, double launches, MemoryKe
 }
 
 double DeviceModel::host_copy_seconds(double bytes, HostCopy direction) const {
-  return constants_.host_copy_start_s + bytes / (direction == HostCopy::kToDevice ? constants_.host_to_device_bytes_per_s
-                                                                                  : constants_.device_to_host_bytes_per_s);
+  return constants_.host_copy_start_s +
+         bytes / (direction == HostCopy::kToDevice ? constants_.host_to_device_bytes_per_s : constants_.device_to_host_bytes_per_s);
 }
 
 double DeviceModel::nvme_seconds(double bytes, bool write, double sharing) const {
-  return constants_.nvme_start_s +
-         bytes * sharing / (write ? constants_.nvme_write_bytes_per_s : constants_.nvme_read_bytes_per_s);
+  return constants_.nvme_start_s + bytes * sharing / (write ? constants_.nvme_write_bytes_per_s : constants_.nvme_read_bytes_per_s);
 }
 
 }  // namespace shardlab

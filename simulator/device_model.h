@@ -18,9 +18,9 @@ namespace shardlab {
 /// How the operands of the multiplications are stored. fp16 runs at the rate of bf16 on every device that has both.
 enum class Precision : uint8_t { kFp32, kBf16, kFp16, kFp8, kFp4 };
 inline constexpr int kPrecisions = 5;
-std::string_view name_of(Precision precision);                       ///< "fp32", "bf16", ...: the words of the key `precision`
-std::optional<Precision> precision_named(std::string_view name);     ///< nothing for an unknown word
-constexpr double bytes_of(Precision precision) {                     ///< of one operand element; scales of blocks not counted
+std::string_view name_of(Precision precision);                    ///< "fp32", "bf16", ...: the words of the key `precision`
+std::optional<Precision> precision_named(std::string_view name);  ///< nothing for an unknown word
+constexpr double bytes_of(Precision precision) {                  ///< of one operand element; scales of blocks not counted
   constexpr double bytes[] = {4, 2, 2, 1, 0.5};
   return bytes[static_cast<int>(precision)];
 }

@@ -5,26 +5,13 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <optional>
-#include <string_view>
 
 #include "plan/base/result.h"
 #include "plan/machine.h"
+#include "simulator/nccl_model.h"
 
 namespace shardlab {
-
-/// What a group does together. `bytes` is the full buffer as nccl-tests count it: all-reduce and broadcast the vector that every
-/// rank holds; reduce-scatter and all-gather the whole of it (ranks * shard); all-to-all what one rank sends in all, its own part
-/// included.
-enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kAllToAll };
-inline constexpr int kCollectives = 6;
-std::string_view name_of(Collective kind);
-
-enum class NcclAlgorithm : uint8_t { kTree, kRing, kNvls, kNvlsTree, kPat, kPairwise };
-enum class NcclProtocol : uint8_t { kLl, kLl128, kSimple };
-std::string_view name_of(NcclAlgorithm algorithm);
-std::string_view name_of(NcclProtocol protocol);
 
 /// A group of ranks by where they are: the same number on each of `nodes` nodes. A tensor-parallel group inside a node is {8, 1};
 /// the data-parallel groups of 8 nodes with tp = 8 are {1, 8} with `groups_per_node` 8, as eight of them use the node's rails at
@@ -41,16 +28,6 @@ struct Group {
 /// them, `inner` apart, on nodes of `devices_per_node`. Groups that straddle nodes unevenly are counted on the most nodes touched.
 Group group_of(int ranks, int inner, int devices_per_node);
 
-/// One candidate: t = latency + bytes / bandwidth.
-struct CollectiveLine {
-  NcclAlgorithm algorithm = NcclAlgorithm::kRing;
-  NcclProtocol protocol = NcclProtocol::kSimple;
-  double latency_s = 0;
-  double bytes_per_s = 0;        ///< of the full buffer (algbw)
-  double tuned_latency_s = 0;    ///< what the library's own table says: it chooses by these two
-  double tuned_bytes_per_s = 0;
-};
-
 /// Seconds of one kind of collective on one group, by size.
 class CollectiveCost {
  public:
@@ -59,25 +36,30 @@ class CollectiveCost {
     NcclAlgorithm algorithm = NcclAlgorithm::kRing;
     NcclProtocol protocol = NcclProtocol::kSimple;
   };
+  /// One candidate: what the library's table says of it (by which it chooses), and what the fabric needs: latency + bytes / rate.
+  struct Line {
+    NcclCell tuned;
+    double latency_s = 0;
+    double bytes_per_s = 0;  ///< of the full buffer
+  };
 
   double seconds(double bytes) const { return answer(bytes).seconds; }
-  /// With what the library chooses: the candidate that its own table thinks fastest, at the time that the fabric needs for it.
+  /// The candidate that the library's own table thinks fastest, at the time that the fabric needs for it.
   Answer answer(double bytes) const;
-  /// busbw = algbw * factor (nccl-tests): bytes/s.
+  /// algbw * bus_factor, bytes/s.
   double bus_bytes_per_s(double bytes) const;
 
   int lines() const { return count_; }
-  const CollectiveLine& line(int i) const { return lines_[i]; }
+  const Line& line(int i) const { return lines_[i]; }
 
  private:
   friend class Fabric;
-  static constexpr int kMaxLines = 10;
   Collective kind_ = Collective::kAllReduce;
+  GpuGeneration generation_ = GpuGeneration::kHopper;
   int ranks_ = 1;
-  int nodes_ = 1;
-  double channels_ = 1;
+  double plateau_bytes_ = 0;  ///< from here on the latency of a simple ring across nodes is raised; 0: never
   int count_ = 0;
-  std::array<CollectiveLine, kMaxLines> lines_;
+  std::array<Line, kMaxNcclCells> lines_;
 };
 
 /// What was measured on the very fabric (nccl-tests busbw of large messages, bytes/s); it replaces what the model thinks.
@@ -94,31 +76,43 @@ struct Contention {
   double taken_sms = 0;
 };
 
+/// What joins devices beyond the two bandwidths: the names of Machine::fabric. Factors are of NCCL's expectations.
+struct FabricConstants {
+  double rails_per_node = 0;        ///< network interfaces of a node; together devices_per_node * inter_bandwidth. 0: one a device
+  double oversubscription = 1;      ///< of the network above the leaf switches, shared by groups of more than `leaf_nodes` nodes
+  double leaf_nodes = 0;            ///< nodes under one leaf switch; 0: all
+  double pair_links = 0;            ///< 1: direct links, link_bandwidth is the sum over all peers; 0: a switch
+  double pcie = 0;                  ///< 1: devices reach one another over PCIe and the host
+  double nvls = 0;                  ///< 1: the switch reduces (NVLink SHARP)
+  double amd_cpu = 0;               ///< 1: posting to the network costs NCCL 2 us instead of 1
+  double ring_efficiency = 1;       ///< of the rate that NCCL expects of rings and trees within a node
+  double nvls_efficiency = 0.65;    ///< of link_bandwidth, each way through the reducing switch
+  double inter_efficiency = 0.9;    ///< of the rate of the network
+  double intra_latency = 1;         ///< of the latencies of NCCL's model within a node
+  double inter_latency = 1;         ///< of the latencies of NCCL's model between nodes
+  double send_latency_s = 8e-6;     ///< one message within a node
+  double remote_latency_s = 18e-6;  ///< one message between nodes
+  double all_to_all_efficiency = 0.75;  ///< of the links' rate, by exchanges of all with all
+  double message_s = 0.5e-6;            ///< of each further peer in an exchange of all with all
+  double memory_traffic = 3;  ///< bytes of device memory moved per byte sent: received, read to forward or reduce, read or written
+                              ///< locally
+};
+
 /// Messages and collectives of one machine.
 ///
 /// Formula: NCCL's tuning model (src/graph/tuning.cc, 2.28 to 2.30) chooses algorithm and protocol: t = latency * steps + bytes /
 ///   bandwidth, with channels and rates found from the links as its graph search does. The time of the choice uses what of those
 ///   rates is really reached (Machine::fabric, fitted to the collective tables in simulator/published). Devices that are not joined
-///   by a switch (xGMI, bridges, PCIe) have the same model with their own rates. All-to-all: each rank's traffic to its node's peers
-///   over its link and to other nodes over its share of the rails, the slower of the two; send: latency + bytes / bandwidth.
+///   by a switch (xGMI, bridges, PCIe) have the same model with their own rates. All-to-all: each rank's traffic to its node's
+///   peers over its link and to other nodes over its share of the rails, the slower of the two; send: latency + bytes / bandwidth.
 /// Units: bytes/s one way, seconds.
 /// Valid when: the group has the links for itself, but for `groups_per_node`; healthy links (else give MeasuredFabric).
 ///
-/// Names in Machine::fabric:
-///   rails_per_node      network interfaces of a node, each with devices_per_node * inter_bandwidth / rails (default: one a device)
-///   oversubscription    of the network above the leaf switches (1: none); groups of more than `leaf_nodes` nodes share it
-///   leaf_nodes          nodes under one leaf switch (0: all)
-///   domain_devices      devices of a node that reach one another at link_bandwidth (default: all)
-///   pair_links          1: link_bandwidth is the sum over direct links to each peer; one pair has its part only
-///   amd_cpu             1: hosts with AMD processors, whose network posts cost NCCL 2 us instead of 1
-///   intra_efficiency, inter_efficiency  of what NCCL's model expects of links and of rails, large messages
-///   intra_latency, inter_latency        factors of the latencies of NCCL's model
 class Fabric {
  public:
   /// Refuses more than one device without link bandwidth, more than one node without network bandwidth, and names in
   /// Machine::fabric that are unknown, not finite or not positive.
-  static Result<Fabric> of(const Machine& machine);
-  static Result<Fabric> of(const Machine& machine, const MeasuredFabric& measured);
+  static Result<Fabric> of(const Machine& machine, const MeasuredFabric& measured = {});
 
   CollectiveCost prepare(Collective kind, const Group& group) const;
   /// 0 for a group of one rank.
@@ -134,32 +128,37 @@ class Fabric {
     return remote ? remote_send_seconds(bytes, sharing) : local_send_seconds(bytes);
   }
 
-  /// Both ways, for a collective on `group` beside computation.
+  /// Both ways, for a collective on `group` beside computation. The collective's copies take device memory bandwidth from kernels
+  /// that need it, and its thread blocks hold multiprocessors of their own.
   Contention contention(Collective kind, const Group& group) const;
 
-  Provenance provenance() const { return provenance_; }  ///< the least trusted of its constants
+  /// The least trusted among the constants that a group inside one node (or across nodes) is predicted with.
+  Provenance provenance(bool across_nodes) const;
+  const FabricConstants& constants() const { return constants_; }
   int devices_per_node() const { return devices_per_node_; }
 
  private:
   Fabric() = default;
-  struct Rates;
+  /// What a group really gets, bytes/s one way: of one device within the node, and of its share of a node's network.
+  struct Rates {
+    double link = 0;
+    double node = 0;
+  };
   Rates rates(const Group& group) const;
+  NcclTopology topology(const Group& group, const Rates& rates) const;
+  double line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& topology,
+                   const NcclCell& cell) const;
+  double measured_rate(Collective kind, const Group& group) const;
   CollectiveCost all_to_all(const Group& group) const;
 
   int devices_per_node_ = 1;
-  int sm_ = 0;                      ///< compute capability class as NCCL's tables have it: 0 Volta, 1 Ampere, 2 Hopper, 3 Blackwell
-  double link_bytes_per_s_ = 0;     ///< one way, per device
-  double inter_bytes_per_s_ = 0;    ///< one way, per device
-  double rails_per_node_ = 1;
-  double oversubscription_ = 1;
-  double leaf_nodes_ = 0;
-  double domain_devices_ = 0;
-  bool pair_links_ = false;
-  bool amd_cpu_ = false;
-  bool switched_ = true;
-  double intra_efficiency_ = 1, inter_efficiency_ = 1, intra_latency_ = 1, inter_latency_ = 1;
+  GpuGeneration generation_ = GpuGeneration::kAmpere;
+  double link_bytes_per_s_ = 0;   ///< one way, per device
+  double inter_bytes_per_s_ = 0;  ///< one way, per device
+  double memory_bytes_per_s_ = 0;
+  FabricConstants constants_;
   MeasuredFabric measured_;
-  Provenance provenance_ = Provenance::kTransferred;
+  std::map<std::string, Provenance> provenance_;
 };
 
 }  // namespace shardlab

@@ -105,6 +105,7 @@ constexpr std::array kFields{
     Field{"overlap", "tensor", &P::overlap_tensor},
     Field{"overlap", "unit_layers", &P::overlap_unit_layers},
     Field{"overlap", "prefetch", &P::overlap_prefetch},
+    Field{"overlap", "keeps_gathered", &P::overlap_keeps_gathered},
     Field{"overlap", "reshard", &P::overlap_reshard},
     Field{"overlap", "wgrad_fused", &P::overlap_wgrad_fused},
     Field{"update", "passes", &P::update_passes},

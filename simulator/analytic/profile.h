@@ -124,6 +124,7 @@ struct FrameworkProfile {
   bool overlap_tensor = false;         ///< tensor-parallel all-reduce of backward runs beside the weight gradient
   double overlap_unit_layers = 1;      ///< layers of one FSDP unit
   int64_t overlap_prefetch = 1;        ///< units gathered ahead
+  bool overlap_keeps_gathered = true;  ///< zero 3 in a pipeline: gathered and reduced once a step, whole in between
   bool overlap_reshard = true;         ///< zero 3: weights are given back after forward
   double overlap_wgrad_fused = 1;  ///< 1: the weight gradient is added into the accumulated one by the matmul; 0: a pass of its own
 
