@@ -108,13 +108,13 @@ Provenance DeviceModel::provenance(std::string_view what) const {
   return least;
 }
 
-double DeviceModel::matmul_seconds(const Matmul& x) const {
+double DeviceModel::matmul_seconds(const Matmul& x, double burst) const {
   const DeviceConstants& c = constants_;
   const double product = x.product == Product::kForward ? 1.0
                          : x.product == Product::kInput ? c.matmul_input_rate
                                                         : c.matmul_weight_rate;
   const double sms = std::max(1.0, c.sms - x.taken_sms);
-  const double per_sm = rate_[static_cast<int>(x.precision)] * product / c.sms;
+  const double per_sm = rate_[static_cast<int>(x.precision)] * burst * product / c.sms;
   const double memory = memory_bytes_per_s_ * c.matmul_memory;
   double best = HUGE_VAL;
   for (const Tile& tile : kTiles) {
@@ -180,8 +180,9 @@ double DeviceModel::unfused_attention_seconds(const Attention& x) const {
 
 double DeviceModel::memory_bound_seconds(double bytes, double launches, MemoryKernel kind) const {
   const DeviceConstants& c = constants_;
-  const double efficiency[kMemoryKernels] = {c.memory_elementwise,   c.memory_norm,      c.memory_norm_backward, c.memory_softmax,
-                                             c.memory_cross_entropy, c.memory_embedding, c.memory_optimizer,     c.memory_eager};
+  const double efficiency[kMemoryKernels] = {c.memory_elementwise, c.memory_norm,          c.memory_norm_backward,
+                                             c.memory_softmax,     c.memory_cross_entropy, c.memory_embedding,
+                                             c.memory_optimizer,   c.memory_eager,         c.memory_activation};
   const double rate = memory_bytes_per_s_ * efficiency[static_cast<int>(kind)];
   const double cached = bytes <= 0.5 * c.cache_bytes ? c.cache_speed_up : 1;
   return launches * c.kernel_start_s + bytes / (rate * cached);

@@ -76,8 +76,9 @@ enum class MemoryKernel : uint8_t {
   kEmbedding,     ///< gather of rows; its backward scatters with atomics
   kOptimizer,     ///< many tensors in one launch
   kEager,         ///< an op composed of unfused element-wise kernels; give the bytes and launches of all of them
+  kActivation,    ///< GeLU, SwiGLU: element-wise with transcendentals
 };
-inline constexpr int kMemoryKernels = 8;
+inline constexpr int kMemoryKernels = 9;
 
 enum class HostCopy : uint8_t { kToDevice, kToHost };
 
@@ -96,7 +97,8 @@ class DeviceModel {
   ///     waves * (2 tm tn (k / s + k0) / (rate / sms * tile efficiency)) + reduction of the split,
   ///   waves between tiles / sms and its ceiling (`matmul.quantisation`), tiles = batch * ceil(m/tm) * ceil(n/tn) * s;
   ///   at least the time of its bytes at the memory bandwidth; plus the start of a kernel.
-  double matmul_seconds(const Matmul& matmul) const;
+  /// `burst`: of the sustained rate, in a run too short for the clock to settle.
+  double matmul_seconds(const Matmul& matmul, double burst = 1) const;
 
   /// Formula, fused: flops / (rate * rows / (rows + half)), flops = 2 queries keys heads batch (head_dim + value_dim), halved when
   ///   causal, times 2.5 backward; work is spread in tiles of 128 rows over the multiprocessors; at least its bytes. Unfused: the

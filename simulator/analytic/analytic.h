@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "plan/base/result.h"
+#include "plan/case.h"
 #include "plan/machine.h"
 #include "simulator/analytic/profile.h"
 #include "simulator/analytic/shape.h"
@@ -163,6 +164,16 @@ struct Estimate {
   double tokens_per_s(const Point& point) const { return static_cast<double>(point.tokens_per_step()) / step_s; }
 };
 
+/// Keys of a case that only shardlab's own executor has. Under the profile "shardlab", in fp32 and for layouts that this version
+/// executes, memory and wire bytes are those of `closed_form`, to the byte.
+struct ExecutorSettings {
+  int64_t bucket_bytes = 25 << 20;
+  bool grad_norm = false;
+  bool canonical = false;
+  float dropout = 0;
+  Optimizer optimizer = Optimizer::kAdamW;
+};
+
 /// What every point of a study shares. Immutable; copies share.
 class Prepared {
  public:
@@ -179,7 +190,11 @@ class Prepared {
 
 /// Refuses a shape that `check` refuses and a machine without rates.
 Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const FrameworkProfile& profile,
-                         const MeasuredFabric& measured = {});
+                         const MeasuredFabric& measured = {}, const ExecutorSettings& executor = {});
+
+/// The study and the point of a resolved case. Refuses a case whose words this engine does not know.
+Result<Prepared> prepare(const Case& config, const MeasuredFabric& measured = {});
+Result<Point> point_of(const Case& config);
 
 /// Estimates points of one study. Not thread-safe: one a thread. Remembers the cost of a layer by (tp, cp, ep, micro_batch, ...),
 /// so that the first point of a kind takes tens of microseconds and those after it below one; only a new kind may allocate.
@@ -213,6 +228,14 @@ class ReservedModel {
   virtual ~ReservedModel() = default;
   virtual int64_t reserved_bytes(const Prepared& prepared, const Point& point, const MemoryBytes& live, int32_t stage) const = 0;
 };
+
+/// One line of a table of activations: what a layer of one kind keeps of one micro-batch.
+struct ActivationItem {
+  std::string_view name;
+  bool moe = false;
+  int64_t kept = 0, remade = 0;  ///< bytes a layer
+};
+std::vector<ActivationItem> activations_by_kind(const Prepared& prepared, const Point& point);
 
 /// Allocation or release of one tensor in the order in which the framework makes them.
 struct AllocationEvent {

@@ -187,7 +187,7 @@ const Machine& Prepared::machine() const { return inside_->machine; }
 const FrameworkProfile& Prepared::profile() const { return inside_->profile; }
 
 Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const FrameworkProfile& profile,
-                         const MeasuredFabric& measured) {
+                         const MeasuredFabric& measured, const ExecutorSettings& executor) {
   SHARDLAB_TRY(check(shape));
   if (machine.nodes < 1 || machine.devices_per_node < 1 || int64_t{machine.nodes} * machine.devices_per_node > (1 << 24))
     return Error{
@@ -200,11 +200,11 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   for (const std::string_view what : {"matmul", "attention", "memory"})
     transferred = transferred || device->provenance(what) == Provenance::kTransferred;
   return Prepared(std::make_shared<const Prepared::Inside>(
-      Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred}));
+      Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred, executor}));
 }
 
 struct Estimator::State {
-  explicit State(Prepared p) : prepared(std::move(p)), collectives(prepared.inside().fabric) {}
+  explicit State(Prepared p) : prepared(std::move(p)), collectives(prepared.inside().fabric), executor(prepared.inside()) {}
 
   Frame frame(const Point& point) {
     const Prepared::Inside& in = prepared.inside();
@@ -216,6 +216,7 @@ struct Estimator::State {
   Prepared prepared;
   CollectiveMemo collectives;
   BlockMemo blocks;
+  ExecutorForm executor;
 };
 
 Estimator::Estimator(Prepared prepared) : state_(std::make_unique<State>(std::move(prepared))) {}
@@ -231,14 +232,38 @@ Estimate Estimator::operator()(const Point& point) {
   Frame frame = state_->frame(point);
   estimate.transferred = in.transferred;
   estimate_time(frame, estimate);
-  estimate_memory(frame, estimate);
+  if (const ExecutorBytes* form = state_->executor.of(point))
+    estimate_memory(in, *form, estimate);
+  else
+    estimate_memory(frame, estimate);
   return estimate;
 }
 
 MemoryBytes Estimator::stage_memory(const Point& point, int32_t stage) {
   if (refusal_of(state_->prepared.inside(), point) != Refusal::kNone || stage < 0 || stage >= point.pp) return {};
+  if (const ExecutorBytes* form = state_->executor.of(point))
+    return memory_of(state_->prepared.inside(), form->stages[static_cast<size_t>(stage)]);
   const Frame frame = state_->frame(point);
   return memory_of(frame, frame.groups.of(stage), stage, nullptr, nullptr);
+}
+
+std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const Point& point, int32_t stage) {
+  const Prepared::Inside& in = prepared.inside();
+  if (refusal_of(in, point) != Refusal::kNone || stage < 0 || stage >= point.pp) return {};
+  const LayerKey key = layer_key(point, in.profile);
+  const Block block = block_cost(in.shape, in.profile, in.device, in.fabric, key);
+  CollectiveMemo collectives(in.fabric);
+  const Frame frame = frame_of(in, point, block, collectives);
+  return events_of(frame, frame.groups.of(stage), stage, key);
+}
+
+std::vector<ActivationItem> activations_by_kind(const Prepared& prepared, const Point& point) {
+  const Prepared::Inside& in = prepared.inside();
+  if (refusal_of(in, point) != Refusal::kNone) return {};
+  const LayerKey key = layer_key(point, in.profile);
+  const Block block = block_cost(in.shape, in.profile, in.device, in.fabric, key);
+  CollectiveMemo collectives(in.fabric);
+  return items_of(frame_of(in, point, block, collectives), key);
 }
 
 Estimate estimate(const Prepared& prepared, const Point& point) { return Estimator(prepared)(point); }

@@ -9,6 +9,7 @@
 
 #include "plan/case.h"
 #include "simulator/analytic/analytic.h"
+#include "simulator/analytic/executor_form.h"
 #include "simulator/analytic/layer.h"
 #include "simulator/analytic/schedule.h"
 #include "simulator/device_model.h"
@@ -23,7 +24,25 @@ struct Prepared::Inside {
   DeviceModel device;
   Fabric fabric;
   bool transferred = false;
+  ExecutorSettings executor;
 };
+
+/// Memory and wire bytes by the closed forms, for what shardlab's executor runs today.
+class ExecutorForm {
+ public:
+  explicit ExecutorForm(const Prepared::Inside& in);
+  /// The closed form of `point`; nothing where the executor does not run it. Valid until the next call.
+  const ExecutorBytes* of(const Point& point);
+
+ private:
+  bool possible_ = false;
+  Case case_;
+  Point last_;
+  bool have_last_ = false;
+  std::optional<ExecutorBytes> form_;
+};
+MemoryBytes memory_of(const Prepared::Inside& in, const ExecutorStage& stage);
+void estimate_memory(const Prepared::Inside& in, const ExecutorBytes& form, Estimate& estimate);
 
 /// Stages of one kind: equal layers and ends.
 struct StageGroup {
@@ -103,6 +122,9 @@ Refusal refusal_of(const Prepared::Inside& in, const Point& point);
 void estimate_time(Frame& frame, Estimate& estimate);
 /// Memory of `stage`, which belongs to `group`, at its peak. `host` and `nvme` receive what was offloaded, where not null.
 MemoryBytes memory_of(const Frame& frame, const StageGroup& group, int32_t stage, int64_t* host, int64_t* nvme);
+/// See `allocation_events` and `activations_by_kind`.
+std::vector<AllocationEvent> events_of(const Frame& frame, const StageGroup& group, int32_t stage, const LayerKey& key);
+std::vector<ActivationItem> items_of(const Frame& frame, const LayerKey& key);
 /// The worst stage into `estimate`.
 void estimate_memory(const Frame& frame, Estimate& estimate);
 

@@ -2,7 +2,10 @@
 // for each way in which a layer can be cut and remembered.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include "simulator/analytic/analytic.h"
 #include "simulator/device_model.h"
@@ -60,6 +63,29 @@ struct LayerCost {
   int64_t matrix = 0, replicated = 0, expert = 0;
   int64_t parameters() const { return matrix + replicated + expert; }
 };
+
+/// One tensor of a layer: bytes that stay from forward to backward, and bytes that backward makes again.
+struct KeptTensor {
+  std::string_view name;
+  double kept = 0, remade = 0;
+};
+
+/// What a layer's forward makes for its backward, in order.
+class KeptTensors {
+ public:
+  explicit KeptTensors(Recompute recompute) : recompute_(recompute) {}
+  /// `modules`: those whose recompute makes the tensor again. `alternate`: the part that operator-wise checkpointing keeps. The
+  /// first tensor is the layer's input.
+  void add(std::string_view name, double bytes, uint16_t modules, double alternate = 0);
+  std::span<const KeptTensor> all() const { return {tensors_.data(), static_cast<size_t>(count_)}; }
+
+ private:
+  Recompute recompute_;
+  int count_ = 0;
+  std::array<KeptTensor, 32> tensors_;
+};
+KeptTensors kept_tensors(const ModelShape& shape, const FrameworkProfile& profile, const DeviceModel& device, const Fabric& fabric,
+                         const LayerKey& key, bool moe);
 
 /// One end of the model: the embedding, or the final norm, head and loss.
 struct EndCost {

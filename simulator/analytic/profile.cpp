@@ -240,6 +240,7 @@ bool read(std::string_view word, Recompute* v) {
       if (m.name == one) found = m.module;
     if (found == 0) return false;
     result.modules |= found;
+    if (end + 1 == word.size()) return false;  // nothing after the last sign
     word.remove_prefix(std::min(end + 1, word.size()));
   }
   if (result.modules == 0) return false;
