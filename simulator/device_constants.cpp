@@ -14,6 +14,7 @@ std::span<const DeviceConstant> device_constants() {
       {"matmul.weight.rate", &C::matmul_weight_rate, "matmul"},
       {"matmul.ramp_k", &C::matmul_ramp_k, "matmul"},
       {"matmul.small_tile", &C::matmul_small_tile, "matmul"},
+      {"matmul.doublings", &C::matmul_doublings, "matmul"},
       {"matmul.quantisation", &C::matmul_quantisation, "matmul"},
       {"matmul.memory", &C::matmul_memory, "matmul"},
       {"attention.forward.rate", &C::attention_forward_rate, "attention"},

@@ -21,6 +21,7 @@ struct DeviceConstants {
   double matmul_weight_rate = 1.0;   ///< Product::kWeight relative to kForward
   double matmul_ramp_k = 192;        ///< k0: elements of k whose time a tile needs to start and to write its result
   double matmul_small_tile = 0.60;   ///< rate of a 64-wide tile relative to the library's largest; tiles between interpolate
+  double matmul_doublings = 3;       ///< of the area, from 64 x 64 to the library's largest tile: 3 is 128 x 256, 4 is 256 x 256
   double matmul_quantisation = 0.7;  ///< 1: a last wave that is partly filled costs a full one; 0: only its part
   double matmul_memory = 0.75;       ///< of the memory bandwidth, by the operands of a matmul
 
@@ -28,7 +29,7 @@ struct DeviceConstants {
   double attention_backward_rate = 0.50;  ///< the same of its backward
   double attention_head_64 = 0.85;        ///< rate with head_dim 64 relative to 128
   double attention_causal = 0.90;         ///< rate over the flops left when causal, relative to not causal
-  double attention_half = 256;            ///< keys with which half of the rate is reached
+  double attention_half = 256;            ///< keys seen by a row (half of them when causal) with which half of the rate is reached
 
   double memory_elementwise = 0.85;  ///< of the memory bandwidth, by kind of kernel
   double memory_norm = 0.75;

@@ -10,12 +10,12 @@ namespace shardlab {
 
 namespace {
 
-/// A tile of the result that one multiprocessor computes: its two edges, and where its rate lies between that of the smallest tile
-/// (0) and the largest (1). An edge of 64 halves the reuse of what is read into shared memory.
+/// A tile of the result that one multiprocessor (or a pair, or a matrix core's worth of them) computes: its two edges, and the
+/// doublings of its area over the smallest tile. Each doubling improves the reuse of what is read into shared memory.
 struct Tile {
-  double rows, columns, size;
+  double rows, columns, doublings;
 };
-constexpr Tile kTiles[] = {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.75}, {64, 128, 0.35}, {128, 64, 0.35}, {64, 64, 0.0}};
+constexpr Tile kTiles[] = {{256, 256, 4}, {256, 128, 3}, {128, 256, 3}, {128, 128, 2}, {64, 128, 1}, {128, 64, 1}, {64, 64, 0}};
 constexpr double kSplits[] = {1, 2, 4, 8};
 constexpr double kFlopsBackward = 2.5;  // five products against two: the scores are computed again (Dao 2022, section 3.1)
 constexpr double kAttentionRows = 128;  // rows of queries that one multiprocessor holds
@@ -118,8 +118,9 @@ double DeviceModel::matmul_seconds(const Matmul& x, double burst) const {
   const double memory = memory_bytes_per_s_ * c.matmul_memory;
   double best = HUGE_VAL;
   for (const Tile& tile : kTiles) {
+    if (tile.doublings > c.matmul_doublings) continue;
     const double tiles = x.batch * ceil_div(x.m, tile.rows) * ceil_div(x.n, tile.columns);
-    const double rate = per_sm * (c.matmul_small_tile + tile.size * (1 - c.matmul_small_tile));
+    const double rate = per_sm * (c.matmul_small_tile + tile.doublings / c.matmul_doublings * (1 - c.matmul_small_tile));
     const double flops_k = 2 * tile.rows * tile.columns / rate;
     for (const double split : kSplits) {
       if (split > 1 && (tiles * split > 2 * sms || x.k < 512 * split)) break;  // nothing is gained once the device is full
@@ -145,9 +146,10 @@ double DeviceModel::fused_attention_seconds(const Attention& x) const {
   const double flops = 2 * rows * x.keys * (x.head_dim + value_dim) * (x.causal ? 0.5 : 1) * (backward ? kFlopsBackward : 1);
   // Heads narrower than 128 leave part of each tensor-core step to the softmax; the rate falls linearly towards 64 and on.
   const double narrow = std::clamp((128 - std::min(x.head_dim, value_dim)) / 64, 0.0, 1.5);
+  const double seen = x.causal ? x.keys / 2 : x.keys;  // by a row, on average
   const double rate = rate_[static_cast<int>(x.precision)] / c.matmul_bf16_rate *
                       (backward ? c.attention_backward_rate : c.attention_forward_rate) * (1 - narrow * (1 - c.attention_head_64)) *
-                      (x.causal ? c.attention_causal : 1) * x.keys / (x.keys + c.attention_half);
+                      (x.causal ? c.attention_causal : 1) * seen / (seen + c.attention_half);
   const double sms = std::max(1.0, c.sms - x.taken_sms);
   const double tiles = x.batch * x.heads * ceil_div(x.queries, kAttentionRows);
   const double spread = waves(tiles, sms, c.matmul_quantisation) / (tiles / c.sms);

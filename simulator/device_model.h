@@ -100,7 +100,8 @@ class DeviceModel {
   /// `burst`: of the sustained rate, in a run too short for the clock to settle.
   double matmul_seconds(const Matmul& matmul, double burst = 1) const;
 
-  /// Formula, fused: flops / (rate * rows / (rows + half)), flops = 2 queries keys heads batch (head_dim + value_dim), halved when
+  /// Formula, fused: flops / (rate * seen / (seen + half)), `seen` the keys a row sees on average, flops = 2 queries keys heads
+  /// batch (head_dim + value_dim), halved when
   ///   causal, times 2.5 backward; work is spread in tiles of 128 rows over the multiprocessors; at least its bytes. Unfused: the
   ///   two (backward: four) batched products and the kernels between them.
   double attention_seconds(const Attention& attention) const;

@@ -117,6 +117,11 @@ Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& measured
   }
   if (fabric.constants_.oversubscription < 1)
     return refuse(fmt::format("has oversubscription {}", fabric.constants_.oversubscription), "1 is a network without any");
+  for (const auto& value : {measured.all_reduce, measured.all_gather, measured.reduce_scatter, measured.intra_all_reduce,
+                            measured.intra_all_gather, measured.intra_reduce_scatter})
+    if (value && !rate(*value)) return refuse(fmt::format("has a measured bus bandwidth of {}", *value), "give bytes/s, positive");
+  if (!std::isfinite(measured.bytes) || measured.bytes < 0)
+    return refuse(fmt::format("has a fabric measured with messages of {} bytes", measured.bytes), "0 stands for very large ones");
   fabric.devices_per_node_ = machine.devices_per_node;
   fabric.generation_ = generation_of(machine.device.architecture);
   fabric.link_bytes_per_s_ = machine.device.link_bytes_per_s;
@@ -234,6 +239,27 @@ double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates
   }
 }
 
+/// Puts what was measured in place of the model's rates: `bus` is the bus bandwidth of messages of `measured_.bytes`, latency
+/// included, by the line that the library chooses at that size. Where the model's latency alone would take most of the time, the
+/// latency is what was wrong, and it shrinks. The other lines are no faster.
+void Fabric::override_lines(CollectiveCost& cost, double bus) const {
+  const double bytes = measured_.bytes > 0 ? measured_.bytes : 1e15;
+  const double seconds = bytes / (bus / bus_factor(cost.kind_, cost.ranks_));
+  const CollectiveCost::Answer chosen = cost.answer(bytes);
+  CollectiveCost::Line* best = nullptr;
+  for (int i = 0; i < cost.count_; ++i)
+    if (cost.lines_[i].tuned.algorithm == chosen.algorithm && cost.lines_[i].tuned.protocol == chosen.protocol)
+      best = &cost.lines_[i];
+  const bool plateau = best->tuned.algorithm == NcclAlgorithm::kRing && best->tuned.protocol == NcclProtocol::kSimple &&
+                       cost.plateau_bytes_ > 0 && bytes >= cost.plateau_bytes_;
+  const double raised = plateau ? nccl_ring_plateau(generation_) : 1;
+  const double correction =
+      best->tuned.algorithm == NcclAlgorithm::kTree ? nccl_tree_correction(best->tuned.protocol, bytes) : 1;
+  best->latency_s = std::min(best->latency_s, 0.5 * seconds / raised);
+  best->bytes_per_s = bytes / (seconds - best->latency_s * raised) / correction;
+  for (int i = 0; i < cost.count_; ++i) cost.lines_[i].bytes_per_s = std::min(cost.lines_[i].bytes_per_s, best->bytes_per_s);
+}
+
 CollectiveCost Fabric::prepare(Collective kind, const Group& group) const {
   CollectiveCost cost;
   cost.kind_ = kind;
@@ -246,14 +272,12 @@ CollectiveCost Fabric::prepare(Collective kind, const Group& group) const {
   const NcclTable table = nccl_table(kind, t);
   if (group.nodes > 1 && kind == Collective::kAllReduce) cost.plateau_bytes_ = 64 * t.ring.channels * t.ranks;
   const double latency = (group.nodes > 1 ? constants_.inter_latency : constants_.intra_latency) * kMicro;
-  const double measured = measured_rate(kind, group) / bus_factor(kind, t.ranks);
+  const double measured = measured_rate(kind, group);
   for (int i = 0; i < table.count; ++i) {
     const NcclCell& cell = table.cells[i];
-    double rate = line_rate(kind, group, r, t, cell);
-    // What was measured is the rate of the best for large messages; the protocols for small ones are no faster.
-    if (measured > 0) rate = cell.protocol == NcclProtocol::kSimple ? measured : std::min(rate, measured);
-    cost.lines_[cost.count_++] = {cell, cell.latency_us * latency, rate};
+    cost.lines_[cost.count_++] = {cell, cell.latency_us * latency, line_rate(kind, group, r, t, cell)};
   }
+  if (measured > 0) override_lines(cost, measured);
   return cost;
 }
 

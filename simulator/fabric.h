@@ -67,6 +67,9 @@ class CollectiveCost {
 struct MeasuredFabric {
   std::optional<double> all_reduce, all_gather, reduce_scatter;                    ///< across nodes
   std::optional<double> intra_all_reduce, intra_all_gather, intra_reduce_scatter;  ///< within a node
+  /// The size of the messages they were measured with: that size is then predicted to take just what was measured, by a group that
+  /// spans whole nodes. 0: so large that latency did not count.
+  double bytes = 256 << 20;
 };
 
 /// What computing and communicating at the same time cost each other: factors of time, 1 or more.
@@ -149,6 +152,7 @@ class Fabric {
   double line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& topology,
                    const NcclCell& cell) const;
   double measured_rate(Collective kind, const Group& group) const;
+  void override_lines(CollectiveCost& cost, double bus) const;
   CollectiveCost all_to_all(const Group& group) const;
 
   int devices_per_node_ = 1;

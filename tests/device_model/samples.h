@@ -42,6 +42,10 @@ struct CollectiveSample {
 std::vector<KernelSample> kernel_samples();
 std::vector<CollectiveSample> collective_samples();
 
+/// How much faster matmuls of short runs are than of long ones, at the sustained rates of the machine files (fitted; about 1.1 on
+/// A100 and H100).
+inline constexpr double kBurst = 1.1;
+
 /// Seconds by the model. A burst runs at `burst` times the sustained rate of matmuls.
 double predicted(const DeviceModel& model, const KernelSample& sample, double burst = 1);
 double predicted(const Fabric& fabric, const CollectiveSample& sample);

@@ -100,6 +100,20 @@ def kernels(folder, out):
                                   size / (float(r["mem_gbs"]) * 1e9), "azure"])
 
 
+# cudnn-frontend's benchmark of SDPA on H200 (cuDNN 9.19.1, bf16, head_dim 128, 64 heads, 8 of keys and values): Tflop/s of the scores
+# that are not masked, 2.5 times the forward flops backward. Columns: tokens, causal, forward, backward.
+CUDNN_H200 = [(2048, 1, 484, 370), (4096, 1, 591, 474), (8192, 1, 644, 541), (16384, 1, 673, 579), (32768, 1, 688, 581),
+              (8192, 0, 691, 594), (16384, 0, 702, 612)]
+
+
+def cudnn(out):
+    for s, causal, forward, backward in CUDNN_H200:
+        flops = 2 * 64 * s * s * 256 * (0.5 if causal else 1)
+        for name, factor, rate in (("forward", 1, forward), ("backward", 2.5, backward)):
+            out["attention"].append(["h200-sxm5-141gb", "cudnn", "sustained", "fused", name, 1, 64, 8, s, 128, 128, causal,
+                                     flops * factor / (rate * 1e12), "cudnn-frontend"])
+
+
 OPERATOR_DEVICE = {"A100-SXM4-80GB": "a100-sxm4-80gb", "GH200-120GB (H100 96GB HBM3)": "gh200-96gb"}
 
 
@@ -244,6 +258,7 @@ def main():
     out = {"matmul": [], "attention": [], "memory": [], "collectives": []}
     kernels(raw, out)
     operators(raw, out)
+    cudnn(out)
     liger(raw, out)
     collectives(raw, out)
     for name, header in (("matmul", MATMUL), ("attention", ATTENTION), ("memory", MEMORY), ("collectives", COLLECTIVE)):
