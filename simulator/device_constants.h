@@ -13,10 +13,11 @@ namespace shardlab {
 struct DeviceConstants {
   double sms = 108;  ///< multiprocessors (compute units): how many tiles are computed at once
 
-  double matmul_bf16_rate = 0.85;    ///< of the dense peak, by large matmuls at sustained clocks; fp16 too
+  double matmul_bf16_rate = 0.85;    ///< of the dense peak, by large matmuls at the clock of short runs; fp16 too
   double matmul_fp8_rate = 0.72;     ///< the same for fp8
   double matmul_fp4_rate = 0.65;     ///< the same for fp4
   double matmul_fp32_rate = 0.85;    ///< the same for fp32 without tensor cores
+  double matmul_sustained = 0.95;     ///< of that rate, by long runs of large matmuls: what power and heat leave
   double matmul_input_rate = 1.0;    ///< Product::kInput relative to kForward
   double matmul_weight_rate = 1.0;   ///< Product::kWeight relative to kForward
   double matmul_ramp_k = 192;        ///< k0: elements of k whose time a tile needs to start and to write its result
@@ -28,8 +29,11 @@ struct DeviceConstants {
   double attention_forward_rate = 0.62;   ///< of the bf16 peak, fused attention with head_dim 128, long sequences
   double attention_backward_rate = 0.50;  ///< the same of its backward
   double attention_head_64 = 0.85;        ///< rate with head_dim 64 relative to 128
+  double attention_head_256 = 0.80;       ///< the same with 256
   double attention_causal = 0.90;         ///< rate over the flops left when causal, relative to not causal
   double attention_half = 256;            ///< keys seen by a row (half of them when causal) with which half of the rate is reached
+  double attention_quantisation = 0.5;    ///< as of matmuls, of tiles of 128 rows of one head
+  double attention_start_s = 10e-6;       ///< beside its flops: set-up and the kernels around it
 
   double memory_elementwise = 0.85;  ///< of the memory bandwidth, by kind of kernel
   double memory_norm = 0.75;

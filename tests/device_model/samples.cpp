@@ -62,10 +62,10 @@ std::vector<KernelSample> kernel_samples() {
     s.matmul = {.m = std::stod(row.at("m")), .n = std::stod(row.at("n")), .k = std::stod(row.at("k"))};
     s.matmul.batch = std::stod(row.at("batch"));
     s.matmul.precision = precision_named(row.at("precision")).value();
-    s.both_gradients = row.at("product") == "both";
-    if (!s.both_gradients) s.matmul.product = word<Product>(row.at("product"), {"forward", "input", "weight"});
+    s.matmul.product = word<Product>(row.at("product"), {"forward", "input", "weight"});
     s.matmul.out_bytes = std::stod(row.at("out_bytes"));
     s.matmul.accumulate = row.at("accumulate") == "1";
+    s.matmul.grouped = s.family == "grouped";
     s.family = "matmul " + s.family + " " + row.at("precision") + " " + row.at("product");
     samples.push_back(s);
   }
@@ -113,23 +113,9 @@ std::vector<CollectiveSample> collective_samples() {
   return samples;
 }
 
-double predicted(const DeviceModel& model, const KernelSample& s, double burst) {
+double predicted(const DeviceModel& model, const KernelSample& s) {
   switch (s.table) {
-    case KernelSample::Table::kMatmul: {
-      Matmul x = s.matmul;
-      const auto seconds = [&] { return model.matmul_seconds(x, s.burst ? burst : 1); };
-      if (!s.both_gradients) return seconds();
-      x = s.matmul;
-      x.product = Product::kInput;
-      std::swap(x.n, x.k);
-      const double input = seconds();
-      x = s.matmul;
-      x.product = Product::kWeight;
-      x.m = s.matmul.n;
-      x.n = s.matmul.k;
-      x.k = s.matmul.m;
-      return input + seconds();
-    }
+    case KernelSample::Table::kMatmul: return model.matmul_seconds(s.matmul, s.burst);
     case KernelSample::Table::kAttention: return model.attention_seconds(s.attention);
     case KernelSample::Table::kMemory: return model.memory_bound_seconds(s.bytes, s.launches, s.kind);
   }

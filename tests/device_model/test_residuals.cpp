@@ -31,7 +31,7 @@ Groups kernel_ratios() {
   for (const KernelSample& s : kernel_samples()) {
     auto it = models.find(s.device);
     if (it == models.end()) it = models.emplace(s.device, *DeviceModel::of(load_machine(s.device)->device)).first;
-    groups[{s.device, s.family + (s.burst ? " (short runs)" : "")}].push_back(predicted(it->second, s, kBurst) / s.seconds);
+    groups[{s.device, s.family + (s.burst ? " (short runs)" : "")}].push_back(predicted(it->second, s) / s.seconds);
   }
   return groups;
 }

@@ -136,9 +136,9 @@ def operators(folder, out):
 
         if op.startswith("linear") and index % 5 == 0:
             m, n, k = get("m"), get("n"), get("k")
+            # Their backward is left out: the gradient was all ones, and such products draw less power and run faster (96 % of the
+            # peak on GH200, above any measured maximum on A100).
             out["matmul"].append([device, "linear", "sustained", "bf16", "forward", m, n, k, 1, 2, 0, forward, source])
-            if device.startswith("a100"):  # on GH200 gradients of ones ran at up to 96 % of peak: not what training sees
-                out["matmul"].append([device, "linear", "sustained", "bf16", "both", m, n, k, 1, 2, 0, backward, source])
         elif op in ("bmm", "baddbmm") and index % 8 == 0:
             m, n, k, batch = get("m"), get("n"), get("k"), get("batch")
             product = "input" if op == "bmm" else "forward"
