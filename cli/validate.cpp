@@ -201,12 +201,6 @@ void report_refusals(std::span<const ScoredRow> rows) {
   for (const auto& [message, at] : reasons) fmt::print(stderr, "  {} x {} (first {})\n", at.first, message, at.second);
 }
 
-/// Intervals learn from the published rows alone, whoever's runs are predicted.
-void add_published_intervals(std::vector<ScoredRow>& rows, const std::vector<RowTable>& published, const Predictor& predict) {
-  const std::vector<ScoredRow> known = predict_rows(published, predict);
-  add_intervals(rows, Intervals(residuals_of(known)));
-}
-
 Result<ExitCode> validate(const ValidateFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
@@ -215,8 +209,11 @@ Result<ExitCode> validate(const ValidateFlags& flags) {
   const auto given = flags.files.empty() ? Result<std::vector<RowTable>>(std::vector<RowTable>{}) : tables_of(flags.files);
   if (!given.ok()) return given.error();
   const Predictor predict = analytic_predictor();
-  std::vector<ScoredRow> rows = predict_rows(flags.files.empty() ? *published : *given, predict);
-  add_published_intervals(rows, *published, predict);
+  std::vector<ScoredRow> known = predict_rows(*published, predict);
+  // Intervals learn from the published rows alone, whoever's runs are predicted.
+  const Intervals intervals(residuals_of(known));
+  std::vector<ScoredRow> rows = flags.files.empty() ? std::move(known) : predict_rows(*given, predict);
+  add_intervals(rows, intervals);
 
   report_refusals(rows);
   std::vector<Score> scores = score_groups(rows, flags.by);

@@ -2,6 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <map>
+
+#include "simulator/validate/published.h"
+#include "sweeps/machines.h"
+#include "sweeps/models.h"
 #include "tests/test.h"
 
 namespace shardlab::validation::testing {
@@ -33,6 +38,31 @@ double number_in(const ScoredRow& row, const char* column) {
 }  // namespace
 
 Resolver resolver() { return {model_named, machine_named}; }
+
+Resolver published_resolver() {
+  const auto machine = [](const std::string& name) {
+    for (const PublishedFile& file : published_machines())
+      if (file.name == name) return parse_machine(file.text, name + ".yaml");
+    return load_machine(name);
+  };
+  return {[](const std::string& name) { return load_model(name); }, machine};
+}
+
+std::vector<RowTable> published_tables() {
+  std::map<std::string, Result<Machine>> machines;
+  Resolver resolver = published_resolver();
+  resolver.machine = [&machines, load = resolver.machine](const std::string& name) {
+    const auto found = machines.find(name);
+    return found != machines.end() ? found->second : machines.emplace(name, load(name)).first->second;
+  };
+  std::vector<RowTable> tables;
+  for (const PublishedFile& file : published_runs()) {
+    auto table = read_rows(file.text, std::string(file.name) + ".csv", resolver);
+    REQUIRE(table.ok());
+    tables.push_back(std::move(*table));
+  }
+  return tables;
+}
 
 RowTable table_of(const std::string& header, const std::vector<std::string>& rows, const std::string& name) {
   std::string text = "model,machine,seq_len," + header + "\n";

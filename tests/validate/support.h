@@ -11,6 +11,12 @@ namespace shardlab::validation::testing {
 /// Knows the preset "tiny-llama" (8 layers) and the machines "node" (8 devices of 80 GB) and "box" (1 device); refuses all else.
 Resolver resolver();
 
+/// Presets, and the machines that ship with the published runs.
+Resolver published_resolver();
+
+/// Every published set.
+std::vector<RowTable> published_tables();
+
 /// A table of runs that are alike but for the given columns. `header` and `rows` are CSV, appended to the common columns.
 RowTable table_of(const std::string& header, const std::vector<std::string>& rows, const std::string& name = "hand");
 

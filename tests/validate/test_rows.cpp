@@ -96,7 +96,8 @@ TEST_CASE("rows that can be no training run are refused with the reason") {
   CHECK(refusal("devices,micro_batch", "-8,1") == "`devices`: -8 lies outside 1 to 4194304");
   CHECK(refusal("devices,micro_batch", "nan,1") == "`devices`: `nan` is no number");
   CHECK(refusal("devices,micro_batch", "inf,1") == "`devices`: `inf` is no number");
-  CHECK(refusal("devices,micro_batch", "99999999999999999999999,1") == "`devices`: 99999999999999999999999 lies outside 1 to 4194304");
+  CHECK(refusal("devices,micro_batch", "99999999999999999999999,1") ==
+        "`devices`: 99999999999999999999999 lies outside 1 to 4194304");
   CHECK(refusal("devices,micro_batch", "8 GPUs,1") == "`devices`: `8 GPUs` is no number");
   CHECK(refusal("devices,micro_batch", "7.5,1") == "`devices`: 7.5 is no whole number");
   CHECK(refusal("devices,dp,tp,micro_batch", "8,2,2,1") == "`devices`: 8 devices and dp * tp * pp * cp = 4 ranks");
