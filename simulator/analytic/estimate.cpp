@@ -209,7 +209,7 @@ struct Estimator::State {
   Frame frame(const Point& point) {
     const Prepared::Inside& in = prepared.inside();
     const LayerKey key = layer_key(point, in.profile);
-    const Block& block = blocks.get(key, [&] { return block_cost(in.shape, in.profile, in.device, in.fabric, key); });
+    const Block& block = blocks.get(key, [&] { return block_cost(in.layers(), key); });
     return frame_of(in, point, block, collectives);
   }
 
@@ -251,7 +251,7 @@ std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const P
   const Prepared::Inside& in = prepared.inside();
   if (refusal_of(in, point) != Refusal::kNone || stage < 0 || stage >= point.pp) return {};
   const LayerKey key = layer_key(point, in.profile);
-  const Block block = block_cost(in.shape, in.profile, in.device, in.fabric, key);
+  const Block block = block_cost(in.layers(), key);
   CollectiveMemo collectives(in.fabric);
   const Frame frame = frame_of(in, point, block, collectives);
   return events_of(frame, frame.groups.of(stage), stage, key);
@@ -261,7 +261,7 @@ std::vector<ActivationItem> activations_by_kind(const Prepared& prepared, const 
   const Prepared::Inside& in = prepared.inside();
   if (refusal_of(in, point) != Refusal::kNone) return {};
   const LayerKey key = layer_key(point, in.profile);
-  const Block block = block_cost(in.shape, in.profile, in.device, in.fabric, key);
+  const Block block = block_cost(in.layers(), key);
   CollectiveMemo collectives(in.fabric);
   return items_of(frame_of(in, point, block, collectives), key);
 }

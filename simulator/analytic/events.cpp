@@ -49,7 +49,7 @@ struct LayerTensors {
 
 LayerTensors tensors_of(const Prepared::Inside& in, const LayerKey& key, const LayerCost& cost, bool moe) {
   LayerTensors t{.kept = {}, .remade = {}, .passing = cost.passing, .transient = cost.transient};
-  for (const KeptTensor& k : kept_tensors(in.shape, in.profile, in.device, in.fabric, key, moe).all()) {
+  for (const KeptTensor& k : kept_tensors(in.layers(), key, moe).all()) {
     if (k.kept > 0) t.kept.push_back(k.kept);
     if (k.remade > 0) t.remade.push_back(k.remade);
   }
@@ -139,7 +139,7 @@ std::vector<ActivationItem> items_of(const Frame& f, const LayerKey& key) {
   std::vector<ActivationItem> items;
   for (const bool moe : {false, true}) {
     if (moe ? f.in.shape.moe_layers() == 0 : f.in.shape.moe_layers() == f.in.shape.layers) continue;
-    for (const KeptTensor& t : kept_tensors(f.in.shape, f.in.profile, f.in.device, f.in.fabric, key, moe).all()) {
+    for (const KeptTensor& t : kept_tensors(f.in.layers(), key, moe).all()) {
       const auto same =
           std::find_if(items.begin(), items.end(), [&](const ActivationItem& i) { return i.name == t.name && i.moe == moe; });
       ActivationItem& item = same != items.end() ? *same : items.emplace_back(ActivationItem{t.name, moe, 0, 0});

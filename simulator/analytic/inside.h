@@ -25,6 +25,11 @@ struct Prepared::Inside {
   Fabric fabric;
   bool transferred = false;
   ExecutorSettings executor;
+
+  LayerStudy layers() const {
+    const std::string& a = machine.device.architecture;
+    return {shape, profile, device, fabric, a == "hopper" || a == "blackwell" || a == "rubin"};
+  }
 };
 
 /// Memory and wire bytes by the closed forms, for what shardlab's executor runs today.

@@ -37,21 +37,21 @@ double ring_bytes(double bytes, double g) { return bytes * (g - 1) / g; }
 
 class Pricer {
  public:
-  Pricer(const ModelShape& shape, const FrameworkProfile& profile, const DeviceModel& device, const Fabric& fabric,
-         const LayerKey& key)
-      : shape_(shape),
-        p_(profile),
-        device_(device),
-        fabric_(fabric),
+  Pricer(const LayerStudy& study, const LayerKey& key)
+      : shape_(study.shape),
+        p_(study.profile),
+        device_(study.device),
+        fabric_(study.fabric),
+        attention_rate_(std::max(0.01, study.hopper ? p_.attention_rate_hopper : p_.attention_rate)),
         key_(key),
-        n_(shape, key),
+        n_(study.shape, key),
         fp32_(key.precision == Precision::kFp32),
         e_(fp32_ ? 4 : 2),
         wide_(fp32_ ? 2 : 1),
         low_(key.precision == Precision::kFp8 || key.precision == Precision::kFp4),
-        tensor_group_(group_of(key.tp, 1, fabric.devices_per_node())),
-        context_group_(group_of(key.cp, key.tp, fabric.devices_per_node())),
-        expert_group_(group_of(key.ep, key.expert_tp, fabric.devices_per_node())) {}
+        tensor_group_(group_of(key.tp, 1, fabric_.devices_per_node())),
+        context_group_(group_of(key.cp, key.tp, fabric_.devices_per_node())),
+        expert_group_(group_of(key.ep, key.expert_tp, fabric_.devices_per_node())) {}
 
   LayerCost layer(bool moe) const {
     LayerCost cost;
@@ -98,6 +98,7 @@ class Pricer {
     const double quantise_gradient = low_ ? moved(l.rows * l.out * l.batch, p_.passes_quantise, 1) : 0;
     cost.input.compute_s += matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient;
     cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch);
+    if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
     if (p_.overlap_wgrad_fused <= 0)
       cost.weight.compute_s += device_.memory_bound_seconds(l.in * l.out * l.batch * (e_ + 2 * p_.state_gradient), 1);
   }
@@ -123,6 +124,7 @@ class Pricer {
   void add_feed_forward(LayerCost& cost) const;
   void add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
+  double cut_matmuls() const;
   void add_tensor_exchange(bool moe, LayerCost& cost) const;
   void add_host(bool moe, LayerCost& cost) const;
   void add_kept(bool moe, LayerCost& cost) const;
@@ -140,6 +142,7 @@ class Pricer {
   const FrameworkProfile& p_;
   const DeviceModel& device_;
   const Fabric& fabric_;
+  double attention_rate_;
   const LayerKey& key_;
   Sizes n_;
   bool fp32_;
@@ -207,9 +210,10 @@ void Pricer::add_core(LayerCost& cost) const {
     a.queries = of(key_.seq_len), a.heads /= n_.c, a.kv_heads = std::max(a.kv_heads / n_.c, 1.0);
   // The last rank of a contiguous ring masks half of one block of c: it does (c - 1/2) / (c/2) of the mean.
   const double uneven = key_.cp > 1 && key_.cp_kind == CpKind::kRing && a.causal ? (2 * n_.c - 1) / n_.c : 1;
-  const double forward = uneven * device_.attention_seconds(a);
+  const double slower = uneven / (p_.attention_fused ? attention_rate_ : 1);
+  const double forward = slower * device_.attention_seconds(a);
   a.pass = Pass::kBackward;
-  const double back = uneven * device_.attention_seconds(a);
+  const double back = slower * device_.attention_seconds(a);
   cost.forward.compute_s += forward;
   cost.input.compute_s += back;
   if (remade(Recompute::kAttentionCore)) cost.recompute.compute_s += forward;
@@ -300,6 +304,18 @@ void Pricer::add_experts(LayerCost& cost) const {
   }
 }
 
+/// What the four matmuls of a layer take longer when their rows are cut in tp parts.
+double Pricer::cut_matmuls() const {
+  const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn * shape_.top_k) / n_.t;
+  double extra = 0;
+  const auto add = [&](double out, double in) {
+    extra +=
+        std::max(0.0, n_.t * matmul(n_.tokens / n_.t, out, in, Product::kForward) - matmul(n_.tokens, out, in, Product::kForward));
+  };
+  add(n_.qkv(), n_.h), add(n_.h, n_.o), add((shape_.swiglu ? 2 : 1) * ffn, n_.h), add(n_.h, ffn);
+  return extra;
+}
+
 void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   if (key_.tp == 1) return;
   const double bytes = e_ * n_.tokens * n_.h;
@@ -321,23 +337,27 @@ void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   const double gather = fabric_.collective_seconds(Collective::kAllGather, bytes, tensor_group_);
   const double scatter = fabric_.collective_seconds(Collective::kReduceScatter, bytes, tensor_group_);
   // Asynchronous tensor parallelism cuts each exchange in tp parts that run beside parts of the matmul that feeds or needs them:
-  // one part is exposed, the rest where it is longer than the matmul.
+  // one part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
+  const double cut = key_.tensor_overlap ? cut_matmuls() : 0;
   const auto exposed = [&](double exchange, double beside) {
     if (!key_.tensor_overlap) return exchange;
-    const double rest = exchange * (n_.t - 1) / n_.t;
-    return exchange / n_.t + std::max(0.0, rest - beside);
+    const double rest = p_.overlap_tensor_hidden * exchange * (n_.t - 1) / n_.t;
+    return exchange - rest + std::max(0.0, rest - beside);
   };
   const double beside = cost.forward.compute_s / 4;
-  const double forward = pairs * (exposed(gather, beside) + exposed(scatter, beside));
+  const double forward = pairs * (exposed(gather, beside) + exposed(scatter, beside)) + cut;
   cost.forward.tensor_s += forward;
-  cost.forward.hidden_s += pairs * (gather + scatter) - forward;
+  cost.forward.hidden_s += std::max(0.0, pairs * (gather + scatter) - forward);
   cost.recompute.tensor_s += all_again / pairs * forward;
   // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one is gathered again
   // beside the input gradient, and its gradient scattered beside the weight gradient.
   const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 4 : 0;
-  const double back = pairs * (exposed(gather, beside) + std::max(0.0, gather - shelter) + std::max(0.0, scatter - shelter));
+  const auto sheltered = [&](double exchange) {
+    return key_.tensor_overlap ? exposed(exchange, beside) : std::max(0.0, exchange - shelter);
+  };
+  const double back = pairs * (exposed(gather, beside) + sheltered(gather) + sheltered(scatter)) + cut;
   cost.input.tensor_s += back;
-  cost.input.hidden_s += pairs * (2 * gather + scatter) - back;
+  cost.input.hidden_s += std::max(0.0, pairs * (2 * gather + scatter) - back);
   cost.wire.tensor += (pairs * 5 + 2 * all_again) * ring;
 }
 
@@ -511,14 +531,11 @@ void KeptTensors::add(std::string_view name, double bytes, uint16_t modules, dou
   tensors_[static_cast<size_t>(count_++)] = {name, kept * bytes, (1 - kept) * bytes};
 }
 
-KeptTensors kept_tensors(const ModelShape& shape, const FrameworkProfile& profile, const DeviceModel& device, const Fabric& fabric,
-                         const LayerKey& key, bool moe) {
-  return Pricer(shape, profile, device, fabric, key).kept(moe);
-}
+KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe) { return Pricer(study, key).kept(moe); }
 
-Block block_cost(const ModelShape& shape, const FrameworkProfile& profile, const DeviceModel& device, const Fabric& fabric,
-                 const LayerKey& key) {
-  const Pricer pricer(shape, profile, device, fabric, key);
+Block block_cost(const LayerStudy& study, const LayerKey& key) {
+  const ModelShape& shape = study.shape;
+  const Pricer pricer(study, key);
   Block block;
   if (shape.moe_layers() < shape.layers) block.dense = pricer.layer(false);
   if (shape.moe_layers() > 0) block.moe = pricer.layer(true);

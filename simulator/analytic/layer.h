@@ -13,6 +13,15 @@
 
 namespace shardlab::analytic {
 
+/// What all layers of a study share.
+struct LayerStudy {
+  const ModelShape& shape;
+  const FrameworkProfile& profile;
+  const DeviceModel& device;
+  const Fabric& fabric;
+  bool hopper = false;  ///< Hopper or later: attention kernels of Ampere do not reach its rate
+};
+
 /// What of a point a layer's cost depends on.
 struct LayerKey {
   int32_t tp = 1, cp = 1, ep = 1, expert_tp = 1, micro_batch = 1;
@@ -84,8 +93,7 @@ class KeptTensors {
   int count_ = 0;
   std::array<KeptTensor, 32> tensors_;
 };
-KeptTensors kept_tensors(const ModelShape& shape, const FrameworkProfile& profile, const DeviceModel& device, const Fabric& fabric,
-                         const LayerKey& key, bool moe);
+KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe);
 
 /// One end of the model: the embedding, or the final norm, head and loss.
 struct EndCost {
@@ -105,7 +113,6 @@ struct Block {
 };
 
 /// Everything of one key. Costs some tens of microseconds.
-Block block_cost(const ModelShape& shape, const FrameworkProfile& profile, const DeviceModel& device, const Fabric& fabric,
-                 const LayerKey& key);
+Block block_cost(const LayerStudy& study, const LayerKey& key);
 
 }  // namespace shardlab::analytic

@@ -88,9 +88,12 @@ struct FrameworkProfile {
   double passes_rotation = 4, passes_rotation_backward = 4;      ///< an element of q and k
   double passes_layout = 0, passes_layout_backward = 0;          ///< an element of q, k, v: transposes and copies
   double passes_activation = 4, passes_activation_backward = 6;  ///< an element read by the non-linearity
-  double passes_loss = 12;                                       ///< a logit, forward and backward
-  double passes_cast = 0;                                  ///< a matrix parameter and micro-batch: weights cast under autocast
-  double passes_quantise = 4;                              ///< a matmul input element under fp8: amax and cast
+  double passes_bias = 2;      ///< an output element of a matmul with bias: the sum of its gradient over tokens
+  double passes_gathered = 0;  ///< a gathered parameter, a pass: copies out of the buffer of the collective
+  double passes_reduced = 0;   ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
+  double passes_loss = 12;     ///< a logit, forward and backward
+  double passes_cast = 0;      ///< a matrix parameter and micro-batch: weights cast under autocast
+  double passes_quantise = 4;  ///< a matmul input element under fp8: amax and cast
   double passes_permute = 8, passes_permute_backward = 8;  ///< an element of each routed copy
 
   // launches: kernels that the host starts, a layer
@@ -114,6 +117,8 @@ struct FrameworkProfile {
   // attention
   bool attention_fused = true;        ///< flash attention; else matmul, softmax, matmul
   bool attention_causal_half = true;  ///< the fused kernel skips what the mask hides
+  double attention_rate = 1;          ///< of the kernel that is used, of the rate that the device is known to reach
+  double attention_rate_hopper = 1;   ///< the same on Hopper and later, where kernels written for Ampere reach half
   bool attention_repeats_kv = false;  ///< k and v are repeated to all heads in memory
 
   // overlap
@@ -122,6 +127,7 @@ struct FrameworkProfile {
   bool overlap_pipeline = false;       ///< sends run beside compute
   double overlap_bucket_bytes = 40e6;  ///< of gradients reduced together
   bool overlap_tensor = false;         ///< tensor-parallel all-reduce of backward runs beside the weight gradient
+  double overlap_tensor_hidden = 0.5;  ///< of what asynchronous tensor parallelism could hide, what it does
   double overlap_unit_layers = 1;      ///< layers of one FSDP unit
   int64_t overlap_prefetch = 1;        ///< units gathered ahead
   bool overlap_keeps_gathered = true;  ///< zero 3 in a pipeline: gathered and reduced once a step, whole in between

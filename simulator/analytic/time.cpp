@@ -135,6 +135,9 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   };
   layers(of(g.dense), f.block.dense);
   layers(of(g.moe), f.block.moe);
+  // Copies out of the buffers of all-gathers and into those of reduce-scatters run between the kernels of compute.
+  const double passes = f.in.profile.passes_gathered * (f.keeps_gathered ? 1 : 2) + f.in.profile.passes_reduced;
+  exposed += f.in.device.memory_bound_seconds(passes * of(f.dense_parameters(g) + f.expert_parameters(g)), 0);
   // The root unit (embedding, norm, head) is gathered before everything and reduced after it.
   const double ends =
       (g.holds_embedding ? of(f.block.embedding.parameters()) : 0) + (g.holds_head ? of(f.block.head.parameters()) : 0);
