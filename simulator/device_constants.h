@@ -24,8 +24,12 @@ struct DeviceConstants {
   double matmul_small_tile = 0.60;   ///< rate of a 64-wide tile relative to the library's largest; tiles between interpolate
   double matmul_doublings = 3;       ///< of the area, from 64 x 64 to the library's largest tile: 3 is 128 x 256, 4 is 256 x 256
   double matmul_quantisation = 0.7;  ///< 1: a last wave that is partly filled costs a full one; 0: only its part
+  double matmul_write = 1;            ///< rate of writing a result, relative to reading operands
   double matmul_memory = 0.75;       ///< of the memory bandwidth, by the operands of a matmul
 
+  double matmul_start_s = 5e-6;       ///< least duration of a matmul: start, first loads, last stores
+
+  double attention_flash_2 = 1;           ///< rate of FlashAttention-2 relative to the device's best fused kernel
   double attention_forward_rate = 0.62;   ///< of the bf16 peak, fused attention with head_dim 128, long sequences
   double attention_backward_rate = 0.50;  ///< the same of its backward
   double attention_head_64 = 0.85;        ///< rate with head_dim 64 relative to 128
@@ -48,7 +52,7 @@ struct DeviceConstants {
   double cache_bytes = 40e6;    ///< second-level cache
   double cache_speed_up = 1.8;  ///< rate of a kernel whose bytes all fit in half of it, relative to memory
 
-  double kernel_start_s = 3e-6;  ///< least duration of one kernel on the device
+  double kernel_start_s = 2e-6;  ///< least duration of one kernel on the device
   double host_launch_s = 6e-6;   ///< host cost of one launch from a framework's compiled or C++ path
 
   double host_to_device_bytes_per_s = 25e9;  ///< pinned memory, one copy engine

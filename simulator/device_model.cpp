@@ -137,13 +137,13 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
     }
   }
   const double operand = bytes_of(x.precision);
-  const double bytes = x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * (x.accumulate ? 2 : 1));
+  const double bytes = x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
   if (!short_run) best = std::max(best, 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms * c.matmul_sustained));
-  return c.kernel_start_s + std::max(best, bytes / memory);
+  return c.matmul_start_s + std::max(best, bytes / memory);
 }
 
 double DeviceModel::attention_seconds(const Attention& x) const {
-  return x.kernel == AttentionKernel::kFused ? fused_attention_seconds(x) : unfused_attention_seconds(x);
+  return x.kernel == AttentionKernel::kUnfused ? unfused_attention_seconds(x) : fused_attention_seconds(x);
 }
 
 double DeviceModel::fused_attention_seconds(const Attention& x) const {
@@ -156,7 +156,7 @@ double DeviceModel::fused_attention_seconds(const Attention& x) const {
   const double seen = x.causal ? x.keys / 2 : x.keys;  // by a row, on average
   const double rate = rate_[static_cast<int>(x.precision)] / c.matmul_bf16_rate *
                       (backward ? c.attention_backward_rate : c.attention_forward_rate) * head_rate(wide / 2) *
-                      (x.causal ? c.attention_causal : 1) * seen / (seen + c.attention_half);
+                      (x.kernel == AttentionKernel::kFlash2 ? c.attention_flash_2 : 1) * (x.causal ? c.attention_causal : 1) * seen / (seen + c.attention_half);
   const double sms = std::max(1.0, c.sms - x.taken_sms);
   const double tiles = x.batch * x.heads * ceil_div(x.queries, kAttentionRows);
   const double spread = waves(tiles, sms, c.attention_quantisation) / (tiles / c.sms);

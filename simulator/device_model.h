@@ -48,6 +48,7 @@ enum class Pass : uint8_t { kForward, kBackward };
 enum class AttentionKernel : uint8_t {
   kFused,    ///< flash attention: no scores in memory; its backward recomputes them
   kUnfused,  ///< two batched products with scale, mask, softmax (and dropout) as kernels between them
+  kFlash2,   ///< FlashAttention-2: fused, written for Ampere; kFused is the device's best (cuDNN, FlashAttention-3)
 };
 
 /// Attention of `batch` sequences on one rank.

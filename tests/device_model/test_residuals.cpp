@@ -85,8 +85,8 @@ TEST_CASE("the median residual of each table stays within its bound") {
     return residuals(all).median;
   };
   const Groups kernels = kernel_ratios();
-  CHECK(pooled(kernels, "matmul") < 0.075);
-  CHECK(pooled(kernels, "attention") < 0.20);
-  CHECK(pooled(kernels, "memory") < 0.08);
-  CHECK(pooled(collective_ratios(), "") < 0.20);
+  CHECK(pooled(kernels, "matmul") < 0.055);
+  CHECK(pooled(kernels, "attention") < 0.08);
+  CHECK(pooled(kernels, "memory") < 0.06);
+  CHECK(pooled(collective_ratios(), "") < 0.11);
 }
