@@ -16,8 +16,10 @@ struct Tile {
   double rows, columns, doublings;
 };
 constexpr Tile kTiles[] = {{256, 256, 4}, {256, 128, 3}, {128, 256, 3}, {128, 128, 2}, {64, 128, 1}, {128, 64, 1}, {64, 64, 0}};
+constexpr double kGroupStreams = 4;  // of a grouped matmul in Transformer Engine
 constexpr double kSplits[] = {1, 2, 4, 8};
 constexpr double kFlopsBackward = 2.5;  // five products against two: the scores are computed again (Dao 2022, section 3.1)
+constexpr double kHeadStep = 32;       // heads are padded to a multiple of it
 constexpr double kAttentionRows = 128;  // rows of queries that one multiprocessor holds
 
 double ceil_div(double a, double b) { return std::ceil(a / b); }
@@ -108,13 +110,18 @@ Provenance DeviceModel::provenance(std::string_view what) const {
   return least;
 }
 
-double DeviceModel::matmul_seconds(const Matmul& x, double burst) const {
+double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
+  if (x.grouped && x.batch > kGroupStreams) {
+    Matmul together = x;
+    together.batch = kGroupStreams;
+    return x.batch / kGroupStreams * matmul_seconds(together, short_run);
+  }
   const DeviceConstants& c = constants_;
   const double product = x.product == Product::kForward ? 1.0
                          : x.product == Product::kInput ? c.matmul_input_rate
                                                         : c.matmul_weight_rate;
   const double sms = std::max(1.0, c.sms - x.taken_sms);
-  const double per_sm = rate_[static_cast<int>(x.precision)] * burst * product / c.sms;
+  const double per_sm = rate_[static_cast<int>(x.precision)] * product / c.sms;
   const double memory = memory_bytes_per_s_ * c.matmul_memory;
   double best = HUGE_VAL;
   for (const Tile& tile : kTiles) {
@@ -130,33 +137,41 @@ double DeviceModel::matmul_seconds(const Matmul& x, double burst) const {
     }
   }
   const double operand = bytes_of(x.precision);
-  const double bytes = x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * (x.accumulate ? 2 : 1));
-  return c.kernel_start_s + std::max(best, bytes / memory);
+  const double bytes = x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
+  if (!short_run) best = std::max(best, 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms * c.matmul_sustained));
+  return c.matmul_start_s + std::max(best, bytes / memory);
 }
 
 double DeviceModel::attention_seconds(const Attention& x) const {
-  return x.kernel == AttentionKernel::kFused ? fused_attention_seconds(x) : unfused_attention_seconds(x);
+  return x.kernel == AttentionKernel::kUnfused ? unfused_attention_seconds(x) : fused_attention_seconds(x);
 }
 
 double DeviceModel::fused_attention_seconds(const Attention& x) const {
   const DeviceConstants& c = constants_;
   const bool backward = x.pass == Pass::kBackward;
   const double value_dim = x.value_dim > 0 ? x.value_dim : x.head_dim;
-  const double rows = x.batch * x.heads * x.queries;
-  const double flops = 2 * rows * x.keys * (x.head_dim + value_dim) * (x.causal ? 0.5 : 1) * (backward ? kFlopsBackward : 1);
-  // Heads narrower than 128 leave part of each tensor-core step to the softmax; the rate falls linearly towards 64 and on.
-  const double narrow = std::clamp((128 - std::min(x.head_dim, value_dim)) / 64, 0.0, 1.5);
+  const double wide = ceil_div(x.head_dim, kHeadStep) * kHeadStep + ceil_div(value_dim, kHeadStep) * kHeadStep;
+  const double flops =
+      2 * x.batch * x.heads * x.queries * x.keys * wide * (x.causal ? 0.5 : 1) * (backward ? kFlopsBackward : 1);
   const double seen = x.causal ? x.keys / 2 : x.keys;  // by a row, on average
   const double rate = rate_[static_cast<int>(x.precision)] / c.matmul_bf16_rate *
-                      (backward ? c.attention_backward_rate : c.attention_forward_rate) * (1 - narrow * (1 - c.attention_head_64)) *
-                      (x.causal ? c.attention_causal : 1) * seen / (seen + c.attention_half);
+                      (backward ? c.attention_backward_rate : c.attention_forward_rate) * head_rate(wide / 2) *
+                      (x.kernel == AttentionKernel::kFlash2 ? c.attention_flash_2 : 1) * (x.causal ? c.attention_causal : 1) * seen / (seen + c.attention_half);
   const double sms = std::max(1.0, c.sms - x.taken_sms);
   const double tiles = x.batch * x.heads * ceil_div(x.queries, kAttentionRows);
-  const double spread = waves(tiles, sms, c.matmul_quantisation) / (tiles / c.sms);
+  const double spread = waves(tiles, sms, c.attention_quantisation) / (tiles / c.sms);
   const double tokens = x.batch * (x.queries * x.heads + x.keys * x.kv_heads) * (x.head_dim + value_dim);
   const double bytes = tokens * bytes_of(x.precision) * (backward ? 2 : 1);
-  return c.kernel_start_s * (backward ? 2 : 1) +
-         std::max(flops / rate * spread, bytes / (memory_bytes_per_s_ * c.memory_elementwise));
+  return c.attention_start_s + std::max(flops / rate * spread, bytes / (memory_bytes_per_s_ * c.memory_elementwise));
+}
+
+/// Rate of a fused kernel by the width of a head, relative to 128: narrower heads leave part of each step to the softmax, wider ones
+/// have fewer rows in a tile.
+double DeviceModel::head_rate(double head_dim) const {
+  const double doublings = std::log2(head_dim / 128);
+  const double rate = doublings < 0 ? 1 + doublings * (1 - constants_.attention_head_64)
+                                    : 1 - doublings * (1 - constants_.attention_head_256);
+  return std::clamp(rate, 0.2, 1.5);
 }
 
 double DeviceModel::unfused_attention_seconds(const Attention& x) const {

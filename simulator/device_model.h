@@ -40,6 +40,7 @@ struct Matmul {
   Product product = Product::kForward;
   double out_bytes = 2;     ///< of one element of the result
   bool accumulate = false;  ///< the result is read and added to
+  bool grouped = false;     ///< the `batch` products are launches of their own on four streams (experts), not one launch
   double taken_sms = 0;     ///< multiprocessors that a collective holds meanwhile
 };
 
@@ -47,6 +48,7 @@ enum class Pass : uint8_t { kForward, kBackward };
 enum class AttentionKernel : uint8_t {
   kFused,    ///< flash attention: no scores in memory; its backward recomputes them
   kUnfused,  ///< two batched products with scale, mask, softmax (and dropout) as kernels between them
+  kFlash2,   ///< FlashAttention-2: fused, written for Ampere; kFused is the device's best (cuDNN, FlashAttention-3)
 };
 
 /// Attention of `batch` sequences on one rank.
@@ -97,8 +99,9 @@ class DeviceModel {
   ///     waves * (2 tm tn (k / s + k0) / (rate / sms * tile efficiency)) + reduction of the split,
   ///   waves between tiles / sms and its ceiling (`matmul.quantisation`), tiles = batch * ceil(m/tm) * ceil(n/tn) * s;
   ///   at least the time of its bytes at the memory bandwidth; plus the start of a kernel.
-  /// `burst`: of the sustained rate, in a run too short for the clock to settle.
-  double matmul_seconds(const Matmul& matmul, double burst = 1) const;
+  ///   A long run of matmuls is also held to the rate at which the device stays within its power, whatever the waves
+  ///   (`matmul.sustained`); `short_run` leaves that out, as in a benchmark of a few milliseconds.
+  double matmul_seconds(const Matmul& matmul, bool short_run = false) const;
 
   /// Formula, fused: flops / (rate * seen / (seen + half)), `seen` the keys a row sees on average, flops = 2 queries keys heads
   /// batch (head_dim + value_dim), halved when
@@ -132,6 +135,7 @@ class DeviceModel {
  private:
   DeviceModel() = default;
   double fused_attention_seconds(const Attention& attention) const;
+  double head_rate(double head_dim) const;
   double unfused_attention_seconds(const Attention& attention) const;
 
   DeviceConstants constants_;

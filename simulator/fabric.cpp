@@ -28,12 +28,16 @@ std::span<const FabricConstant> fabric_constants() {
       {"nvls", &F::nvls, L::kShape},
       {"amd_cpu", &F::amd_cpu, L::kShape},
       {"ring_efficiency", &F::ring_efficiency, L::kNode},
+      {"ring_start", &F::ring_start, L::kNode},
+      {"reduce_efficiency", &F::reduce_efficiency, L::kNode},
       {"nvls_efficiency", &F::nvls_efficiency, L::kNode},
       {"inter_efficiency", &F::inter_efficiency, L::kCluster},
       {"intra_latency", &F::intra_latency, L::kNode},
       {"inter_latency", &F::inter_latency, L::kCluster},
       {"send_latency_s", &F::send_latency_s, L::kNode},
       {"remote_latency_s", &F::remote_latency_s, L::kCluster},
+      {"send_efficiency", &F::send_efficiency, L::kNode},
+      {"remote_send_efficiency", &F::remote_send_efficiency, L::kCluster},
       {"all_to_all_efficiency", &F::all_to_all_efficiency, L::kNode},
       {"message_s", &F::message_s, L::kNode},
       {"memory_traffic", &F::memory_traffic, L::kNode},
@@ -174,12 +178,7 @@ NcclTopology Fabric::topology(const Group& group, const Rates& rates) const {
   const double inside = rates.link * assumed_link(generation_) / kGiga;
   if (group.nodes == 1) {
     t.ring = t.tree = nccl_search(generation_, false, inside, inside);
-    if (constants_.nvls > 0 && group.ranks_per_node > 2) {
-      // One head a rank; all but its own part passes the switch, so the search may use n / (n - 1) of the links.
-      const double n = group.ranks_per_node;
-      t.nvls = nccl_search(generation_, false, inside * n / (n - 1), inside / (n - 1));
-      t.nvls.channels = n;
-    }
+    if (constants_.nvls > 0 && group.ranks_per_node > 2) t.nvls = nccl_search_nvls(generation_, group.ranks_per_node, inside);
     return t;
   }
   const double across = rates.node / kGiga;
@@ -215,7 +214,9 @@ double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates
                          const NcclCell& cell) const {
   const bool across = group.nodes > 1;
   const double steps = bus_factor(kind, t.ranks);
-  const double ring_link = rates.link * constants_.ring_efficiency;
+  const bool reduces = kind == Collective::kAllReduce || kind == Collective::kReduceScatter || kind == Collective::kReduce;
+  const double ring_link = rates.link * constants_.ring_efficiency / (1 + constants_.ring_start / group.ranks_per_node) *
+                           (reduces ? constants_.reduce_efficiency : 1);
   const double network = rates.node * constants_.inter_efficiency;
   const double tuned = cell.bandwidth_gbs * kGiga;
   switch (cell.algorithm) {
@@ -307,13 +308,13 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
 double Fabric::local_send_seconds(double bytes) const {
   const double link =
       constants_.pair_links > 0 && devices_per_node_ > 1 ? link_bytes_per_s_ / (devices_per_node_ - 1) : link_bytes_per_s_;
-  return constants_.send_latency_s + bytes / (link * constants_.ring_efficiency);
+  return constants_.send_latency_s + bytes / (link * constants_.send_efficiency);
 }
 
 double Fabric::remote_send_seconds(double bytes, double sharing) const {
   const double total = inter_bytes_per_s_ * devices_per_node_;
   const double rail = constants_.rails_per_node > 0 ? total / constants_.rails_per_node : inter_bytes_per_s_;
-  double rate = std::min(std::max(inter_bytes_per_s_, rail), total / std::max(1.0, sharing)) * constants_.inter_efficiency;
+  double rate = std::min(std::max(inter_bytes_per_s_, rail), total / std::max(1.0, sharing)) * constants_.remote_send_efficiency;
   if (const double measured = measured_rate(Collective::kAllGather, {1, 2, static_cast<int>(std::max(1.0, sharing))}))
     rate = measured;
   return constants_.remote_latency_s + bytes / rate;

@@ -211,4 +211,12 @@ NcclGraph nccl_search(GpuGeneration generation, bool across_nodes, double total_
   return best;
 }
 
+NcclGraph nccl_search_nvls(GpuGeneration generation, int ranks, double total_gbs) {
+  const double channels = std::min(ranks, 32);
+  const double most = total_gbs * ranks / (ranks - 1) / channels;
+  for (const double speed : speeds(generation, false))
+    if (speed <= most) return {channels, speed, speed};
+  return {channels, most, most};
+}
+
 }  // namespace shardlab

@@ -81,5 +81,8 @@ double nccl_ring_plateau(GpuGeneration generation);
 /// The channels that NCCL's search finds for rings and trees: the rate of a channel is of a fixed list, and channels are doubled.
 /// `total_gbs` is what one device (within a node) or one node (between nodes) can send.
 NcclGraph nccl_search(GpuGeneration generation, bool across_nodes, double total_gbs, double channel_limit_gbs);
+/// The same for the reducing switch of one node: a channel a rank, at most 32, never doubled. All but a rank's own part passes its
+/// links, so the search may use n / (n - 1) of them.
+NcclGraph nccl_search_nvls(GpuGeneration generation, int ranks, double total_gbs);
 
 }  // namespace shardlab

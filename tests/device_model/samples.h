@@ -19,7 +19,6 @@ struct KernelSample {
   std::string source;
   bool burst = false;  ///< a run too short for the clock to settle
   Matmul matmul;
-  bool both_gradients = false;  ///< the products for the input and for the weight, one after the other
   Attention attention;
   double bytes = 0;
   double launches = 1;
@@ -42,12 +41,8 @@ struct CollectiveSample {
 std::vector<KernelSample> kernel_samples();
 std::vector<CollectiveSample> collective_samples();
 
-/// How much faster matmuls of short runs are than of long ones, at the sustained rates of the machine files (fitted; about 1.1 on
-/// A100 and H100).
-inline constexpr double kBurst = 1.1;
-
-/// Seconds by the model. A burst runs at `burst` times the sustained rate of matmuls.
-double predicted(const DeviceModel& model, const KernelSample& sample, double burst = 1);
+/// Seconds by the model.
+double predicted(const DeviceModel& model, const KernelSample& sample);
 double predicted(const Fabric& fabric, const CollectiveSample& sample);
 
 /// Of |predicted / measured - 1|.
