@@ -37,8 +37,10 @@ std::span<const FabricConstant> fabric_constants() {
       {"send_latency_s", &F::send_latency_s, L::kNode},
       {"remote_latency_s", &F::remote_latency_s, L::kCluster},
       {"send_efficiency", &F::send_efficiency, L::kNode},
+      {"send_small_bytes_per_s", &F::send_small_bytes_per_s, L::kNode},
       {"remote_send_efficiency", &F::remote_send_efficiency, L::kCluster},
       {"all_to_all_efficiency", &F::all_to_all_efficiency, L::kNode},
+      {"all_to_all_latency_s", &F::all_to_all_latency_s, L::kNode},
       {"message_s", &F::message_s, L::kNode},
       {"memory_traffic", &F::memory_traffic, L::kNode},
   };
@@ -61,6 +63,7 @@ double assumed_link(GpuGeneration generation) {
 
 constexpr double kGiga = 1e9;
 constexpr double kMicro = 1e-6;
+constexpr double kSmallMessage = 64 << 20;
 
 }  // namespace
 
@@ -254,8 +257,7 @@ void Fabric::override_lines(CollectiveCost& cost, double bus) const {
   const bool plateau = best->tuned.algorithm == NcclAlgorithm::kRing && best->tuned.protocol == NcclProtocol::kSimple &&
                        cost.plateau_bytes_ > 0 && bytes >= cost.plateau_bytes_;
   const double raised = plateau ? nccl_ring_plateau(generation_) : 1;
-  const double correction =
-      best->tuned.algorithm == NcclAlgorithm::kTree ? nccl_tree_correction(best->tuned.protocol, bytes) : 1;
+  const double correction = best->tuned.algorithm == NcclAlgorithm::kTree ? nccl_tree_correction(best->tuned.protocol, bytes) : 1;
   best->latency_s = std::min(best->latency_s, 0.5 * seconds / raised);
   best->bytes_per_s = bytes / (seconds - best->latency_s * raised) / correction;
   for (int i = 0; i < cost.count_; ++i) cost.lines_[i].bytes_per_s = std::min(cost.lines_[i].bytes_per_s, best->bytes_per_s);
@@ -292,12 +294,12 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
   const double n = group.ranks();
   const double local = (group.ranks_per_node - 1) / n / (r.link * constants_.all_to_all_efficiency);
   double seconds_per_byte = group.ranks_per_node > 1 ? local : 0;
-  double latency = constants_.send_latency_s;
+  double latency = constants_.all_to_all_latency_s;
   if (group.nodes > 1) {
     double network = r.node / group.ranks_per_node * constants_.inter_efficiency;
     if (const double measured = measured_rate(Collective::kAllToAll, group)) network = measured / group.ranks_per_node;
     seconds_per_byte = std::max(seconds_per_byte, (n - group.ranks_per_node) / n / network);
-    latency = constants_.remote_latency_s;
+    latency = std::max(latency, constants_.remote_latency_s);
   }
   latency += (n - 2) * constants_.message_s;
   const NcclCell cell{NcclAlgorithm::kPairwise, NcclProtocol::kSimple, latency / kMicro, 1 / (seconds_per_byte * kGiga)};
@@ -308,7 +310,9 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
 double Fabric::local_send_seconds(double bytes) const {
   const double link =
       constants_.pair_links > 0 && devices_per_node_ > 1 ? link_bytes_per_s_ / (devices_per_node_ - 1) : link_bytes_per_s_;
-  return constants_.send_latency_s + bytes / (link * constants_.send_efficiency);
+  // Longer messages get more channels, and are done no sooner than the longest that does not.
+  const double few_channels = std::min(bytes, kSmallMessage) / std::min(constants_.send_small_bytes_per_s, link);
+  return constants_.send_latency_s + std::max(bytes / (link * constants_.send_efficiency), few_channels);
 }
 
 double Fabric::remote_send_seconds(double bytes, double sharing) const {
