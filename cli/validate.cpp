@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -186,19 +187,31 @@ std::string csv_text(const TextTable& table) {
   return text;
 }
 
+/// How many rows were refused and why, the commonest reasons first; rows.csv has them all.
 void report_refusals(std::span<const ScoredRow> rows) {
-  std::map<std::string, std::pair<int64_t, std::string>> reasons;
+  constexpr size_t kMostReasons = 10;
+  struct Reason {
+    int64_t rows = 0;
+    std::string message, first;
+  };
+  std::map<std::string, Reason> by_message;
   int64_t refused = 0;
   for (const ScoredRow& row : rows) {
     if (row.prediction.ok()) continue;
     ++refused;
-    const Error& e = row.prediction.error();
-    auto& [count, first] = reasons[e.message];
-    if (count++ == 0) first = fmt::format("{}:{}", row.table->name, row.row().line);
+    Reason& reason = by_message[row.prediction.error().message];
+    if (reason.rows++ == 0)
+      reason.message = row.prediction.error().message, reason.first = fmt::format("{}:{}", row.table->name, row.row().line);
   }
   if (refused == 0) return;
+  std::vector<Reason> reasons;
+  for (const auto& [message, reason] : by_message) reasons.push_back(reason);
+  std::stable_sort(reasons.begin(), reasons.end(), [](const Reason& a, const Reason& b) { return a.rows > b.rows; });
   fmt::print(stderr, "{} of {} rows refused:\n", refused, rows.size());
-  for (const auto& [message, at] : reasons) fmt::print(stderr, "  {} x {} (first {})\n", at.first, message, at.second);
+  for (size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i)
+    fmt::print(stderr, "  {} x {} (first {})\n", reasons[i].rows, reasons[i].message, reasons[i].first);
+  if (reasons.size() > kMostReasons)
+    fmt::print(stderr, "  and {} more reasons; --out DIR writes them all to rows.csv\n", reasons.size() - kMostReasons);
 }
 
 Result<ExitCode> validate(const ValidateFlags& flags) {

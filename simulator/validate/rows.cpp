@@ -20,6 +20,7 @@ constexpr int64_t kMostLayers = 10'000, kMostWidth = 4'194'304, kMostHeads = 16'
                   kMostVocab = 100'000'000;
 constexpr int64_t kMostExperts = 65'536, kMostDevices = 4'194'304, kMostSequence = 1'000'000'000, kMostBatch = 16'777'216;
 constexpr int64_t kMostTokens = 1'000'000'000'000, kMostBytes = 100'000'000'000'000;
+constexpr int64_t kMostDevicesOfHost = 8;
 constexpr double kMostSeconds = 1e7, kLeastSeconds = 1e-6, kMostTokensPerSecond = 1e15, kMostBandwidth = 1e5;
 constexpr double kMostParameters = 1e15;
 
@@ -268,8 +269,10 @@ void read_offload(RowReader& in, RunLayout& layout) {
 void read_schedule(RowReader& in, RunLayout& layout) {
   const std::string schedule = in.word("schedule", kSchedules);
   layout.schedule = !schedule.empty() ? schedule : layout.pp == 1 ? "none" : layout.vpp > 1 ? "interleaved" : "1f1b";
-  // A pipeline of one stage has no schedule, whatever the run's settings called it.
+  // A pipeline of one stage has no schedule, whatever the run's settings called it; and 1F1B over virtual stages is the interleaved
+  // one.
   if (layout.pp == 1) layout.schedule = "none";
+  if (layout.schedule == "1f1b" && layout.vpp > 1) layout.schedule = "interleaved";
   if (layout.pp > 1 && layout.schedule == "none")
     in.refuse("schedule", fmt::format("none with pp = {}", layout.pp), "name a schedule, as 1f1b");
   if (layout.pp == 1 && layout.vpp > 1)
@@ -366,6 +369,10 @@ void read_machine(RowReader& in, const Resolver& resolver, Run& run) {
   if (!machine.ok()) return in.refuse("machine", machine.error().message, machine.error().hint);
   run.machine = std::move(*machine);
   if (in.failed()) return;
+  // The preset of one device, and several of them in the run: one host holds up to eight, joined by the link that the preset
+  // states.
+  if (run.machine.devices() == 1 && run.machine.inter_bytes_per_s == 0)
+    run.machine.devices_per_node = static_cast<int>(std::min(run.devices, kMostDevicesOfHost));
   const int64_t nodes = (run.devices + run.machine.devices_per_node - 1) / run.machine.devices_per_node;
   if (nodes > run.machine.nodes) run.machine.nodes = static_cast<int>(nodes);
 }

@@ -85,7 +85,8 @@ struct RunMeasured {
 struct Run {
   std::string profile = "shardlab";
   RunShape shape;
-  Machine machine;  ///< with as many nodes as the devices need
+  /// With as many nodes as the devices need. The preset of a single device stands for a host with up to eight of them.
+  Machine machine;
   int64_t devices = 0;
   RunLayout layout;
   RunFabric fabric;

@@ -62,7 +62,23 @@ TEST_CASE("what a row leaves out follows from the rest") {
   CHECK(interleaved.layout.schedule == "interleaved");
   CHECK(interleaved.devices == 8);
   CHECK(run_of("devices,schedule,micro_batch", "8,1f1b,1").layout.schedule == "none");
+  CHECK(run_of("devices,pp,vpp,schedule,micro_batch", "8,2,2,1F1B,1").layout.schedule == "interleaved");
   CHECK(run_of("devices,grad_accumulation,global_batch_tokens", "8,4,16384").layout.micro_batch == 4);
+}
+
+TEST_CASE("the preset of one device stands for a host of them") {
+  const auto machine = [](const std::string& devices) {
+    const auto table =
+        read_rows("model,machine,seq_len,micro_batch,devices\ntiny-llama,box,128,1," + devices + "\n", "t.csv", resolver());
+    REQUIRE(table.ok());
+    REQUIRE(table->rows[0].run.ok());
+    return table->rows[0].run->machine;
+  };
+  CHECK(machine("1").devices() == 1);
+  CHECK(machine("4").devices_per_node == 4);
+  CHECK(machine("4").nodes == 1);
+  CHECK(machine("16").devices_per_node == 8);
+  CHECK(machine("16").nodes == 2);
 }
 
 TEST_CASE("words of a row are read as users write them") {
