@@ -52,6 +52,8 @@ std::vector<Figure> figures_of(const Score& s) {
     if (s.memory[kind].rows > 0)
       add(fmt::format("{}_error_pct", name_of(static_cast<MemoryKind>(kind))).c_str(), 100 * s.memory[kind].mean_absolute);
   if (const auto accuracy = s.fit.accuracy()) add("fit_wrong_pct", 100 * (1 - *accuracy));
+  if (s.intervals > 0)
+    add("coverage_off_pct", std::fabs(100.0 * static_cast<double>(s.covered) / static_cast<double>(s.intervals) - 90));
   return figures;
 }
 
