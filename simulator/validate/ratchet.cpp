@@ -27,7 +27,12 @@ bool present(std::span<const Figure> figures, const Figure& f) {
   return std::any_of(figures.begin(), figures.end(), [&](const Figure& g) { return g.group == f.group && g.name == f.name; });
 }
 
-double first_tolerance(const Figure& f) { return f.name == "refused_rows" ? 0 : rounded(std::max(0.1, 0.1 * f.value)); }
+/// Nothing for counts, a hundredth for rank correlations, for percentages a twentieth and at least half a point.
+double first_tolerance(const Figure& f) {
+  if (f.name == "refused_rows") return 0;
+  if (f.name == "rank_missing") return 0.01;
+  return rounded(std::max(0.5, 0.05 * f.value));
+}
 
 std::string quoted(const std::string& text) {
   std::string out = "\"";

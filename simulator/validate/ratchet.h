@@ -39,8 +39,8 @@ std::string write_scores(std::span<const Recorded> scores);
 /// that is not recorded, a recorded one that is gone, a worsening without its reason.
 std::vector<std::string> compare_scores(std::span<const Recorded> recorded, std::span<const Figure> now);
 
-/// The file after this run: values as they are now, bests improved, tolerances and reasons kept; a new figure has a tolerance of a
-/// tenth of its value and at least 0.1, a whole row for counts.
+/// The file after this run: values as they are now, bests improved, tolerances and reasons kept. A new figure is given a tolerance:
+/// none for counts, 0.01 for rank correlations, for percentages a twentieth of the value and at least 0.5.
 std::vector<Recorded> update_scores(std::span<const Recorded> recorded, std::span<const Figure> now);
 
 }  // namespace shardlab::validation
