@@ -212,14 +212,26 @@ double Fabric::measured_rate(Collective kind, const Group& group) const {
          std::min({1.0 / group.groups_per_node, reach, 1.0});
 }
 
+/// Bus bandwidth that the links inside a node give a ring, bytes/s.
+double Fabric::link_rate(Collective kind, const Group& group, const Rates& rates) const {
+  const bool reduces = kind == Collective::kAllReduce || kind == Collective::kReduceScatter || kind == Collective::kReduce;
+  return rates.link * constants_.ring_efficiency / (1 + constants_.ring_start / group.ranks_per_node) *
+         (reduces ? constants_.reduce_efficiency : 1);
+}
+
+/// Bus bandwidth of a ring over the group: of its slower level.
+double Fabric::ring_rate(Collective kind, const Group& group, const Rates& rates) const {
+  if (group.nodes == 1) return link_rate(kind, group, rates);
+  const double network = rates.node * constants_.inter_efficiency;
+  return group.ranks_per_node > 1 ? std::min(link_rate(kind, group, rates), network) : network;
+}
+
 /// Bytes/s of the full buffer that the fabric really gives one line of the table, large messages.
 double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& t,
                          const NcclCell& cell) const {
   const bool across = group.nodes > 1;
   const double steps = bus_factor(kind, t.ranks);
-  const bool reduces = kind == Collective::kAllReduce || kind == Collective::kReduceScatter || kind == Collective::kReduce;
-  const double ring_link = rates.link * constants_.ring_efficiency / (1 + constants_.ring_start / group.ranks_per_node) *
-                           (reduces ? constants_.reduce_efficiency : 1);
+  const double ring_link = link_rate(kind, group, rates);
   const double network = rates.node * constants_.inter_efficiency;
   const double tuned = cell.bandwidth_gbs * kGiga;
   switch (cell.algorithm) {
@@ -237,8 +249,7 @@ double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates
     default: {
       const NcclGraph& g = t.ring;
       const double expected = g.channels * (group.nodes <= 2 ? g.intra : g.inter) * kGiga;
-      const double reached = !across ? ring_link : group.ranks_per_node > 1 ? std::min(ring_link, network) : network;
-      return tuned * reached / expected;
+      return tuned * ring_rate(kind, group, rates) / expected;
     }
   }
 }
@@ -329,16 +340,16 @@ Contention Fabric::contention(Collective kind, const Group& group) const {
   if (group.ranks() <= 1) return c;
   const Rates r = rates(group);
   const NcclTopology t = topology(group, r);
-  const double sent = group.nodes > 1 ? std::min(r.link > 0 ? r.link : r.node, r.node / group.ranks_per_node) : r.link;
-  // The network's share of a ring that also runs inside the node: each device forwards what its node receives.
-  const double through = group.nodes > 1 && group.ranks_per_node > 1 ? std::min(r.link, r.node) : sent;
+  // What passes each device: all of a ring's traffic, be it bound for the next device or for the next node.
+  double through = ring_rate(kind, group, r);
+  if (const double measured = measured_rate(kind, group); measured > 0) through = std::min(through, measured);
   const double traffic = std::min(0.5, constants_.memory_traffic * through / memory_bytes_per_s_);
   c.compute = 1 / (1 - traffic);
   // The collective waits for the same memory: it keeps its rate until both together ask for more than there is.
   c.communication = 1 + traffic / 2;
-  c.taken_sms =
-      kind == Collective::kAllToAll ? 8 : std::min(32.0, t.nvls.channels > 0 && group.nodes == 1 ? 16 : 2 * t.ring.channels);
-  if (generation_ <= GpuGeneration::kAmpere) c.taken_sms = std::min(c.taken_sms, 24.0);
+  // Twice the channels that the search found are used (the log's "coll channels"); a thread block each.
+  const bool nvls = t.nvls.channels > 0 && group.nodes == 1 && kind == Collective::kAllReduce;
+  c.taken_sms = kind == Collective::kAllToAll ? 8 : nvls ? 16 : std::min(32.0, 2 * t.ring.channels);
   return c;
 }
 

@@ -155,6 +155,8 @@ class Fabric {
   };
   Rates rates(const Group& group) const;
   NcclTopology topology(const Group& group, const Rates& rates) const;
+  double link_rate(Collective kind, const Group& group, const Rates& rates) const;
+  double ring_rate(Collective kind, const Group& group, const Rates& rates) const;
   double line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& topology,
                    const NcclCell& cell) const;
   double measured_rate(Collective kind, const Group& group) const;
