@@ -14,6 +14,7 @@ namespace {
 /// doublings of its area over the smallest tile. Each doubling improves the reuse of what is read into shared memory.
 struct Tile {
   double rows, columns, doublings;
+  double row_part = 1 / rows, column_part = 1 / columns;  // exact: powers of two
 };
 constexpr Tile kTiles[] = {{256, 256, 4}, {256, 128, 3}, {128, 256, 3}, {128, 128, 2}, {64, 128, 1}, {128, 64, 1}, {64, 64, 0}};
 constexpr double kGroupStreams = 4;  // of a grouped matmul in Transformer Engine
@@ -22,12 +23,18 @@ constexpr double kFlopsBackward = 2.5;  // five products against two: the scores
 constexpr double kHeadStep = 32;       // heads are padded to a multiple of it
 constexpr double kAttentionRows = 128;  // rows of queries that one multiprocessor holds
 
-double ceil_div(double a, double b) { return std::ceil(a / b); }
+/// The least whole number at or above `x`. The library's own is a call on processors without SSE 4.1.
+double round_up(double x) {
+  if (!(x < 0x1p53)) return x;  // whole already
+  const auto whole = static_cast<double>(static_cast<int64_t>(x));
+  return whole < x ? whole + 1 : whole;
+}
+double ceil_div(double a, double b) { return round_up(a / b); }
 
 /// Waves of `tiles` on `sms`: between the tiles' share and whole waves.
 double waves(double tiles, double sms, double quantisation) {
   const double exact = tiles / sms;
-  return exact + quantisation * (std::ceil(exact) - exact);
+  return exact + quantisation * (round_up(exact) - exact);
 }
 
 }  // namespace
@@ -126,7 +133,7 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   double best = HUGE_VAL;
   for (const Tile& tile : kTiles) {
     if (tile.doublings > c.matmul_doublings) continue;
-    const double tiles = x.batch * ceil_div(x.m, tile.rows) * ceil_div(x.n, tile.columns);
+    const double tiles = x.batch * round_up(x.m * tile.row_part) * round_up(x.n * tile.column_part);
     const double rate = per_sm * (c.matmul_small_tile + tile.doublings / c.matmul_doublings * (1 - c.matmul_small_tile));
     const double flops_k = 2 * tile.rows * tile.columns / rate;
     for (const double split : kSplits) {

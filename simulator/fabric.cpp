@@ -37,8 +37,10 @@ std::span<const FabricConstant> fabric_constants() {
       {"send_latency_s", &F::send_latency_s, L::kNode},
       {"remote_latency_s", &F::remote_latency_s, L::kCluster},
       {"send_efficiency", &F::send_efficiency, L::kNode},
+      {"send_small_bytes_per_s", &F::send_small_bytes_per_s, L::kNode},
       {"remote_send_efficiency", &F::remote_send_efficiency, L::kCluster},
       {"all_to_all_efficiency", &F::all_to_all_efficiency, L::kNode},
+      {"all_to_all_latency_s", &F::all_to_all_latency_s, L::kNode},
       {"message_s", &F::message_s, L::kNode},
       {"memory_traffic", &F::memory_traffic, L::kNode},
   };
@@ -61,6 +63,7 @@ double assumed_link(GpuGeneration generation) {
 
 constexpr double kGiga = 1e9;
 constexpr double kMicro = 1e-6;
+constexpr double kSmallMessage = 64 << 20;
 
 }  // namespace
 
@@ -209,14 +212,26 @@ double Fabric::measured_rate(Collective kind, const Group& group) const {
          std::min({1.0 / group.groups_per_node, reach, 1.0});
 }
 
+/// Bus bandwidth that the links inside a node give a ring, bytes/s.
+double Fabric::link_rate(Collective kind, const Group& group, const Rates& rates) const {
+  const bool reduces = kind == Collective::kAllReduce || kind == Collective::kReduceScatter || kind == Collective::kReduce;
+  return rates.link * constants_.ring_efficiency / (1 + constants_.ring_start / group.ranks_per_node) *
+         (reduces ? constants_.reduce_efficiency : 1);
+}
+
+/// Bus bandwidth of a ring over the group: of its slower level.
+double Fabric::ring_rate(Collective kind, const Group& group, const Rates& rates) const {
+  if (group.nodes == 1) return link_rate(kind, group, rates);
+  const double network = rates.node * constants_.inter_efficiency;
+  return group.ranks_per_node > 1 ? std::min(link_rate(kind, group, rates), network) : network;
+}
+
 /// Bytes/s of the full buffer that the fabric really gives one line of the table, large messages.
 double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& t,
                          const NcclCell& cell) const {
   const bool across = group.nodes > 1;
   const double steps = bus_factor(kind, t.ranks);
-  const bool reduces = kind == Collective::kAllReduce || kind == Collective::kReduceScatter || kind == Collective::kReduce;
-  const double ring_link = rates.link * constants_.ring_efficiency / (1 + constants_.ring_start / group.ranks_per_node) *
-                           (reduces ? constants_.reduce_efficiency : 1);
+  const double ring_link = link_rate(kind, group, rates);
   const double network = rates.node * constants_.inter_efficiency;
   const double tuned = cell.bandwidth_gbs * kGiga;
   switch (cell.algorithm) {
@@ -234,8 +249,7 @@ double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates
     default: {
       const NcclGraph& g = t.ring;
       const double expected = g.channels * (group.nodes <= 2 ? g.intra : g.inter) * kGiga;
-      const double reached = !across ? ring_link : group.ranks_per_node > 1 ? std::min(ring_link, network) : network;
-      return tuned * reached / expected;
+      return tuned * ring_rate(kind, group, rates) / expected;
     }
   }
 }
@@ -254,8 +268,7 @@ void Fabric::override_lines(CollectiveCost& cost, double bus) const {
   const bool plateau = best->tuned.algorithm == NcclAlgorithm::kRing && best->tuned.protocol == NcclProtocol::kSimple &&
                        cost.plateau_bytes_ > 0 && bytes >= cost.plateau_bytes_;
   const double raised = plateau ? nccl_ring_plateau(generation_) : 1;
-  const double correction =
-      best->tuned.algorithm == NcclAlgorithm::kTree ? nccl_tree_correction(best->tuned.protocol, bytes) : 1;
+  const double correction = best->tuned.algorithm == NcclAlgorithm::kTree ? nccl_tree_correction(best->tuned.protocol, bytes) : 1;
   best->latency_s = std::min(best->latency_s, 0.5 * seconds / raised);
   best->bytes_per_s = bytes / (seconds - best->latency_s * raised) / correction;
   for (int i = 0; i < cost.count_; ++i) cost.lines_[i].bytes_per_s = std::min(cost.lines_[i].bytes_per_s, best->bytes_per_s);
@@ -292,12 +305,12 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
   const double n = group.ranks();
   const double local = (group.ranks_per_node - 1) / n / (r.link * constants_.all_to_all_efficiency);
   double seconds_per_byte = group.ranks_per_node > 1 ? local : 0;
-  double latency = constants_.send_latency_s;
+  double latency = constants_.all_to_all_latency_s;
   if (group.nodes > 1) {
     double network = r.node / group.ranks_per_node * constants_.inter_efficiency;
     if (const double measured = measured_rate(Collective::kAllToAll, group)) network = measured / group.ranks_per_node;
     seconds_per_byte = std::max(seconds_per_byte, (n - group.ranks_per_node) / n / network);
-    latency = constants_.remote_latency_s;
+    latency = std::max(latency, constants_.remote_latency_s);
   }
   latency += (n - 2) * constants_.message_s;
   const NcclCell cell{NcclAlgorithm::kPairwise, NcclProtocol::kSimple, latency / kMicro, 1 / (seconds_per_byte * kGiga)};
@@ -308,7 +321,9 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
 double Fabric::local_send_seconds(double bytes) const {
   const double link =
       constants_.pair_links > 0 && devices_per_node_ > 1 ? link_bytes_per_s_ / (devices_per_node_ - 1) : link_bytes_per_s_;
-  return constants_.send_latency_s + bytes / (link * constants_.send_efficiency);
+  // Longer messages get more channels, and are done no sooner than the longest that does not.
+  const double few_channels = std::min(bytes, kSmallMessage) / std::min(constants_.send_small_bytes_per_s, link);
+  return constants_.send_latency_s + std::max(bytes / (link * constants_.send_efficiency), few_channels);
 }
 
 double Fabric::remote_send_seconds(double bytes, double sharing) const {
@@ -325,16 +340,16 @@ Contention Fabric::contention(Collective kind, const Group& group) const {
   if (group.ranks() <= 1) return c;
   const Rates r = rates(group);
   const NcclTopology t = topology(group, r);
-  const double sent = group.nodes > 1 ? std::min(r.link > 0 ? r.link : r.node, r.node / group.ranks_per_node) : r.link;
-  // The network's share of a ring that also runs inside the node: each device forwards what its node receives.
-  const double through = group.nodes > 1 && group.ranks_per_node > 1 ? std::min(r.link, r.node) : sent;
+  // What passes each device: all of a ring's traffic, be it bound for the next device or for the next node.
+  double through = ring_rate(kind, group, r);
+  if (const double measured = measured_rate(kind, group); measured > 0) through = std::min(through, measured);
   const double traffic = std::min(0.5, constants_.memory_traffic * through / memory_bytes_per_s_);
   c.compute = 1 / (1 - traffic);
   // The collective waits for the same memory: it keeps its rate until both together ask for more than there is.
   c.communication = 1 + traffic / 2;
-  c.taken_sms =
-      kind == Collective::kAllToAll ? 8 : std::min(32.0, t.nvls.channels > 0 && group.nodes == 1 ? 16 : 2 * t.ring.channels);
-  if (generation_ <= GpuGeneration::kAmpere) c.taken_sms = std::min(c.taken_sms, 24.0);
+  // Twice the channels that the search found are used (the log's "coll channels"); a thread block each.
+  const bool nvls = t.nvls.channels > 0 && group.nodes == 1 && kind == Collective::kAllReduce;
+  c.taken_sms = kind == Collective::kAllToAll ? 8 : nvls ? 16 : std::min(32.0, 2 * t.ring.channels);
   return c;
 }
 

@@ -89,7 +89,7 @@ struct FabricConstants {
   double nvls = 0;                  ///< 1: the switch reduces (NVLink SHARP)
   double amd_cpu = 0;               ///< 1: posting to the network costs NCCL 2 us instead of 1
   double ring_efficiency = 1;       ///< of the rate that NCCL expects of rings and trees within a node
-  double ring_start = 0.6;        ///< a: a ring of n ranks reaches 1 / (1 + a / n) of that; short rings keep less under way
+  double ring_start = 0.6;          ///< a: a ring of n ranks reaches 1 / (1 + a / n) of that; short rings keep less under way
   double reduce_efficiency = 0.93;  ///< of rings that reduce, relative to those that only copy
   double nvls_efficiency = 0.57;    ///< of link_bandwidth, each way through the reducing switch
   double inter_efficiency = 0.9;    ///< of the rate of the network
@@ -98,9 +98,11 @@ struct FabricConstants {
   double send_latency_s = 8e-6;     ///< one message within a node
   double remote_latency_s = 18e-6;  ///< one message between nodes
   double send_efficiency = 0.8;     ///< of the link, by one message within a node
+  double send_small_bytes_per_s = 75e9;  ///< within a node, by the channels that NCCL gives to a message of at most 64 MiB
   double remote_send_efficiency = 0.66;  ///< of the rail, by one message between nodes: a message has fewer channels than a ring
-  double all_to_all_efficiency = 0.75;  ///< of the links' rate, by exchanges of all with all
-  double message_s = 0.5e-6;            ///< of each further peer in an exchange of all with all
+  double all_to_all_efficiency = 0.75;   ///< of the links' rate, by exchanges of all with all
+  double all_to_all_latency_s = 40e-6;   ///< an exchange of two
+  double message_s = 0.5e-6;             ///< of each further peer in an exchange of all with all
   double memory_traffic = 3;  ///< bytes of device memory moved per byte sent: received, read to forward or reduce, read or written
                               ///< locally
 };
@@ -153,6 +155,8 @@ class Fabric {
   };
   Rates rates(const Group& group) const;
   NcclTopology topology(const Group& group, const Rates& rates) const;
+  double link_rate(Collective kind, const Group& group, const Rates& rates) const;
+  double ring_rate(Collective kind, const Group& group, const Rates& rates) const;
   double line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& topology,
                    const NcclCell& cell) const;
   double measured_rate(Collective kind, const Group& group) const;

@@ -223,9 +223,10 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
   in.int_at("cores", machine.cores);
   in.int_at("devices_per_node", machine.devices_per_node);
   in.int_at("nodes", machine.nodes);
+  // The device first: one taken from a preset brings the provenance of its constants, to which the others are added.
+  if (const YamlNode* device = in.required("device")) read_device(*device, machine.local, machine.device, problems);
   if (const YamlNode* inter = in.at("inter_bandwidth"))
     read_constant(in, *inter, "inter_bandwidth", machine.device, machine.inter_bytes_per_s);
-  if (const YamlNode* device = in.required("device")) read_device(*device, machine.local, machine.device, problems);
   read_constants(in, "fabric", "fabric.", machine.device, machine.fabric);
   if (machine.device.id.empty()) machine.device.id = machine.id;
   if (const YamlNode* calibration = in.at("calibration")) machine.calibration = read_calibration(*calibration, problems);

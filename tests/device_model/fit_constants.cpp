@@ -60,7 +60,9 @@ void fit(Problem& p, const std::vector<std::string>& names) {
           double& x = value_of(p, name);
           const double before = x;
           x *= factor;
-          if (name.ends_with("quantisation") || name == "matmul.sustained" || name == "matmul.small_tile" || name == "attention.causal" || name == "attention.head_64") x = std::min(x, 1.0);
+          if (name.ends_with("quantisation") || name == "matmul.sustained" || name == "matmul.small_tile" ||
+              name == "attention.causal" || name == "attention.head_64")
+            x = std::min(x, 1.0);
           if (const double now = loss(p); now < best * (1 - 1e-5)) {
             best = now;
             moved = true;

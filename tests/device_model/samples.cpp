@@ -115,8 +115,8 @@ std::vector<CollectiveSample> collective_samples() {
 
 namespace {
 
-/// SimuMax times an attention call of Transformer Engine from the host: the smallest calls take 52 us on B200 and 99 us on A100 whatever
-/// their shape (fitted with the rates). A training step runs ahead of its device and does not see that.
+/// SimuMax times an attention call of Transformer Engine from the host: the smallest calls take 52 us on B200 and 99 us on A100
+/// whatever their shape (fitted with the rates). A training step runs ahead of its device and does not see that.
 double harness_seconds(const KernelSample& s) {
   if (s.source != "simumax") return 0;
   return s.device == "b200-hgx-180gb" ? 52e-6 : 99e-6;

@@ -18,8 +18,10 @@ Device plain() {
   // One wave of 128 x 256 tiles on 100 multiprocessors is computed at the peak, nothing else costs time.
   d.constants = {{"sms", 100},
                  {"matmul.bf16.rate", 1},
+                 {"matmul.sustained", 1},
                  {"matmul.ramp_k", 1e-9},
                  {"matmul.quantisation", 1},
+                 {"matmul.start_s", 1e-12},
                  {"kernel.start_s", 1e-12},
                  {"matmul.memory", 1e3}};
   return d;

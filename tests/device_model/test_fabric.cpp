@@ -20,7 +20,8 @@ Machine cluster() {
   m.device.link_bytes_per_s = 450e9;
   m.device.memory_bytes_per_s = 3.35e12;
   m.device.peak_flops = {{"bf16", 1e15}};
-  m.fabric = {{"ring_efficiency", 0.8}, {"inter_efficiency", 0.9}, {"intra_latency", 1}, {"inter_latency", 1}};
+  m.fabric = {{"ring_efficiency", 0.8},  {"ring_start", 1e-9}, {"reduce_efficiency", 1},
+              {"inter_efficiency", 0.9}, {"intra_latency", 1}, {"inter_latency", 1}};
   return m;
 }
 
@@ -63,6 +64,7 @@ TEST_CASE("rails, oversubscription and direct links") {
   m.fabric["pair_links"] = 1;
   CHECK(bus({2, 1}) == Approx(0.8 * 450e9 / 7).epsilon(0.01));
   CHECK(bus({8, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  m.fabric["send_efficiency"] = 0.8;
   CHECK(fabric_of(m).local_send_seconds(1e9) == Approx(1e9 / (0.8 * 450e9 / 7)).epsilon(0.01));
 }
 

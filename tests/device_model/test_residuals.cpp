@@ -76,6 +76,28 @@ TEST_CASE("residuals of the shipped constants on the published tables") {
           table("Kernels", kernels) + table("Collectives and messages", collectives) + devices_without_rows(kernels));
 }
 
+TEST_CASE("every shipped machine has cost functions, with no constant that they do not know") {
+  for (const std::string& name : list_machines()) {
+    INFO(name);
+    const Machine machine = *load_machine(name);
+    const auto model = DeviceModel::of(machine.device);
+    REQUIRE(model.ok());
+    const auto fabric = Fabric::of(machine);
+    REQUIRE(fabric.ok());
+    // Nothing measured is claimed where it is not: no fit rests on recalled multiprocessor counts alone.
+    CHECK(model->provenance("matmul") == Provenance::kTransferred);
+    CHECK(fabric->provenance(true) != Provenance::kMeasured);
+    // A large matmul reaches 30 to 100 % of the dense peak, a stream 50 to 100 % of the bandwidth.
+    const double peak = model->peak_flops(Precision::kBf16);
+    const double reached = 2 * 8192.0 * 8192 * 8192 / model->matmul_seconds({.m = 8192, .n = 8192, .k = 8192}) / peak;
+    CHECK(reached > 0.30);
+    CHECK(reached < 1);
+    const double streamed = 1e10 / model->memory_bound_seconds(1e10) / model->memory_bytes_per_s();
+    CHECK(streamed > 0.5);
+    CHECK(streamed < 1);
+  }
+}
+
 TEST_CASE("the median residual of each table stays within its bound") {
   const auto pooled = [](const Groups& groups, const std::string& start) {
     std::vector<double> all;
