@@ -24,6 +24,8 @@ std::span<const FabricConstant> fabric_constants() {
       {"oversubscription", &F::oversubscription, L::kShape},
       {"leaf_nodes", &F::leaf_nodes, L::kShape},
       {"pair_links", &F::pair_links, L::kShape},
+      {"domain_devices", &F::domain_devices, L::kShape},
+      {"pcie_bytes_per_s", &F::pcie_bytes_per_s, L::kNode},
       {"pcie", &F::pcie, L::kShape},
       {"nvls", &F::nvls, L::kShape},
       {"amd_cpu", &F::amd_cpu, L::kShape},
@@ -160,6 +162,10 @@ Fabric::Rates Fabric::rates(const Group& group) const {
   // Direct links: a group sees those between its own members only.
   if (constants_.pair_links > 0 && devices_per_node_ > 1)
     r.link *= static_cast<double>(std::max(1, group.ranks_per_node - 1)) / (devices_per_node_ - 1);
+  if (constants_.domain_devices > 0 && group.ranks_per_node > constants_.domain_devices) {
+    r.link = constants_.pcie_bytes_per_s;
+    r.pcie = true;
+  }
   if (group.nodes > 1) {
     const double total = inter_bytes_per_s_ * devices_per_node_;
     const double rail = constants_.rails_per_node > 0 ? total / constants_.rails_per_node : inter_bytes_per_s_;
@@ -175,7 +181,7 @@ NcclTopology Fabric::topology(const Group& group, const Rates& rates) const {
   t.ranks = group.ranks();
   t.nodes = group.nodes;
   t.generation = generation_;
-  t.nvlink = constants_.pcie == 0;
+  t.nvlink = constants_.pcie == 0 && !rates.pcie;
   t.ll128 = t.nvlink;
   t.amd_cpu = constants_.amd_cpu > 0;
   const double inside = rates.link * assumed_link(generation_) / kGiga;
@@ -215,6 +221,7 @@ double Fabric::measured_rate(Collective kind, const Group& group) const {
 /// Bus bandwidth that the links inside a node give a ring, bytes/s.
 double Fabric::link_rate(Collective kind, const Group& group, const Rates& rates) const {
   const bool reduces = kind == Collective::kAllReduce || kind == Collective::kReduceScatter || kind == Collective::kReduce;
+  if (rates.pcie) return rates.link;
   return rates.link * constants_.ring_efficiency / (1 + constants_.ring_start / group.ranks_per_node) *
          (reduces ? constants_.reduce_efficiency : 1);
 }
@@ -303,7 +310,7 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
   cost.ranks_ = group.ranks();
   const Rates r = rates(group);
   const double n = group.ranks();
-  const double local = (group.ranks_per_node - 1) / n / (r.link * constants_.all_to_all_efficiency);
+  const double local = (group.ranks_per_node - 1) / n / (r.link * (r.pcie ? 1 : constants_.all_to_all_efficiency));
   double seconds_per_byte = group.ranks_per_node > 1 ? local : 0;
   double latency = constants_.all_to_all_latency_s;
   if (group.nodes > 1) {
@@ -321,6 +328,8 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
 double Fabric::local_send_seconds(double bytes) const {
   const double link =
       constants_.pair_links > 0 && devices_per_node_ > 1 ? link_bytes_per_s_ / (devices_per_node_ - 1) : link_bytes_per_s_;
+  if (constants_.domain_devices > 0 && devices_per_node_ > constants_.domain_devices)
+    return constants_.send_latency_s + bytes / constants_.pcie_bytes_per_s;  // some neighbours are in different domains
   // Longer messages get more channels, and are done no sooner than the longest that does not.
   const double few_channels = std::min(bytes, kSmallMessage) / std::min(constants_.send_small_bytes_per_s, link);
   return constants_.send_latency_s + std::max(bytes / (link * constants_.send_efficiency), few_channels);
