@@ -24,6 +24,8 @@ std::span<const FabricConstant> fabric_constants() {
       {"oversubscription", &F::oversubscription, L::kShape},
       {"leaf_nodes", &F::leaf_nodes, L::kShape},
       {"pair_links", &F::pair_links, L::kShape},
+      {"domain_devices", &F::domain_devices, L::kShape},
+      {"pcie_bytes_per_s", &F::pcie_bytes_per_s, L::kNode},
       {"pcie", &F::pcie, L::kShape},
       {"nvls", &F::nvls, L::kShape},
       {"amd_cpu", &F::amd_cpu, L::kShape},
@@ -160,6 +162,10 @@ Fabric::Rates Fabric::rates(const Group& group) const {
   // Direct links: a group sees those between its own members only.
   if (constants_.pair_links > 0 && devices_per_node_ > 1)
     r.link *= static_cast<double>(std::max(1, group.ranks_per_node - 1)) / (devices_per_node_ - 1);
+  if (constants_.domain_devices > 0 && group.ranks_per_node > constants_.domain_devices) {
+    r.link = constants_.pcie_bytes_per_s;
+    r.pcie = true;
+  }
   if (group.nodes > 1) {
     const double total = inter_bytes_per_s_ * devices_per_node_;
     const double rail = constants_.rails_per_node > 0 ? total / constants_.rails_per_node : inter_bytes_per_s_;
@@ -175,7 +181,7 @@ NcclTopology Fabric::topology(const Group& group, const Rates& rates) const {
   t.ranks = group.ranks();
   t.nodes = group.nodes;
   t.generation = generation_;
-  t.nvlink = constants_.pcie == 0;
+  t.nvlink = constants_.pcie == 0 && !rates.pcie;
   t.ll128 = t.nvlink;
   t.amd_cpu = constants_.amd_cpu > 0;
   const double inside = rates.link * assumed_link(generation_) / kGiga;
@@ -212,14 +218,27 @@ double Fabric::measured_rate(Collective kind, const Group& group) const {
          std::min({1.0 / group.groups_per_node, reach, 1.0});
 }
 
+/// Bus bandwidth that the links inside a node give a ring, bytes/s.
+double Fabric::link_rate(Collective kind, const Group& group, const Rates& rates) const {
+  const bool reduces = kind == Collective::kAllReduce || kind == Collective::kReduceScatter || kind == Collective::kReduce;
+  if (rates.pcie) return rates.link;
+  return rates.link * constants_.ring_efficiency / (1 + constants_.ring_start / group.ranks_per_node) *
+         (reduces ? constants_.reduce_efficiency : 1);
+}
+
+/// Bus bandwidth of a ring over the group: of its slower level.
+double Fabric::ring_rate(Collective kind, const Group& group, const Rates& rates) const {
+  if (group.nodes == 1) return link_rate(kind, group, rates);
+  const double network = rates.node * constants_.inter_efficiency;
+  return group.ranks_per_node > 1 ? std::min(link_rate(kind, group, rates), network) : network;
+}
+
 /// Bytes/s of the full buffer that the fabric really gives one line of the table, large messages.
 double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& t,
                          const NcclCell& cell) const {
   const bool across = group.nodes > 1;
   const double steps = bus_factor(kind, t.ranks);
-  const bool reduces = kind == Collective::kAllReduce || kind == Collective::kReduceScatter || kind == Collective::kReduce;
-  const double ring_link = rates.link * constants_.ring_efficiency / (1 + constants_.ring_start / group.ranks_per_node) *
-                           (reduces ? constants_.reduce_efficiency : 1);
+  const double ring_link = link_rate(kind, group, rates);
   const double network = rates.node * constants_.inter_efficiency;
   const double tuned = cell.bandwidth_gbs * kGiga;
   switch (cell.algorithm) {
@@ -237,8 +256,7 @@ double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates
     default: {
       const NcclGraph& g = t.ring;
       const double expected = g.channels * (group.nodes <= 2 ? g.intra : g.inter) * kGiga;
-      const double reached = !across ? ring_link : group.ranks_per_node > 1 ? std::min(ring_link, network) : network;
-      return tuned * reached / expected;
+      return tuned * ring_rate(kind, group, rates) / expected;
     }
   }
 }
@@ -292,7 +310,7 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
   cost.ranks_ = group.ranks();
   const Rates r = rates(group);
   const double n = group.ranks();
-  const double local = (group.ranks_per_node - 1) / n / (r.link * constants_.all_to_all_efficiency);
+  const double local = (group.ranks_per_node - 1) / n / (r.link * (r.pcie ? 1 : constants_.all_to_all_efficiency));
   double seconds_per_byte = group.ranks_per_node > 1 ? local : 0;
   double latency = constants_.all_to_all_latency_s;
   if (group.nodes > 1) {
@@ -310,6 +328,8 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
 double Fabric::local_send_seconds(double bytes) const {
   const double link =
       constants_.pair_links > 0 && devices_per_node_ > 1 ? link_bytes_per_s_ / (devices_per_node_ - 1) : link_bytes_per_s_;
+  if (constants_.domain_devices > 0 && devices_per_node_ > constants_.domain_devices)
+    return constants_.send_latency_s + bytes / constants_.pcie_bytes_per_s;  // some neighbours are in different domains
   // Longer messages get more channels, and are done no sooner than the longest that does not.
   const double few_channels = std::min(bytes, kSmallMessage) / std::min(constants_.send_small_bytes_per_s, link);
   return constants_.send_latency_s + std::max(bytes / (link * constants_.send_efficiency), few_channels);
@@ -329,16 +349,16 @@ Contention Fabric::contention(Collective kind, const Group& group) const {
   if (group.ranks() <= 1) return c;
   const Rates r = rates(group);
   const NcclTopology t = topology(group, r);
-  const double sent = group.nodes > 1 ? std::min(r.link > 0 ? r.link : r.node, r.node / group.ranks_per_node) : r.link;
-  // The network's share of a ring that also runs inside the node: each device forwards what its node receives.
-  const double through = group.nodes > 1 && group.ranks_per_node > 1 ? std::min(r.link, r.node) : sent;
+  // What passes each device: all of a ring's traffic, be it bound for the next device or for the next node.
+  double through = ring_rate(kind, group, r);
+  if (const double measured = measured_rate(kind, group); measured > 0) through = std::min(through, measured);
   const double traffic = std::min(0.5, constants_.memory_traffic * through / memory_bytes_per_s_);
   c.compute = 1 / (1 - traffic);
   // The collective waits for the same memory: it keeps its rate until both together ask for more than there is.
   c.communication = 1 + traffic / 2;
-  c.taken_sms =
-      kind == Collective::kAllToAll ? 8 : std::min(32.0, t.nvls.channels > 0 && group.nodes == 1 ? 16 : 2 * t.ring.channels);
-  if (generation_ <= GpuGeneration::kAmpere) c.taken_sms = std::min(c.taken_sms, 24.0);
+  // Twice the channels that the search found are used (the log's "coll channels"); a thread block each.
+  const bool nvls = t.nvls.channels > 0 && group.nodes == 1 && kind == Collective::kAllReduce;
+  c.taken_sms = kind == Collective::kAllToAll ? 8 : nvls ? 16 : std::min(32.0, 2 * t.ring.channels);
   return c;
 }
 

@@ -79,28 +79,31 @@ struct Contention {
   double taken_sms = 0;
 };
 
-/// What joins devices beyond the two bandwidths: the names of Machine::fabric. Factors are of NCCL's expectations.
+/// What joins devices beyond the two bandwidths: the names of Machine::fabric. Defaults are those of a node of H100 (fitted there,
+/// see sweeps/machines/hgx-h100-ndr.yaml; transferred anywhere else), without its reducing switch.
 struct FabricConstants {
   double rails_per_node = 0;        ///< network interfaces of a node; together devices_per_node * inter_bandwidth. 0: one a device
   double oversubscription = 1;      ///< of the network above the leaf switches, shared by groups of more than `leaf_nodes` nodes
   double leaf_nodes = 0;            ///< nodes under one leaf switch; 0: all
   double pair_links = 0;            ///< 1: direct links, link_bandwidth is the sum over all peers; 0: a switch
+  double domain_devices = 0;        ///< neighbours that link_bandwidth joins (2: bridges); 0: all devices of a node
+  double pcie_bytes_per_s = 20e9;   ///< that a ring reaches over PCIe and the host, where a group spans several such domains
   double pcie = 0;                  ///< 1: devices reach one another over PCIe and the host
   double nvls = 0;                  ///< 1: the switch reduces (NVLink SHARP)
   double amd_cpu = 0;               ///< 1: posting to the network costs NCCL 2 us instead of 1
-  double ring_efficiency = 1;       ///< of the rate that NCCL expects of rings and trees within a node
+  double ring_efficiency = 0.86;    ///< of link_bandwidth, by long rings and trees within a node
   double ring_start = 0.6;          ///< a: a ring of n ranks reaches 1 / (1 + a / n) of that; short rings keep less under way
-  double reduce_efficiency = 0.93;  ///< of rings that reduce, relative to those that only copy
+  double reduce_efficiency = 0.95;  ///< of rings that reduce, relative to those that only copy
   double nvls_efficiency = 0.57;    ///< of link_bandwidth, each way through the reducing switch
   double inter_efficiency = 0.9;    ///< of the rate of the network
-  double intra_latency = 1;         ///< of the latencies of NCCL's model within a node
-  double inter_latency = 1;         ///< of the latencies of NCCL's model between nodes
-  double send_latency_s = 8e-6;     ///< one message within a node
-  double remote_latency_s = 18e-6;  ///< one message between nodes
-  double send_efficiency = 0.8;     ///< of the link, by one message within a node
+  double intra_latency = 2;         ///< of the latencies of NCCL's model within a node
+  double inter_latency = 1.5;       ///< of the latencies of NCCL's model between nodes
+  double send_latency_s = 22e-6;    ///< one message within a node
+  double remote_latency_s = 22e-6;  ///< one message between nodes
+  double send_efficiency = 0.65;    ///< of the link, by one message within a node
   double send_small_bytes_per_s = 75e9;  ///< within a node, by the channels that NCCL gives to a message of at most 64 MiB
   double remote_send_efficiency = 0.66;  ///< of the rail, by one message between nodes: a message has fewer channels than a ring
-  double all_to_all_efficiency = 0.75;   ///< of the links' rate, by exchanges of all with all
+  double all_to_all_efficiency = 0.7;    ///< of the links' rate, by exchanges of all with all
   double all_to_all_latency_s = 40e-6;   ///< an exchange of two
   double message_s = 0.5e-6;             ///< of each further peer in an exchange of all with all
   double memory_traffic = 3;  ///< bytes of device memory moved per byte sent: received, read to forward or reduce, read or written
@@ -152,9 +155,12 @@ class Fabric {
   struct Rates {
     double link = 0;
     double node = 0;
+    bool pcie = false;  ///< the group leaves the domain of its links: `link` is what PCIe reaches
   };
   Rates rates(const Group& group) const;
   NcclTopology topology(const Group& group, const Rates& rates) const;
+  double link_rate(Collective kind, const Group& group, const Rates& rates) const;
+  double ring_rate(Collective kind, const Group& group, const Rates& rates) const;
   double line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& topology,
                    const NcclCell& cell) const;
   double measured_rate(Collective kind, const Group& group) const;

@@ -26,10 +26,7 @@ struct Prepared::Inside {
   bool transferred = false;
   ExecutorSettings executor;
 
-  LayerStudy layers() const {
-    const std::string& a = machine.device.architecture;
-    return {shape, profile, device, fabric, a == "hopper" || a == "blackwell" || a == "rubin"};
-  }
+  LayerStudy layers() const { return {shape, profile, device, fabric, {machine.devices_per_node, machine.nodes, 1}}; }
 };
 
 /// Memory and wire bytes by the closed forms, for what shardlab's executor runs today.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace shardlab::analytic {
 namespace {
@@ -42,9 +43,10 @@ class Pricer {
         p_(study.profile),
         device_(study.device),
         fabric_(study.fabric),
-        attention_rate_(std::max(0.01, study.hopper ? p_.attention_rate_hopper : p_.attention_rate)),
+        attention_rate_(std::max(0.01, p_.attention_rate)),
         key_(key),
         n_(study.shape, key),
+        crowd_(fabric_.contention(Collective::kAllGather, study.everyone)),
         fp32_(key.precision == Precision::kFp32),
         e_(fp32_ ? 4 : 2),
         wide_(fp32_ ? 2 : 1),
@@ -55,10 +57,12 @@ class Pricer {
 
   LayerCost layer(bool moe) const {
     LayerCost cost;
+    matmul_s_ = 0;
     add_state(moe, cost);
     add_norms(cost);
     add_attention(cost);
     moe ? add_experts(cost) : add_feed_forward(cost);
+    cost.slowed = slowed_layer(cost);
     add_tensor_exchange(moe, cost);
     add_host(moe, cost);
     add_kept(moe, cost);
@@ -67,15 +71,22 @@ class Pricer {
   KeptTensors kept(bool moe) const;
   EndCost embedding() const;
   EndCost head() const;
-  double boundary() const { return e_ * n_.residual; }
+  bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
+  double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
+  double slowed_communication() const { return std::max(1.0, crowd_.communication); }
+  double boundary_gather_s() const {
+    return scatters() ? fabric_.collective_seconds(Collective::kAllGather, e_ * n_.residual, tensor_group_) : 0;
+  }
 
  private:
   // Kernels.
   /// The weight gradient is added into the accumulated one by the matmul itself where the profile fuses it.
-  double matmul(double m, double n, double k, Product product, double batch = 1) const {
+  double matmul(double m, double n, double k, Product product, double batch = 1, double taken_sms = 0) const {
     Matmul x{.m = m, .n = n, .k = k, .batch = batch, .precision = key_.precision, .product = product};
+    x.grouped = batch > 1;
     x.out_bytes = product == Product::kWeight && p_.overlap_wgrad_fused > 0 ? p_.state_gradient : e_;
     x.accumulate = product == Product::kWeight && p_.overlap_wgrad_fused > 0;
+    x.taken_sms = taken_sms;
     return device_.matmul_seconds(x);
   }
   double moved(double elements, double passes, double launches, MemoryKernel kind = MemoryKernel::kElementwise) const {
@@ -95,6 +106,7 @@ class Pricer {
     const double forward = matmul(l.rows, l.out, l.in, Product::kForward, l.batch) + quantise + cast;
     cost.forward.compute_s += forward;
     if (l.remade) cost.recompute.compute_s += forward;
+    matmul_s_ += (l.remade ? 4 : 3) * forward;
     const double quantise_gradient = low_ ? moved(l.rows * l.out * l.batch, p_.passes_quantise, 1) : 0;
     cost.input.compute_s += matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient;
     cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch);
@@ -125,6 +137,13 @@ class Pricer {
   void add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
   double cut_matmuls() const;
+  /// How much longer matmuls take while a collective holds multiprocessors: fewer are left for each wave of tiles.
+  double slowed_matmuls(double taken_sms) const;
+  double slowed_layer(const LayerCost& cost) const;
+  /// Compute lost while `seconds` of tensor-parallel exchange run beside matmuls.
+  double slowed(double seconds) const {
+    return seconds * (1 - 1 / slowed_matmuls(fabric_.contention(Collective::kAllReduce, tensor_group_).taken_sms));
+  }
   void add_tensor_exchange(bool moe, LayerCost& cost) const;
   void add_host(bool moe, LayerCost& cost) const;
   void add_kept(bool moe, LayerCost& cost) const;
@@ -145,6 +164,8 @@ class Pricer {
   double attention_rate_;
   const LayerKey& key_;
   Sizes n_;
+  Contention crowd_;             ///< beside a collective over all devices
+  mutable double matmul_s_ = 0;  ///< of the layer in work
   bool fp32_;
   double e_, wide_;
   bool low_;
@@ -203,7 +224,9 @@ void Pricer::add_core(LayerCost& cost) const {
               .value_dim = of(shape_.value_dim()),
               .causal = p_.attention_causal_half,
               .dropout = p_.dropout,
-              .kernel = p_.attention_fused ? AttentionKernel::kFused : AttentionKernel::kUnfused,
+              .kernel = !p_.attention_fused   ? AttentionKernel::kUnfused
+                        : p_.attention_flash2 ? AttentionKernel::kFlash2
+                                              : AttentionKernel::kFused,
               .pass = Pass::kForward,
               .precision = fp32_ ? Precision::kFp32 : Precision::kBf16};
   if (key_.cp_kind == CpKind::kUlysses)
@@ -304,6 +327,29 @@ void Pricer::add_experts(LayerCost& cost) const {
   }
 }
 
+double Pricer::slowed_matmuls(double taken_sms) const {
+  const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn) / n_.t;
+  double alone = 0, beside = 0;
+  const auto add = [&](double out, double in) {
+    for (const auto& [m, n, k, product] : {std::tuple{n_.tokens, out, in, Product::kForward},
+                                           {n_.tokens, in, out, Product::kInput},
+                                           {out, in, n_.tokens, Product::kWeight}}) {
+      alone += matmul(m, n, k, product);
+      beside += matmul(m, n, k, product, 1, taken_sms);
+    }
+  };
+  add(n_.qkv(), n_.h), add((shape_.swiglu ? 2 : 1) * ffn, n_.h), add(n_.h, ffn);
+  return std::max(1.0, beside / alone);
+}
+
+/// Of a layer's kernels matmuls lose multiprocessors, all others memory bandwidth.
+double Pricer::slowed_layer(const LayerCost& cost) const {
+  const double all = cost.forward.compute_s + cost.recompute.compute_s + cost.input.compute_s + cost.weight.compute_s;
+  const double matmuls = std::min(all, matmul_s_);
+  const Contention c = crowd_;
+  return (matmuls * slowed_matmuls(c.taken_sms) + (all - matmuls) * std::max(1.0, c.compute)) / all;
+}
+
 /// What the four matmuls of a layer take longer when their rows are cut in tp parts.
 double Pricer::cut_matmuls() const {
   const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn * shape_.top_k) / n_.t;
@@ -331,6 +377,7 @@ void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
     const double exposed = std::max(0.0, reduce - shelter);
     cost.input.tensor_s += pairs * exposed;
     cost.input.hidden_s += pairs * (reduce - exposed);
+    cost.input.tensor_s += slowed(pairs * (reduce - exposed));
     cost.wire.tensor += (2 * pairs + all_again) * 2 * ring;
     return;
   }
@@ -357,7 +404,9 @@ void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   };
   const double back = pairs * (exposed(gather, beside) + sheltered(gather) + sheltered(scatter)) + cut;
   cost.input.tensor_s += back;
+  const double beside_weights = key_.tensor_overlap ? 0 : std::max(0.0, pairs * (2 * gather + scatter) - back);
   cost.input.hidden_s += std::max(0.0, pairs * (2 * gather + scatter) - back);
+  cost.input.tensor_s += slowed(beside_weights);
   cost.wire.tensor += (pairs * 5 + 2 * all_again) * ring;
 }
 
@@ -541,7 +590,9 @@ Block block_cost(const LayerStudy& study, const LayerKey& key) {
   if (shape.moe_layers() > 0) block.moe = pricer.layer(true);
   block.embedding = pricer.embedding();
   block.head = pricer.head();
+  block.slowed_communication = pricer.slowed_communication();
   block.boundary = pricer.boundary();
+  block.boundary_gather_s = pricer.boundary_gather_s();
   return block;
 }
 

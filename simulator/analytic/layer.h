@@ -19,7 +19,7 @@ struct LayerStudy {
   const FrameworkProfile& profile;
   const DeviceModel& device;
   const Fabric& fabric;
-  bool hopper = false;  ///< Hopper or later: attention kernels of Ampere do not reach its rate
+  Group everyone;  ///< all devices of the machine
 };
 
 /// What of a point a layer's cost depends on.
@@ -68,6 +68,7 @@ struct LayerCost {
   double remade = 0;     ///< bytes that recompute makes again
   double transient = 0;  ///< bytes beyond both while backward runs
   double passing = 0;    ///< bytes beyond what is kept while forward runs
+  double slowed = 1;     ///< time of its kernels beside a collective of data parallelism, relative to alone
   /// Elements on one rank.
   int64_t matrix = 0, replicated = 0, expert = 0;
   int64_t parameters() const { return matrix + replicated + expert; }
@@ -109,7 +110,9 @@ struct EndCost {
 struct Block {
   LayerCost dense, moe;
   EndCost embedding, head;
-  double boundary = 0;  ///< bytes of the residual stream that a stage sends on
+  double slowed_communication = 1;  ///< time of that collective, relative to alone
+  double boundary = 0;              ///< bytes of the residual stream that a stage sends on
+  double boundary_gather_s = 0;     ///< to put it together again, where each tensor-parallel rank sends its part
 };
 
 /// Everything of one key. Costs some tens of microseconds.

@@ -117,21 +117,22 @@ struct FrameworkProfile {
   // attention
   bool attention_fused = true;        ///< flash attention; else matmul, softmax, matmul
   bool attention_causal_half = true;  ///< the fused kernel skips what the mask hides
-  double attention_rate = 1;          ///< of the kernel that is used, of the rate that the device is known to reach
-  double attention_rate_hopper = 1;   ///< the same on Hopper and later, where kernels written for Ampere reach half
+  bool attention_flash2 = false;      ///< fused by FlashAttention-2, which newer devices do not run at their best
+  double attention_rate = 1;          ///< of that kernel's rate, where an older one is used
   bool attention_repeats_kv = false;  ///< k and v are repeated to all heads in memory
 
   // overlap
-  bool overlap_gradients = false;      ///< buckets are reduced while backward runs
-  bool overlap_weights = false;        ///< zero 1: updated weights are gathered while the next forward runs
-  bool overlap_pipeline = false;       ///< sends run beside compute
-  double overlap_bucket_bytes = 40e6;  ///< of gradients reduced together
-  bool overlap_tensor = false;         ///< tensor-parallel all-reduce of backward runs beside the weight gradient
-  double overlap_tensor_hidden = 0.5;  ///< of what asynchronous tensor parallelism could hide, what it does
-  double overlap_unit_layers = 1;      ///< layers of one FSDP unit
-  int64_t overlap_prefetch = 1;        ///< units gathered ahead
-  bool overlap_keeps_gathered = true;  ///< zero 3 in a pipeline: gathered and reduced once a step, whole in between
-  bool overlap_reshard = true;         ///< zero 3: weights are given back after forward
+  bool overlap_gradients = false;       ///< buckets are reduced while backward runs
+  bool overlap_weights = false;         ///< zero 1: updated weights are gathered while the next forward runs
+  bool overlap_pipeline = false;        ///< sends run beside compute
+  bool overlap_scatter_gather = false;  ///< of equal tensors on tensor-parallel ranks, each sends its part to the next stage
+  double overlap_bucket_bytes = 40e6;   ///< of gradients reduced together
+  bool overlap_tensor = false;          ///< tensor-parallel all-reduce of backward runs beside the weight gradient
+  double overlap_tensor_hidden = 0.5;   ///< of what asynchronous tensor parallelism could hide, what it does
+  double overlap_unit_layers = 1;       ///< layers of one FSDP unit
+  int64_t overlap_prefetch = 1;         ///< units gathered ahead
+  bool overlap_keeps_gathered = true;   ///< zero 3 in a pipeline: gathered and reduced once a step, whole in between
+  bool overlap_reshard = true;          ///< zero 3: weights are given back after forward
   double overlap_wgrad_fused = 1;  ///< 1: the weight gradient is added into the accumulated one by the matmul; 0: a pass of its own
 
   // update: bytes moved a parameter on the rank that updates it

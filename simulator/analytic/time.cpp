@@ -93,10 +93,8 @@ struct Beside {
 };
 Beside beside_of(const Frame& f, const Group& group) {
   if (group.ranks() <= 1) return {};
-  const Contention c = f.in.fabric.contention(Collective::kAllGather, group);
-  const double sms = f.in.device.constants().sms;
-  const double slower = std::max(c.compute, sms / std::max(sms - c.taken_sms, sms / 2));
-  return {std::max(1.0, c.communication), 1 - 1 / std::max(1.0, slower)};
+  const double slowed = std::max(f.block.dense.slowed, f.block.moe.slowed);
+  return {f.block.slowed_communication, 1 - 1 / slowed};
 }
 
 /// Zero 3, one micro-batch: each unit's weights are gathered beside the compute of the one before, its gradients reduced beside
@@ -266,7 +264,8 @@ double sends_of(const Frame& f) {
   const bool remote = stride * p.pp > per_node;
   const double sharing = static_cast<double>(std::min<int64_t>(per_node, stride));
   const double host = f.in.profile.host_collective_s;
-  const double send = std::max(host, f.in.fabric.send_seconds(f.block.boundary, remote, remote ? sharing : 1));
+  const double send =
+      std::max(host, f.in.fabric.send_seconds(f.block.boundary, remote, remote ? sharing : 1)) + f.block.boundary_gather_s;
   const double looped = p.vpp * (folded(p.schedule) ? 2 : 1);
   const double fill = 2 * (p.pp - 1) * send;
   if (f.in.profile.overlap_pipeline) return fill;

@@ -68,6 +68,17 @@ TEST_CASE("rails, oversubscription and direct links") {
   CHECK(fabric_of(m).local_send_seconds(1e9) == Approx(1e9 / (0.8 * 450e9 / 7)).epsilon(0.01));
 }
 
+TEST_CASE("a group that spans several bridged pairs goes over PCIe") {
+  Machine m = cluster();
+  m.fabric["domain_devices"] = 2;
+  m.fabric["pcie_bytes_per_s"] = 20e9;
+  const auto bus = [&](Group group) { return fabric_of(m).prepare(Collective::kAllReduce, group).bus_bytes_per_s(kHuge); };
+  CHECK(bus({2, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  CHECK(bus({3, 1}) == Approx(20e9).epsilon(0.01));
+  CHECK(bus({8, 2}) == Approx(20e9).epsilon(0.01));
+  CHECK(fabric_of(m).local_send_seconds(1e9) == Approx(1e9 / 20e9).epsilon(0.01));
+}
+
 TEST_CASE("a measured fabric replaces the model's rates") {
   MeasuredFabric measured;
   measured.all_gather = 100e9;

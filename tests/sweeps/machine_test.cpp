@@ -47,7 +47,7 @@ TEST_CASE("shipped machines are whole and sourced") {
       INFO(constant);
       CHECK(machine->device.provenance.count("fabric." + constant) == 1);
     }
-    CHECK(machine->fabric.empty() == names_a_device(name));
+    if (!names_a_device(name)) CHECK_FALSE(machine->fabric.empty());
     if (machine->devices_per_node > 1) CHECK(machine->inter_bytes_per_s >= 25e9);
   }
 }

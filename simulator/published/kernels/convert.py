@@ -222,6 +222,16 @@ def collectives(folder, out):
                                    groups if nodes == 1 else 1, size, time, source])
 
 
+# nccl-tests all-reduce of 8 GiB on 4 to 8 devices of an H200 node: busbw in GB/s (stas00/ml-engineering network/README.md).
+STAS00_H200 = [(4, 363), (5, 414), (6, 436), (7, 460), (8, 473)]
+
+
+def stas00(out):
+    for n, busbw in STAS00_H200:
+        out["collectives"].append(["hgx-h200-ndr", "stas00 within a node", "all_reduce", n, 1, 1, 8 << 30,
+                                   (8 << 30) * 2 * (n - 1) / n / (busbw * 1e9), "stas00"])
+
+
 def net_word(net, nodes):
     return "within a node" if nodes == 1 else "between nodes"
 
@@ -266,6 +276,7 @@ def main():
     cudnn(out)
     liger(raw, out)
     collectives(raw, out)
+    stas00(out)
     for name, header in (("matmul", MATMUL), ("attention", ATTENTION), ("memory", MEMORY), ("collectives", COLLECTIVE)):
         write(folder, name + ".csv", header, out[name])
         print(name, len(out[name]))
