@@ -31,6 +31,7 @@ void add_explain(CLI::App& app, Action& action, const Invocation& invocation);
 void add_calibrate(CLI::App& app, Action& action, const Invocation& invocation);
 void add_model(CLI::App& app, Action& action, const Invocation& invocation);
 void add_machine(CLI::App& app, Action& action, const Invocation& invocation);
+void add_validate(CLI::App& app, Action& action, const Invocation& invocation);
 void add_strategies(CLI::App& app, Action& action, const Invocation& invocation);
 void add_doctor(CLI::App& app, Action& action, const Invocation& invocation);
 

@@ -40,12 +40,16 @@ struct Calibration {
 
 struct Device {
   std::string id;            ///< "h100-sxm5-80gb", "local-cpu"
+  std::string architecture;  ///< "hopper", "cdna3"; empty when not known
   int64_t memory_bytes = 0;  ///< that a program can use
   double memory_bytes_per_s = 0;
   std::map<std::string, double> peak_flops;  ///< dense, by precision: "fp32", "bf16", "fp8"
   double link_bytes_per_s = 0;               ///< one way, to devices of the same node
   double power_w = 0;
-  std::map<std::string, Provenance> provenance;
+  /// Further constants by the names of simulator/device_constants.h ("matmul.bf16.rate", "memory.norm"); what is missing has the
+  /// default that is stated there, tagged transferred.
+  std::map<std::string, double> constants;
+  std::map<std::string, Provenance> provenance;  ///< by the name of the constant; those of Machine::fabric as "fabric.NAME"
 };
 
 struct Machine {
@@ -54,6 +58,9 @@ struct Machine {
   int devices_per_node = 1;
   int nodes = 1;
   double inter_bytes_per_s = 0;  ///< one way, per device, between nodes
+  /// What joins devices and nodes beyond the two bandwidths, by the names of simulator/fabric.h ("rails_per_node",
+  /// "oversubscription").
+  std::map<std::string, double> fabric;
   bool local = false;            ///< this machine: ranks share `cores`
   int cores = 0;
   std::shared_ptr<const Calibration>

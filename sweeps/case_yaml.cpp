@@ -17,6 +17,16 @@ std::string constant(const Device& device, const std::string& name, const std::s
   return it == device.provenance.end() ? value : fmt::format("{{value: {}, provenance: {}}}", value, name_of(it->second));
 }
 
+/// A map of named constants, one a line; nothing for an empty one.
+std::string constants(const Device& device, std::string_view indent, std::string_view key, std::string_view prefix,
+                      const std::map<std::string, double>& values) {
+  std::string text = values.empty() ? "" : fmt::format("{}{}:\n", indent, key);
+  for (const auto& [name, value] : values)
+    text +=
+        fmt::format("{}  {}: {}\n", indent, yaml_scalar(name), constant(device, fmt::format("{}{}", prefix, name), to_text(value)));
+  return text;
+}
+
 /// A machine that is described, in full. A local one by what the user can set: its calibration changes from day to day and is
 /// no part of what is asked.
 std::string machine_yaml(const Machine& m) {
@@ -29,6 +39,7 @@ std::string machine_yaml(const Machine& m) {
       fmt::format("machine:\n  inline:\n    id: {}\n    devices_per_node: {}\n    nodes: {}\n    inter_bandwidth: {}\n",
                   yaml_scalar(m.id), m.devices_per_node, m.nodes, constant(d, "inter_bandwidth", to_text(m.inter_bytes_per_s)));
   if (m.cores != 0) text += fmt::format("    cores: {}\n", m.cores);
+  text += constants(d, "    ", "fabric", "fabric.", m.fabric);
   text += fmt::format(
       "    device:\n      id: {}\n      memory: {}\n      memory_bandwidth: {}\n      link_bandwidth: {}\n      power_w: {}\n",
       yaml_scalar(d.id), constant(d, "memory", fmt::format("{}", d.memory_bytes)),
@@ -37,7 +48,8 @@ std::string machine_yaml(const Machine& m) {
   text += d.peak_flops.empty() ? "      peak_flops: {}\n" : "      peak_flops:\n";
   for (const auto& [precision, flops] : d.peak_flops)
     text += fmt::format("        {}: {}\n", yaml_scalar(precision), constant(d, "peak_flops." + precision, to_text(flops)));
-  return text;
+  if (!d.architecture.empty()) text += fmt::format("      architecture: {}\n", yaml_scalar(d.architecture));
+  return text + constants(d, "      ", "constants", "", d.constants);
 }
 
 /// Writes keys in the order of the table, opening a section where the path enters one.

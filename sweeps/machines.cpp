@@ -104,21 +104,55 @@ void read_constant(MapReader& in, const YamlNode& node, const std::string& name,
                       "one of: datasheet measured fitted transferred");
 }
 
+/// A map of named constants, as `device.constants` and `fabric` are: the names are the simulator's, which refuses unknown ones.
+void read_constants(MapReader& in, const char* key, const std::string& prefix, Device& device, std::map<std::string, double>& out) {
+  const YamlNode* constants = in.at(key);
+  if (!constants || !in.expect(*constants, constants->is_map(), key, "a map from name to number")) return;
+  for (const YamlEntry& e : constants->entries) {
+    device.provenance.erase(prefix + e.key);
+    read_constant(in, e.value, prefix + e.key, device, out[e.key]);
+  }
+}
+
+/// The device of a shipped machine, on which the keys beside `preset` then build.
+void read_device_preset(const YamlNode& preset, Device& device, Problems& problems) {
+  const Result<std::string> text = machine_text(preset.is_scalar() ? preset.text : std::string());
+  if (!text.ok()) {
+    problems.add(preset.mark, text.error().message, "`shardlab machine list` prints the names");
+    return;
+  }
+  const Result<Machine> machine = parse_machine(*text, preset.text + ".yaml");
+  if (!machine.ok())
+    problems.add(preset.mark, machine.error().message, machine.error().hint);
+  else
+    device = machine->device;
+}
+
 void read_device(const YamlNode& node, bool local, Device& device, Problems& problems) {
   MapReader in(node, "device", problems);
+  const YamlNode* preset = in.at("preset");
+  if (preset) read_device_preset(*preset, device, problems);
   in.text_at("id", device.id);
+  in.text_at("architecture", device.architecture);
   const auto constant = [&](const char* key, double& out, bool needed) {
-    if (const YamlNode* v = needed ? in.required(key) : in.at(key)) read_constant(in, *v, key, device, out);
+    if (const YamlNode* v = needed && !preset ? in.required(key) : in.at(key)) {
+      device.provenance.erase(key);
+      read_constant(in, *v, key, device, out);
+    }
   };
-  double memory = 0;
+  double memory = static_cast<double>(device.memory_bytes);
   constant("memory", memory, true);
   device.memory_bytes = static_cast<int64_t>(std::min(memory, 9e18));
   constant("memory_bandwidth", device.memory_bytes_per_s, !local);
   constant("link_bandwidth", device.link_bytes_per_s, false);
   constant("power_w", device.power_w, false);
-  const YamlNode* peaks = local ? in.at("peak_flops") : in.required("peak_flops");
+  const YamlNode* peaks = local || preset ? in.at("peak_flops") : in.required("peak_flops");
   if (peaks && in.expect(*peaks, peaks->is_map(), "peak_flops", "a map from precision to flop/s"))
-    for (const YamlEntry& e : peaks->entries) read_constant(in, e.value, "peak_flops." + e.key, device, device.peak_flops[e.key]);
+    for (const YamlEntry& e : peaks->entries) {
+      device.provenance.erase("peak_flops." + e.key);
+      read_constant(in, e.value, "peak_flops." + e.key, device, device.peak_flops[e.key]);
+    }
+  read_constants(in, "constants", "", device, device.constants);
   in.finish();
 }
 
@@ -201,9 +235,11 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
   in.int_at("cores", machine.cores);
   in.int_at("devices_per_node", machine.devices_per_node);
   in.int_at("nodes", machine.nodes);
+  // The device first: one taken from a preset brings the provenance of its constants, to which the others are added.
+  if (const YamlNode* device = in.required("device")) read_device(*device, machine.local, machine.device, problems);
   if (const YamlNode* inter = in.at("inter_bandwidth"))
     read_constant(in, *inter, "inter_bandwidth", machine.device, machine.inter_bytes_per_s);
-  if (const YamlNode* device = in.required("device")) read_device(*device, machine.local, machine.device, problems);
+  read_constants(in, "fabric", "fabric.", machine.device, machine.fabric);
   if (machine.device.id.empty()) machine.device.id = machine.id;
   if (const YamlNode* calibration = in.at("calibration"))
     machine.calibration = std::make_shared<const Calibration>(read_calibration(*calibration, problems));

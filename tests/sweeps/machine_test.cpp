@@ -7,9 +7,16 @@
 
 using namespace shardlab;
 
+namespace {
+
+/// A device's file carries its own id; a node's file takes its device from one of those.
+bool names_a_device(const std::string& name) { return load_machine(name)->device.id == name; }
+
+}  // namespace
+
 TEST_CASE("shipped machines are whole and sourced") {
   const auto names = list_machines();
-  CHECK(names.size() == 41);  // 34 devices and 7 kinds of node
+  CHECK(names.size() == 47);  // 34 devices and 13 kinds of node
   CHECK(std::is_sorted(names.begin(), names.end()));
   for (const std::string& name : names) {
     INFO(name);
@@ -29,6 +36,18 @@ TEST_CASE("shipped machines are whole and sourced") {
     }
     for (const char* constant : {"memory", "memory_bandwidth", "link_bandwidth"})
       CHECK(machine->device.provenance.count(constant) == 1);
+    CHECK_FALSE(machine->device.architecture.empty());
+    CHECK(machine->device.constants.size() >= 25);
+    for (const auto& [constant, value] : machine->device.constants) {
+      INFO(constant);
+      CHECK(value > 0);
+      CHECK(machine->device.provenance.count(constant) == 1);
+    }
+    for (const auto& [constant, value] : machine->fabric) {
+      INFO(constant);
+      CHECK(machine->device.provenance.count("fabric." + constant) == 1);
+    }
+    if (!names_a_device(name)) CHECK_FALSE(machine->fabric.empty());
     if (machine->devices_per_node > 1) CHECK(machine->inter_bytes_per_s >= 25e9);
   }
 }
@@ -47,6 +66,50 @@ TEST_CASE("a shipped node has the figures of its sources") {
   CHECK(h100->device.memory_bytes == 84'932'558'848);
   CHECK(load_machine("gb200-nvl72")->devices() == 72);
   CHECK(load_machine("hgx-h100").error().message == "no machine is named `hgx-h100`, did you mean `hgx-h100-ndr`?");
+}
+
+TEST_CASE("a node takes its device from a preset and adds to it") {
+  const auto m = parse_machine(R"(
+id: mine
+devices_per_node: 4
+nodes: 2
+inter_bandwidth: {value: 12.5e9, provenance: measured}
+device:
+  preset: a100-sxm4-80gb
+  id: my-a100
+  memory_bandwidth: 1.9e12
+  peak_flops: {bf16: 3e14}
+  constants: {memory.norm: {value: 0.7, provenance: measured}, sms: 100}
+fabric: {rails_per_node: 2, oversubscription: {value: 3, provenance: measured}}
+)",
+                               "m.yaml");
+  REQUIRE(m.ok());
+  const auto a100 = load_machine("a100-sxm4-80gb");
+  CHECK(m->device.id == "my-a100");
+  CHECK(m->device.architecture == "ampere");
+  CHECK(m->device.memory_bytes == a100->device.memory_bytes);
+  CHECK(m->device.memory_bytes_per_s == 1.9e12);
+  CHECK(m->device.provenance.count("memory_bandwidth") == 0);  // replaced by a number that says nothing of itself
+  CHECK(m->device.provenance.at("memory") == a100->device.provenance.at("memory"));
+  CHECK(m->device.provenance.at("inter_bandwidth") == Provenance::kMeasured);
+  CHECK(m->device.peak_flops.at("bf16") == 3e14);
+  CHECK(m->device.peak_flops.at("fp16") == 3.12e14);
+  CHECK(m->device.constants.at("memory.norm") == 0.7);
+  CHECK(m->device.provenance.at("memory.norm") == Provenance::kMeasured);
+  CHECK(m->device.constants.at("sms") == 100);
+  CHECK(m->device.provenance.count("sms") == 0);
+  CHECK(m->device.constants.at("matmul.ramp_k") == a100->device.constants.at("matmul.ramp_k"));
+  CHECK(m->fabric.at("oversubscription") == 3);
+  CHECK(m->device.provenance.at("fabric.oversubscription") == Provenance::kMeasured);
+}
+
+TEST_CASE("a preset that does not exist, and constants that are no numbers, are told with their places") {
+  const auto m = parse_machine("id: mine\ndevice:\n  preset: a100\n  constants: {sms: many}\nfabric: 3\n", "m.yaml");
+  REQUIRE_FALSE(m.ok());
+  const std::string text = to_string(m.error());
+  CHECK(text.find("m.yaml:3:11: no machine is named `a100`") != std::string::npos);
+  CHECK(text.find("m.yaml:4:20: `sms` of `device` is `many`") != std::string::npos);
+  CHECK(text.find("m.yaml:5:9: `fabric` of the machine is `3`") != std::string::npos);
 }
 
 TEST_CASE("a calibrated machine file is read whole") {

@@ -1,0 +1,261 @@
+// validate: predictions scored against measured runs, a user's or the published ones.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "cli/common.h"
+#include "cli/verbs.h"
+#include "plan/base/world_error.h"
+#include "simulator/validate/interval.h"
+#include "simulator/validate/predictor.h"
+#include "simulator/validate/published.h"
+#include "simulator/validate/score.h"
+#include "sweeps/machines.h"
+#include "sweeps/models.h"
+
+namespace shardlab {
+namespace {
+
+using namespace validation;
+
+struct ValidateFlags {
+  std::vector<std::string> files, by;
+  std::string out, format;
+};
+
+/// A path of a row is meant from the folder of its table, and where nothing is there, from the current one.
+std::string resolved_path(const std::string& name, const std::string& folder) {
+  const std::string beside = (std::filesystem::path(folder) / name).string();
+  return std::filesystem::exists(beside) ? beside : name;
+}
+
+/// Presets, machines of the published runs, and files.
+Resolver resolver_for(const std::string& file) {
+  const std::string folder = std::filesystem::path(file).parent_path().string();
+  const auto is_path = [](const std::string& name, std::initializer_list<const char*> endings) {
+    for (const char* ending : endings)
+      if (name.ends_with(ending)) return true;
+    return name.find('/') != std::string::npos;
+  };
+  Resolver resolver;
+  resolver.model = [=](const std::string& name) {
+    return load_model(is_path(name, {".json"}) ? resolved_path(name, folder) : name);
+  };
+  resolver.machine = [=](const std::string& name) {
+    for (const PublishedFile& machine : published_machines())
+      if (machine.name == name) return parse_machine(machine.text, name + ".yaml");
+    return load_machine(is_path(name, {".yaml", ".yml"}) ? resolved_path(name, folder) : name);
+  };
+  return resolver;
+}
+
+/// Each distinct name once, however many rows name it.
+Resolver remembering(Resolver inner) {
+  const auto models = std::make_shared<std::map<std::string, Result<Model>>>();
+  const auto machines = std::make_shared<std::map<std::string, Result<Machine>>>();
+  Resolver resolver;
+  resolver.model = [inner, models](const std::string& name) {
+    const auto found = models->find(name);
+    return found != models->end() ? found->second : models->emplace(name, inner.model(name)).first->second;
+  };
+  resolver.machine = [inner, machines](const std::string& name) {
+    const auto found = machines->find(name);
+    return found != machines->end() ? found->second : machines->emplace(name, inner.machine(name)).first->second;
+  };
+  return resolver;
+}
+
+Result<std::vector<RowTable>> published_tables() {
+  std::vector<RowTable> tables;
+  const Resolver resolver = remembering(resolver_for(""));
+  for (const PublishedFile& file : published_runs()) {
+    auto table = read_rows(file.text, std::string(file.name) + ".csv", resolver);
+    if (!table.ok()) return table.error();
+    tables.push_back(std::move(*table));
+  }
+  return tables;
+}
+
+Result<std::vector<RowTable>> tables_of(const std::vector<std::string>& files) {
+  std::vector<RowTable> tables;
+  for (const std::string& file : files) {
+    const auto text = read_file(file);
+    if (!text.ok()) return text.error();
+    auto table = read_rows(*text, file, remembering(resolver_for(file)));
+    if (!table.ok()) return table.error();
+    if (!table->unread.empty()) fmt::print(stderr, "{}: carried through, not read: {}\n", file, fmt::join(table->unread, " "));
+    tables.push_back(std::move(*table));
+  }
+  return tables;
+}
+
+Value percent(double fraction) { return 100 * fraction; }
+Value percent(std::optional<double> fraction) { return fraction ? Value(100 * *fraction) : Value(); }
+Value number(std::optional<double> value) { return value ? Value(*value) : Value(); }
+
+Table score_table(std::span<const Score> scores) {
+  Table table{{{"group"},
+               {"rows"},
+               {"refused"},
+               {"step_rows", Unit::kNone, "timed"},
+               {"bias_pct", Unit::kPercent, "bias"},
+               {"mean_absolute_error_pct", Unit::kPercent, "mean |error|"},
+               {"median_absolute_error_pct", Unit::kPercent, "median |error|"},
+               {"worst_pct", Unit::kPercent, "worst"},
+               {"worst_row"},
+               {"rank_correlation", Unit::kNone, "rank"},
+               {"jobs"},
+               {"layout_rank_correlation", Unit::kNone, "rank in job"},
+               {"layout_loss_pct", Unit::kPercent, "lost by choice"}},
+              {}};
+  for (size_t kind = 0; kind < kMemoryKinds; ++kind) {
+    const std::string name(name_of(static_cast<MemoryKind>(kind)));
+    table.columns.push_back({name + "_rows"});
+    table.columns.push_back({name + "_bias_pct", Unit::kPercent, name + " bias"});
+    table.columns.push_back({name + "_error_pct", Unit::kPercent, name + " |error|"});
+  }
+  for (const char* column : {"fits_right", "fits_wrong", "oom_right", "oom_wrong"}) table.columns.push_back({column});
+  table.columns.push_back({"fits_precision_pct", Unit::kPercent, "says fits, right"});
+  table.columns.push_back({"oom_precision_pct", Unit::kPercent, "says not, right"});
+  table.columns.push_back({"covered_pct", Unit::kPercent, "in interval"});
+  for (const Score& s : scores) {
+    const bool timed = s.step.rows > 0;
+    const auto of_step = [&](double v) { return timed ? percent(v) : Value(); };
+    std::vector<Value> row{s.group,
+                           s.rows,
+                           s.refused,
+                           s.step.rows,
+                           of_step(s.step.bias),
+                           of_step(s.step.mean_absolute),
+                           of_step(s.step.median_absolute),
+                           of_step(s.step.worst),
+                           timed ? Value(s.step.worst_row) : Value(),
+                           number(s.rank),
+                           s.jobs,
+                           number(s.layout_rank),
+                           percent(s.layout_loss)};
+    for (const ErrorFigures& m : s.memory) {
+      row.push_back(m.rows);
+      row.push_back(m.rows > 0 ? percent(m.bias) : Value());
+      row.push_back(m.rows > 0 ? percent(m.mean_absolute) : Value());
+    }
+    for (const int64_t count : {s.fit.fits_right, s.fit.fits_wrong, s.fit.oom_right, s.fit.oom_wrong}) row.emplace_back(count);
+    row.push_back(percent(s.fit.precision_fits()));
+    row.push_back(percent(s.fit.precision_oom()));
+    row.push_back(s.intervals > 0 ? percent(static_cast<double>(s.covered) / static_cast<double>(s.intervals)) : Value());
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+/// Columns that no group has a value in say nothing to people.
+Table without_empty_columns(const Table& table) {
+  Table kept;
+  kept.rows.resize(table.rows.size());
+  for (size_t c = 0; c < table.columns.size(); ++c) {
+    bool said = false;
+    for (const auto& row : table.rows) {
+      const auto* count = std::get_if<int64_t>(&row[c]);
+      said = said || (count ? *count != 0 : !std::holds_alternative<std::monostate>(row[c]));
+    }
+    if (!said) continue;
+    kept.columns.push_back(table.columns[c]);
+    for (size_t r = 0; r < table.rows.size(); ++r) kept.rows[r].push_back(table.rows[r][c]);
+  }
+  return kept;
+}
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) throw WorldError(fmt::format("cannot write {}", path), "free some space, or name another --out");
+}
+
+std::string csv_text(const TextTable& table) {
+  std::string text;
+  const auto line = [&](const std::vector<std::string>& cells) {
+    for (size_t i = 0; i < cells.size(); ++i) text += (i > 0 ? "," : "") + csv_field(cells[i]);
+    text += "\n";
+  };
+  line(table.columns);
+  for (const auto& row : table.rows) line(row);
+  return text;
+}
+
+/// How many rows were refused and why, the commonest reasons first; rows.csv has them all.
+void report_refusals(std::span<const ScoredRow> rows) {
+  constexpr size_t kMostReasons = 10;
+  struct Reason {
+    int64_t rows = 0;
+    std::string message, first;
+  };
+  std::map<std::string, Reason> by_message;
+  int64_t refused = 0;
+  for (const ScoredRow& row : rows) {
+    if (row.prediction.ok()) continue;
+    ++refused;
+    Reason& reason = by_message[row.prediction.error().message];
+    if (reason.rows++ == 0)
+      reason.message = row.prediction.error().message, reason.first = fmt::format("{}:{}", row.table->name, row.row().line);
+  }
+  if (refused == 0) return;
+  std::vector<Reason> reasons;
+  for (const auto& [message, reason] : by_message) reasons.push_back(reason);
+  std::stable_sort(reasons.begin(), reasons.end(), [](const Reason& a, const Reason& b) { return a.rows > b.rows; });
+  fmt::print(stderr, "{} of {} rows refused:\n", refused, rows.size());
+  for (size_t i = 0; i < std::min(reasons.size(), kMostReasons); ++i)
+    fmt::print(stderr, "  {} x {} (first {})\n", reasons[i].rows, reasons[i].message, reasons[i].first);
+  if (reasons.size() > kMostReasons)
+    fmt::print(stderr, "  and {} more reasons; --out DIR writes them all to rows.csv\n", reasons.size() - kMostReasons);
+}
+
+Result<ExitCode> validate(const ValidateFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  const auto published = published_tables();
+  if (!published.ok()) return published.error();
+  const auto given = flags.files.empty() ? Result<std::vector<RowTable>>(std::vector<RowTable>{}) : tables_of(flags.files);
+  if (!given.ok()) return given.error();
+  const Predictor predict = analytic_predictor();
+  std::vector<ScoredRow> known = predict_rows(*published, predict);
+  // Intervals learn from the published rows alone, whoever's runs are predicted.
+  const Intervals intervals(residuals_of(known));
+  std::vector<ScoredRow> rows = flags.files.empty() ? std::move(known) : predict_rows(*given, predict);
+  add_intervals(rows, intervals);
+
+  report_refusals(rows);
+  std::vector<Score> scores = score_groups(rows, flags.by);
+  if (scores.size() > 1) scores.push_back(score_all(rows, "all"));
+  const Table table = score_table(scores);
+  print(*format == TableFormat::kTable || *format == TableFormat::kMarkdown ? without_empty_columns(table) : table, *format);
+  if (!flags.out.empty()) {
+    std::error_code failure;
+    std::filesystem::create_directories(flags.out, failure);
+    if (failure) throw WorldError(fmt::format("cannot make {}: {}", flags.out, failure.message()), "name another --out");
+    write(flags.out + "/rows.csv", csv_text(rows_table(rows)));
+    write(flags.out + "/scores.csv", print_csv(table));
+    fmt::print(stderr, "rows: {0}/rows.csv, scores: {0}/scores.csv\n", flags.out);
+  }
+  const bool any = std::any_of(rows.begin(), rows.end(), [](const ScoredRow& row) { return row.prediction.ok(); });
+  return any ? ExitCode::kDone : ExitCode::kNo;
+}
+
+}  // namespace
+
+void add_validate(CLI::App& app, Action& action, const Invocation&) {
+  auto* verb = app.add_subcommand("validate", "predictions scored against tables of measured runs");
+  auto flags = std::make_shared<ValidateFlags>();
+  verb->add_option("rows", flags->files, "CSV files, one measured run a row; without one, every published set that ships");
+  verb->add_option("--out", flags->out, "a folder for rows.csv (each row with its prediction) and scores.csv");
+  verb->add_option("--by", flags->by, "columns whose values make the groups (`set` is the file); a group a file by default")
+      ->delimiter(',');
+  add_format(*verb, flags->format);
+  verb->callback([&action, flags] { action = [flags] { return validate(*flags); }; });
+}
+
+}  // namespace shardlab

@@ -1,0 +1,126 @@
+// The part of the estimate that shardlab's own executor makes exact: memory and wire bytes by the closed forms that plans are held
+// to.
+#include <fmt/format.h>
+
+#include "simulator/analytic/inside.h"
+
+namespace shardlab::analytic {
+namespace {
+
+/// The model of a shape, where it is one of the two families that are executed.
+std::optional<Model> model_of(const ModelShape& s) {
+  const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
+  const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
+  if ((!llama && !gpt) || s.moe() || s.latent() || s.qk_norm) return std::nullopt;
+  Model m{
+      .name = "shape", .family = llama ? Family::kLlama : Family::kGpt, .layers = s.layers, .hidden = s.hidden, .heads = s.heads};
+  m.kv_heads = s.kv_heads, m.head_dim = s.head_dim, m.ffn = s.ffn, m.vocab = s.vocab, m.max_positions = s.max_positions;
+  m.tied_embeddings = s.tied_embeddings;
+  return m;
+}
+
+/// Whether a case can say the point at all.
+bool sayable(const Point& p) {
+  const bool known = p.schedule <= Schedule::k1F1B && p.precision == Precision::kFp32 && p.vpp == 1 && p.cp == 1 && p.ep == 1;
+  const bool plain = p.zero <= 1 && !p.sequence_parallel && p.tensor_overlap == 0 && p.compression == Compression::kNone &&
+                     p.offload_activations == Medium::kDevice && p.offload_optimizer == Medium::kDevice &&
+                     p.offload_parameters == Medium::kDevice;
+  return known && plain && (p.recompute.modules == 0 || p.recompute.full());
+}
+
+void set_layout(const Point& p, Case& c) {
+  c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero;
+  c.layout.schedule = static_cast<shardlab::Schedule>(p.schedule);
+  c.layout.recompute = p.recompute.full() ? shardlab::Recompute::kFull : shardlab::Recompute::kNone;
+  c.train.seq_len = p.seq_len, c.train.micro_batch = p.micro_batch, c.train.grad_accumulation = p.grad_accumulation;
+  c.train.global_batch_tokens = p.tokens_per_step();
+}
+
+static_assert(static_cast<int>(Schedule::k1F1B) == static_cast<int>(shardlab::Schedule::k1F1B));
+
+}  // namespace
+
+ExecutorForm::ExecutorForm(const Prepared::Inside& in) {
+  const std::optional<Model> model = in.profile.name == "shardlab" ? model_of(in.shape) : std::nullopt;
+  if (!model) return;
+  possible_ = true;
+  case_.model = *model;
+  case_.machine.id = in.machine.id, case_.machine.devices_per_node = in.machine.devices_per_node;
+  case_.machine.nodes = in.machine.nodes, case_.machine.device.memory_bytes = in.machine.device.memory_bytes;
+  case_.layout.bucket_bytes = in.executor.bucket_bytes;
+  case_.train.grad_norm = in.executor.grad_norm;
+  case_.train.optimizer = in.executor.optimizer;
+  case_.train.dropout = in.executor.dropout;
+  case_.canonical = in.executor.canonical;
+}
+
+const ExecutorBytes* ExecutorForm::of(const Point& point) {
+  if (!possible_ || !sayable(point)) return nullptr;
+  if (have_last_ && last_ == point) return form_ ? &*form_ : nullptr;
+  set_layout(point, case_);
+  last_ = point, have_last_ = true;
+  form_ = executor_bytes(case_);
+  return form_ ? &*form_ : nullptr;
+}
+
+MemoryBytes memory_of(const Prepared::Inside& in, const ExecutorStage& stage) {
+  MemoryBytes m;
+  m[MemoryPart::kParameters] = stage.parameters;
+  m[MemoryPart::kGradients] = stage.gradients;
+  m[MemoryPart::kMoments] = stage.moments;
+  m[MemoryPart::kActivations] = stage.activations;
+  m[MemoryPart::kTransient] = stage.temporaries;
+  m[MemoryPart::kWorkspace] = stage.rest;
+  m[MemoryPart::kContext] = static_cast<int64_t>(in.profile.memory_context);
+  return m;
+}
+
+void estimate_memory(const Prepared::Inside& in, const ExecutorBytes& form, Estimate& e) {
+  size_t worst = 0;
+  for (size_t i = 0; i < form.stages.size(); ++i)
+    if (form.stages[i].peak > form.stages[worst].peak) worst = i;
+  e.worst_stage = static_cast<int32_t>(worst);
+  e.memory = memory_of(in, form.stages[worst]);
+  const auto wire = [&](WireUse use) -> double& { return e.wire[static_cast<size_t>(use)]; };
+  wire(WireUse::kTensor) = static_cast<double>(form.wire.tensor);
+  wire(WireUse::kGradients) = static_cast<double>(form.wire.gradients);
+  wire(WireUse::kWeights) = static_cast<double>(form.wire.weights);
+  wire(WireUse::kPipeline) = static_cast<double>(form.wire.pipeline);
+  wire(WireUse::kEnds) = static_cast<double>(form.wire.ends);
+  wire(WireUse::kMetrics) = static_cast<double>(form.wire.metrics);
+}
+
+Result<Point> point_of(const Case& c) {
+  Point p{.dp = c.layout.dp, .tp = c.layout.tp, .pp = c.layout.pp, .vpp = c.layout.vpp, .cp = c.layout.cp, .ep = c.layout.ep};
+  p.zero = c.layout.zero;
+  p.schedule = static_cast<Schedule>(c.layout.schedule);
+  p.sequence_parallel = c.layout.sequence_parallel;
+  p.recompute.modules = c.layout.recompute == shardlab::Recompute::kFull ? Recompute::kLayer : 0;
+  p.overlap = c.layout.overlap ? 1 : 0;
+  const std::optional<Precision> precision = precision_named(c.train.precision);
+  if (!precision)
+    return Error{.message = fmt::format("precision {}", c.train.precision), .hint = "fp32, bf16, fp16, fp8 or fp4", .where = {}};
+  p.precision = *precision;
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (c.train.micro_batch > kMost || c.train.grad_accumulation > kMost)
+    return Error{.message = fmt::format("micro_batch {} and grad_accumulation {}", c.train.micro_batch, c.train.grad_accumulation),
+                 .hint = "each at most 2^30",
+                 .where = {}};
+  p.micro_batch = static_cast<int32_t>(c.train.micro_batch);
+  p.grad_accumulation = static_cast<int32_t>(c.train.grad_accumulation);
+  p.seq_len = c.train.seq_len;
+  return p;
+}
+
+Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
+  Result<FrameworkProfile> profile = profile_named(c.profile);
+  if (!profile) return profile.error();
+  return prepare(shape_of(c.model), c.machine, *profile, measured,
+                 {.bucket_bytes = c.layout.bucket_bytes,
+                  .grad_norm = c.train.grad_norm,
+                  .canonical = c.canonical,
+                  .dropout = c.train.dropout,
+                  .optimizer = c.train.optimizer});
+}
+
+}  // namespace shardlab::analytic

@@ -1,0 +1,48 @@
+#include "simulator/analytic/executor_form.h"
+
+#include <initializer_list>
+
+#include "simulator/closed_form.h"
+
+namespace shardlab::analytic {
+namespace {
+
+ExecutorStage stage_of(const StageForm& form) {
+  const auto at = [&](BufferClass c) { return form.at_peak.bytes[static_cast<size_t>(c)]; };
+  ExecutorStage s{.parameters = at(BufferClass::kParameter) + at(BufferClass::kMaster),
+                  .gradients = at(BufferClass::kGradient),
+                  .moments = at(BufferClass::kMoment),
+                  .activations = at(BufferClass::kActivation),
+                  .temporaries = at(BufferClass::kTemporary) + at(BufferClass::kBuffer),
+                  .rest = at(BufferClass::kInput) + at(BufferClass::kMetric) + at(BufferClass::kOther),
+                  .peak = form.peak};
+  return s;
+}
+
+ExecutorWire wire_of(const ClosedForm& form) {
+  const auto sent = [&](std::initializer_list<Channel> channels) {
+    int64_t bytes = 0;
+    for (const Channel c : channels) bytes += form.wire[static_cast<size_t>(c)];
+    return bytes;
+  };
+  return {.tensor = sent({Channel::kTp}),
+          .gradients = sent({Channel::kDpGradients}),
+          .weights = sent({Channel::kDpParameters}),
+          .pipeline = sent({Channel::kForwardEven, Channel::kForwardOdd, Channel::kBackwardEven, Channel::kBackwardOdd}),
+          .ends = sent({Channel::kEnds}),
+          .metrics = sent({Channel::kMetricsDp, Channel::kMetricsTp, Channel::kMetricsPp})};
+}
+
+}  // namespace
+
+std::optional<ExecutorBytes> executor_bytes(const Case& config) {
+  if (!check(config).ok()) return std::nullopt;
+  const ClosedForm form = closed_form(config);
+  ExecutorBytes bytes;
+  bytes.stages.reserve(form.stages.size());
+  for (const StageForm& stage : form.stages) bytes.stages.push_back(stage_of(stage));
+  bytes.wire = wire_of(form);
+  return bytes;
+}
+
+}  // namespace shardlab::analytic

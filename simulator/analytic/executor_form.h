@@ -1,0 +1,33 @@
+// What shardlab's own executor holds and sends, by the closed forms that its plans are held to; in plain numbers, so that whoever
+// estimates need not know the language of plans.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "plan/case.h"
+
+namespace shardlab::analytic {
+
+/// Bytes of one stage at its peak.
+struct ExecutorStage {
+  int64_t parameters = 0, gradients = 0, moments = 0, activations = 0, temporaries = 0;
+  int64_t rest = 0;  ///< inputs and metrics
+  int64_t peak = 0;  ///< the sum of these
+};
+
+/// Bytes sent in a step over all ranks.
+struct ExecutorWire {
+  int64_t tensor = 0, gradients = 0, weights = 0, pipeline = 0, ends = 0, metrics = 0;
+};
+
+struct ExecutorBytes {
+  std::vector<ExecutorStage> stages;
+  ExecutorWire wire;
+};
+
+/// Nothing where `check` refuses the case. Source: simulator/closed_form.h.
+std::optional<ExecutorBytes> executor_bytes(const Case& config);
+
+}  // namespace shardlab::analytic

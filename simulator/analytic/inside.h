@@ -1,0 +1,133 @@
+// What the files of the analytic estimate share: a study, and what one point makes of it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "plan/case.h"
+#include "simulator/analytic/analytic.h"
+#include "simulator/analytic/executor_form.h"
+#include "simulator/analytic/layer.h"
+#include "simulator/analytic/schedule.h"
+#include "simulator/device_model.h"
+#include "simulator/fabric.h"
+
+namespace shardlab::analytic {
+
+struct Prepared::Inside {
+  ModelShape shape;
+  Machine machine;
+  FrameworkProfile profile;
+  DeviceModel device;
+  Fabric fabric;
+  bool transferred = false;
+  ExecutorSettings executor;
+
+  LayerStudy layers() const { return {shape, profile, device, fabric, {machine.devices_per_node, machine.nodes, 1}}; }
+};
+
+/// Memory and wire bytes by the closed forms, for what shardlab's executor runs today.
+class ExecutorForm {
+ public:
+  explicit ExecutorForm(const Prepared::Inside& in);
+  /// The closed form of `point`; nothing where the executor does not run it. Valid until the next call.
+  const ExecutorBytes* of(const Point& point);
+
+ private:
+  bool possible_ = false;
+  Case case_;
+  Point last_;
+  bool have_last_ = false;
+  std::optional<ExecutorBytes> form_;
+};
+MemoryBytes memory_of(const Prepared::Inside& in, const ExecutorStage& stage);
+void estimate_memory(const Prepared::Inside& in, const ExecutorBytes& form, Estimate& estimate);
+
+/// Stages of one kind: equal layers and ends.
+struct StageGroup {
+  int32_t first = 0, count = 0;
+  int64_t dense = 0, moe = 0;      ///< layers
+  double embedding = 0, head = 0;  ///< 1, or the share of micro-batches for which the stage does it
+  bool holds_embedding = false, holds_head = false;
+};
+
+/// At most the first, the last, those beside the boundary between q + 1 and q layers and between dense and mixture.
+class StageGroups {
+ public:
+  StageGroups(const ModelShape& shape, const Point& point);
+  std::span<const StageGroup> all() const { return {groups_.data(), static_cast<size_t>(count_)}; }
+  const StageGroup& of(int32_t stage) const;
+
+ private:
+  void add(int32_t first, int32_t count, const ModelShape& shape, const Point& point);
+  std::array<StageGroup, 12> groups_;
+  int count_ = 0;
+};
+
+/// Bytes a parameter of this point's precision.
+struct StateBytes {
+  StateBytes(const FrameworkProfile& p, const Point& point);
+  double parameter, gradient, fresh, master, moments, gradient_wire, weight_wire, expert_weight_wire;
+};
+
+/// Ranks among which state is cut and over which gradients are summed.
+struct Replicas {
+  explicit Replicas(const Point& p)
+      : dense(int64_t{p.dp} * p.cp),
+        expert(std::max<int64_t>(1, dense * p.tp / (int64_t{p.ep} * p.expert_tp))),
+        shard(p.zero == 3 && p.hybrid_shard > 0 ? p.hybrid_shard : dense),
+        expert_shard(std::min(shard, expert)) {}
+  int64_t dense, expert;        ///< ranks with the same parameters
+  int64_t shard, expert_shard;  ///< of them, those that cut what is cut
+};
+
+/// Collectives of the fabric by kind and group, worked out once each.
+class CollectiveMemo {
+ public:
+  explicit CollectiveMemo(const Fabric& fabric) : fabric_(&fabric), entries_(64) {}
+  double seconds(Collective kind, double bytes, const Group& group);
+
+ private:
+  struct Entry {
+    uint64_t key = 0;  ///< 0: empty
+    CollectiveCost cost;
+  };
+  Entry& find(uint64_t key);
+  const Fabric* fabric_;
+  std::vector<Entry> entries_;
+  size_t used_ = 0;
+};
+
+/// One point in work.
+struct Frame {
+  const Prepared::Inside& in;
+  const Point& point;
+  const Block& block;
+  CollectiveMemo& collectives;
+  StageGroups groups;
+  StateBytes bytes;
+  Replicas replicas;
+  bool overlap_gradients, overlap_weights;
+  bool gathers;         ///< zero 3
+  bool keeps_gathered;  ///< whole from forward to backward
+
+  int64_t dense_parameters(const StageGroup& g) const;  ///< of one rank, without experts
+  int64_t expert_parameters(const StageGroup& g) const;
+};
+
+Refusal refusal_of(const Prepared::Inside& in, const Point& point);
+
+/// Seconds and wire bytes into `estimate`.
+void estimate_time(Frame& frame, Estimate& estimate);
+/// Memory of `stage`, which belongs to `group`, at its peak. `host` and `nvme` receive what was offloaded, where not null.
+MemoryBytes memory_of(const Frame& frame, const StageGroup& group, int32_t stage, int64_t* host, int64_t* nvme);
+/// See `allocation_events` and `activations_by_kind`.
+std::vector<AllocationEvent> events_of(const Frame& frame, const StageGroup& group, int32_t stage, const LayerKey& key);
+std::vector<ActivationItem> items_of(const Frame& frame, const LayerKey& key);
+/// The worst stage into `estimate`.
+void estimate_memory(const Frame& frame, Estimate& estimate);
+
+}  // namespace shardlab::analytic

@@ -1,0 +1,172 @@
+// Live bytes of a stage at its peak, by what they are for; what the allocator, the driver and the communicators add.
+#include <algorithm>
+#include <cmath>
+
+#include "simulator/analytic/inside.h"
+
+namespace shardlab::analytic {
+namespace {
+
+double of(int64_t v) { return static_cast<double>(v); }
+int64_t whole(double bytes) { return static_cast<int64_t>(std::llround(std::clamp(bytes, 0.0, 9e18))); }
+
+/// Bytes that live for the whole step.
+struct Standing {
+  double parameters = 0, gradients = 0, master = 0, moments = 0;
+};
+
+Standing standing_of(const Frame& f, const StageGroup& g) {
+  const double dense = of(f.dense_parameters(g)), expert = of(f.expert_parameters(g));
+  const int zero = f.point.zero;
+  const auto held = [&](bool cut, double bytes) {
+    return bytes * (cut ? dense / of(f.replicas.shard) + expert / of(f.replicas.expert_shard) : dense + expert);
+  };
+  return {.parameters = held(zero >= 3, f.bytes.parameter),
+          .gradients = held(zero >= 2, f.bytes.gradient),
+          .master = held(zero >= 1, f.bytes.master),
+          .moments = held(zero >= 1, f.bytes.moments)};
+}
+
+/// Unsharded weights and gradients under zero 3 while a layer runs forward, and while it runs backward.
+struct Gathered {
+  double forward = 0, backward = 0;
+};
+
+Gathered gathered_of(const Frame& f, const StageGroup& g) {
+  if (!f.gathers) {
+    const double layer = of(std::max(g.dense > 0 ? f.block.dense.parameters() : 0, g.moe > 0 ? f.block.moe.parameters() : 0));
+    return {0, layer * f.bytes.fresh};
+  }
+  const FrameworkProfile& p = f.in.profile;
+  const double dense = g.dense > 0 ? of(f.block.dense.parameters()) : 0, moe = g.moe > 0 ? of(f.block.moe.parameters()) : 0;
+  const double unit = std::max(dense, moe) * std::max(1.0, p.overlap_unit_layers);
+  const double ends =
+      (g.holds_embedding ? of(f.block.embedding.parameters()) : 0) + (g.holds_head ? of(f.block.head.parameters()) : 0);
+  const double all = of(f.dense_parameters(g) + f.expert_parameters(g));
+  const double weights = f.keeps_gathered ? all : std::min(all, (1 + of(p.overlap_prefetch)) * unit + ends);
+  // The gradient of a unit as backward makes it, and as it is reduced where that is wider.
+  const double cast = f.bytes.gradient_wire > f.bytes.fresh ? f.bytes.gradient_wire : 0;
+  const bool whole_stage = f.point.pp > 1 && p.overlap_keeps_gathered;
+  const double gradient = whole_stage ? all * f.bytes.fresh : unit * (f.bytes.fresh + cast);
+  return {weights * f.bytes.weight_wire, weights * f.bytes.weight_wire + gradient};
+}
+
+/// Bytes of one micro-batch on a stage.
+struct Kept {
+  double layers = 0;  ///< from forward to backward, embedding included
+  double head = 0;    ///< of the head, logits not
+  double logits = 0;  ///< of the head, from its forward to its backward
+  double offloaded = 0;
+};
+
+Kept kept_of(const Frame& f, const StageGroup& g) {
+  const Block& b = f.block;
+  Kept k;
+  k.layers = of(g.dense) * b.dense.kept + of(g.moe) * b.moe.kept + (g.holds_embedding ? b.embedding.kept : 0);
+  if (f.point.offload_activations != Medium::kDevice) {
+    // Two layers stay: the one that runs and the one that is copied.
+    const double layers = of(g.dense + g.moe), stays = std::min(1.0, 2 / layers);
+    k.offloaded = k.layers * (1 - stays);
+    k.layers -= k.offloaded;
+  }
+  if (!g.holds_head) return k;
+  k.logits = b.head.logits - b.head.at_loss;
+  k.head = b.head.kept - k.logits;
+  return k;
+}
+
+/// A moment that may be the peak.
+struct Moment {
+  double gradients = 0, activations = 0, transient = 0, logits = 0, gathered = 0;
+  double total() const { return gradients + activations + transient + logits + gathered; }
+};
+
+Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standing& standing) {
+  const Point& p = f.point;
+  const Block& b = f.block;
+  const Kept kept = kept_of(f, g);
+  const Gathered gathered = gathered_of(f, g);
+  const double flying = in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp);
+  // The head's forward is followed by its backward at once, but where all forwards come first.
+  const bool afab = p.schedule == Schedule::kAfab || p.schedule == Schedule::kBreadthFirst;
+  const double heads = afab ? flying : 1;
+  // Gradients that backward makes are there from the second micro-batch on.
+  const bool early = f.in.profile.state_gradient_with_step || p.grad_accumulation > 1 || f.gathers;
+  const double before = early ? standing.gradients : 0;
+  const double sends = p.pp > 1 ? 2 * b.boundary : 0;
+  const double layers = flying * kept.layers;
+  const LayerCost& running = g.moe > 0 && b.moe.transient + b.moe.remade > b.dense.transient + b.dense.remade ? b.moe : b.dense;
+  const double one_layer = running.kept;
+
+  const Moment forward{before, layers + heads * kept.head, running.passing + sends, heads * kept.logits, gathered.forward};
+  const Moment loss{before, layers + heads * kept.head, sends, heads * kept.logits + (g.holds_head ? b.head.at_loss : 0),
+                    gathered.forward};
+  const Moment backward{before, layers + (heads - 1) * kept.head, running.remade + running.transient + sends,
+                        (heads - 1) * kept.logits, gathered.backward};
+  const Moment end{standing.gradients, std::max(0.0, layers - kept.layers + one_layer), running.remade + running.transient + sends,
+                   0, gathered.backward};
+  Moment best = forward;
+  for (const Moment& m : {loss, backward, end})
+    if (m.total() > best.total()) best = m;
+  return best;
+}
+
+/// Communicators that a rank opens.
+double communicators(const Point& p) {
+  return (p.tp > 1) + (p.cp > 1) + (p.dp * p.cp > 1 ? 1 : 0) + (p.pp > 1 ? 2 : 0) + (p.ep > 1 ? 2 : 0);
+}
+
+}  // namespace
+
+MemoryBytes memory_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* host, int64_t* nvme) {
+  const FrameworkProfile& p = f.in.profile;
+  const Point& point = f.point;
+  Standing standing = standing_of(f, g);
+  double host_bytes = 0, nvme_bytes = 0;
+  const auto move_out = [&](Medium to, double& bytes) {
+    if (to == Medium::kDevice) return;
+    (to == Medium::kCpu ? host_bytes : nvme_bytes) += bytes;
+    bytes = 0;
+  };
+  move_out(point.offload_optimizer, standing.master), move_out(point.offload_optimizer, standing.moments);
+  move_out(point.offload_parameters, standing.parameters);
+  double flying = in_flight(point.schedule, point.pp, stage, point.grad_accumulation, point.vpp) * kept_of(f, g).offloaded;
+  move_out(point.offload_activations, flying);
+  const Moment peak = peak_of(f, g, stage, standing);
+
+  MemoryBytes m;
+  m[MemoryPart::kParameters] = whole(standing.parameters);
+  m[MemoryPart::kGradients] = whole(peak.gradients);
+  m[MemoryPart::kMaster] = whole(standing.master);
+  m[MemoryPart::kMoments] = whole(standing.moments);
+  m[MemoryPart::kActivations] = whole(peak.activations);
+  m[MemoryPart::kTransient] = whole(peak.transient);
+  m[MemoryPart::kLogits] = whole(peak.logits);
+  m[MemoryPart::kGathered] = whole(peak.gathered);
+  const bool reduces = f.replicas.dense > 1 && !f.gathers;
+  m[MemoryPart::kBuckets] = whole(reduces ? p.memory_buckets * p.overlap_bucket_bytes : 0);
+  m[MemoryPart::kWorkspace] = whole(p.memory_workspace);
+  if (p.memory_caching)
+    m[MemoryPart::kFragmented] = whole(p.memory_fragmentation_base +
+                                       p.memory_fragmentation * (peak.activations + peak.transient + peak.logits + peak.gathered));
+  m[MemoryPart::kContext] = whole(p.memory_context);
+  m[MemoryPart::kNccl] = whole(p.memory_nccl_channel * communicators(point));
+  if (host != nullptr) *host = whole(host_bytes);
+  if (nvme != nullptr) *nvme = whole(nvme_bytes);
+  return m;
+}
+
+void estimate_memory(const Frame& f, Estimate& e) {
+  int64_t worst = -1;
+  for (const StageGroup& g : f.groups.all()) {
+    int64_t host = 0, nvme = 0;
+    const MemoryBytes m = memory_of(f, g, g.first, &host, &nvme);  // of equal stages the first has most in flight
+    if (m.live() <= worst) continue;
+    worst = m.live();
+    e.memory = m;
+    e.worst_stage = g.first;
+    e.host_bytes = host, e.nvme_bytes = nvme;
+  }
+}
+
+}  // namespace shardlab::analytic

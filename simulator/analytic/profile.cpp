@@ -1,0 +1,276 @@
+#include "simulator/analytic/profile.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
+#include <array>
+#include <cmath>
+#include <set>
+#include <span>
+#include <utility>
+#include <variant>
+
+#include "simulator/analytic/shipped.h"
+
+namespace shardlab::analytic {
+namespace {
+
+using P = FrameworkProfile;
+using Member = std::variant<double P::*, bool P::*, int64_t P::*, Recompute P::*>;
+
+struct Field {
+  std::string_view section, key;
+  Member member;
+};
+
+constexpr std::array kFields{
+    Field{"state", "parameter", &P::state_parameter},
+    Field{"state", "gradient", &P::state_gradient},
+    Field{"state", "gradient_fresh", &P::state_gradient_fresh},
+    Field{"state", "master", &P::state_master},
+    Field{"state", "moments", &P::state_moments},
+    Field{"state", "gradient_wire", &P::state_gradient_wire},
+    Field{"state", "weight_wire", &P::state_weight_wire},
+    Field{"state", "fp8_weight", &P::state_fp8_weight},
+    Field{"state", "fp8_gather", &P::state_fp8_gather},
+    Field{"state", "gradient_with_step", &P::state_gradient_with_step},
+    Field{"saved", "input", &P::saved_input},
+    Field{"saved", "norm", &P::saved_norm},
+    Field{"saved", "statistics", &P::saved_statistics},
+    Field{"saved", "qkv", &P::saved_qkv},
+    Field{"saved", "rotated", &P::saved_rotated},
+    Field{"saved", "repeated_kv", &P::saved_repeated_kv},
+    Field{"saved", "scores", &P::saved_scores},
+    Field{"saved", "attention", &P::saved_attention},
+    Field{"saved", "log_sum_exp", &P::saved_log_sum_exp},
+    Field{"saved", "residual", &P::saved_residual},
+    Field{"saved", "up", &P::saved_up},
+    Field{"saved", "gate", &P::saved_gate},
+    Field{"saved", "activated", &P::saved_activated},
+    Field{"saved", "mask", &P::saved_mask},
+    Field{"saved", "norm_fp32", &P::saved_norm_fp32},
+    Field{"saved", "logits", &P::saved_logits},
+    Field{"saved", "logits_kept", &P::saved_logits_kept},
+    Field{"saved", "head_input", &P::saved_head_input},
+    Field{"saved", "permuted", &P::saved_permuted},
+    Field{"saved", "expert_output", &P::saved_expert_output},
+    Field{"saved", "router", &P::saved_router},
+    Field{"transient", "backward", &P::transient_backward},
+    Field{"transient", "ffn", &P::transient_ffn},
+    Field{"transient", "gathered", &P::transient_gathered},
+    Field{"passes", "norm", &P::passes_norm},
+    Field{"passes", "norm_backward", &P::passes_norm_backward},
+    Field{"passes", "residual", &P::passes_residual},
+    Field{"passes", "residual_backward", &P::passes_residual_backward},
+    Field{"passes", "rotation", &P::passes_rotation},
+    Field{"passes", "rotation_backward", &P::passes_rotation_backward},
+    Field{"passes", "layout", &P::passes_layout},
+    Field{"passes", "layout_backward", &P::passes_layout_backward},
+    Field{"passes", "activation", &P::passes_activation},
+    Field{"passes", "activation_backward", &P::passes_activation_backward},
+    Field{"passes", "bias", &P::passes_bias},
+    Field{"passes", "gathered", &P::passes_gathered},
+    Field{"passes", "reduced", &P::passes_reduced},
+    Field{"passes", "loss", &P::passes_loss},
+    Field{"passes", "cast", &P::passes_cast},
+    Field{"passes", "quantise", &P::passes_quantise},
+    Field{"passes", "permute", &P::passes_permute},
+    Field{"passes", "permute_backward", &P::passes_permute_backward},
+    Field{"launch", "norm", &P::launch_norm},
+    Field{"launch", "norm_backward", &P::launch_norm_backward},
+    Field{"launch", "residual", &P::launch_residual},
+    Field{"launch", "residual_backward", &P::launch_residual_backward},
+    Field{"launch", "rotation", &P::launch_rotation},
+    Field{"launch", "rotation_backward", &P::launch_rotation_backward},
+    Field{"launch", "layout", &P::launch_layout},
+    Field{"launch", "layout_backward", &P::launch_layout_backward},
+    Field{"launch", "activation", &P::launch_activation},
+    Field{"launch", "activation_backward", &P::launch_activation_backward},
+    Field{"launch", "core", &P::launch_core},
+    Field{"launch", "core_backward", &P::launch_core_backward},
+    Field{"launch", "matmul_extra", &P::launch_matmul_extra},
+    Field{"launch", "experts", &P::launch_experts},
+    Field{"host", "forward_s", &P::host_forward_s},
+    Field{"host", "backward_s", &P::host_backward_s},
+    Field{"host", "compiled_s", &P::host_compiled_s},
+    Field{"host", "layer_s", &P::host_layer_s},
+    Field{"host", "collective_s", &P::host_collective_s},
+    Field{"host", "step_s", &P::host_step_s},
+    Field{"host", "micro_batch_s", &P::host_micro_batch_s},
+    Field{"host", "sync", &P::host_sync},
+    Field{"attention", "fused", &P::attention_fused},
+    Field{"attention", "causal_half", &P::attention_causal_half},
+    Field{"attention", "rate", &P::attention_rate},
+    Field{"attention", "flash2", &P::attention_flash2},
+    Field{"attention", "repeats_kv", &P::attention_repeats_kv},
+    Field{"overlap", "gradients", &P::overlap_gradients},
+    Field{"overlap", "weights", &P::overlap_weights},
+    Field{"overlap", "pipeline", &P::overlap_pipeline},
+    Field{"overlap", "scatter_gather", &P::overlap_scatter_gather},
+    Field{"overlap", "bucket_bytes", &P::overlap_bucket_bytes},
+    Field{"overlap", "tensor", &P::overlap_tensor},
+    Field{"overlap", "tensor_hidden", &P::overlap_tensor_hidden},
+    Field{"overlap", "unit_layers", &P::overlap_unit_layers},
+    Field{"overlap", "prefetch", &P::overlap_prefetch},
+    Field{"overlap", "keeps_gathered", &P::overlap_keeps_gathered},
+    Field{"overlap", "reshard", &P::overlap_reshard},
+    Field{"overlap", "wgrad_fused", &P::overlap_wgrad_fused},
+    Field{"update", "passes", &P::update_passes},
+    Field{"update", "norm_passes", &P::update_norm_passes},
+    Field{"update", "zero_passes", &P::update_zero_passes},
+    Field{"update", "launches", &P::update_launches},
+    Field{"update", "launches_per_layer", &P::update_launches_per_layer},
+    Field{"update", "fp32_head", &P::update_fp32_head},
+    Field{"memory", "context", &P::memory_context},
+    Field{"memory", "nccl_channel", &P::memory_nccl_channel},
+    Field{"memory", "workspace", &P::memory_workspace},
+    Field{"memory", "buckets", &P::memory_buckets},
+    Field{"memory", "fragmentation", &P::memory_fragmentation},
+    Field{"memory", "fragmentation_base", &P::memory_fragmentation_base},
+    Field{"memory", "caching", &P::memory_caching},
+    Field{"model", "selective", &P::selective},
+    Field{"model", "vocab_parallel", &P::vocab_parallel},
+    Field{"model", "vocab_multiple", &P::vocab_multiple},
+    Field{"model", "dropout", &P::dropout},
+};
+
+struct ModuleName {
+  Recompute::Module module;
+  std::string_view name;
+};
+constexpr std::array kModules{
+    ModuleName{Recompute::kNorms, "norms"},
+    ModuleName{Recompute::kAttentionCore, "attention-core"},
+    ModuleName{Recompute::kQkv, "qkv"},
+    ModuleName{Recompute::kAttentionOut, "attention-out"},
+    ModuleName{Recompute::kActivation, "activation"},
+    ModuleName{Recompute::kUp, "up"},
+    ModuleName{Recompute::kExperts, "experts"},
+    ModuleName{Recompute::kAlternate, "alternate"},
+};
+
+Error refuse(const std::string& where, const YAML::Mark& mark, std::string message, std::string hint = {}) {
+  return {.message = std::move(message),
+          .hint = std::move(hint),
+          .where = fmt::format("{}:{}:{}", where, mark.line + 1, mark.column + 1)};
+}
+
+std::string keys_of(std::string_view section) {
+  std::set<std::string_view> keys;
+  for (const Field& f : kFields) keys.insert(section.empty() ? f.section : f.section == section ? f.key : std::string_view{});
+  keys.erase(std::string_view{});
+  return fmt::format("allowed: {}", fmt::join(keys, ", "));
+}
+
+/// Sets one member from a scalar; false when the text is not of the member's kind.
+bool set(P& profile, const Member& member, const YAML::Node& value) {
+  try {
+    if (const auto* m = std::get_if<double P::*>(&member)) {
+      const double x = value.as<double>();
+      profile.*(*m) = x;
+      return std::isfinite(x) && x >= 0;
+    }
+    if (const auto* m = std::get_if<bool P::*>(&member)) return profile.*(*m) = value.as<bool>(), true;
+    if (const auto* m = std::get_if<int64_t P::*>(&member)) {
+      profile.*(*m) = value.as<int64_t>();
+      return profile.*(*m) >= 0;
+    }
+    return read(value.as<std::string>(), &(profile.*std::get<Recompute P::*>(member)));
+  } catch (const YAML::BadConversion&) { return false; }
+}
+
+Result<void> read_section(P& profile, std::string_view section, const YAML::Node& body, const std::string& where) {
+  if (!body.IsMap()) return refuse(where, body.Mark(), fmt::format("`{}` is no section of keys", section));
+  std::set<std::string> seen;
+  for (const auto& entry : body) {
+    const std::string key = entry.first.as<std::string>();
+    const Field* field = nullptr;
+    for (const Field& f : kFields)
+      if (f.section == section && f.key == key) field = &f;
+    if (field == nullptr)
+      return refuse(where, entry.first.Mark(), fmt::format("`{}.{}` is no key of a profile", section, key), keys_of(section));
+    if (!seen.insert(key).second) return refuse(where, entry.first.Mark(), fmt::format("`{}.{}` is there twice", section, key));
+    if (!entry.second.IsScalar() || !set(profile, field->member, entry.second))
+      return refuse(where, entry.second.Mark(), fmt::format("the value of `{}.{}` is not of its kind or negative", section, key));
+  }
+  return {};
+}
+
+Result<P> read_root(const YAML::Node& root, const std::string& where) {
+  if (!root.IsMap()) return Error{.message = "a profile is a map of sections", .where = where};
+  P profile;
+  if (const YAML::Node base = root["based_on"]) {
+    Result<P> found = profile_named(base.as<std::string>());
+    if (!found) return found.error();
+    profile = *found;
+  }
+  std::set<std::string> seen;
+  for (const auto& entry : root) {
+    const std::string key = entry.first.as<std::string>();
+    if (!seen.insert(key).second) return refuse(where, entry.first.Mark(), fmt::format("`{}` is there twice", key));
+    if (key == "based_on") continue;
+    if (key == "name" || key == "describes") {
+      (key == "name" ? profile.name : profile.describes) = entry.second.as<std::string>();
+      continue;
+    }
+    bool known = false;
+    for (const Field& f : kFields) known = known || f.section == key;
+    if (!known) return refuse(where, entry.first.Mark(), fmt::format("`{}` is no section of a profile", key), keys_of({}));
+    SHARDLAB_TRY(read_section(profile, key, entry.second, where));
+  }
+  if (profile.selective.modules & Recompute::kSelective)
+    return Error{.message = "model.selective cannot be `selective`: name the modules", .where = where};
+  return profile;
+}
+
+}  // namespace
+
+std::string name_of(Recompute v) {
+  if (v.modules == 0) return "none";
+  if (v.full()) return "full";
+  std::string text;
+  const auto add = [&](std::string_view name) { text += (text.empty() ? "" : "+") + std::string(name); };
+  if (v.modules & Recompute::kSelective) add("selective");
+  for (const ModuleName& m : kModules)
+    if (v.modules & m.module) add(m.name);
+  return text;
+}
+
+bool read(std::string_view word, Recompute* v) {
+  Recompute result;
+  if (word == "none") return *v = result, true;
+  while (!word.empty()) {
+    const size_t end = std::min(word.find('+'), word.size());
+    const std::string_view one = word.substr(0, end);
+    uint16_t found = one == "full" ? Recompute::kLayer : one == "selective" ? Recompute::kSelective : 0;
+    for (const ModuleName& m : kModules)
+      if (m.name == one) found = m.module;
+    if (found == 0) return false;
+    result.modules |= found;
+    if (end + 1 == word.size()) return false;  // nothing after the last sign
+    word.remove_prefix(std::min(end + 1, word.size()));
+  }
+  if (result.modules == 0) return false;
+  return *v = result, true;
+}
+
+Result<FrameworkProfile> read_profile(std::string_view yaml, const std::string& where) {
+  try {
+    return read_root(YAML::Load(std::string(yaml)), where);
+  } catch (const YAML::Exception& e) { return refuse(where, e.mark, e.msg); }
+}
+
+std::vector<std::string_view> profile_names() {
+  std::vector<std::string_view> names;
+  for (const ShippedProfile& p : shipped_profiles()) names.push_back(p.name);
+  return names;
+}
+
+Result<FrameworkProfile> profile_named(std::string_view name) {
+  for (const ShippedProfile& p : shipped_profiles())
+    if (p.name == name) return read_profile(p.yaml, fmt::format("simulator/profiles/{}.yaml", name));
+  return Error{.message = fmt::format("no framework profile `{}`", name),
+               .hint = fmt::format("profiles: {}", fmt::join(profile_names(), ", "))};
+}
+
+}  // namespace shardlab::analytic

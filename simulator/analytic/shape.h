@@ -1,0 +1,65 @@
+// The model as the analytic forms see it: sizes only, for every family that a framework profile can run.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/base/result.h"
+#include "plan/model.h"
+
+namespace shardlab::analytic {
+
+/// Sizes of a transformer. Zero where a part is absent. Filled from a `Model`, or by hand for what `Model` cannot say yet: mixture
+/// of experts and multi-head latent attention.
+struct ModelShape {
+  int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0;
+  int64_t head_dim = 0;  ///< of q and k; under latent attention without the rotary part
+  int64_t ffn = 0;       ///< of the dense layers, each of gate and up under swiglu
+  int64_t vocab = 0;
+  int64_t max_positions = 0;  ///< rows of a learned position table; 0 for rotary positions
+  bool tied_embeddings = false;
+  bool swiglu = false;    ///< else gelu
+  bool rms_norm = false;  ///< else LayerNorm with bias
+  bool biases = false;    ///< of the projections
+  bool qk_norm = false;   ///< a norm over each head of q and k
+
+  // Mixture of experts. Layers from `dense_layers` on have `experts` of width `moe_ffn`, `top_k` of them for a token, and
+  // `shared_experts` that every token passes.
+  int64_t experts = 0, top_k = 0, moe_ffn = 0, shared_experts = 0, dense_layers = 0;
+
+  // Multi-head latent attention (DeepSeek-V2, section 2.1): ranks of the compressed q (0: not compressed) and kv, width of the
+  // rotary part shared by the heads, width of v.
+  int64_t q_rank = 0, kv_rank = 0, rope_dim = 0, v_dim = 0;
+
+  bool latent() const { return kv_rank > 0; }
+  bool moe() const { return experts > 0; }
+  int64_t moe_layers() const { return moe() ? layers - dense_layers : 0; }
+  int64_t qk_dim() const { return latent() ? head_dim + rope_dim : head_dim; }
+  int64_t value_dim() const { return latent() ? v_dim : head_dim; }
+  friend bool operator==(const ModelShape&, const ModelShape&) = default;
+};
+
+ModelShape shape_of(const Model& model);
+
+/// Refuses sizes that no transformer has, and such as overflow what is computed from them (each below 2^31, parameters below 2^53).
+Result<void> check(const ModelShape& shape);
+
+/// Parameters in elements, by how layouts cut them.
+struct LayerParameters {
+  int64_t matrix = 0;      ///< cut by tp
+  int64_t replicated = 0;  ///< norms, biases of row-parallel projections, routers, latent down-projections: whole on each tp rank
+  int64_t expert = 0;      ///< cut by ep and expert tp
+  int64_t total() const { return matrix + replicated + expert; }
+};
+LayerParameters dense_layer_parameters(const ModelShape& shape);
+LayerParameters moe_layer_parameters(const ModelShape& shape);
+
+/// All parameters. A tied head is none of its own.
+int64_t parameter_count(const ModelShape& shape);
+/// Those that one token passes: what 6 N D counts.
+int64_t active_parameter_count(const ModelShape& shape);
+
+/// Training flops of one token without recompute: 6 a matmul parameter that the token passes, head included, and causal attention
+/// 3 * s * heads * (qk_dim + value_dim) a layer. Source: Narayanan et al. 2021, appendix, with the causal half.
+double model_flops_per_token(const ModelShape& shape, int64_t seq_len);
+
+}  // namespace shardlab::analytic

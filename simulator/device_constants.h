@@ -1,0 +1,76 @@
+// The constants of DeviceModel by name, with the default of each: what a machine file may state under `device.constants`.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace shardlab {
+
+/// What of a data sheet a program reaches, and what a kernel costs beside its flops and bytes.
+///
+/// Units: as stated. Defaults are those of an A100 (fitted there, transferred anywhere else); shipped machines state their own,
+/// each tagged. Fitted constants come from simulator/published alone, never from an end-to-end run.
+struct DeviceConstants {
+  double sms = 108;  ///< multiprocessors (compute units): how many tiles are computed at once
+
+  double matmul_bf16_rate = 0.85;    ///< of the dense peak, by large matmuls at the clock of short runs; fp16 too
+  double matmul_fp8_rate = 0.72;     ///< the same for fp8
+  double matmul_fp4_rate = 0.65;     ///< the same for fp4
+  double matmul_fp32_rate = 0.85;    ///< the same for fp32 without tensor cores
+  double matmul_sustained = 0.95;     ///< of that rate, by long runs of large matmuls: what power and heat leave
+  double matmul_input_rate = 1.0;    ///< Product::kInput relative to kForward
+  double matmul_weight_rate = 1.0;   ///< Product::kWeight relative to kForward
+  double matmul_ramp_k = 192;        ///< k0: elements of k whose time a tile needs to start and to write its result
+  double matmul_small_tile = 0.60;   ///< rate of a 64-wide tile relative to the library's largest; tiles between interpolate
+  double matmul_doublings = 3;       ///< of the area, from 64 x 64 to the library's largest tile: 3 is 128 x 256, 4 is 256 x 256
+  double matmul_quantisation = 0.7;  ///< 1: a last wave that is partly filled costs a full one; 0: only its part
+  double matmul_write = 1;            ///< rate of writing a result, relative to reading operands
+  double matmul_memory = 0.75;       ///< of the memory bandwidth, by the operands of a matmul
+
+  double matmul_start_s = 5e-6;       ///< least duration of a matmul: start, first loads, last stores
+
+  double attention_flash_2 = 1;           ///< rate of FlashAttention-2 relative to the device's best fused kernel
+  double attention_forward_rate = 0.62;   ///< of the bf16 peak, fused attention with head_dim 128, long sequences
+  double attention_backward_rate = 0.50;  ///< the same of its backward
+  double attention_head_64 = 0.85;        ///< rate with head_dim 64 relative to 128
+  double attention_head_256 = 0.80;       ///< the same with 256
+  double attention_causal = 0.90;         ///< rate over the flops left when causal, relative to not causal
+  double attention_half = 256;            ///< keys seen by a row (half of them when causal) with which half of the rate is reached
+  double attention_quantisation = 0.5;    ///< as of matmuls, of tiles of 128 rows of one head
+  double attention_start_s = 10e-6;       ///< beside its flops: set-up and the kernels around it
+
+  double memory_elementwise = 0.85;  ///< of the memory bandwidth, by kind of kernel
+  double memory_norm = 0.75;
+  double memory_norm_backward = 0.45;
+  double memory_softmax = 0.75;
+  double memory_cross_entropy = 0.75;
+  double memory_embedding = 0.60;
+  double memory_optimizer = 0.80;
+  double memory_eager = 0.80;
+  double memory_activation = 0.70;
+  double memory_copy = 0.85;
+  double cache_bytes = 40e6;    ///< second-level cache
+  double cache_speed_up = 1.8;  ///< rate of a kernel whose bytes all fit in half of it, relative to memory
+
+  double kernel_start_s = 2e-6;  ///< least duration of one kernel on the device
+  double host_launch_s = 6e-6;   ///< host cost of one launch from a framework's compiled or C++ path
+
+  double host_to_device_bytes_per_s = 25e9;  ///< pinned memory, one copy engine
+  double device_to_host_bytes_per_s = 25e9;
+  double host_copy_start_s = 10e-6;
+  double nvme_read_bytes_per_s = 20e9;  ///< of a node: all its drives
+  double nvme_write_bytes_per_s = 10e9;
+  double nvme_start_s = 100e-6;
+};
+
+/// One name of Device::constants.
+struct DeviceConstant {
+  std::string_view name;
+  double DeviceConstants::*value;
+  std::string_view group;  ///< "matmul", "attention", "memory", "host": what is predicted with it
+};
+
+/// All of them, in the order of the struct.
+std::span<const DeviceConstant> device_constants();
+
+}  // namespace shardlab

@@ -1,0 +1,148 @@
+// How long one kernel takes on one device, from its shape: the device level of (device, node, cluster).
+//
+// Every function is pure, allocates nothing and takes tens of nanoseconds: the closed forms call them for each distinct shape of a
+// layer. All return seconds of device time for one launch, start-up of the kernel included; what the host pays is apart
+// (`host_bound_seconds`).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "plan/base/result.h"
+#include "plan/machine.h"
+#include "simulator/device_constants.h"
+
+namespace shardlab {
+
+/// How the operands of the multiplications are stored. fp16 runs at the rate of bf16 on every device that has both.
+enum class Precision : uint8_t { kFp32, kBf16, kFp16, kFp8, kFp4 };
+inline constexpr int kPrecisions = 5;
+std::string_view name_of(Precision precision);                    ///< "fp32", "bf16", ...: the words of the key `precision`
+std::optional<Precision> precision_named(std::string_view name);  ///< nothing for an unknown word
+constexpr double bytes_of(Precision precision) {                  ///< of one operand element; scales of blocks not counted
+  constexpr double bytes[] = {4, 2, 2, 1, 0.5};
+  return bytes[static_cast<int>(precision)];
+}
+
+/// Which operand is read along its rows. The three matmuls of a linear layer differ in it, and libraries differ in speed by it.
+enum class Product : uint8_t {
+  kForward,  ///< y = x w^T: m = tokens, n = out, k = in
+  kInput,    ///< dx = dy w: m = tokens, n = in, k = out
+  kWeight,   ///< dw = dy^T x: m = out, n = in, k = tokens
+};
+
+/// One matrix product, or `batch` of one shape in one launch.
+struct Matmul {
+  double m = 0, n = 0, k = 0;
+  double batch = 1;
+  Precision precision = Precision::kBf16;
+  Product product = Product::kForward;
+  double out_bytes = 2;     ///< of one element of the result
+  bool accumulate = false;  ///< the result is read and added to
+  bool grouped = false;     ///< the `batch` products are launches of their own on four streams (experts), not one launch
+  double taken_sms = 0;     ///< multiprocessors that a collective holds meanwhile
+};
+
+enum class Pass : uint8_t { kForward, kBackward };
+enum class AttentionKernel : uint8_t {
+  kFused,    ///< flash attention: no scores in memory; its backward recomputes them
+  kUnfused,  ///< two batched products with scale, mask, softmax (and dropout) as kernels between them
+  kFlash2,   ///< FlashAttention-2: fused, written for Ampere; kFused is the device's best (cuDNN, FlashAttention-3)
+};
+
+/// Attention of `batch` sequences on one rank.
+struct Attention {
+  double batch = 1;
+  double heads = 1;     ///< of the queries
+  double kv_heads = 1;  ///< heads that share keys and values: heads / kv_heads queries each
+  double queries = 0;   ///< tokens that ask
+  double keys = 0;      ///< tokens that are asked; equal to `queries` but in context parallelism
+  double head_dim = 128;
+  double value_dim = 0;  ///< of values and outputs; 0: as head_dim (they differ in latent attention)
+  bool causal = true;    ///< half of the scores are masked; the fused kernel skips them, the unfused one does not
+  bool dropout = false;  ///< on the probabilities; unfused: one more kernel and one byte a score
+  AttentionKernel kernel = AttentionKernel::kFused;
+  Pass pass = Pass::kForward;
+  Precision precision = Precision::kBf16;
+  double taken_sms = 0;
+};
+
+/// Kernels that move memory and compute next to nothing, by how well they use the bandwidth.
+enum class MemoryKernel : uint8_t {
+  kElementwise,   ///< add, activation, cast, fill: streams
+  kNorm,          ///< LayerNorm or RMSNorm, forward, fused
+  kNormBackward,  ///< both gradients, fused
+  kSoftmax,       ///< rows of scores, forward or backward
+  kCrossEntropy,  ///< rows of logits
+  kEmbedding,     ///< gather of rows; its backward scatters with atomics
+  kOptimizer,     ///< many tensors in one launch
+  kEager,         ///< an op composed of unfused element-wise kernels; give the bytes and launches of all of them
+  kActivation,    ///< GeLU, SwiGLU: element-wise with transcendentals
+};
+inline constexpr int kMemoryKernels = 9;
+
+enum class HostCopy : uint8_t { kToDevice, kToHost };
+
+/// Seconds of kernels on one device.
+///
+/// Formula: see each function; constants in simulator/device_constants.h, each with its provenance.
+/// Units: seconds, bytes, flop/s, bytes/s.
+/// Source: Machine::device (data sheet) and Device::constants (fitted to the kernel tables in simulator/published).
+/// Valid when: the kernel has the device for itself, but for `taken_sms`; shapes of at least 1.
+class DeviceModel {
+ public:
+  /// Refuses a device without bandwidth or without any dense peak, and constants that are unknown, not finite or not positive.
+  static Result<DeviceModel> of(const Device& device);
+
+  /// Formula: the least over the library's tiles (tm x tn) and splits of k (s) of
+  ///     waves * (2 tm tn (k / s + k0) / (rate / sms * tile efficiency)) + reduction of the split,
+  ///   waves between tiles / sms and its ceiling (`matmul.quantisation`), tiles = batch * ceil(m/tm) * ceil(n/tn) * s;
+  ///   at least the time of its bytes at the memory bandwidth; plus the start of a kernel.
+  ///   A long run of matmuls is also held to the rate at which the device stays within its power, whatever the waves
+  ///   (`matmul.sustained`); `short_run` leaves that out, as in a benchmark of a few milliseconds.
+  double matmul_seconds(const Matmul& matmul, bool short_run = false) const;
+
+  /// Formula, fused: flops / (rate * seen / (seen + half)), `seen` the keys a row sees on average, flops = 2 queries keys heads
+  /// batch (head_dim + value_dim), halved when
+  ///   causal, times 2.5 backward; work is spread in tiles of 128 rows over the multiprocessors; at least its bytes. Unfused: the
+  ///   two (backward: four) batched products and the kernels between them.
+  double attention_seconds(const Attention& attention) const;
+
+  /// Formula: launches * start + bytes / (bandwidth * efficiency of the kind), less what the second-level cache serves when all of
+  ///   `bytes` fit in it.
+  double memory_bound_seconds(double bytes, double launches = 1, MemoryKernel kind = MemoryKernel::kElementwise) const;
+
+  /// Formula: max(device seconds, launches * host cost of a launch): a stretch of kernels runs no faster than it is launched.
+  double host_bound_seconds(double device_seconds, double launches) const {
+    const double host = launches * constants_.host_launch_s;
+    return device_seconds > host ? device_seconds : host;
+  }
+
+  /// One copy between pinned host memory and the device on a copy engine; the two directions are independent.
+  double host_copy_seconds(double bytes, HostCopy direction) const;
+
+  /// Reads or writes of one node's NVMe by one of its devices, when `sharing` of them do so at once.
+  double nvme_seconds(double bytes, bool write, double sharing = 1) const;
+
+  /// Dense peak by the data sheet, flop/s; of the nearest wider precision where the device lacks one.
+  double peak_flops(Precision precision) const { return peak_[static_cast<int>(precision)]; }
+  double memory_bytes_per_s() const { return memory_bytes_per_s_; }
+  const DeviceConstants& constants() const { return constants_; }
+  /// The least trusted provenance among the constants that predict `what` ("matmul", "attention", "memory", "host").
+  Provenance provenance(std::string_view what) const;
+
+ private:
+  DeviceModel() = default;
+  double fused_attention_seconds(const Attention& attention) const;
+  double head_rate(double head_dim) const;
+  double unfused_attention_seconds(const Attention& attention) const;
+
+  DeviceConstants constants_;
+  double peak_[kPrecisions] = {};
+  double rate_[kPrecisions] = {};  ///< of a large matmul, flop/s
+  double memory_bytes_per_s_ = 0;
+  std::map<std::string, Provenance> provenance_;
+};
+
+}  // namespace shardlab

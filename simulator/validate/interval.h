@@ -1,0 +1,50 @@
+// How far a predicted step time can be trusted: an interval learnt from the errors on other people's runs.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "simulator/validate/validate.h"
+
+namespace shardlab::validation {
+
+/// Error of one prediction: the logarithm of measured over predicted step time.
+struct Residual {
+  std::string source;
+  double log_ratio = 0;
+};
+
+/// Those of the rows that have both times.
+std::vector<Residual> residuals_of(std::span<const ScoredRow> rows);
+
+/// Intervals of 90 % around predicted step times.
+///
+/// Formula: [p e^(m - f (m - a)), p e^(m + f (b - m))] around the prediction p, where a, m and b are the 5 %, 50 % and 95 %
+/// quantile of
+///   the log residuals of all rows that do not come from the row's own source. Every source weighs the same, whatever the number of
+///   its rows: rows of one source share their errors. f = t(k - 1) / z * sqrt(1 + 1 / k) widens for the few sources k that there
+///   are, as a prediction interval for one more of them does (t and z: the 95 % quantiles of Student's and the normal
+///   distribution).
+/// Units: seconds.
+/// Source: the residuals of the published sets; leaving the own source out is what makes the coverage one of unseen clusters.
+/// Student's
+///   quantile: Abramowitz and Stegun, 26.7.5, to the second order (0.4 % low for six sources, 5 % for three).
+/// Valid when: at least three other sources are there; else there is no interval.
+class Intervals {
+ public:
+  explicit Intervals(std::vector<Residual> residuals) : residuals_(std::move(residuals)) {}
+
+  /// Low and high seconds around `step_s` of a row of `source`.
+  std::optional<std::pair<double, double>> around(double step_s, const std::string& source) const;
+
+ private:
+  std::vector<Residual> residuals_;
+};
+
+/// Sets `low_s` and `high_s` of every row with a prediction.
+void add_intervals(std::span<ScoredRow> rows, const Intervals& intervals);
+
+}  // namespace shardlab::validation

@@ -1,0 +1,153 @@
+// Memory against the formulas of the papers.
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include "tests/analytic/studies.h"
+#include "tests/test.h"
+
+namespace shardlab::analytic {
+namespace {
+
+using testing::gpt_175b;
+using testing::llama_8b;
+using testing::mixtral_8x7b;
+using testing::study;
+
+/// GPT-3 cut by tp alone; 8 divides the padded vocabulary.
+constexpr int64_t kLayer175b = 12LL * 12288 * 12288 + 13LL * 12288;
+
+TEST_CASE("ZeRO: 2 + 4 + 12 bytes a parameter, cut stage by stage") {
+  // Rajbhandari et al. 2020, section 5, with fp32 gradients as Megatron accumulates them.
+  Estimator estimator(study(llama_8b(), "megatron", 8));
+  const double n = 64, psi = 8'030'261'248.0;
+  const auto state = [&](int zero) {
+    const MemoryBytes m = estimator.stage_memory({.dp = 64, .zero = zero, .micro_batch = 1, .grad_accumulation = 2}, 0);
+    return static_cast<double>(m[MemoryPart::kParameters] + m[MemoryPart::kGradients] + m[MemoryPart::kMaster] +
+                               m[MemoryPart::kMoments]);
+  };
+  CHECK(state(0) == Approx(18 * psi).epsilon(1e-9));
+  CHECK(state(1) == Approx(6 * psi + 12 * psi / n).epsilon(1e-9));
+  CHECK(state(2) == Approx(2 * psi + 16 * psi / n).epsilon(1e-9));
+  CHECK(state(3) == Approx(18 * psi / n).epsilon(1e-9));
+}
+
+TEST_CASE("activations of a layer are s b h (34 + 5 a s / h) / t under sequence parallelism") {
+  // Korthikanti et al. 2022, equation 4; statistics of the norms and labels, which it leaves out, are below a part in a thousand.
+  const Prepared prepared = study(gpt_175b(), "megatron-2022", 1);
+  for (const int tp : {2, 4, 8}) {
+    const Point point{.tp = tp, .sequence_parallel = true, .precision = Precision::kFp16, .micro_batch = 1, .seq_len = 2048};
+    double kept = 0;
+    for (const ActivationItem& item : activations_by_kind(prepared, point)) kept += static_cast<double>(item.kept);
+    const double s = 2048, h = 12288, a = 96;
+    CHECK(kept == Approx(s * h / tp * (34 + 5 * a * s / h)).epsilon(1e-3));
+    Point selective = point;
+    selective.recompute.modules = Recompute::kSelective;
+    kept = 0;
+    for (const ActivationItem& item : activations_by_kind(prepared, selective)) kept += static_cast<double>(item.kept);
+    CHECK(kept == Approx(s * h / tp * 34).epsilon(1e-3));
+    Point full = point;
+    full.recompute.modules = Recompute::kLayer;
+    kept = 0;
+    for (const ActivationItem& item : activations_by_kind(prepared, full)) kept += static_cast<double>(item.kept);
+    CHECK(kept == Approx(2 * s * h / tp));
+  }
+}
+
+TEST_CASE("parameters of a pipeline's stages add up to the model") {
+  const Prepared prepared = study(gpt_175b(), "megatron", 96);
+  Estimator estimator(prepared);
+  for (const auto& [pp, vpp, schedule] : {std::tuple{8, 1, Schedule::k1F1B},
+                                          {8, 3, Schedule::kInterleaved},
+                                          {7, 1, Schedule::kAfab},
+                                          {5, 1, Schedule::kZbH1},
+                                          {96, 1, Schedule::k1F1B}}) {
+    const Point point{.tp = 8, .pp = pp, .vpp = vpp, .schedule = schedule, .grad_accumulation = 16};
+    int64_t bytes = 0;
+    for (int32_t stage = 0; stage < pp; ++stage) bytes += estimator.stage_memory(point, stage)[MemoryPart::kParameters];
+    // Whole on each of 8 ranks: norms, biases of row-parallel projections, positions. The head has a table of its own.
+    const int64_t replicated = 96LL * 6 * 12288 + 2 * 12288 + 2048LL * 12288;
+    const int64_t cut = 96 * (kLayer175b - 6LL * 12288) + 2LL * 51200 * 12288;
+    CHECK(bytes == 2 * (cut / 8 + replicated));
+  }
+}
+
+TEST_CASE("experts are cut by ep and gathered by no one") {
+  Estimator estimator(study(mixtral_8x7b(), "megatron", 4));
+  const Point whole{.dp = 32, .zero = 1};
+  Point cut = whole;
+  cut.ep = 8;
+  const int64_t experts = 32LL * 8 * 3 * 4096 * 14336;
+  CHECK(estimator.stage_memory(whole, 0)[MemoryPart::kParameters] - estimator.stage_memory(cut, 0)[MemoryPart::kParameters] ==
+        2 * (experts - experts / 8));
+  // Of 8 times fewer experts the state is cut 8 times fewer ways.
+  CHECK(estimator.stage_memory(whole, 0)[MemoryPart::kMoments] == estimator.stage_memory(cut, 0)[MemoryPart::kMoments]);
+}
+
+TEST_CASE("offload moves bytes and loses none") {
+  Estimator estimator(study(llama_8b(), "deepspeed", 1));
+  const Point device{.dp = 8, .zero = 3, .recompute = {Recompute::kLayer}};
+  Point cpu = device, nvme = device;
+  cpu.offload_optimizer = Medium::kCpu;
+  nvme.offload_optimizer = Medium::kNvme, nvme.offload_parameters = Medium::kCpu;
+  const Estimate a = estimator(device), b = estimator(cpu), c = estimator(nvme);
+  const int64_t optimizer = a.memory[MemoryPart::kMaster] + a.memory[MemoryPart::kMoments];
+  CHECK(b.host_bytes == optimizer);
+  CHECK(b.memory.live() == a.memory.live() - optimizer);
+  CHECK(c.nvme_bytes == optimizer);
+  CHECK(c.host_bytes == a.memory[MemoryPart::kParameters]);
+  CHECK(b.step_s > a.step_s);
+  CHECK(c.step_s > b.step_s);
+}
+
+TEST_CASE("a step's allocations peak where the estimate says and end where they began") {
+  const Prepared prepared = study(gpt_175b(), "megatron", 64);
+  for (const char* recompute : {"none", "selective", "full", "norms+activation"}) {
+    Point point{.dp = 8, .tp = 8, .pp = 8, .zero = 1, .schedule = Schedule::k1F1B, .grad_accumulation = 16};
+    REQUIRE(read(recompute, &point.recompute));
+    Estimator estimator(prepared);
+    for (const int32_t stage : {0, 3, 7}) {
+      int64_t live = 0, peak = 0;
+      std::map<int32_t, int64_t> tensors;
+      int64_t state = 0;
+      for (const AllocationEvent& e : allocation_events(prepared, point, stage)) {
+        live += e.bytes, peak = std::max(peak, live);
+        tensors[e.tensor] += e.bytes;
+        REQUIRE(tensors[e.tensor] >= 0);
+        if (e.part != MemoryPart::kActivations && e.part != MemoryPart::kTransient && e.part != MemoryPart::kLogits)
+          state += e.bytes;
+      }
+      CHECK(live == state);
+      const auto expected = static_cast<double>(estimator.stage_memory(point, stage).live());
+      INFO(recompute << " stage " << stage);
+      CHECK(static_cast<double>(peak) == Approx(expected).epsilon(0.03));
+    }
+  }
+}
+
+TEST_CASE("more of what saves memory never takes more") {
+  Estimator estimator(study(llama_8b(), "megatron", 16));
+  std::mt19937 random(11);
+  const auto pick = [&](std::initializer_list<int32_t> v) { return v.begin()[random() % v.size()]; };
+  for (int i = 0; i < 2000; ++i) {
+    Point p{.dp = pick({1, 2, 4}), .tp = pick({1, 2, 4, 8}), .zero = pick({0, 1, 2, 3}), .micro_batch = pick({1, 2, 4})};
+    p.grad_accumulation = pick({1, 4}), p.seq_len = pick({1024, 8192});
+    const auto live = [&](const Point& q) { return estimator(q).memory.live(); };
+    Point full = p, parallel = p, longer = p, wider = p;
+    full.recompute.modules = Recompute::kLayer;
+    parallel.sequence_parallel = true;
+    longer.seq_len *= 2, wider.micro_batch *= 2;
+    CHECK(live(full) <= live(p));
+    CHECK(live(parallel) <= live(p));
+    CHECK(live(longer) > live(p));
+    CHECK(live(wider) == live(longer));  // flash attention: tokens alone count
+    for (int zero = p.zero + 1; zero <= 2; ++zero) {
+      Point cut = p;
+      cut.zero = zero;
+      CHECK(live(cut) <= live(p));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardlab::analytic

@@ -1,0 +1,70 @@
+// Profiles are data: all that ship are read, and what is wrong in one is refused where it stands.
+#include <set>
+
+#include "tests/analytic/studies.h"
+#include "tests/test.h"
+
+namespace shardlab::analytic {
+namespace {
+
+TEST_CASE("every framework of the contract has a profile that reads") {
+  std::set<std::string_view> names;
+  for (const std::string_view name : profile_names()) {
+    const auto p = profile_named(name);
+    INFO(name);
+    REQUIRE(p.ok());
+    CHECK(p->name == name);
+    CHECK(!p->describes.empty());
+    names.insert(name);
+  }
+  for (const char* needed : {"shardlab", "megatron", "nanotron", "torchtitan", "deepspeed", "llm-foundry", "llm.c", "llmq"})
+    CHECK(names.count(needed) == 1);
+}
+
+TEST_CASE("a profile starts from another and changes what it names") {
+  const auto base = profile_named("megatron");
+  const auto p = read_profile("name: mine\nbased_on: megatron\nstate: {gradient: 2}\nmodel: {selective: norms+up}\n", "mine.yaml");
+  REQUIRE(base.ok());
+  REQUIRE(p.ok());
+  FrameworkProfile expected = *base;
+  expected.name = "mine", expected.state_gradient = 2;
+  expected.selective.modules = Recompute::kNorms | Recompute::kUp;
+  CHECK(*p == expected);
+}
+
+TEST_CASE("what is wrong in a profile is refused with its place") {
+  const auto refused = [](const char* yaml, const char* word) {
+    const auto p = read_profile(yaml, "mine.yaml");
+    REQUIRE(!p.ok());
+    INFO(to_string(p.error()));
+    CHECK(to_string(p.error()).find(word) != std::string::npos);
+  };
+  refused("state: {gradients: 2}\n", "mine.yaml:1:9: `state.gradients`");
+  refused("status: {gradient: 2}\n", "`status` is no section");
+  refused("state:\n  gradient: -2\n", "mine.yaml:2:13");
+  refused("state: {gradient: .nan}\n", "state.gradient");
+  refused("state: {gradient: .inf}\n", "state.gradient");
+  refused("state: {gradient: two}\n", "state.gradient");
+  refused("state: {gradient: 2, gradient: 4}\n", "twice");
+  refused("state: 3\n", "no section of keys");
+  refused("attention: {fused: perhaps}\n", "attention.fused");
+  refused("model: {selective: everything}\n", "model.selective");
+  refused("model: {selective: selective}\n", "name the modules");
+  refused("based_on: nothing\n", "no framework profile `nothing`");
+  refused("state: {gradient: 2\n", "mine.yaml");
+  refused("- 1\n", "map of sections");
+}
+
+TEST_CASE("words of recompute go there and back") {
+  for (const char* word : {"none", "full", "selective", "norms", "norms+activation", "attention-core+up+experts"}) {
+    Recompute r;
+    REQUIRE(read(word, &r));
+    CHECK(name_of(r) == word);
+  }
+  Recompute r{.modules = 5};
+  for (const char* word : {"", "some", "norms+", "+norms", "norms+some"}) CHECK(!read(word, &r));
+  CHECK(r.modules == 5);
+}
+
+}  // namespace
+}  // namespace shardlab::analytic

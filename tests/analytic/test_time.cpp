@@ -1,0 +1,205 @@
+// Time: its parts, its limits, and what no point may do.
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include "tests/analytic/studies.h"
+#include "tests/test.h"
+
+namespace shardlab::analytic {
+namespace {
+
+using testing::gpt_175b;
+using testing::llama_8b;
+using testing::mixtral_8x7b;
+using testing::study;
+
+/// Points of every kind, most of them legal.
+class Dealer {
+ public:
+  explicit Dealer(unsigned seed) : random_(seed) {}
+  template <class T>
+  T of(std::initializer_list<T> v) {
+    return v.begin()[random_() % v.size()];
+  }
+  Point point() {
+    Point p{.dp = of({1, 2, 8, 32}), .tp = of({1, 2, 8}), .pp = of({1, 1, 2, 8}), .cp = of({1, 1, 2, 4}), .ep = of({1, 1, 2, 8})};
+    p.zero = of({0, 1, 2, 3});
+    p.schedule = p.pp == 1 ? Schedule::kNone : static_cast<Schedule>(1 + random_() % 11);
+    if (p.schedule == Schedule::kInterleaved || p.schedule == Schedule::kBreadthFirst) p.vpp = of({2, 4});
+    p.sequence_parallel = of({false, true});
+    p.cp_kind = static_cast<CpKind>(random_() % 5);
+    p.precision = of({Precision::kFp32, Precision::kBf16, Precision::kFp16, Precision::kFp8});
+    p.recompute.modules = of<uint16_t>({0, Recompute::kSelective, Recompute::kLayer, Recompute::kNorms | Recompute::kActivation});
+    p.micro_batch = of({1, 2, 5}), p.grad_accumulation = of({1, 8, 16, 64});
+    p.seq_len = of<int64_t>({512, 4096, 65536});
+    p.overlap = static_cast<int8_t>(of({-1, 0, 1})), p.tensor_overlap = static_cast<int8_t>(of({0, 1}));
+    p.reshard = static_cast<int8_t>(of({-1, 0, 1}));
+    p.offload_optimizer = of({Medium::kDevice, Medium::kDevice, Medium::kCpu, Medium::kNvme});
+    p.offload_activations = of({Medium::kDevice, Medium::kDevice, Medium::kCpu});
+    if (p.zero == 3) p.offload_parameters = of({Medium::kDevice, Medium::kCpu}), p.hybrid_shard = of({0, 0, 2});
+    if (p.zero < 2) p.compression = of({Compression::kNone, Compression::kPowerSgd, Compression::kOneBit, Compression::kInt8});
+    p.compression_rank = 4;
+    p.expert_skew = of({1.0, 1.5});
+    return p;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+TEST_CASE("every legal point has finite parts that add up; every other a reason") {
+  Dealer dealer(3);
+  for (const ModelShape& shape : {gpt_175b(), llama_8b(), mixtral_8x7b()})
+    for (const std::string_view name : profile_names()) {
+      const Prepared prepared = study(shape, name, 2048);
+      Estimator estimator(prepared);
+      int legal = 0;
+      for (int i = 0; i < 400; ++i) {
+        const Point p = dealer.point();
+        const Estimate e = estimator(p);
+        const Result<void> why = explain(prepared, p);
+        REQUIRE(e.legal() == why.ok());
+        if (!e.legal()) {
+          REQUIRE(e.step_s == 0);
+          REQUIRE(why.error().code == ExitCode::kNo);
+          continue;
+        }
+        ++legal;
+        double sum = 0;
+        for (const double part : e.parts) {
+          REQUIRE(std::isfinite(part));
+          REQUIRE(part >= 0);
+          sum += part;
+        }
+        REQUIRE(e.step_s > 0);
+        REQUIRE(sum == Approx(e.step_s).epsilon(1e-12));
+        for (const int64_t bytes : e.memory.bytes) REQUIRE(bytes >= 0);
+        for (const double bytes : e.wire) REQUIRE((std::isfinite(bytes) && bytes >= 0));
+        // No machine computes the model's flops above its peak.
+        REQUIRE(e.model_flops / (e.step_s * static_cast<double>(p.world_size())) < 624e12);
+      }
+      CHECK(legal > 40);
+    }
+}
+
+TEST_CASE("an estimator remembers nothing that changes an answer") {
+  const Prepared prepared = study(mixtral_8x7b(), "megatron", 2048);
+  Estimator one(prepared);
+  Dealer dealer(5);
+  for (int i = 0; i < 500; ++i) {
+    const Point p = dealer.point();
+    const Estimate a = one(p), b = estimate(prepared, p);
+    REQUIRE(a.parts == b.parts);
+    REQUIRE(a.memory.bytes == b.memory.bytes);
+    REQUIRE(a.wire == b.wire);
+  }
+}
+
+TEST_CASE("impossible points are refused, each for its reason") {
+  const Prepared prepared = study(mixtral_8x7b(), "megatron", 4);
+  const auto refusal = [&](auto change) {
+    Point p{.dp = 4, .tp = 2, .pp = 2, .schedule = Schedule::k1F1B, .grad_accumulation = 4};
+    change(p);
+    const Estimate e = estimate(prepared, p);
+    if (!e.legal()) CHECK(!to_string(explain(prepared, p).error()).empty());
+    return e.refusal;
+  };
+  CHECK(refusal([](Point&) {}) == Refusal::kNone);
+  CHECK(refusal([](Point& p) { p.dp = 0; }) == Refusal::kSize);
+  CHECK(refusal([](Point& p) { p.micro_batch = -1; }) == Refusal::kSize);
+  CHECK(refusal([](Point& p) { p.seq_len = int64_t{1} << 60; }) == Refusal::kSize);
+  CHECK(refusal([](Point& p) { p.expert_skew = std::nan(""); }) == Refusal::kSize);
+  CHECK(refusal([](Point& p) { p.dp = p.tp = p.pp = 1 << 20; }) == Refusal::kSize);
+  CHECK(refusal([](Point& p) { p.zero = 4; }) == Refusal::kSize);
+  CHECK(refusal([](Point& p) { p.dp = 9; }) == Refusal::kDevices);
+  CHECK(refusal([](Point& p) { p.tp = 3; }) == Refusal::kHeads);
+  CHECK(refusal([](Point& p) { p.dp = 1, p.tp = 1, p.pp = 32, p.schedule = Schedule::kNone; }) == Refusal::kSchedule);
+  CHECK(refusal([](Point& p) { p.vpp = 2; }) == Refusal::kSchedule);
+  CHECK(refusal([](Point& p) { p.schedule = Schedule::kInterleaved, p.vpp = 2, p.grad_accumulation = 5; }) == Refusal::kSchedule);
+  CHECK(refusal([](Point& p) { p.cp = 2, p.seq_len = 2050; }) == Refusal::kSequence);
+  CHECK(refusal([](Point& p) { p.ep = 3; }) == Refusal::kExperts);
+  CHECK(refusal([](Point& p) { p.zero = 2; }) == Refusal::kZero);
+  CHECK(refusal([](Point& p) { p.hybrid_shard = 2; }) == Refusal::kZero);
+  CHECK(refusal([](Point& p) { p.offload_parameters = Medium::kCpu; }) == Refusal::kCombination);
+  CHECK(refusal([](Point& p) { p.compression = Compression::kPowerSgd; }) == Refusal::kCombination);
+}
+
+TEST_CASE("the bubble's share is (p - 1) / (m + p - 1) of the pipeline's work") {
+  // Narayanan et al. 2021, section 2.2, for equal stages: a model whose ends weigh next to nothing.
+  ModelShape shape = gpt_175b();
+  shape.vocab = 8, shape.max_positions = 1;
+  FrameworkProfile profile = testing::profile("megatron");
+  profile.vocab_multiple = 1, profile.host_step_s = 0, profile.host_collective_s = 0;
+  Machine machine = testing::machine(8);
+  machine.inter_bytes_per_s = 25e12;  // sends between stages, which are apart of the bubble, take next to no time
+  const auto prepared = prepare(shape, machine, profile);
+  REQUIRE(prepared.ok());
+  for (const int32_t m : {8, 64}) {
+    const Estimate e = estimate(*prepared, {.tp = 8, .pp = 8, .schedule = Schedule::k1F1B, .grad_accumulation = m});
+    const double work = e.step_s - e.part(TimePart::kPipeline) - e.part(TimePart::kUpdate) - e.part(TimePart::kDataParallel);
+    CHECK((e.part(TimePart::kPipeline) + work) / work == Approx((m + 7.0) / m).epsilon(0.02));
+  }
+}
+
+TEST_CASE("overlap hides, and hides no more than there is") {
+  const Prepared prepared = study(llama_8b(), "megatron", 8);
+  Point open{.dp = 64, .zero = 1, .grad_accumulation = 4, .seq_len = 4096, .overlap = 0};
+  Point hidden = open;
+  hidden.overlap = 1;
+  const Estimate a = estimate(prepared, open), b = estimate(prepared, hidden);
+  CHECK(b.step_s < a.step_s);
+  CHECK(b.part(TimePart::kDataParallel) < a.part(TimePart::kDataParallel));
+  CHECK(b.part(TimePart::kDataParallel) > 0);  // the last bucket
+  CHECK(a.hidden_comm_s == 0);
+  CHECK(b.hidden_comm_s > 0);
+  CHECK(a.wire == b.wire);
+}
+
+TEST_CASE("wire bytes by the formulas of the papers") {
+  const ModelShape shape = llama_8b();
+  const Prepared prepared = study(shape, "megatron", 8);
+  const double psi = static_cast<double>(parameter_count(shape));
+  const auto sent = [&](const Point& p, WireUse use) { return estimate(prepared, p).wire[static_cast<size_t>(use)]; };
+  // Of n ranks that cut x bytes all together send (n - 1) x.
+  CHECK(sent({.dp = 64, .zero = 0}, WireUse::kGradients) == Approx(2 * 63 * 4 * psi).epsilon(1e-9));
+  CHECK(sent({.dp = 64, .zero = 1}, WireUse::kGradients) == Approx(63 * 4 * psi).epsilon(1e-9));
+  CHECK(sent({.dp = 64, .zero = 1}, WireUse::kWeights) == Approx(63 * 2 * psi).epsilon(1e-9));
+  CHECK(sent({.dp = 64, .zero = 3, .grad_accumulation = 3}, WireUse::kWeights) == Approx(3 * 2 * 63 * 2 * psi).epsilon(1e-9));
+  CHECK(sent({.dp = 64, .zero = 3, .grad_accumulation = 3, .reshard = 0}, WireUse::kWeights) ==
+        Approx(3 * 63 * 2 * psi).epsilon(1e-9));
+  // 4 all-reduces of b s h a layer, one at each end, and 3 numbers a token for the loss.
+  const double message = 2.0 * 4096 * 2048, token = 4.0 * 2048;
+  CHECK(sent({.tp = 8, .seq_len = 2048}, WireUse::kTensor) == Approx(7 * 2 * ((32 * 4 + 2) * message + 3 * token)).epsilon(1e-9));
+  const Point pipeline{.tp = 2, .pp = 4, .schedule = Schedule::k1F1B, .grad_accumulation = 5, .seq_len = 2048};
+  CHECK(sent(pipeline, WireUse::kPipeline) == Approx(2 * 5 * 2 * 3 * message).epsilon(1e-9));
+}
+
+TEST_CASE("a training run's bill") {
+  const Prepared prepared = study(llama_8b(), "megatron", 8);
+  const Point p{.dp = 64, .zero = 1, .grad_accumulation = 2, .seq_len = 8192};
+  const Estimate e = estimate(prepared, p);
+  const double tokens = 1e12;
+  const RunBill b = bill(prepared, p, e, tokens, {.device_hour_usd = 2, .power_w = 500, .overhead = 1.2, .kg_co2_per_kwh = 0.3});
+  const double seconds = tokens / (64.0 * 2 * 8192) * e.step_s;
+  CHECK(b.days == Approx(seconds / 86400));
+  CHECK(b.device_hours == Approx(64 * seconds / 3600));
+  CHECK(b.usd == Approx(2 * b.device_hours));
+  CHECK(b.kwh == Approx(b.device_hours * 0.5 * 1.2));
+  CHECK(b.kg_co2 == Approx(0.3 * b.kwh));
+  CHECK(bill(prepared, p, Estimate{.refusal = Refusal::kHeads}, tokens, {}).days == 0);
+}
+
+TEST_CASE("skewed routing costs time and memory") {
+  const Prepared prepared = study(mixtral_8x7b(), "megatron", 4);
+  Point even{.dp = 32, .ep = 8, .zero = 1, .grad_accumulation = 2, .seq_len = 4096};
+  Point skewed = even;
+  skewed.expert_skew = 1.5;
+  const Estimate a = estimate(prepared, even), b = estimate(prepared, skewed);
+  CHECK(b.step_s > a.step_s);
+  CHECK(b.part(TimePart::kExpertParallel) == Approx(1.5 * a.part(TimePart::kExpertParallel)));
+  CHECK(b.memory.live() > a.memory.live());
+}
+
+}  // namespace
+}  // namespace shardlab::analytic

@@ -1,0 +1,144 @@
+// Seconds of kernels: derived cases, monotony, what is refused.
+#include "simulator/device_model.h"
+
+#include <cmath>
+#include <limits>
+
+#include "tests/test.h"
+
+using namespace shardlab;
+
+namespace {
+
+Device plain() {
+  Device d;
+  d.id = "plain";
+  d.memory_bytes_per_s = 1e12;
+  d.peak_flops = {{"bf16", 1e14}};
+  // One wave of 128 x 256 tiles on 100 multiprocessors is computed at the peak, nothing else costs time.
+  d.constants = {{"sms", 100},
+                 {"matmul.bf16.rate", 1},
+                 {"matmul.sustained", 1},
+                 {"matmul.ramp_k", 1e-9},
+                 {"matmul.quantisation", 1},
+                 {"matmul.start_s", 1e-12},
+                 {"kernel.start_s", 1e-12},
+                 {"matmul.memory", 1e3}};
+  return d;
+}
+
+DeviceModel model_of(const Device& d) {
+  const auto model = DeviceModel::of(d);
+  REQUIRE(model.ok());
+  return *model;
+}
+
+}  // namespace
+
+TEST_CASE("a matmul takes whole waves of tiles") {
+  const DeviceModel model = model_of(plain());
+  const double k = 4096;
+  const double tile = 2 * 128 * 256 * k / (1e14 / 100);
+  // 100 tiles fill the device once; 101 tiles need a second wave.
+  CHECK(model.matmul_seconds({.m = 10 * 128, .n = 10 * 256, .k = k}) == Approx(tile));
+  CHECK(model.matmul_seconds({.m = 128, .n = 256, .k = k, .batch = 100}) == Approx(tile));
+  // Multiprocessors that a collective holds are missing from every wave.
+  CHECK(model.matmul_seconds({.m = 10 * 128, .n = 10 * 256, .k = k, .taken_sms = 1}) > 1.05 * tile);
+}
+
+TEST_CASE("a matmul with few tiles splits its contraction") {
+  Device d = plain();
+  const Matmul thin{.m = 128, .n = 256, .k = 65536};
+  const double split = model_of(d).matmul_seconds(thin);
+  const double whole = 2 * 128 * 256 * 65536.0 / (1e14 / 100);
+  CHECK(split < whole / 4);
+  CHECK(split >= whole / 100);
+}
+
+TEST_CASE("a matmul is never faster than its bytes") {
+  Device d = plain();
+  d.constants["matmul.memory"] = 0.5;
+  const Matmul thin{.m = 1, .n = 8192, .k = 8192};
+  CHECK(model_of(d).matmul_seconds(thin) >= 8192.0 * 8192 * 2 / 0.5e12);
+  Matmul accumulated{.m = 8192, .n = 8192, .k = 16, .out_bytes = 4, .accumulate = true};
+  CHECK(model_of(d).matmul_seconds(accumulated) == Approx((2.0 * 16 * 16384 + 8 * 8192.0 * 8192) / 0.5e12).epsilon(1e-3));
+}
+
+TEST_CASE("more work never takes less time") {
+  const DeviceModel model = model_of(plain());
+  for (const double size : {64.0, 100.0, 512.0, 1000.0, 4096.0, 20000.0}) {
+    const Matmul base{.m = size, .n = size, .k = size};
+    Matmul larger = base;
+    larger.k *= 2;
+    CHECK(model.matmul_seconds(larger) >= model.matmul_seconds(base));
+    larger = base;
+    larger.batch = 2;
+    CHECK(model.matmul_seconds(larger) >= model.matmul_seconds(base));
+    Attention x{.heads = 8, .kv_heads = 8, .queries = size, .keys = size};
+    const double causal = model.attention_seconds(x);
+    x.causal = false;
+    CHECK(model.attention_seconds(x) >= causal);
+    x.pass = Pass::kBackward;
+    CHECK(model.attention_seconds(x) > 2 * causal);
+    x.kernel = AttentionKernel::kUnfused;
+    const double unfused = model.attention_seconds(x);
+    x.dropout = true;
+    CHECK(model.attention_seconds(x) > unfused);
+  }
+}
+
+TEST_CASE("memory-bound kernels, copies and the host's floor") {
+  Device d = plain();
+  d.constants["memory.elementwise"] = 0.5;
+  d.constants["kernel.start_s"] = 2e-6;
+  d.constants["cache.bytes"] = 1e6;
+  d.constants["host.launch_s"] = 5e-6;
+  d.constants["host.to_device_bytes_per_s"] = 1e10;
+  d.constants["host.copy_start_s"] = 1e-5;
+  d.constants["nvme.read_bytes_per_s"] = 1e10;
+  d.constants["nvme.start_s"] = 1e-4;
+  const DeviceModel model = model_of(d);
+  CHECK(model.memory_bound_seconds(1e9) == Approx(2e-3 + 2e-6));
+  CHECK(model.memory_bound_seconds(1e9, 10) == Approx(2e-3 + 2e-5));
+  CHECK(model.memory_bound_seconds(1e5) < 1e5 / 0.5e12 + 2e-6);  // served by the cache
+  CHECK(model.host_bound_seconds(1e-3, 10) == 1e-3);
+  CHECK(model.host_bound_seconds(1e-6, 10) == Approx(5e-5));
+  CHECK(model.host_copy_seconds(1e9, HostCopy::kToDevice) == Approx(0.1 + 1e-5));
+  CHECK(model.nvme_seconds(1e9, false, 8) == Approx(0.8 + 1e-4));
+}
+
+TEST_CASE("a precision that the device lacks runs at the next wider one") {
+  const DeviceModel model = model_of(plain());
+  CHECK(model.peak_flops(Precision::kFp8) == 1e14);
+  CHECK(model.peak_flops(Precision::kFp16) == 1e14);
+  CHECK(model.peak_flops(Precision::kFp32) == 0);
+  CHECK(precision_named("fp4") == Precision::kFp4);
+  CHECK_FALSE(precision_named("int8"));
+}
+
+TEST_CASE("what a device model refuses") {
+  Device d = plain();
+  d.constants["matmul.rate"] = 1;
+  CHECK(DeviceModel::of(d).error().message == "device constant `matmul.rate` is not known");
+  d = plain();
+  for (const double bad : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    d.constants["sms"] = bad;
+    CHECK_FALSE(DeviceModel::of(d).ok());
+  }
+  d = plain();
+  d.memory_bytes_per_s = 0;
+  CHECK(DeviceModel::of(d).error().message == "device `plain` has no memory bandwidth");
+  d = plain();
+  d.peak_flops.clear();
+  CHECK(DeviceModel::of(d).error().message == "device `plain` has no peak for any precision");
+}
+
+TEST_CASE("an answer says what its least trusted constant is") {
+  Device d = plain();
+  CHECK(model_of(d).provenance("attention") == Provenance::kTransferred);
+  for (const DeviceConstant& c : device_constants()) d.provenance[std::string(c.name)] = Provenance::kMeasured;
+  CHECK(model_of(d).provenance("attention") == Provenance::kMeasured);
+  d.provenance["attention.half"] = Provenance::kFitted;
+  CHECK(model_of(d).provenance("attention") == Provenance::kFitted);
+  CHECK(model_of(d).provenance("memory") == Provenance::kMeasured);
+}

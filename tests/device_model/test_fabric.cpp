@@ -1,0 +1,172 @@
+// Seconds of messages and collectives: derived cases, monotony, sharing, what is refused.
+#include "simulator/fabric.h"
+
+#include <limits>
+
+#include "tests/test.h"
+
+using namespace shardlab;
+
+namespace {
+
+Machine cluster() {
+  Machine m;
+  m.id = "cluster";
+  m.devices_per_node = 8;
+  m.nodes = 16;
+  m.inter_bytes_per_s = 50e9;
+  m.device.id = "hopper";
+  m.device.architecture = "hopper";
+  m.device.link_bytes_per_s = 450e9;
+  m.device.memory_bytes_per_s = 3.35e12;
+  m.device.peak_flops = {{"bf16", 1e15}};
+  m.fabric = {{"ring_efficiency", 0.8},  {"ring_start", 1e-9}, {"reduce_efficiency", 1},
+              {"inter_efficiency", 0.9}, {"intra_latency", 1}, {"inter_latency", 1}};
+  return m;
+}
+
+Fabric fabric_of(const Machine& m, const MeasuredFabric& measured = {}) {
+  const auto fabric = Fabric::of(m, measured);
+  REQUIRE(fabric.ok());
+  return *fabric;
+}
+
+constexpr double kHuge = 64e9;
+
+}  // namespace
+
+TEST_CASE("large collectives reach the bus bandwidth of their slowest level") {
+  const Fabric f = fabric_of(cluster());
+  const auto bus = [&](Collective kind, Group group) { return f.prepare(kind, group).bus_bytes_per_s(kHuge); };
+  CHECK(bus(Collective::kAllGather, {8, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  CHECK(bus(Collective::kReduceScatter, {4, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  CHECK(bus(Collective::kAllReduce, {8, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  // A group over whole nodes uses all rails, one rank a node uses one; eight such groups at once still have one each.
+  CHECK(bus(Collective::kAllGather, {8, 4}) == Approx(0.9 * 400e9).epsilon(0.01));
+  CHECK(bus(Collective::kAllGather, {1, 4}) == Approx(0.9 * 50e9).epsilon(0.01));
+  CHECK(bus(Collective::kAllGather, {1, 4, 8}) == Approx(0.9 * 50e9).epsilon(0.01));
+  CHECK(bus(Collective::kAllGather, {2, 4, 4}) == Approx(0.9 * 100e9).epsilon(0.01));
+  CHECK(f.collective_seconds(Collective::kAllReduce, 1e9, {1, 1}) == 0);
+}
+
+TEST_CASE("rails, oversubscription and direct links") {
+  Machine m = cluster();
+  m.fabric["rails_per_node"] = 2;  // of 200 GB/s each, shared by four devices
+  const auto bus = [&](Group group) { return fabric_of(m).prepare(Collective::kAllGather, group).bus_bytes_per_s(kHuge); };
+  CHECK(bus({1, 4, 1}) == Approx(0.9 * 200e9).epsilon(0.01));
+  CHECK(bus({1, 4, 8}) == Approx(0.9 * 50e9).epsilon(0.01));
+  m = cluster();
+  m.fabric["oversubscription"] = 4;
+  m.fabric["leaf_nodes"] = 4;
+  CHECK(bus({1, 4, 8}) == Approx(0.9 * 50e9).epsilon(0.01));
+  CHECK(bus({1, 8, 8}) == Approx(0.9 * 12.5e9).epsilon(0.01));
+  m = cluster();
+  m.fabric["pair_links"] = 1;
+  CHECK(bus({2, 1}) == Approx(0.8 * 450e9 / 7).epsilon(0.01));
+  CHECK(bus({8, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  m.fabric["send_efficiency"] = 0.8;
+  CHECK(fabric_of(m).local_send_seconds(1e9) == Approx(1e9 / (0.8 * 450e9 / 7)).epsilon(0.01));
+}
+
+TEST_CASE("a group that spans several bridged pairs goes over PCIe") {
+  Machine m = cluster();
+  m.fabric["domain_devices"] = 2;
+  m.fabric["pcie_bytes_per_s"] = 20e9;
+  const auto bus = [&](Group group) { return fabric_of(m).prepare(Collective::kAllReduce, group).bus_bytes_per_s(kHuge); };
+  CHECK(bus({2, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  CHECK(bus({3, 1}) == Approx(20e9).epsilon(0.01));
+  CHECK(bus({8, 2}) == Approx(20e9).epsilon(0.01));
+  CHECK(fabric_of(m).local_send_seconds(1e9) == Approx(1e9 / 20e9).epsilon(0.01));
+}
+
+TEST_CASE("a measured fabric replaces the model's rates") {
+  MeasuredFabric measured;
+  measured.all_gather = 100e9;
+  measured.intra_all_reduce = 200e9;
+  measured.bytes = 0;  // of messages so large that latency does not count
+  const Fabric f = fabric_of(cluster(), measured);
+  const auto bus = [&](Collective kind, Group group) { return f.prepare(kind, group).bus_bytes_per_s(1e12); };
+  CHECK(bus(Collective::kAllGather, {8, 4}) == Approx(100e9).epsilon(0.01));
+  CHECK(bus(Collective::kReduceScatter, {8, 4}) == Approx(100e9).epsilon(0.01));
+  CHECK(bus(Collective::kAllReduce, {8, 4}) == Approx(100e9).epsilon(0.01));
+  CHECK(bus(Collective::kAllGather, {1, 4, 8}) == Approx(12.5e9).epsilon(0.01));
+  CHECK(bus(Collective::kAllReduce, {8, 1}) == Approx(200e9).epsilon(0.01));
+  CHECK(f.provenance(true) == Provenance::kMeasured);
+  CHECK(fabric_of(cluster()).provenance(true) == Provenance::kTransferred);
+}
+
+TEST_CASE("a rate measured on messages of a stated size is met at that size") {
+  MeasuredFabric measured;
+  measured.all_gather = 44e9;
+  measured.bytes = 256 << 20;
+  for (const int nodes : {2, 8, 16}) {
+    const Fabric f = fabric_of(cluster(), measured);
+    CHECK(f.prepare(Collective::kAllGather, {8, nodes}).bus_bytes_per_s(256 << 20) == Approx(44e9).epsilon(0.01));
+  }
+}
+
+TEST_CASE("more bytes and more ranks never take less time") {
+  const Fabric f = fabric_of(cluster());
+  for (const Collective kind : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather, Collective::kBroadcast,
+                                Collective::kReduce, Collective::kAllToAll})
+    for (const Group group : {Group{2, 1}, Group{8, 1}, Group{1, 2}, Group{1, 16, 8}, Group{8, 2}, Group{8, 16}}) {
+      const CollectiveCost cost = f.prepare(kind, group);
+      double before = 0;
+      for (double bytes = 1024; bytes < 1e10; bytes *= 2) {
+        const double s = cost.seconds(bytes);
+        CHECK(s > 0);
+        CHECK(s >= 0.8 * before);  // the library changes its mind by its own table, not by the fabric's
+        before = s;
+      }
+    }
+  CHECK(f.collective_seconds(Collective::kAllToAll, 1e9, {8, 2}) > f.collective_seconds(Collective::kAllToAll, 1e9, {8, 1}));
+  CHECK(f.send_seconds(1e9, true) > f.send_seconds(1e9, false));
+  CHECK(f.send_seconds(1e9, true, 8) == Approx(f.send_seconds(1e9, true, 1)));
+}
+
+TEST_CASE("groups by where their ranks are") {
+  const auto is = [](Group g, int ranks_per_node, int nodes, int groups) {
+    return g.ranks_per_node == ranks_per_node && g.nodes == nodes && g.groups_per_node == groups;
+  };
+  CHECK(is(group_of(8, 1, 8), 8, 1, 1));
+  CHECK(is(group_of(2, 1, 8), 2, 1, 4));
+  CHECK(is(group_of(16, 8, 8), 1, 16, 8));
+  CHECK(is(group_of(16, 4, 8), 2, 8, 4));
+  CHECK(is(group_of(16, 1, 8), 8, 2, 1));
+  CHECK(is(group_of(4, 64, 8), 1, 4, 8));
+  CHECK(is(group_of(1, 1, 8), 1, 1, 8));
+}
+
+TEST_CASE("computing and communicating slow each other") {
+  const Fabric f = fabric_of(cluster());
+  const Contention inside = f.contention(Collective::kAllReduce, {8, 1});
+  const Contention across = f.contention(Collective::kAllReduce, {1, 16, 8});
+  CHECK(inside.compute > across.compute);
+  CHECK(across.compute > 1);
+  CHECK(inside.compute < 2);
+  CHECK(inside.communication > 1);
+  CHECK(inside.taken_sms >= 8);
+  CHECK(inside.taken_sms <= 32);
+  CHECK(f.contention(Collective::kAllReduce, {1, 1}).compute == 1);
+}
+
+TEST_CASE("what a fabric refuses") {
+  Machine m = cluster();
+  m.fabric["rails"] = 8;
+  CHECK(Fabric::of(m).error().message == "machine `cluster` states `rails` of its fabric");
+  m = cluster();
+  m.fabric["ring_efficiency"] = std::numeric_limits<double>::quiet_NaN();
+  CHECK_FALSE(Fabric::of(m).ok());
+  m = cluster();
+  m.fabric["oversubscription"] = 0.5;
+  CHECK_FALSE(Fabric::of(m).ok());
+  m = cluster();
+  m.device.link_bytes_per_s = 0;
+  CHECK(Fabric::of(m).error().message == "machine `cluster` has several devices a node and no link bandwidth");
+  m = cluster();
+  m.inter_bytes_per_s = 0;
+  CHECK_FALSE(Fabric::of(m).ok());
+  MeasuredFabric measured;
+  measured.all_reduce = -1;
+  CHECK_FALSE(Fabric::of(cluster(), measured).ok());
+}

@@ -1,0 +1,114 @@
+// What the shipped machines' constants leave over on the published tables: a report, and a ratchet.
+#include <fmt/format.h>
+
+#include <set>
+
+#include "sweeps/machines.h"
+#include "tests/device_model/samples.h"
+#include "tests/test.h"
+
+using namespace shardlab;
+using namespace shardlab::testing;
+
+namespace {
+
+using Groups = std::map<std::pair<std::string, std::string>, std::vector<double>>;
+
+std::string table(const std::string& title, const Groups& groups) {
+  std::string text =
+      fmt::format("{}\n{:<20} {:<44} {:>5} {:>8} {:>8} {:>8}\n", title, "machine", "family", "rows", "bias", "median", "p90");
+  for (const auto& [key, ratios] : groups) {
+    const Residuals r = residuals(ratios);
+    text += fmt::format("{:<20} {:<44} {:>5} {:>+7.1f}% {:>7.1f}% {:>7.1f}%\n", key.first, key.second, r.count, 100 * r.bias,
+                        100 * r.median, 100 * r.p90);
+  }
+  return text + "\n";
+}
+
+Groups kernel_ratios() {
+  Groups groups;
+  std::map<std::string, DeviceModel> models;
+  for (const KernelSample& s : kernel_samples()) {
+    auto it = models.find(s.device);
+    if (it == models.end()) it = models.emplace(s.device, *DeviceModel::of(load_machine(s.device)->device)).first;
+    groups[{s.device, s.family + (s.burst ? " (short runs)" : "")}].push_back(predicted(it->second, s) / s.seconds);
+  }
+  return groups;
+}
+
+Groups collective_ratios() {
+  Groups groups;
+  std::map<std::string, Fabric> fabrics;
+  for (const CollectiveSample& s : collective_samples()) {
+    auto it = fabrics.find(s.machine);
+    if (it == fabrics.end()) {
+      Machine machine = *load_machine(s.machine);
+      machine.nodes = 4096;
+      it = fabrics.emplace(s.machine, *Fabric::of(machine)).first;
+    }
+    groups[{s.machine, s.family}].push_back(predicted(it->second, s) / s.seconds);
+  }
+  return groups;
+}
+
+/// Devices on which nothing was measured: every fitted constant of theirs is another device's.
+std::string devices_without_rows(const Groups& groups) {
+  std::set<std::string> measured;
+  for (const auto& [key, ratios] : groups) measured.insert(key.first);
+  std::string text = "No kernel of these devices is published here; their constants are transferred, as their machine files say:\n";
+  for (const std::string& name : list_machines())
+    if (load_machine(name)->devices_per_node == 1 && !measured.contains(name) && load_machine(name)->device.id == name)
+      text += "  " + name + "\n";
+  return text;
+}
+
+}  // namespace
+
+// The whole report is a golden file: any constant that moves shows which residuals it moves. The ratchet below is what may not
+// worsen even when the file is updated.
+TEST_CASE("residuals of the shipped constants on the published tables") {
+  const Groups kernels = kernel_ratios();
+  const Groups collectives = collective_ratios();
+  REQUIRE_GOLDEN(
+      "device_model/residuals.txt",
+      "Predicted against measured, rows of simulator/published/kernels. Bias and median are of predicted / measured - 1 and of\n"
+      "its magnitude, p90 of its magnitude.\n\n" +
+          table("Kernels", kernels) + table("Collectives and messages", collectives) + devices_without_rows(kernels));
+}
+
+TEST_CASE("every shipped machine has cost functions, with no constant that they do not know") {
+  for (const std::string& name : list_machines()) {
+    INFO(name);
+    const Machine machine = *load_machine(name);
+    const auto model = DeviceModel::of(machine.device);
+    REQUIRE(model.ok());
+    const auto fabric = Fabric::of(machine);
+    REQUIRE(fabric.ok());
+    // Nothing measured is claimed where it is not: no fit rests on recalled multiprocessor counts alone.
+    CHECK(model->provenance("matmul") == Provenance::kTransferred);
+    CHECK(fabric->provenance(true) != Provenance::kMeasured);
+    // A large matmul reaches 30 to 100 % of the dense peak, a stream 50 to 100 % of the bandwidth.
+    const double peak = model->peak_flops(Precision::kBf16);
+    const double reached = 2 * 8192.0 * 8192 * 8192 / model->matmul_seconds({.m = 8192, .n = 8192, .k = 8192}) / peak;
+    CHECK(reached > 0.30);
+    CHECK(reached < 1);
+    const double streamed = 1e10 / model->memory_bound_seconds(1e10) / model->memory_bytes_per_s();
+    CHECK(streamed > 0.5);
+    CHECK(streamed < 1);
+  }
+}
+
+TEST_CASE("the median residual of each table stays within its bound") {
+  const auto pooled = [](const Groups& groups, const std::string& start) {
+    std::vector<double> all;
+    for (const auto& [key, ratios] : groups)
+      if (key.second.starts_with(start)) all.insert(all.end(), ratios.begin(), ratios.end());
+    REQUIRE(all.size() > 100);
+    return residuals(all).median;
+  };
+  const Groups kernels = kernel_ratios();
+  CHECK(pooled(kernels, "matmul") < 0.055);
+  CHECK(pooled(kernels, "attention") < 0.08);
+  CHECK(pooled(kernels, "memory") < 0.06);
+  CHECK(pooled(collective_ratios(), "") < 0.11);
+}

@@ -1,0 +1,164 @@
+// `shardlab validate` as a user meets it.
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "reports/table.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Output {
+  int code = -1;
+  std::string out, err;
+};
+
+/// A folder of its own for each test, removed at the end.
+class Scratch {
+ public:
+  Scratch() {
+    std::string pattern = (fs::temp_directory_path() / "shardlab-test-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ + "/" + name) << text;
+    return path_ + "/" + name;
+  }
+
+ private:
+  std::string path_;
+};
+
+std::string slurp(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+Output validate(const Scratch& scratch, const std::string& arguments) {
+  const std::string errors = scratch / "stderr.txt";
+  FILE* pipe = popen(fmt::format("{} validate {} 2>{}", SHARDLAB_PROGRAM, arguments, errors).c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Output output;
+  std::array<char, 4096> buffer;
+  for (size_t n; (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) output.out.append(buffer.data(), n);
+  const int status = pclose(pipe);
+  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  output.err = slurp(errors);
+  return output;
+}
+
+/// Cell of a CSV text by row (from 0) and column name.
+std::string cell(const std::string& csv, size_t row, const std::string& column) {
+  const auto records = parse_csv(csv);
+  for (size_t c = 0; c < records.at(0).size(); ++c)
+    if (records[0][c] == column) return records.at(row + 1).at(c);
+  return "no column " + column;
+}
+
+const std::string kHeader =
+    "profile,model,machine,devices,tp,zero,recompute,precision,micro_batch,seq_len,global_batch_tokens,measured_step_s,"
+    "measured_bytes,measured_memory_kind,measured_status,cluster\n";
+
+TEST_CASE("a user's rows are predicted and scored, bad ones refused one by one") {
+  const Scratch scratch;
+  const std::string rows = scratch.write(
+      "mine.csv", kHeader +
+                      "megatron,llama-3.1-8b,hgx-h100-ndr,16,2,1,none,bf16,1,8192,1048576,9.5,6e10,reserved,ok,\"east, 2\"\n"
+                      "torchtitan,llama-3.1-8b,hgx-h100-ndr,8,1,3,full,bf16,1,8192,524288,,,,oom,west\n"
+                      "megatron,llama-3.1-8b,hgx-h100-ndr,16,3,1,none,bf16,1,8192,1048576,9.5,,,ok,west\n"
+                      "megatron,llama-9b,hgx-h100-ndr,16,2,1,none,bf16,1,8192,1048576,9.5,,,ok,west\n"
+                      "megatron,llama-3.1-8b,hgx-h100-ndr,16,2,1,none,bf16,nan,8192,1048576,9.5,,,ok,west\n");
+  const Output run = validate(scratch, fmt::format("{} --out {} --format csv", rows, scratch / "out"));
+  INFO(run.err);
+  CHECK(run.code == 0);
+  CHECK(run.err.find("carried through, not read: cluster") != std::string::npos);
+  CHECK(run.err.find("3 of 5 rows refused") != std::string::npos);
+  CHECK(cell(run.out, 0, "group") == "mine");
+  CHECK(cell(run.out, 0, "rows") == "5");
+  CHECK(cell(run.out, 0, "refused") == "3");
+  CHECK(cell(run.out, 0, "step_rows") == "1");
+  CHECK(cell(run.out, 0, "reserved_rows") == "1");
+
+  const std::string out = slurp(scratch / "out/rows.csv");
+  CHECK(out.starts_with(kHeader.substr(0, kHeader.size() - 1) +
+                        ",predicted_step_s,predicted_live_bytes,predicted_reserved_bytes,predicted_device_bytes,predicted_low_s,"
+                        "predicted_high_s,predicted_fits,status,reason,"));
+  CHECK(cell(out, 0, "cluster") == "east, 2");
+  CHECK(cell(out, 0, "status") == "ok");
+  const double step = std::stod(cell(out, 0, "predicted_step_s"));
+  CHECK(step > 1);
+  CHECK(step < 60);
+  CHECK(std::stod(cell(out, 0, "predicted_low_s")) < step);
+  CHECK(std::stod(cell(out, 0, "predicted_high_s")) > step);
+  const auto bytes = [&](const char* kind) { return std::stoll(cell(out, 0, fmt::format("predicted_{}_bytes", kind))); };
+  CHECK(bytes("live") < bytes("reserved"));
+  CHECK(bytes("reserved") < bytes("device"));
+  CHECK((cell(out, 1, "predicted_fits") == "true" || cell(out, 1, "predicted_fits") == "false"));
+  for (const size_t row : {2, 3, 4}) {
+    CHECK(cell(out, row, "status") == "refused");
+    CHECK(cell(out, row, "predicted_step_s").empty());
+    CHECK(cell(out, row, "reason").find(fmt::format("mine.csv:{}:", row + 2)) != std::string::npos);
+  }
+  CHECK(cell(out, 3, "reason").find("no model is named `llama-9b`") != std::string::npos);
+
+  // The table that came out goes in again and says the same.
+  const Output again = validate(scratch, fmt::format("{} --format csv", scratch / "out/rows.csv"));
+  CHECK(cell(again.out, 0, "bias_pct") == cell(run.out, 0, "bias_pct"));
+}
+
+TEST_CASE("a table that is none ends in a usage error, a table of impossible rows in the answer no") {
+  const Scratch scratch;
+  const Output broken = validate(scratch, scratch.write("broken.csv", "machine,seq_len,model,devices\nhgx-h100-ndr,4096\n"));
+  CHECK(broken.code == 2);
+  CHECK(broken.err.find("broken.csv:2:14: 2 fields where the header has 4") != std::string::npos);
+  CHECK(broken.out.empty());
+  CHECK(validate(scratch, scratch / "absent.csv").code == 2);
+  CHECK(validate(scratch, scratch.write("a.csv", "model,machine,seq_len,devices\ngpt2,hgx-h100-ndr,1024,8\n") + " --format xml")
+            .code == 2);
+  const Output none = validate(
+      scratch, scratch.write("none.csv", kHeader + "megatron,gpt2,hgx-h100-ndr,0,2,1,none,bf16,1,8192,1048576,9.5,,,ok,x\n"));
+  CHECK(none.code == 3);
+  CHECK(none.err.find("1 of 1 rows refused") != std::string::npos);
+}
+
+TEST_CASE("names in a row lead to files beside the table") {
+  const Scratch scratch;
+  scratch.write("two.yaml", "id: two\ndevices_per_node: 2\nnodes: 1\ndevice: {preset: h100-sxm5-80gb}\n");
+  const std::string rows = scratch.write(
+      "files.csv", "machine,seq_len,model,devices,micro_batch\n./two.yaml,1024,gpt2,2,1\nnowhere.yaml,1024,gpt2,2,1\n");
+  const Output run = validate(scratch, rows + " --format csv");
+  CHECK(run.code == 0);
+  CHECK(cell(run.out, 0, "refused") == "1");
+}
+
+TEST_CASE("without a file every published set is scored") {
+  const Scratch scratch;
+  const Output run = validate(scratch, "--format csv --out " + (scratch / "all"));
+  CHECK(run.code == 0);
+  const auto records = parse_csv(run.out);
+  REQUIRE(records.size() == 10);  // header, eight sets, all of them
+  CHECK(cell(run.out, 8, "group") == "all");
+  CHECK(cell(run.out, 8, "rows") == "1973");
+  CHECK(cell(run.out, 8, "step_rows") == "1973");
+  CHECK(parse_csv(slurp(scratch / "all/rows.csv")).size() == 1974);
+  const Output by = validate(scratch, "--by profile,zero --format csv");
+  CHECK(cell(by.out, 0, "group").find("profile=") == 0);
+}
+
+}  // namespace
+}  // namespace shardlab
