@@ -37,6 +37,7 @@ struct BoundOp {
   uint64_t seed = 0;
   const BatchSource* source = nullptr;
   std::vector<Tensor> reads, writes;
+  int32_t parameter = -1;  ///< ParameterId of the first operand whose storage belongs to one, or -1
 
   const Op& op() const { return *instruction->op; }
   const Mesh& mesh() const { return plan->mesh; }

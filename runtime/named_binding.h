@@ -62,7 +62,7 @@ inline Matrix matrix_of(const Tensor& t) { return {t.shape().elements() / t.shap
 
 inline int64_t elements_of(const Tensor& t) { return t.shape().elements(); }
 
-/// Random numbers of an op: by seed, label and layer, so the same on every layout. `step` is set before each run.
+/// Random numbers of an op: by seed, label, layer and parameter, so the same on every layout. `step` is set before each run.
 RandomKey key_of(const BoundOp& op, RandomUse use);
 
 // Binders, by the file that holds them.
