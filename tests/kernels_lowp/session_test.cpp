@@ -208,8 +208,8 @@ TEST_CASE("session: stochastic rounding gives the same numbers under every layou
       OneSegment s;
       s.dp = dp;
       const auto type = [&](std::string_view dtype) {
-        return shard == "dp:S0" ? fmt::format("{}[{},12] {}", dtype, 8 / dp, shard)
-                                : fmt::format("{}[8,{}] {}", dtype, 12 / dp, shard);
+        return shard == "dp:S0" ? fmt::format("{}[{},6000] {}", dtype, 8 / dp, shard)
+                                : fmt::format("{}[8,{}] {}", dtype, 6000 / dp, shard);
       };
       s.parameters = {{"w", type("f32")}};
       s.persistent = {{"r", type("bf16")}, {"n", type("bf16")}};
