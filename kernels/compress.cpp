@@ -18,25 +18,31 @@ class Selection {
  public:
   template <class Keys>
   Selection(int64_t k, const Keys& keys) {
-    std::array<int64_t, kDigit> counts;
+    std::array<int64_t, kMostDigits> counts;
     ties_ = k;
-    for (int shift = 32 - kBits; shift >= 0; shift -= kBits) {
+    for (const Digit d : kDigits) {
       counts.fill(0);
       keys([&](int64_t, uint32_t key) {
-        if ((static_cast<uint64_t>(key) >> (shift + kBits)) == (static_cast<uint64_t>(threshold_) >> (shift + kBits)))
-          ++counts[(key >> shift) % kDigit];
+        if (above(key, d) == above(threshold_, d)) ++counts[(key >> d.shift) & ((1u << d.bits) - 1)];
       });
-      uint32_t digit = kDigit - 1;
+      uint32_t digit = (1u << d.bits) - 1;
       while (digit > 0 && counts[digit] < ties_) ties_ -= counts[digit--];
-      threshold_ |= digit << shift;
+      threshold_ |= digit << d.shift;
     }
   }
   /// Whether the next key, in index order, is among the k.
   bool take(uint32_t key) { return key > threshold_ || (key == threshold_ && ties_-- > 0); }
 
  private:
-  static constexpr int kBits = 8;
-  static constexpr uint32_t kDigit = 1u << kBits;
+  struct Digit {
+    int shift, bits;
+  };
+  static constexpr std::array kDigits{Digit{21, 11}, Digit{10, 11}, Digit{0, 10}};
+  static constexpr size_t kMostDigits = size_t{1} << 11;
+
+  /// The bits of a key above a digit.
+  static uint32_t above(uint32_t key, Digit d) { return static_cast<uint32_t>(static_cast<uint64_t>(key) >> (d.shift + d.bits)); }
+
   uint32_t threshold_ = 0;  ///< the k-th largest key
   int64_t ties_ = 0;        ///< how many of those equal to it are taken
 };

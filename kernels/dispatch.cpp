@@ -6,6 +6,7 @@
 
 #include "kernels/checks.h"
 #include "kernels/kernels.h"
+#include "kernels/library_product.h"
 #include "plan/base/check.h"
 
 namespace shardlab {
@@ -61,7 +62,8 @@ const Kernels& kernels_for_this_processor() {
 
 std::string description(const Kernels& k) {
   const dnnl_version_t* v = dnnl_version();
-  return fmt::format("{} + oneDNN {}.{}.{}", k.name, v->major, v->minor, v->patch);
+  return fmt::format("{} + oneDNN {}.{}.{}{}", k.name, v->major, v->minor, v->patch,
+                     kernels::LibraryProduct::runs_here() ? " with bf16" : "");
 }
 
 }  // namespace shardlab

@@ -39,6 +39,7 @@ struct BoundOp {
   std::vector<Tensor> reads, writes;
   std::span<std::byte> workspace;  ///< of the op's stream: `scratch_bytes` and more
   float* rope_table = nullptr;     ///< the rank's table of cosines and sines; zero until `Backend::enter_thread`
+  int32_t parameter = -1;  ///< ParameterId of the first operand whose storage belongs to one, or -1
 
   const Op& op() const { return *instruction->op; }
   const Mesh& mesh() const { return plan->mesh; }

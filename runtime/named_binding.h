@@ -62,11 +62,18 @@ inline Matrix matrix_of(const Tensor& t) { return {t.shape().elements() / t.shap
 
 inline int64_t elements_of(const Tensor& t) { return t.shape().elements(); }
 
-/// Random numbers of an op: by seed, label and layer, so the same on every layout. `step` is set before each run.
+/// Random numbers of an op: by seed, label, layer and parameter, so the same on every layout. `step` is set before each run.
 RandomKey key_of(const BoundOp& op, RandomUse use);
+
+/// A launch without scratch.
+template <class Run>
+ScratchLaunch plain(Run run) {
+  return {0, [run](const StepState&, void*) { run(); }};
+}
 
 // Binders, by the file that holds them.
 std::span<const NamedKernel> precision_kernels();
+std::span<const NamedKernel> fp8_kernels();
 std::span<const NamedKernel> compression_kernels();
 
 }  // namespace shardlab::named

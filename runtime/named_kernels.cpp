@@ -11,7 +11,9 @@ namespace shardlab {
 namespace named {
 
 RandomKey key_of(const BoundOp& op, RandomUse use) {
-  const uint64_t hash = mix(hash_text(op.op().label) + static_cast<uint64_t>(op.instruction->layer + 1));
+  // One segment may serve many parameters: their number tells them apart, and is the same on every layout.
+  const uint64_t tensor = op.parameter < 0 ? 0 : 1 + op.plan->parameters[static_cast<size_t>(op.parameter)].tensor;
+  const uint64_t hash = mix(mix(hash_text(op.op().label) + static_cast<uint64_t>(op.instruction->layer + 1)) + tensor);
   return {op.seed, use, static_cast<uint32_t>(hash & 0xffffff), 0};  // the key has 24 bits for the tensor
 }
 
@@ -19,7 +21,7 @@ RandomKey key_of(const BoundOp& op, RandomUse use) {
 
 std::vector<NamedKernel> named_kernels() {
   std::vector<NamedKernel> kernels;
-  for (const auto part : {named::precision_kernels(), named::compression_kernels()})
+  for (const auto part : {named::precision_kernels(), named::fp8_kernels(), named::compression_kernels()})
     kernels.insert(kernels.end(), part.begin(), part.end());
   return kernels;
 }

@@ -1,11 +1,10 @@
-// Named kernels of mixed precision: casts, loss scaling, clipping, fp8.
+// Named kernels of mixed precision: casts, loss scaling, clipping.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
 
-#include "kernels/fp8.h"
 #include "kernels/loss_scale.h"
-#include "kernels/quantise.h"
 #include "runtime/named_binding.h"
 
 namespace shardlab::named {
@@ -66,14 +65,16 @@ struct RoundingArgs {
 };
 
 void round_rows(const MixedKernels& k, const RoundingArgs& a, kernels::Scratch& scratch) {
-  auto* row = scratch.take<float>(a.width);
+  constexpr int64_t kBlock = 4096;
+  auto* block = scratch.take<float>(std::min(a.width, kBlock));
   if (scratch.counting()) return;
-  for (size_t r = 0; r < a.elements.size(); ++r) {
-    const int64_t first = static_cast<int64_t>(r) * a.width;
-    k.storage().widen({static_cast<const char*>(a.from.data) + bytes_of(a.from.dtype, first), a.from.dtype, a.width, row});
-    k.storage().narrow_stochastic(
-        {row, a.width, a.to.dtype, static_cast<char*>(a.to.data) + bytes_of(a.to.dtype, first), a.key, a.elements[r]});
-  }
+  for (size_t r = 0; r < a.elements.size(); ++r)
+    for (int64_t column = 0; column < a.width; column += kBlock) {
+      const int64_t first = static_cast<int64_t>(r) * a.width + column, n = std::min(kBlock, a.width - column);
+      k.storage().widen({static_cast<const char*>(a.from.data) + bytes_of(a.from.dtype, first), a.from.dtype, n, block});
+      k.storage().narrow_stochastic({block, n, a.to.dtype, static_cast<char*>(a.to.data) + bytes_of(a.to.dtype, first), a.key,
+                                     a.elements[r] + static_cast<uint64_t>(column)});
+    }
 }
 
 /// Row-major logical index of the first element of each row that a rank holds.
@@ -171,12 +172,6 @@ Result<ScratchLaunch> bind_unscale(const BoundOp& op, const BindTools& tools) {
       [](UnscaleArgs& a, const StepState&) { a.multiply.factor = 1.0f / *a.scale; });
 }
 
-/// A launch without scratch.
-template <class Run>
-ScratchLaunch plain(Run run) {
-  return {0, [run](const StepState&, void*) { run(); }};
-}
-
 Result<ScratchLaunch> bind_not(const BoundOp& op, const BindTools&) {
   Operands check = Operands(op).count(1, 1);
   if (check.good()) check.number(op.reads[0], DType::i32).number(op.writes[0], DType::i32);
@@ -223,187 +218,6 @@ Result<ScratchLaunch> bind_clip_factor(const BoundOp& op, const BindTools&) {
   });
 }
 
-// ---- fp8
-
-template <DType kTarget>
-Result<ScratchLaunch> bind_fp8_scale(const BoundOp& op, const BindTools&) {
-  Operands check = Operands(op).count(1, 1);
-  if (check.good()) check.number(op.reads[0]).number(op.writes[0]);
-  if (!check.good()) return check.refusal();
-  return plain(
-      [amax = op.reads[0].as<const float>(), scale = op.writes[0].as<float>()] { *scale = kernels::fp8_scale(*amax, kTarget); });
-}
-
-template <DType kTarget>
-Result<ScratchLaunch> bind_fp8_delayed(const BoundOp& op, const BindTools&) {
-  Operands check = Operands(op).count(2, 2);
-  if (check.good())
-    check.number(op.reads[0])
-        .type(op.reads[1], DType::f32)
-        .in_place(op.writes[0], op.reads[1])
-        .same_size(op.reads[1], op.writes[0])
-        .number(op.writes[1]);
-  if (!check.good()) return check.refusal();
-  return plain([amax = op.reads[0].as<const float>(), history = op.writes[0].as<float>(), n = elements_of(op.writes[0]),
-                scale = op.writes[1].as<float>()] {
-    *scale = kernels::fp8_delayed_scale({history, n, *amax, kTarget});
-  });
-}
-
-bool is_fp8(const Tensor& t) { return t.type->dtype == DType::f8e4m3 || t.type->dtype == DType::f8e5m2; }
-
-/// The blocks that a matrix and its scales mean: one scale, a scale each 128 of a row, or one each 128 x 128.
-std::optional<kernels::Fp8Blocks> blocks_of(const Tensor& x, const Tensor& scales) {
-  const Matrix m = matrix_of(x), s = matrix_of(scales);
-  if (elements_of(scales) == 1) return kernels::fp8_tensor(m.rows, m.columns);
-  for (const auto& blocks : {kernels::fp8_rows(m.rows, m.columns), kernels::fp8_squares(m.rows, m.columns)})
-    if (s.rows == blocks.down() && s.columns == blocks.across()) return blocks;
-  return std::nullopt;
-}
-
-constexpr std::string_view kScales = "has scales that are neither one, nor one each 128 of a row, nor one each 128 x 128";
-
-Result<ScratchLaunch> bind_fp8_quantise(const BoundOp& op, const BindTools& tools) {
-  Operands check = Operands(op).count(2, 1);
-  if (check.good())
-    check.number(op.reads[1])
-        .floating(op.reads[0])
-        .same_size(op.reads[0], op.writes[0])
-        .that(is_fp8(op.writes[0]), "writes something other than f8e4m3 or f8e5m2");
-  if (!check.good()) return check.refusal();
-  const Matrix m = matrix_of(op.writes[0]);
-  const kernels::Fp8Quantise args{stored(op.reads[0]), stored(op.writes[0]), kernels::fp8_tensor(m.rows, m.columns),
-                                  op.reads[1].as<const float>()};
-  return counted_launch(tools.kernels, args,
-                        [](const MixedKernels& k, const kernels::Fp8Quantise& a, kernels::Scratch& s) { fp8_quantise(k, a, s); });
-}
-
-/// A shard's blocks must be blocks of the whole: its first row and column are multiples of a block's.
-bool aligned_shard(const BoundOp& op, const Type& type, const kernels::Fp8Blocks& blocks) {
-  const Shape origin = logical_origin(type, op.mesh(), op.at), whole = logical_shape(type, op.mesh());
-  int64_t row = 0;
-  for (int dim = 0; dim + 1 < type.shape.rank; ++dim) row = row * whole[dim] + origin[dim];
-  const auto fits = [](int64_t first, int64_t held, int64_t total, int64_t block) {
-    return first % block == 0 && (held % block == 0 || first + held == total);
-  };
-  const int last = type.shape.rank - 1;
-  return row % blocks.block_rows == 0 && fits(origin[last], type.shape[last], whole[last], blocks.block_columns);
-}
-
-template <int64_t kBlockRows>
-Result<ScratchLaunch> bind_fp8_blocks(const BoundOp& op, const BindTools& tools) {
-  Operands check = Operands(op).count(1, 2);
-  if (!check.good()) return check.refusal();
-  const Tensor &x = op.reads[0], &q = op.writes[0], &scales = op.writes[1];
-  const Matrix m = matrix_of(x);
-  const kernels::Fp8Blocks blocks{m.rows, m.columns, kBlockRows, 128};
-  check.floating(x)
-      .same_size(x, q)
-      .type(scales, DType::f32)
-      .elements(scales, blocks.down() * blocks.across())
-      .that(matrix_of(q).columns == m.columns && matrix_of(scales).columns == blocks.across(),
-            "has rows of different lengths, or scales that are not [rows of blocks, ceil(columns / 128)]")
-      .that(is_fp8(q), "writes something other than f8e4m3 or f8e5m2")
-      .that(aligned_shard(op, *x.type, blocks), "holds a shard whose blocks are not blocks of the whole");
-  if (!check.good()) return check.refusal();
-  struct Args {
-    kernels::Fp8FindScales find;
-    kernels::Fp8Quantise quantise;
-  };
-  const Args args{{stored(x), blocks, q.type->dtype, scales.as<float>()}, {stored(x), stored(q), blocks, scales.as<float>()}};
-  return counted_launch(tools.kernels, args, [](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
-    fp8_find_scales(k, a.find, s);
-    fp8_quantise(k, a.quantise, s);
-  });
-}
-
-Result<ScratchLaunch> bind_fp8_dequantise(const BoundOp& op, const BindTools& tools) {
-  Operands check = Operands(op).count(2, 1);
-  if (check.good())
-    check.that(is_fp8(op.reads[0]), "reads something other than f8e4m3 or f8e5m2")
-        .type(op.reads[1], DType::f32)
-        .same_size(op.reads[0], op.writes[0])
-        .floating(op.writes[0]);
-  if (!check.good()) return check.refusal();
-  const auto blocks = blocks_of(op.reads[0], op.reads[1]);
-  if (!check.that(blocks.has_value(), kScales).good()) return check.refusal();
-  const Stored q = fp8_operand(op.reads[0].data, op.reads[0].type->dtype, *blocks, op.reads[1].as<const float>());
-  const kernels::SumRows args{q, stored(op.writes[0]), 1, elements_of(op.writes[0])};
-  return counted_launch(tools.kernels, args,
-                        [](const MixedKernels& k, const kernels::SumRows& a, kernels::Scratch& s) { sum_rows(k, a, s); });
-}
-
-/// The quantised matrix of reads i and its scales, i + 1.
-Result<Stored> quantised(const BoundOp& op, size_t i) {
-  Operands check(op);
-  check.that(is_fp8(op.reads[i]), "reads something other than f8e4m3 or f8e5m2").type(op.reads[i + 1], DType::f32);
-  const auto blocks = blocks_of(op.reads[i], op.reads[i + 1]);
-  if (!check.that(blocks.has_value(), kScales).good()) return check.refusal();
-  return fp8_operand(op.reads[i].data, op.reads[i].type->dtype, *blocks, op.reads[i + 1].as<const float>());
-}
-
-template <class Args>
-ScratchLaunch launch(const BindTools& tools, void (MixedKernels::*kernel)(const Args&, kernels::Scratch&) const, const Args& args) {
-  return counted_launch(tools.kernels, args,
-                        [kernel](const MixedKernels& k, const Args& a, kernels::Scratch& s) { (k.*kernel)(a, s); });
-}
-
-Result<ScratchLaunch> bind_fp8_linear(const BoundOp& op, const BindTools& tools) {
-  const Phase phase = phase_of(op.op().work);
-  const bool bias = phase == Phase::kF && op.reads.size() == 5;
-  Operands check = Operands(op).count(bias ? 5 : 4, 1).that(phase != Phase::kNone, "has no phase: F, I or W");
-  if (check.good()) check.floating(op.writes[0]);
-  if (check.good() && bias) check.floating(op.reads[4]);
-  if (!check.good()) return check.refusal();
-  auto left = quantised(op, 0), right = quantised(op, 2);
-  if (!left.ok()) return left.error();
-  if (!right.ok()) return right.error();
-  const Matrix a = matrix_of(op.reads[0]), b = matrix_of(op.reads[2]), y = matrix_of(op.writes[0]);
-  const bool canonical = tools.options.canonical;
-  const Type& second = *op.reads[2].type;
-  switch (phase) {
-    case Phase::kF:
-      check.that(a.columns == b.columns && y.rows == a.rows && y.columns == b.rows,
-                 "has shapes other than x[.., in], w[out, in] -> y[.., out]");
-      if (!check.good()) return check.refusal();
-      return launch<kernels::MixedLinearForward>(tools, &MixedKernels::linear_forward,
-                                                 {.x = *left,
-                                                  .w = *right,
-                                                  .bias = bias ? stored(op.reads[4]) : Stored{},
-                                                  .y = stored(op.writes[0]),
-                                                  .rows = a.rows,
-                                                  .in = b.columns,
-                                                  .out = b.rows,
-                                                  .in_part = held_part(op, second, 1),
-                                                  .canonical = canonical});
-    case Phase::kI:
-      check.that(a.columns == b.rows && y.rows == a.rows && y.columns == b.columns,
-                 "has shapes other than dy[.., out], w[out, in] -> dx[.., in]");
-      if (!check.good()) return check.refusal();
-      return launch<kernels::MixedLinearInput>(tools, &MixedKernels::linear_input,
-                                               {.dy = *left,
-                                                .w = *right,
-                                                .dx = stored(op.writes[0]),
-                                                .rows = a.rows,
-                                                .in = b.columns,
-                                                .out = b.rows,
-                                                .out_part = held_part(op, second, 0),
-                                                .canonical = canonical});
-    default: break;
-  }
-  check.that(a.rows == b.rows && y.rows == b.columns && y.columns == a.columns,
-             "has shapes other than x[.., in], dy[.., out] -> dw[out, in]");
-  if (!check.good()) return check.refusal();
-  return launch<kernels::MixedLinearWeight>(tools, &MixedKernels::linear_weight,
-                                            {.x = *left,
-                                             .dy = *right,
-                                             .dw = stored(op.writes[0]),
-                                             .tokens = held_tokens(op, *op.reads[0].type),
-                                             .in = a.columns,
-                                             .out = b.columns,
-                                             .canonical = canonical});
-}
-
 constexpr std::array kTable{
     NamedKernel{"copy", "(a) -> b", bind_copy},
     NamedKernel{"add", "(a, b) -> c", bind_add},
@@ -416,16 +230,6 @@ constexpr std::array kTable{
     NamedKernel{"start_scale", "(scale f32[1], first f32[1]) -> scale", bind_start_scale},
     NamedKernel{"adjust_scale", "(bad i32[1], scale f32[1][, good i32[1][, interval f32[1]]]) -> scale[, good]", bind_adjust_scale},
     NamedKernel{"clip_factor", "(squared_norm f64[1], max_norm f32[1]) -> factor f32[1]", bind_clip_factor},
-    NamedKernel{"fp8_scale_e4m3", "(amax f32[1]) -> scale f32[1]", bind_fp8_scale<DType::f8e4m3>},
-    NamedKernel{"fp8_scale_e5m2", "(amax f32[1]) -> scale f32[1]", bind_fp8_scale<DType::f8e5m2>},
-    NamedKernel{"fp8_delayed_e4m3", "(amax f32[1], history f32[n]) -> history, scale f32[1]", bind_fp8_delayed<DType::f8e4m3>},
-    NamedKernel{"fp8_delayed_e5m2", "(amax f32[1], history f32[n]) -> history, scale f32[1]", bind_fp8_delayed<DType::f8e5m2>},
-    NamedKernel{"fp8_quantise", "(x, scale f32[1]) -> q", bind_fp8_quantise},
-    NamedKernel{"fp8_quantise_1x128", "(x[..,c]) -> q, scales f32[..,ceil(c/128)]", bind_fp8_blocks<1>},
-    NamedKernel{"fp8_quantise_128x128", "(x[r,c]) -> q, scales f32[ceil(r/128),ceil(c/128)]", bind_fp8_blocks<128>},
-    NamedKernel{"fp8_dequantise", "(q, scales) -> y", bind_fp8_dequantise},
-    NamedKernel{"fp8_linear", "F: (x, sx, w, sw[, bias]) -> y. I: (dy, sdy, w, sw) -> dx. W: (x, sx, dy, sdy) -> dw",
-                bind_fp8_linear},
 };
 
 }  // namespace

@@ -110,6 +110,9 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   for (const Operand& o : program_.reads(instruction)) op.reads.push_back(tensor(o));
   for (const Operand& o : program_.writes(instruction)) op.writes.push_back(tensor(o));
   bind_workspace(op);
+  for (const auto operands : {program_.reads(instruction), program_.writes(instruction)})
+    for (const Operand& o : operands)
+      if (op.parameter < 0 && o.root) op.parameter = role_.buffers[o.root.index()].parameter;
   auto launch = backend_->bind(op);
   if (!launch.ok()) return launch.error();
   bound.kind = BoundInstruction::Kind::kLaunch;

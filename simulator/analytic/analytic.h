@@ -168,6 +168,7 @@ struct Estimate {
 /// executes, memory and wire bytes are those of `closed_form`, to the byte.
 struct ExecutorSettings {
   int64_t bucket_bytes = 25 << 20;
+  Fsdp fsdp;  ///< of zero 3
   bool grad_norm = false;
   bool canonical = false;
   float dropout = 0;

@@ -22,14 +22,17 @@ std::optional<Model> model_of(const ModelShape& s) {
 /// Whether a case can say the point at all.
 bool sayable(const Point& p) {
   const bool known = p.schedule <= Schedule::k1F1B && p.precision == Precision::kFp32 && p.vpp == 1 && p.cp == 1 && p.ep == 1;
-  const bool plain = p.zero <= 1 && !p.sequence_parallel && p.tensor_overlap == 0 && p.compression == Compression::kNone &&
+  const bool plain = !p.sequence_parallel && p.tensor_overlap == 0 && p.compression == Compression::kNone &&
                      p.offload_activations == Medium::kDevice && p.offload_optimizer == Medium::kDevice &&
                      p.offload_parameters == Medium::kDevice;
   return known && plain && (p.recompute.modules == 0 || p.recompute.full());
 }
 
 void set_layout(const Point& p, Case& c) {
-  c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero;
+  c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero, c.layout.hybrid_shard = p.hybrid_shard;
+  c.layout.overlap = p.overlap != 0;
+  if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
+  if (p.zero != 3) c.layout.fsdp = {};
   c.layout.schedule = static_cast<shardlab::Schedule>(p.schedule);
   c.layout.recompute = p.recompute.full() ? shardlab::Recompute::kFull : shardlab::Recompute::kNone;
   c.train.seq_len = p.seq_len, c.train.micro_batch = p.micro_batch, c.train.grad_accumulation = p.grad_accumulation;
@@ -47,7 +50,8 @@ ExecutorForm::ExecutorForm(const Prepared::Inside& in) {
   case_.model = *model;
   case_.machine.id = in.machine.id, case_.machine.devices_per_node = in.machine.devices_per_node;
   case_.machine.nodes = in.machine.nodes, case_.machine.device.memory_bytes = in.machine.device.memory_bytes;
-  case_.layout.bucket_bytes = in.executor.bucket_bytes;
+  bucket_bytes_ = in.executor.bucket_bytes;
+  fsdp_ = in.executor.fsdp;
   case_.train.grad_norm = in.executor.grad_norm;
   case_.train.optimizer = in.executor.optimizer;
   case_.train.dropout = in.executor.dropout;
@@ -57,6 +61,8 @@ ExecutorForm::ExecutorForm(const Prepared::Inside& in) {
 const ExecutorBytes* ExecutorForm::of(const Point& point) {
   if (!possible_ || !sayable(point)) return nullptr;
   if (have_last_ && last_ == point) return form_ ? &*form_ : nullptr;
+  case_.layout.fsdp = fsdp_;
+  case_.layout.bucket_bytes = point.zero == 3 ? 0 : bucket_bytes_;
   set_layout(point, case_);
   last_ = point, have_last_ = true;
   form_ = executor_bytes(case_);
@@ -70,6 +76,7 @@ MemoryBytes memory_of(const Prepared::Inside& in, const ExecutorStage& stage) {
   m[MemoryPart::kMoments] = stage.moments;
   m[MemoryPart::kActivations] = stage.activations;
   m[MemoryPart::kTransient] = stage.temporaries;
+  m[MemoryPart::kGathered] = stage.gathered;
   m[MemoryPart::kWorkspace] = stage.rest;
   m[MemoryPart::kContext] = static_cast<int64_t>(in.profile.memory_context);
   return m;
@@ -93,6 +100,8 @@ void estimate_memory(const Prepared::Inside& in, const ExecutorBytes& form, Esti
 Result<Point> point_of(const Case& c) {
   Point p{.dp = c.layout.dp, .tp = c.layout.tp, .pp = c.layout.pp, .vpp = c.layout.vpp, .cp = c.layout.cp, .ep = c.layout.ep};
   p.zero = c.layout.zero;
+  p.hybrid_shard = c.layout.hybrid_shard;
+  if (c.layout.zero == 3) p.reshard = c.layout.fsdp.reshard ? 1 : 0;
   p.schedule = static_cast<Schedule>(c.layout.schedule);
   p.sequence_parallel = c.layout.sequence_parallel;
   p.recompute.modules = c.layout.recompute == shardlab::Recompute::kFull ? Recompute::kLayer : 0;
@@ -117,6 +126,7 @@ Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
   if (!profile) return profile.error();
   return prepare(shape_of(c.model), c.machine, *profile, measured,
                  {.bucket_bytes = c.layout.bucket_bytes,
+                  .fsdp = c.layout.fsdp,
                   .grad_norm = c.train.grad_norm,
                   .canonical = c.canonical,
                   .dropout = c.train.dropout,

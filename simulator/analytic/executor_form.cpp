@@ -13,8 +13,9 @@ ExecutorStage stage_of(const StageForm& form) {
                   .gradients = at(BufferClass::kGradient),
                   .moments = at(BufferClass::kMoment),
                   .activations = at(BufferClass::kActivation),
-                  .temporaries = at(BufferClass::kTemporary) + at(BufferClass::kBuffer),
-                  .rest = at(BufferClass::kInput) + at(BufferClass::kMetric) + at(BufferClass::kOther),
+                  .temporaries = at(BufferClass::kTemporary),
+                  .gathered = at(BufferClass::kBuffer),
+                  .rest = at(BufferClass::kInput) + at(BufferClass::kMetric) + at(BufferClass::kWorkspace) + at(BufferClass::kOther),
                   .peak = form.peak};
   return s;
 }
@@ -26,11 +27,11 @@ ExecutorWire wire_of(const ClosedForm& form) {
     return bytes;
   };
   return {.tensor = sent({Channel::kTp}),
-          .gradients = sent({Channel::kDpGradients}),
+          .gradients = sent({Channel::kDpGradients, Channel::kDpReplicas}),
           .weights = sent({Channel::kDpParameters}),
           .pipeline = sent({Channel::kForwardEven, Channel::kForwardOdd, Channel::kBackwardEven, Channel::kBackwardOdd}),
           .ends = sent({Channel::kEnds}),
-          .metrics = sent({Channel::kMetricsDp, Channel::kMetricsTp, Channel::kMetricsPp})};
+          .metrics = sent({Channel::kMetricsDp, Channel::kMetricsReplica, Channel::kMetricsTp, Channel::kMetricsPp})};
 }
 
 }  // namespace

@@ -39,6 +39,8 @@ class ExecutorForm {
  private:
   bool possible_ = false;
   Case case_;
+  Fsdp fsdp_;  ///< of zero 3, as `bucket_bytes_` is of the other stages
+  int64_t bucket_bytes_ = 0;
   Point last_;
   bool have_last_ = false;
   std::optional<ExecutorBytes> form_;

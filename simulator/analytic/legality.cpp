@@ -40,9 +40,10 @@ bool sequence_ok(const Point& p) {
   return !p.sequence_parallel || p.tp == 1 || (p.seq_len / p.cp) % p.tp == 0;
 }
 
-bool zero_ok(const Point& p) {
-  if (p.zero == 2 && p.pp > 1) return false;  // gradients would be cut and gathered again for every micro-batch in flight
-  return p.hybrid_shard == 0 || (p.zero == 3 && (int64_t{p.dp} * p.cp) % p.hybrid_shard == 0);
+bool zero_ok(const Prepared::Inside& in, const Point& p) {
+  // shardlab's executor scatters the gradients of every micro-batch in flight; DeepSpeed's pipeline refuses to.
+  if (p.zero == 2 && p.pp > 1 && in.profile.name != "shardlab") return false;
+  return p.hybrid_shard == 0 || (p.zero > 0 && (int64_t{p.dp} * p.cp) % p.hybrid_shard == 0);
 }
 
 bool combination_ok(const Point& p) {
@@ -64,7 +65,7 @@ Refusal refusal_of(const Prepared::Inside& in, const Point& p) {
   if (!schedule_ok(s, p)) return Refusal::kSchedule;
   if (!sequence_ok(p)) return Refusal::kSequence;
   if (!experts_ok(s, p)) return Refusal::kExperts;
-  if (!zero_ok(p)) return Refusal::kZero;
+  if (!zero_ok(in, p)) return Refusal::kZero;
   return combination_ok(p) ? Refusal::kNone : Refusal::kCombination;
 }
 
@@ -108,7 +109,7 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
                 "ep divides the experts, expert_tp their width, and both together dp * cp * tp; a dense model has ep 1");
     case Refusal::kZero:
       return no(fmt::format("zero {} with pp {} and hybrid_shard {} of dp {}", p.zero, p.pp, p.hybrid_shard, p.dp),
-                "zero 2 goes with pp 1; hybrid_shard with zero 3, dividing dp * cp");
+                "zero 2 goes with pp 1 in other frameworks than shardlab; hybrid_shard with zero 1 to 3, dividing dp * cp");
     case Refusal::kPrecision: return no("the device has no such precision", "choose a wider one");
     case Refusal::kCombination:
       return no(

@@ -14,7 +14,7 @@ Expected expected_of(const Case& config) {
   }
   e.wire_total = form.wire_total();
   e.tensor_wire = form.wire[static_cast<size_t>(Channel::kTp)];
-  e.gradient_wire = form.wire[static_cast<size_t>(Channel::kDpGradients)];
+  e.gradient_wire = form.wire[static_cast<size_t>(Channel::kDpGradients)] + form.wire[static_cast<size_t>(Channel::kDpReplicas)];
   return e;
 }
 

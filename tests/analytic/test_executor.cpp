@@ -41,7 +41,7 @@ TEST_CASE("memory and wire bytes of every legal case equal the closed forms") {
     REQUIRE(e.memory.live() == worst);
     REQUIRE(e.memory.reserved() == worst);
   }
-  CHECK(stages == 9576);
+  CHECK(stages == 23256);
 }
 
 TEST_CASE("what a case says arrives in the point") {

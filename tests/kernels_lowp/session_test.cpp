@@ -210,8 +210,8 @@ TEST_CASE("session: stochastic rounding gives the same numbers under every layou
       OneSegment s;
       s.dp = dp;
       const auto type = [&](std::string_view dtype) {
-        return shard == "dp:S0" ? fmt::format("{}[{},12] {}", dtype, 8 / dp, shard)
-                                : fmt::format("{}[8,{}] {}", dtype, 12 / dp, shard);
+        return shard == "dp:S0" ? fmt::format("{}[{},6000] {}", dtype, 8 / dp, shard)
+                                : fmt::format("{}[8,{}] {}", dtype, 6000 / dp, shard);
       };
       s.parameters = {{"w", type("f32")}};
       s.persistent = {{"r", type("bf16")}, {"n", type("bf16")}};
@@ -225,6 +225,49 @@ TEST_CASE("session: stochastic rounding gives the same numbers under every layou
       REQUIRE(bit_difference(rounded, whole) == "");
     }
   }
+}
+
+TEST_CASE("session: one segment that rounds several parameters draws other numbers for each, and for each step") {
+  const std::string text = plan_head(1, 1, 1, "compute") + R"(
+parameter a f32[40] stage 0 ones tensor 1
+parameter b f32[40] stage 0 ones tensor 2
+
+segment round
+  bound %x parameter f32[40]
+  bound %y other bf16[40]
+  local %z temporary f32[40]
+
+  alloc %z
+  add z (%x, %y) -> (%z)
+  kernel round (%z) -> (%y) name=cast_stochastic rule=elementwise
+  free %z
+
+segment start
+  bound %x other f32[1]
+  bound %y other bf16[40]
+  bound %z other bf16[40]
+
+  fill y () -> (%y) value=0.3
+  fill z () -> (%z) value=0.3
+
+role 0
+  %a parameter f32[40] persistent of a
+  %b parameter f32[40] persistent of b
+  %ra other bf16[40] persistent of a
+  %rb other bf16[40] persistent of b
+  %one other f32[1] persistent
+
+  call start (x=%one, y=%ra, z=%rb)
+  call round (x=%a, y=%ra)
+  call round (x=%b, y=%rb)
+)";
+  Rig rig(text, {.timeout_s = 60});
+  rig.session->initialise_parameters();
+  rig.session->step(0);
+  const auto first = buffer(rig, "ra");
+  REQUIRE(first != buffer(rig, "rb"));
+  rig.session->step(1);
+  REQUIRE(first != buffer(rig, "ra"));
 }
 
 namespace {
