@@ -16,7 +16,7 @@ TEST_CASE("memory and wire bytes of every legal case equal the closed forms") {
   int64_t stages = 0;
   for (Case c : shardlab::testing::legal_cases()) {
     const auto expected = expected_of(c);
-    c.machine = testing::machine(8);
+    c.machine = testing::machine(16);
     const auto prepared = prepare(c);
     const auto point = point_of(c);
     INFO(c.name);
