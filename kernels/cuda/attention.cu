@@ -1,7 +1,7 @@
 // Attention on the fp32 units, and what all types share.
 //
-// A block of 16 x 16 threads works on square tiles in shared memory: thread (y, x) has rows y, y + 16 ... of a tile of scores and columns
-// x, x + 16 ...; of a result the same rows, so that a row's maximum, sum and factors stay with its 16 threads.
+// A block of 16 x 16 threads works on square tiles in shared memory: thread (y, x) has rows y, y + 16 ... of a tile of scores and
+// columns x, x + 16 ...; of a result the same rows, so that a row's maximum, sum and factors stay with its 16 threads.
 #include "kernels/cuda/attention.h"
 
 #include <cmath>
@@ -28,7 +28,8 @@ struct Fp32Tiles {
   using Result = float[kRows][kColumns];
 
   /// Rows first .. of one head: zeros past the sequence's end and past head_dim.
-  SHARDLAB_DEVICE static void fetch(const Thread& t, const float* from, int64_t stride, int64_t first, const AttentionShape& s, float* to) {
+  SHARDLAB_DEVICE static void fetch(const Thread& t, const float* from, int64_t stride, int64_t first, const AttentionShape& s,
+                                    float* to) {
     for (int e = t.index(); e < kTile * kDepth; e += kThreads) {
       const int row = e / kDepth, column = e % kDepth;
       to[row * kStride + column] = first + row < s.tokens && column < s.head_dim ? from[(first + row) * stride + column] : 0.0f;
@@ -146,10 +147,11 @@ struct Fp32Forward {
       const float total = Tiles::row_sum(t, sum[i]);
       inverse[i] = 1.0f / total;
       const int64_t query = first + Tiles::row(t, i);
-      if (t.index() % kSide == 0 && query < s.tokens) a.lse[(sequence * s.heads + head) * s.tokens + query] = most[i] + ::logf(total);
+      if (t.index() % kSide == 0 && query < s.tokens)
+        a.lse[(sequence * s.heads + head) * s.tokens + query] = most[i] + ::logf(total);
     }
-    Tiles::write(t, out, inverse, static_cast<float*>(a.o.data) + sequence * s.tokens * s.out_width() + head * s.head_dim, s.out_width(),
-                 first, s);
+    Tiles::write(t, out, inverse, static_cast<float*>(a.o.data) + sequence * s.tokens * s.out_width() + head * s.head_dim,
+                 s.out_width(), first, s);
   }
 
  private:

@@ -84,9 +84,10 @@ struct TensorForward {
   }
 
  private:
-  /// Scores become 2^(factor * (score - most)) = exp(scale * (score - most)). ahead: the warp's first query less the step's first key.
-  SHARDLAB_DEVICE static void soften(const Thread& t, int64_t ahead, float factor, Sums<kScores>& x, float (&most)[2], float (&sum)[2],
-                                     Sums<kOut>& out) {
+  /// Scores become 2^(factor * (score - most)) = exp(scale * (score - most)). ahead: the warp's first query less the step's first
+  /// key.
+  SHARDLAB_DEVICE static void soften(const Thread& t, int64_t ahead, float factor, Sums<kScores>& x, float (&most)[2],
+                                     float (&sum)[2], Sums<kOut>& out) {
     if (ahead < kKeys - 1) {
 #pragma unroll
       for (int block = 0; block < kScores; ++block)
@@ -122,7 +123,8 @@ struct TensorForward {
   }
 
   SHARDLAB_DEVICE static void finish(const Thread& t, const Args& args, const AttentionShape& s, int64_t sequence, int64_t head,
-                                     int64_t row, const float (&most)[2], const float (&sum)[2], const Sums<kOut>& out, T* staging) {
+                                     int64_t row, const float (&most)[2], const float (&sum)[2], const Sums<kOut>& out,
+                                     T* staging) {
     float inverse[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -233,8 +235,8 @@ struct TensorKeyGradient {
       T* to = steps + step % 2 * 2 * kTile;
       fetch_tile<T, kQueries, kDepth>(t, qkv + head_of(s, head_at(step)).query, kv.stride, query_at(step), s.tokens, s.head_dim,
                                       args.vectors, to);
-      fetch_tile<T, kQueries, kDepth>(t, douts + head_at(step) * s.head_dim, width, query_at(step), s.tokens, s.head_dim, args.vectors,
-                                      to + kTile);
+      fetch_tile<T, kQueries, kDepth>(t, douts + head_at(step) * s.head_dim, width, query_at(step), s.tokens, s.head_dim,
+                                      args.vectors, to + kTile);
     };
     fetch_tile<T, kRows, kDepth>(t, qkv + kv.key, kv.stride, first, s.tokens, s.head_dim, args.vectors, keys);
     fetch_tile<T, kRows, kDepth>(t, qkv + kv.value, kv.stride, first, s.tokens, s.head_dim, args.vectors, values);
@@ -305,15 +307,16 @@ void launch_tensor(const char* name, const Geometry& g, DType type, int head_dim
 }
 
 /// Whether rows of a head are aligned and whole multiples of 16 bytes.
-bool in_vectors(const AttentionShape& s, std::initializer_list<const void*> arrays) { return s.head_dim % 8 == 0 && aligned(arrays); }
+bool in_vectors(const AttentionShape& s, std::initializer_list<const void*> arrays) {
+  return s.head_dim % 8 == 0 && aligned(arrays);
+}
 
 }  // namespace
 
 void attention_forward_tensor(const AttentionForward& a, Stream s) {
   const bool vectors = in_vectors(a.shape, {a.qkv.data, a.o.data});
   launch_tensor<TensorForward>("attention_forward", geometry::attention_forward(a.shape, true), a.qkv.dtype, a.shape.head_dim,
-                               ForwardArgs{a, vectors},
-                               s);
+                               ForwardArgs{a, vectors}, s);
 }
 
 void attention_query_gradient_tensor(const AttentionInput& a, Stream s) {

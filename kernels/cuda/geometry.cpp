@@ -63,7 +63,9 @@ Geometry embed_weight(int64_t tokens, int64_t width, int vector) {
   return {.x = tokens, .y = divided_up(width, int64_t{kEmbedThreads} * vector), .threads = kEmbedThreads};
 }
 
-Geometry squared_norm(int64_t n) { return {.x = divided_up(n, kNormSpan), .threads = kNormThreads, .shared = kNormThreads / 32 * 8}; }
+Geometry squared_norm(int64_t n) {
+  return {.x = divided_up(n, kNormSpan), .threads = kNormThreads, .shared = kNormThreads / 32 * 8};
+}
 
 AttentionTiles attention_tiles(int head_dim, bool tensor_cores) {
   AttentionTiles t;
@@ -83,7 +85,8 @@ AttentionTiles attention_tiles(int head_dim, bool tensor_cores) {
 
 namespace {
 
-/// Bytes of a tile of fp32 rows of `depth` and one float more, and of tensor-core rows of `depth` 2-byte elements and 16 bytes more.
+/// Bytes of a tile of fp32 rows of `depth` and one float more, and of tensor-core rows of `depth` 2-byte elements and 16 bytes
+/// more.
 int64_t fp32_tile(int64_t rows, int64_t depth) { return 4 * rows * (depth + 1); }
 int64_t tensor_tile(int64_t rows, int64_t depth) { return 2 * rows * (depth + 8); }
 constexpr int kTensorThreads = 128, kFp32Threads = 256;

@@ -124,8 +124,16 @@ class LibraryMatmul final : public Matmul {
     expect_type(a.w.dtype, a.x.dtype, false, "linear: x and w are of one type");
     expect_type(a.y.dtype, a.x.dtype, true, "linear: y is f32 or of x's type");
     const bool fused = a.bias.data != nullptr && a.bias.dtype == a.y.dtype;
-    multiply({.name = "linear_forward", .m = a.out, .n = a.rows, .k = a.in, .transposed_a = true, .transposed_b = false, .a = a.w,
-              .b = a.x, .d = a.y, .bias = fused ? a.bias.data : nullptr},
+    multiply({.name = "linear_forward",
+              .m = a.out,
+              .n = a.rows,
+              .k = a.in,
+              .transposed_a = true,
+              .transposed_b = false,
+              .a = a.w,
+              .b = a.x,
+              .d = a.y,
+              .bias = fused ? a.bias.data : nullptr},
              a.scratch, s);
     if (a.bias.data == nullptr || fused) return;
     const bool wide = aligned({a.y.data, a.bias.data}) && a.out % 4 == 0;
@@ -134,15 +142,30 @@ class LibraryMatmul final : public Matmul {
   void input(const LinearInput& a, Stream s) override {
     expect_type(a.w.dtype, a.dy.dtype, false, "linear: dy and w are of one type");
     expect_type(a.dx.dtype, a.dy.dtype, true, "linear: dx is f32 or of dy's type");
-    multiply({.name = "linear_input", .m = a.in, .n = a.rows, .k = a.out, .transposed_a = false, .transposed_b = false, .a = a.w,
-              .b = a.dy, .d = a.dx},
+    multiply({.name = "linear_input",
+              .m = a.in,
+              .n = a.rows,
+              .k = a.out,
+              .transposed_a = false,
+              .transposed_b = false,
+              .a = a.w,
+              .b = a.dy,
+              .d = a.dx},
              a.scratch, s);
   }
   void weight(const LinearWeight& a, Stream s) override {
     expect_type(a.dy.dtype, a.x.dtype, false, "linear: x and dy are of one type");
     expect_type(a.dw.dtype, a.x.dtype, true, "linear: dw is f32 or of x's type");
-    multiply({.name = "linear_weight", .m = a.in, .n = a.out, .k = a.tokens.rows(), .transposed_a = false, .transposed_b = true,
-              .a = a.x, .b = a.dy, .d = a.dw, .accumulate = a.accumulate},
+    multiply({.name = "linear_weight",
+              .m = a.in,
+              .n = a.out,
+              .k = a.tokens.rows(),
+              .transposed_a = false,
+              .transposed_b = true,
+              .a = a.x,
+              .b = a.dy,
+              .d = a.dw,
+              .accumulate = a.accumulate},
              a.scratch, s);
   }
   std::string_view name() const override { return name_; }
@@ -160,8 +183,7 @@ class LibraryMatmul final : public Matmul {
     Plan& plan = plan_for(c, scratch.bytes);
     if (plan.status != CUBLAS_STATUS_SUCCESS) return report(c, plan.status, s);
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
-    if (c.bias != nullptr)
-      status = lt_.set_product(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &c.bias, sizeof c.bias);
+    if (c.bias != nullptr) status = lt_.set_product(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &c.bias, sizeof c.bias);
     const float one = 1.0f, old = c.accumulate ? 1.0f : 0.0f;
     if (status == CUBLAS_STATUS_SUCCESS)
       status = lt_.matmul(handle_, plan.product, &one, c.a.data, plan.a, c.b.data, plan.b, &old, c.d.data, plan.d, c.d.data, plan.d,
@@ -174,8 +196,9 @@ class LibraryMatmul final : public Matmul {
   }
 
   Plan& plan_for(const Call& c, int64_t workspace) {
-    const Key key{c.m, c.n, c.k, c.transposed_a, c.transposed_b, c.bias != nullptr, c.accumulate, c.a.dtype, c.d.dtype,
-                  alignment(c.a.data), alignment(c.b.data), alignment(c.d.data), workspace};
+    const Key key{c.m,          c.n,       c.k,       c.transposed_a,      c.transposed_b,      c.bias != nullptr,
+                  c.accumulate, c.a.dtype, c.d.dtype, alignment(c.a.data), alignment(c.b.data), alignment(c.d.data),
+                  workspace};
     const auto [at, fresh] = plans_.try_emplace(key);
     if (fresh) at->second.status = make(c, key, at->second);
     return at->second;
@@ -192,9 +215,12 @@ class LibraryMatmul final : public Matmul {
       then([&] { return lt_.set_product(plan.product, attribute, &value, sizeof value); });
     };
     const auto matrix = [&](cublasLtMatrixLayout_t& layout, DType type, int64_t rows, int64_t columns) {
-      then([&] { return lt_.create_layout(&layout, type_of(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), rows); });
+      then([&] {
+        return lt_.create_layout(&layout, type_of(type), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), rows);
+      });
     };
-    const cublasOperation_t turn_a = c.transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N, turn_b = c.transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t turn_a = c.transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N,
+                            turn_b = c.transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     set(CUBLASLT_MATMUL_DESC_TRANSA, turn_a);
     set(CUBLASLT_MATMUL_DESC_TRANSB, turn_b);
     if (c.bias != nullptr) {

@@ -1,8 +1,8 @@
 // Matrix products of a warp on the tensor cores, over tiles of 2-byte elements in shared memory.
 //
-// A warp's result is 16 rows by 8 n columns, in blocks of 8 columns: lane l holds, of each block, columns 2(l % 4) and the next, of rows
-// l / 4 (elements 0, 1) and l / 4 + 8 (elements 2, 3). Two neighbouring blocks, rounded to 2 bytes, are exactly a left factor of the next
-// product, so that scores never leave the registers.
+// A warp's result is 16 rows by 8 n columns, in blocks of 8 columns: lane l holds, of each block, columns 2(l % 4) and the next, of
+// rows l / 4 (elements 0, 1) and l / 4 + 8 (elements 2, 3). Two neighbouring blocks, rounded to 2 bytes, are exactly a left factor
+// of the next product, so that scores never leave the registers.
 #pragma once
 
 #include "kernels/cuda/thread.h"
@@ -64,8 +64,8 @@ SHARDLAB_DEVICE void add_weighted_rows(const Thread& t, const Sums<kInner>& weig
 /// Fetches rows first .. first + kRows - 1 of `columns` elements (zeros past `rows` and past `columns`) into a tile, later where
 /// `vectors` says that rows are aligned and whole multiples of 16 bytes, at once where not.
 template <class T, int kRows, int kColumns>
-SHARDLAB_DEVICE void fetch_tile(const Thread& t, const T* from, int64_t stride, int64_t first, int64_t rows, int columns, bool vectors,
-                                T* to) {
+SHARDLAB_DEVICE void fetch_tile(const Thread& t, const T* from, int64_t stride, int64_t first, int64_t rows, int columns,
+                                bool vectors, T* to) {
   constexpr int kChunks = kColumns / 8;
   for (int c = t.index(); c < kRows * kChunks; c += t.threads()) {
     const int row = c / kChunks, column = c % kChunks * 8;
@@ -83,8 +83,8 @@ SHARDLAB_DEVICE void fetch_tile(const Thread& t, const T* from, int64_t stride, 
 /// Writes a warp's result, each row times its factor, by way of 16 rows of shared memory of its own. first: the row of the warp's
 /// first; `rows` and `columns` bound what is written.
 template <class T, int kBlocks>
-SHARDLAB_DEVICE void write_tile(const Thread& t, const Sums<kBlocks>& x, const float (&factor)[2], T* staging, T* to, int64_t stride,
-                                int64_t first, int64_t rows, int columns, bool vectors) {
+SHARDLAB_DEVICE void write_tile(const Thread& t, const Sums<kBlocks>& x, const float (&factor)[2], T* staging, T* to,
+                                int64_t stride, int64_t first, int64_t rows, int columns, bool vectors) {
   constexpr int kStride = kTileStride<kBlocks * 8>, kChunks = kBlocks;
   const int lane = t.lane();
   t.sync_warp();

@@ -1,5 +1,5 @@
-// The first GPU. Without a driver or a device the program says so before its first test and ends with code 77, which CTest counts as
-// skipped.
+// The first GPU. Without a driver or a device the program says so before its first test and ends with code 77, which CTest counts
+// as skipped.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -11,9 +11,7 @@
 namespace shardlab::testing {
 namespace {
 
-void check(cudaError_t error, const char* call) {
-  SHARDLAB_CHECK(error == cudaSuccess, "{}: {}", call, cudaGetErrorString(error));
-}
+void check(cudaError_t error, const char* call) { SHARDLAB_CHECK(error == cudaSuccess, "{}: {}", call, cudaGetErrorString(error)); }
 
 class Gpu final : public Device, gpu::LaunchCheck {
  public:

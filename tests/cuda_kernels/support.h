@@ -1,4 +1,5 @@
-// What the tests of GPU kernels share: device arrays of any element type with a guard behind them, runs in both orders, comparisons.
+// What the tests of GPU kernels share: device arrays of any element type with a guard behind them, runs in both orders,
+// comparisons.
 #pragma once
 
 #include "kernels/cuda/number.h"
@@ -9,8 +10,8 @@ namespace shardlab::testing {
 
 inline constexpr DType kActivationTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-/// Half a unit in the last place of the type, relative; twice that and a little for what is rounded on the way is what results may be
-/// off by, relative to the largest element.
+/// Half a unit in the last place of the type, relative; twice that and a little for what is rounded on the way is what results may
+/// be off by, relative to the largest element.
 inline double rounding(DType t) { return t == DType::f32 ? 6e-8 : t == DType::bf16 ? 1.0 / 512 : 1.0 / 4096; }
 inline double tolerance(DType t) { return t == DType::f32 ? kTolerance : 2.2 * rounding(t); }
 

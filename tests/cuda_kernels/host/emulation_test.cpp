@@ -22,12 +22,15 @@ void run(const Geometry& g, const Body& body, bool reversed = false) {
 TEST_CASE("emulation: a barrier separates writes from reads, whatever the order of threads") {
   for (const bool reversed : {false, true}) {
     std::vector<int> seen(2 * 96);
-    run({.x = 2, .threads = 96, .shared = 96 * 4}, [&](const Thread& t) {
-      int* shared = reinterpret_cast<int*>(t.shared());
-      shared[t.index()] = t.index() * 10;
-      t.barrier();
-      seen[static_cast<size_t>(t.block_x() * 96 + t.index())] = shared[(t.index() + 41) % 96];
-    }, reversed);
+    run(
+        {.x = 2, .threads = 96, .shared = 96 * 4},
+        [&](const Thread& t) {
+          int* shared = reinterpret_cast<int*>(t.shared());
+          shared[t.index()] = t.index() * 10;
+          t.barrier();
+          seen[static_cast<size_t>(t.block_x() * 96 + t.index())] = shared[(t.index() + 41) % 96];
+        },
+        reversed);
     for (int i = 0; i < 2 * 96; ++i) REQUIRE(seen[static_cast<size_t>(i)] == (i % 96 + 41) % 96 * 10);
   }
 }
@@ -35,7 +38,8 @@ TEST_CASE("emulation: a barrier separates writes from reads, whatever the order 
 TEST_CASE("emulation: without a barrier the order of threads shows") {
   const auto last_writer = [](bool reversed) {
     int last = -1;
-    run({.threads = 64}, [&](const Thread& t) { last = t.index(); }, reversed);
+    run(
+        {.threads = 64}, [&](const Thread& t) { last = t.index(); }, reversed);
     return last;
   };
   REQUIRE(last_writer(false) == 63);
