@@ -53,7 +53,7 @@ struct SwigluForward {
   T* a;
   template <int N>
   SHARDLAB_DEVICE void at(int64_t i) const {
-    const Values<2 * N> x = values_at<2 * N>(u + 2 * i);
+    const Values<2 * N> x = pairs_at<N>(u + 2 * i);
     Values<N> y;
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -71,7 +71,7 @@ struct SwigluInput {
   T* du;
   template <int N>
   SHARDLAB_DEVICE void at(int64_t i) const {
-    Values<2 * N> x = values_at<2 * N>(u + 2 * i);
+    Values<2 * N> x = pairs_at<N>(u + 2 * i);
     const Values<N> d = values_at<N>(da + i);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -79,7 +79,7 @@ struct SwigluInput {
       x.at[2 * j] = (d.at[j] * v) * (q * (1.0f + g * (1.0f - q)));
       x.at[2 * j + 1] = d.at[j] * (g / below);
     }
-    put(du + 2 * i, x);
+    put_pairs<N>(du + 2 * i, x);
   }
 };
 
@@ -186,7 +186,7 @@ struct Rotation {
     const int64_t head = i / runs % (groups * (queries + 1)), row = i / runs / (groups * (queries + 1));
     const int64_t in_group = head % (queries + 1);
     T* low = qkv + row * width + (head / (queries + 1) * (queries + 2) + in_group) * 2 * half + pair;
-    const Values<2 * kVector> angle = values_at<2 * kVector>(table + ((row % tokens) * half + pair) * 2);
+    const Values<2 * kVector> angle = pairs_at<kVector>(table + ((row % tokens) * half + pair) * 2);
     const Values<kVector> a = values_at<kVector>(low), b = values_at<kVector>(low + half);
     Values<kVector> x, y;
 #pragma unroll

@@ -68,6 +68,24 @@ SHARDLAB_DEVICE void put(T* p, const Values<N>& x) {
   store<N>(p, v);
 }
 
+/// N pairs of neighbours. One pair is two accesses: it may lie anywhere.
+template <int N, class T>
+SHARDLAB_DEVICE Values<2 * N> pairs_at(const T* p) {
+  if constexpr (N == 1)
+    return {{value_of(p[0]), value_of(p[1])}};
+  else
+    return values_at<2 * N>(p);
+}
+template <int N, class T>
+SHARDLAB_DEVICE void put_pairs(T* p, const Values<2 * N>& x) {
+  if constexpr (N == 1) {
+    p[0] = rounded<T>(x.at[0]);
+    p[1] = rounded<T>(x.at[1]);
+  } else {
+    put(p, x);
+  }
+}
+
 /// The same of an array whose type is known at run time only (and is the same for all threads): parameters and their gradients.
 template <int N>
 SHARDLAB_DEVICE Values<N> values_at(const Input& a, int64_t i) {
