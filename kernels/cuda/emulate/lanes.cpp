@@ -1,46 +1,14 @@
 #include "kernels/cuda/emulate/lanes.h"
 
-#include <ucontext.h>
-
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "kernels/cuda/emulate/fiber.h"
 #include "plan/base/check.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-#endif
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
 
 namespace shardlab::gpu::emulate {
 namespace {
-
-/// A context to switch to, with what the sanitizers want to know of it.
-struct Fiber {
-  ucontext_t context{};
-  const void* stack = nullptr;
-  size_t stack_bytes = 0;
-  void* fake_stack = nullptr;
-  void* tsan = nullptr;
-};
-
-/// Leaves `from` for `to`; returns when somebody switches back. `last`: never.
-void switch_fiber(Fiber& from, Fiber& to, bool last = false) {
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(last ? nullptr : &from.fake_stack, to.stack, to.stack_bytes);
-#endif
-#if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(to.tsan, 0);
-#endif
-  static_cast<void>(last);
-  swapcontext(&from.context, &to.context);
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
-#endif
-}
 
 struct Copy {
   void* to;
@@ -66,14 +34,14 @@ struct Thread {
   CopyGroups copies;
 };
 
-constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kStackBytes = 64 * 1024;
 
 }  // namespace
 
 /// One block at a time; its fibers' stacks serve all blocks of a grid.
 class Block {
  public:
-  Block(const char* kernel, const Geometry& g, bool reversed, void (*body)(const void*, Lane&), const void* args)
+  Block(const char* kernel, const Geometry& g, bool reversed, void (*body)(const void*, Lane&), const void* args, Stacks& stacks)
       : kernel_(kernel),
         geometry_(g),
         reversed_(reversed),
@@ -81,16 +49,11 @@ class Block {
         args_(args),
         threads_(static_cast<size_t>(g.threads)),
         warps_(static_cast<size_t>(g.threads / Lane::kWarp)),
-        stacks_(new unsigned char[threads_.size() * kStackBytes]) {
-#if defined(__SANITIZE_THREAD__)
-    scheduler_.tsan = __tsan_get_current_fiber();
-    for (Thread& t : threads_) t.fiber.tsan = __tsan_create_fiber(0);
-#endif
-  }
-  ~Block() {
-#if defined(__SANITIZE_THREAD__)
-    for (Thread& t : threads_) __tsan_destroy_fiber(t.fiber.tsan);
-#endif
+        stacks_(stacks) {
+    const size_t bytes = threads_.size() * kStackBytes;
+    if (stacks_.size >= bytes) return;
+    stacks_.bytes.reset(new unsigned char[bytes]);
+    stacks_.size = bytes;
   }
 
   void run(int64_t x, int64_t y, int64_t z) {
@@ -151,28 +114,15 @@ class Block {
     t.lane.thread_ = static_cast<int>(i);
     t.waits = Waits::kNo;
     t.copies.assign(1, {});
-    unsigned char* stack = stacks_.get() + i * kStackBytes;
-    t.fiber.stack = stack;
-    t.fiber.stack_bytes = kStackBytes;
-    getcontext(&t.fiber.context);
-    t.fiber.context.uc_stack.ss_sp = stack;
-    t.fiber.context.uc_stack.ss_size = kStackBytes;
-    t.fiber.context.uc_link = nullptr;
-    // makecontext passes ints only: the pointer goes in two halves.
-    const auto address = reinterpret_cast<uintptr_t>(&t);
-    makecontext(&t.fiber.context, reinterpret_cast<void (*)()>(&Block::enter), 2, static_cast<unsigned>(address >> 32),
-                static_cast<unsigned>(address));
+    t.fiber.prepare(stacks_.bytes.get() + i * kStackBytes, kStackBytes, &Block::enter, &t);
   }
 
-  static void enter(unsigned high, unsigned low) {
-    Thread& t = *reinterpret_cast<Thread*>(static_cast<uintptr_t>(high) << 32 | low);
+  static void enter(void* thread) {
+    Thread& t = *static_cast<Thread*>(thread);
     Block& block = *t.lane.block_;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &block.scheduler_.stack, &block.scheduler_.stack_bytes);
-#endif
     block.body_(block.args_, t.lane);
     t.waits = Waits::kEnded;
-    switch_fiber(t.fiber, block.scheduler_, true);
+    t.fiber.switch_to(block.scheduler_, true);
   }
 
   /// Runs a thread on if it may; returns whether it ended by that.
@@ -182,14 +132,14 @@ class Block {
     if (t.waits == Waits::kWarp && warps_[static_cast<size_t>(t.lane.thread_ / Lane::kWarp)].done < t.until) return 0;
     ++steps_;
     t.waits = Waits::kNo;
-    switch_fiber(scheduler_, t.fiber);
+    scheduler_.switch_to(t.fiber);
     return t.waits == Waits::kEnded ? 1 : 0;
   }
 
   void wait(Thread& t, Waits what, uint64_t until) {
     t.waits = what;
     t.until = until;
-    switch_fiber(t.fiber, scheduler_);
+    t.fiber.switch_to(scheduler_);
   }
 
   std::string who_waits() const {
@@ -205,7 +155,8 @@ class Block {
   const void* args_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
-  std::unique_ptr<unsigned char[]> stacks_, shared_;
+  Stacks& stacks_;
+  std::unique_ptr<unsigned char[]> shared_;
   Fiber scheduler_;
   uint64_t barriers_ = 0;
   int at_barrier_ = 0;
@@ -234,7 +185,8 @@ void run_grid(const char* kernel, const Geometry& g, Settings* settings, void (*
   SHARDLAB_CHECK(why.empty(), "kernel {}: no device takes its launch: {}", kernel, why);
   if (settings != nullptr) settings->launches.push_back({kernel, g});
   const bool reversed = settings != nullptr && settings->reversed;
-  Block block(kernel, g, reversed, body, args);
+  Stacks own;
+  Block block(kernel, g, reversed, body, args, settings != nullptr ? settings->stacks : own);
   for (int64_t i = 0; i < g.blocks(); ++i) {
     const int64_t at = reversed ? g.blocks() - 1 - i : i;
     block.run(at % g.x, at / g.x % g.y, at / (g.x * g.y));
