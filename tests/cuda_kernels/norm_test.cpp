@@ -137,6 +137,18 @@ TEST_CASE("norm: F, I and W equal fp64 in every type and alignment") {
       }
 }
 
+TEST_CASE("norm: where arrays lie does not change a bit") {
+  for (const DType t : kActivationTypes)
+    for (const bool rms : {false, true}) {
+      const Shape straight{2, 3, 1096}, shifted{2, 3, 1096, 1};
+      const Inputs in = inputs(straight, t);
+      REQUIRE(bit_difference(forward(in, shifted, t, DType::f32, rms), forward(in, straight, t, DType::f32, rms)) == "");
+      REQUIRE(bit_difference(input_gradient(in, shifted, t, rms, true, false), input_gradient(in, straight, t, rms, true, false)) ==
+              "");
+      REQUIRE(bit_difference(weight_gradient(in, shifted, t, rms), weight_gradient(in, straight, t, rms)) == "");
+    }
+}
+
 TEST_CASE("norm: gammas may be of the activations' type") {
   const Shape s{1, 3, 40};
   for (const DType t : {DType::bf16, DType::f16}) {
