@@ -1,0 +1,38 @@
+# Finds the CUDA toolkit and chooses architectures. Sets SHARDLAB_WITH_CUDA.
+#
+# By default machine code for compute capability 8.0 and 9.0 (with Hopper's own instructions), and PTX of 8.0 for everything newer. CI
+# compiles one architecture. Other choices: -DCMAKE_CUDA_ARCHITECTURES=...
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  if(DEFINED ENV{CI})
+    set(CMAKE_CUDA_ARCHITECTURES "90a-real" CACHE STRING "CUDA architectures")
+  else()
+    set(CMAKE_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "CUDA architectures")
+  endif()
+endif()
+# The toolkit's usual place, which is not always in PATH.
+find_program(SHARDLAB_NVCC nvcc HINTS ENV CUDACXX ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)
+if(SHARDLAB_NVCC AND NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  set(CMAKE_CUDA_COMPILER ${SHARDLAB_NVCC} CACHE FILEPATH "CUDA compiler")
+endif()
+include(CheckLanguage)
+check_language(CUDA)
+if(CMAKE_CUDA_COMPILER)
+  enable_language(CUDA)
+  # CMake 3.25.1 does not know that nvcc has C++20 (12.0 and later).
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  find_package(CUDAToolkit REQUIRED)
+  find_program(CCACHE ccache)
+  if(CCACHE)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+  endif()
+  set(SHARDLAB_WITH_CUDA ON)
+  message(STATUS "CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${CMAKE_CUDA_ARCHITECTURES}")
+elseif(SHARDLAB_CUDA STREQUAL "ON")
+  message(FATAL_ERROR "SHARDLAB_CUDA is ON and there is no nvcc: install the CUDA toolkit (12.4 or later), put nvcc in PATH, or configure with -DSHARDLAB_CUDA=AUTO")
+else()
+  message(STATUS "no CUDA toolkit: GPU kernels are built for the host only")
+endif()
