@@ -125,7 +125,8 @@ class DeviceModel {
   /// Reads or writes of one node's NVMe by one of its devices, when `sharing` of them do so at once.
   double nvme_seconds(double bytes, bool write, double sharing = 1) const;
 
-  /// Dense peak by the data sheet, flop/s; of the nearest wider precision where the device lacks one.
+  /// Dense peak by the data sheet, flop/s; of the nearest wider precision where the device lacks one, 0 where it lacks those too:
+  /// its matmuls then take for ever.
   double peak_flops(Precision precision) const { return peak_[static_cast<int>(precision)]; }
   double memory_bytes_per_s() const { return memory_bytes_per_s_; }
   const DeviceConstants& constants() const { return constants_; }
