@@ -20,7 +20,7 @@ constexpr Tile kTiles[] = {{256, 256, 4}, {256, 128, 3}, {128, 256, 3}, {128, 12
 constexpr double kGroupStreams = 4;  // of a grouped matmul in Transformer Engine
 constexpr double kSplits[] = {1, 2, 4, 8};
 constexpr double kFlopsBackward = 2.5;  // five products against two: the scores are computed again (Dao 2022, section 3.1)
-constexpr double kHeadStep = 32;       // heads are padded to a multiple of it
+constexpr double kHeadStep = 32;        // heads are padded to a multiple of it
 constexpr double kAttentionRows = 128;  // rows of queries that one multiprocessor holds
 
 /// The least whole number at or above `x`. The library's own is a call on processors without SSE 4.1.
@@ -80,7 +80,9 @@ Result<DeviceModel> DeviceModel::of(const Device& device) {
   };
   if (!(device.memory_bytes_per_s > 0) || !std::isfinite(device.memory_bytes_per_s))
     return refuse("has no memory bandwidth", "give device.memory_bandwidth in its machine file");
-  for (const auto& [name, value] : device.constants) {
+  for (const auto& entry : device.constants) {
+    const std::string& name = entry.first;  // not a structured binding: a lambda captures it
+    const double value = entry.second;
     const auto table = device_constants();
     const auto it = std::find_if(table.begin(), table.end(), [&](const DeviceConstant& c) { return c.name == name; });
     if (it == table.end()) return unknown_constant(name);
@@ -102,14 +104,21 @@ Result<DeviceModel> DeviceModel::of(const Device& device) {
   return model;
 }
 
-Provenance DeviceModel::provenance(std::string_view what) const {
+Provenance DeviceModel::provenance(std::string_view what, Precision precision) const {
+  // "matmul.fp8.rate" concerns fp8 alone; fp16 has the constant of bf16.
+  const auto other_precision = [&](std::string_view name) {
+    const std::string_view own = precision == Precision::kFp16 ? "bf16" : name_of(precision);
+    for (const std::string_view p : {"fp32", "bf16", "fp8", "fp4"})
+      if (p != own && name == fmt::format("matmul.{}.rate", p)) return true;
+    return false;
+  };
   const auto rank = [](Provenance p) {
     constexpr int trust[] = {1, 0, 2, 3};  // measured before datasheet before fitted before transferred
     return trust[static_cast<int>(p)];
   };
   Provenance least = Provenance::kMeasured;
   for (const DeviceConstant& c : device_constants()) {
-    if (c.group != what) continue;
+    if (c.group != what || other_precision(c.name)) continue;
     const auto it = provenance_.find(std::string(c.name));
     const Provenance p = it == provenance_.end() ? Provenance::kTransferred : it->second;
     if (rank(p) > rank(least)) least = p;
@@ -144,7 +153,8 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
     }
   }
   const double operand = bytes_of(x.precision);
-  const double bytes = x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
+  const double bytes =
+      x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
   if (!short_run) best = std::max(best, 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms * c.matmul_sustained));
   return c.matmul_start_s + std::max(best, bytes / memory);
 }
@@ -158,12 +168,12 @@ double DeviceModel::fused_attention_seconds(const Attention& x) const {
   const bool backward = x.pass == Pass::kBackward;
   const double value_dim = x.value_dim > 0 ? x.value_dim : x.head_dim;
   const double wide = ceil_div(x.head_dim, kHeadStep) * kHeadStep + ceil_div(value_dim, kHeadStep) * kHeadStep;
-  const double flops =
-      2 * x.batch * x.heads * x.queries * x.keys * wide * (x.causal ? 0.5 : 1) * (backward ? kFlopsBackward : 1);
+  const double flops = 2 * x.batch * x.heads * x.queries * x.keys * wide * (x.causal ? 0.5 : 1) * (backward ? kFlopsBackward : 1);
   const double seen = x.causal ? x.keys / 2 : x.keys;  // by a row, on average
   const double rate = rate_[static_cast<int>(x.precision)] / c.matmul_bf16_rate *
                       (backward ? c.attention_backward_rate : c.attention_forward_rate) * head_rate(wide / 2) *
-                      (x.kernel == AttentionKernel::kFlash2 ? c.attention_flash_2 : 1) * (x.causal ? c.attention_causal : 1) * seen / (seen + c.attention_half);
+                      (x.kernel == AttentionKernel::kFlash2 ? c.attention_flash_2 : 1) * (x.causal ? c.attention_causal : 1) *
+                      seen / (seen + c.attention_half);
   const double sms = std::max(1.0, c.sms - x.taken_sms);
   const double tiles = x.batch * x.heads * ceil_div(x.queries, kAttentionRows);
   const double spread = waves(tiles, sms, c.attention_quantisation) / (tiles / c.sms);
@@ -172,12 +182,12 @@ double DeviceModel::fused_attention_seconds(const Attention& x) const {
   return c.attention_start_s + std::max(flops / rate * spread, bytes / (memory_bytes_per_s_ * c.memory_elementwise));
 }
 
-/// Rate of a fused kernel by the width of a head, relative to 128: narrower heads leave part of each step to the softmax, wider ones
-/// have fewer rows in a tile.
+/// Rate of a fused kernel by the width of a head, relative to 128: narrower heads leave part of each step to the softmax, wider
+/// ones have fewer rows in a tile.
 double DeviceModel::head_rate(double head_dim) const {
   const double doublings = std::log2(head_dim / 128);
-  const double rate = doublings < 0 ? 1 + doublings * (1 - constants_.attention_head_64)
-                                    : 1 - doublings * (1 - constants_.attention_head_256);
+  const double rate =
+      doublings < 0 ? 1 + doublings * (1 - constants_.attention_head_64) : 1 - doublings * (1 - constants_.attention_head_256);
   return std::clamp(rate, 0.2, 1.5);
 }
 

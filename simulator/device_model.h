@@ -125,12 +125,14 @@ class DeviceModel {
   /// Reads or writes of one node's NVMe by one of its devices, when `sharing` of them do so at once.
   double nvme_seconds(double bytes, bool write, double sharing = 1) const;
 
-  /// Dense peak by the data sheet, flop/s; of the nearest wider precision where the device lacks one.
+  /// Dense peak by the data sheet, flop/s; of the nearest wider precision where the device lacks one, 0 where it lacks those too:
+  /// its matmuls then take for ever.
   double peak_flops(Precision precision) const { return peak_[static_cast<int>(precision)]; }
   double memory_bytes_per_s() const { return memory_bytes_per_s_; }
   const DeviceConstants& constants() const { return constants_; }
-  /// The least trusted provenance among the constants that predict `what` ("matmul", "attention", "memory", "host").
-  Provenance provenance(std::string_view what) const;
+  /// The least trusted provenance among the constants that predict `what` ("matmul", "attention", "memory", "host"); of the rates
+  /// of matmuls, that of `precision`.
+  Provenance provenance(std::string_view what, Precision precision = Precision::kBf16) const;
 
  private:
   DeviceModel() = default;

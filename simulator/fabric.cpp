@@ -79,6 +79,8 @@ Group group_of(int ranks, int inner, int devices_per_node) {
 
 CollectiveCost::Answer CollectiveCost::answer(double bytes) const {
   Answer best;
+  if (ranks_ <= 1) return best;
+  best.seconds = HUGE_VAL;  // without any line there is no way from rank to rank
   double least = HUGE_VAL;
   for (int i = 0; i < count_; ++i) {
     const Line& line = lines_[i];
@@ -96,7 +98,7 @@ CollectiveCost::Answer CollectiveCost::answer(double bytes) const {
 
 double CollectiveCost::bus_bytes_per_s(double bytes) const {
   const double s = seconds(bytes);
-  return s > 0 ? bytes / s * bus_factor(kind_, ranks_) : 0;
+  return s > 0 && s < HUGE_VAL ? bytes / s * bus_factor(kind_, ranks_) : 0;
 }
 
 Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& measured) {
@@ -112,7 +114,9 @@ Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& measured
   if (machine.nodes > 1 && !rate(machine.inter_bytes_per_s))
     return refuse("has several nodes and no network bandwidth", "give inter_bandwidth in its machine file");
   fabric.constants_.nvls = 0;
-  for (const auto& [name, value] : machine.fabric) {
+  for (const auto& entry : machine.fabric) {
+    const std::string& name = entry.first;  // not a structured binding: a lambda captures it
+    const double value = entry.second;
     const auto table = fabric_constants();
     const auto it = std::find_if(table.begin(), table.end(), [&](const FabricConstant& c) { return c.name == name; });
     if (it == table.end()) {
@@ -298,7 +302,7 @@ CollectiveCost Fabric::prepare(Collective kind, const Group& group) const {
     const NcclCell& cell = table.cells[i];
     cost.lines_[cost.count_++] = {cell, cell.latency_us * latency, line_rate(kind, group, r, t, cell)};
   }
-  if (measured > 0) override_lines(cost, measured);
+  if (measured > 0 && cost.count_ > 0) override_lines(cost, measured);
   return cost;
 }
 

@@ -43,6 +43,7 @@ class CollectiveCost {
     double bytes_per_s = 0;  ///< of the full buffer
   };
 
+  /// 0 for a group of one rank, infinite where nothing joins its ranks.
   double seconds(double bytes) const { return answer(bytes).seconds; }
   /// The candidate that the library's own table thinks fastest, at the time that the fabric needs for it.
   Answer answer(double bytes) const;

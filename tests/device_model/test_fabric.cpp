@@ -150,6 +150,19 @@ TEST_CASE("computing and communicating slow each other") {
   CHECK(f.contention(Collective::kAllReduce, {1, 1}).compute == 1);
 }
 
+TEST_CASE("ranks that nothing joins never meet") {
+  Machine m = cluster();
+  m.nodes = m.devices_per_node = 1;
+  m.device.link_bytes_per_s = m.inter_bytes_per_s = 0;
+  MeasuredFabric measured;
+  measured.all_reduce = 1e9;
+  for (const Fabric& f : {fabric_of(m), fabric_of(m, measured)})
+    for (const Group group : {Group{2, 1}, Group{1, 2}, Group{4, 2}}) {
+      CHECK(f.collective_seconds(Collective::kAllReduce, 1e6, group) == std::numeric_limits<double>::infinity());
+      CHECK(f.prepare(Collective::kAllGather, group).bus_bytes_per_s(1e6) == 0);
+    }
+}
+
 TEST_CASE("what a fabric refuses") {
   Machine m = cluster();
   m.fabric["rails"] = 8;
