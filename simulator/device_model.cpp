@@ -102,14 +102,21 @@ Result<DeviceModel> DeviceModel::of(const Device& device) {
   return model;
 }
 
-Provenance DeviceModel::provenance(std::string_view what) const {
+Provenance DeviceModel::provenance(std::string_view what, Precision precision) const {
+  // "matmul.fp8.rate" concerns fp8 alone; fp16 has the constant of bf16.
+  const auto other_precision = [&](std::string_view name) {
+    const std::string_view own = precision == Precision::kFp16 ? "bf16" : name_of(precision);
+    for (const std::string_view p : {"fp32", "bf16", "fp8", "fp4"})
+      if (p != own && name == fmt::format("matmul.{}.rate", p)) return true;
+    return false;
+  };
   const auto rank = [](Provenance p) {
     constexpr int trust[] = {1, 0, 2, 3};  // measured before datasheet before fitted before transferred
     return trust[static_cast<int>(p)];
   };
   Provenance least = Provenance::kMeasured;
   for (const DeviceConstant& c : device_constants()) {
-    if (c.group != what) continue;
+    if (c.group != what || other_precision(c.name)) continue;
     const auto it = provenance_.find(std::string(c.name));
     const Provenance p = it == provenance_.end() ? Provenance::kTransferred : it->second;
     if (rank(p) > rank(least)) least = p;

@@ -129,8 +129,9 @@ class DeviceModel {
   double peak_flops(Precision precision) const { return peak_[static_cast<int>(precision)]; }
   double memory_bytes_per_s() const { return memory_bytes_per_s_; }
   const DeviceConstants& constants() const { return constants_; }
-  /// The least trusted provenance among the constants that predict `what` ("matmul", "attention", "memory", "host").
-  Provenance provenance(std::string_view what) const;
+  /// The least trusted provenance among the constants that predict `what` ("matmul", "attention", "memory", "host"); of the rates
+  /// of matmuls, that of `precision`.
+  Provenance provenance(std::string_view what, Precision precision = Precision::kBf16) const;
 
  private:
   DeviceModel() = default;
