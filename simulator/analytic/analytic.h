@@ -221,14 +221,6 @@ Estimate estimate(const Prepared& prepared, const Point& point);
 /// Why the point is refused, with the values and what to change; ok when it is legal.
 Result<void> explain(const Prepared& prepared, const Point& point);
 
-/// How reserved bytes follow from live ones. The default adds what the profile states of its allocator; a replay of the caching
-/// allocator may stand in its place where a few layouts are ranked.
-class ReservedModel {
- public:
-  virtual ~ReservedModel() = default;
-  virtual int64_t reserved_bytes(const Prepared& prepared, const Point& point, const MemoryBytes& live, int32_t stage) const = 0;
-};
-
 /// One line of a table of activations: what a layer of one kind keeps of one micro-batch.
 struct ActivationItem {
   std::string_view name;
@@ -243,8 +235,9 @@ struct AllocationEvent {
   int32_t tensor = 0;
   MemoryPart part = MemoryPart::kActivations;
 };
-/// One step of one stage as its allocator sees it, state first: what a replay of the caching allocator reads. The largest running
-/// sum is the live peak that `stage_memory` states, unless the layout offloads activations.
+/// One step of one stage as its allocator sees it, state first: what a replay of the caching allocator reads. Tensors of one layer
+/// come one by one; weights gathered under zero 3 stand for the whole step. The largest running sum is what `stage_memory` calls
+/// live, within 3 %, unless the layout offloads activations. Nothing for a refused point.
 std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const Point& point, int32_t stage);
 
 /// Money, energy and time of a whole training run.

@@ -200,7 +200,8 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   for (const std::string_view what : {"matmul", "attention", "memory"})
     transferred = transferred || device->provenance(what) == Provenance::kTransferred;
   return Prepared(std::make_shared<const Prepared::Inside>(
-      Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred, executor}));
+      Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred, executor,
+                       machine.device.peak_flops.count("fp8") > 0, machine.device.peak_flops.count("fp4") > 0}));
 }
 
 struct Estimator::State {

@@ -25,6 +25,7 @@ struct Prepared::Inside {
   Fabric fabric;
   bool transferred = false;
   ExecutorSettings executor;
+  bool has_fp8 = false, has_fp4 = false;  ///< the device multiplies in that precision
 
   LayerStudy layers() const { return {shape, profile, device, fabric, {machine.devices_per_node, machine.nodes, 1}}; }
 };

@@ -521,7 +521,7 @@ EndCost Pricer::head() const {
   const double rows = of(vocab_rows()), logits = n_.tokens * rows;
   cost.matrix = vocab_rows() * shape_.hidden;
   cost.replicated = (shape_.rms_norm ? 1 : 2) * shape_.hidden;
-  const Precision precision = fp32_ || p_.update_fp32_head > 0 ? Precision::kFp32 : Precision::kBf16;
+  const Precision precision = fp32_ || p_.fp32_head ? Precision::kFp32 : Precision::kBf16;
   const auto product = [&](double m, double n, double k, Product kind) {
     return device_.matmul_seconds({.m = m, .n = n, .k = k, .precision = precision, .product = kind});
   };

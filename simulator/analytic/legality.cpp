@@ -65,6 +65,8 @@ Refusal refusal_of(const Prepared::Inside& in, const Point& p) {
   if (!sequence_ok(p)) return Refusal::kSequence;
   if (!experts_ok(s, p)) return Refusal::kExperts;
   if (!zero_ok(p)) return Refusal::kZero;
+  if ((p.precision == Precision::kFp8 && !in.has_fp8) || (p.precision == Precision::kFp4 && !in.has_fp4))
+    return Refusal::kPrecision;
   return combination_ok(p) ? Refusal::kNone : Refusal::kCombination;
 }
 
@@ -109,7 +111,8 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
     case Refusal::kZero:
       return no(fmt::format("zero {} with pp {} and hybrid_shard {} of dp {}", p.zero, p.pp, p.hybrid_shard, p.dp),
                 "zero 2 goes with pp 1; hybrid_shard with zero 3, dividing dp * cp");
-    case Refusal::kPrecision: return no("the device has no such precision", "choose a wider one");
+    case Refusal::kPrecision:
+      return no(fmt::format("{} does not multiply in {}", in.machine.device.id, name_of(p.precision)), "choose a wider precision");
     case Refusal::kCombination:
       return no(
           fmt::format("zero {}, offloaded parameters {}, compression {} of rank {}", p.zero, name_of(p.offload_parameters),

@@ -1,6 +1,5 @@
 // Live bytes of a stage at its peak, by what they are for; what the allocator, the driver and the communicators add.
 #include <algorithm>
-#include <cmath>
 
 #include "simulator/analytic/inside.h"
 
@@ -8,7 +7,7 @@ namespace shardlab::analytic {
 namespace {
 
 double of(int64_t v) { return static_cast<double>(v); }
-int64_t whole(double bytes) { return static_cast<int64_t>(std::llround(std::clamp(bytes, 0.0, 9e18))); }
+int64_t whole(double bytes) { return static_cast<int64_t>(std::clamp(bytes, 0.0, 9e18) + 0.5); }
 
 /// Bytes that live for the whole step.
 struct Standing {

@@ -120,7 +120,6 @@ constexpr std::array kFields{
     Field{"update", "zero_passes", &P::update_zero_passes},
     Field{"update", "launches", &P::update_launches},
     Field{"update", "launches_per_layer", &P::update_launches_per_layer},
-    Field{"update", "fp32_head", &P::update_fp32_head},
     Field{"memory", "context", &P::memory_context},
     Field{"memory", "nccl_channel", &P::memory_nccl_channel},
     Field{"memory", "workspace", &P::memory_workspace},
@@ -132,6 +131,7 @@ constexpr std::array kFields{
     Field{"model", "vocab_parallel", &P::vocab_parallel},
     Field{"model", "vocab_multiple", &P::vocab_multiple},
     Field{"model", "dropout", &P::dropout},
+    Field{"model", "fp32_head", &P::fp32_head},
 };
 
 struct ModuleName {

@@ -155,7 +155,7 @@ struct FrameworkProfile {
   bool vocab_parallel = true;   ///< embedding and head are cut by tp
   double vocab_multiple = 128;  ///< the vocabulary is padded to a multiple of this times tp
   bool dropout = false;
-  double update_fp32_head = 0;  ///< 1: the head's matmul runs in fp32
+  bool fp32_head = false;  ///< the matmul of the head runs in fp32
 
   friend bool operator==(const FrameworkProfile&, const FrameworkProfile&) = default;
 };

@@ -119,6 +119,8 @@ TEST_CASE("impossible points are refused, each for its reason") {
   CHECK(refusal([](Point& p) { p.schedule = Schedule::kInterleaved, p.vpp = 2, p.grad_accumulation = 5; }) == Refusal::kSchedule);
   CHECK(refusal([](Point& p) { p.cp = 2, p.seq_len = 2050; }) == Refusal::kSequence);
   CHECK(refusal([](Point& p) { p.ep = 3; }) == Refusal::kExperts);
+  CHECK(refusal([](Point& p) { p.precision = Precision::kFp4; }) == Refusal::kPrecision);
+  CHECK(refusal([](Point& p) { p.precision = Precision::kFp8; }) == Refusal::kNone);
   CHECK(refusal([](Point& p) { p.zero = 2; }) == Refusal::kZero);
   CHECK(refusal([](Point& p) { p.hybrid_shard = 2; }) == Refusal::kZero);
   CHECK(refusal([](Point& p) { p.offload_parameters = Medium::kCpu; }) == Refusal::kCombination);
