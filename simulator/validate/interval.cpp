@@ -8,7 +8,6 @@ namespace shardlab::validation {
 namespace {
 
 constexpr double kLow = 0.05, kHigh = 0.95;
-constexpr double kZ = 1.6448536269514722;  ///< 95 % quantile of the normal distribution
 constexpr size_t kFewestSources = 3;
 
 struct Weighted {
@@ -22,13 +21,6 @@ double quantile(std::span<const Weighted> sorted, double q) {
   for (const Weighted& w : sorted)
     if ((sum += w.weight) >= q * whole) return w.value;
   return sorted.back().value;
-}
-
-/// How much wider than the quantiles themselves, for `sources` of them.
-double widening(double sources) {
-  const double nu = sources - 1;
-  const double t = kZ + (std::pow(kZ, 3) + kZ) / (4 * nu) + (5 * std::pow(kZ, 5) + 16 * std::pow(kZ, 3) + 3 * kZ) / (96 * nu * nu);
-  return t / kZ * std::sqrt(1 + 1 / sources);
 }
 
 }  // namespace
@@ -47,11 +39,9 @@ std::optional<std::pair<double, double>> Intervals::around(double step_s, const 
   if (counts.size() < kFewestSources) return std::nullopt;
   std::vector<Weighted> others;
   for (const Residual& r : residuals_)
-    if (r.source != source) others.push_back({r.log_ratio, 1 / static_cast<double>(counts[r.source])});
+    if (r.source != source) others.push_back({r.log_ratio, 1 / std::sqrt(static_cast<double>(counts[r.source]))});
   std::sort(others.begin(), others.end(), [](const Weighted& a, const Weighted& b) { return a.value < b.value; });
-  const double low = quantile(others, kLow), middle = quantile(others, 0.5), high = quantile(others, kHigh);
-  const double f = widening(static_cast<double>(counts.size()));
-  return std::pair{step_s * std::exp(middle - f * (middle - low)), step_s * std::exp(middle + f * (high - middle))};
+  return std::pair{step_s * std::exp(quantile(others, kLow)), step_s * std::exp(quantile(others, kHigh))};
 }
 
 void add_intervals(std::span<ScoredRow> rows, const Intervals& intervals) {

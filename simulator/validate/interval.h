@@ -22,16 +22,12 @@ std::vector<Residual> residuals_of(std::span<const ScoredRow> rows);
 
 /// Intervals of 90 % around predicted step times.
 ///
-/// Formula: [p e^(m - f (m - a)), p e^(m + f (b - m))] around the prediction p, where a, m and b are the 5 %, 50 % and 95 %
-/// quantile of
-///   the log residuals of all rows that do not come from the row's own source. Every source weighs the same, whatever the number of
-///   its rows: rows of one source share their errors. f = t(k - 1) / z * sqrt(1 + 1 / k) widens for the few sources k that there
-///   are, as a prediction interval for one more of them does (t and z: the 95 % quantiles of Student's and the normal
-///   distribution).
+/// Formula: [p e^a, p e^b] around the prediction p, where a and b are the 5 % and the 95 % quantile of the log residuals of all
+/// rows
+///   that do not come from the row's own source. Each source weighs the square root of its number of rows: rows of one source share
+///   their errors, so many of them say less than as many sources would, and yet more than one row.
 /// Units: seconds.
 /// Source: the residuals of the published sets; leaving the own source out is what makes the coverage one of unseen clusters.
-/// Student's
-///   quantile: Abramowitz and Stegun, 26.7.5, to the second order (0.4 % low for six sources, 5 % for three).
 /// Valid when: at least three other sources are there; else there is no interval.
 class Intervals {
  public:

@@ -27,10 +27,12 @@ bool present(std::span<const Figure> figures, const Figure& f) {
   return std::any_of(figures.begin(), figures.end(), [&](const Figure& g) { return g.group == f.group && g.name == f.name; });
 }
 
-/// Nothing for counts, a hundredth for rank correlations, for percentages a twentieth and at least half a point.
+/// Nothing for counts, a hundredth for rank correlations, for percentages a twentieth and at least half a
+/// point; coverage may be anywhere between 85 and 95 %.
 double first_tolerance(const Figure& f) {
   if (f.name == "refused_rows") return 0;
   if (f.name == "rank_missing") return 0.01;
+  if (f.name == "coverage_off_pct") return rounded(std::max(0.5, 5 - f.value));
   return rounded(std::max(0.5, 0.05 * f.value));
 }
 
