@@ -65,6 +65,7 @@ class ThreadSession final : public Session {
   RunOptions options_;
   SteadyClock steady_clock_;
   std::unique_ptr<Scheduler> own_scheduler_;
+  Transport* transport_ = nullptr;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::unique_ptr<Crew> crew_;
   Counter start_, done_;  ///< rounds started; rounds completed, over all tasks
@@ -76,6 +77,7 @@ class ThreadSession final : public Session {
 // ---- tasks and rounds
 
 Result<void> ThreadSession::build(Transport& transport, const BackendFactory& backends, const BatchSource* source) {
+  transport_ = &transport;
   for (int r = 0; r < plan_.mesh.world_size(); ++r) ranks_.push_back(std::make_unique<Rank>(placed_, r, options_, backends(r)));
   for (const auto& rank : ranks_) SHARDLAB_TRY(rank->bind(transport, source));
   start_crew();
@@ -114,6 +116,7 @@ void ThreadSession::run_round(const Round& round) {
   start_.advance();
   crew_->scheduler().drive(*crew_, done_, rounds_ * crew_->tasks().size());
   if (crew_->failed()) {
+    transport_->abort();
     crew_->join();  // `round` must outlive its users
     crew_->throw_if_failed();
   }
@@ -147,7 +150,10 @@ StepResult ThreadSession::step(int64_t step) {
   for (const auto& rank : ranks_) rank->reset();
   frame_.state = {step, learning_rate_at(options_.learning_rate, step)};
   frame_.begin = options_.clock->now();
+  for (const auto& rank : ranks_) rank->mark_begin();
+  if (options_.tracer != nullptr) options_.tracer->begin_step(frame_.number, frame_.begin, options_.clock->now() - frame_.begin);
   run_round([this](Rank& rank, int stream, Task& task) { rank.run(stream, frame_, task); });
+  for (const auto& rank : ranks_) rank->report_times(frame_.number);
 
   StepResult result;
   for (const auto& rank : ranks_) {
@@ -186,9 +192,10 @@ void ThreadSession::initialise_parameters() {
       if (!buffer) continue;
       const Parameter& parameter = plan_.parameters[p];
       const Type& type = rank.role().buffers[buffer->index()].type;
-      float* values = static_cast<float*>(rank.address(*buffer));
+      std::vector<float> values(static_cast<size_t>(type.shape.elements()));
       if (parameter.initial != Initial::kNormal) {
-        std::fill_n(values, type.shape.elements(), parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
+        std::ranges::fill(values, parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
+        rank.write(*buffer, std::as_bytes(std::span(values)));
         continue;
       }
       const Shape shape = logical_shape(type, plan_.mesh), origin = logical_origin(type, plan_.mesh, rank.coordinates());
@@ -198,7 +205,8 @@ void ThreadSession::initialise_parameters() {
                                   .extent = dims(type.shape),
                                   .deviation = parameter.deviation,
                                   .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
-                                  .values = values});
+                                  .values = values.data()});
+      rank.write(*buffer, std::as_bytes(std::span(values)));
     }
   });
 }
@@ -239,7 +247,8 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
       writer.resize(tensor.values.size(), -1);
       found = true;
     }
-    const float* local = static_cast<const float*>(rank->address(*id));
+    std::vector<float> local(static_cast<size_t>(buffer.type.shape.elements()));
+    rank->read(*id, std::as_writable_bytes(std::span(local)));
     int differs_from = -1;
     for_each_run(buffer.type, plan_.mesh, rank->coordinates(), [&](int64_t to, int64_t from, int64_t n) {
       for (int64_t i = 0; i < n; ++i) {
@@ -270,8 +279,9 @@ Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view
   const Type& type = r.role().buffers[id->index()].type;
   if (type.dtype != DType::f32)
     return Error{ExitCode::kUsage, fmt::format("`{}` is {}, not f32", name, name_of(type.dtype)), "", ""};
-  const float* p = static_cast<const float*>(r.address(*id));
-  return std::vector<float>(p, p + type.shape.elements());
+  std::vector<float> values(static_cast<size_t>(type.shape.elements()));
+  r.read(*id, std::as_writable_bytes(std::span(values)));
+  return values;
 }
 
 Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) const {
@@ -305,9 +315,11 @@ Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTe
     const auto id = value_of(*rank, *p);
     if (!id) continue;
     if (!rank->backend().has_storage()) return no_storage(name);
-    float* local = static_cast<float*>(rank->address(*id));
-    for_each_run(rank->role().buffers[id->index()].type, plan_.mesh, rank->coordinates(),
-                 [&](int64_t from, int64_t to, int64_t n) { std::copy_n(value.values.begin() + from, n, local + to); });
+    const Type& type = rank->role().buffers[id->index()].type;
+    std::vector<float> local(static_cast<size_t>(type.shape.elements()));
+    for_each_run(type, plan_.mesh, rank->coordinates(),
+                 [&](int64_t from, int64_t to, int64_t n) { std::copy_n(value.values.begin() + from, n, local.begin() + to); });
+    rank->write(*id, std::as_bytes(std::span(local)));
   }
   return {};
 }
