@@ -1,0 +1,446 @@
+// The kernels of one kind of device, as an immutable table: what a back end for GPUs holds. The same sources make two tables: for
+// CUDA, and for the host (kernels/cuda/emulate), where pointers are host pointers and a launch has ended when it returns.
+//
+// Every launch is pure over the arrays in its arguments: no globals, no allocation, no plan, no ranks, no synchronisation. It is
+// queued on the stream given and returns nothing: whatever the driver or a library answers goes to the stream's LaunchCheck. A
+// wrong argument stops the program (a bug of the caller: what `supported` says no to, an extent that does not fit, a null array).
+//
+// Arrays need the alignment of their element; where every array of a launch is aligned to 16 bytes and rows are whole multiples of
+// 16 bytes, memory is accessed 16 bytes at a time. Outputs are overwritten whatever they held, unless `accumulate` says otherwise,
+// and overlap inputs only where the docstring says so ("may be": the very same array).
+//
+// Element types. T is one of f32, bf16, f16: the type of activations and of their gradients, one per launch. Parameters, their
+// gradients and optimizer state each may be f32 or T. Statistics, log-sum-exps, losses and sums are f32. All arithmetic is in fp32;
+// a result is rounded once, to nearest even, when it is written.
+//
+// Order of sums: kernels/cuda/README.md. A launch gives the same bits on every run and device, and the bits of a logical result do
+// not depend on how sequences, heads, contraction extents and vocabularies are shared out over ranks; only Matmul (the library) is
+// free in its order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "kernels/leaves.h"
+#include "plan/base/dtype.h"
+#include "plan/base/philox.h"
+
+namespace shardlab::gpu {
+
+using kernels::Part;
+using kernels::Tokens;
+
+/// Who learns that a launch failed. The back end owns it; `failed` may throw. kernel: "norm_forward"; library: "cuda",
+/// "cublasLt"; code and text: the library's own. With cuda the error may stem from earlier work on the device.
+class LaunchCheck {
+ public:
+  virtual void failed(std::string_view kernel, std::string_view library, int code, std::string_view text) = 0;
+
+ protected:
+  ~LaunchCheck() = default;
+};
+
+/// Where launches go. handle: a cudaStream_t; for the host table an emulate::Settings* (kernels/cuda/emulate/settings.h), or null.
+struct Stream {
+  void* handle = nullptr;
+  LaunchCheck* check = nullptr;  ///< never null
+};
+
+/// A device array that is read, and one that is written. Their extents follow from the launch's.
+struct Input {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+};
+struct Output {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  operator Input() const { return {data, dtype}; }
+};
+
+/// Scratch lent for one launch, aligned to 256: at least `*_scratch_bytes(args)` bytes.
+struct Scratch {
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// ---- embedding and positions
+
+/// F. ids i32[rows], table[table_rows,width] (f32 or T) -> x[rows,width]. The table holds rows row_begin .. of the vocabulary; an
+/// id outside of it gives a row of +0.
+struct EmbedForward {
+  const int32_t* ids = nullptr;
+  Input table;
+  Output x;
+  int64_t rows = 0, width = 0;
+  int64_t row_begin = 0, table_rows = 0;
+};
+
+/// W. ids i32[sequences,tokens], dx[sequences,tokens,width] -> dtable[table_rows,width] (f32 or T); rows without a token become +0.
+/// With `accumulate` the new sum is added to the rows that have one.
+struct EmbedWeight {
+  const int32_t* ids = nullptr;
+  Input dx;
+  Output dtable;
+  int64_t sequences = 1, tokens = 0, width = 0;
+  int64_t row_begin = 0, table_rows = 0;
+  bool accumulate = false;
+};
+
+/// F. x[sequences,tokens,width], table[tokens,width] (f32 or T) -> y = x + table; y may be x.
+struct PositionsForward {
+  Input x, table;
+  Output y;
+  int64_t sequences = 1, tokens = 0, width = 0;
+};
+
+/// W. dx[sequences,tokens,width] -> dtable[tokens,width] (f32 or T): the tree over sequences. With `accumulate`: old + new.
+/// (Rows of a longer table: Fill.)
+struct PositionsWeight {
+  Input dx;
+  Output dtable;
+  int64_t sequences = 1, tokens = 0, width = 0;
+  bool accumulate = false;
+};
+
+// ---- norms
+
+/// F. x[rows,width], gamma, beta [width] (f32 or T; beta unused with rms) -> y[rows,width], stats f32 [rows,2] (mean, 1/std) or,
+/// with rms, [rows,1] (1/rms). y may be x.
+struct NormForward {
+  Input x, gamma, beta;
+  Output y;
+  float* stats = nullptr;
+  int64_t rows = 0, width = 0;
+  float epsilon = 1e-5f;
+  bool rms = false;
+};
+
+/// I. dy, x[rows,width], gamma, stats, residual[rows,width] (or null) -> dx (+ residual); dx may be dy or residual.
+struct NormInput {
+  Input dy, x, gamma;
+  const float* stats = nullptr;
+  Input residual;
+  Output dx;
+  int64_t rows = 0, width = 0;
+  bool rms = false;
+};
+
+/// W. dy, x[rows,width], stats -> dgamma, dbeta [width] (f32 or T; dbeta unused with rms). rows = tokens.rows().
+struct NormWeight {
+  Input dy, x;
+  const float* stats = nullptr;
+  Output dgamma, dbeta;
+  Tokens tokens;
+  int64_t width = 0;
+  bool rms = false;
+  bool accumulate = false;
+  Scratch scratch;
+};
+
+// ---- linear: y = x w^T + bias, w [out,in] row-major. x, dy of T, w of T; bias f32 or T.
+
+/// F. x[rows,in], w[out,in], bias[out] (or null) -> y[rows,out] of T or f32.
+struct LinearForward {
+  Input x, w, bias;
+  Output y;
+  int64_t rows = 0, in = 0, out = 0;
+  Part in_part;     ///< which part of the logical contraction extent `in` is; Matmul ignores it
+  Scratch scratch;  ///< Matmul's workspace: any size, the more the more algorithms; the fixed-order kernel needs none
+};
+
+/// I. dy[rows,out], w[out,in] -> dx[rows,in] of T or f32.
+struct LinearInput {
+  Input dy, w;
+  Output dx;
+  int64_t rows = 0, in = 0, out = 0;
+  Part out_part;
+  Scratch scratch;
+};
+
+/// W. x[rows,in], dy[rows,out] -> dw[out,in] of T or f32. rows = tokens.rows(). dbias: BiasWeight on the same dy.
+/// `accumulate`: old + new (in canonical mode plans never ask for it).
+struct LinearWeight {
+  Input x, dy;
+  Output dw;
+  Tokens tokens;
+  int64_t in = 0, out = 0;
+  bool accumulate = false;
+  Scratch scratch;
+};
+
+/// The matrix product of the device's library (cuBLASLt), with its handle and its choice of algorithm for each shape. One per
+/// device and thread. On the host the fixed-order kernels stand in for it.
+class Matmul {
+ public:
+  virtual ~Matmul() = default;
+  virtual void forward(const LinearForward& a, Stream s) = 0;
+  virtual void input(const LinearInput& a, Stream s) = 0;
+  virtual void weight(const LinearWeight& a, Stream s) = 0;
+  /// "cublasLt 13.1.0": what results name.
+  virtual std::string_view name() const = 0;
+};
+struct MatmulOptions {
+  bool tf32 = false;  ///< fp32 products may round their factors to tf32
+};
+
+// ---- rotary positions, attention
+
+/// F, or I with `backward` (rotates back), in place: q and k of qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim], rows
+/// grouped by kv head (its query heads, one key, one value). table f32[tokens,head_dim/2,2]: cosine and sine of each angle, as
+/// kernels::rope_table (kernels/rope.h) fills it on the host.
+struct Rope {
+  Output qkv;
+  int64_t sequences = 1, tokens = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0;  ///< those of this rank; head_dim even
+  bool backward = false;
+  const float* table = nullptr;
+};
+
+/// qkv as Rope's. kv_heads divides heads; head_dim is even and at most 256 (64 and 128 are the fast ones).
+struct AttentionShape {
+  int64_t sequences = 1, tokens = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0;  ///< those of this rank
+  constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
+  constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
+};
+
+/// F. qkv -> o[sequences,tokens,heads*head_dim], lse f32[sequences,heads,tokens]. Causal. bf16 and f16 run on the tensor cores
+/// with fp32 sums (probabilities are rounded to T before they meet the values); f32 on the fp32 units. No S x S matrix.
+/// Flops: 2 sequences heads tokens (tokens + 1) head_dim. Source: Dao 2023 (FlashAttention-2).
+struct AttentionForward {
+  AttentionShape shape;
+  Input qkv;
+  Output o;
+  float* lse = nullptr;
+};
+
+/// I. dout, o, lse, qkv -> dqkv, all of it overwritten. Scores are computed twice (once for dq, once for dk and dv), so that no
+/// sum is shared between blocks and the bits are fixed: 3.5 times F's flops, 2.5 of them useful.
+struct AttentionInput {
+  AttentionShape shape;
+  Input dout, o;
+  const float* lse = nullptr;
+  Input qkv;
+  Output dqkv;
+  Scratch scratch;
+};
+
+// ---- elementwise
+
+/// F. gelu (tanh form): u[n] -> a[n], a may be u. swiglu: u[2n], a_i = silu(u_2i) * u_(2i+1) -> a[n].
+struct ActivationForward {
+  Input u;
+  Output a;
+  int64_t n = 0;  ///< elements of a
+  bool swiglu = false;
+};
+
+/// I. da[n], u -> du (like u). du may be u, and for gelu da.
+struct ActivationInput {
+  Input da, u;
+  Output du;
+  int64_t n = 0;  ///< elements of da
+  bool swiglu = false;
+};
+
+/// F. x, z[rows,width], bias[width] (f32 or T, or null) -> y = x + (z + bias); y may be x or z.
+struct ResidualForward {
+  Input x, z, bias;
+  Output y;
+  int64_t rows = 0, width = 0;
+};
+
+/// W of a bias (residual's, linear's). dy[rows,width] -> dbias[width] (f32 or T), the sum over tokens. With `accumulate`: old +
+/// new.
+struct BiasWeight {
+  Input dy;
+  Output dbias;
+  Tokens tokens;
+  int64_t width = 0;
+  bool accumulate = false;
+  Scratch scratch;
+};
+
+/// F and I, in place: kept elements times 1/(1-p), the others +0. The mask is that of kernels::Dropout (kernels/dropout.h), bit by
+/// bit: random_bits(key, e) >= p * 2^32 with e = ((sequence_begin + b) * tokens_total + token_begin + t) * width_total +
+/// width_begin
+/// + c. A total of 0 means the extent held.
+struct Dropout {
+  Output z;
+  int64_t sequences = 1, tokens = 0, width = 0;
+  int64_t sequence_begin = 0;
+  int64_t token_begin = 0, tokens_total = 0;
+  int64_t width_begin = 0, width_total = 0;
+  float p = 0;  ///< in [0, 1)
+  RandomKey key;
+};
+
+/// c[n] = a[n] + b[n], all of one type: T or f64. c may be a or b.
+struct Add {
+  Input a, b;
+  Output c;
+  int64_t n = 0;
+};
+
+/// x[n] = value, of T or f64.
+struct Fill {
+  Output x;
+  int64_t n = 0;
+  float value = 0;
+};
+
+/// to[n] = from[n], each of T or f64 (equal bytes of any type: the back end's memory copy). from and to are apart, or the same
+/// where the types have one size.
+struct Cast {
+  Input from;
+  Output to;
+  int64_t n = 0;
+};
+
+// ---- loss
+
+/// Next-token cross-entropy; the parts and their operands are those of kernels::CrossEntropy (kernels/cross_entropy.h):
+///   fused:     logits, targets -> nll, logits overwritten by dlogits
+///   loss_only: logits, targets -> nll
+///   max:       logits -> max[rows]
+///   sum:       logits, targets, max -> sums[rows,2]: sum of exp(x - max), the target's logit or +0 where it is not held
+///   grad:      targets, max, sums -> nll, logits overwritten by dlogits
+/// logits of T; all else f32. rows = tokens.rows(). Between the parts: the maximum, then the sum, over ranks.
+/// A target outside of the vocabulary: the row's nll becomes NaN.
+struct CrossEntropy {
+  Output logits;
+  const int32_t* targets = nullptr;
+  float* nll = nullptr;  ///< [tokens.sequences], a plain sum over tokens
+  float* max = nullptr;
+  float* sums = nullptr;
+  Tokens tokens;
+  int64_t vocab = 0;
+  Part vocab_part;
+  int64_t loss_tokens = 1;
+  Scratch scratch;  ///< fused, loss_only and grad
+};
+
+// ---- sums
+
+/// A list of arrays of one type, on the host: read before the launch returns.
+struct ArrayList {
+  const void* const* data = nullptr;
+  const int64_t* sizes = nullptr;  ///< elements of each
+  int count = 0;
+};
+
+/// total f32[1] = (tree over all elements of all parts f32, in order) * (float)((double)factor_num / factor_den). No parts: +0.
+struct SumScalars {
+  ArrayList parts;
+  int64_t factor_num = 1, factor_den = 1;
+  float* total = nullptr;
+  Scratch scratch;
+};
+
+/// total f64[1] = sum of squares, in fp64, of every element of every part (of dtype T). No parts: +0.
+struct SquaredNorm {
+  ArrayList parts;
+  DType dtype = DType::f32;
+  double* total = nullptr;
+  Scratch scratch;
+};
+
+/// The sum over ranks of a collective among ranks that share a device: every outs[j][n] = the tree over parts[0 .. count-1], or
+/// their maximum, elementwise. f32, bf16, f16 (sums in fp32, rounded once), f64, i32, i64. Each element is read from every part
+/// before it is written, so an out may be one of the parts. all_reduce: outs = parts; reduce_scatter: one launch a rank, on its
+/// slice of every part.
+struct Combine {
+  static constexpr int kMost = 64;  ///< parts, and outs
+  const void* const* parts = nullptr;
+  int count = 0;
+  void* const* outs = nullptr;
+  int out_count = 1;
+  int64_t n = 0;
+  DType dtype = DType::f32;
+  bool maximum = false;
+};
+
+// ---- optimizers, in place. grad f32 or T; param f32 or T; m and v f32.
+
+/// param[n] -= learning_rate * (grad[n] + weight_decay * param[n]).
+struct Sgd {
+  Input grad;
+  Output param;
+  int64_t n = 0;
+  float learning_rate = 0;
+  float weight_decay = 0;
+};
+
+/// Decoupled weight decay, bias-corrected. `step` counts optimizer steps from 0. Source: Loshchilov & Hutter 2019.
+struct AdamW {
+  Input grad;
+  Output param;
+  float* m = nullptr;
+  float* v = nullptr;
+  int64_t n = 0;
+  int64_t step = 0;
+  float learning_rate = 0;
+  float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
+  float weight_decay = 0;
+};
+
+/// Scratch in bytes. Only extents and flags of the arguments are looked at.
+int64_t scratch_bytes(const NormWeight& a);
+int64_t scratch_bytes(const BiasWeight& a);
+int64_t scratch_bytes(const AttentionInput& a);
+int64_t scratch_bytes(const CrossEntropy& a);
+int64_t scratch_bytes(const SumScalars& a);
+int64_t scratch_bytes(const SquaredNorm& a);
+
+/// What T may be.
+constexpr bool is_activation_type(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16; }
+/// Why attention refuses a shape ("head_dim 320 is over 256"), or empty.
+std::string_view attention_refusal(const AttentionShape& shape);
+
+/// The table. One launch an op; `matmul` opens the library.
+struct Kernels {
+  std::string_view name;  ///< "cuda", "emulated"
+
+  void (*embed_forward)(const EmbedForward&, Stream);
+  void (*embed_weight)(const EmbedWeight&, Stream);
+  void (*positions_forward)(const PositionsForward&, Stream);
+  void (*positions_weight)(const PositionsWeight&, Stream);
+  void (*norm_forward)(const NormForward&, Stream);
+  void (*norm_input)(const NormInput&, Stream);
+  void (*norm_weight)(const NormWeight&, Stream);
+  void (*linear_forward)(const LinearForward&, Stream);  ///< the three in canonical order (own fixed-order product)
+  void (*linear_input)(const LinearInput&, Stream);
+  void (*linear_weight)(const LinearWeight&, Stream);
+  void (*rope)(const Rope&, Stream);
+  void (*attention_forward)(const AttentionForward&, Stream);
+  void (*attention_input)(const AttentionInput&, Stream);
+  void (*activation_forward)(const ActivationForward&, Stream);
+  void (*activation_input)(const ActivationInput&, Stream);
+  void (*residual_forward)(const ResidualForward&, Stream);
+  void (*bias_weight)(const BiasWeight&, Stream);
+  void (*dropout)(const Dropout&, Stream);
+  void (*add)(const Add&, Stream);
+  void (*fill)(const Fill&, Stream);
+  void (*cast)(const Cast&, Stream);
+  void (*cross_entropy_fused)(const CrossEntropy&, Stream);
+  void (*cross_entropy_loss_only)(const CrossEntropy&, Stream);
+  void (*cross_entropy_max)(const CrossEntropy&, Stream);
+  void (*cross_entropy_sum)(const CrossEntropy&, Stream);
+  void (*cross_entropy_grad)(const CrossEntropy&, Stream);
+  void (*sum_scalars)(const SumScalars&, Stream);
+  void (*squared_norm)(const SquaredNorm&, Stream);
+  void (*combine)(const Combine&, Stream);
+  void (*sgd)(const Sgd&, Stream);
+  void (*adamw)(const AdamW&, Stream);
+
+  /// Opens the library's matmul on the current device; null when that fails, which `check` has then been told.
+  std::unique_ptr<Matmul> (*matmul)(const MatmulOptions&, LaunchCheck& check);
+};
+
+/// The table for CUDA: in target shardlab_kernels_cuda, which exists where the toolkit does (SHARDLAB_WITH_CUDA is then defined).
+const Kernels& cuda_kernels();
+/// The same sources run on the host: in target shardlab_kernels_emulated, which always exists. For tests.
+const Kernels& emulated_kernels();
+
+}  // namespace shardlab::gpu
