@@ -17,6 +17,12 @@ void check(Api& api, Status status, std::string_view call) {
                    "run the case alone under compute-sanitizer to find the op");
 }
 
+void ThrowingCheck::failed(std::string_view kernel, std::string_view library, int code, std::string_view text) {
+  api_->last_error();  // cleared, so that teardown does not meet it again
+  throw WorldError(fmt::format("kernel {}: {} error {}: {} (the cause may be an op issued earlier)", kernel, library, code, text),
+                   "run the case alone under compute-sanitizer to find the op");
+}
+
 RankDevice::~RankDevice() {
   // What fails while everything is torn down has no one left to tell.
   api_.set_device(device_);
@@ -44,16 +50,15 @@ void RankDevice::prepare(const Needs& needs) {
 std::byte* RankDevice::reserve(Space space, int64_t bytes) {
   attach_thread();
   void* at = nullptr;
-  if (space == Space::kNvme)
-    throw WorldError("the CUDA back end keeps no buffer on NVMe", "offload to cpu instead");
+  if (space == Space::kNvme) throw WorldError("the CUDA back end keeps no buffer on NVMe", "offload to cpu instead");
   const bool device = space == Space::kDevice;
   const Status status = device ? api_.allocate(&at, bytes) : api_.allocate_host(&at, bytes);
   if (status == kOutOfMemory) {
     int64_t free = 0, total = 0;
     api_.memory(&free, &total);
     api_.last_error();
-    throw WorldError(fmt::format("rank {} asks for {} bytes of {} memory; device {} has {} of {} free", rank_, bytes, name_of(space),
-                                 device_, free, total),
+    throw WorldError(fmt::format("rank {} asks for {} bytes of {} memory; device {} has {} of {} free", rank_, bytes,
+                                 name_of(space), device_, free, total),
                      "use fewer ranks on the device, a smaller micro_batch, recompute: full, or more tp or pp");
   }
   check(status, device ? "cudaMalloc" : "cudaMallocHost");
@@ -115,8 +120,7 @@ EventHandle RankDevice::create_event() {
 }
 
 Node::Node(Api& api, const gpu::Kernels& kernels, const std::vector<int>& devices) : api_(api), kernels_(kernels) {
-  for (size_t r = 0; r < devices.size(); ++r)
-    ranks_.push_back(std::make_unique<RankDevice>(api, static_cast<int>(r), devices[r]));
+  for (size_t r = 0; r < devices.size(); ++r) ranks_.push_back(std::make_unique<RankDevice>(api, static_cast<int>(r), devices[r]));
 }
 
 Result<std::vector<int>> devices_for(std::string_view transport, int world_size, const Presence& presence) {
@@ -124,9 +128,10 @@ Result<std::vector<int>> devices_for(std::string_view transport, int world_size,
   std::vector<int> devices(static_cast<size_t>(world_size), 0);
   if (transport != "nccl") return devices;
   if (world_size > presence.devices)
-    return Error{ExitCode::kEnvironment,
-                 fmt::format("transport nccl gives each of {} ranks a device, and this machine has {}", world_size, presence.devices),
-                 "use transport: one-gpu, which puts every rank on one device, or fewer ranks", ""};
+    return Error{
+        ExitCode::kEnvironment,
+        fmt::format("transport nccl gives each of {} ranks a device, and this machine has {}", world_size, presence.devices),
+        "use transport: one-gpu, which puts every rank on one device, or fewer ranks", ""};
   std::iota(devices.begin(), devices.end(), 0);
   return devices;
 }

@@ -16,6 +16,16 @@ namespace shardlab::cuda {
 /// Throws WorldError unless `status` is success: "cudaMalloc: cudaErrorMemoryAllocation: out of memory".
 void check(Api& api, Status status, std::string_view call);
 
+/// Makes a WorldError of what a launch leaves behind.
+class ThrowingCheck final : public gpu::LaunchCheck {
+ public:
+  explicit ThrowingCheck(Api& api) : api_(&api) {}
+  void failed(std::string_view kernel, std::string_view library, int code, std::string_view text) override;
+
+ private:
+  Api* api_;
+};
+
 /// One rank's share of a device: streams, events and memory of its own.
 class RankDevice final : public Accelerator {
  public:
