@@ -1,0 +1,118 @@
+#include "kernels/cuda/geometry.h"
+
+#include <algorithm>
+
+#include "kernels/checks.h"
+
+namespace shardlab::gpu {
+
+std::string_view refusal(const Geometry& g) {
+  if (g.threads < 32 || g.threads % 32 != 0) return "threads of a block are a multiple of 32";
+  if (g.threads > kMostThreads) return "over 1024 threads a block";
+  if (g.x > kMostBlocksX) return "over 2^31 - 1 blocks along x";
+  if (g.y > kMostBlocksYZ || g.z > kMostBlocksYZ) return "over 65535 blocks along y or z";
+  if (g.shared > kMostShared) return "over 163 KiB of shared memory a block";
+  return {};
+}
+
+namespace geometry {
+
+Geometry elementwise(int64_t n, int vector) {
+  return {.x = divided_up(divided_up(n, vector), kElementwiseThreads), .threads = kElementwiseThreads};
+}
+
+RowTeam row_team(int64_t width, int vector) {
+  const int64_t vectors = divided_up(width, vector);
+  if (vectors <= 32 * kRowVectors) return {32, kWarpRows};
+  return {static_cast<int>(std::min<int64_t>(kMostThreads, rounded_up(divided_up(vectors, kRowVectors), 32))), 1};
+}
+
+Geometry rows(int64_t rows, int64_t width, int vector) {
+  const RowTeam team = row_team(width, vector);
+  // Two rounds of sums, of at most two floats a warp each.
+  return {.x = divided_up(rows, team.rows), .threads = team.threads * team.rows, .shared = 2 * 32 * 4};
+}
+
+Geometry token_leaves(int64_t sequences, int leaves, int64_t width, int vector, int outputs) {
+  return {.x = divided_up(width, int64_t{kTokenColumns} * vector),
+          .y = leaves,
+          .z = sequences,
+          .threads = kTokenThreads,
+          .shared = int64_t{kTokenThreads} * vector * outputs * 4};
+}
+
+Geometry token_total(int64_t width) { return {.x = divided_up(width, kTokenThreads), .threads = kTokenThreads}; }
+
+VocabularyRow cross_entropy(int64_t rows, int64_t vocab, int leaves, int element_bytes) {
+  constexpr int64_t kRounds = 2 * 32 * 4;
+  const int64_t row_bytes = rounded_up(vocab * element_bytes, 16);
+  const bool cached = kRounds + row_bytes <= kMostShared;
+  return {{.x = rows, .threads = 32 * leaves, .shared = kRounds + (cached ? row_bytes : 0)}, cached};
+}
+
+Geometry sequence_losses(int64_t sequences, int leaves) { return {.x = sequences, .threads = 32 * leaves, .shared = 32 * 4}; }
+
+Geometry fixed_product(int64_t rows, int64_t columns) {
+  return {.x = divided_up(columns, kTile),
+          .y = divided_up(rows, kTile),
+          .threads = kTileThreads,
+          .shared = 2 * kTileDepth * (kTile + 1) * 4};
+}
+
+Geometry embed_weight(int64_t tokens, int64_t width, int vector) {
+  return {.x = tokens, .y = divided_up(width, int64_t{kEmbedThreads} * vector), .threads = kEmbedThreads};
+}
+
+Geometry squared_norm(int64_t n) { return {.x = divided_up(n, kNormSpan), .threads = kNormThreads, .shared = kNormThreads / 32 * 8}; }
+
+AttentionTiles attention_tiles(int head_dim, bool tensor_cores) {
+  AttentionTiles t;
+  t.depth = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+  if (tensor_cores) {
+    if (t.depth == 256) {
+      t.keys = 32;
+      t.halves = 2;
+    }
+    return t;
+  }
+  // fp32: all operands of a step are in shared memory at once.
+  const int tile = t.depth == 64 ? 64 : t.depth == 128 ? 32 : 16;
+  t.queries = t.keys = t.held_keys = t.step_queries = tile;
+  return t;
+}
+
+}  // namespace geometry
+
+namespace {
+
+int64_t leaves_of(const Tokens& t) { return kernels::PartLeaves(t.part, t.tokens).count(); }
+int64_t in_lines(int64_t bytes) { return rounded_up(bytes, 256); }
+
+}  // namespace
+
+int64_t scratch_bytes(const NormWeight& a) {
+  return in_lines(a.tokens.sequences * leaves_of(a.tokens) * (a.rms ? 1 : 2) * a.width * 4);
+}
+int64_t scratch_bytes(const BiasWeight& a) { return in_lines(a.tokens.sequences * leaves_of(a.tokens) * a.width * 4); }
+int64_t scratch_bytes(const AttentionInput& a) { return in_lines(a.shape.sequences * a.shape.tokens * a.shape.heads * 4); }
+int64_t scratch_bytes(const CrossEntropy& a) { return in_lines(a.tokens.rows() * 4); }
+int64_t scratch_bytes(const SumScalars& a) {
+  int64_t n = 0;
+  for (int p = 0; p < a.parts.count; ++p) n += a.parts.sizes[p];
+  return in_lines(n * 4);
+}
+int64_t scratch_bytes(const SquaredNorm& a) {
+  int64_t blocks = 0;
+  for (int p = 0; p < a.parts.count; ++p) blocks += geometry::squared_norm(a.parts.sizes[p]).x;
+  return in_lines(blocks * 8);
+}
+
+std::string_view attention_refusal(const AttentionShape& s) {
+  if (s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads != 0) return "attention on a GPU: kv_heads divides heads";
+  if (s.head_dim < 2 || s.head_dim % 2 != 0) return "attention on a GPU: head_dim is even";
+  if (s.head_dim > 256) return "attention on a GPU: head_dim is at most 256";
+  if (s.sequences > kMostBlocksYZ || s.heads > kMostBlocksYZ) return "attention on a GPU: at most 65535 sequences and heads";
+  return {};
+}
+
+}  // namespace shardlab::gpu

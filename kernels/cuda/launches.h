@@ -1,0 +1,47 @@
+// What the sources of this folder define for the table, once for CUDA and once for the host.
+#pragma once
+
+#include "kernels/cuda/kernels.h"
+#include "kernels/cuda/number.h"
+
+namespace shardlab::gpu::SHARDLAB_GPU_VARIANT {
+
+void embed_forward(const EmbedForward& a, Stream s);
+void embed_weight(const EmbedWeight& a, Stream s);
+void positions_forward(const PositionsForward& a, Stream s);
+void positions_weight(const PositionsWeight& a, Stream s);
+void norm_forward(const NormForward& a, Stream s);
+void norm_input(const NormInput& a, Stream s);
+void norm_weight(const NormWeight& a, Stream s);
+void linear_forward(const LinearForward& a, Stream s);
+void linear_input(const LinearInput& a, Stream s);
+void linear_weight(const LinearWeight& a, Stream s);
+void rope(const Rope& a, Stream s);
+void attention_forward(const AttentionForward& a, Stream s);
+void attention_input(const AttentionInput& a, Stream s);
+void activation_forward(const ActivationForward& a, Stream s);
+void activation_input(const ActivationInput& a, Stream s);
+void residual_forward(const ResidualForward& a, Stream s);
+void bias_weight(const BiasWeight& a, Stream s);
+void dropout(const Dropout& a, Stream s);
+void add(const Add& a, Stream s);
+void fill(const Fill& a, Stream s);
+void cast(const Cast& a, Stream s);
+void cross_entropy_fused(const CrossEntropy& a, Stream s);
+void cross_entropy_loss_only(const CrossEntropy& a, Stream s);
+void cross_entropy_max(const CrossEntropy& a, Stream s);
+void cross_entropy_sum(const CrossEntropy& a, Stream s);
+void cross_entropy_grad(const CrossEntropy& a, Stream s);
+void sum_scalars(const SumScalars& a, Stream s);
+void squared_norm(const SquaredNorm& a, Stream s);
+void combine(const Combine& a, Stream s);
+void sgd(const Sgd& a, Stream s);
+void adamw(const AdamW& a, Stream s);
+std::unique_ptr<Matmul> matmul(const MatmulOptions& options, LaunchCheck& check);
+
+/// The tensor-core forms of attention, for bf16 and f16; attention_forward and attention_input choose.
+void attention_forward_tensor(const AttentionForward& a, Stream s);
+void attention_query_gradient_tensor(const AttentionInput& a, Stream s);
+void attention_key_gradient_tensor(const AttentionInput& a, Stream s);
+
+}  // namespace shardlab::gpu::SHARDLAB_GPU_VARIANT

@@ -1,0 +1,59 @@
+// The table of kernels.
+#include "kernels/cuda/launches.h"
+
+namespace shardlab::gpu {
+namespace SHARDLAB_GPU_VARIANT {
+namespace {
+
+constexpr Kernels table(std::string_view name) {
+  return {.name = name,
+          .embed_forward = embed_forward,
+          .embed_weight = embed_weight,
+          .positions_forward = positions_forward,
+          .positions_weight = positions_weight,
+          .norm_forward = norm_forward,
+          .norm_input = norm_input,
+          .norm_weight = norm_weight,
+          .linear_forward = linear_forward,
+          .linear_input = linear_input,
+          .linear_weight = linear_weight,
+          .rope = rope,
+          .attention_forward = attention_forward,
+          .attention_input = attention_input,
+          .activation_forward = activation_forward,
+          .activation_input = activation_input,
+          .residual_forward = residual_forward,
+          .bias_weight = bias_weight,
+          .dropout = dropout,
+          .add = add,
+          .fill = fill,
+          .cast = cast,
+          .cross_entropy_fused = cross_entropy_fused,
+          .cross_entropy_loss_only = cross_entropy_loss_only,
+          .cross_entropy_max = cross_entropy_max,
+          .cross_entropy_sum = cross_entropy_sum,
+          .cross_entropy_grad = cross_entropy_grad,
+          .sum_scalars = sum_scalars,
+          .squared_norm = squared_norm,
+          .combine = combine,
+          .sgd = sgd,
+          .adamw = adamw,
+          .matmul = matmul};
+}
+
+}  // namespace
+}  // namespace SHARDLAB_GPU_VARIANT
+
+#ifdef __CUDACC__
+const Kernels& cuda_kernels() {
+  static constexpr Kernels kernels = cuda::table("cuda");
+  return kernels;
+}
+#else
+const Kernels& emulated_kernels() {
+  static constexpr Kernels kernels = emulated::table("emulated");
+  return kernels;
+}
+#endif
+
+}  // namespace shardlab::gpu
