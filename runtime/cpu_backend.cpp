@@ -14,6 +14,7 @@
 #include "kernels/kernels.h"
 #include "plan/base/check.h"
 #include "runtime/backend.h"
+#include "runtime/operands.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -38,20 +39,6 @@ struct Scratch {
     std::memset(data.get(), 0, static_cast<size_t>(bytes));
   }
 };
-
-/// The part of a logical dim that a rank holds.
-kernels::Part part_of(const BoundOp& op, const Type& type, int dim) {
-  return {logical_origin(type, op.mesh(), op.at)[dim], logical_shape(type, op.mesh())[dim]};
-}
-
-/// Rows of an activation: [b,s,width], or [rows,width] as one sequence.
-kernels::Tokens tokens_of(const BoundOp& op, const Type& type) {
-  const Shape& shape = type.shape;
-  if (shape.rank >= 3) return {shape[0], shape[1], part_of(op, type, 1)};
-  return {1, shape.elements() / shape.last(), {}};
-}
-
-int64_t rows_of(const Type& type) { return type.shape.elements() / type.shape.last(); }
 
 const float* floats(const Tensor& t) { return t.as<const float>(); }
 float* mutable_floats(const Tensor& t) { return t.as<float>(); }
@@ -117,11 +104,6 @@ class CpuBackend final : public Backend {
 template <class Args>
 Launch launch(void (*kernel)(const Args&), const Args& args) {
   return [kernel, args](const StepState&) { kernel(args); };
-}
-
-/// An accumulating op adds to what its write holds, so the write must lie where the old value is.
-void check_in_place(const BoundOp& op, const Tensor& write, const Tensor& old) {
-  SHARDLAB_CHECK(write.data == old.data, "`{}` writes beside what it should update in place", describe(*op.plan, *op.instruction));
 }
 
 Result<void> check_types(const BoundOp& op) {
@@ -393,8 +375,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {
   const Type& z = *op.writes[0].type;
   check_in_place(op, op.writes[0], op.reads[0]);
   const kernels::Part tokens = part_of(op, z, 1), width = part_of(op, z, 2);
-  // Four sites a layer; the embedding's, of layer -1, come first.
-  const uint32_t tensor = static_cast<uint32_t>((op.instruction->layer + 1) * 4 + w.site);
+  const uint32_t tensor = dropout_tensor(op.instruction->layer, w.site);
   kernels::Dropout args{.z = mutable_floats(op.writes[0]),
                         .sequences = z.shape[0],
                         .tokens = z.shape[1],
