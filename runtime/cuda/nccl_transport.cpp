@@ -185,6 +185,13 @@ std::unique_ptr<Communicator> NcclTransport::join(int rank, CommId comm, std::sp
   return std::make_unique<NcclCommunicator>(*this, *slot, index);
 }
 
+NcclHandle NcclTransport::handle(int rank, CommId comm) const {
+  const auto members = group_of(placed_.plan->mesh, placed_.plan->comms[comm.index()], rank);
+  const auto found = groups_.find({comm.value, members.front()});
+  if (found == groups_.end()) return {};
+  return found->second->handles[static_cast<size_t>(std::ranges::find(members, rank) - members.begin())];
+}
+
 /// One thread makes the handles of all members, as one group: made one by one, the first would wait for the second.
 void NcclTransport::connect(CommId comm, Group& group) {
   check(nccl_.unique_id(&group.id), "ncclGetUniqueId");

@@ -31,6 +31,8 @@ class NcclTransport final : public Transport {
   std::unique_ptr<Communicator> join(int rank, CommId comm, std::span<const int> members) override;
   /// Aborts every communicator: kernels that wait for a peer end.
   void abort() override;
+  /// A rank's handle on a communicator; null before its group is complete, or for a rank that did not join it.
+  NcclHandle handle(int rank, CommId comm) const;
 
  private:
   friend class NcclCommunicator;

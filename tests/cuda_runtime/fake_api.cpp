@@ -104,16 +104,14 @@ Status FakeApi::release_host(void* at) { return release(at); }
 Status FakeApi::fill(void* at, uint8_t value, int64_t bytes, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   const Status status = note("cudaMemsetAsync");
-  if (status == cuda::kSuccess)
-    push(queue(stream), {[=] { std::memset(at, value, static_cast<size_t>(bytes)); }});
+  if (status == cuda::kSuccess) push(queue(stream), {[=] { std::memset(at, value, static_cast<size_t>(bytes)); }});
   return status;
 }
 
 Status FakeApi::copy(void* to, const void* from, int64_t bytes, StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   const Status status = note("cudaMemcpyAsync");
-  if (status == cuda::kSuccess)
-    push(queue(stream), {[=] { std::memmove(to, from, static_cast<size_t>(bytes)); }});
+  if (status == cuda::kSuccess) push(queue(stream), {[=] { std::memmove(to, from, static_cast<size_t>(bytes)); }});
   return status;
 }
 
@@ -197,7 +195,8 @@ void FakeApi::push(Queue& queue, Work work) {
 }
 
 bool FakeApi::runnable(const Queue& queue) const {
-  return !queue.work.empty() && (queue.work.front().waits == nullptr || queue.work.front().waits->reached >= queue.work.front().target);
+  return !queue.work.empty() &&
+         (queue.work.front().waits == nullptr || queue.work.front().waits->reached >= queue.work.front().target);
 }
 
 /// Runs the next piece of work of the stream that is ahead, among those that can go on. Now and then the order is drawn anew.

@@ -23,7 +23,8 @@ struct Kept {
 struct KeptList {
   std::vector<const void*> data;
   std::vector<int64_t> sizes;
-  explicit KeptList(const gpu::ArrayList& list) : data(list.data, list.data + list.count), sizes(list.sizes, list.sizes + list.count) {}
+  explicit KeptList(const gpu::ArrayList& list)
+      : data(list.data, list.data + list.count), sizes(list.sizes, list.sizes + list.count) {}
   gpu::ArrayList list() const { return {data.data(), sizes.data(), static_cast<int>(data.size())}; }
 };
 
@@ -96,12 +97,12 @@ gpu::Kernels make_table() {
   K table{};
   table.name = "queued";
   const auto all = [&table]<auto... Members>() { (set<Members>(table, Members), ...); };
-  all.operator()<&K::embed_forward, &K::embed_weight, &K::positions_forward, &K::positions_weight, &K::norm_forward, &K::norm_input,
-                 &K::norm_weight, &K::linear_forward, &K::linear_input, &K::linear_weight, &K::rope, &K::attention_forward,
-                 &K::attention_input, &K::activation_forward, &K::activation_input, &K::residual_forward, &K::bias_weight,
-                 &K::dropout, &K::add, &K::fill, &K::cast, &K::cross_entropy_fused, &K::cross_entropy_loss_only,
-                 &K::cross_entropy_max, &K::cross_entropy_sum, &K::cross_entropy_grad, &K::sum_scalars, &K::squared_norm,
-                 &K::combine, &K::sgd, &K::adamw>();
+  all.
+  operator()<&K::embed_forward, &K::embed_weight, &K::positions_forward, &K::positions_weight, &K::norm_forward, &K::norm_input,
+             &K::norm_weight, &K::linear_forward, &K::linear_input, &K::linear_weight, &K::rope, &K::attention_forward,
+             &K::attention_input, &K::activation_forward, &K::activation_input, &K::residual_forward, &K::bias_weight, &K::dropout,
+             &K::add, &K::fill, &K::cast, &K::cross_entropy_fused, &K::cross_entropy_loss_only, &K::cross_entropy_max,
+             &K::cross_entropy_sum, &K::cross_entropy_grad, &K::sum_scalars, &K::squared_norm, &K::combine, &K::sgd, &K::adamw>();
   table.matmul = &queued_matmul;
   return table;
 }

@@ -1,0 +1,53 @@
+// Cases trained on a fake device, for comparison with others and with the CPU.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan/base/world_error.h"
+#include "runtime/cuda/backend.h"
+#include "runtime/cuda/node.h"
+#include "runtime/session.h"
+#include "tests/cuda_runtime/fake_api.h"
+
+namespace shardlab::testing {
+
+/// Losses by step and the final parameters by name: replicas were compared bit for bit.
+struct Run {
+  std::vector<double> losses, norms;
+  std::map<std::string, std::vector<float>> parameters;
+  int64_t sent_bytes = 0;
+  std::vector<int64_t> peaks;  ///< of device memory, by rank
+  size_t most_pending = 0;
+};
+
+struct RunSettings {
+  int steps = 2;
+  uint64_t seed = 1;  ///< of the order in which the device runs what it was given
+  RunOptions options;
+};
+
+/// Distinct tokens below 64 for every sequence.
+class Tokens64 final : public BatchSource {
+ public:
+  void sequence(int64_t number, std::span<int32_t> out) const override;
+};
+
+/// A session of `placed` on one fake GPU, with what it stands on.
+struct FakeRun {
+  FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda = {});
+  Tokens64 tokens;
+  cuda::Node node;
+  std::unique_ptr<Transport> transport;
+  Result<std::unique_ptr<Session>> session;
+};
+
+PlacedPlan lowered(const Case& config);
+/// Trains on the fake GPU by the one-gpu transport.
+Run train_on_fake(const Case& config, const RunSettings& settings);
+/// Trains on CPU threads.
+Run train_on_cpu(const Case& config, const RunSettings& settings);
+
+}  // namespace shardlab::testing
