@@ -1,4 +1,5 @@
-// Cross-entropy, whole or over a part of the vocabulary. A block a row; the row is read from memory once where shared memory holds it.
+// Cross-entropy, whole or over a part of the vocabulary. A block a row; the row is read from memory once where shared memory holds
+// it.
 //
 // Max first, then the sum of exponentials leaf by leaf: the fused form has the bits of the vocabulary-parallel parts.
 #include <cmath>
@@ -152,7 +153,8 @@ void cross_entropy(const char* name, const gpu::CrossEntropy& a, Stream s) {
   constexpr bool kLosses = kPart == Part::kFused || kPart == Part::kLossOnly || kPart == Part::kGrad;
   if (kLosses) expect(a.scratch.bytes >= scratch_bytes(a), "cross_entropy: scratch is large enough", a.scratch.bytes);
   if (kPart == Part::kFused || kPart == Part::kLossOnly)
-    expect(a.vocab_part.total == 0 || a.vocab_part.total == a.vocab, "cross_entropy: this form holds the whole vocabulary", a.vocab);
+    expect(a.vocab_part.total == 0 || a.vocab_part.total == a.vocab, "cross_entropy: this form holds the whole vocabulary",
+           a.vocab);
   with_type(a.logits.dtype, "cross_entropy: logits are f32, bf16 or f16", [&]<class T>(Named<T>) {
     with_vector<kVectorOf<T>>(aligned({a.logits.data}) && a.vocab % kVectorOf<T> == 0, [&](auto vector) {
       const geometry::VocabularyRow row = geometry::cross_entropy(a.tokens.rows(), a.vocab, leaves, sizeof(T));
@@ -164,15 +166,17 @@ void cross_entropy(const char* name, const gpu::CrossEntropy& a, Stream s) {
     });
   });
   if (kLosses)
-    launch<SequenceLosses>(name,
-                           geometry::sequence_losses(a.tokens.sequences, kernels::PartLeaves(a.tokens.part, a.tokens.tokens).count()),
-                           {static_cast<float*>(a.scratch.data), a.nll, a.tokens}, s);
+    launch<SequenceLosses>(
+        name, geometry::sequence_losses(a.tokens.sequences, kernels::PartLeaves(a.tokens.part, a.tokens.tokens).count()),
+        {static_cast<float*>(a.scratch.data), a.nll, a.tokens}, s);
 }
 
 }  // namespace
 
 void cross_entropy_fused(const gpu::CrossEntropy& a, Stream s) { cross_entropy<Part::kFused>("cross_entropy_fused", a, s); }
-void cross_entropy_loss_only(const gpu::CrossEntropy& a, Stream s) { cross_entropy<Part::kLossOnly>("cross_entropy_loss_only", a, s); }
+void cross_entropy_loss_only(const gpu::CrossEntropy& a, Stream s) {
+  cross_entropy<Part::kLossOnly>("cross_entropy_loss_only", a, s);
+}
 void cross_entropy_max(const gpu::CrossEntropy& a, Stream s) { cross_entropy<Part::kMax>("cross_entropy_max", a, s); }
 void cross_entropy_sum(const gpu::CrossEntropy& a, Stream s) { cross_entropy<Part::kSum>("cross_entropy_sum", a, s); }
 void cross_entropy_grad(const gpu::CrossEntropy& a, Stream s) { cross_entropy<Part::kGrad>("cross_entropy_grad", a, s); }

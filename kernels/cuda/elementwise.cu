@@ -209,8 +209,9 @@ struct DropoutMask {
   SHARDLAB_DEVICE void at(int64_t i) const {
     // N divides the width: the N elements are one run of logical elements.
     const int64_t row = i / a.width, token = row % a.tokens;
-    const uint64_t first = static_cast<uint64_t>(
-        ((a.sequence_begin + row / a.tokens) * a.tokens_total + a.token_begin + token) * a.width_total + a.width_begin + i % a.width);
+    const uint64_t first =
+        static_cast<uint64_t>(((a.sequence_begin + row / a.tokens) * a.tokens_total + a.token_begin + token) * a.width_total +
+                              a.width_begin + i % a.width);
     T* to = static_cast<T*>(a.z.data) + i;
     Values<N> x = values_at<N>(to);
     std::array<uint32_t, 4> words{};
@@ -276,7 +277,8 @@ void positions_forward(const PositionsForward& a, Stream s) {
     auto* y = static_cast<T*>(a.y.data);
     const int64_t sequence = a.tokens * a.width;
     const bool wide = aligned({x, a.table.data, y}) && sequence % kVectorOf<T> == 0;
-    elementwise<kVectorOf<T>>("positions_forward", PositionsForwardRows<T>{x, a.table, y, sequence}, a.sequences * sequence, wide, s);
+    elementwise<kVectorOf<T>>("positions_forward", PositionsForwardRows<T>{x, a.table, y, sequence}, a.sequences * sequence, wide,
+                              s);
   });
 }
 
@@ -296,8 +298,8 @@ void add(const Add& a, Stream s) {
   expect_type(a.c.dtype, a.a.dtype, false, "add: a and c are of one type");
   const bool wide = aligned({a.a.data, a.b.data, a.c.data});
   const auto run = [&]<class T>(Named<T>) {
-    elementwise<kVectorOf<T>>("add", Sum<T>{static_cast<const T*>(a.a.data), static_cast<const T*>(a.b.data), static_cast<T*>(a.c.data)},
-                              a.n, wide, s);
+    elementwise<kVectorOf<T>>(
+        "add", Sum<T>{static_cast<const T*>(a.a.data), static_cast<const T*>(a.b.data), static_cast<T*>(a.c.data)}, a.n, wide, s);
   };
   if (a.a.dtype == DType::f64) return run(Named<double>{});
   with_type(a.a.dtype, "add: f32, bf16, f16 or f64", run);
@@ -338,7 +340,8 @@ void rope(const Rope& a, Stream s) {
 
 void dropout(const gpu::Dropout& given, Stream s) {
   gpu::Dropout a = given;
-  expect(a.p >= 0 && a.p < 1, "dropout: p is in [0, 1); this is p in millionths", static_cast<int64_t>(1e6 * static_cast<double>(a.p)));
+  expect(a.p >= 0 && a.p < 1, "dropout: p is in [0, 1); this is p in millionths",
+         static_cast<int64_t>(1e6 * static_cast<double>(a.p)));
   if (a.tokens_total == 0) a.tokens_total = a.tokens;
   if (a.width_total == 0) a.width_total = a.width;
   const double bound = static_cast<double>(a.p) * 4294967296.0;  // exact
@@ -346,7 +349,8 @@ void dropout(const gpu::Dropout& given, Stream s) {
   if (static_cast<double>(threshold) < bound) ++threshold;       // kept if bits >= bound
   with_type(a.z.dtype, "dropout: z is f32, bf16 or f16", [&]<class T>(Named<T>) {
     const bool wide = aligned({a.z.data}) && a.width % kVectorOf<T> == 0;
-    elementwise<kVectorOf<T>>("dropout", DropoutMask<T>{a, threshold, 1.0f / (1.0f - a.p)}, a.sequences * a.tokens * a.width, wide, s);
+    elementwise<kVectorOf<T>>("dropout", DropoutMask<T>{a, threshold, 1.0f / (1.0f - a.p)}, a.sequences * a.tokens * a.width, wide,
+                              s);
   });
 }
 

@@ -1,5 +1,5 @@
-// One pass over memory, a vector of elements a thread. An operation is a plain struct with `at<N>(i)`: elements i .. i+N-1, which it
-// loads whole before it stores, so that an output may be one of its inputs.
+// One pass over memory, a vector of elements a thread. An operation is a plain struct with `at<N>(i)`: elements i .. i+N-1, which
+// it loads whole before it stores, so that an output may be one of its inputs.
 #pragma once
 
 #include "kernels/cuda/launch.h"

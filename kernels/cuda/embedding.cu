@@ -1,8 +1,8 @@
 // Token embedding.
 //
-// W without atomics or a sort: the first token of an id in the micro-batch owns the id's row. Its block looks for the later ones, in
-// order, and sums; every other token's block finds an earlier one and ends. Tokens^2 / 2 comparisons of 4 bytes in all, which are few
-// beside the sums: 8192 tokens make 34 million.
+// W without atomics or a sort: the first token of an id in the micro-batch owns the id's row. Its block looks for the later ones,
+// in order, and sums; every other token's block finds an earlier one and ends. Tokens^2 / 2 comparisons of 4 bytes in all, which
+// are few beside the sums: 8192 tokens make 34 million.
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/sums.h"

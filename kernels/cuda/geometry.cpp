@@ -63,7 +63,9 @@ Geometry embed_weight(int64_t tokens, int64_t width, int vector) {
   return {.x = tokens, .y = divided_up(width, int64_t{kEmbedThreads} * vector), .threads = kEmbedThreads};
 }
 
-Geometry squared_norm(int64_t n) { return {.x = divided_up(n, kNormSpan), .threads = kNormThreads, .shared = kNormThreads / 32 * 8}; }
+Geometry squared_norm(int64_t n) {
+  return {.x = divided_up(n, kNormSpan), .threads = kNormThreads, .shared = kNormThreads / 32 * 8};
+}
 
 AttentionTiles attention_tiles(int head_dim, bool tensor_cores) {
   AttentionTiles t;
@@ -79,6 +81,50 @@ AttentionTiles attention_tiles(int head_dim, bool tensor_cores) {
   const int tile = t.depth == 64 ? 64 : t.depth == 128 ? 32 : 16;
   t.queries = t.keys = t.held_keys = t.step_queries = tile;
   return t;
+}
+
+namespace {
+
+/// Bytes of a tile of fp32 rows of `depth` and one float more, and of tensor-core rows of `depth` 2-byte elements and 16 bytes
+/// more.
+int64_t fp32_tile(int64_t rows, int64_t depth) { return 4 * rows * (depth + 1); }
+int64_t tensor_tile(int64_t rows, int64_t depth) { return 2 * rows * (depth + 8); }
+constexpr int kTensorThreads = 128, kFp32Threads = 256;
+
+}  // namespace
+
+// Shared memory: the block's own tiles, and two steps' of the others where they are fetched ahead.
+
+Geometry attention_forward(const AttentionShape& s, bool tensor_cores) {
+  const AttentionTiles t = attention_tiles(s.head_dim, tensor_cores);
+  return {.x = divided_up(s.tokens, t.queries),
+          .y = s.heads,
+          .z = s.sequences,
+          .threads = tensor_cores ? kTensorThreads : kFp32Threads,
+          .shared = tensor_cores ? tensor_tile(t.queries, t.depth) + 4 * tensor_tile(t.keys, t.depth)
+                                 : 3 * fp32_tile(t.queries, t.depth) + fp32_tile(t.queries, t.keys)};
+}
+
+Geometry attention_query_gradient(const AttentionShape& s, bool tensor_cores) {
+  const AttentionTiles t = attention_tiles(s.head_dim, tensor_cores);
+  Geometry g = attention_forward(s, tensor_cores);
+  g.shared += tensor_cores ? tensor_tile(t.queries, t.depth) : fp32_tile(t.queries, t.depth);
+  return g;
+}
+
+Geometry attention_key_gradient(const AttentionShape& s, bool tensor_cores) {
+  const AttentionTiles t = attention_tiles(s.head_dim, tensor_cores);
+  return {.x = divided_up(s.tokens, t.held_keys),
+          .y = int64_t{s.kv_heads} * t.halves,
+          .z = s.sequences,
+          .threads = tensor_cores ? kTensorThreads : kFp32Threads,
+          .shared = tensor_cores ? 2 * tensor_tile(t.held_keys, t.depth) + 4 * tensor_tile(t.step_queries, t.depth)
+                                 : 4 * fp32_tile(t.held_keys, t.depth) + 2 * fp32_tile(t.held_keys, t.step_queries)};
+}
+
+Geometry attention_dots(const AttentionShape& s) {
+  constexpr int kRows = 4;
+  return {.x = divided_up(s.tokens, kRows), .y = s.heads, .z = s.sequences, .threads = 32 * kRows};
 }
 
 }  // namespace geometry

@@ -1,5 +1,5 @@
-// Launch geometry of every kernel, as functions of extents: plain host code, so that it is tested without a device. The same numbers
-// are what the kernels' index arithmetic assumes.
+// Launch geometry of every kernel, as functions of extents: plain host code, so that it is tested without a device. The same
+// numbers are what the kernels' index arithmetic assumes.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ namespace geometry {
 inline constexpr int kElementwiseThreads = 256;
 Geometry elementwise(int64_t n, int vector);
 
-/// Rows: a team of threads a row, so wide that a thread holds at most kRowVectors vectors of the row in registers (wider rows are read
-/// again). Narrow rows share a block: four teams of one warp.
+/// Rows: a team of threads a row, so wide that a thread holds at most kRowVectors vectors of the row in registers (wider rows are
+/// read again). Narrow rows share a block: four teams of one warp.
 inline constexpr int kRowVectors = 4;
 inline constexpr int kWarpRows = 4;
 struct RowTeam {
@@ -44,8 +44,8 @@ struct RowTeam {
 RowTeam row_team(int64_t width, int vector);
 Geometry rows(int64_t rows, int64_t width, int vector);
 
-/// Sums over tokens, first launch: a block sums one leaf of one sequence over a strip of columns; its kTokenRows rows of threads take
-/// every kTokenRows-th token. `outputs` sums at once. Second launch: a thread a column.
+/// Sums over tokens, first launch: a block sums one leaf of one sequence over a strip of columns; its kTokenRows rows of threads
+/// take every kTokenRows-th token. `outputs` sums at once. Second launch: a thread a column.
 inline constexpr int kTokenRows = 8, kTokenThreads = 256, kTokenColumns = kTokenThreads / kTokenRows;
 Geometry token_leaves(int64_t sequences, int leaves, int64_t width, int vector, int outputs);
 Geometry token_total(int64_t width);
@@ -72,14 +72,15 @@ inline constexpr int kNormThreads = 256;
 inline constexpr int64_t kNormSpan = 32 * kNormThreads;  ///< elements a block
 Geometry squared_norm(int64_t n);
 
-/// Attention. Tiles of queries and keys by head_dim padded to 64, 128 or 256; tensor-core kernels (2-byte elements) and fp32 kernels.
+/// Attention. Tiles of queries and keys by head_dim padded to 64, 128 or 256; tensor-core kernels (2-byte elements) and fp32
+/// kernels.
 struct AttentionTiles {
-  int depth = 64;       ///< head_dim padded
-  int queries = 64;     ///< forward and dq: rows of a block
-  int keys = 64;        ///< forward and dq: keys a step
-  int held_keys = 64;   ///< dk, dv: rows of a block
+  int depth = 64;         ///< head_dim padded
+  int queries = 64;       ///< forward and dq: rows of a block
+  int keys = 64;          ///< forward and dq: keys a step
+  int held_keys = 64;     ///< dk, dv: rows of a block
   int step_queries = 32;  ///< dk, dv: queries a step
-  int halves = 1;       ///< dk, dv: strips of depth, a block each
+  int halves = 1;         ///< dk, dv: strips of depth, a block each
 };
 AttentionTiles attention_tiles(int head_dim, bool tensor_cores);
 Geometry attention_forward(const AttentionShape& s, bool tensor_cores);

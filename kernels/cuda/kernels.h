@@ -55,7 +55,7 @@ struct Input {
 struct Output {
   void* data = nullptr;
   DType dtype = DType::f32;
-  operator Input() const { return {data, dtype}; }
+  constexpr operator Input() const { return {data, dtype}; }
 };
 
 /// Scratch lent for one launch, aligned to 256: at least `*_scratch_bytes(args)` bytes.

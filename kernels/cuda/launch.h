@@ -34,7 +34,8 @@ void launch(const char* name, const Geometry& g, const typename K::Args& args, S
   if (g.shared > kWithoutAsking)
     report(name, cudaFuncSetAttribute(run_kernel<K>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(g.shared)), s);
   const dim3 grid(static_cast<unsigned>(g.x), static_cast<unsigned>(g.y), static_cast<unsigned>(g.z));
-  run_kernel<K><<<grid, static_cast<unsigned>(g.threads), static_cast<size_t>(g.shared), static_cast<cudaStream_t>(s.handle)>>>(args);
+  run_kernel<K>
+      <<<grid, static_cast<unsigned>(g.threads), static_cast<size_t>(g.shared), static_cast<cudaStream_t>(s.handle)>>>(args);
   report(name, cudaGetLastError(), s);
 }
 

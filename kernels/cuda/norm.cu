@@ -78,12 +78,14 @@ struct NormForwardRows {
     float mean = 0;
     if (!a.rms) {
       float sum[1] = {0};
-      each_vector(team.place, [&](int64_t, const Values<kVector>& x) { add_all(sum[0], x); }, row);
+      each_vector(
+          team.place, [&](int64_t, const Values<kVector>& x) { add_all(sum[0], x); }, row);
       team_sums(t, args.team, sum, shared);
       mean = sum[0] / h;
     }
     float square[1] = {0};
-    each_vector(team.place, [&](int64_t, const Values<kVector>& x) { add_squares(square[0], x, mean); }, row);
+    each_vector(
+        team.place, [&](int64_t, const Values<kVector>& x) { add_squares(square[0], x, mean); }, row);
     team_sums(t, args.team, square, shared + kWarp);
     const float rstd = 1.0f / sqrtf(square[0] / h + a.epsilon);
     T* y = static_cast<T*>(a.y.data) + team.row * a.width;
@@ -193,8 +195,7 @@ void norm_input(const NormInput& a, Stream s) {
   if (a.residual.data != nullptr) expect_type(a.residual.dtype, a.dy.dtype, false, "norm: dy and residual are of one type");
   expect_type(a.gamma.dtype, a.dy.dtype, true, "norm: gamma is f32 or of dy's type");
   with_type(a.dy.dtype, "norm: dy is f32, bf16 or f16", [&]<class T>(Named<T>) {
-    const bool wide =
-        a.width % kVectorOf<T> == 0 && aligned({a.dy.data, a.x.data, a.gamma.data, a.residual.data, a.dx.data});
+    const bool wide = a.width % kVectorOf<T> == 0 && aligned({a.dy.data, a.x.data, a.gamma.data, a.residual.data, a.dx.data});
     with_vector<kVectorOf<T>>(wide, [&](auto vector) {
       launch<NormInputRows<T, vector.value>>("norm_input", geometry::rows(a.rows, a.width, vector.value),
                                              {a, geometry::row_team(a.width, vector.value).threads}, s);

@@ -1,8 +1,8 @@
-// Linear in canonical order: every output is a tree over leaves of the contraction, each leaf one chain of fma. In fp32 these are the
-// bits of the CPU's canonical product.
+// Linear in canonical order: every output is a tree over leaves of the contraction, each leaf one chain of fma. In fp32 these are
+// the bits of the CPU's canonical product.
 //
-// A block makes a 64 x 64 tile of C from slices of A and B, 16 deep, in shared memory; a thread holds 4 x 4 outputs, spread 16 apart so
-// that a warp reads neighbouring columns, and the next slice is on its way from memory while one is worked on.
+// A block makes a 64 x 64 tile of C from slices of A and B, 16 deep, in shared memory; a thread holds 4 x 4 outputs, spread 16
+// apart so that a warp reads neighbouring columns, and the next slice is on its way from memory while one is worked on.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/sums.h"
@@ -164,8 +164,16 @@ void linear_forward(const LinearForward& a, Stream s) {
   expect_type(a.y.dtype, a.x.dtype, true, "linear: y is f32 or of x's type");
   if (a.bias.data != nullptr) expect_type(a.bias.dtype, a.x.dtype, true, "linear: bias is f32 or of x's type");
   multiply("linear_forward",
-           {.a = {a.x.data, a.in, 1}, .b = {a.w.data, a.in, 1}, .rows = a.rows, .columns = a.out, .depth = a.in, .part = a.in_part,
-            .equal_leaves = 0, .bias = a.bias, .c = a.y, .accumulate = false},
+           {.a = {a.x.data, a.in, 1},
+            .b = {a.w.data, a.in, 1},
+            .rows = a.rows,
+            .columns = a.out,
+            .depth = a.in,
+            .part = a.in_part,
+            .equal_leaves = 0,
+            .bias = a.bias,
+            .c = a.y,
+            .accumulate = false},
            a.x.dtype, s);
 }
 
@@ -173,8 +181,16 @@ void linear_input(const LinearInput& a, Stream s) {
   expect_type(a.w.dtype, a.dy.dtype, false, "linear: dy and w are of one type");
   expect_type(a.dx.dtype, a.dy.dtype, true, "linear: dx is f32 or of dy's type");
   multiply("linear_input",
-           {.a = {a.dy.data, a.out, 1}, .b = {a.w.data, 1, a.in}, .rows = a.rows, .columns = a.in, .depth = a.out, .part = a.out_part,
-            .equal_leaves = 0, .bias = {}, .c = a.dx, .accumulate = false},
+           {.a = {a.dy.data, a.out, 1},
+            .b = {a.w.data, 1, a.in},
+            .rows = a.rows,
+            .columns = a.in,
+            .depth = a.out,
+            .part = a.out_part,
+            .equal_leaves = 0,
+            .bias = {},
+            .c = a.dx,
+            .accumulate = false},
            a.dy.dtype, s);
 }
 
@@ -183,8 +199,16 @@ void linear_weight(const LinearWeight& a, Stream s) {
   expect_type(a.dy.dtype, a.x.dtype, false, "linear: x and dy are of one type");
   expect_type(a.dw.dtype, a.x.dtype, true, "linear: dw is f32 or of x's type");
   multiply("linear_weight",
-           {.a = {a.dy.data, 1, a.out}, .b = {a.x.data, 1, a.in}, .rows = a.out, .columns = a.in, .depth = a.tokens.rows(), .part = {},
-            .equal_leaves = a.tokens.sequences, .bias = {}, .c = a.dw, .accumulate = a.accumulate},
+           {.a = {a.dy.data, 1, a.out},
+            .b = {a.x.data, 1, a.in},
+            .rows = a.out,
+            .columns = a.in,
+            .depth = a.tokens.rows(),
+            .part = {},
+            .equal_leaves = a.tokens.sequences,
+            .bias = {},
+            .c = a.dw,
+            .accumulate = a.accumulate},
            a.x.dtype, s);
 }
 

@@ -172,7 +172,8 @@ void sum_scalars(const SumScalars& a, Stream s) {
   }
   expect(n < (int64_t{1} << 31), "sum_scalars: fewer than 2^31 elements", n);
   const float factor = static_cast<float>(static_cast<double>(a.factor_num) / static_cast<double>(a.factor_den));
-  launch<TreeTotal>("sum_scalars", {.threads = TreeTotal::kThreads, .shared = TreeTotal::kThreads * 4}, {all, n, factor, a.total}, s);
+  launch<TreeTotal>("sum_scalars", {.threads = TreeTotal::kThreads, .shared = TreeTotal::kThreads * 4}, {all, n, factor, a.total},
+                    s);
 }
 
 void squared_norm(const SquaredNorm& a, Stream s) {

@@ -21,8 +21,8 @@ SHARDLAB_DEVICE float warp_max(const Thread& t, float x) {
   return x;
 }
 
-/// Sums over a block's warps of what warp_sum gave each, in warp order; every thread gets them. `shared`: kSums * warps elements that
-/// nothing else uses before the block's next barrier but one.
+/// Sums over a block's warps of what warp_sum gave each, in warp order; every thread gets them. `shared`: kSums * warps elements
+/// that nothing else uses before the block's next barrier but one.
 template <int kSums, class T>
 SHARDLAB_DEVICE void block_sums(const Thread& t, T (&x)[kSums], T* shared) {
 #pragma unroll
@@ -40,8 +40,8 @@ SHARDLAB_DEVICE void block_sums(const Thread& t, T (&x)[kSums], T* shared) {
   }
 }
 
-/// The binary counter of plan/base/tree.h for fewer than 2^kLevels leaves. Levels are looped over whole, so that partial sums stay in
-/// registers where there is room.
+/// The binary counter of plan/base/tree.h for fewer than 2^kLevels leaves. Levels are looped over whole, so that partial sums stay
+/// in registers where there is room.
 template <class T, int kLevels>
 class TreeCounter {
  public:

@@ -1,5 +1,5 @@
-// What a kernel's body sees of the machine: one thread of a block. On the device every method is an instruction; on the host it is a
-// fiber of kernels/cuda/emulate. Kernel bodies use nothing else of CUDA, so that one text serves both.
+// What a kernel's body sees of the machine: one thread of a block. On the device every method is an instruction; on the host it is
+// a fiber of kernels/cuda/emulate. Kernel bodies use nothing else of CUDA, so that one text serves both.
 //
 // Warp operations are called by all 32 lanes of a warp together, barriers by all threads of a block.
 #pragma once
@@ -48,7 +48,8 @@ class Thread {
 
   /// Copies 16 bytes from device to shared memory later, or zeros where `holds` is not; committed in groups.
   SHARDLAB_DEVICE void copy_later(void* to, const void* from, bool holds) const {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address_of(to)), "l"(__cvta_generic_to_global(from)), "r"(holds ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address_of(to)), "l"(__cvta_generic_to_global(from)),
+                 "r"(holds ? 16 : 0)
                  : "memory");
   }
   SHARDLAB_DEVICE void commit_copies() const { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -82,9 +83,9 @@ class Thread {
   SHARDLAB_DEVICE static uint32_t address_of(const void* shared) { return static_cast<uint32_t>(__cvta_generic_to_shared(shared)); }
 };
 
-#define SHARDLAB_MMA(type)                                                                                                   \
+#define SHARDLAB_MMA(type)                                                                                                         \
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                              \
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                    \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
 template <>
 SHARDLAB_DEVICE void Thread::multiply_add<bf16>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) const {

@@ -1,7 +1,7 @@
 // Sums over tokens, a column each: gradients of gammas, betas and biases.
 //
-// Two launches. The first sums one leaf (a sixteenth of a sequence) a block, its eight rows of threads taking every eighth token; the
-// second joins leaves and sequences by the tree. The partial sums, 4 bytes a leaf and column, are all the memory between.
+// Two launches. The first sums one leaf (a sixteenth of a sequence) a block, its eight rows of threads taking every eighth token;
+// the second joins leaves and sequences by the tree. The partial sums, 4 bytes a leaf and column, are all the memory between.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/sums.h"
@@ -93,7 +93,8 @@ struct TokenTotals {
       TreeCounter<float, kSequenceLevels> total;
       for (int64_t b = 0; b < a.sequences; ++b) {
         TreeCounter<float, kLeafLevels> sequence;
-        for (int leaf = 0; leaf < a.leaves; ++leaf) sequence.push(a.partial[((b * a.leaves + leaf) * a.outputs + o) * a.width + column]);
+        for (int leaf = 0; leaf < a.leaves; ++leaf)
+          sequence.push(a.partial[((b * a.leaves + leaf) * a.outputs + o) * a.width + column]);
         total.push(sequence.total(0.0f));
       }
       Values<1> sum{{total.total(0.0f)}};
@@ -105,11 +106,12 @@ struct TokenTotals {
 
 /// Both launches.
 template <Summed kSummed>
-void token_sums(const char* name, DType type, const Leaves& leaves, Output first, Output second, bool accumulate, const Scratch& scratch,
-                Stream s) {
+void token_sums(const char* name, DType type, const Leaves& leaves, Output first, Output second, bool accumulate,
+                const Scratch& scratch, Stream s) {
   constexpr int kOutputs = kSummed == Summed::kLayerNorm ? 2 : 1;
   const Tokens& tokens = leaves.tokens;
-  expect(tokens.sequences >= 1 && tokens.sequences <= kMostSequences, "a sum over tokens: 1 <= sequences < 32768", tokens.sequences);
+  expect(tokens.sequences >= 1 && tokens.sequences <= kMostSequences, "a sum over tokens: 1 <= sequences < 32768",
+         tokens.sequences);
   expect(tokens.tokens >= 1, "a sum over tokens: a sequence has a token", tokens.tokens);
   const int count = kernels::PartLeaves(tokens.part, tokens.tokens).count();
   expect(scratch.bytes >= tokens.sequences * count * kOutputs * leaves.width * 4, "a sum over tokens: scratch is large enough",

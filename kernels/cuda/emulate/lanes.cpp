@@ -74,8 +74,14 @@ constexpr size_t kStackBytes = 256 * 1024;
 class Block {
  public:
   Block(const char* kernel, const Geometry& g, bool reversed, void (*body)(const void*, Lane&), const void* args)
-      : kernel_(kernel), geometry_(g), reversed_(reversed), body_(body), args_(args), threads_(static_cast<size_t>(g.threads)),
-        warps_(static_cast<size_t>(g.threads / Lane::kWarp)), stacks_(new unsigned char[threads_.size() * kStackBytes]) {
+      : kernel_(kernel),
+        geometry_(g),
+        reversed_(reversed),
+        body_(body),
+        args_(args),
+        threads_(static_cast<size_t>(g.threads)),
+        warps_(static_cast<size_t>(g.threads / Lane::kWarp)),
+        stacks_(new unsigned char[threads_.size() * kStackBytes]) {
 #if defined(__SANITIZE_THREAD__)
     scheduler_.tsan = __tsan_get_current_fiber();
     for (Thread& t : threads_) t.fiber.tsan = __tsan_create_fiber(0);
@@ -97,7 +103,8 @@ class Block {
     while (running != 0) {
       const size_t before = running, steps = steps_;
       for (size_t i = 0; i < threads_.size(); ++i) running -= step(threads_[reversed_ ? threads_.size() - 1 - i : i]);
-      SHARDLAB_CHECK(running != before || steps_ != steps, "kernel {}: block ({}, {}, {}) is stuck: {}", kernel_, x, y, z, who_waits());
+      SHARDLAB_CHECK(running != before || steps_ != steps, "kernel {}: block ({}, {}, {}) is stuck: {}", kernel_, x, y, z,
+                     who_waits());
     }
   }
 

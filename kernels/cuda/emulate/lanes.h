@@ -1,8 +1,8 @@
 // A grid run on the host: block after block; the threads of a block are fibers that change at synchronisations only.
 //
-// What it checks while it runs: every thread of a block meets the same barriers, every lane of a warp the same warp operations (else
-// the program stops and says who waits where); shared memory is exactly as large as the launch says (sanitizers see the end of it)
-// and holds NaNs at first; asynchronous copies land when they are waited for, not before.
+// What it checks while it runs: every thread of a block meets the same barriers, every lane of a warp the same warp operations
+// (else the program stops and says who waits where); shared memory is exactly as large as the launch says (sanitizers see the end
+// of it) and holds NaNs at first; asynchronous copies land when they are waited for, not before.
 #pragma once
 
 #include <cstddef>
