@@ -357,26 +357,29 @@ void Rank::await_idle(int stream, Task& task) {
     task.pause();
     const double waited = task.now() - begin;
     if (waited > options_.timeout_s)
-      throw WorldError(fmt::format("the device has worked for {:.3g} s, which is the limit: {}", waited, progress(stream)),
+      throw WorldError(fmt::format("the device has worked for {:.3g} s, which is the limit{}", waited, progress()),
                        "raise the time-out (measure.timeout) if a step may really take so long");
-    if (waited > 1e-4) std::this_thread::sleep_for(std::chrono::duration<double>(std::min(waited / 200, 0.01)));
+    if (waited > 1e-4) std::this_thread::sleep_for(std::chrono::duration<double>(std::min(waited / 200, 1e-3)));
   }
 }
 
-/// How far the device has come, for messages: the last event of each stream that it has reached.
-std::string Rank::progress(int stream) const {
-  const Stream& s = *streams_[static_cast<size_t>(stream)];
-  const BoundInstruction* last = nullptr;
-  for (const BoundInstruction& bound : s.instructions) {
-    if (bound.record < 0 || !device_->reached(bound.record)) continue;
-    last = &bound;
+/// How far the device has come, for messages: what each stream that still works has come past.
+std::string Rank::progress() const {
+  std::string text;
+  for (const int stream : streams()) {
+    if (device_->idle(stream)) continue;
+    const Stream& s = *streams_[static_cast<size_t>(stream)];
+    const size_t issued = static_cast<size_t>(s.completed.value());
+    const BoundInstruction* last = nullptr;
+    for (size_t i = 0; i < issued; ++i)  // what is not issued yet may have been reached in the step before
+      if (const BoundInstruction& bound = s.instructions[i]; bound.record >= 0 && device_->reached(bound.record)) last = &bound;
+    text += fmt::format(
+        "\nstream {} has come past {}", plan_.streams[static_cast<size_t>(stream)],
+        last == nullptr ? "none of its events"
+                        : fmt::format("#{} `{}`", last->id, describe(plan_, program_.instructions[static_cast<size_t>(last->id)])));
+    if (issued < s.instructions.size()) text += fmt::format(", and {} more are not issued", s.instructions.size() - issued);
   }
-  const auto name = [&](const BoundInstruction& bound) {
-    return fmt::format("#{} `{}`", bound.id, describe(plan_, program_.instructions[static_cast<size_t>(bound.id)]));
-  };
-  const std::string& title = plan_.streams[static_cast<size_t>(stream)];
-  if (last == nullptr) return fmt::format("stream {} has not come to its first event", title);
-  return fmt::format("stream {} has come past {} and not to its end", title, name(*last));
+  return text;
 }
 
 void Rank::mark_begin() {

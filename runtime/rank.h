@@ -109,7 +109,7 @@ class Rank {
   void await(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
   void await_events(const BoundInstruction& bound, int stream, Task& task);
   void await_idle(int stream, Task& task);
-  std::string progress(int stream) const;
+  std::string progress() const;
   bool skipped(const BoundInstruction& bound, int stream, Task& task);
   Moved run_one(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
   void issue(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);

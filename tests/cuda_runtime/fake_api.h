@@ -72,6 +72,7 @@ class FakeApi final : public cuda::Api {
   int driver = 13000;
   cuda::Status count_status = cuda::kSuccess;
   int64_t capacity = int64_t{4} << 30;
+  bool forget_waits = false;
 
  private:
   friend struct FakeStream;

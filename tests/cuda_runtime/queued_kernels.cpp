@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tests/cuda_runtime/fake_api.h"
+#include "tests/cuda_runtime/host_kernels.h"
 
 namespace shardlab::testing {
 
@@ -61,15 +62,22 @@ struct Kept<gpu::Combine> {
   }
 };
 
-template <auto Member, class Args>
+using Table = const gpu::Kernels& (*)();
+
+template <Table Base, auto Member, class Args>
 void queue(const Args& args, gpu::Stream s) {
-  stream_of(s).push([kept = Kept<Args>(args), check = s.check] { (gpu::emulated_kernels().*Member)(kept.use(), on_host(check)); });
+  stream_of(s).push([kept = Kept<Args>(args), check = s.check] { (Base().*Member)(kept.use(), on_host(check)); });
 }
 
 /// Puts the queueing launch of one member into the table.
-template <auto Member, class Args>
+template <Table Base, auto Member, class Args>
 void set(gpu::Kernels& table, void (*gpu::Kernels::*)(const Args&, gpu::Stream)) {
-  table.*Member = &queue<Member, Args>;
+  table.*Member = &queue<Base, Member, Args>;
+}
+
+template <Table Base, auto... Members>
+void set_all(gpu::Kernels& table) {
+  (set<Base, Members>(table, Members), ...);
 }
 
 class QueuedMatmul final : public gpu::Matmul {
@@ -88,30 +96,30 @@ class QueuedMatmul final : public gpu::Matmul {
   std::shared_ptr<gpu::Matmul> inner_;
 };
 
+template <Table Base>
 std::unique_ptr<gpu::Matmul> queued_matmul(const gpu::MatmulOptions& options, gpu::LaunchCheck& check) {
-  return std::make_unique<QueuedMatmul>(gpu::emulated_kernels().matmul(options, check));
+  return std::make_unique<QueuedMatmul>(Base().matmul(options, check));
 }
 
+template <Table Base>
 gpu::Kernels make_table() {
   using K = gpu::Kernels;
   K table{};
   table.name = "queued";
-  const auto all = [&table]<auto... Members>() { (set<Members>(table, Members), ...); };
-  all.
-  operator()<&K::embed_forward, &K::embed_weight, &K::positions_forward, &K::positions_weight, &K::norm_forward, &K::norm_input,
-             &K::norm_weight, &K::linear_forward, &K::linear_input, &K::linear_weight, &K::rope, &K::attention_forward,
-             &K::attention_input, &K::activation_forward, &K::activation_input, &K::residual_forward, &K::bias_weight, &K::dropout,
-             &K::add, &K::fill, &K::cast, &K::cross_entropy_fused, &K::cross_entropy_loss_only, &K::cross_entropy_max,
-             &K::cross_entropy_sum, &K::cross_entropy_grad, &K::sum_scalars, &K::squared_norm, &K::combine, &K::sgd, &K::adamw>();
-  table.matmul = &queued_matmul;
+  set_all<Base, &K::embed_forward, &K::embed_weight, &K::positions_forward, &K::positions_weight, &K::norm_forward, &K::norm_input,
+          &K::norm_weight, &K::linear_forward, &K::linear_input, &K::linear_weight, &K::rope, &K::attention_forward,
+          &K::attention_input, &K::activation_forward, &K::activation_input, &K::residual_forward, &K::bias_weight, &K::dropout,
+          &K::add, &K::fill, &K::cast, &K::cross_entropy_fused, &K::cross_entropy_loss_only, &K::cross_entropy_max,
+          &K::cross_entropy_sum, &K::cross_entropy_grad, &K::sum_scalars, &K::squared_norm, &K::combine, &K::sgd, &K::adamw>(table);
+  table.matmul = &queued_matmul<Base>;
   return table;
 }
 
 }  // namespace
 
-const gpu::Kernels& queued_kernels() {
-  static const gpu::Kernels table = make_table();
-  return table;
+const gpu::Kernels& queued_kernels(Behind behind) {
+  static const gpu::Kernels host = make_table<&host_kernels>(), emulated = make_table<&gpu::emulated_kernels>();
+  return behind == Behind::kHost ? host : emulated;
 }
 
 }  // namespace shardlab::testing

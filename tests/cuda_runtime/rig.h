@@ -11,21 +11,25 @@
 #include "runtime/cuda/node.h"
 #include "runtime/session.h"
 #include "tests/cuda_runtime/fake_api.h"
+#include "tests/cuda_runtime/queued_kernels.h"
 
 namespace shardlab::testing {
 
-/// Losses by step and the final parameters by name: replicas were compared bit for bit.
+/// Losses by step and the final parameters by name.
 struct Run {
   std::vector<double> losses, norms;
   std::map<std::string, std::vector<float>> parameters;
   int64_t sent_bytes = 0;
   std::vector<int64_t> peaks;  ///< of device memory, by rank
   size_t most_pending = 0;
+  bool replicas_agree = true;
 };
 
 struct RunSettings {
   int steps = 2;
   uint64_t seed = 1;  ///< of the order in which the device runs what it was given
+  Behind kernels = Behind::kHost;
+  bool forget_waits = false;  ///< the device takes no notice of waits for events
   RunOptions options;
 };
 
@@ -37,7 +41,8 @@ class Tokens64 final : public BatchSource {
 
 /// A session of `placed` on one fake GPU, with what it stands on.
 struct FakeRun {
-  FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda = {});
+  FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda = {},
+          Behind kernels = Behind::kHost);
   Tokens64 tokens;
   cuda::Node node;
   std::unique_ptr<Transport> transport;

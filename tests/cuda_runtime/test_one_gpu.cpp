@@ -16,7 +16,8 @@ namespace {
 
 /// A node of `ranks` ranks with one stream each, and what each rank keeps on the device.
 struct Meetings {
-  Meetings(int ranks, uint64_t seed) : api(seed), node(api, queued_kernels(), std::vector<int>(static_cast<size_t>(ranks), 0)) {
+  Meetings(int ranks, uint64_t seed)
+      : api(seed), node(api, queued_kernels(Behind::kHost), std::vector<int>(static_cast<size_t>(ranks), 0)) {
     for (int r = 0; r < ranks; ++r) node.rank(r).prepare({.streams = 1});
     members.resize(static_cast<size_t>(ranks));
     std::iota(members.begin(), members.end(), 0);
