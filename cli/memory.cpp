@@ -31,7 +31,7 @@ StageMemory stage_memory(const PlacedPlan& placed, int role) {
   m.optimizer = of(BufferClass::kMoment) + of(BufferClass::kMaster);
   m.activations = of(BufferClass::kActivation) + of(BufferClass::kInput);
   m.buffers = of(BufferClass::kBuffer) + of(BufferClass::kMetric) + of(BufferClass::kOther);
-  m.workspace = of(BufferClass::kTemporary);
+  m.workspace = of(BufferClass::kTemporary) + of(BufferClass::kWorkspace);
   m.reserved = placed.arenas[static_cast<size_t>(role)].bytes[static_cast<size_t>(Space::kDevice)];
   m.peak = peak.peak_bytes;
   m.moment = peak.moment;
@@ -46,7 +46,7 @@ std::vector<std::string> assumptions(const Case& c) {
       fmt::format("{} everywhere: parameters, gradients, optimizer state and activations have {} bytes an element",
                   c.train.precision, 4),
       "attention keeps no S x S matrix; its output and one log-sum-exp a row are saved",
-      "memory of the process itself, scratch of its kernels, the driver and libraries are not included"};
+      "memory of the process itself, the driver and libraries is not included"};
 }
 
 Table stage_table(const std::vector<StageMemory>& stages) {
@@ -81,7 +81,7 @@ nlohmann::ordered_json to_json(const Case& c, const std::vector<StageMemory>& st
                     {"schedule", std::string(name_of(l.schedule))},
                     {"sequence_parallel", l.sequence_parallel},
                     {"recompute", std::string(name_of(l.recompute))},
-                    {"offload", "none"},
+                    {"offload", offload_text(l.offload)},
                     {"precision", c.train.precision},
                     {"micro_batch", c.train.micro_batch},
                     {"grad_accumulation", c.train.grad_accumulation},

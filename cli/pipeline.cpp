@@ -37,7 +37,7 @@ Result<void> fits(const Case& config, const PlacedPlan& placed) {
   return Error{
       ExitCode::kNo,
       fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
-      config.layout.recompute == Recompute::kFull ? "try a smaller micro_batch, more tp or pp, or zero: 1"
+      config.layout.recompute == Recompute::kFull ? "try a smaller micro_batch, more tp or pp, or zero: 3"
                                                   : "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1",
       {}};
 }

@@ -9,7 +9,7 @@ std::string_view name_of(Space space) {
 
 std::string_view name_of(BufferClass c) {
   static constexpr std::array<std::string_view, kBufferClasses> kNames{"parameter", "gradient", "master", "moment", "activation",
-                                                                       "temporary", "buffer",   "input",  "metric", "other"};
+                                                                       "temporary", "buffer",   "input",  "metric", "workspace", "other"};
   return kNames[static_cast<size_t>(c)];
 }
 

@@ -24,9 +24,10 @@ enum class BufferClass : uint8_t {
   kBuffer,      ///< buckets, gather and scatter buffers, messages in flight
   kInput,       ///< token ids and targets
   kMetric,      ///< losses, norms
+  kWorkspace,   ///< what kernels need beside their operands: one a stream, `scratch_bytes` in plan/work.h
   kOther,       ///< counters, error feedback, scales
 };
-inline constexpr int kBufferClasses = 10;
+inline constexpr int kBufferClasses = 11;
 
 std::string_view name_of(Space space);
 std::string_view name_of(BufferClass c);
@@ -55,6 +56,9 @@ struct Buffer {
   std::optional<View> view;
   int32_t parameter = -1;  ///< ParameterId whose value, gradient or state this is (whole or part), or -1
   int32_t count = -1;      ///< BufferId of the scalar that says how many rows are used at run time, or -1 for all
+  /// BufferId of the flat buffer whose elements these are, place by place (this rank's slice of it, where the type is sharded), or -1:
+  /// how a bucket's shard and its moments tell which parameters they hold, since the flat buffer's views name them.
+  int32_t packed_as = -1;
   int64_t offset = -1;     ///< byte offset in the arena of its space, given by `place_arena`
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <numbers>
@@ -22,7 +23,14 @@ std::string_view name_of(Schedule v) {
   return "?";
 }
 
-std::string_view name_of(Recompute v) { return v == Recompute::kNone ? "none" : "full"; }
+std::string_view name_of(Recompute v) {
+  switch (v) {
+    case Recompute::kNone: return "none";
+    case Recompute::kSelective: return "selective";
+    case Recompute::kFull: return "full";
+  }
+  return "?";
+}
 std::string_view name_of(Optimizer v) { return v == Optimizer::kAdamW ? "adamw" : "sgd"; }
 
 std::string_view name_of(AlgorithmChoice v) {
@@ -35,13 +43,37 @@ std::string_view name_of(AlgorithmChoice v) {
   return "?";
 }
 
+std::string_view name_of(OffloadTo v) {
+  static constexpr std::array<std::string_view, 3> kNames{"none", "cpu", "nvme"};
+  return kNames[static_cast<size_t>(v)];
+}
+
+std::string_view name_of(CompressionKind v) {
+  static constexpr std::array<std::string_view, 7> kNames{"none", "bf16", "int8", "top-k", "random-k", "powersgd", "one-bit-adam"};
+  return kNames[static_cast<size_t>(v)];
+}
+
+std::string_view name_of(LearningRate::Kind v) {
+  static constexpr std::array<std::string_view, 4> kNames{"constant", "cosine", "linear", "wsd"};
+  return kNames[static_cast<size_t>(v)];
+}
+
+std::string offload_text(const Offload& offload) {
+  std::string text;
+  for (const auto& [part, where] : {std::pair{"activations", offload.activations}, {"optimizer", offload.optimizer}, {"parameters", offload.parameters}})
+    if (where != OffloadTo::kNone) text += fmt::format("{}{}={}", text.empty() ? "" : ",", part, name_of(where));
+  return text.empty() ? "none" : text;
+}
+
 float learning_rate_at(const LearningRate& lr, int64_t step) {
   const double warm =
       lr.warmup_steps > 0 ? std::min(1.0, static_cast<double>(step + 1) / static_cast<double>(lr.warmup_steps)) : 1.0;
   if (lr.kind == LearningRate::Kind::kConstant || warm < 1.0) return static_cast<float>(lr.peak * warm);
-  const int64_t span = std::max<int64_t>(1, lr.total_steps - lr.warmup_steps);
-  const double progress = std::clamp(static_cast<double>(step - lr.warmup_steps) / static_cast<double>(span), 0.0, 1.0);
-  return static_cast<float>(lr.floor + (lr.peak - lr.floor) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
+  const int64_t begin = lr.kind == LearningRate::Kind::kWsd ? lr.total_steps - lr.decay_steps : lr.warmup_steps;
+  const int64_t span = std::max<int64_t>(1, lr.total_steps - begin);
+  const double progress = std::clamp(static_cast<double>(step - begin) / static_cast<double>(span), 0.0, 1.0);
+  const double left = lr.kind == LearningRate::Kind::kCosine ? 0.5 * (1.0 + std::cos(std::numbers::pi * progress)) : 1.0 - progress;
+  return static_cast<float>(lr.floor + (lr.peak - lr.floor) * left);
 }
 
 int64_t memory_per_rank(const Case& c) {
@@ -101,7 +133,18 @@ Result<void> check_implemented(const Case& c) {
   if (l.cp != 1) return missing(fmt::format("cp={} (context parallel)", l.cp), "cp: 1");
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
-  if (l.zero < 0 || l.zero > 1) return missing(fmt::format("zero={}", l.zero), "zero: 0 or 1");
+  if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
+  if (l.recompute == Recompute::kSelective) return missing("recompute=selective", "recompute: none or full");
+  if (!(l.recompute_options == RecomputeOptions{})) return missing("part of the recompute options", "recompute: none or full");
+  if (l.offload.any()) return missing("offload", "offload: none");
+  if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
+  if (l.parameter_server.servers > 0) return missing("parameter_server", "zero: 1, which shards the optimizer alike");
+  if (l.compression.kind != CompressionKind::kNone)
+    return missing(fmt::format("compression={}", name_of(l.compression.kind)), "compression.kind: none");
+  if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
+  for (const auto& [key, dtype] : {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
+    if (!dtype->empty() && *dtype != "fp32") return missing(fmt::format("{}={}", key, *dtype), fmt::format("{}: fp32", key));
+  if (c.train.clip_norm != 0) return missing(fmt::format("clip_norm={}", c.train.clip_norm), "clip_norm: 0");
   if (c.train.precision != "fp32") return missing(fmt::format("precision={}", c.train.precision), "precision: fp32");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
   if (c.backend != "cpu" && c.backend != "dry") return missing(fmt::format("backend={}", c.backend), "backend: cpu or dry");
@@ -125,11 +168,27 @@ Result<void> check_layout(const Case& c) {
   if ((l.pp == 1) != (l.schedule == Schedule::kNone))
     return refusal(fmt::format("schedule={} with pp={}", name_of(l.schedule), l.pp),
                    l.pp == 1 ? "set schedule: none, or pp above 1" : "set schedule: afab or 1f1b");
+  if (l.hybrid_shard != 0) {
+    if (l.zero == 0)
+      return refusal(fmt::format("hybrid_shard={} with zero=0: nothing is sharded", l.hybrid_shard), "set zero: 1, 2 or 3");
+    if (l.hybrid_shard < 2 || l.hybrid_shard >= l.dp || l.dp % l.hybrid_shard != 0)
+      return refusal(fmt::format("hybrid_shard={} with dp={}", l.hybrid_shard, l.dp),
+                     "it is the number of ranks that share one set of shards: a divisor of dp above 1 and below dp, or 0 for all of them");
+  }
+  if (l.zero != 3 && !(l.fsdp == Fsdp{}))
+    return refusal(fmt::format("fsdp options with zero={}: only zero 3 gathers parameters", l.zero), "set zero: 3, or leave fsdp out");
+  if (l.fsdp.unit < 1 || l.fsdp.prefetch < 0)
+    return refusal(fmt::format("fsdp.unit={} fsdp.prefetch={}", l.fsdp.unit, l.fsdp.prefetch),
+                   "a unit has at least one layer, and nothing can be fetched after its use");
+  if (l.zero == 3 && l.bucket_bytes != 0)
+    return refusal(fmt::format("bucket_bytes={} with zero=3: what travels together is the unit", l.bucket_bytes),
+                   "set fsdp.unit, and leave bucket_bytes out");
   if (l.zero > 0 && l.dp == 1)
     return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
   if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
     for (const auto& [key, size] :
-         {std::pair{"dp", l.dp}, {"tp", l.tp}, {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
+         {std::pair{"dp", l.replicas()}, {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()}, {"tp", l.tp},
+          {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
         return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
   return {};
@@ -179,7 +238,16 @@ Result<void> check_canonical(const Case& c) {
   if (!power_of_two(t.micro_batch))
     return refusal(fmt::format("canonical with micro_batch={}, no power of two", t.micro_batch),
                    "canonical sums are binary trees over sequences");
-  if (c.layout.dp > 1 && !power_of_two(t.micro_batch * t.grad_accumulation))
+  const bool scattered = c.layout.zero >= 2 && t.grad_accumulation > 1;  // each micro-batch is summed over the ranks by itself
+  if (scattered && !power_of_two(t.micro_batch * c.layout.shard_ranks()))
+    return refusal(fmt::format("canonical with zero={} and micro_batch*{}={}, no power of two", c.layout.zero,
+                               c.layout.hybrid_shard > 0 ? "hybrid_shard" : "dp", t.micro_batch * c.layout.shard_ranks()),
+                   "every micro-batch must be an aligned block of the tree over sequences");
+  if (scattered && c.layout.replicas() > 1 && !power_of_two(t.micro_batch * t.grad_accumulation))
+    return refusal(fmt::format("canonical with {} sets of shards and micro_batch*grad_accumulation={}, no power of two",
+                               c.layout.replicas(), t.micro_batch * t.grad_accumulation),
+                   "what one set of shards sums must be an aligned block of the tree over sequences");
+  if (c.layout.dp > 1 && !scattered && !power_of_two(t.micro_batch * t.grad_accumulation))
     return refusal(fmt::format("canonical with dp={} and micro_batch*grad_accumulation={}, no power of two", c.layout.dp,
                                t.micro_batch * t.grad_accumulation),
                    "every data-parallel rank must hold an aligned block of the tree over sequences");

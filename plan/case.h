@@ -14,39 +14,117 @@
 namespace shardlab {
 
 enum class Schedule : uint8_t { kNone, kAfab, k1F1B };
-enum class Recompute : uint8_t { kNone, kFull };
+enum class Recompute : uint8_t { kNone, kSelective, kFull };
 enum class Optimizer : uint8_t { kAdamW, kSgd };
+enum class OffloadTo : uint8_t { kNone, kCpu, kNvme };
+enum class CompressionKind : uint8_t { kNone, kBf16, kInt8, kTopK, kRandomK, kPowerSgd, kOneBitAdam };
 enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect };
 
 std::string_view name_of(Family v);
 std::string_view name_of(Schedule v);         ///< "none", "afab", "1f1b"
-std::string_view name_of(Recompute v);        ///< "none", "full"
+std::string_view name_of(Recompute v);        ///< "none", "selective", "full"
 std::string_view name_of(Optimizer v);        ///< "adamw", "sgd"
 std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct"
+std::string_view name_of(OffloadTo v);        ///< "none", "cpu", "nvme"
+std::string_view name_of(CompressionKind v);  ///< "none", "bf16", "int8", "top-k", "random-k", "powersgd", "one-bit-adam"
+
+/// Which activations backward makes again, beyond the kind.
+struct RecomputeOptions {
+  std::string modules;       ///< of kSelective: sub-layers by label, separated by spaces ("attn.core mlp.act"); empty: "attn.core"
+  int every = 1;             ///< of kFull: every k-th layer of the model, the first included
+  int64_t budget_bytes = 0;  ///< above 0: keep, make again or offload each tensor so that predicted time is least within these bytes
+  friend bool operator==(const RecomputeOptions&, const RecomputeOptions&) = default;
+};
+
+/// Where state is parked between uses.
+struct Offload {
+  OffloadTo activations = OffloadTo::kNone, optimizer = OffloadTo::kNone, parameters = OffloadTo::kNone;
+  bool delayed_update = false;  ///< ZeRO-Offload's one-step-delayed parameter update
+  friend bool operator==(const Offload&, const Offload&) = default;
+
+  bool any() const { return *this != Offload{}; }
+};
+
+/// How ZeRO-3 gathers parameters.
+struct Fsdp {
+  int unit = 1;         ///< layers that are gathered together; the embedding and the head are units of their own
+  int prefetch = 1;     ///< units gathered ahead of the one that computes; 0: none
+  bool reshard = true;  ///< after forward; false: parameters stay until the micro-batch's backward has used them
+  friend bool operator==(const Fsdp&, const Fsdp&) = default;
+};
+
+/// Quantised communication of ZeRO-3 (Wang et al. 2023).
+struct ZeroPlusPlus {
+  bool weights = false;    ///< int8 blocks on the wire of the weight gather
+  int secondary = 0;       ///< ranks that share a secondary copy of the weights for backward's gather; 0: none
+  bool gradients = false;  ///< int4/int8 all-to-all reduce-scatter of gradients
+  friend bool operator==(const ZeroPlusPlus&, const ZeroPlusPlus&) = default;
+};
+
+struct ParameterServer {
+  int servers = 0;     ///< 0: none
+  int staleness = -1;  ///< -1: synchronous; else steps that a worker may be ahead
+  friend bool operator==(const ParameterServer&, const ParameterServer&) = default;
+};
+
+/// What gradients look like on the wire.
+struct Compression {
+  CompressionKind kind = CompressionKind::kNone;
+  int rank = 4;     ///< of PowerSGD
+  double k = 0.01;  ///< share of the elements that top-k and random-k send
+  int bits = 8;     ///< of int8: 8 or 4
+  int warmup = 0;   ///< steps of plain Adam before 1-bit Adam freezes the variance
+  friend bool operator==(const Compression&, const Compression&) = default;
+};
+
+/// Local SGD and DiLoCo (Douillard et al. 2023): ranks train apart for `steps` steps, then an outer optimizer moves the shared weights.
+struct Diloco {
+  int steps = 0;               ///< 0: off
+  float learning_rate = 1.0f;  ///< of the outer step; 1 with momentum 0 averages (local SGD)
+  float momentum = 0.0f;       ///< Nesterov
+  friend bool operator==(const Diloco&, const Diloco&) = default;
+};
 
 /// Where ranks go and how state is kept: the layout keys of design section 3.
 struct Layout {
   int dp = 1, tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1;
-  int zero = 0;                         ///< 0 or 1 today
+  int zero = 0;
   Schedule schedule = Schedule::kNone;  ///< kNone iff pp == 1
   bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
+  RecomputeOptions recompute_options;
+  Offload offload;
+  Fsdp fsdp;             ///< of zero 3
+  int hybrid_shard = 0;  ///< ranks of dp that share one set of shards; the others are replicas. 0: all of dp
+  ZeroPlusPlus zero_plus_plus;
+  ParameterServer parameter_server;
+  Compression compression;
+  Diloco diloco;
   bool overlap = true;       ///< reduce each bucket as soon as its last gradient is there, on its own stream
   int64_t bucket_bytes = 0;  ///< gradients reduced together; 0: one bucket per parameter
   AlgorithmChoice collective_algorithm = AlgorithmChoice::kAuto;
   friend bool operator==(const Layout&, const Layout&) = default;
 
   int world_size() const { return dp * tp * pp * cp; }
+  /// Data-parallel ranks that share one set of shards, and how many such sets there are.
+  int shard_ranks() const { return hybrid_shard > 0 ? hybrid_shard : dp; }
+  int replicas() const { return dp / shard_ranks(); }
 };
 
 struct LearningRate {
-  enum class Kind : uint8_t { kConstant, kCosine } kind = Kind::kConstant;
+  enum class Kind : uint8_t { kConstant, kCosine, kLinear, kWsd } kind = Kind::kConstant;
   float peak = 1e-3f;
   int64_t warmup_steps = 0;
-  int64_t total_steps = 0;  ///< of kCosine
-  float floor = 0;          ///< of kCosine
+  int64_t total_steps = 0;  ///< of all but kConstant
+  int64_t decay_steps = 0;  ///< of kWsd (warm-up, stable, decay): the last steps, in which it falls to the floor linearly
+  float floor = 0;          ///< where it ends
   friend bool operator==(const LearningRate&, const LearningRate&) = default;
 };
+
+std::string_view name_of(LearningRate::Kind v);  ///< "constant", "cosine", "linear", "wsd"
+
+/// "none", or "optimizer=cpu,activations=nvme": as the command line and the tables say it.
+std::string offload_text(const Offload& offload);
 
 /// Learning rate of optimizer step `step`, counted from 0.
 float learning_rate_at(const LearningRate& lr, int64_t step);
@@ -57,12 +135,17 @@ struct Train {
   int64_t micro_batch = 1;          ///< sequences of one micro-batch on one rank
   int64_t grad_accumulation = 1;    ///< micro-batches of one step on one rank
   std::string precision = "fp32";
+  std::string reduce_dtype;      ///< of gradients on the wire: fp32, bf16 or fp16; empty: fp32
+  std::string accumulate_dtype;  ///< of gradients summed over micro-batches; empty: fp32
+  float loss_scale = 0;          ///< of fp16: fixed above 0, dynamic at 0
+  std::string fp8_scaling = "current";  ///< of fp8: current, delayed, block
   Optimizer optimizer = Optimizer::kAdamW;
   LearningRate learning_rate;
   float weight_decay = 0;
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
   float dropout = 0;
   bool grad_norm = false;  ///< the squared norm of the gradient is computed each step
+  float clip_norm = 0;     ///< gradients are scaled down to this global norm; 0: never
   uint64_t seed = 1;
   friend bool operator==(const Train&, const Train&) = default;
 };

@@ -19,11 +19,12 @@ namespace {
 /// Names of one table (slots of a segment, buffers of a role, ...), each once.
 using Names = std::unordered_map<std::string, int32_t>;
 
-/// A name that may stand before its definition: `*target` is set once the table is complete.
+/// A name that may stand before its definition: the entry's reference is set once the table is complete.
 struct Pending {
+  enum class Use : uint8_t { kView, kCount, kPacked };
   Token name;
   size_t entry;
-  bool is_count;  ///< the entry's count, else its view's base
+  Use use;  ///< which of the entry's references it is
 };
 
 /// "name", "name=value" behind an op's operands.
@@ -170,7 +171,7 @@ class Parser {
 
   bool statement() {
     static constexpr std::string_view kLines =
-        "`name`, `mesh`, `micro_batches`, `sequences_per_micro_batch`, `period`, `streams`, `strategies`, `comm`, `parameter`, "
+        "`name`, `mesh`, `micro_batches`, `sequences_per_micro_batch`, `period`, `streams`, `together`, `strategies`, `comm`, `parameter`, "
         "`segment` or `role`";
     if (take_word("segment")) return close_segment() && close_role() && segment_head();
     if (take_word("role")) return close_segment() && close_role() && role_head();
@@ -183,6 +184,7 @@ class Parser {
       return number(plan_.sequences_per_micro_batch, "a number of sequences") && line_end();
     if (take_word("period")) return number(plan_.period, "a number of steps") && line_end();
     if (take_word("streams")) return streams_line();
+    if (take_word("together")) return axis_set(plan_.together) && line_end();
     if (take_word("strategies")) return strategies_line();
     if (take_word("comm")) return comm_line();
     if (take_word("parameter")) return parameter_line();
@@ -322,16 +324,18 @@ class Parser {
 
   bool view(View& out, size_t entry) {
     if (peek().kind != Token::Kind::kOperand) return expected("the name of the view's base");
-    pending_.push_back({tokens_[at_++], entry, false});
+    pending_.push_back({tokens_[at_++], entry, Pending::Use::kView});
     if (take_word("offset") && !number(out.offset, "an offset in elements")) return false;
     return !take_word("shard") || axis_set(out.shard_axes);
   }
 
-  bool count(size_t entry) {
-    if (peek().kind != Token::Kind::kOperand) return expected("the name of the scalar that counts rows");
-    pending_.push_back({tokens_[at_++], entry, true});
+  bool reference(size_t entry, Pending::Use use, std::string_view what) {
+    if (peek().kind != Token::Kind::kOperand) return expected(what);
+    pending_.push_back({tokens_[at_++], entry, use});
     return true;
   }
+  bool count(size_t entry) { return reference(entry, Pending::Use::kCount, "the name of the scalar that counts rows"); }
+  bool packed(size_t entry) { return reference(entry, Pending::Use::kPacked, "the name of the flat buffer that it is packed as"); }
 
   template <class Names, class Class>
   bool class_and_type(Names& names, const Token& at, size_t index, std::string_view what, Class& cls, Type& t) {
@@ -550,6 +554,7 @@ class Parser {
       ++at_;
     }
     if (take_word("count") && !count(index)) return false;
+    if (take_word("packed") && !packed(index)) return false;
     if (take_word("at") && !number(buffer.offset, "an offset in bytes")) return false;
     role.buffers.push_back(std::move(buffer));
     return line_end();
@@ -602,7 +607,7 @@ class Parser {
       int32_t index = 0;
       if (!find(slot_names_.back(), p.name, index, "a slot of the segment")) return false;
       Slot& slot = plan_.segments.back().slots[p.entry];
-      (p.is_count ? slot.count.value : slot.view->base) = index;
+      (p.use == Pending::Use::kCount ? slot.count.value : slot.view->base) = index;
     }
     pending_.clear();
     return true;
@@ -615,14 +620,14 @@ class Parser {
       int32_t index = 0;
       if (!find(buffer_names_, p.name, index, "a buffer of the role")) return false;
       Buffer& buffer = plan_.roles.back().buffers[p.entry];
-      (p.is_count ? buffer.count : buffer.view->base) = index;
+      (p.use == Pending::Use::kCount ? buffer.count : p.use == Pending::Use::kPacked ? buffer.packed_as : buffer.view->base) = index;
     }
     pending_.clear();
     return true;
   }
 
   static constexpr std::array<std::string_view, kBufferClasses> kClasses{"parameter", "gradient", "master", "moment", "activation",
-                                                                         "temporary", "buffer",   "input",  "metric", "other"};
+                                                                         "temporary", "buffer",   "input",  "metric", "workspace", "other"};
 
   std::string file_;
   std::vector<Token> tokens_;

@@ -100,6 +100,11 @@ struct Plan {
   Mesh mesh;
   int micro_batches = 1;
   int64_t sequences_per_micro_batch = 1;  ///< on one rank
+  /// Which sequences of a step a rank's micro-batch takes. Of the axes that share the sequences out, those in `together` come after
+  /// the micro-batch: rank (o, i), o along the other axes and i along these, takes in micro-batch j the b sequences from
+  /// ((o m + j) n + i) b on. Empty: what one rank adds up is contiguous. With an axis in it each micro-batch is contiguous over that
+  /// axis, and may be reduced there by itself in the order of a tree over sequences.
+  AxisSet together;
   std::vector<std::string> streams;       ///< [0] is "compute"
   std::vector<Comm> comms;
   std::vector<Parameter> parameters;

@@ -115,6 +115,7 @@ std::string buffer_line(const Plan& plan, const Role& role, const Buffer& buffer
   if (buffer.view) out += view_text(*buffer.view, operand_text(role.buffers, buffer.view->base), plan.mesh);
   if (buffer.parameter != -1) put(out, " of {}", entry_name(plan.parameters, buffer.parameter));
   if (buffer.count != -1) put(out, " count {}", operand_text(role.buffers, buffer.count));
+  if (buffer.packed_as != -1) put(out, " packed {}", operand_text(role.buffers, buffer.packed_as));
   if (buffer.offset != -1) put(out, " at {}", buffer.offset);
   return out;
 }
@@ -182,6 +183,7 @@ void put_head(std::string& out, const Plan& plan) {
   put(out, "\nmicro_batches {}\nsequences_per_micro_batch {}\nperiod {}\nstreams", plan.micro_batches,
       plan.sequences_per_micro_batch, plan.period);
   for (const std::string& s : plan.streams) put(out, " {}", name_text(s));
+  if (!plan.together.empty()) put(out, "\ntogether {}", axes_text(plan.together, plan.mesh));
   out += "\nstrategies";
   for (const std::string& s : plan.strategies) put(out, " {}", name_text(s));
   out += "\n";

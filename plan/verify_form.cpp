@@ -295,6 +295,8 @@ class FormChecker {
       check_type(b, b.type, r, "");
       if (b.parameter >= static_cast<int32_t>(plan_.parameters.size()))
         fault(r, "", "%{} belongs to parameter {}, which does not exist", b.name, b.parameter);
+      if (b.packed_as < -1 || b.packed_as >= static_cast<int32_t>(role.buffers.size()))
+        fault(r, "", "%{} is packed as buffer {}, which does not exist", b.name, b.packed_as);
       if (report_.full()) return;
     }
     check_views(role.buffers, r, "");

@@ -228,6 +228,7 @@ class Replay {
   void check_aliasing(const Act& act);
   void play_sum(const Act& act);
   void play_transfer(const Act& act);
+  void spread_out(Region& at, AxisSet axes, int64_t length);
   void play_add(const Act& act);
   void play_optimizer(const Act& act);
   void finish();
@@ -747,6 +748,22 @@ void Replay::play_sum(const Act& act) {
   }
 }
 
+/// Storage of its own that takes this rank's part of a whole range of `length` elements, cut along `axes`: from now on it stands for
+/// that range.
+void Replay::spread_out(Region& at, AxisSet axes, int64_t length) {
+  if (axes.empty() || at.begin != 0) return;
+  Storage& storage = *at.storage;
+  const int64_t own = storage.pieces.empty() ? 0 : storage.pieces.back().end / parts_[storage.spread.mask];
+  if (own * parts_[axes.mask] != length) return;
+  storage.spread = axes;
+  Piece undefined;
+  undefined.end = length;
+  for (Piece& p : storage.pieces) drop_sum(p);
+  storage.pieces.assign(1, undefined);
+  at.shard = axes;
+  at.end = length;
+}
+
 void Replay::play_transfer(const Act& act) {
   const auto* collective = std::get_if<Collective>(&act.op->work);
   for (const int32_t slot : act.reads) read(slot, region(slot));
@@ -777,18 +794,8 @@ void Replay::play_transfer(const Act& act) {
       !(part.begin == all.begin && part.end == all.end && part.shard == (all.shard | changed)))
     return fault(Rule::kForm, "%{} and %{} share storage, but the one is not the rank's shard of the other",
                  slot_name(act.reads[0]), slot_name(act.writes[0]));
-  if (scatters && dst.root != src.root && dst.begin == 0) {  // storage of its own: it is this rank's part of the whole range
-    const int64_t own = dst.storage->pieces.empty() ? 0 : dst.storage->pieces.back().end / parts_[dst.storage->spread.mask];
-    if (own * parts_[changed.mask] == src.end - src.begin) {
-      dst.storage->spread = changed;
-      Piece undefined;
-      undefined.end = src.end - src.begin;
-      for (Piece& p : dst.storage->pieces) drop_sum(p);
-      dst.storage->pieces.assign(1, undefined);
-      dst.shard = changed;
-      dst.end = undefined.end;
-    }
-  }
+  if (scatters && dst.root != src.root) spread_out(dst, changed, src.end - src.begin);
+  if (collective == nullptr && dst.shard.empty()) spread_out(dst, src.shard, src.end - src.begin);
   const bool joins = reduces && joins_roles(plan_, plan_.comms[collective->comm.index()]) &&
                      language_.types.value_type(src.value_type).micro == Micro::kSum;
   const CrossRole key{joins ? collective->comm.value : -1, -1, -1, joins ? collectives_[collective->comm.index()]++ : 0};
@@ -799,7 +806,12 @@ void Replay::play_transfer(const Act& act) {
     write(dst, -1);  // a flat shard of several parameters: the gathered whole says where each lies
     int32_t version = 0;
     for_pieces(src, [&](const Piece& p) { version = p.version; });
-    for_pieces(dst, [&](Piece& p) { p.version = version; });
+    for_pieces(dst, [&](Piece& p) {
+      p.version = version;
+      const auto& links = links_[static_cast<size_t>(dst.root)];
+      const auto link = std::ranges::find(links, p.parameter, &Link::parameter);
+      if (p.parameter >= 0 && link != links.end()) p.value_type = retyped(link->value_type, dst.value_type, {});
+    });
     if (src.begin == 0 && (src.end - src.begin) * parts_[changed.mask] == dst.end - dst.begin) {
       src.storage->spread = changed;
       const Piece was = src.storage->pieces.front();

@@ -3,6 +3,8 @@
 
 #include "plan/work.h"
 
+#include <algorithm>
+
 namespace shardlab {
 namespace {
 
@@ -132,6 +134,33 @@ int64_t payload_of(const Work& work, const Operands& o) {
   return 0;
 }
 
+// --- scratch -----------------------------------------------------------------------------------------------------------------
+
+int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+int64_t floats(int64_t n) { return aligned(4 * n); }
+
+int64_t scratch_of(const Linear& w, const Operands& o, bool canonical) {
+  if (!canonical) return 0;
+  const int64_t k = extents_of(w, o)[2];
+  const int64_t columns = std::clamp<int64_t>((int64_t{1} << 18) / std::max<int64_t>(k, 1) / 64 * 64, 64, 512);
+  return floats(8 * k) + floats(columns * k);
+}
+
+int64_t scratch_of(const Attention& w, const Operands& o, bool) {
+  const int64_t s = (w.phase == Phase::kI ? o.read(3) : o.read(0)).shape[1], d = w.head_dim;
+  if (w.phase == Phase::kF) return floats(d * padded(s)) + floats(s * padded(d)) + floats(4 * padded(s));
+  return 2 * floats(d * padded(s)) + 3 * floats(s * padded(d)) + 2 * floats(4 * padded(s)) + 2 * floats(4 * padded(d));
+}
+
+int64_t scratch_of(const Embed& w, const Operands& o, bool) {
+  return w.phase == Phase::kW ? 2 * aligned(8 * elements(o.read(0))) : 0;
+}
+
+template <class Other>
+int64_t scratch_of(const Other&, const Operands&, bool) {
+  return 0;
+}
+
 }  // namespace
 
 WorkAmount work_of(const Segment& segment, const Op& op, const Mesh&) {
@@ -140,10 +169,59 @@ WorkAmount work_of(const Segment& segment, const Op& op, const Mesh&) {
           Bytes(payload_of(op.work, operands))};
 }
 
+int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {
+  const Operands operands(segment, op);
+  return std::visit([&](const auto& w) { return scratch_of(w, operands, canonical); }, op.work);
+}
+
+int64_t rope_table_elements(const Segment& segment, const Op& op) {
+  const Rope* rope = std::get_if<Rope>(&op.work);
+  return rope == nullptr ? 0 : Operands(segment, op).read(0).shape[1] * rope->head_dim;
+}
+
 std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op) {
   const Linear* linear = std::get_if<Linear>(&op.work);
   SHARDLAB_CHECK(linear != nullptr, "matmul extents of a {}", kind_of(op.work));
   return extents_of(*linear, Operands(segment, op));
+}
+
+void add_workspaces(Plan& plan, bool canonical) {
+  struct Needs {
+    std::vector<int64_t> scratch;  ///< by stream
+    int64_t table = 0;
+  };
+  std::vector<Needs> by_segment(plan.segments.size(), {std::vector<int64_t>(plan.streams.size()), 0});
+  for (size_t s = 0; s < plan.segments.size(); ++s)
+    for (const Step& step : plan.segments[s].steps)
+      if (const Op* op = std::get_if<Op>(&step)) {
+        int64_t& most = by_segment[s].scratch[op->stream.index()];
+        most = std::max(most, scratch_bytes(plan.segments[s], *op, canonical));
+        by_segment[s].table = std::max(by_segment[s].table, rope_table_elements(plan.segments[s], *op));
+      }
+  for (Role& role : plan.roles) {
+    Needs needs{std::vector<int64_t>(plan.streams.size()), 0};
+    for (const Item& item : role.program)
+      if (const Call* call = std::get_if<Call>(&item)) {
+        const Needs& n = by_segment[call->segment.index()];
+        for (size_t i = 0; i < needs.scratch.size(); ++i) needs.scratch[i] = std::max(needs.scratch[i], n.scratch[i]);
+        needs.table = std::max(needs.table, n.table);
+      }
+    const auto add = [&](std::string name, DType dtype, int64_t elements) {
+      if (elements == 0) return;
+      Buffer b;
+      b.name = std::move(name);
+      b.type.dtype = dtype;
+      b.type.shape = {elements};
+      // Nothing is said of its values, on any rank.
+      for (size_t a = 0; a < plan.mesh.axes.size(); ++a)
+        if (plan.mesh.axes[a].size > 1) b.type.place[a] = Placement::local();
+      b.kind = BufferClass::kWorkspace;
+      b.persistent = true;
+      role.buffers.push_back(std::move(b));
+    };
+    for (size_t i = 0; i < needs.scratch.size(); ++i) add("workspace." + plan.streams[i], DType::f32, needs.scratch[i] / 4);
+    add("rope.table", DType::f32, needs.table);
+  }
 }
 
 }  // namespace shardlab

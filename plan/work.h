@@ -19,4 +19,20 @@ WorkAmount work_of(const Segment& segment, const Op& op, const Mesh& mesh);
 /// Extents of a Linear as a matmul [m, n, k], 2mnk flops: F is [tokens, out, in], I [tokens, in, out], W [out, in, tokens].
 std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op);
 
+/// Bytes that a kernel of `op` may use beside its operands while it runs: what `workspace.<stream>` must hold.
+///
+/// Formula, with e = 4, rows and widths padded to 16 elements and each part aligned: attention F e (d s + s d + 4 s), I e (5 s d +
+///   8 s + 8 d); embedding W two lists of (row, position), 8 bytes a token each; in canonical mode a linear of contraction K packs
+///   e K (8 + c) for c = clamp(2^18 / K to a multiple of 64, 64, 512) columns. Everything else works in place.
+/// Units: bytes.
+/// Source: kernels/scratch.cpp, to which tests hold it.
+int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical);
+
+/// Elements of the table of cosines and sines that a Rope op reads: tokens * head_dim; 0 for any other op.
+int64_t rope_table_elements(const Segment& segment, const Op& op);
+
+/// Gives each role the buffers that kernels need beside operands: "workspace.<stream>" as large as the most that an op on the stream
+/// may use, and "rope.table" where one rotates. They live across steps. Call it once, on a plan that lacks nothing else.
+void add_workspaces(Plan& plan, bool canonical);
+
 }  // namespace shardlab

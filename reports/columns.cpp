@@ -61,7 +61,7 @@ constexpr std::array kColumns = {
                [](Outcome o) { return Value(o.config.layout.sequence_parallel); }},
     CaseColumn{"recompute", Unit::kNone, "", "what backward computes again",
                [](Outcome o) { return text(name_of(o.config.layout.recompute)); }},
-    CaseColumn{"offload", Unit::kNone, "", "what lives outside device memory", [](Outcome) { return text("none"); }},
+    CaseColumn{"offload", Unit::kNone, "", "what lives outside device memory", [](Outcome o) { return text(offload_text(o.config.layout.offload)); }},
     CaseColumn{"precision", Unit::kNone, "", "element type of the matrix multiplications", NAMED(train.precision)},
     // The batch.
     CaseColumn{"micro_batch", Unit::kNone, "", "sequences of one micro-batch on one rank", CONFIG(train.micro_batch)},

@@ -14,10 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 2> kRateKinds{"constant", "cosine"};
 constexpr std::array<std::string_view, 4> kProvenances{"datasheet", "measured", "fitted", "transferred"};
 
-std::string_view word_of(LearningRate::Kind v) { return kRateKinds[static_cast<size_t>(v)]; }
 std::string_view word_of(Provenance v) { return kProvenances[static_cast<size_t>(v)]; }
 template <class E>
 std::string_view word_of(E v) {
@@ -31,13 +29,17 @@ inline constexpr int kValues<Family> = 2;
 template <>
 inline constexpr int kValues<Schedule> = 3;
 template <>
-inline constexpr int kValues<Recompute> = 2;
+inline constexpr int kValues<Recompute> = 3;
+template <>
+inline constexpr int kValues<OffloadTo> = 3;
+template <>
+inline constexpr int kValues<CompressionKind> = 7;
 template <>
 inline constexpr int kValues<Optimizer> = 2;
 template <>
 inline constexpr int kValues<AlgorithmChoice> = 4;
 template <>
-inline constexpr int kValues<LearningRate::Kind> = 2;
+inline constexpr int kValues<LearningRate::Kind> = 4;
 template <>
 inline constexpr int kValues<Provenance> = 4;
 template <>
@@ -78,6 +80,64 @@ void visit_fields(V& v, T& x) {
 }
 
 template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, RecomputeOptions>
+void visit_fields(V& v, T& x) {
+  v("modules", x.modules);
+  v("every", x.every);
+  v("budget_bytes", x.budget_bytes);
+}
+
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Offload>
+void visit_fields(V& v, T& x) {
+  v("activations", x.activations);
+  v("optimizer", x.optimizer);
+  v("parameters", x.parameters);
+  v("delayed_update", x.delayed_update);
+}
+
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Fsdp>
+void visit_fields(V& v, T& x) {
+  v("unit", x.unit);
+  v("prefetch", x.prefetch);
+  v("reshard", x.reshard);
+}
+
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, ZeroPlusPlus>
+void visit_fields(V& v, T& x) {
+  v("weights", x.weights);
+  v("secondary", x.secondary);
+  v("gradients", x.gradients);
+}
+
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, ParameterServer>
+void visit_fields(V& v, T& x) {
+  v("servers", x.servers);
+  v("staleness", x.staleness);
+}
+
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Compression>
+void visit_fields(V& v, T& x) {
+  v("kind", x.kind);
+  v("rank", x.rank);
+  v("k", x.k);
+  v("bits", x.bits);
+  v("warmup", x.warmup);
+}
+
+template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Diloco>
+void visit_fields(V& v, T& x) {
+  v("steps", x.steps);
+  v("learning_rate", x.learning_rate);
+  v("momentum", x.momentum);
+}
+
+template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, Layout>
 void visit_fields(V& v, T& x) {
   v("dp", x.dp);
@@ -90,6 +150,14 @@ void visit_fields(V& v, T& x) {
   v("schedule", x.schedule);
   v("sequence_parallel", x.sequence_parallel);
   v("recompute", x.recompute);
+  v("recompute_options", x.recompute_options);
+  v("offload", x.offload);
+  v("fsdp", x.fsdp);
+  v("hybrid_shard", x.hybrid_shard);
+  v("zero_plus_plus", x.zero_plus_plus);
+  v("parameter_server", x.parameter_server);
+  v("compression", x.compression);
+  v("diloco", x.diloco);
   v("overlap", x.overlap);
   v("bucket_bytes", x.bucket_bytes);
   v("collective_algorithm", x.collective_algorithm);
@@ -102,6 +170,7 @@ void visit_fields(V& v, T& x) {
   v("peak", x.peak);
   v("warmup_steps", x.warmup_steps);
   v("total_steps", x.total_steps);
+  v("decay_steps", x.decay_steps);
   v("floor", x.floor);
 }
 
@@ -113,6 +182,10 @@ void visit_fields(V& v, T& x) {
   v("micro_batch", x.micro_batch);
   v("grad_accumulation", x.grad_accumulation);
   v("precision", x.precision);
+  v("reduce_dtype", x.reduce_dtype);
+  v("accumulate_dtype", x.accumulate_dtype);
+  v("loss_scale", x.loss_scale);
+  v("fp8_scaling", x.fp8_scaling);
   v("optimizer", x.optimizer);
   v("learning_rate", x.learning_rate);
   v("weight_decay", x.weight_decay);
@@ -121,6 +194,7 @@ void visit_fields(V& v, T& x) {
   v("epsilon", x.epsilon);
   v("dropout", x.dropout);
   v("grad_norm", x.grad_norm);
+  v("clip_norm", x.clip_norm);
   v("seed", x.seed);
 }
 

@@ -38,11 +38,13 @@ struct BoundOp {
   uint64_t seed = 0;
   const BatchSource* source = nullptr;
   std::vector<Tensor> reads, writes;
+  std::span<std::byte> workspace;  ///< of the op's stream: `scratch_bytes` and more
+  float* rope_table = nullptr;     ///< the rank's table of cosines and sines; zero until `Backend::enter_thread`
 
   const Op& op() const { return *instruction->op; }
   const Mesh& mesh() const { return plan->mesh; }
-  /// Number, within the step, of the first sequence of the op's micro-batch on this rank: sequences of one rank are contiguous
-  /// in a step. `type` is that of an operand whose dim 0 is the sequences.
+  /// Number, within the step, of the first sequence of the op's micro-batch on this rank, by `Plan::together`. `type` is that of an
+  /// operand whose dim 0 is the sequences.
   int64_t first_sequence(const Type& type) const;
   /// Sequences of one step over all ranks.
   int64_t sequences_per_step(const Type& type) const;
@@ -67,8 +69,6 @@ class Backend {
   virtual bool has_storage() const = 0;
   /// Refuses an op it has no kernel for. Never called for collectives, sends and receives.
   virtual Result<Launch> bind(const BoundOp& op) = 0;
-  /// Bytes of scratch that its kernels hold beside the arena.
-  virtual int64_t scratch_bytes() const = 0;
   /// Called by the thread of each stream that has instructions, once everything is bound and before its first op.
   virtual void enter_thread(int stream) { static_cast<void>(stream); }
   /// What runs the launches when they only enqueue; none: they have run when they return.

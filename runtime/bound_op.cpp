@@ -17,8 +17,10 @@ AxisSet sequence_axes(const Type& type, const Mesh& mesh) {
 
 int64_t BoundOp::first_sequence(const Type& type) const {
   SHARDLAB_CHECK(instruction->micro_batch >= 0, "`{}` works for no micro-batch", describe(*plan, *instruction));
-  const int64_t index = mesh().index_in_group(sequence_axes(type, mesh()), at);
-  return (index * plan->micro_batches + instruction->micro_batch) * type.shape[0];
+  const AxisSet axes = sequence_axes(type, mesh());
+  const AxisSet inner{static_cast<uint8_t>(axes.mask & plan->together.mask)}, outer{static_cast<uint8_t>(axes.mask & ~inner.mask)};
+  const int64_t block = mesh().index_in_group(outer, at) * int64_t{plan->micro_batches} + instruction->micro_batch;
+  return (block * mesh().size(inner) + mesh().index_in_group(inner, at)) * type.shape[0];
 }
 
 int64_t BoundOp::sequences_per_step(const Type& type) const {

@@ -4,15 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
+#include <functional>
 #include <memory>
-#include <mutex>
-#include <new>
-#include <tuple>
 #include <vector>
 
 #include "kernels/kernels.h"
 #include "plan/base/check.h"
+#include "plan/work.h"
 #include "runtime/backend.h"
 #include "runtime/operands.h"
 
@@ -24,22 +22,6 @@ namespace shardlab {
 
 namespace {
 
-/// Scratch of one stream, grown while ops are bound and allocated before the first step: ops of a stream never overlap.
-struct Scratch {
-  struct Free {
-    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
-  };
-  int64_t bytes = 0;
-  std::unique_ptr<std::byte, Free> data;
-
-  void reserve(int64_t n) { bytes = std::max(bytes, aligned(n)); }
-  void allocate() {
-    if (bytes == 0) return;
-    data.reset(static_cast<std::byte*>(::operator new (static_cast<size_t>(bytes), std::align_val_t{kAlignment})));
-    std::memset(data.get(), 0, static_cast<size_t>(bytes));
-  }
-};
-
 const float* floats(const Tensor& t) { return t.as<const float>(); }
 float* mutable_floats(const Tensor& t) { return t.as<float>(); }
 
@@ -50,7 +32,6 @@ class CpuBackend final : public Backend {
   std::string_view name() const override { return "cpu"; }
   bool has_storage() const override { return true; }
   Result<Launch> bind(const BoundOp& op) override;
-  int64_t scratch_bytes() const override;
   void enter_thread(int stream) override;
 
  private:
@@ -78,27 +59,18 @@ class CpuBackend final : public Backend {
     SHARDLAB_CHECK(false, "`{}` is not for a back end", describe(*op.plan, *op.instruction));
   }
 
-  /// The scratch of the op's stream, with room for `bytes`.
-  Scratch* scratch(const BoundOp& op, int64_t bytes) {
-    auto& s = scratch_[op.instruction->stream];
-    if (!s) s = std::make_unique<Scratch>();
-    s->reserve(bytes);
-    return s.get();
-  }
-  /// A launch of `kernel` with `args`, whose scratch comes from the stream's.
+  /// A launch of `kernel` with `args`, which needs `bytes` of the stream's workspace: ops of a stream never overlap.
   template <class Args>
-  Launch with_scratch(const BoundOp& op, void (*kernel)(const Args&), Args args, int64_t bytes) {
-    return [kernel, args, s = scratch(op, bytes)](const StepState&) mutable {
-      args.scratch = s->data.get();
-      kernel(args);
-    };
+  static Launch with_scratch(const BoundOp& op, void (*kernel)(const Args&), Args args, int64_t bytes) {
+    SHARDLAB_CHECK(bytes <= static_cast<int64_t>(op.workspace.size()), "`{}` needs {} bytes of scratch and its stream has {}",
+                   describe(*op.plan, *op.instruction), bytes, op.workspace.size());
+    args.scratch = op.workspace.data();
+    return [kernel, args](const StepState&) { kernel(args); };
   }
-  std::shared_ptr<const std::vector<float>> rope_table(int64_t begin, int64_t tokens, int head_dim, float theta);
 
   const Kernels& k_;
   const CpuOptions options_;
-  std::map<int, std::unique_ptr<Scratch>> scratch_;  ///< by stream
-  std::map<std::tuple<int64_t, int64_t, int, float>, std::shared_ptr<const std::vector<float>>> rope_tables_;
+  std::function<void()> fill_rope_table_;  ///< none without Rope
 };
 
 template <class Args>
@@ -139,18 +111,11 @@ Result<Launch> CpuBackend::bind(const BoundOp& op) {
   return std::visit([&](const auto& work) { return bind_work(op, work); }, op.op().work);
 }
 
-int64_t CpuBackend::scratch_bytes() const {
-  int64_t bytes = 0;
-  for (const auto& [stream, s] : scratch_) bytes += s->bytes;
-  for (const auto& [key, table] : rope_tables_) bytes += static_cast<int64_t>(table->size() * sizeof(float));
-  return bytes;
-}
-
-void CpuBackend::enter_thread([[maybe_unused]] int stream) {
+void CpuBackend::enter_thread(int stream) {
 #ifdef _OPENMP
   omp_set_num_threads(options_.threads_per_rank);
 #endif
-  if (const auto s = scratch_.find(stream); s != scratch_.end()) s->second->allocate();
+  if (stream == 0 && fill_rope_table_) fill_rope_table_();
 }
 
 // ---- input and embeddings
@@ -301,22 +266,15 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Linear& w) {
 }
 
 /// Tables depend on the positions alone: all layers and both directions share one.
-std::shared_ptr<const std::vector<float>> CpuBackend::rope_table(int64_t begin, int64_t tokens, int head_dim, float theta) {
-  auto& table = rope_tables_[{begin, tokens, head_dim, theta}];
-  if (!table) {
-    auto fresh = std::make_shared<std::vector<float>>(static_cast<size_t>(tokens * head_dim));
-    kernels::rope_table(begin, tokens, head_dim, theta, fresh->data());
-    table = std::move(fresh);
-  }
-  return table;
-}
-
 Launch CpuBackend::bind_work(const BoundOp& op, const Rope& w) {
   const Type& qkv = *op.writes[0].type;
   const kernels::Tokens tokens = tokens_of(op, qkv);
   const int64_t begin = part_of(op, qkv, 1).begin;
   check_in_place(op, op.writes[0], op.reads[0]);
-  auto table = rope_table(begin, tokens.tokens, w.head_dim, w.theta);
+  SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
+  fill_rope_table_ = [begin, n = tokens.tokens, d = w.head_dim, theta = w.theta, table = op.rope_table] {
+    kernels::rope_table(begin, n, d, theta, table);
+  };
   const kernels::Rope args{.qkv = mutable_floats(op.writes[0]),
                            .sequences = tokens.sequences,
                            .tokens = tokens.tokens,
@@ -326,8 +284,8 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Rope& w) {
                            .position_begin = begin,
                            .theta = w.theta,
                            .backward = w.phase == Phase::kI,
-                           .table = table->data()};
-  return [kernel = k_.rope, args, table](const StepState&) { kernel(args); };
+                           .table = op.rope_table};
+  return launch(k_.rope, args);
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Attention& w) {

@@ -13,7 +13,6 @@ class DryBackend final : public Backend {
     if (count_ == nullptr) return Launch([](const StepState&) {});
     return Launch([count = count_](const StepState&) { count->fetch_add(1, std::memory_order_relaxed); });
   }
-  int64_t scratch_bytes() const override { return 0; }
 
  private:
   std::atomic<int64_t>* const count_;

@@ -129,11 +129,19 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   op.source = source;
   for (const Operand& o : program_.reads(instruction)) op.reads.push_back(tensor(o));
   for (const Operand& o : program_.writes(instruction)) op.writes.push_back(tensor(o));
+  bind_workspace(op);
   auto launch = backend_->bind(op);
   if (!launch.ok()) return launch.error();
   bound.kind = BoundInstruction::Kind::kLaunch;
   bound.launch = std::move(launch).value();
   return {};
+}
+
+void Rank::bind_workspace(BoundOp& op) const {
+  const std::string& stream = plan_.streams[static_cast<size_t>(op.instruction->stream)];
+  if (const auto id = find(fmt::format("workspace.{}", stream)))
+    op.workspace = {static_cast<std::byte*>(address(*id)), static_cast<size_t>(role_.buffers[id->index()].type.bytes())};
+  if (const auto id = find("rope.table")) op.rope_table = static_cast<float*>(address(*id));
 }
 
 Communicator& Rank::communicator(CommId comm, Transport& transport) {
@@ -215,8 +223,11 @@ std::vector<int> Rank::streams() const {
 
 void Rank::enter(int stream) {
   if (device_ != nullptr) device_->attach_thread();
+  if (stream == 0) enter_arena();
   backend_->enter_thread(stream);
-  if (stream != 0) return;
+}
+
+void Rank::enter_arena() {
   arena_.touch();
   for (const Buffer& b : role_.buffers) {
     if (!b.persistent || b.view) continue;
@@ -232,23 +243,25 @@ void Rank::enter(int stream) {
   if (device_ != nullptr) device_->synchronise();
 }
 
-void Rank::read(BufferId buffer, std::span<std::byte> to) const {
+void Rank::read(BufferId buffer, int64_t offset, std::span<std::byte> to) const {
+  const std::byte* from = static_cast<const std::byte*>(address(buffer)) + offset;
   if (device_ == nullptr) {
-    std::memcpy(to.data(), address(buffer), to.size());
+    std::memcpy(to.data(), from, to.size());
     return;
   }
   device_->attach_thread();
-  device_->copy(to.data(), address(buffer), static_cast<int64_t>(to.size()), 0);
+  device_->copy(to.data(), from, static_cast<int64_t>(to.size()), 0);
   device_->synchronise();
 }
 
-void Rank::write(BufferId buffer, std::span<const std::byte> from) {
+void Rank::write(BufferId buffer, int64_t offset, std::span<const std::byte> from) {
+  std::byte* to = static_cast<std::byte*>(address(buffer)) + offset;
   if (device_ == nullptr) {
-    std::memcpy(address(buffer), from.data(), from.size());
+    std::memcpy(to, from.data(), from.size());
     return;
   }
   device_->attach_thread();
-  device_->copy(address(buffer), from.data(), static_cast<int64_t>(from.size()), 0);
+  device_->copy(to, from.data(), static_cast<int64_t>(from.size()), 0);
   device_->synchronise();
 }
 
@@ -477,7 +490,7 @@ std::optional<double> Rank::metric(int which) const {
   if (metric_kept_[m])
     std::memcpy(value.data(), host_bytes_ + 8 * which, bytes);
   else if (persistent(*metric_buffers_[m]))
-    read(*metric_buffers_[m], std::span(value).first(bytes));
+    read(*metric_buffers_[m], 0, std::span(value).first(bytes));
   else
     return std::nullopt;
   if (dtype == DType::f64) return std::bit_cast<double>(value);

@@ -74,9 +74,9 @@ class Rank {
   void report_times(int32_t step);
   std::span<const int64_t> sent_by_comm() const { return sent_by_comm_; }
 
-  /// Copies a buffer's bytes to or from memory of this process. Between steps, from one thread.
-  void read(BufferId buffer, std::span<std::byte> to) const;
-  void write(BufferId buffer, std::span<const std::byte> from);
+  /// Copies bytes of a buffer, from `offset` on, to or from memory of this process. Between steps, from one thread.
+  void read(BufferId buffer, int64_t offset, std::span<std::byte> to) const;
+  void write(BufferId buffer, int64_t offset, std::span<const std::byte> from);
   /// Address of a buffer of the role, or null without storage; on a device, an address of its memory.
   void* address(BufferId buffer) const;
   /// Whether it is, or is a view of, a persistent buffer.
@@ -99,6 +99,8 @@ class Rank {
                                Transport& transport);
   Result<void> bind_message(const Instruction& instruction, CommId comm, int hop, bool cyclic, BoundInstruction& bound,
                             Transport& transport);
+  void bind_workspace(BoundOp& op) const;
+  void enter_arena();
   void bind_storage(const Instruction& instruction, BoundInstruction& bound);
   Communicator& communicator(CommId comm, Transport& transport);
   void* address(const Operand& operand) const;

@@ -45,18 +45,27 @@ class ThreadSession final : public Session {
   Result<void> set_parameter(std::string_view name, const LogicalTensor& value) override;
   const Ledger& ledger(int rank) const override { return ranks_[static_cast<size_t>(rank)]->ledger(); }
   int64_t arena_bytes(int rank, Space space) const override { return ranks_[static_cast<size_t>(rank)]->arena().bytes(space); }
-  int64_t scratch_bytes(int rank) const override { return ranks_[static_cast<size_t>(rank)]->backend().scratch_bytes(); }
   std::span<const int64_t> sent_by_comm(int rank) const override { return ranks_[static_cast<size_t>(rank)]->sent_by_comm(); }
 
  private:
   using Round = std::function<void(Rank&, int stream, Task&)>;
-  /// Which buffer of a rank to look at; none where it has none.
-  using Pick = std::function<std::optional<BufferId>(const Rank&)>;
+  /// A run of elements of a tensor's local part, and where a rank keeps them.
+  struct Piece {
+    BufferId buffer;
+    int64_t at = 0;            ///< in the buffer
+    int64_t begin = 0, n = 0;  ///< in the local part
+  };
+  /// What one rank holds of a tensor: all of its local part, or, of a bucket's shard, some.
+  struct Holding {
+    const Type* type = nullptr;  ///< of the local part
+    std::vector<Piece> pieces;
+  };
+  using Pick = std::function<Holding(const Rank&)>;
 
   void start_crew();
   void run_round(const Round& round);
   std::string describe_task(const Task& task) const;
-  std::optional<BufferId> value_of(const Rank& rank, int32_t parameter) const;
+  Holding value_of(const Rank& rank, int32_t parameter) const;
   Result<int32_t> parameter_named(std::string_view name) const;
   Result<LogicalTensor> gather(std::string_view what, const Pick& pick) const;
 
@@ -171,49 +180,71 @@ StepResult ThreadSession::step(int64_t step) {
 
 // ---- state
 
-/// A rank's whole value of a parameter, as opposed to flat shards of it under the same ParameterId.
-std::optional<BufferId> ThreadSession::value_of(const Rank& rank, int32_t parameter) const {
+/// A rank's value of a parameter: the buffer that is all of it, or what its slices of packed buffers hold of it.
+ThreadSession::Holding ThreadSession::value_of(const Rank& rank, int32_t parameter) const {
   const Shape logical = logical_shape(plan_.parameters[static_cast<size_t>(parameter)].type, plan_.mesh);
   const auto& buffers = rank.role().buffers;
+  const auto is_value = [&](const Buffer& b) {
+    return b.parameter == parameter && b.type.shape.rank == logical.rank && logical_shape(b.type, plan_.mesh) == logical &&
+           (b.kind == BufferClass::kParameter || b.kind == BufferClass::kBuffer);
+  };
   for (size_t i = 0; i < buffers.size(); ++i) {
     const BufferId id(static_cast<int32_t>(i));
-    if (buffers[i].parameter == parameter && buffers[i].kind == BufferClass::kParameter && rank.persistent(id) &&
-        logical_shape(buffers[i].type, plan_.mesh) == logical)
-      return id;
+    if (buffers[i].kind == BufferClass::kParameter && is_value(buffers[i]) && rank.persistent(id))
+      return {&buffers[i].type, {{id, 0, 0, buffers[i].type.shape.elements()}}};
   }
-  return std::nullopt;
+  Holding holding;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const Buffer& slice = buffers[i];
+    if (slice.kind != BufferClass::kParameter || slice.packed_as < 0 || !slice.persistent || slice.view) continue;
+    const int64_t n = slice.type.shape.elements(), begin = logical_origin(slice.type, plan_.mesh, rank.coordinates())[0];
+    for (const Buffer& value : buffers) {
+      if (!value.view || value.view->base != slice.packed_as || !is_value(value)) continue;
+      holding.type = &value.type;
+      const int64_t offset = value.view->offset, from = std::max(begin, offset),
+                    to = std::min(begin + n, offset + value.type.shape.elements());
+      if (from < to) holding.pieces.push_back({BufferId(static_cast<int32_t>(i)), from - begin, from - offset, to - from});
+    }
+  }
+  return holding;
 }
 
 void ThreadSession::initialise_parameters() {
   run_round([this](Rank& rank, int stream, Task&) {
     if (stream != 0 || !rank.backend().has_storage()) return;
     for (size_t p = 0; p < plan_.parameters.size(); ++p) {
-      const auto buffer = value_of(rank, static_cast<int32_t>(p));
-      if (!buffer) continue;
+      const Holding holding = value_of(rank, static_cast<int32_t>(p));
+      if (holding.pieces.empty()) continue;
       const Parameter& parameter = plan_.parameters[p];
-      const Type& type = rank.role().buffers[buffer->index()].type;
-      std::vector<float> values(static_cast<size_t>(type.shape.elements()));
+      const Type& type = *holding.type;
+      const auto put = [&](const Piece& piece, std::span<const float> from) {
+        rank.write(piece.buffer, piece.at * static_cast<int64_t>(sizeof(float)), std::as_bytes(from));
+      };
       if (parameter.initial != Initial::kNormal) {
-        std::ranges::fill(values, parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
-        rank.write(*buffer, std::as_bytes(std::span(values)));
+        const std::vector<float> same(static_cast<size_t>(type.shape.elements()),
+                                      parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
+        for (const Piece& piece : holding.pieces) put(piece, std::span(same).first(static_cast<size_t>(piece.n)));
         continue;
       }
       const Shape shape = logical_shape(type, plan_.mesh), origin = logical_origin(type, plan_.mesh, rank.coordinates());
       const auto dims = [&](const Shape& s) { return std::span(s.extent).first(static_cast<size_t>(s.rank)); };
+      std::vector<float> values(static_cast<size_t>(type.shape.elements()));
       kernels::initialise_normal({.shape = dims(shape),
                                   .origin = std::span(origin.extent).first(static_cast<size_t>(shape.rank)),
                                   .extent = dims(type.shape),
                                   .deviation = parameter.deviation,
                                   .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
                                   .values = values.data()});
-      rank.write(*buffer, std::as_bytes(std::span(values)));
+      for (const Piece& piece : holding.pieces)
+        put(piece, std::span(values).subspan(static_cast<size_t>(piece.begin), static_cast<size_t>(piece.n)));
     }
   });
 }
 
-/// Calls `visit(logical index, local index, run length)` for each contiguous run of a rank's part of a logical tensor.
+/// Calls `visit(logical index, local index, run length)` for each contiguous run of a rank's part of a logical tensor, of which
+/// only the local elements in [begin, end) are looked at.
 template <class Visit>
-void for_each_run(const Type& type, const Mesh& mesh, const Coordinates& at, const Visit& visit) {
+void for_each_run(const Type& type, const Mesh& mesh, const Coordinates& at, int64_t begin, int64_t end, const Visit& visit) {
   const Shape shape = logical_shape(type, mesh), origin = logical_origin(type, mesh, at);
   const int rank = shape.rank;
   const int64_t run = rank == 0 ? 1 : type.shape.last();
@@ -221,7 +252,8 @@ void for_each_run(const Type& type, const Mesh& mesh, const Coordinates& at, con
   for (int64_t local = 0; local < type.shape.elements(); local += run) {
     int64_t logical = 0;
     for (int d = 0; d < rank; ++d) logical = logical * shape[d] + origin[d] + index[static_cast<size_t>(d)];
-    visit(logical, local, run);
+    const int64_t from = std::max(local, begin), to = std::min(local + run, end);
+    if (from < to) visit(logical + from - local, from, to - from);
     for (int d = rank - 2; d >= 0 && ++index[static_cast<size_t>(d)] == type.shape[d]; --d) index[static_cast<size_t>(d)] = 0;
   }
 }
@@ -233,40 +265,43 @@ Error no_storage(std::string_view what) {
 Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& pick) const {
   LogicalTensor tensor;
   std::vector<int> writer;  ///< by logical element: the rank it was first taken from
-  bool found = false;
   for (const auto& rank : ranks_) {
-    const auto id = pick(*rank);
-    if (!id) continue;
+    const Holding holding = pick(*rank);
+    if (holding.type == nullptr) continue;
     if (!rank->backend().has_storage()) return no_storage(what);
-    const Buffer& buffer = rank->role().buffers[id->index()];
-    if (buffer.type.dtype != DType::f32 || !axes_placed(buffer.type, plan_.mesh, Place::kPartial).empty())
-      return Error{ExitCode::kUsage, fmt::format("`{}` is no complete f32 tensor", buffer.name), "read it by rank", ""};
-    if (!found) {
-      tensor.shape = logical_shape(buffer.type, plan_.mesh);
+    const Type& type = *holding.type;
+    if (type.dtype != DType::f32 || !axes_placed(type, plan_.mesh, Place::kPartial).empty())
+      return Error{ExitCode::kUsage, fmt::format("`{}` is no complete f32 tensor", what), "read it by rank", ""};
+    if (writer.empty()) {
+      tensor.shape = logical_shape(type, plan_.mesh);
       tensor.values.resize(static_cast<size_t>(tensor.shape.elements()));
       writer.resize(tensor.values.size(), -1);
-      found = true;
     }
-    std::vector<float> local(static_cast<size_t>(buffer.type.shape.elements()));
-    rank->read(*id, std::as_writable_bytes(std::span(local)));
     int differs_from = -1;
-    for_each_run(buffer.type, plan_.mesh, rank->coordinates(), [&](int64_t to, int64_t from, int64_t n) {
-      for (int64_t i = 0; i < n; ++i) {
-        const size_t e = static_cast<size_t>(to + i);
-        if (writer[e] < 0) {
-          tensor.values[e] = local[from + i];
-          writer[e] = rank->number();
-        } else if (std::memcmp(&tensor.values[e], &local[from + i], sizeof(float)) != 0) {
-          differs_from = writer[e];
-        }
-      }
-    });
+    for (const Piece& piece : holding.pieces) {
+      std::vector<float> local(static_cast<size_t>(piece.n));
+      rank->read(piece.buffer, piece.at * static_cast<int64_t>(sizeof(float)), std::as_writable_bytes(std::span(local)));
+      for_each_run(type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
+                   [&](int64_t to, int64_t from, int64_t n) {
+                     for (int64_t i = 0; i < n; ++i) {
+                       const size_t e = static_cast<size_t>(to + i), own = static_cast<size_t>(from - piece.begin + i);
+                       if (writer[e] < 0) {
+                         tensor.values[e] = local[own];
+                         writer[e] = rank->number();
+                       } else if (std::memcmp(&tensor.values[e], &local[own], sizeof(float)) != 0) {
+                         differs_from = writer[e];
+                       }
+                     }
+                   });
+    }
     if (differs_from >= 0)
       return Error{ExitCode::kBug,
-                   fmt::format("`{}` differs between its replicas on ranks {} and {}", buffer.name, differs_from, rank->number()),
+                   fmt::format("`{}` differs between its replicas on ranks {} and {}", what, differs_from, rank->number()),
                    "report this with the case", ""};
   }
-  if (!found) return Error{ExitCode::kUsage, fmt::format("no rank has a persistent buffer for `{}`", what), "", ""};
+  if (writer.empty()) return Error{ExitCode::kUsage, fmt::format("no rank has a persistent buffer for `{}`", what), "", ""};
+  if (std::ranges::find(writer, -1) != writer.end())
+    return Error{ExitCode::kBug, fmt::format("no rank holds some elements of `{}`", what), "report this with the case", ""};
   return tensor;
 }
 
@@ -280,14 +315,16 @@ Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view
   if (type.dtype != DType::f32)
     return Error{ExitCode::kUsage, fmt::format("`{}` is {}, not f32", name, name_of(type.dtype)), "", ""};
   std::vector<float> values(static_cast<size_t>(type.shape.elements()));
-  r.read(*id, std::as_writable_bytes(std::span(values)));
+  r.read(*id, 0, std::as_writable_bytes(std::span(values)));
   return values;
 }
 
 Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) const {
-  return gather(buffer, [&](const Rank& rank) {
+  return gather(buffer, [&](const Rank& rank) -> Holding {
     const auto id = rank.find(buffer);
-    return id && rank.persistent(*id) ? id : std::nullopt;
+    if (!id || !rank.persistent(*id)) return {};
+    const Type& type = rank.role().buffers[id->index()].type;
+    return {&type, {{*id, 0, 0, type.shape.elements()}}};
   });
 }
 
@@ -312,14 +349,17 @@ Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTe
     return Error{ExitCode::kUsage,
                  fmt::format("`{}` has {} elements in this plan, not {}", name, want.elements(), value.shape.elements()), "", ""};
   for (const auto& rank : ranks_) {
-    const auto id = value_of(*rank, *p);
-    if (!id) continue;
+    const Holding holding = value_of(*rank, *p);
+    if (holding.type == nullptr) continue;
     if (!rank->backend().has_storage()) return no_storage(name);
-    const Type& type = rank->role().buffers[id->index()].type;
-    std::vector<float> local(static_cast<size_t>(type.shape.elements()));
-    for_each_run(type, plan_.mesh, rank->coordinates(),
-                 [&](int64_t from, int64_t to, int64_t n) { std::copy_n(value.values.begin() + from, n, local.begin() + to); });
-    rank->write(*id, std::as_bytes(std::span(local)));
+    for (const Piece& piece : holding.pieces) {
+      std::vector<float> local(static_cast<size_t>(piece.n));
+      for_each_run(*holding.type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
+                   [&](int64_t from, int64_t to, int64_t n) {
+                     std::copy_n(value.values.begin() + from, n, local.begin() + (to - piece.begin));
+                   });
+      rank->write(piece.buffer, piece.at * static_cast<int64_t>(sizeof(float)), std::as_bytes(std::span(local)));
+    }
   }
   return {};
 }

@@ -95,7 +95,6 @@ class Session {
   /// The high-water mark of live buffers as the instructions ran, and what was live then.
   virtual const Ledger& ledger(int rank) const = 0;
   virtual int64_t arena_bytes(int rank, Space space) const = 0;
-  virtual int64_t scratch_bytes(int rank) const = 0;
   /// Bytes the rank sent in the last step, by CommId.
   virtual std::span<const int64_t> sent_by_comm(int rank) const = 0;
 };

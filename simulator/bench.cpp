@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "plan/work.h"
+
 namespace shardlab {
 namespace {
 
@@ -180,6 +182,7 @@ Plan Bench::take() {
     plan_.roles[role].stage = static_cast<int>(role);
     plan_.roles[role].program = std::move(programs_[role]);
   }
+  add_workspaces(plan_, false);
   return std::move(plan_);
 }
 

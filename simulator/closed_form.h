@@ -54,8 +54,9 @@ enum class Moment : uint8_t {
   kBackwardActivation,  ///< the gradient of the feed-forward's hidden layer
   kBackwardUp,          ///< the gradient of the feed-forward's input
   kBackwardAttention,   ///< the gradient of q, k and v
+  kBetween,             ///< between two units: parameters gathered ahead, slices to be added (ZeRO-2 and 3)
 };
-inline constexpr size_t kPeakMoments = 7;
+inline constexpr size_t kPeakMoments = 8;
 std::string_view name_of(Moment moment);
 
 /// One pipeline stage: what each of its ranks holds, in device bytes, each buffer rounded up to the alignment.
@@ -65,6 +66,7 @@ struct StageForm {
   int64_t moments = 0;
   int64_t gradients = 0;                  ///< for the whole step: buckets padded, copies of canonical accumulation included
   int64_t metrics = 0;                    ///< losses, norms and their sums
+  int64_t workspace = 0;                  ///< of kernels
   int64_t persistent = 0;                 ///< what lives across steps
   int64_t in_flight = 0;                  ///< most micro-batches between their forward and their backward
   int64_t bytes_in_flight = 0;            ///< activations that each of them keeps, messages under way not counted
@@ -78,16 +80,18 @@ enum class Channel : uint8_t {
   kTp,
   kDpGradients,
   kDpParameters,
+  kDpReplicas,  ///< between sets of shards
   kForwardEven,  ///< pipeline edges from an even stage forward ...
   kForwardOdd,
   kBackwardEven,  ///< ... and back to one
   kBackwardOdd,
   kEnds,
   kMetricsDp,
+  kMetricsReplica,
   kMetricsTp,
   kMetricsPp,
 };
-inline constexpr size_t kChannels = 11;
+inline constexpr size_t kChannels = 13;
 /// As plans name the communicator: "tp", "dp.grads", "pp.fwd.even".
 std::string_view name_of(Channel channel);
 

@@ -95,34 +95,46 @@ class CopyAdder {
 
 /// Rewrites a stage's timetable: every backward writes a copy of its own, followed by the additions that its carry asks for.
 void count_in_binary(Draft& draft, StageDraft& stage) {
-  const int m = draft.micro_batches();
+  const std::vector<Carry> plan = carries(draft.micro_batches(), true);
   CopyAdder adder(draft, stage);
-  std::vector<std::vector<int>> levels(stage.state.size());  // by unit: the levels of the copies held, bottom first
   std::vector<Event> events;
   for (Event& event : stage.events) {
     const bool backward = event.kind == Event::Kind::kBackward;
     const int unit = event.unit, micro = event.micro_batch;
     events.push_back(std::move(event));
     if (!backward) continue;
-    std::vector<int>& held = levels[static_cast<size_t>(unit - stage.first_unit)];
+    const Carry& carry = plan[static_cast<size_t>(micro)];
     events.back().first = true;
-    events.back().storage = static_cast<int>(held.size());
-    held.push_back(0);
-    const bool last = micro == m - 1;
-    while (held.size() >= 2 && (held.back() == held[held.size() - 2] || last)) {
-      const int top = static_cast<int>(held.size()) - 1;
-      events.push_back(adder.add(unit, micro, top - 1, top));
-      held.pop_back();
-      ++held.back();
-    }
+    events.back().storage = carry.written;
+    for (const auto& [to, from] : carry.added) events.push_back(adder.add(unit, micro, to, from));
   }
   stage.events = std::move(events);
 }
 
 }  // namespace
 
+std::vector<Carry> carries(int micro_batches, bool canonical) {
+  std::vector<Carry> all;
+  std::vector<int> levels;  // of the copies held, bottom first
+  for (int j = 0; j < micro_batches; ++j) {
+    Carry carry{static_cast<int>(levels.size()), {}};
+    levels.push_back(0);
+    const bool last = j == micro_batches - 1;
+    while (levels.size() >= 2 && (!canonical || last || levels.back() == levels[levels.size() - 2])) {
+      const int top = static_cast<int>(levels.size()) - 1;
+      carry.added.emplace_back(top - 1, top);
+      levels.pop_back();
+      ++levels.back();
+    }
+    all.push_back(std::move(carry));
+  }
+  return all;
+}
+
 void accumulate(Draft& draft) {
-  if (!draft.config.canonical) return;  // backward accumulates in place; `emit` sets the flag on every but the first
+  // Backward adds in place (`emit` sets the flag on every backward but the first), unless the order of the sum is fixed.
+  // Where each micro-batch is scattered by itself, its slices are what is added up (shards.cpp).
+  if (!draft.config.canonical || draft.config.layout.zero >= 2) return;
   for (StageDraft& stage : draft.stages) count_in_binary(draft, stage);
 }
 

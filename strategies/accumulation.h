@@ -1,6 +1,24 @@
+// Gradient accumulation over the micro-batches of a step.
 #pragma once
+
+#include <utility>
+#include <vector>
+
 namespace shardlab {
+
 struct Draft;
-/// See accumulation.cpp.
+
 void accumulate(Draft& draft);
+
+/// What becomes of one micro-batch's gradients: they are written to copy `written`; then `added` says in order which copies are added
+/// to which (to, from), after which the copy `from` is free. At the end of the step copy 0 has the sum.
+struct Carry {
+  int written = 0;
+  std::vector<std::pair<int, int>> added;
+};
+
+/// Sums that are kept apart until they are added: one after another (two copies at most), or in canonical mode as a binary counter
+/// carries (floor(log2 m) + 1 copies at most), so that micro-batches are the leaves of a binary tree (docs/canonical-order.md).
+std::vector<Carry> carries(int micro_batches, bool canonical);
+
 }  // namespace shardlab

@@ -16,12 +16,16 @@ struct Kind {
 
 class Bucketing {
  public:
-  Bucketing(Draft& draft, StageDraft& stage, int64_t multiple) : draft_(draft), stage_(stage), multiple_(multiple) {}
+  Bucketing(Draft& draft, StageDraft& stage, const BucketRule& rule) : draft_(draft), stage_(stage), rule_(rule) {}
 
   /// Backward finishes units from the last to the first, and a unit's parameters together.
   void fill() {
     std::map<Kind, Bucket> open;
-    for (int unit = stage_.end_unit - 1; unit >= stage_.first_unit; --unit)
+    const auto close_all = [&] {
+      for (auto& [kind, bucket] : open) stage_.buckets.push_back(std::move(bucket));
+      open.clear();
+    };
+    for (int unit = stage_.end_unit - 1; unit >= stage_.first_unit; --unit) {
       for (int p = static_cast<int>(draft_.of_unit(unit).parameters.size()) - 1; p >= 0; --p) {
         if (stage_.at(unit, p).merged) continue;
         const Kind kind = kind_of_parameter(unit, p);
@@ -29,22 +33,30 @@ class Bucketing {
         bucket.decay = kind.decay;
         bucket.tied = kind.tied;
         bucket.members.push_back({unit, p, bucket.elements});
-        bucket.elements += gradient(unit, p).type.shape.elements();
+        bucket.elements += value(unit, p).type.shape.elements();
         bucket.last_unit = unit;
-        if (kind.tied || bucket.elements * 4 >= draft_.config.layout.bucket_bytes) {
-          close(std::move(bucket));
+        if (kind.tied || (rule_.layers == 0 && bucket.elements * 4 >= rule_.bytes)) {
+          stage_.buckets.push_back(std::move(bucket));
           open.erase(kind);
         }
       }
-    for (auto& [kind, bucket] : open) close(std::move(bucket));
+      if (rule_.layers > 0 && ends_unit(unit)) close_all();
+    }
+    close_all();
     std::ranges::stable_sort(stage_.buckets, std::greater(), &Bucket::last_unit);
     for (size_t i = 0; i < stage_.buckets.size(); ++i) declare(stage_.buckets[i], "bucket" + std::to_string(i));
   }
 
  private:
-  Buffer& gradient(int unit, int p) { return stage_.role.buffers[stage_.at(unit, p).gradient.index()]; }
+  const Buffer& value(int unit, int p) const { return stage_.role.buffers[stage_.at(unit, p).value.index()]; }
 
-  Kind kind_of_parameter(int unit, int p) {
+  /// Layers are taken together from the first of the model on.
+  bool ends_unit(int unit) const {
+    const Unit& u = draft_.units[static_cast<size_t>(unit)];
+    return u.kind != UnitKind::kLayer || u.layer % rule_.layers == 0;
+  }
+
+  Kind kind_of_parameter(int unit, int p) const {
     const Unit& u = draft_.units[static_cast<size_t>(unit)];
     const Parameter& parameter = draft_.plan.parameters[u.parameters[static_cast<size_t>(p)].index()];
     const bool tied = draft_.config.model.tied_embeddings && parameter.name == "embed.tokens";
@@ -52,18 +64,17 @@ class Bucketing {
     return {parameter.decay, parameter.type.place[static_cast<size_t>(tp)].is_shard(), tied};
   }
 
-  void close(Bucket bucket) { stage_.buckets.push_back(std::move(bucket)); }
-
   /// Makes the flat buffer and turns the members' gradients into views of it.
   void declare(Bucket& bucket, std::string name) {
-    const int tp = draft_.plan.mesh.axis("tp");
     bucket.name = std::move(name);
     const int64_t filled = bucket.elements;
-    bucket.elements = (filled + multiple_ - 1) / multiple_ * multiple_;
+    bucket.elements = (filled + rule_.multiple - 1) / rule_.multiple * rule_.multiple;
+    if (!draft_.training) return;
     const Bucket::Member& first = bucket.members.front();
+    const int tp = draft_.plan.mesh.axis("tp");
     Buffer flat;
     flat.name = bucket.name + ".grad";
-    flat.type = gradient(first.unit, first.parameter).type;
+    flat.type = gradient_type(draft_, first.unit, first.parameter);
     flat.type.shape = {bucket.elements};
     // Slices of several dims lie side by side: along tp the bucket as a whole is nobody's shard.
     if (flat.type.place[static_cast<size_t>(tp)].is_shard()) flat.type.place[static_cast<size_t>(tp)] = Placement::local();
@@ -74,61 +85,100 @@ class Bucketing {
       stage_.role.buffers[id.index()].view = View{bucket.gradient.value, m.offset, {}};
       std::erase(stage_.whole_step, id);
     }
+    if (bucket.elements > filled) declare_padding(bucket, filled);
+    if (!rule_.whole_step) return;
     stage_.whole_step.push_back(bucket.gradient);
-    if (bucket.elements > filled) zero_tail(bucket, filled);
+    if (auto zeros = padding_event(draft_, stage_, bucket)) stage_.events.insert(stage_.events.begin(), std::move(*zeros));
   }
 
-  void zero_tail(const Bucket& bucket, int64_t filled) {
+  void declare_padding(Bucket& bucket, int64_t filled) {
     Buffer tail = stage_.role.buffers[bucket.gradient.index()];
     tail.name = bucket.name + ".padding";
     tail.type.shape = {bucket.elements - filled};
     tail.view = View{bucket.gradient.value, filled, {}};
-    const BufferId id = add_buffer(stage_, std::move(tail));
-    const std::string name = "padding." + std::to_string(bucket.elements - filled) + "." + signature(draft_, stage_, bucket);
-    const SegmentId segment = draft_.cached(name, [&] {
-      Op op;
-      op.work = Fill{0};
-      op.label = "padding";
-      op.strategy = "buckets";
-      return one_op_segment(name, stage_, {id}, std::move(op), {}, {0});
-    });
-    Event event;
-    event.call = bind(segment, {id});
-    stage_.events.insert(stage_.events.begin(), std::move(event));
+    bucket.padding = add_buffer(stage_, std::move(tail));
   }
 
   Draft& draft_;
   StageDraft& stage_;
-  int64_t multiple_;
+  BucketRule rule_;
 };
 
 }  // namespace
 
-void fill_buckets(Draft& draft, StageDraft& stage, int64_t multiple) { Bucketing(draft, stage, multiple).fill(); }
+void fill_buckets(Draft& draft, StageDraft& stage, const BucketRule& rule) { Bucketing(draft, stage, rule).fill(); }
 
-void insert_when_complete(Draft& draft, StageDraft& stage, const std::function<Event(const Bucket&)>& make_event) {
-  std::vector<Event> events;
-  const int last_micro = draft.micro_batches() - 1;
-  std::vector<size_t> last_event(stage.state.size(), 0);
-  for (size_t i = 0; i < stage.events.size(); ++i) {
+std::optional<Event> padding_event(Draft& draft, const StageDraft& stage, const Bucket& bucket) {
+  if (!bucket.padding) return std::nullopt;
+  const int64_t elements = stage.role.buffers[bucket.padding.index()].type.shape[0];
+  const std::string name = "padding." + std::to_string(elements) + "." + signature(draft, stage, bucket);
+  const SegmentId segment = draft.cached(name, [&] {
+    Op op;
+    op.work = Fill{0};
+    op.label = "padding";
+    op.strategy = "buckets";
+    return one_op_segment(name, stage, {bucket.padding}, std::move(op), {}, {0});
+  });
+  return call_event(bind(segment, {bucket.padding}));
+}
+
+BackwardTimes::BackwardTimes(const Draft& draft, const StageDraft& stage)
+    : first_unit_(stage.first_unit),
+      micro_batches_(draft.micro_batches()),
+      times_(stage.state.size() * static_cast<size_t>(draft.micro_batches())),
+      next_(stage.events.size()) {
+  std::optional<size_t> following;
+  for (size_t i = stage.events.size(); i-- > 0;) {
     const Event& e = stage.events[i];
-    if ((e.kind == Event::Kind::kBackward || e.kind == Event::Kind::kCall) && e.micro_batch == last_micro && stage.holds(e.unit))
-      last_event[static_cast<size_t>(e.unit - stage.first_unit)] = i;
+    next_[i] = following.value_or(i);
+    if (e.computes()) following = i;
+    const bool touches = e.kind == Event::Kind::kBackward || e.kind == Event::Kind::kCall;
+    if (!touches || !stage.holds(e.unit) || e.micro_batch < 0) continue;
+    Times& t = times_[static_cast<size_t>((e.unit - first_unit_) * micro_batches_ + e.micro_batch)];
+    if (t.last == 0) t.last = i;
+    if (e.kind == Event::Kind::kBackward) t.first = i;
   }
-  for (size_t i = 0; i < stage.events.size(); ++i) {
-    events.push_back(std::move(stage.events[i]));
-    if (!draft.config.layout.overlap) continue;
-    for (const Bucket& bucket : stage.buckets)
-      if (last_event[static_cast<size_t>(bucket.last_unit - stage.first_unit)] == i) events.push_back(make_event(bucket));
+}
+
+size_t BackwardTimes::first(const Bucket& bucket, int micro_batch) const {
+  size_t index = SIZE_MAX;
+  for (const Bucket::Member& m : bucket.members) index = std::min(index, at(m.unit, micro_batch).first);
+  return index;
+}
+
+Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, BufferId target, CollectiveKind kind, int micro_batch,
+                   std::string_view strategy) {
+  const std::string name =
+      std::string(kind == CollectiveKind::kAllReduce ? "reduce." : "scatter.") + signature(draft, stage, bucket);
+  const SegmentId segment = draft.cached(name, [&] {
+    Op op;
+    op.work = Collective{kind, ReduceOp::kSum, draft.comm("dp.grads", AxisSet::of(draft.plan.mesh.axis("dp"))), draft.algorithm()};
+    op.stream = reduction_stream(draft);
+    op.label = "gradients";
+    op.strategy = strategy;
+    return one_op_segment(name, stage, {bucket.gradient, target}, std::move(op), {0}, {1});
+  });
+  return call_event(bind(segment, {bucket.gradient, target}), bucket.last_unit, micro_batch);
+}
+
+void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,
+                          const std::function<std::optional<Event>(Bucket&)>& further) {
+  const int last_micro = draft.micro_batches() - 1;
+  const BackwardTimes times(draft, stage);
+  Insertions insertions;
+  for (Bucket& bucket : stage.buckets) {
+    const size_t when = draft.config.layout.overlap ? times.last(bucket, last_micro) : stage.events.size() - 1;
+    insertions.after(when, reduce_event(draft, stage, bucket, bucket.reduced, kind, last_micro, strategy));
+    if (!further) continue;
+    if (auto event = further(bucket)) insertions.after(when, std::move(*event));
   }
-  if (!draft.config.layout.overlap)
-    for (const Bucket& bucket : stage.buckets) events.push_back(make_event(bucket));
-  stage.events = std::move(events);
+  insertions.apply(stage.events);
 }
 
 std::string signature(const Draft& draft, const StageDraft& stage, const Bucket& bucket) {
-  const Type& type = stage.role.buffers[bucket.gradient.index()].type;
-  const bool sliced = type.place[static_cast<size_t>(draft.plan.mesh.axis("tp"))].kind == Place::kLocal;
+  const Bucket::Member& m = bucket.members.front();
+  const Type& type = stage.role.buffers[stage.at(m.unit, m.parameter).value.index()].type;
+  const bool sliced = type.place[static_cast<size_t>(draft.plan.mesh.axis("tp"))].is_shard();
   return std::to_string(bucket.elements) + (sliced ? ".sliced" : "") + (bucket.tied ? ".tied" : "");
 }
 

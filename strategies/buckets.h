@@ -1,4 +1,4 @@
-// Buckets: gradients that travel together, shared by every strategy that reduces over data-parallel ranks.
+// Buckets: parameters that travel together, shared by every strategy that reduces or shards over data-parallel ranks.
 #pragma once
 
 #include <functional>
@@ -7,16 +7,53 @@
 
 namespace shardlab {
 
-/// Fills `stage.buckets` in the order in which backward finishes gradients, which become views of them. Each bucket's size is
-/// padded to a multiple of `multiple` elements; a padded tail is filled with zeros at the start of the step.
-///
-/// A bucket holds parameters of one kind: with weight decay or without, sliced by tensor parallelism or whole, a tied table alone.
-/// It is closed once it has `bucket_bytes` (0: one parameter each).
-void fill_buckets(Draft& draft, StageDraft& stage, int64_t multiple);
+/// Which parameters share a bucket, and for how long its gradients live.
+struct BucketRule {
+  int64_t multiple = 1;   ///< sizes are padded to a multiple of so many elements
+  int64_t bytes = 0;      ///< a bucket is closed once it has so many; 0: one parameter each
+  int layers = 0;         ///< above 0, instead: closed where a unit of so many layers ends, the embedding and the head being their own
+  bool whole_step = true; ///< gradients live for the step; otherwise whoever fills buckets allocates, pads and frees them
+};
 
-/// Inserts one event a bucket into the timetable: with `overlap` right after the last event that touches its gradients, else after
-/// all of backward.
-void insert_when_complete(Draft& draft, StageDraft& stage, const std::function<Event(const Bucket&)>& make_event);
+/// Fills `stage.buckets` in the order in which backward finishes gradients, which become views of them. A bucket holds parameters of
+/// one kind: with weight decay or without, sliced by tensor parallelism or whole, a tied table alone.
+void fill_buckets(Draft& draft, StageDraft& stage, const BucketRule& rule);
+
+/// Zeros for the tail of a bucket that has one.
+std::optional<Event> padding_event(Draft& draft, const StageDraft& stage, const Bucket& bucket);
+
+/// Where in a stage's timetable the backward of a unit for a micro-batch begins, and where all has been done that belongs to it
+/// (canonical additions of copies included). Indices of events; built once, for a timetable that does not change meanwhile.
+class BackwardTimes {
+ public:
+  BackwardTimes(const Draft& draft, const StageDraft& stage);
+  /// The bucket's first backward of a micro-batch.
+  size_t first(const Bucket& bucket, int micro_batch) const;
+  /// Its last: the bucket is complete.
+  size_t last(const Bucket& bucket, int micro_batch) const { return at(bucket.last_unit, micro_batch).last; }
+  /// The next event that computes after `index`, or `index` itself if there is none.
+  size_t next_compute(size_t index) const { return next_[index]; }
+
+ private:
+  struct Times {
+    size_t first = 0, last = 0;
+  };
+  const Times& at(int unit, int micro_batch) const {
+    return times_[static_cast<size_t>((unit - first_unit_) * micro_batches_ + micro_batch)];
+  }
+  int first_unit_, micro_batches_;
+  std::vector<Times> times_;
+  std::vector<size_t> next_;
+};
+
+/// The reduction of a bucket's gradients over data-parallel ranks into `target`: an all-reduce, or a reduce-scatter.
+Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, BufferId target, CollectiveKind kind, int micro_batch,
+                   std::string_view strategy);
+
+/// One reduction a bucket and step: with `overlap` right after the last event that touches its gradients, else after all of backward.
+/// `further` may follow each with an event of its own.
+void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,
+                          const std::function<std::optional<Event>(Bucket&)>& further = {});
 
 /// "1024.sliced": what tells the segments of two buckets apart.
 std::string signature(const Draft& draft, const StageDraft& stage, const Bucket& bucket);

@@ -298,17 +298,20 @@ void add_units(Draft& draft) {
   add_unit(UnitKind::kHead, -1);
 }
 
-/// Every micro-batch is dealt over the data axis by sequences, so activations are slices of it along their first dim and what
+/// Every micro-batch is dealt over the data axes by sequences, so activations are slices of it along their first dim and what
 /// one rank sums over its tokens is a partial sum. Which reduction makes that whole is for a strategy to say.
 void deal_batch(Draft& draft) {
-  if (draft.config.layout.dp == 1) return;
-  const size_t axis = static_cast<size_t>(draft.plan.mesh.axis("dp"));
-  for (UnitTemplate& unit : draft.templates)
-    for (DraftSegment* segment : {&unit.forward, &unit.backward})
-      for (Slot& slot : segment->segment.slots) {
-        if (slot.type.micro == Micro::kSlice) slot.type.place[axis] = Placement::shard(0);
-        if (slot.type.micro == Micro::kSum) slot.type.place[axis] = Placement::partial();
-      }
+  for (const std::string_view name : {"replica", "dp"}) {
+    const auto axis = draft.plan.mesh.find(name);
+    if (!axis || draft.plan.mesh.size(name) == 1) continue;
+    for (UnitTemplate& unit : draft.templates)
+      for (DraftSegment* segment : {&unit.forward, &unit.backward})
+        for (Slot& slot : segment->segment.slots) {
+          Placement& place = slot.type.place[static_cast<size_t>(*axis)];
+          if (slot.type.micro == Micro::kSlice) place = Placement::shard(0);
+          if (slot.type.micro == Micro::kSum) place = Placement::partial();
+        }
+  }
 }
 
 }  // namespace
@@ -319,10 +322,13 @@ Draft build_step(const Case& config, bool training) {
   draft.training = training;
   draft.plan.name = config.name;
   const Layout& l = config.layout;
-  draft.plan.mesh.axes = {{"pp", l.pp}, {"dp", l.dp}, {"cp", l.cp}, {"tp", l.tp}};
+  draft.plan.mesh.axes = {{"pp", l.pp}, {"dp", l.shard_ranks()}, {"cp", l.cp}, {"tp", l.tp}};
+  if (l.replicas() > 1) draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 1, {"replica", l.replicas()});
   draft.plan.micro_batches = draft.micro_batches();
   draft.plan.sequences_per_micro_batch = config.train.micro_batch;
   draft.plan.streams = {"compute"};
+  // Where each micro-batch is summed over the ranks by itself, in canonical mode they share it out in the order of the tree.
+  if (config.canonical && l.zero >= 2 && draft.micro_batches() > 1) draft.plan.together = AxisSet::of(draft.plan.mesh.axis("dp"));
   UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
   UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();
   UnitBuilder(draft, UnitKind::kHead, "head").build_head();

@@ -5,6 +5,7 @@
 #include "strategies/accumulation.h"
 #include "strategies/data_parallel.h"
 #include "strategies/draft.h"
+#include "strategies/fsdp.h"
 #include "strategies/optimizer.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
@@ -12,6 +13,7 @@
 #include "strategies/tensor_parallel.h"
 #include "strategies/tied_embeddings.h"
 #include "strategies/zero1.h"
+#include "strategies/zero2.h"
 
 namespace shardlab {
 
@@ -48,15 +50,25 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return c.train.grad_accumulation > 1; }, accumulate},
     Strategy{"tied-embeddings-early", "Tied embeddings on one stage", Tier::kE2, "pp: 1", "nothing",
              "a second gradient of the table", "Press & Wolf 2017",
-             [](const Case& c) { return ties(c) && c.layout.pp == 1 && !c.canonical; }, tie_before_reduction},
+             [](const Case& c) { return ties(c) && tied_gradients_meet_early(c); }, tie_before_reduction},
     Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap",
              "all-reduce: 2 Psi (N-1)/N", "none", "Li et al. 2020",
              [](const Case& c) { return c.layout.dp > 1 && c.layout.zero == 0; }, data_parallel},
     Strategy{"zero-1", "ZeRO-1: sharded optimizer states", Tier::kE1, "zero: 1", "reduce-scatter and all-gather: Psi (N-1)/N each",
              "moments 1/N", "Rajbhandari et al. 2020", [](const Case& c) { return c.layout.zero == 1; }, zero1},
+    Strategy{"zero-2", "ZeRO-2: sharded gradients", Tier::kE1, "zero: 2",
+             "per micro-batch a reduce-scatter, per step an all-gather: Psi (N-1)/N each", "moments and gradients 1/N; open buckets",
+             "Rajbhandari et al. 2020", [](const Case& c) { return c.layout.zero == 2; }, zero2},
+    Strategy{"zero-3", "ZeRO-3, FSDP: sharded parameters", Tier::kE1, "zero: 3, fsdp",
+             "per micro-batch two all-gathers (one without reshard) and a reduce-scatter: Psi (N-1)/N each",
+             "parameters, gradients, moments 1/N; 1 + prefetch units", "Rajbhandari et al. 2020; Zhao et al. 2023",
+             [](const Case& c) { return c.layout.zero == 3; }, fsdp, true},
+    Strategy{"hybrid-shard", "Hybrid sharding: sets of shards", Tier::kE1, "hybrid_shard: n",
+             "per step an all-reduce of the slices over the dp/n sets: 2 Psi/n (sets-1)/sets", "ZeRO's 1/N with N = n",
+             "Zhao et al. 2023", [](const Case& c) { return c.layout.hybrid_shard > 0; }, [](Draft&) {}, true},
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
-             [](const Case& c) { return ties(c) && (c.layout.pp > 1 || c.canonical); }, tie_after_reduction},
+             [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
              always, optimizer},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},

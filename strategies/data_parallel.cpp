@@ -22,8 +22,6 @@
 namespace shardlab {
 namespace {
 
-constexpr std::string_view kName = "data-parallel";
-
 /// The reduced bucket, and the reduced gradients as views of it.
 void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
   const int dp = draft.plan.mesh.axis("dp");
@@ -41,31 +39,13 @@ void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
   }
 }
 
-Event all_reduce(Draft& draft, StageDraft& stage, const Bucket& bucket) {
-  const std::string name = "reduce." + signature(draft, stage, bucket);
-  const SegmentId segment = draft.cached(name, [&] {
-    Op op;
-    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum,
-                         draft.comm("dp.grads", AxisSet::of(draft.plan.mesh.axis("dp"))), draft.algorithm()};
-    op.stream = reduction_stream(draft);
-    op.label = "gradients";
-    op.strategy = kName;
-    return one_op_segment(name, stage, {bucket.gradient, bucket.reduced}, std::move(op), {0}, {1});
-  });
-  Event event;
-  event.unit = bucket.last_unit;
-  event.micro_batch = draft.micro_batches() - 1;
-  event.call = bind(segment, {bucket.gradient, bucket.reduced});
-  return event;
-}
-
 }  // namespace
 
 void data_parallel(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
-    fill_buckets(draft, stage, 1);
+    fill_buckets(draft, stage, {.bytes = draft.config.layout.bucket_bytes});
     for (Bucket& bucket : stage.buckets) declare_reduced(draft, stage, bucket);
-    insert_when_complete(draft, stage, [&](const Bucket& bucket) { return all_reduce(draft, stage, bucket); });
+    reduce_when_complete(draft, stage, CollectiveKind::kAllReduce, "data-parallel");
   }
 }
 

@@ -79,6 +79,22 @@ Algorithm Draft::algorithm() const {
   return Algorithm::kRing;
 }
 
+void Insertions::apply(std::vector<Event>& events) {
+  std::vector<Event> all;
+  const auto put = [&](Lists& lists, size_t index) {
+    const auto found = lists.find(index);
+    if (found == lists.end()) return;
+    for (Event& e : found->second) all.push_back(std::move(e));
+  };
+  for (size_t i = 0; i < events.size(); ++i) {
+    put(before_, i);
+    all.push_back(std::move(events[i]));
+    put(released_, i);
+    put(after_, i);
+  }
+  events = std::move(all);
+}
+
 BufferId add_buffer(StageDraft& stage, Buffer buffer) {
   stage.role.buffers.push_back(std::move(buffer));
   return BufferId(static_cast<int32_t>(stage.role.buffers.size()) - 1);

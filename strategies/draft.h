@@ -4,7 +4,8 @@
 // written once (build_step.cpp). A STAGE holds consecutive units, the buffers of their state, and a timetable of EVENTS:
 // forward and backward of a unit for a micro-batch, and whatever the strategies add between them. Early passes rewrite segments
 // (tensor parallel, recompute), later ones timetables (pipeline, accumulation, data parallel, ZeRO); `emit` turns the result into a
-// plan. Lifetimes of what a unit makes follow from uses; a stage's gradients and metrics live for the whole step (`whole_step`).
+// plan. Lifetimes of what a unit makes follow from uses. Of the rest a strategy says how long it lives: for the whole step
+// (`StageDraft::whole_step`), or from one event of the timetable to another (kAlloc and kFree).
 #pragma once
 
 #include <array>
@@ -91,13 +92,37 @@ struct ParameterState {
 
 /// One entry of a stage's timetable.
 struct Event {
-  enum class Kind : uint8_t { kForward, kBackward, kReceive, kSend, kCall } kind = Kind::kCall;
+  enum class Kind : uint8_t { kForward, kBackward, kReceive, kSend, kCall, kAlloc, kFree } kind = Kind::kCall;
   int unit = -1;
   int micro_batch = -1;
   bool gradients = false;  ///< of kReceive and kSend: backward traffic
   bool first = false;      ///< of kBackward: overwrites the gradients rather than accumulating into them
   int storage = 0;         ///< of kBackward: which copy of the gradients it writes (canonical accumulation)
   Call call;               ///< of kCall: fully bound
+  BufferId buffer;         ///< of kAlloc and kFree
+
+  bool computes() const { return kind == Kind::kForward || kind == Kind::kBackward; }
+};
+
+inline Event alloc_event(BufferId buffer) { return {.kind = Event::Kind::kAlloc, .buffer = buffer}; }
+inline Event free_event(BufferId buffer) { return {.kind = Event::Kind::kFree, .buffer = buffer}; }
+inline Event call_event(Call call, int unit = -1, int micro_batch = -1) {
+  return {.kind = Event::Kind::kCall, .unit = unit, .micro_batch = micro_batch, .call = std::move(call)};
+}
+
+/// Events to put into a timetable, by index of those that are there. Around one event the order is: what is put before it; the event;
+/// what is released after it; what is put after it. Within each, the order in which it was given.
+class Insertions {
+ public:
+  void before(size_t index, Event event) { at(before_, index).push_back(std::move(event)); }
+  void release_after(size_t index, Event event) { at(released_, index).push_back(std::move(event)); }
+  void after(size_t index, Event event) { at(after_, index).push_back(std::move(event)); }
+  void apply(std::vector<Event>& events);
+
+ private:
+  using Lists = std::map<size_t, std::vector<Event>>;
+  static std::vector<Event>& at(Lists& lists, size_t index) { return lists[index]; }
+  Lists before_, released_, after_;
 };
 
 /// One optimizer op: a parameter, or the shard of a bucket.
@@ -118,9 +143,10 @@ struct Bucket {
   int64_t elements = 0;  ///< padding included
   bool decay = true;
   bool tied = false;
-  BufferId gradient;  ///< flat
+  BufferId gradient;  ///< flat; none where nothing is trained
+  BufferId padding;   ///< the tail of `gradient` beyond the members, or none
   BufferId reduced;   ///< flat, or this rank's shard
-  int last_unit = 0;  ///< the unit whose backward completes it
+  int last_unit = 0;  ///< the unit whose backward completes it: the lowest
 };
 
 struct StageDraft {
@@ -137,6 +163,7 @@ struct StageDraft {
   ParameterState& at(int unit, int parameter) {
     return state[static_cast<size_t>(unit - first_unit)][static_cast<size_t>(parameter)];
   }
+  const ParameterState& at(int unit, int parameter) const { return const_cast<StageDraft&>(*this).at(unit, parameter); }
   bool holds(int unit) const { return unit >= first_unit && unit < end_unit; }
 };
 

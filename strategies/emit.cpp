@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "plan/work.h"
 #include "strategies/draft.h"
 
 namespace shardlab {
@@ -28,8 +29,15 @@ Segment accumulating(const DraftSegment& backward) {
   return segment;
 }
 
+/// Does some backward add to the gradients that an earlier one left?
+bool adds_in_place(const Draft& draft) {
+  return std::ranges::any_of(draft.stages, [](const StageDraft& stage) {
+    return std::ranges::any_of(stage.events, [](const Event& e) { return e.kind == Event::Kind::kBackward && !e.first; });
+  });
+}
+
 void register_units(Draft& draft) {
-  const bool accumulates = draft.training && draft.micro_batches() > 1 && !draft.config.canonical;
+  const bool accumulates = draft.training && adds_in_place(draft);
   for (UnitTemplate& unit : draft.templates) {
     place_lifetimes(unit.forward, draft.training ? SegmentRole::kForward : SegmentRole::kForwardOnly);
     unit.forward_id = draft.register_segment(unit.forward.segment);
@@ -102,6 +110,8 @@ class StageEmitter {
       case Event::Kind::kReceive: receive(event); break;
       case Event::Kind::kSend: send(event); break;
       case Event::Kind::kCall: program().emplace_back(std::move(event.call)); break;
+      case Event::Kind::kAlloc: program().emplace_back(Alloc{event.buffer}); break;
+      case Event::Kind::kFree: program().emplace_back(Free{event.buffer}); break;
     }
   }
 
@@ -210,6 +220,7 @@ class StageEmitter {
 Plan emit(Draft draft) {
   register_units(draft);
   for (StageDraft& stage : draft.stages) draft.plan.roles.push_back(StageEmitter(draft, stage).emit());
+  add_workspaces(draft.plan, draft.config.canonical);
   return std::move(draft.plan);
 }
 

@@ -41,6 +41,7 @@ void add_moments(Draft& draft, StageDraft& stage, Update& update) {
     moment.type = value.type;
     moment.kind = BufferClass::kMoment;
     moment.persistent = true;
+    moment.packed_as = value.packed_as;
     moment.parameter = value.parameter;
     *id = add_buffer(stage, std::move(moment));
   }
@@ -128,19 +129,42 @@ BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::
   return whole;
 }
 
+/// The losses of every sequence, in the order of sequences: where the ranks share each micro-batch out, a sum over ranks last would
+/// be another tree.
+std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
+  const int dp = draft.plan.mesh.axis("dp");
+  std::vector<BufferId> all;
+  for (const BufferId part : stage.losses) {
+    const Buffer& b = stage.role.buffers[part.index()];
+    Type type = placed(b.type, dp, Placement::replicate());
+    type.shape[0] *= draft.plan.mesh.size("dp");
+    const std::string name = b.name + ".all";
+    const BufferId gathered = metric(stage, name, type, false);
+    append(draft, stage, name, {part, gathered},
+           Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("metrics.dp", AxisSet::of(dp)), draft.algorithm()}, {0},
+           {1});
+    all.push_back(gathered);
+  }
+  return all;
+}
+
 void loss_metric(Draft& draft, StageDraft& stage) {
   const Case& c = draft.config;
   const int64_t targets = c.sequences_per_step() * c.train.seq_len;
   const Type whole = scalar(draft, DType::f32);
   Type part_type = whole;
-  if (c.layout.dp > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis("dp"))] = Placement::partial();
-  std::vector<BufferId> buffers = stage.losses;
+  for (const std::string_view name : {"replica", "dp"})
+    if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
+  const bool dealt_together = !draft.plan.together.empty();
+  std::vector<BufferId> buffers = dealt_together ? gather_losses(draft, stage) : stage.losses;
+  if (dealt_together) part_type = placed(part_type, draft.plan.mesh.axis("dp"), Placement::replicate());
   std::vector<int> reads(buffers.size());
   for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
   buffers.push_back(metric(stage, "loss.sum", part_type, false));
   append(draft, stage, "loss.sum", buffers, SumScalars{}, reads, {static_cast<int>(reads.size())});
   BufferId sum = buffers.back();
-  if (c.layout.dp > 1) sum = all_reduce_scalar(draft, stage, sum, "dp");
+  if (draft.plan.mesh.size("dp") > 1 && !dealt_together) sum = all_reduce_scalar(draft, stage, sum, "dp");
+  if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
   const BufferId mean = metric(stage, "loss", whole, true);
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
 }

@@ -2,7 +2,8 @@
 //
 // Where both ends are on one stage and nothing asks for the canonical order, the two are added before they are reduced over
 // data-parallel ranks, so the table travels once. In canonical mode every layout adds them last, after each has been summed over
-// everything. Across stages each end reduces its own share (or its ZeRO-1 slice of it), and an all-reduce between the first and the
+// everything; and so does what scatters gradients as backward makes them (ZeRO-2 and 3), since one end's have gone when the other's
+// are made. Across stages each end reduces its own share (or its ZeRO slice of it), and an all-reduce between the first and the
 // last stage adds the two, after which both ends make the same update. (Adding before the slices are cut is the bug of Megatron-LM
 // issue 844.)
 //
@@ -22,7 +23,7 @@ namespace {
 
 constexpr std::string_view kName = "tied-embeddings";
 
-bool adds_early(const Draft& draft) { return draft.config.layout.pp == 1 && !draft.config.canonical; }
+bool adds_early(const Draft& draft) { return tied_gradients_meet_early(draft.config); }
 
 int head_parameter(Draft& draft) { return static_cast<int>(draft.of(UnitKind::kHead).parameters.size()) - 1; }
 
@@ -42,10 +43,10 @@ Event add_head(Draft& draft, StageDraft& stage, BufferId embedding, BufferId hea
   return event;
 }
 
-/// What the optimizer would read for the table on a stage: the bucket's slice under ZeRO-1, else the gradient itself.
+/// What the optimizer would read for the table on a stage: the bucket's slice under ZeRO, else the gradient itself.
 BufferId reduced_table(StageDraft& stage, int unit, int parameter) {
   for (const Bucket& bucket : stage.buckets)
-    if (bucket.tied && bucket.members.front().unit == unit && stage.role.buffers[bucket.reduced.index()].view->shard_axes.mask != 0)
+    if (bucket.tied && bucket.members.front().unit == unit && stage.role.buffers[bucket.reduced.index()].packed_as >= 0)
       return bucket.reduced;
   return stage.at(unit, parameter).reduced;
 }
@@ -78,6 +79,8 @@ void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) 
 }
 
 }  // namespace
+
+bool tied_gradients_meet_early(const Case& c) { return c.layout.pp == 1 && !c.canonical && c.layout.zero < 2; }
 
 void tie_before_reduction(Draft& draft) {
   if (!adds_early(draft)) return;

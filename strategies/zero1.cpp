@@ -11,107 +11,32 @@
 // Paper    Rajbhandari et al., "ZeRO" (2020), section 5.1
 #include "strategies/zero1.h"
 
-#include "strategies/buckets.h"
-#include "strategies/state.h"
+#include "strategies/shards.h"
 
 namespace shardlab {
-namespace {
 
-constexpr std::string_view kName = "zero-1";
-
-class ZeroOne {
- public:
-  ZeroOne(Draft& draft, StageDraft& stage)
-      : draft_(draft), stage_(stage), axis_(draft.plan.mesh.axis("dp")), ranks_(draft.config.layout.dp), dp_(AxisSet::of(axis_)) {}
-
-  void run() {
-    fill_buckets(draft_, stage_, ranks_);
-    for (Bucket& bucket : stage_.buckets) {
-      bucket.reduced = shard_of(bucket.gradient, bucket.name + ".sum");
-      add_update(bucket);
-    }
-    insert_when_complete(draft_, stage_, [&](const Bucket& bucket) { return reduce_scatter(bucket); });
-  }
-
- private:
-  /// This rank's slice of a flat buffer, as a view of it.
-  BufferId shard_of(BufferId flat, std::string name) {
-    Buffer shard = stage_.role.buffers[flat.index()];
-    shard.name = std::move(name);
-    shard.type.shape = {shard.type.shape[0] / ranks_};
-    shard.type = placed(shard.type, axis_, Placement::shard(0));
-    shard.view = View{flat.value, 0, dp_};
-    return add_buffer(stage_, std::move(shard));
-  }
-
-  /// The flat buffer of a bucket's parameter values; the parameters become views of it.
-  BufferId gather_values(const Bucket& bucket) {
-    const ParameterState& first = stage_.at(bucket.members[0].unit, bucket.members[0].parameter);
-    Buffer flat = stage_.role.buffers[first.value.index()];
-    flat.name = bucket.name + ".value";
-    flat.type.shape = {bucket.elements};
-    flat.type.place = stage_.role.buffers[bucket.gradient.index()].type.place;
-    for (Placement& p : flat.type.place)
-      if (p.is_partial()) p = Placement::replicate();
-    flat.parameter = -1;
-    const BufferId id = add_buffer(stage_, std::move(flat));
-    for (const Bucket::Member& m : bucket.members) {
-      Buffer& value = stage_.role.buffers[stage_.at(m.unit, m.parameter).value.index()];
-      value.view = View{id.value, m.offset, {}};
-    }
-    return id;
-  }
-
-  /// A bucket that shares its table with another (the head's copy on the embedding's stage) is updated through that one.
-  void add_update(const Bucket& bucket) {
-    if (bucket.tied && bucket.members.front().unit != 0 && stage_.holds(0)) return;
-    const BufferId values = gather_values(bucket);
-    const BufferId shard = shard_of(values, bucket.name + ".value.shard");
+void update_slices(Draft& draft, StageDraft& stage, Shards& shards) {
+  for (const Bucket& bucket : stage.buckets) {
+    if (shards.shares_values(bucket)) continue;
+    const BufferId values = shards.flat_values(bucket, true);
     Update update;
     update.gradient = bucket.reduced;
-    update.value = shard;
+    update.value = shards.slice_of(values, bucket.name + ".value.shard");
     update.decay = bucket.decay;
-    const std::string name = "gather." + signature(draft_, stage_, bucket);
-    const SegmentId segment = draft_.cached(name, [&] {
-      Op op;
-      op.work = Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft_.comm("dp.parameters", dp_), draft_.algorithm()};
-      op.label = "parameters";
-      op.stream = reduction_stream(draft_);
-      op.strategy = kName;
-      return one_op_segment(name, stage_, {shard, values}, std::move(op), {0}, {1});
-    });
-    update.after = bind(segment, {shard, values});
-    stage_.updates.push_back(std::move(update));
+    update.after = shards.gather(bucket, update.value, values, reduction_stream(draft));
+    stage.updates.push_back(std::move(update));
   }
-
-  Event reduce_scatter(const Bucket& bucket) {
-    const std::string name = "scatter." + signature(draft_, stage_, bucket);
-    const SegmentId segment = draft_.cached(name, [&] {
-      Op op;
-      op.work = Collective{CollectiveKind::kReduceScatter, ReduceOp::kSum, draft_.comm("dp.grads", dp_), draft_.algorithm()};
-      op.stream = reduction_stream(draft_);
-      op.label = "gradients";
-      op.strategy = kName;
-      return one_op_segment(name, stage_, {bucket.gradient, bucket.reduced}, std::move(op), {0}, {1});
-    });
-    Event event;
-    event.unit = bucket.last_unit;
-    event.micro_batch = draft_.micro_batches() - 1;
-    event.call = bind(segment, {bucket.gradient, bucket.reduced});
-    return event;
-  }
-
-  Draft& draft_;
-  StageDraft& stage_;
-  int axis_;
-  int ranks_;
-  AxisSet dp_;
-};
-
-}  // namespace
+}
 
 void zero1(Draft& draft) {
-  for (StageDraft& stage : draft.stages) ZeroOne(draft, stage).run();
+  for (StageDraft& stage : draft.stages) {
+    Shards shards(draft, stage, "zero-1");
+    fill_buckets(draft, stage, {.multiple = shards.ranks(), .bytes = draft.config.layout.bucket_bytes});
+    for (Bucket& bucket : stage.buckets) bucket.reduced = shards.slice_of(bucket.gradient, bucket.name + ".sum");
+    reduce_when_complete(draft, stage, CollectiveKind::kReduceScatter, "zero-1",
+                         [&](Bucket& bucket) { return shards.reduce_over_replicas(bucket); });
+    update_slices(draft, stage, shards);
+  }
 }
 
 }  // namespace shardlab

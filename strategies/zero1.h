@@ -1,6 +1,14 @@
 #pragma once
+
 namespace shardlab {
+
 struct Draft;
-/// See zero1.cpp.
+struct StageDraft;
+class Shards;
+
 void zero1(Draft& draft);
+
+/// One update a bucket: of this rank's slice of the values, which are then gathered.
+void update_slices(Draft& draft, StageDraft& stage, Shards& shards);
+
 }  // namespace shardlab

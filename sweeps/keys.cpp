@@ -90,6 +90,81 @@ constexpr std::string_view kRates = "on a machine that is described, not local";
   [](Case& c, const std::string& t) { return set_named(c.expression, t, {__VA_ARGS__}); }, \
       [](const Case& c) { return from(name_of(c.expression)); }
 
+/// An empty dtype is fp32.
+#define FIELD_DTYPE(expression)              \
+  [](Case& c, const std::string& t) {        \
+    c.expression = t == "fp32" ? "" : t;     \
+    return true;                             \
+  },                                         \
+      [](const Case& c) { return c.expression.empty() ? std::string("fp32") : c.expression; }
+/// Calls `use` with each word of a list separated by spaces.
+template <class Use>
+void for_each_word(std::string_view list, const Use& use) {
+  while (!list.empty()) {
+    const size_t end = std::min(list.find(' '), list.size());
+    use(list.substr(0, end));
+    list.remove_prefix(std::min(end + 1, list.size()));
+  }
+}
+
+/// Calls `use` with each entry of a flow list or map without nesting: "[a, b]", "{a: b, c: d}".
+template <class Use>
+void for_each_entry(std::string_view flow, const Use& use) {
+  flow = flow.substr(1, flow.size() - 2);
+  while (!flow.empty()) {
+    const size_t end = std::min(flow.find(", "), flow.size());
+    use(std::string(flow.substr(0, end)));
+    flow.remove_prefix(std::min(end + 2, flow.size()));
+  }
+}
+
+bool set_recompute(Case& c, const std::string& text) {
+  Layout& l = c.layout;
+  l.recompute_options.modules.clear();
+  if (text == "false") return l.recompute = Recompute::kNone, true;
+  if (!text.starts_with('[')) return set_named(l.recompute, text, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
+  l.recompute = Recompute::kSelective;
+  for_each_entry(text, [&](const std::string& label) {
+    l.recompute_options.modules += (l.recompute_options.modules.empty() ? "" : " ") + label;
+  });
+  return !l.recompute_options.modules.empty();
+}
+
+std::string get_recompute(const Case& c) {
+  const std::string& modules = c.layout.recompute_options.modules;
+  if (modules.empty()) return std::string(name_of(c.layout.recompute));
+  std::string list;
+  for_each_word(modules, [&](std::string_view label) { list += (list.empty() ? "" : ", ") + std::string(label); });
+  return "[" + list + "]";
+}
+
+bool set_offload(Case& c, const std::string& text) {
+  Offload offload;
+  offload.delayed_update = c.layout.offload.delayed_update;
+  bool known = is_neutral(text, {"none", "false"}) || text.starts_with('{');
+  if (text.starts_with('{'))
+    for_each_entry(text, [&](const std::string& entry) {
+      const size_t colon = std::min(entry.find(": "), entry.size());
+      const std::string part = entry.substr(0, colon);
+      OffloadTo* field = part == "activations"  ? &offload.activations
+                         : part == "optimizer"  ? &offload.optimizer
+                         : part == "parameters" ? &offload.parameters
+                                                : nullptr;
+      known = known && field != nullptr && colon < entry.size() &&
+              set_named(*field, entry.substr(colon + 2), {OffloadTo::kNone, OffloadTo::kCpu, OffloadTo::kNvme});
+    });
+  if (known) c.layout.offload = offload;
+  return known;
+}
+
+std::string get_offload(const Case& c) {
+  const Offload& o = c.layout.offload;
+  std::string map;
+  for (const auto& [part, where] : {std::pair{"activations", o.activations}, {"optimizer", o.optimizer}, {"parameters", o.parameters}})
+    if (where != OffloadTo::kNone) map += fmt::format("{}{}: {}", map.empty() ? "" : ", ", part, name_of(where));
+  return map.empty() ? "none" : "{" + map + "}";
+}
+
 // clang-format off
 constexpr std::array kKeys = std::to_array<CaseKey>({
     {"name", "", Form::kText, "", "", FIELD_TEXT(name)},
@@ -157,20 +232,42 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
      "none afab 1f1b interleaved breadth-first zb-h1 zb-h2 zb-v v-half v-min dualpipe dualpipe-v", "none, afab or 1f1b",
      FIELD_NAMED(layout.schedule, Schedule::kNone, Schedule::kAfab, Schedule::k1F1B)},
     {"layout.sequence_parallel", "sequence_parallel", Form::kBool, "", "", FIELD_BOOL(layout.sequence_parallel)},
-    {"layout.recompute", "recompute", Form::kAny, "none selective full", "none or full",
-     FIELD_NAMED(layout.recompute, Recompute::kNone, Recompute::kFull)},
-    {"layout.offload", "offload", Form::kAny, "none", "none", kNeutralNone, nullptr},
+    {"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, or a list of sub-layers", set_recompute, get_recompute},
+    {"layout.recompute_options.every", "recompute_options.every", Form::kInteger, "", "", FIELD_INT(layout.recompute_options.every)},
+    {"layout.recompute_options.budget_bytes", "recompute_options.budget_bytes", Form::kCount, "", "", FIELD_COUNT(layout.recompute_options.budget_bytes)},
+    {"layout.offload", "offload", Form::kAny, "none", "none, or a map of activations, optimizer and parameters to cpu or nvme", set_offload, get_offload},
+    {"layout.delayed_update", "delayed_update", Form::kBool, "", "", FIELD_BOOL(layout.offload.delayed_update)},
     {"layout.overlap", "overlap", Form::kBool, "", "", FIELD_BOOL(layout.overlap)},
     {"layout.bucket_bytes", "bucket_bytes", Form::kCount, "", "", FIELD_COUNT(layout.bucket_bytes)},
     {"layout.collective_algorithm", "collective_algorithm", Form::kWord, "auto ring halving-doubling direct tree hierarchical",
      "auto, ring, halving-doubling or direct",
      FIELD_NAMED(layout.collective_algorithm, AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect)},
-    {"layout.fsdp", "fsdp", Form::kAny, "none", "none", kNeutralNone, nullptr},
-    {"layout.hybrid_shard", "hybrid_shard", Form::kAny, "none", "none", kNeutralNone, nullptr},
-    {"layout.zero_plus_plus", "zero_plus_plus", Form::kAny, "none", "none", kNeutralNone, nullptr},
-    {"layout.parameter_server", "parameter_server", Form::kAny, "none", "none", kNeutralNone, nullptr},
-    {"layout.compression", "compression", Form::kAny, "none", "none", kNeutralNone, nullptr},
-    {"layout.diloco", "diloco", Form::kAny, "none", "none", kNeutralNone, nullptr},
+    {"layout.fsdp", "fsdp", Form::kWord, "none", "", kNeutralNone, nullptr},
+    {"layout.fsdp.unit", "fsdp.unit", Form::kInteger, "", "", FIELD_INT(layout.fsdp.unit)},
+    {"layout.fsdp.prefetch", "fsdp.prefetch", Form::kInteger, "", "", FIELD_INT(layout.fsdp.prefetch)},
+    {"layout.fsdp.reshard", "fsdp.reshard", Form::kBool, "", "", FIELD_BOOL(layout.fsdp.reshard)},
+    {"layout.hybrid_shard", "hybrid_shard", Form::kInteger, "", "", FIELD_INT(layout.hybrid_shard)},
+    {"layout.zero_plus_plus", "zero_plus_plus", Form::kWord, "none", "", kNeutralNone, nullptr},
+    {"layout.zero_plus_plus.weights", "zero_plus_plus.weights", Form::kBool, "", "", FIELD_BOOL(layout.zero_plus_plus.weights)},
+    {"layout.zero_plus_plus.secondary", "zero_plus_plus.secondary", Form::kInteger, "", "", FIELD_INT(layout.zero_plus_plus.secondary)},
+    {"layout.zero_plus_plus.gradients", "zero_plus_plus.gradients", Form::kBool, "", "", FIELD_BOOL(layout.zero_plus_plus.gradients)},
+    {"layout.parameter_server", "parameter_server", Form::kWord, "none", "", kNeutralNone, nullptr},
+    {"layout.parameter_server.servers", "parameter_server.servers", Form::kInteger, "", "", FIELD_INT(layout.parameter_server.servers)},
+    {"layout.parameter_server.staleness", "parameter_server.staleness", Form::kWord, "sync 0 1 2 3 4 8 16", "",
+     [](Case& c, const std::string& t) { c.layout.parameter_server.staleness = t == "sync" ? -1 : to_int(t); return true; },
+     [](const Case& c) { const int s = c.layout.parameter_server.staleness; return s < 0 ? std::string("sync") : from(int64_t{s}); }},
+    {"layout.compression.kind", "compression.kind compression", Form::kWord, "none bf16 int8 top-k random-k powersgd one-bit-adam", "",
+     FIELD_NAMED(layout.compression.kind, CompressionKind::kNone, CompressionKind::kBf16, CompressionKind::kInt8, CompressionKind::kTopK,
+                 CompressionKind::kRandomK, CompressionKind::kPowerSgd, CompressionKind::kOneBitAdam)},
+    {"layout.compression.rank", "compression.rank", Form::kInteger, "", "", FIELD_INT(layout.compression.rank)},
+    {"layout.compression.k", "compression.k", Form::kNumber, "", "",
+     [](Case& c, const std::string& t) { c.layout.compression.k = parse_number(t).value(); return true; },
+     [](const Case& c) { return to_text(c.layout.compression.k); }},
+    {"layout.compression.bits", "compression.bits", Form::kInteger, "", "", FIELD_INT(layout.compression.bits)},
+    {"layout.compression.warmup", "compression.warmup", Form::kInteger, "", "", FIELD_INT(layout.compression.warmup)},
+    {"layout.diloco.steps", "diloco.steps diloco", Form::kInteger, "", "", FIELD_INT(layout.diloco.steps)},
+    {"layout.diloco.learning_rate", "diloco.learning_rate", Form::kNumber, "", "", FIELD_FLOAT(layout.diloco.learning_rate)},
+    {"layout.diloco.momentum", "diloco.momentum", Form::kNumber, "", "", FIELD_FLOAT(layout.diloco.momentum)},
     {"layout.cp_kind", "cp_kind", Form::kWord, "none ring zigzag striped all-gather ulysses usp", "none", kNeutralNone, nullptr},
 
     {"train.seq_len", "seq_len", Form::kCount, "", "", FIELD_COUNT(train.seq_len)},
@@ -178,21 +275,23 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"train.micro_batch", "micro_batch", Form::kCount, "", "", FIELD_COUNT(train.micro_batch)},
     {"train.grad_accumulation", "grad_accumulation", Form::kCount, "", "", FIELD_COUNT(train.grad_accumulation)},
     {"train.precision", "precision", Form::kWord, "fp32 bf16 fp16 fp8 fp4", "", FIELD_TEXT(train.precision)},
-    {"train.reduce_dtype", "reduce_dtype", Form::kWord, "fp32 bf16 fp16", "fp32", [](Case&, const std::string& t) { return t == "fp32"; }, nullptr},
-    {"train.accumulate_dtype", "accumulate_dtype", Form::kWord, "fp32 bf16 fp16", "fp32", [](Case&, const std::string& t) { return t == "fp32"; }, nullptr},
+    {"train.reduce_dtype", "reduce_dtype", Form::kWord, "fp32 bf16 fp16", "", FIELD_DTYPE(train.reduce_dtype)},
+    {"train.accumulate_dtype", "accumulate_dtype", Form::kWord, "fp32 bf16 fp16", "", FIELD_DTYPE(train.accumulate_dtype)},
+    {"train.loss_scale", "loss_scale", Form::kNumber, "", "", FIELD_FLOAT(train.loss_scale)},
+    {"train.fp8_scaling", "fp8_scaling", Form::kWord, "current delayed block", "", FIELD_TEXT(train.fp8_scaling)},
     {"train.optimizer", "optimizer", Form::kWord, "adamw sgd", "", FIELD_NAMED(train.optimizer, Optimizer::kAdamW, Optimizer::kSgd)},
     {"train.learning_rate.peak", "learning_rate train.learning_rate", Form::kNumber, "", "", FIELD_FLOAT(train.learning_rate.peak)},
-    {"train.learning_rate.kind", "", Form::kWord, "constant cosine", "",
-     [](Case& c, const std::string& t) { c.train.learning_rate.kind = t == "cosine" ? LearningRate::Kind::kCosine : LearningRate::Kind::kConstant; return true; },
-     [](const Case& c) { return std::string(c.train.learning_rate.kind == LearningRate::Kind::kCosine ? "cosine" : "constant"); }},
+    {"train.learning_rate.kind", "", Form::kWord, "constant cosine linear wsd", "",
+     FIELD_NAMED(train.learning_rate.kind, LearningRate::Kind::kConstant, LearningRate::Kind::kCosine, LearningRate::Kind::kLinear, LearningRate::Kind::kWsd)},
     {"train.learning_rate.warmup_steps", "", Form::kCount, "", "", FIELD_COUNT(train.learning_rate.warmup_steps)},
     {"train.learning_rate.total_steps", "", Form::kCount, "", "", FIELD_COUNT(train.learning_rate.total_steps)},
+    {"train.learning_rate.decay_steps", "", Form::kCount, "", "", FIELD_COUNT(train.learning_rate.decay_steps)},
     {"train.learning_rate.floor", "", Form::kNumber, "", "", FIELD_FLOAT(train.learning_rate.floor)},
     {"train.weight_decay", "weight_decay", Form::kNumber, "", "", FIELD_FLOAT(train.weight_decay)},
     {"train.beta1", "beta1", Form::kNumber, "", "", FIELD_FLOAT(train.beta1)},
     {"train.beta2", "beta2", Form::kNumber, "", "", FIELD_FLOAT(train.beta2)},
     {"train.epsilon", "epsilon", Form::kNumber, "", "", FIELD_FLOAT(train.epsilon)},
-    {"train.clip_norm", "clip_norm", Form::kNumber, "", "0 (off)", [](Case&, const std::string& t) { return parse_number(t).value() == 0; }, nullptr},
+    {"train.clip_norm", "clip_norm", Form::kNumber, "", "", FIELD_FLOAT(train.clip_norm)},
     {"train.dropout", "dropout", Form::kNumber, "", "", FIELD_FLOAT(train.dropout)},
     {"train.grad_norm", "grad_norm", Form::kBool, "", "", FIELD_BOOL(train.grad_norm)},
     {"train.seed", "seed", Form::kCount, "", "", FIELD_COUNT(train.seed)},
@@ -210,16 +309,6 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"measure.validate_sequences", "", Form::kCount, "", "", FIELD_COUNT(measure.validate_sequences)},
 });
 // clang-format on
-
-/// Calls `use` with each word of a list separated by spaces.
-template <class Use>
-void for_each_word(std::string_view list, const Use& use) {
-  while (!list.empty()) {
-    const size_t end = std::min(list.find(' '), list.size());
-    use(list.substr(0, end));
-    list.remove_prefix(std::min(end + 1, list.size()));
-  }
-}
 
 bool has_word(std::string_view list, std::string_view word) {
   bool found = false;
@@ -242,8 +331,13 @@ const CaseKey* find_key(std::string_view word) {
 }
 
 bool is_section(std::string_view path) {
+  const auto is_below = [&](std::string_view word) {
+    return word.size() > path.size() && word.starts_with(path) && word[path.size()] == '.';
+  };
   const auto below = [&](const CaseKey& k) {
-    return k.path.size() > path.size() && k.path.starts_with(path) && k.path[path.size()] == '.';
+    bool found = is_below(k.path);
+    for_each_word(k.aliases, [&](std::string_view w) { found = found || is_below(w); });
+    return found;
   };
   return !path.empty() && std::any_of(kKeys.begin(), kKeys.end(), below);
 }

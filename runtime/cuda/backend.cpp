@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <tuple>
 
 #include "kernels/rope.h"
 #include "plan/base/check.h"
@@ -41,7 +40,6 @@ class CudaBackend final : public Backend {
   std::string_view name() const override { return "cuda"; }
   bool has_storage() const override { return true; }
   Result<Launch> bind(const BoundOp& op) override;
-  int64_t scratch_bytes() const override;
   void enter_thread(int stream) override;
   Accelerator* device() override { return &device_; }
 
@@ -102,15 +100,14 @@ class CudaBackend final : public Backend {
       ((*lender.library).*method)(args, stream(s));
     };
   }
-  const float* rope_table(int64_t begin, int64_t tokens, int head_dim, float theta);
 
   const gpu::Kernels& k_;
   RankDevice& device_;
   const CudaOptions options_;
   ThrowingCheck check_;
   std::map<int, StreamScratch> scratch_;  ///< by stream; addresses stay
-  std::map<std::tuple<int64_t, int64_t, int, float>, std::pair<std::byte*, std::vector<float>>> rope_tables_;
-  int64_t rope_bytes_ = 0;
+  std::vector<float> rope_values_;        ///< of the role's table, none without Rope
+  float* rope_table_ = nullptr;
 };
 
 // ---- what can be bound
@@ -206,18 +203,11 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
   return std::visit([&](const auto& w) { return bind_work(op, w); }, work);
 }
 
-int64_t CudaBackend::scratch_bytes() const {
-  int64_t bytes = rope_bytes_;
-  for (const auto& [stream, s] : scratch_) bytes += s.bytes;
-  return bytes;
-}
-
 void CudaBackend::enter_thread(int stream) {
-  if (stream == 0)
-    for (auto& [key, table] : rope_tables_) {
-      device_.copy(table.first, table.second.data(), static_cast<int64_t>(table.second.size() * sizeof(float)), 0);
-      device_.synchronise();
-    }
+  if (stream == 0 && !rope_values_.empty()) {
+    device_.copy(rope_table_, rope_values_.data(), static_cast<int64_t>(rope_values_.size() * sizeof(float)), 0);
+    device_.synchronise();
+  }
   const auto found = scratch_.find(stream);
   if (found == scratch_.end()) return;
   StreamScratch& s = found->second;
@@ -385,23 +375,15 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Linear& w) {
                                     .in_part = part_of(op, *weight.type, 1)});
 }
 
-/// Tables depend on the positions alone: all layers and both directions share one, filled before the first step.
-const float* CudaBackend::rope_table(int64_t begin, int64_t tokens, int head_dim, float theta) {
-  auto& [data, values] = rope_tables_[{begin, tokens, head_dim, theta}];
-  if (data == nullptr) {
-    values.resize(static_cast<size_t>(tokens * head_dim));
-    kernels::rope_table(begin, tokens, head_dim, theta, values.data());
-    const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(float));
-    data = device_.reserve(Space::kDevice, bytes);
-    rope_bytes_ += bytes;
-  }
-  return reinterpret_cast<const float*>(data);
-}
-
+/// The table depends on the positions alone: all layers and both directions share the role's, filled before the first step.
 Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
   const Type& qkv = *op.writes[0].type;
   const Tokens tokens = tokens_of(op, qkv);
   check_in_place(op, op.writes[0], op.reads[0]);
+  SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
+  rope_table_ = op.rope_table;
+  rope_values_.resize(static_cast<size_t>(tokens.tokens * w.head_dim));
+  kernels::rope_table(part_of(op, qkv, 1).begin, tokens.tokens, w.head_dim, w.theta, rope_values_.data());
   return launch(op, k_.rope,
                 gpu::Rope{.qkv = output(op.writes[0]),
                           .sequences = tokens.sequences,
@@ -410,7 +392,7 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
                           .kv_heads = w.kv_heads,
                           .head_dim = w.head_dim,
                           .backward = w.phase == Phase::kI,
-                          .table = rope_table(part_of(op, qkv, 1).begin, tokens.tokens, w.head_dim, w.theta)});
+                          .table = op.rope_table});
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Attention& w) {

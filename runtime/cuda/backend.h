@@ -18,8 +18,9 @@ struct CudaOptions {
 /// Element types: activations f32, bf16 or f16, one type an op; parameters, their gradients f32 or that type; optimizer moments,
 /// statistics and losses f32; token ids i32. Anything else is refused when the op is bound.
 ///
-/// Scratch: one block a stream, as large as its most demanding op, the matmul's workspace, and the tables of RoPE; and a pinned
-/// block for each batch that is loaded.
+/// Scratch beside the arena: one block a stream, as large as its most demanding op or the matmul's workspace (the plan's own
+/// `workspace` buffers are sized for the CPU's kernels), and a pinned block for each batch that is loaded. `RankDevice::reserved`
+/// counts both with the arena.
 BackendFactory cuda_backend(Node& node, const CudaOptions& options);
 
 }  // namespace shardlab::cuda

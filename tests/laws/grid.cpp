@@ -60,15 +60,22 @@ void deal(Dealer& dealer, Case& c) {
   Layout& l = c.layout;
   l.overlap = dealer.of({false, true});
   l.bucket_bytes = dealer.of<int64_t>({0, 1, 200, 4096, 20000, 1 << 20});
+  if (l.zero == 3) {
+    l.bucket_bytes = 0;
+    l.fsdp = {dealer.of({1, 1, 2, 3}), dealer.of({0, 1, 1, 2}), dealer.of({true, true, false})};
+  }
   l.collective_algorithm =
       dealer.of({AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect});
   if (c.canonical) {  // binary trees over sequences, direct sums
     t.micro_batch = dealer.of({1, 2, 4});
-    if (l.dp > 1) t.grad_accumulation = dealer.of({1, 2, 4, 8});
+    if (l.dp > 1) t.grad_accumulation = l.zero < 2 ? dealer.of({1, 2, 4, 8})
+                                        : l.shard_ranks() == 3 ? 1
+                                        : l.replicas() > 1     ? dealer.of({1, 2, 8})
+                                                               : dealer.of({1, 2, 3, 4, 7, 8});
     l.collective_algorithm = AlgorithmChoice::kDirect;
   }
   if (m.tied_embeddings && l.pp > 1) t.grad_norm = false;
-  if ((l.dp == 3 || (l.pp == 3 && t.grad_norm)) && l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
+  if ((l.dp % 3 == 0 || (l.pp == 3 && t.grad_norm)) && l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
     l.collective_algorithm = AlgorithmChoice::kRing;
 }
 
@@ -79,9 +86,11 @@ struct PipelineChoice {
 constexpr PipelineChoice kPipelines[] = {{1, Schedule::kNone}, {2, Schedule::kAfab}, {2, Schedule::k1F1B}, {3, Schedule::kAfab},
                                          {3, Schedule::k1F1B}, {4, Schedule::kAfab}, {4, Schedule::k1F1B}};
 struct DataChoice {
-  int ranks, zero;
+  int ranks, zero, hybrid = 0;
 };
-constexpr DataChoice kData[] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {2, 1}, {3, 1}, {4, 1}};
+constexpr DataChoice kData[] = {{1, 0}, {2, 0}, {3, 0}, {4, 0}, {2, 1}, {3, 1}, {4, 1},
+                                {2, 2}, {3, 2}, {4, 2}, {2, 3}, {3, 3}, {4, 3},
+                                {4, 1, 2}, {6, 2, 3}, {6, 3, 2}, {8, 3, 4}};
 
 }  // namespace
 
@@ -102,6 +111,7 @@ std::vector<Case> legal_cases() {
                 c.layout.schedule = pipeline.schedule;
                 c.layout.dp = data.ranks;
                 c.layout.zero = data.zero;
+                c.layout.hybrid_shard = data.hybrid;
                 c.layout.tp = tp;
                 c.layout.recompute = recompute;
                 c.canonical = canonical;
@@ -117,9 +127,10 @@ std::string line_of(const Case& c) {
   const Layout& l = c.layout;
   const Train& t = c.train;
   return fmt::format(
-      "{}{} L{} h{} a{}/{} d{} f{} V{} s{} | dp{} zero{} tp{} pp{} {} recompute={} bucket={}{} {} | m{} b{} {}{}{}{}",
+      "{}{} L{} h{} a{}/{} d{} f{} V{} s{} | dp{}/{} zero{} tp{} pp{} {} recompute={} bucket={}{} fsdp {} {}{} {} | m{} b{} {}{}{}{}",
       name_of(m.family), m.tied_embeddings ? " tied" : "", m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab,
-      t.seq_len, l.dp, l.zero, l.tp, l.pp, name_of(l.schedule), name_of(l.recompute), l.bucket_bytes, l.overlap ? " overlap" : "",
+      t.seq_len, l.dp, l.hybrid_shard, l.zero, l.tp, l.pp, name_of(l.schedule), name_of(l.recompute), l.bucket_bytes, l.overlap ? " overlap" : "",
+      l.fsdp.unit, l.fsdp.prefetch, l.fsdp.reshard ? "" : " kept",
       name_of(l.collective_algorithm), t.grad_accumulation, t.micro_batch, name_of(t.optimizer), t.dropout > 0 ? " dropout" : "",
       t.grad_norm ? " norm" : "", c.canonical ? " canonical" : "");
 }

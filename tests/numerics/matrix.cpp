@@ -95,13 +95,16 @@ std::vector<Case> layouts() {
   times<int>(list, {1, 2}, [](Case& c, int v) { c.layout.pp = v; });
   times<Schedule>(list, {Schedule::kNone, Schedule::kAfab, Schedule::k1F1B}, [](Case& c, Schedule v) { c.layout.schedule = v; });
   times<int>(list, {1, 2, 3, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
-  times<int>(list, {0, 1}, [](Case& c, int v) { c.layout.zero = v; });
+  times<int>(list, {0, 1, 2, 3}, [](Case& c, int v) { c.layout.zero = v; });
+  times<int>(list, {0, 2}, [](Case& c, int v) { c.layout.hybrid_shard = v; });
+  times<Fsdp>(list, {{1, 1, true}, {1, 0, true}, {2, 2, true}, {1, 1, false}}, [](Case& c, Fsdp v) { c.layout.fsdp = v; });
   times<int64_t>(list, {0, 20000}, [](Case& c, int64_t v) { c.layout.bucket_bytes = v; });
   times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
   times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
   std::erase_if(list, [](const Case& c) {
     // Buckets and overlap are of the gradients' reduction: without one they say nothing.
-    const bool idle = c.layout.dp == 1 && (c.layout.bucket_bytes > 0 || c.layout.overlap);
+    const bool idle = (c.layout.dp == 1 && (c.layout.bucket_bytes > 0 || c.layout.overlap)) ||
+                      (c.layout.zero != 3 && !(c.layout.fsdp == Fsdp{})) || (c.layout.hybrid_shard > 0 && c.layout.dp < 4);
     return idle || c.layout.world_size() > 8;
   });
   return list;
@@ -131,6 +134,8 @@ std::string layout_name(const Case& config) {
   if (l.pp > 1) name += fmt::format(" {}", name_of(l.schedule));
   name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
+  if (l.hybrid_shard > 0) name += fmt::format(" hybrid{}", l.hybrid_shard);
+  if (l.zero == 3) name += fmt::format(" unit{} prefetch{}{}", l.fsdp.unit, l.fsdp.prefetch, l.fsdp.reshard ? "" : " kept");
   if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
   if (l.overlap) name += " overlap";
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));

@@ -231,7 +231,7 @@ TEST_CASE("a parse error names line, column, the expected and the found") {
           where + "7: expected a new name for a slot, found `%x` a second time");
   REQUIRE(error_of(with_line("bound %y activated f32[2]")) ==
           where +
-              "10: expected a class (parameter, gradient, master, moment, activation, temporary, buffer, input, metric, other), "
+              "10: expected a class (parameter, gradient, master, moment, activation, temporary, buffer, input, metric, workspace, other), "
               "found `activated`");
   REQUIRE(error_of(with_line("bound %y activation f32[2] tp:S1")) ==
           where + "31: expected a placement (R, P, L, or S0 to S0), found `S1`");

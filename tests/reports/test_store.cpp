@@ -77,7 +77,7 @@ TEST_CASE("what is appended is read back, bit for bit, by another opening of the
   cases[0].measured->losses = {5.5, std::nan(""), HUGE_VAL, -HUGE_VAL, 1.0 / 3};
   cases[1].measured->energy_j = 12.5;
   cases[1].config.train.seed = 0xffffffffffffffffull;
-  cases[1].config.train.learning_rate = {LearningRate::Kind::kCosine, 3e-4f, 10, 1000, 3e-5f};
+  cases[1].config.train.learning_rate = {LearningRate::Kind::kCosine, 3e-4f, 10, 1000, 0, 3e-5f};
   for (CaseOutcome& o : cases) o.program_version = "0.1.0";
   {
     Store store = opened(path);

@@ -1,3 +1,4 @@
+#include "plan/work.h"
 #include "tests/runtime/rig.h"
 
 #include <fmt/format.h>
@@ -41,6 +42,7 @@ Rig::Rig(const std::string& text, RunOptions options, const BatchSource* source,
   auto parsed = parse_plan(text);
   INFO((parsed.ok() ? std::string() : to_string(parsed.error())));
   REQUIRE(parsed.ok());
+  add_workspaces(*parsed, true);
   placed = place(std::move(parsed).value());
   const Kernels& kernels = kernels_for_this_processor();
   transport = std::make_unique<ThreadTransport>(kernels);

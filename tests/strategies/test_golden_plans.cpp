@@ -31,6 +31,16 @@ std::vector<Golden> goldens() {
   all.push_back({"data-parallel-bucketed", dp});
   dp.layout.zero = 1;
   all.push_back({"zero-1", dp});
+  dp.layout.zero = 2;
+  dp.train.grad_accumulation = 2;
+  all.push_back({"zero-2", dp});
+  dp.layout.zero = 3;
+  dp.layout.bucket_bytes = 0;
+  dp.train.grad_accumulation = 1;
+  all.push_back({"zero-3", dp});
+  dp.layout.dp = 4;
+  dp.layout.hybrid_shard = 2;
+  all.push_back({"hybrid-shard", dp});
   Case tp = tiny_case();
   tp.layout.tp = 2;
   all.push_back({"tensor-parallel", tp});

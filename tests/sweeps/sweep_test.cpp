@@ -150,12 +150,12 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("dp: 1\ntp: 3\n")) == "heads 4 is not divisible by tp=3");
   CHECK(reason(small("dp: 1\npp: 8\n")).find("pp=8 stages for 4 layers") == 0);
   CHECK(reason(small("dp: 0\n")) == "dp=0 is not positive");
-  CHECK(reason(small("zero: 3\n")) == "zero=3 is not implemented in this version");
+  CHECK(reason(small("dp: 1\ntp: 2\nzero: 3\n")) == "zero=3 with dp=1: there is nothing to shard over");
   CHECK(reason(small("precision: bf16\n")) == "precision=bf16 is not implemented in this version");
   CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
   CHECK(reason(small("recompute: selective\n")) == "recompute=selective is not implemented in this version");
-  CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute=[attn, mlp] is not implemented in this version");
-  CHECK(reason(small("layout: {offload: {optimizer: cpu}}\n")) == "offload={optimizer: cpu} is not implemented in this version");
+  CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute=selective is not implemented in this version");
+  CHECK(reason(small("layout: {offload: {optimizer: cpu}}\n")) == "offload is not implemented in this version");
   CHECK(reason(small("clip_norm: 1.0\n")) == "clip_norm=1.0 is not implemented in this version");
   CHECK(reason("machine: local\nmodel: {preset: tiny-gpt, experts: 8}\n") == "model.experts=8 is not implemented in this version");
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, inter_bandwidth: 5}\n") ==
@@ -170,7 +170,7 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
 }
 
 TEST_CASE("points that differ in a value no case can hold are different points") {
-  const Expansion e = points_of(small("axes: {recompute: [none, selective, [attn]], offload: [none, {optimizer: cpu}]}\n"));
+  const Expansion e = points_of(small("axes: {schedule: [none, interleaved, zb-v], cp_kind: [none, ring]}\n"));
   CHECK(e.points.size() == 6);
   CHECK(e.duplicates == 0);
   CHECK(e.refused() == 5);
@@ -178,13 +178,12 @@ TEST_CASE("points that differ in a value no case can hold are different points")
   for (const Point& p : e.points) ids.insert(p.id);
   CHECK(ids.size() == 6);
   CHECK(e.points[0].id == case_id(e.points[0].config));
-  CHECK(e.points[3].unheld == std::vector<std::pair<std::string, std::string>>{{"layout.recompute", "selective"},
-                                                                               {"layout.offload", "{optimizer: cpu}"}});
+  CHECK(e.points[3].unheld == std::vector<std::pair<std::string, std::string>>{{"layout.schedule", "interleaved"}, {"layout.cp_kind", "ring"}});
   const auto reasons = refusals(e);
   REQUIRE(reasons.size() == 3);
-  CHECK(reasons[0].reason == "recompute=selective is not implemented in this version");
+  CHECK(reasons[0].reason == "schedule=interleaved is not implemented in this version");
   CHECK(reasons[0].points == 2);
-  CHECK(reasons[0].example == "recompute=selective offload=none");
+  CHECK(reasons[0].example == "schedule=interleaved cp_kind=none");
 }
 
 TEST_CASE("constraints refuse with their why") {
@@ -236,7 +235,8 @@ TEST_CASE("the command line speaks the words of the file") {
   }
   CHECK(points_of(text, with_local({"model=tiny-llama"})).points[0].config.model.name == "tiny-llama");
   const Expansion offloaded = points_of(small(""), with_local({"offload=optimizer=cpu,activations=nvme"}));
-  CHECK(offloaded.points[0].unheld[0].second == "{optimizer: cpu, activations: nvme}");
+  CHECK(offloaded.points[0].config.layout.offload.optimizer == OffloadTo::kCpu);
+  CHECK(offloaded.points[0].config.layout.offload.activations == OffloadTo::kNvme);
   CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: unknown key `tpp`, did you mean `tp`?"));
   CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: `tp` is `x`"));
   CHECK(says(errors_of(text, with_local({"tpp=2", "tp=x", "seed"})), "command line: `seed` is no key=value"));

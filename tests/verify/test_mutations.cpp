@@ -19,6 +19,7 @@ struct Mix {
   Schedule schedule = Schedule::kNone;
   int accumulation = 1;
   int zero = 0;
+  int hybrid = 0;
   int64_t bucket_bytes = 0;
   bool recompute = false, canonical = false, grad_norm = false;
   Optimizer optimizer = Optimizer::kAdamW;
@@ -42,6 +43,7 @@ Case case_of(const Mix& mix) {
   c.layout.tp = mix.tp;
   c.layout.pp = mix.pp;
   c.layout.zero = mix.zero;
+  c.layout.hybrid_shard = mix.hybrid;
   c.layout.schedule = mix.schedule;
   c.layout.bucket_bytes = mix.bucket_bytes;
   c.layout.recompute = mix.recompute ? Recompute::kFull : Recompute::kNone;
@@ -73,6 +75,10 @@ std::vector<Plan> lowered_plans() {
        .zero = 1,
        .bucket_bytes = 8192,
        .recompute = true},
+      {.name = "dp2 zero2", .dp = 2, .accumulation = 3, .zero = 2, .bucket_bytes = 4096},
+      {.name = "dp2 zero3 norm", .tied = false, .dp = 2, .accumulation = 2, .zero = 3, .grad_norm = true},
+      {.name = "dp4 hybrid zero3 tied", .dp = 4, .tp = 2, .zero = 3, .hybrid = 2, .recompute = true},
+      {.name = "dp2 zero2 canonical pp2", .dp = 2, .pp = 2, .schedule = Schedule::k1F1B, .accumulation = 4, .zero = 2, .canonical = true},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;

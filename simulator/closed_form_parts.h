@@ -1,0 +1,408 @@
+// The parts of the closed forms, shared by the two ways of finding the peak. Internal to the folder.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <initializer_list>
+#include <vector>
+
+#include "simulator/closed_form.h"
+
+namespace shardlab::forms {
+
+constexpr int64_t kElement = 4;  // fp32, and i32 for tokens
+constexpr int64_t kScalar = aligned(1);
+
+/// Bytes that a buffer of `elements` takes.
+constexpr int64_t held(int64_t elements) { return aligned(kElement * elements); }
+
+/// Live bytes of the classes that come and go within a step.
+struct Live {
+  int64_t activation = 0, temporary = 0, input = 0;
+
+  int64_t total() const { return activation + temporary + input; }
+  friend Live operator+(Live a, Live b) { return {a.activation + b.activation, a.temporary + b.temporary, a.input + b.input}; }
+  friend Live operator-(Live a, Live b) { return {a.activation - b.activation, a.temporary - b.temporary, a.input - b.input}; }
+  friend Live operator*(int64_t n, Live a) { return {n * a.activation, n * a.temporary, n * a.input}; }
+};
+
+constexpr Live activation(int64_t bytes) { return {.activation = bytes}; }
+constexpr Live temporary(int64_t bytes) { return {.temporary = bytes}; }
+constexpr Live input(int64_t bytes) { return {.input = bytes}; }
+
+/// What is live at a moment of a slot beyond what was live when the slot began.
+struct Rise {
+  Moment moment = Moment::kForwardLayer;
+  Live live;
+};
+
+/// The first of the highest.
+inline Rise highest(std::initializer_list<Rise> rises) {
+  Rise best = *rises.begin();
+  for (const Rise& r : rises)
+    if (r.live.total() > best.live.total()) best = r;
+  return best;
+}
+
+/// Which part of the model a stage holds.
+struct Part {
+  int64_t layers = 0;
+  bool first = false, last = false;
+  friend bool operator==(const Part&, const Part&) = default;
+};
+
+inline Part part_of(const Case& c, int64_t stage) {
+  const int64_t stages = c.layout.pp;
+  return {c.model.layers / stages + (stage < c.model.layers % stages ? 1 : 0), stage == 0, stage == stages - 1};
+}
+
+// What a stage holds for the whole step.
+
+/// One bucket: the units whose parameters it holds, from the highest (whose backward is first) to the lowest. Units of a stage are
+/// numbered from its first: the embedding where it has it, layers, the head.
+struct BucketForm {
+  int64_t highest = 0, lowest = 0;
+  int64_t elements = 0;  ///< padding included
+  int64_t ranks = 1;     ///< that slice it
+  bool tied = false;
+
+  int64_t bytes() const { return held(elements); }
+  int64_t slice_bytes() const { return held(elements / ranks); }
+};
+
+/// Sums over the buckets of a stage.
+struct BucketSums {
+  int64_t elements = 0;
+  int64_t bytes = 0;
+  int64_t slice_bytes = 0;
+
+  void add(const BucketForm& b, int64_t sign = 1) {
+    elements += sign * b.elements, bytes += sign * b.bytes(), slice_bytes += sign * b.slice_bytes();
+  }
+};
+
+/// One kind of bucket as it fills: closed once it has `bucket_bytes`, or by whoever fills it; padded to a multiple of the ranks that
+/// slice it.
+class Filling {
+ public:
+  Filling(int64_t bucket_bytes, int64_t ranks, bool tied, std::vector<BucketForm>& out)
+      : bucket_bytes_(bucket_bytes), ranks_(ranks), tied_(tied), out_(&out) {}
+
+  void add(int64_t unit, int64_t elements) {
+    if (open_ == 0) highest_ = unit;
+    open_ += elements;
+    lowest_ = unit;
+    if (bucket_bytes_ >= 0 && open_ * kElement >= bucket_bytes_) close();
+  }
+  void close() {
+    if (open_ > 0) out_->push_back({highest_, lowest_, (open_ + ranks_ - 1) / ranks_ * ranks_, ranks_, tied_});
+    open_ = 0;
+  }
+
+ private:
+  int64_t bucket_bytes_;  ///< below 0: closed from outside only
+  int64_t ranks_;
+  bool tied_;
+  std::vector<BucketForm>* out_;
+  int64_t open_ = 0, highest_ = 0, lowest_ = 0;
+};
+
+/// Elements of each parameter on one rank. Projections into and out of a layer are cut t ways; norms, positions and the biases that
+/// are added to whole sums are not.
+struct Elements {
+  explicit Elements(const Case& c)
+      : gpt(!c.model.is_llama()),
+        hidden(c.model.hidden),
+        wqkv(c.model.qkv_rows() / c.layout.tp * hidden),
+        bqkv(c.model.qkv_rows() / c.layout.tp),
+        wo(hidden * (c.model.heads * c.model.head_dim / c.layout.tp)),
+        wup(c.model.up_rows() / c.layout.tp * hidden),
+        bup(c.model.up_rows() / c.layout.tp),
+        wdown(hidden * (c.model.ffn / c.layout.tp)),
+        table(c.model.vocab / c.layout.tp * hidden),
+        positions(gpt ? c.model.max_positions * hidden : 0) {}
+
+  /// Bytes of one layer's parameters, each in a buffer of its own.
+  int64_t layer_bytes() const {
+    const int64_t matrices = held(wqkv) + held(wo) + held(wup) + held(wdown);
+    return matrices + (gpt ? 6 * held(hidden) + held(bqkv) + held(bup) : 2 * held(hidden));
+  }
+  int64_t final_norm_bytes() const { return (gpt ? 2 : 1) * held(hidden); }
+
+  bool gpt;
+  int64_t hidden, wqkv, bqkv, wo, wup, bup, wdown, table, positions;
+};
+
+/// A stage's buckets in the order in which backward finishes gradients: from the head to the embedding, a unit's parameters from the
+/// last to the first. Parameters with weight decay and without have buckets of their own, and so have slices and whole copies. Under
+/// ZeRO-3 they end where a unit of `fsdp.unit` layers of the model ends (`first_layer` is the stage's first); else when they are full.
+inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, const Part& part, int64_t first_layer, bool head_table) {
+  std::vector<BucketForm> all;
+  const bool by_unit = c.layout.zero == 3;
+  const int64_t ranks = c.layout.zero > 0 ? c.layout.shard_ranks() : 1, bytes = by_unit ? -1 : c.layout.bucket_bytes;
+  const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
+  const Filling empty(bytes, ranks, false, all);
+  Filling matrices = empty, vectors = empty, cut_vectors = empty, positions = empty;
+  Filling tables(0, ranks, true, all);  // a tied table is alone
+  int64_t unit = (part.first ? 1 : 0) + part.layers;
+  const auto add_bias = [&](int64_t elements) { (cut ? cut_vectors : vectors).add(unit, elements); };
+  const auto add_norm = [&] {
+    for (int i = n.gpt ? 2 : 1; i > 0; --i) vectors.add(unit, n.hidden);
+  };
+  const auto close_all = [&] {
+    for (Filling* f : {&vectors, &cut_vectors, &positions, &matrices}) f->close();
+  };
+  if (part.last) {
+    if (head_table) (tied ? tables : matrices).add(unit, n.table);
+    add_norm();
+    if (by_unit) close_all();
+  }
+  for (int64_t layer = first_layer + part.layers - 1; layer >= first_layer; --layer) {
+    --unit;
+    if (n.gpt) vectors.add(unit, n.hidden);
+    matrices.add(unit, n.wdown);
+    if (n.gpt) add_bias(n.bup);
+    matrices.add(unit, n.wup);
+    add_norm();
+    if (n.gpt) vectors.add(unit, n.hidden);
+    matrices.add(unit, n.wo);
+    if (n.gpt) add_bias(n.bqkv);
+    matrices.add(unit, n.wqkv);
+    add_norm();
+    if (by_unit && layer % c.layout.fsdp.unit == 0) close_all();
+  }
+  if (part.first) {
+    if (by_unit) close_all();  // a unit that begins on the stage before
+    unit = 0;
+    if (n.gpt) (cut ? positions : matrices).add(unit, n.positions);
+    (tied ? tables : matrices).add(unit, n.table);
+  }
+  close_all();
+  std::ranges::stable_sort(all, std::greater(), &BucketForm::lowest);  // as they are complete
+  return all;
+}
+
+/// What a stage holds for the whole step, and what of it the data-parallel ranks exchange.
+struct State {
+  int64_t parameters = 0, moments = 0, gradients = 0;
+  int64_t reduced = 0;   ///< elements of gradients that are reduced over dp
+  int64_t gathered = 0;  ///< elements of parameters that are gathered over dp
+  std::vector<BucketForm> buckets;
+};
+
+inline State state_of(const Case& c, const Elements& n, const Part& part, int64_t first_layer) {
+  const int zero = c.layout.zero;
+  const bool tied = c.model.tied_embeddings, both_ends = part.first && part.last;
+  // A table tied on one stage is stored and updated once. Its two gradients are added before they are reduced unless canonical, or
+  // scattered as they are made.
+  const bool shares_table = tied && both_ends;
+  const bool added_early = shares_table && !c.canonical && zero < 2;
+  int64_t separate = part.layers * n.layer_bytes();  // every parameter in a buffer of its own
+  if (part.first) separate += held(n.table) + (n.gpt ? held(n.positions) : 0);
+  if (part.last) separate += n.final_norm_bytes() + held(n.table);
+  const int64_t values = separate - (shares_table ? held(n.table) : 0);
+  const int64_t moments = c.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+
+  State state{.parameters = values, .moments = moments * values, .gradients = separate};
+  if (c.layout.dp > 1) {
+    state.buckets = buckets_of(c, n, part, first_layer, !added_early);
+    BucketSums sums;
+    for (const BucketForm& b : state.buckets) sums.add(b);
+    state.gradients = zero >= 2 ? sums.slice_bytes : sums.bytes + (added_early ? held(n.table) : 0);
+    state.reduced = sums.elements;
+    if (zero > 0) {
+      if (shares_table && !added_early)
+        for (const BucketForm& b : state.buckets)
+          if (b.tied && b.lowest != 0) sums.add(b, -1);  // the head's
+      state.parameters = zero == 3 ? sums.slice_bytes : sums.bytes;
+      state.moments = moments * sums.slice_bytes;
+      state.gathered = sums.elements;
+    }
+  }
+  // Canonical accumulation counts in binary: a partial sum for each bit of the number of micro-batches. Slices come and go.
+  if (c.canonical && zero < 2) state.gradients += (std::bit_width(static_cast<uint64_t>(c.train.grad_accumulation)) - 1) * separate;
+  return state;
+}
+
+/// Whether the ranks share each micro-batch out in the order of sequences, so that losses are gathered before they are added.
+inline bool shares_micro_batches_out(const Case& c) { return c.canonical && c.layout.zero >= 2 && c.train.grad_accumulation > 1; }
+
+/// Scalars and losses; those that outlive the step apart.
+struct Metrics {
+  int64_t step = 0, persistent = 0;
+};
+
+inline Metrics metrics_of(const Case& c, const Part& part) {
+  Metrics m;
+  if (part.last) m = {c.train.grad_accumulation * held(c.train.micro_batch) + kScalar, kScalar};
+  if (part.last && shares_micro_batches_out(c)) m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
+  if (c.train.grad_norm) {
+    m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;  // of slices, of whole gradients, and their sum
+    m.persistent += kScalar;
+  }
+  return m;
+}
+
+// What comes and goes.
+
+/// Sizes of one micro-batch's activations on one rank.
+struct Sizes {
+  explicit Sizes(const Case& c)
+      : tokens(c.train.micro_batch * c.train.seq_len),
+        x(held(tokens * c.model.hidden)),
+        statistics(held(tokens * (c.model.is_llama() ? 1 : 2))),
+        qkv(held(tokens * (c.model.qkv_rows() / c.layout.tp))),
+        o(held(tokens * (c.model.heads * c.model.head_dim / c.layout.tp))),
+        log_sum_exp(held(tokens * (c.model.heads / c.layout.tp))),
+        u(held(tokens * (c.model.up_rows() / c.layout.tp))),
+        a(held(tokens * (c.model.ffn / c.layout.tp))),
+        logits(held(tokens * (c.model.vocab / c.layout.tp))),
+        ids(held(tokens)),
+        loss_parts(c.layout.tp > 1 ? held(tokens) + held(2 * tokens) : 0),
+        mask(c.train.dropout > 0 ? x : 0) {}
+
+  int64_t tokens;
+  int64_t x;  ///< the residual stream
+  int64_t statistics, qkv, o, log_sum_exp, u, a, logits;
+  int64_t ids;         ///< tokens, and targets
+  int64_t loss_parts;  ///< maximum and sums of the vocabulary-parallel loss
+  int64_t mask;        ///< the copy of a residual gradient that dropout masks
+};
+
+inline LayerActivations layer_of(const Sizes& n) {
+  return {.input = n.x,
+          .norms = 2 * n.x,
+          .statistics = 2 * n.statistics,
+          .qkv = n.qkv,
+          .attention = n.o,
+          .log_sum_exp = n.log_sum_exp,
+          .residual = n.x,
+          .up = n.u,
+          .activated = n.a};
+}
+
+/// The end of a layer's forward beyond its input: what is kept grows to the end, where the last projection and the output stand
+/// beside it. Under recompute nothing is kept, and the moments before may be higher; none of them is the step's, since backward
+/// makes again all that forward had and then adds to it.
+inline Rise layer_forward(const Sizes& n, bool recompute) {
+  const int64_t kept = recompute ? 0 : layer_of(n).inner();
+  const int64_t passing = recompute ? 2 * n.x : n.x;  // the projection, and the residual stream after attention
+  return {Moment::kForwardLayer, activation(kept + n.x) + temporary(passing)};
+}
+
+/// A layer's backward beyond what its forward kept (under recompute: made again) and the gradient of its output. `inner` is that of
+/// `layer_of`, in the class that it has there.
+inline Rise layer_backward(const Sizes& n, bool recompute) {
+  const auto inner = [&](int64_t bytes) { return recompute ? temporary(bytes) : activation(bytes); };
+  // In the middle the feed-forward has given back what it kept and the gradient of the layer's output, and left its own result. The
+  // moment between, attention's output at `middle + mask + o`, is never the highest: it is above attention's only where the
+  // residual stream is wider than q, k and v, and there the feed-forward's first is higher.
+  const Live middle = Live{} - inner(n.a + n.u + n.statistics + 2 * n.x) - activation(n.x) + temporary(n.x);
+  return highest({{Moment::kBackwardDown, temporary(n.mask + n.a)},
+                  {Moment::kBackwardActivation, temporary(n.a + n.u) - inner(n.a)},
+                  {Moment::kBackwardUp, temporary(n.u + n.x) - inner(n.a + n.u)},
+                  {Moment::kBackwardAttention, middle + temporary(n.o + n.qkv)}});
+}
+
+/// What one slot of each kind adds to its level, and what a micro-batch keeps between the two.
+struct Slots {
+  Rise forward, backward;
+  Live kept;
+};
+
+inline Slots slots_of(const Case& c, const Sizes& n, const Part& part) {
+  const bool recompute = c.layout.recompute == Recompute::kFull;
+  const Live inner = activation(layer_of(n).inner());
+  const Live kept_inside = recompute ? Live{} : inner;
+  const Live embedded = part.first ? input(n.ids) + activation(n.x) : Live{};
+  const Live head_kept = activation(n.x + n.statistics + n.logits);
+
+  // Forward: the last layer stands on what the others kept; the head on all of them and its own input.
+  Slots s;
+  const Rise layer = layer_forward(n, recompute);
+  const Live before = embedded + (part.layers - 1) * (kept_inside + activation(n.x));
+  s.forward = {layer.moment, before + layer.live};
+  if (part.last) {
+    const Live head = before + kept_inside + activation(n.x) + head_kept + input(n.ids) + temporary(n.loss_parts);
+    s.forward = highest({s.forward, {Moment::kForwardHead, head}});
+  }
+
+  // Backward: the last layer is the first to run, when most is live; under recompute all that it keeps inside is there again. On
+  // the last stage the head has run before it, and left the gradient of its input in place of the input.
+  s.backward = layer_backward(n, recompute);
+  if (recompute) s.backward.live = s.backward.live + temporary(inner.total());
+  if (part.last) s.backward = highest({{Moment::kBackwardHead, temporary(n.x)}, {s.backward.moment, s.backward.live - head_kept}});
+
+  s.kept = embedded + part.layers * kept_inside + (part.layers - (part.first ? 1 : 0)) * activation(n.x);
+  if (part.last) s.kept = s.kept + activation(n.x) + head_kept;
+  return s;
+}
+
+/// What kernels need beside their operands: as much as the op that needs most, and the table of a rotation.
+inline int64_t workspace_of(const Case& c, const Part& part) {
+  const Model& m = c.model;
+  const int64_t s = c.train.seq_len, d = m.head_dim, tokens = c.train.micro_batch * s, t = c.layout.tp;
+  const auto padded = [](int64_t n) { return (n + 15) / 16 * 16; };
+  int64_t most = 2 * held(d * padded(s)) + 3 * held(s * padded(d)) + 2 * held(4 * padded(s)) + 2 * held(4 * padded(d));
+  if (part.first) most = std::max(most, 2 * aligned(8 * tokens));
+  if (c.canonical) {
+    const auto product = [&](int64_t k) {
+      const int64_t columns = std::clamp<int64_t>((int64_t{1} << 18) / k / 64 * 64, 64, 512);
+      most = std::max(most, held(8 * k) + held(columns * k));
+    };
+    for (const int64_t k : {m.hidden, m.qkv_rows() / t, tokens, m.heads * d / t, m.up_rows() / t, m.ffn / t}) product(k);
+    if (part.last) product(m.vocab / t);
+  }
+  return most + (m.is_llama() ? held(s * d) : 0);
+}
+
+/// The order in which a stage works: `warm_up` forwards, then one forward and one backward in turn, then the backwards that are
+/// left.
+class Timetable {
+ public:
+  Timetable(const Case& c, const Part& part, int64_t stage)
+      : micro_batches_(c.train.grad_accumulation),
+        warm_up_(c.layout.schedule == Schedule::kAfab ? micro_batches_ : std::min(micro_batches_, c.layout.pp - 1 - stage)),
+        part_(part) {}
+
+  int64_t slots() const { return 2 * micro_batches_; }
+  bool backward(int64_t slot) const {
+    if (slot <= warm_up_) return false;
+    return slot > slots() - warm_up_ || (slot - warm_up_) % 2 == 0;
+  }
+  /// Micro-batches between forward and backward when slot number `slot` (from 1) begins.
+  int64_t in_flight(int64_t slot) const {
+    if (slot <= warm_up_) return slot - 1;
+    if (slot > slots() - warm_up_) return slots() - slot + 1;
+    return warm_up_ + (backward(slot) ? 1 : 0);
+  }
+  /// Whether the slot works on a message, and whether it makes one. There are no slots before the first and after the last.
+  bool receives(int64_t slot) const { return exists(slot) && (backward(slot) ? !part_.last : !part_.first); }
+  bool sends(int64_t slot) const { return exists(slot) && (backward(slot) ? !part_.first : !part_.last); }
+
+  /// Calls `visit` with each slot in which the peak can first be, in order. What is live changes its pattern two slots after a
+  /// corner at the latest: what one slot sends goes when the next but one begins, and each receives for the next.
+  template <class Visit>
+  void corners(const Visit& visit) const {
+    int64_t next = 1;
+    for (const int64_t corner : {int64_t{0}, warm_up_, slots() - warm_up_})
+      for (next = std::max(next, corner - 1); next <= std::min(slots(), corner + 2); ++next) visit(next);
+  }
+
+ private:
+  bool exists(int64_t slot) const { return slot >= 1 && slot <= slots(); }
+
+  int64_t micro_batches_;
+  int64_t warm_up_;
+  Part part_;
+};
+
+/// Finds the peak of a stage under ZeRO-2 and 3, where gradients and gathered parameters come and go within a slot, by going through
+/// the step event by event. `form` has everything that lives for the step.
+void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage, StageForm& form);
+
+/// How often the parameters of each bucket are gathered in a step.
+std::vector<int64_t> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage);
+
+}  // namespace shardlab::forms

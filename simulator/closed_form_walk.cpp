@@ -1,0 +1,268 @@
+// ZeRO-2 and 3 from the configuration: what is gathered and what waits for its reduction changes from unit to unit, so the peak is
+// found by going through a stage's step, unit by unit, with the sizes of the literature. Nothing of a plan is known here: the rules of
+// when a bucket is there are those of the papers, written a second time.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "simulator/closed_form_parts.h"
+
+namespace shardlab::forms {
+namespace {
+
+/// Forward or backward of one unit of the stage (numbered from its first) for one micro-batch.
+struct Visit {
+  bool backward = false;
+  int64_t unit = 0;
+  int64_t micro_batch = 0;
+  int64_t slot = 0;  ///< from 1
+};
+
+int64_t units_of(const Part& part) { return part.layers + part.first + part.last; }
+
+std::vector<Visit> visits_of(const Part& part, const Timetable& table) {
+  std::vector<Visit> all;
+  int64_t forwards = 0, backwards = 0;
+  const int64_t units = units_of(part);
+  for (int64_t slot = 1; slot <= table.slots(); ++slot) {
+    const bool backward = table.backward(slot);
+    const int64_t micro = backward ? backwards++ : forwards++;
+    for (int64_t i = 0; i < units; ++i) all.push_back({backward, backward ? units - 1 - i : i, micro, slot});
+  }
+  return all;
+}
+
+/// What is allocated (positive bytes) and freed before and after each visit, by class.
+struct Change {
+  BufferClass cls;
+  int64_t bytes;
+};
+struct Around {
+  std::vector<Change> before_scatter, before_gather, freed_gather, freed_scatter, after;
+};
+
+/// Micro-batches' sums as they are kept apart: whether one begins a further copy (one that is not the step's sum, and is not at once
+/// added to another), and how many copies are free after it.
+struct Written {
+  bool begins = false;
+  int64_t freed = 0;
+};
+std::vector<Written> written_of(int64_t micro_batches, bool canonical) {
+  std::vector<Written> all;
+  std::vector<int64_t> held;  // leaves of each sum that is held
+  for (int64_t j = 0; j < micro_batches; ++j) {
+    held.push_back(1);
+    int64_t added = 0;
+    for (; held.size() > 1 && (!canonical || j + 1 == micro_batches || held.back() == held[held.size() - 2]); ++added) {
+      held[held.size() - 2] += held.back();
+      held.pop_back();
+    }
+    all.push_back({added == 0 && held.size() > 1, std::max<int64_t>(0, added - 1)});
+  }
+  return all;
+}
+
+/// A bucket's gradients are there from the first backward of its units until they are scattered; with overlap until the next unit is
+/// done, or until they are needed again.
+void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Visit>& visits, std::vector<Around>& around) {
+  const std::vector<Written> plan = written_of(c.train.grad_accumulation, c.canonical);
+  std::map<int64_t, std::pair<size_t, size_t>> spans;  // by micro-batch
+  for (size_t v = 0; v < visits.size(); ++v) {
+    if (!visits[v].backward) continue;
+    if (visits[v].unit == bucket.highest) spans[visits[v].micro_batch].first = v;
+    if (visits[v].unit == bucket.lowest) spans[visits[v].micro_batch].second = v;
+  }
+  constexpr BufferClass kGradient = BufferClass::kGradient;
+  for (const auto& [micro, span] : spans) {
+    const auto& [first, last] = span;
+    const Written& w = plan[static_cast<size_t>(micro)];
+    const size_t release = c.layout.overlap ? std::min(last + 1, visits.size() - 1) : last;
+    const auto next = spans.find(micro + 1);
+    const bool again = next != spans.end() && release >= next->second.first;
+    auto& freed = again ? around[next->second.first].before_scatter : release == last ? around[last].after : around[release].freed_scatter;
+    around[first].before_scatter.push_back({kGradient, bucket.bytes()});
+    if (w.begins) around[last].after.push_back({kGradient, bucket.slice_bytes()});
+    freed.push_back({kGradient, -bucket.bytes()});
+    for (int64_t i = 0; i < w.freed; ++i) freed.push_back({kGradient, -bucket.slice_bytes()});
+  }
+}
+
+/// The bucket that holds the values of each: another one's for the head's share of a table that is tied on one stage.
+std::vector<size_t> owners_of(const State& state, const Part& part) {
+  std::vector<size_t> owners(state.buckets.size());
+  for (size_t b = 0; b < owners.size(); ++b) {
+    owners[b] = b;
+    if (!state.buckets[b].tied || state.buckets[b].lowest == 0 || !part.first) continue;
+    for (size_t o = 0; o < owners.size(); ++o)
+      if (state.buckets[o].tied && state.buckets[o].lowest == 0) owners[b] = o;
+  }
+  return owners;
+}
+
+/// From the visit before which a bucket is gathered to the visit after which it is freed.
+struct Stay {
+  size_t issued, last;
+};
+
+/// By bucket. Visits that follow one another and need the same count as one, and `prefetch` of those are fetched ahead.
+std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits) {
+  const std::vector<size_t> owners = owners_of(state, part);
+  std::vector<std::set<size_t>> needs(static_cast<size_t>(units_of(part)));
+  for (size_t b = 0; b < owners.size(); ++b)
+    for (int64_t u = state.buckets[b].lowest; u <= state.buckets[b].highest; ++u) needs[static_cast<size_t>(u)].insert(owners[b]);
+  struct Run {
+    size_t first, last;
+  };
+  std::vector<Run> runs;
+  for (size_t v = 0; v < visits.size(); ++v) {
+    const bool same = v > 0 && needs[static_cast<size_t>(visits[v].unit)] == needs[static_cast<size_t>(visits[v - 1].unit)];
+    if (same)
+      runs.back().last = v;
+    else
+      runs.push_back({v, v});
+  }
+  const size_t ahead = static_cast<size_t>(c.layout.fsdp.prefetch);
+  std::vector<std::vector<Stay>> stays(owners.size());
+  std::vector<std::vector<size_t>> last_run(owners.size());
+  for (size_t b = 0; b < owners.size(); ++b) {
+    int64_t lowest = units_of(part);
+    for (size_t o = 0; o < owners.size(); ++o)
+      if (owners[o] == b) lowest = std::min(lowest, state.buckets[o].lowest);
+    std::set<int64_t> awaited;  // micro-batches whose backward has yet to use it
+    size_t until = 0;           // the last run of the last stay
+    for (size_t r = 0; r < runs.size(); ++r) {
+      if (!needs[static_cast<size_t>(visits[runs[r].first].unit)].contains(b)) continue;
+      const size_t issue = r >= ahead ? r - ahead : 0;
+      const bool kept = !c.layout.fsdp.reshard && !awaited.empty();
+      if (!stays[b].empty() && (kept || issue <= until))
+        stays[b].back().last = runs[r].last;
+      else
+        stays[b].push_back({runs[issue].first, runs[r].last});
+      until = r;
+      for (size_t v = runs[r].first; v <= runs[r].last; ++v) {
+        if (!visits[v].backward) awaited.insert(visits[v].micro_batch);
+        if (visits[v].backward && visits[v].unit == lowest) awaited.erase(visits[v].micro_batch);
+      }
+    }
+  }
+  return stays;
+}
+
+/// Live bytes as they come and go, and the first of the highest.
+class Level {
+ public:
+  explicit Level(StageForm& form) : form_(form), now_(form.at_peak) { look(Moment::kBetween); }
+
+  void change(BufferClass cls, int64_t bytes) {
+    now_.bytes[static_cast<size_t>(cls)] += bytes;
+    if (bytes > 0) look(Moment::kBetween);
+  }
+  void change(const std::vector<Change>& list) {
+    for (const Change& c : list) change(c.cls, c.bytes);
+  }
+  /// A moment within a unit, beyond what is there before it.
+  void rise(const Rise& r) {
+    const MemoryByClass before = now_;
+    add(r.live);
+    look(r.moment);
+    now_ = before;
+  }
+  void add(const Live& live) {
+    at(BufferClass::kActivation) += live.activation;
+    at(BufferClass::kTemporary) += live.temporary;
+    at(BufferClass::kInput) += live.input;
+  }
+
+ private:
+  int64_t& at(BufferClass c) { return now_.bytes[static_cast<size_t>(c)]; }
+  void look(Moment moment) {
+    if (now_.total() <= best_) return;
+    best_ = now_.total();
+    form_.at_peak = now_;
+    form_.peak = best_;
+    form_.moment = moment;
+  }
+
+  StageForm& form_;
+  MemoryByClass now_;
+  int64_t best_ = -1;
+};
+
+/// A layer's forward that keeps nothing, op by op: the widest of its moments stand beside the layer's input.
+Rise recomputed_forward(const Sizes& n) {
+  const auto t = [](int64_t bytes) { return Rise{Moment::kForwardLayer, temporary(bytes)}; };
+  return highest({t(n.x + n.statistics), t(n.x + n.qkv), t(n.qkv + n.o + n.log_sum_exp), t(n.o + n.x), t(2 * n.x),
+                  t(2 * n.x + n.statistics), t(2 * n.x + n.u), t(n.x + n.u + n.a), t(2 * n.x + n.a),
+                  {Moment::kForwardLayer, activation(n.x) + temporary(2 * n.x)}});
+}
+
+/// What one visit adds while it works, and what it leaves.
+struct Effect {
+  Rise rise;
+  Live left;
+};
+
+Effect effect_of(const Case& c, const Sizes& n, const Part& part, const Visit& v) {
+  const bool recompute = c.layout.recompute == Recompute::kFull;
+  const bool embed = part.first && v.unit == 0, head = part.last && v.unit == units_of(part) - 1;
+  const Live inner = activation(recompute ? 0 : layer_of(n).inner());
+  const Live head_kept = activation(n.x + n.statistics + n.logits);
+  if (!v.backward) {
+    // Never the peak: the first layer adds more, or the head, whose table is as large.
+    if (embed) return {{Moment::kBetween, input(n.ids) + activation(n.x)}, input(n.ids) + activation(n.x)};
+    if (head) return {{Moment::kForwardHead, head_kept + input(n.ids) + temporary(n.loss_parts)}, head_kept};
+    return {recompute ? recomputed_forward(n) : layer_forward(n, false), inner + activation(n.x)};
+  }
+  if (embed) return {{Moment::kBetween, {}}, Live{} - input(n.ids) - activation(n.x)};
+  if (head) return {{Moment::kBackwardHead, temporary(n.x)}, Live{} - head_kept};
+  Rise rise = layer_backward(n, recompute);
+  if (recompute) rise.live = rise.live + temporary(layer_of(n).inner());
+  return {rise, Live{} - inner - activation(n.x)};
+}
+
+}  // namespace
+
+std::vector<int64_t> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage) {
+  std::vector<int64_t> times;
+  for (const auto& stays : stays_of(c, state, part, visits_of(part, Timetable(c, part, stage))))
+    times.push_back(static_cast<int64_t>(stays.size()));
+  return times;
+}
+
+void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage, StageForm& form) {
+  const Timetable table(c, part, stage);
+  const std::vector<Visit> visits = visits_of(part, table);
+  std::vector<Around> around(visits.size());
+  for (const BucketForm& bucket : state.buckets) add_gradients(c, bucket, visits, around);
+  if (c.layout.zero == 3) {
+    const auto stays = stays_of(c, state, part, visits);
+    for (size_t b = 0; b < stays.size(); ++b)
+      for (const Stay& stay : stays[b]) {
+        around[stay.issued].before_gather.push_back({BufferClass::kBuffer, state.buckets[b].bytes()});
+        around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes()});
+      }
+  }
+  Level level(form);
+  const auto message = [&](bool there) {
+    if (there) level.change(BufferClass::kActivation, sizes.x);
+  };
+  int64_t sent_before = 0, sent_last = 0;  // messages of the slot before the last, and of the last
+  message(table.receives(1));
+  for (size_t v = 0; v < visits.size(); ++v) {
+    const bool begins = v == 0 || visits[v - 1].slot != visits[v].slot;
+    if (begins) message(table.receives(visits[v].slot + 1));
+    level.change(around[v].before_scatter);
+    level.change(around[v].before_gather);
+    if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
+    const Effect effect = effect_of(c, sizes, part, visits[v]);
+    level.rise(effect.rise);
+    level.add(effect.left);
+    level.change(around[v].freed_gather);
+    level.change(around[v].freed_scatter);
+    level.change(around[v].after);
+    const bool ends = v + 1 == visits.size() || visits[v + 1].slot != visits[v].slot;
+    if (ends && table.sends(visits[v].slot)) sent_last = 1;
+  }
+}
+
+}  // namespace shardlab::forms

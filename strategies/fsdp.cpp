@@ -1,0 +1,188 @@
+// ZeRO stage 3, fully sharded data parallelism: each rank keeps 1/N of everything, parameters included. A unit's parameters are
+// gathered before its forward and again before its backward, and freed after; its gradients are reduce-scattered as in ZeRO-2.
+//
+// The unit of gathering is `fsdp.unit` layers; the embedding and the head are units of their own. The gather of a unit is issued when
+// the unit `fsdp.prefetch` places before it begins to compute, on a stream and a communicator of its own, so that gathers and scatters
+// overlap with compute and with each other. `fsdp.reshard: false` keeps what forward gathered until the micro-batch's backward has
+// used it (FSDP's reshard_after_forward; ZeRO-2's volume for ZeRO-3's rest). What is gathered when it is needed again before it would
+// be freed stays: the head's forward and backward follow one another, so the head travels once.
+//
+// Shapes   bucket[n], slices [n/N]; a unit has a bucket for each kind of its parameters
+// Adds     per micro-batch two all-gathers of the parameters (one without reshard) and a reduce-scatter of the gradients, each
+//          Psi (N-1)/N, less the gather that a unit is spared whose backward follows its forward
+// Memory   parameters, gradients and moments 1/N; 1 + prefetch units of whole parameters; the units between their first gradient and
+//          their scatter
+// Refuses  dp = 1
+// Paper    Rajbhandari et al., "ZeRO" (2020), section 5.3; Zhao et al., "PyTorch FSDP" (2023)
+#include "strategies/fsdp.h"
+
+#include <algorithm>
+#include <set>
+
+#include "strategies/shards.h"
+
+namespace shardlab {
+namespace {
+
+constexpr std::string_view kName = "zero-3";
+
+/// Consecutive computing events that need the same buckets.
+struct Visit {
+  std::vector<int> buckets;  ///< indices into the stage's buckets, ascending
+  size_t first = 0, last = 0;
+};
+
+/// The time for which a bucket's values are whole.
+struct Stay {
+  size_t issued = 0;  ///< the visit with which its gather begins
+  size_t last = 0;    ///< the last visit that uses it
+};
+
+class FullyShard {
+ public:
+  FullyShard(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), shards_(draft, stage, kName) {}
+
+  void run() {
+    fill_buckets(draft_, stage_, {.multiple = shards_.ranks(), .layers = draft_.config.layout.fsdp.unit, .whole_step = false});
+    for (size_t b = 0; b < stage_.buckets.size(); ++b) {
+      owners_.push_back(static_cast<int>(b));
+      if (!shards_.shares_values(stage_.buckets[b])) continue;
+      for (size_t other = 0; other < stage_.buckets.size(); ++other)
+        if (stage_.buckets[other].tied && other != b) owners_.back() = static_cast<int>(other);
+    }
+    declare_values();
+    // Scatters are found by the events of backward, so gathers, which move none of them, may come before or after.
+    if (draft_.training) scatter_every_micro_batch(draft_, stage_, shards_, kName);
+    gather_before_use();
+    if (draft_.training) update();
+  }
+
+ private:
+  bool owns_values(size_t bucket) const { return owners_[bucket] == static_cast<int>(bucket); }
+
+  void declare_values() {
+    for (size_t b = 0; b < stage_.buckets.size(); ++b) {
+      flat_.emplace_back();
+      slices_.emplace_back();
+      if (!owns_values(b)) continue;
+      flat_[b] = shards_.flat_values(stage_.buckets[b], false);
+      slices_[b] = shards_.slice_apart(flat_[b], stage_.buckets[b].name + ".value.shard");
+      Buffer& slice = stage_.role.buffers[slices_[b].index()];
+      slice.kind = BufferClass::kParameter;
+      slice.persistent = true;
+    }
+  }
+
+  /// Which buckets hold the parameters of each unit of the stage.
+  std::vector<std::vector<int>> buckets_by_unit() const {
+    std::vector<std::vector<int>> buckets(stage_.state.size());
+    for (size_t b = 0; b < stage_.buckets.size(); ++b)
+      for (const Bucket::Member& m : stage_.buckets[b].members) buckets[static_cast<size_t>(m.unit - stage_.first_unit)].push_back(owners_[b]);
+    for (auto& list : buckets) {
+      std::ranges::sort(list);
+      list.erase(std::ranges::unique(list).begin(), list.end());
+    }
+    return buckets;
+  }
+
+  std::vector<Visit> visits() const {
+    const auto by_unit = buckets_by_unit();
+    std::vector<Visit> all;
+    for (size_t i = 0; i < stage_.events.size(); ++i) {
+      if (!stage_.events[i].computes()) continue;
+      const auto& needs = by_unit[static_cast<size_t>(stage_.events[i].unit - stage_.first_unit)];
+      if (all.empty() || all.back().buckets != needs) all.push_back({needs, i, i});
+      all.back().last = i;
+    }
+    return all;
+  }
+
+  /// The stays of each bucket: one a visit, those that meet joined.
+  std::vector<std::vector<Stay>> stays(const std::vector<Visit>& visits) const {
+    const Fsdp& options = draft_.config.layout.fsdp;
+    const size_t ahead = static_cast<size_t>(options.prefetch);
+    std::vector<std::vector<Stay>> all(stage_.buckets.size());
+    std::vector<std::set<int>> awaiting(stage_.buckets.size());  // micro-batches between their forward and their backward
+    for (size_t v = 0; v < visits.size(); ++v)
+      for (const int bucket : visits[v].buckets) {
+        const size_t b = static_cast<size_t>(bucket);
+        const size_t issued = v >= ahead ? v - ahead : 0;
+        const bool kept = !options.reshard && !awaiting[b].empty();
+        if (!all[b].empty() && (kept || issued <= all[b].back().last))
+          all[b].back().last = v;
+        else
+          all[b].push_back({issued, v});
+        note(visits[v], lowest_user(bucket), awaiting[b]);
+      }
+    return all;
+  }
+
+  void note(const Visit& visit, int lowest, std::set<int>& awaiting) const {
+    if (!draft_.training) return;
+    for (size_t i = visit.first; i <= visit.last; ++i) {
+      const Event& e = stage_.events[i];
+      if (e.kind == Event::Kind::kForward) awaiting.insert(e.micro_batch);
+      if (e.kind == Event::Kind::kBackward && e.unit == lowest) awaiting.erase(e.micro_batch);
+    }
+  }
+  /// The unit whose backward is the last of a micro-batch to use a bucket's values.
+  int lowest_user(int bucket) const {
+    int unit = stage_.end_unit;
+    for (size_t b = 0; b < stage_.buckets.size(); ++b)
+      if (owners_[b] == bucket) unit = std::min(unit, stage_.buckets[b].last_unit);
+    return unit;
+  }
+
+  void gather_before_use() {
+    const std::vector<Visit> order = visits();
+    const auto by_bucket = stays(order);
+    Insertions insertions;
+    // Gathers in the order in which they are needed, so that the stream that carries them out never holds one up for a later one.
+    std::vector<std::vector<std::pair<size_t, int>>> due(order.size());
+    for (size_t b = 0; b < by_bucket.size(); ++b)
+      for (const Stay& stay : by_bucket[b]) {
+        due[stay.issued].emplace_back(first_use(order, stay, static_cast<int>(b)), static_cast<int>(b));
+        insertions.release_after(order[stay.last].last, free_event(flat_[b]));
+      }
+    for (size_t v = 0; v < order.size(); ++v) {
+      std::ranges::sort(due[v]);
+      for (const auto& [use, b] : due[v]) {
+        const size_t index = static_cast<size_t>(b);
+        insertions.before(order[v].first, alloc_event(flat_[index]));
+        insertions.before(order[v].first, call_event(shards_.gather(stage_.buckets[index], slices_[index], flat_[index], gather_stream())));
+      }
+    }
+    insertions.apply(stage_.events);
+  }
+  static size_t first_use(const std::vector<Visit>& order, const Stay& stay, int bucket) {
+    size_t v = stay.issued;
+    while (std::ranges::find(order[v].buckets, bucket) == order[v].buckets.end()) ++v;
+    return v;
+  }
+  StreamId gather_stream() { return draft_.config.layout.overlap ? draft_.stream("gather") : StreamId(0); }
+
+  void update() {
+    for (size_t b = 0; b < stage_.buckets.size(); ++b) {
+      if (!owns_values(b)) continue;
+      Update update;
+      update.gradient = stage_.buckets[b].reduced;
+      update.value = slices_[b];
+      update.decay = stage_.buckets[b].decay;
+      stage_.updates.push_back(std::move(update));
+    }
+  }
+
+  Draft& draft_;
+  StageDraft& stage_;
+  Shards shards_;
+  std::vector<int> owners_;  ///< by bucket: the bucket that holds its values
+  std::vector<BufferId> flat_, slices_;
+};
+
+}  // namespace
+
+void fsdp(Draft& draft) {
+  for (StageDraft& stage : draft.stages) FullyShard(draft, stage).run();
+}
+
+}  // namespace shardlab

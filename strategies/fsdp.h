@@ -1,0 +1,9 @@
+#pragma once
+
+namespace shardlab {
+
+struct Draft;
+
+void fsdp(Draft& draft);
+
+}  // namespace shardlab

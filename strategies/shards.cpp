@@ -1,0 +1,182 @@
+#include "strategies/shards.h"
+
+#include "strategies/accumulation.h"
+#include "strategies/state.h"
+
+namespace shardlab {
+
+Shards::Shards(Draft& draft, StageDraft& stage, std::string_view strategy)
+    : draft_(draft), stage_(stage), strategy_(strategy), axis_(draft.plan.mesh.axis("dp")), ranks_(draft.plan.mesh.size("dp")) {}
+
+BufferId Shards::slice_of(BufferId flat, std::string name) {
+  Buffer slice = stage_.role.buffers[flat.index()];
+  slice.name = std::move(name);
+  slice.type.shape = {slice.type.shape[0] / ranks_};
+  slice.type = placed(slice.type, axis_, Placement::shard(0));
+  slice.view = View{flat.value, 0, AxisSet::of(axis_)};
+  slice.packed_as = flat.value;
+  return add_buffer(stage_, std::move(slice));
+}
+
+BufferId Shards::slice_apart(BufferId flat, std::string name) {
+  const BufferId id = slice_of(flat, std::move(name));
+  stage_.role.buffers[id.index()].view.reset();
+  return id;
+}
+
+BufferId Shards::flat_values(const Bucket& bucket, bool persistent) {
+  const Bucket::Member& first = bucket.members.front();
+  Buffer flat = stage_.role.buffers[stage_.at(first.unit, first.parameter).value.index()];
+  const size_t tp = static_cast<size_t>(draft_.plan.mesh.axis("tp"));
+  flat.name = bucket.name + ".value";
+  flat.type.shape = {bucket.elements};
+  if (flat.type.place[tp].is_shard()) flat.type.place[tp] = Placement::local();  // as the gradients': slices of several dims
+  flat.kind = persistent ? BufferClass::kParameter : BufferClass::kBuffer;
+  flat.persistent = persistent;
+  flat.parameter = -1;
+  const BufferId id = add_buffer(stage_, std::move(flat));
+  for (const Bucket::Member& m : bucket.members) {
+    Buffer& value = stage_.role.buffers[stage_.at(m.unit, m.parameter).value.index()];
+    value.view = View{id.value, m.offset, {}};
+    value.persistent = persistent;
+  }
+  return id;
+}
+
+Call Shards::gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamId stream) {
+  const std::string name = "gather." + signature(draft_, stage_, bucket);
+  const SegmentId segment = draft_.cached(name, [&] {
+    Op op;
+    op.work =
+        Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft_.comm("dp.parameters", AxisSet::of(axis_)), draft_.algorithm()};
+    op.label = "parameters";
+    op.stream = stream;
+    op.strategy = strategy_;
+    return one_op_segment(name, stage_, {slice, flat}, std::move(op), {0}, {1});
+  });
+  return bind(segment, {slice, flat});
+}
+
+std::optional<Event> Shards::reduce_over_replicas(Bucket& bucket) {
+  const auto axis = draft_.plan.mesh.find("replica");
+  if (!axis) return std::nullopt;
+  const BufferId part = bucket.reduced;
+  Buffer whole = stage_.role.buffers[part.index()];
+  whole.name += ".replicas";
+  whole.type = placed(whole.type, *axis, Placement::replicate());
+  if (!whole.view) whole.view = View{part.value, 0, {}};
+  bucket.reduced = add_buffer(stage_, std::move(whole));
+  const std::string name = "replicas." + signature(draft_, stage_, bucket);
+  const SegmentId segment = draft_.cached(name, [&] {
+    Op op;
+    op.work =
+        Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft_.comm("dp.replicas", AxisSet::of(*axis)), draft_.algorithm()};
+    op.label = "gradients";
+    op.stream = reduction_stream(draft_);
+    op.strategy = "hybrid-shard";
+    return one_op_segment(name, stage_, {part, bucket.reduced}, std::move(op), {0}, {1});
+  });
+  return call_event(bind(segment, {part, bucket.reduced}), bucket.last_unit, draft_.micro_batches() - 1);
+}
+
+bool Shards::shares_values(const Bucket& bucket) const {
+  return bucket.tied && bucket.members.front().unit != 0 && stage_.holds(0);
+}
+
+namespace {
+
+/// The events of one bucket, micro-batch by micro-batch.
+class Scatter {
+ public:
+  Scatter(Draft& draft, StageDraft& stage, Bucket& bucket, Shards& shards, std::string_view strategy, const BackwardTimes& times,
+          Insertions& insertions)
+      : draft_(draft), stage_(stage), bucket_(bucket), shards_(shards), strategy_(strategy), times_(times), insertions_(insertions) {}
+
+  void run() {
+    const std::vector<Carry> plan = carries(draft_.micro_batches(), draft_.config.canonical);
+    slice_ = shards_.slice_of(bucket_.gradient, bucket_.name + ".grad.slice");
+    bucket_.reduced = copy(0);
+    for (int j = 0; j < draft_.micro_batches(); ++j) micro_batch(j, plan[static_cast<size_t>(j)]);
+  }
+
+ private:
+  /// Copy 0 is the sum and lives for the step; further ones from when they are written until they have been added.
+  BufferId copy(int index) {
+    while (static_cast<int>(copies_.size()) <= index) {
+      const std::string suffix = copies_.empty() ? ".sum" : ".sum.copy" + std::to_string(copies_.size());
+      const BufferId id = shards_.slice_apart(bucket_.gradient, bucket_.name + suffix);
+      if (copies_.empty()) stage_.whole_step.push_back(id);
+      copies_.push_back(id);
+    }
+    return copies_[static_cast<size_t>(index)];
+  }
+
+  /// The slice is scattered in place, and then added to a sum, or kept as the first of one. With overlap what is done with is freed one
+  /// unit of backward later, so that no free waits for a collective that just began.
+  void micro_batch(int j, const Carry& carry) {
+    const size_t first = times_.first(bucket_, j), last = times_.last(bucket_, j);
+    const size_t release = draft_.config.layout.overlap ? times_.next_compute(last) : last;
+    const size_t again = j + 1 < draft_.micro_batches() ? times_.first(bucket_, j + 1) : SIZE_MAX;
+    const auto free_at_release = [&](BufferId id) {
+      if (release >= again)
+        insertions_.before(again, free_event(id));  // before it is allocated for the next micro-batch
+      else if (release == last)
+        insertions_.after(last, free_event(id));
+      else
+        insertions_.release_after(release, free_event(id));
+    };
+    insertions_.before(first, alloc_event(bucket_.gradient));
+    if (auto zeros = padding_event(draft_, stage_, bucket_)) insertions_.before(first, std::move(*zeros));
+    insertions_.after(last, reduce_event(draft_, stage_, bucket_, slice_, CollectiveKind::kReduceScatter, j, strategy_));
+    if (carry.added.empty()) {
+      if (carry.written > 0) insertions_.after(last, alloc_event(copy(carry.written)));
+      insertions_.after(last, move("keep.slices.", Copy{}, {slice_, copy(carry.written)}, {0}, {1}, j));
+    }
+    for (const auto& [to, from] : carry.added) {
+      const BufferId source = from == carry.written ? slice_ : copy(from);
+      insertions_.after(last, move("add.slices.", Add{}, {copy(to), source}, {0, 1}, {0}, j));
+    }
+    if (j + 1 == draft_.micro_batches())
+      if (auto over_replicas = shards_.reduce_over_replicas(bucket_)) insertions_.after(last, std::move(*over_replicas));
+    free_at_release(bucket_.gradient);
+    for (const auto& [to, from] : carry.added)
+      if (from != carry.written) free_at_release(copy(from));
+  }
+
+  Event move(const std::string& what, Work work, const std::vector<BufferId>& buffers, const std::vector<int>& reads,
+             const std::vector<int>& writes, int micro_batch) {
+    const std::string name = what + signature(draft_, stage_, bucket_);
+    const SegmentId segment = draft_.cached(name, [&] {
+      Op op;
+      op.work = std::move(work);
+      op.stream = reduction_stream(draft_);
+      op.label = "gradients";
+      op.strategy = strategy_;
+      return one_op_segment(name, stage_, buffers, std::move(op), reads, writes);
+    });
+    return call_event(bind(segment, buffers), bucket_.last_unit, micro_batch);
+  }
+
+  Draft& draft_;
+  StageDraft& stage_;
+  Bucket& bucket_;
+  Shards& shards_;
+  std::string_view strategy_;
+  const BackwardTimes& times_;
+  Insertions& insertions_;
+  BufferId slice_;
+  std::vector<BufferId> copies_;
+};
+
+}  // namespace
+
+void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy) {
+  for (Event& e : stage.events)
+    if (e.kind == Event::Kind::kBackward) e.first = true;  // each micro-batch has the bucket to itself
+  const BackwardTimes times(draft, stage);
+  Insertions insertions;
+  for (Bucket& bucket : stage.buckets) Scatter(draft, stage, bucket, shards, strategy, times, insertions).run();
+  insertions.apply(stage.events);
+}
+
+}  // namespace shardlab

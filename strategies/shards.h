@@ -1,0 +1,41 @@
+// Shards: what every form of ZeRO and FSDP does with buckets. A bucket is a flat buffer padded to a multiple of the ranks that share
+// it; each of them owns one slice, in which it keeps what the strategy shards: moments, then gradients, then values.
+#pragma once
+
+#include "strategies/buckets.h"
+
+namespace shardlab {
+
+/// The slices of one stage's buckets over the ranks of "dp".
+class Shards {
+ public:
+  Shards(Draft& draft, StageDraft& stage, std::string_view strategy);
+
+  int ranks() const { return ranks_; }
+  /// This rank's slice of a flat buffer, as a view of it.
+  BufferId slice_of(BufferId flat, std::string name);
+  /// A slice with storage of its own, which holds what `slice_of` would.
+  BufferId slice_apart(BufferId flat, std::string name);
+  /// The flat buffer of a bucket's values, of which its parameters become views.
+  BufferId flat_values(const Bucket& bucket, bool persistent);
+  /// Every slice to every rank: `slice` -> `flat`, on `stream`.
+  Call gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamId stream);
+  /// Sums this rank's slice of a bucket's gradients over the sets of shards (hybrid sharding), in place; `Bucket::reduced` becomes the
+  /// whole sum. Nothing where there is one set.
+  std::optional<Event> reduce_over_replicas(Bucket& bucket);
+  /// True for a tied bucket whose values another bucket of the stage holds: the head's, on the embedding's stage.
+  bool shares_values(const Bucket& bucket) const;
+
+ private:
+  Draft& draft_;
+  StageDraft& stage_;
+  std::string strategy_;
+  int axis_;
+  int ranks_;
+};
+
+/// ZeRO-2's and ZeRO-3's way with gradients: a bucket lives from the first backward that writes to it until it has been
+/// reduce-scattered, once a micro-batch; each rank adds up its slices. Sets `Bucket::reduced` and inserts the events.
+void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy);
+
+}  // namespace shardlab

@@ -1,0 +1,9 @@
+#pragma once
+
+namespace shardlab {
+
+struct Draft;
+
+void zero2(Draft& draft);
+
+}  // namespace shardlab
