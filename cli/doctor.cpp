@@ -46,7 +46,8 @@ Check calibration() {
 Result<ExitCode> doctor(const std::string& format_name) {
   const auto format = parse_format(format_name);
   if (!format.ok()) return format.error();
-  const auto energy = EnergyMeter().joules();
+  EnergyMeter energy;
+  const bool readable = energy.joules().has_value();
   const std::vector<Check> checks{
       {"program", version_line(), ""},
       {"processor", fmt::format("{}, {} cores", processor_name(), usable_cores()), ""},
@@ -54,8 +55,7 @@ Result<ExitCode> doctor(const std::string& format_name) {
       {"kernels", variants(), ""},
       {"matrix library", description(kernels_for_this_processor()), ""},
       calibration(),
-      {"energy counters", energy ? "readable" : "not readable",
-       energy ? "" : "needs root and a physical machine; energy_j stays empty without"},
+      {"energy counters", readable ? "readable" : "not readable", energy.why_not()},
       library("CUDA driver", "libcuda.so.1", "only needed for `--backend cuda`, which this version does not have"),
       library("CUPTI", "libcupti.so", "only needed to trace GPUs"),
       library("NCCL", "libnccl.so.2", "only needed to train on several GPUs"),

@@ -174,7 +174,7 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
   EnergyMeter energy;
   std::vector<double> seconds;
   for (int64_t step = 0; step < config.measure.warmup + measured_steps; ++step) {
-    if (step == config.measure.warmup) recorder.set_on(true), energy.joules();
+    if (step == config.measure.warmup) recorder.set_on(true), energy.restart();
     const StepResult r = (*session)->step(step);
     if (r.loss) m.losses.push_back(*r.loss);
     if (step < config.measure.warmup) continue;

@@ -4,73 +4,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 
-#include "plan/program.h"
+#include "plan/trace_internal.h"
 
 namespace shardlab {
 namespace {
-
-using Interval = std::array<double, 2>;
-/// Disjoint, ascending.
-using Intervals = std::vector<Interval>;
-
-/// The union of `all`, clipped to `bounds`.
-Intervals unite(Intervals all, Interval bounds) {
-  for (Interval& i : all) i = {std::max(i[0], bounds[0]), std::min(i[1], bounds[1])};
-  std::erase_if(all, [](const Interval& i) { return i[0] >= i[1]; });
-  std::sort(all.begin(), all.end());
-  Intervals united;
-  for (const Interval& i : all) {
-    if (!united.empty() && i[0] <= united.back()[1])
-      united.back()[1] = std::max(united.back()[1], i[1]);
-    else
-      united.push_back(i);
-  }
-  return united;
-}
-
-double length(const Intervals& intervals) {
-  double sum = 0;
-  for (const Interval& i : intervals) sum += i[1] - i[0];
-  return sum;
-}
-
-/// Length of what lies in both.
-double common(const Intervals& a, const Intervals& b) {
-  double sum = 0;
-  for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
-    sum += std::max(0.0, std::min(a[i][1], b[j][1]) - std::max(a[i][0], b[j][0]));
-    if (a[i][1] < b[j][1])
-      ++i;
-    else
-      ++j;
-  }
-  return sum;
-}
-
-Intervals joined(Intervals a, const Intervals& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-bool is_receive(const Instruction& i) { return i.op != nullptr && std::holds_alternative<Recv>(i.op->work); }
-
-bool is_communication(const Instruction& i) {
-  return i.op != nullptr && (std::holds_alternative<Collective>(i.op->work) || std::holds_alternative<Send>(i.op->work) ||
-                             std::holds_alternative<Recv>(i.op->work));
-}
-
-/// Index of the role of a rank: its coordinate on the pipeline axis.
-size_t role_of(const Mesh& mesh, int rank) {
-  const auto axis = mesh.find("pp");
-  return axis ? static_cast<size_t>(mesh.coordinates(rank)[static_cast<size_t>(*axis)]) : 0;
-}
-
-const Instruction& instruction_of(const Program& program, const TraceEvent& event) {
-  SHARDLAB_CHECK(event.instruction >= 0 && static_cast<size_t>(event.instruction) < program.instructions.size(),
-                 "a trace event names instruction {} of {}", event.instruction, program.instructions.size());
-  return program.instructions[static_cast<size_t>(event.instruction)];
-}
 
 /// The part of the wait `event` of the compute stream in which a receive that it waited for had no sender yet: none or one
 /// interval.
@@ -145,33 +84,75 @@ std::vector<double> step_starts(const Trace& trace) {
   return starts;
 }
 
+/// What goes before the next event of the list.
+const char* comma(const std::string& out) { return out.back() == '[' ? "\n" : ",\n"; }
+
+void name_track(std::string& out, int process, size_t thread, const std::string& name) {
+  fmt::format_to(std::back_inserter(out),
+                 "{}{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":\"{}\"}}}}", comma(out),
+                 process, thread, json_escaped(name));
+}
+
+/// The details of every rank below its streams, those of no rank in a process of their own after the last rank. A lane that details
+/// overlap on is laid over as many tracks as it takes.
+void append_details(std::string& out, const Trace& trace, const std::vector<double>& starts) {
+  struct Track {
+    size_t thread;
+    double end;
+  };
+  std::map<std::pair<int, int>, std::vector<Track>> tracks;  // by process and lane
+  std::map<int, size_t> threads;                             // of each process, used so far
+  std::vector<const TraceDetail*> order;
+  for (const TraceDetail& d : trace.details) order.push_back(&d);
+  const auto begin_of = [&](const TraceDetail* d) { return starts[static_cast<size_t>(d->step)] + d->begin; };
+  std::ranges::stable_sort(order, {}, begin_of);
+  for (const TraceDetail* d : order) {
+    const int process = d->rank >= 0 ? d->rank : trace.world_size;
+    const double begin = begin_of(d);
+    auto& lane = tracks[{process, d->lane}];
+    auto track = std::ranges::find_if(lane, [&](const Track& t) { return t.end <= begin; });
+    if (track == lane.end()) {
+      size_t& used = threads.try_emplace(process, trace.streams.size()).first->second;
+      if (process == trace.world_size && used == trace.streams.size())
+        fmt::format_to(std::back_inserter(out),
+                       "{}{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{},\"args\":{{\"name\":\"no rank\"}}}}", comma(out),
+                       process);
+      lane.push_back({used++, 0});
+      track = std::prev(lane.end());
+      name_track(out, process, track->thread, trace.detail_lanes[static_cast<size_t>(d->lane)]);
+    }
+    track->end = begin + (d->end - d->begin);
+    fmt::format_to(std::back_inserter(out),
+                   "{}{{\"ph\":\"X\",\"name\":\"{}\",\"cat\":\"detail\",\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f},"
+                   "\"args\":{{\"instruction\":{},\"step\":{},\"bytes\":{}}}}}",
+                   comma(out), json_escaped(trace.detail_names[static_cast<size_t>(d->name)]), process, track->thread, 1e6 * begin,
+                   1e6 * (d->end - d->begin), d->instruction, d->step, d->bytes);
+  }
+}
+
 }  // namespace
 
 Breakdown analyse(const Plan& plan, const std::vector<Program>& programs, const Trace& trace, int rank, int step) {
-  const size_t row = static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank);
-  SHARDLAB_CHECK(rank < trace.world_size && row < trace.step_interval.size(), "the trace has no step {} of rank {}", step, rank);
   const Program& program = programs[role_of(plan.mesh, rank)];
-  const Interval bounds = trace.step_interval[row];
-  const auto by_rank = [](const TraceEvent& a, int r) { return a.rank < r; };
-  const auto first = std::lower_bound(trace.events.begin(), trace.events.end(), rank, by_rank);
-  const auto last = std::find_if(first, trace.events.end(), [rank](const TraceEvent& e) { return e.rank != rank; });
+  const Interval bounds = step_bounds(trace, rank, step);
+  const std::span<const TraceEvent> events = events_of(trace, rank);
 
   std::vector<const TraceEvent*> op_of(program.instructions.size(), nullptr);
   Intervals compute, comm, waits, bubble;
-  for (auto e = first; e != last; ++e) {
-    if (e->step != step) continue;
-    const Instruction& instruction = instruction_of(program, *e);
-    if (e->kind == TraceEvent::Kind::kWait) {
-      waits.push_back({e->begin, e->end});
+  for (const TraceEvent& e : events) {
+    if (e.step != step) continue;
+    const Instruction& instruction = instruction_of(program, e);
+    if (e.kind == TraceEvent::Kind::kWait) {
+      waits.push_back({e.begin, e.end});
       continue;
     }
-    op_of[static_cast<size_t>(e->instruction)] = &*e;
-    (is_communication(instruction) ? comm : compute).push_back({e->begin, e->end});
-    if (e->stream == 0 && is_receive(instruction)) bubble.push_back({e->begin, e->begin + e->peer_wait});
+    op_of[static_cast<size_t>(e.instruction)] = &e;
+    (is_communication(instruction) ? comm : compute).push_back({e.begin, e.end});
+    if (e.stream == 0 && is_receive(instruction)) bubble.push_back({e.begin, e.begin + e.peer_wait});
   }
-  for (auto e = first; e != last; ++e)
-    if (e->step == step && e->kind == TraceEvent::Kind::kWait && e->stream == 0 && !is_communication(instruction_of(program, *e)))
-      for (const Interval& i : bubble_of_wait(program, op_of, *e)) bubble.push_back(i);
+  for (const TraceEvent& e : events)
+    if (e.step == step && e.kind == TraceEvent::Kind::kWait && e.stream == 0 && !is_communication(instruction_of(program, e)))
+      for (const Interval& i : bubble_of_wait(program, op_of, e)) bubble.push_back(i);
 
   compute = unite(std::move(compute), bounds);
   comm = unite(std::move(comm), bounds);
@@ -205,30 +186,28 @@ std::string to_chrome_json(const Plan& plan, const std::vector<Program>& program
       fmt::format("{{\"otherData\":{{\"version\":{},\"producer\":\"{}\",\"plan\":\"{}\",\"dropped\":{}}},\"traceEvents\":[",
                   kTraceVersion, json_escaped(trace.producer), json_escaped(plan.name), trace.dropped);
   const std::vector<double> starts = step_starts(trace);
-  const char* comma = "\n";
   int named_rank = -1;
   for (const TraceEvent& e : trace.events) {
     if (e.rank != named_rank) {
       named_rank = e.rank;
       fmt::format_to(std::back_inserter(out),
-                     "{}{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{},\"args\":{{\"name\":\"rank {}\"}}}}", comma, e.rank,
-                     e.rank);
-      comma = ",\n";
-      for (size_t s = 0; s < trace.streams.size(); ++s)
-        fmt::format_to(std::back_inserter(out),
-                       "{}{{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":\"{}\"}}}}", comma,
-                       e.rank, s, json_escaped(trace.streams[s]));
+                     "{}{{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":{},\"args\":{{\"name\":\"rank {}\"}}}}", comma(out),
+                     e.rank, e.rank);
+      for (size_t s = 0; s < trace.streams.size(); ++s) name_track(out, e.rank, s, trace.streams[s]);
     }
     const Instruction& i = instruction_of(programs[role_of(plan.mesh, e.rank)], e);
     const bool wait = e.kind == TraceEvent::Kind::kWait;
     fmt::format_to(std::back_inserter(out),
                    "{}{{\"ph\":\"X\",\"name\":\"{}{}\",\"cat\":\"{}\",\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f},"
-                   "\"args\":{{\"instruction\":{},\"step\":{},\"peer_wait_us\":{:.3f},\"sent_bytes\":{}}}}}",
-                   comma, wait ? "wait: " : "", json_escaped(describe(plan, i)),
+                   "\"args\":{{\"instruction\":{},\"step\":{},\"peer_wait_us\":{:.3f},\"sent_bytes\":{}",
+                   comma(out), wait ? "wait: " : "", json_escaped(describe(plan, i)),
                    wait ? "wait" : (is_communication(i) ? "communication" : "compute"), e.rank, e.stream,
                    1e6 * (starts[static_cast<size_t>(e.step)] + e.begin), 1e6 * (e.end - e.begin), e.instruction, e.step,
                    1e6 * e.peer_wait, e.sent_bytes);
+    if (e.queued >= 0) fmt::format_to(std::back_inserter(out), ",\"queued_us\":{:.3f}", 1e6 * e.queued);
+    out += "}}";
   }
+  append_details(out, trace, starts);
   return out + "\n]}\n";
 }
 

@@ -1,4 +1,4 @@
-// One trace type with several producers: the executor's recorder, the simulator, later CUPTI. Every report is a fold over it.
+// One trace type with several producers: the executor's recorder, the simulator, a GPU's records. Every report is a fold over it.
 #pragma once
 
 #include <array>
@@ -27,10 +27,47 @@ struct TraceEvent {
   double end = 0;
   double peer_wait = 0;    ///< of a collective or p2p op: seconds of [begin, end] spent waiting for a peer to arrive
   int64_t sent_bytes = 0;  ///< counted where they were sent
+  double queued = -1;      ///< of device work: seconds from its launch by the host to `begin`; negative: no launch apart from it
+};
+
+/// How complete a device's records are, and how its clock was read. All zero for traces that no device told.
+/// Always: launches == recorded + lost, and device_records == timed + zero_timestamp + out_of_range + unclaimed.
+struct TraceAccounting {
+  std::string clock;           ///< whose clock the events come from: "CUPTI", "CUDA events"; empty: the executor's own
+  double clock_error_s = 0;    ///< of placing the device's times on the session's clock, at most
+  int64_t launches = 0;        ///< pieces of work that the host handed to the device, as the host counted them
+  int64_t recorded = 0;        ///< of them, with a record of the device
+  int64_t lost = 0;            ///< of them, without
+  int64_t dropped = 0;         ///< records that the tracer says it dropped
+  int64_t unreadable = 0;    ///< buffers of records that could not be read to their end
+  int64_t device_records = 0;  ///< of kernels, copies and fills
+  int64_t timed = 0;           ///< of them, what the trace's events are made of
+  int64_t zero_timestamp = 0;  ///< of them, with times that the driver lost
+  int64_t out_of_range = 0;    ///< of them, outside every step that was kept
+  int64_t unclaimed = 0;       ///< of them, of no op
+  int64_t ops = 0;             ///< ops that handed work to the device
+  int64_t ops_untimed = 0;     ///< of them, without an event in the trace
+};
+
+/// What the accounting leaves unexplained, as sentences that name the figures; none where every launch has its record and every
+/// record its op.
+std::vector<std::string> unexplained(const TraceAccounting& accounting);
+
+/// One interval beneath the ops, as a device's own records tell it: a kernel, a copy, a synchronisation, a cost of the tracer. Only
+/// the export reads it.
+struct TraceDetail {
+  int32_t rank = -1;         ///< -1: of no op
+  int32_t instruction = -1;  ///< -1: of no op
+  int32_t step = 0;
+  int32_t lane = 0;  ///< into Trace::detail_lanes
+  int32_t name = 0;  ///< into Trace::detail_names
+  double begin = 0;  ///< as of TraceEvent
+  double end = 0;
+  int64_t bytes = 0;
 };
 
 struct Trace {
-  std::string producer;  ///< "executor", "simulator"
+  std::string producer;  ///< "executor", "simulator", "cupti", "cuda-events"
   int world_size = 0;
   int steps = 0;
   std::vector<std::string> streams;
@@ -38,6 +75,9 @@ struct Trace {
   std::vector<std::array<double, 2>> step_interval;  ///< by step * world_size + rank: begin and end of the step on the rank
   int64_t dropped = 0;
   double recorder_overhead_s = 0;  ///< of recording one event, measured
+  TraceAccounting accounting;
+  std::vector<std::string> detail_lanes, detail_names;
+  std::vector<TraceDetail> details;  ///< not written by `write_trace_lines`
 };
 
 /// Where a step's wall time went on one rank. Compute, communication and waits are unions of intervals.
@@ -76,7 +116,21 @@ struct JoinedOp {
 /// with 0 on the missing side.
 std::vector<JoinedOp> join(const Plan& plan, const std::vector<Program>& programs, const Trace& predicted, const Trace& measured);
 
-/// Chrome trace-event JSON (open in Perfetto): one process per rank, one thread per stream.
+/// Why nothing ran on one rank in one step: the parts add up to `idle_s`. An op that waits for its peers counts as idle until its
+/// last peer has arrived.
+struct IdleBreakdown {
+  double idle_s = 0;        ///< the step less the union of what ran
+  double peer_s = 0;        ///< a collective, send or receive was there, a peer was not
+  double dependency_s = 0;  ///< the next op to run waited for an op of another stream
+  double host_s = 0;        ///< the next op had not been launched: the host is too slow
+  double latency_s = 0;     ///< launched and free to run, but not begun: what the device takes from one op to the next
+  double tail_s = 0;        ///< after the last op: the host ends the step
+  double other_s = 0;       ///< none of these, or not known (a trace without launch times)
+};
+IdleBreakdown idle_by_cause(const Plan& plan, const std::vector<Program>& programs, const Trace& trace, int rank, int step);
+
+/// Chrome trace-event JSON (open in Perfetto): one process per rank, one thread per stream and, below, per detail lane. Details
+/// that overlap on a lane go to further lanes: a viewer may drop what overlaps.
 std::string to_chrome_json(const Plan& plan, const std::vector<Program>& programs, const Trace& trace);
 
 }  // namespace shardlab

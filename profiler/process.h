@@ -21,17 +21,25 @@ class EnergyMeter {
   /// `root`: the folder of the counters.
   explicit EnergyMeter(std::string root = "/sys/class/powercap");
 
-  /// Joules since the meter was made; nothing where the counters are missing or may not be read (often: root only, or a virtual
-  /// machine). A counter that wrapped once is put right; call at least every few minutes.
+  /// Counts from now on.
+  void restart();
+  /// Joules since the meter was made or last restarted; nothing where `why_not` says why. A counter that wrapped once is put right;
+  /// call at least every few minutes.
   std::optional<double> joules();
+
+  /// Why there are no joules (often: a virtual machine, or counters that only root may read), with what to do; empty where there
+  /// are.
+  const std::string& why_not() const { return why_not_; }
 
  private:
   struct Package {
     std::string path;
     double last_uj = 0, range_uj = 0, used_uj = 0;
   };
+  bool read_all();
+
   std::vector<Package> packages_;
-  bool readable_ = true;
+  std::string why_not_;
 };
 
 }  // namespace shardlab

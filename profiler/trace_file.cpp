@@ -45,6 +45,18 @@ std::string quoted(std::string_view text) {
   return out + "\"";
 }
 
+/// `,"accounting":{...}` of a device's trace; nothing of others.
+std::string accounting_field(const TraceAccounting& a) {
+  if (a.clock.empty()) return "";
+  return fmt::format(
+      ",\"accounting\":{{\"clock\":{},\"clock_error_s\":{},\"launches\":{},\"recorded\":{},\"lost\":{},\"dropped\":{},"
+      "\"unreadable\":{},"
+      "\"device_records\":{},\"timed\":{},\"zero_timestamp\":{},\"out_of_range\":{},\"unclaimed\":{},\"ops\":{},\"ops_untimed\":{}}"
+      "}",
+      quoted(a.clock), a.clock_error_s, a.launches, a.recorded, a.lost, a.dropped, a.unreadable, a.device_records, a.timed,
+      a.zero_timestamp, a.out_of_range, a.unclaimed, a.ops, a.ops_untimed);
+}
+
 size_t role_of(const Plan& plan, int rank) {
   const auto pp = plan.mesh.find("pp");
   return pp ? static_cast<size_t>(plan.mesh.coordinates(rank)[static_cast<size_t>(*pp)]) : 0;
@@ -63,9 +75,9 @@ void write_trace_lines(const std::string& path, const Plan& plan, const std::vec
     for (const std::string& s : trace.streams) streams.push_back(quoted(s));
     fmt::print(file,
                "{{\"version\":{},\"producer\":{},\"world_size\":{},\"steps\":{},\"streams\":[{}],\"dropped\":{},\"recorder_"
-               "overhead_s\":{}}}\n",
+               "overhead_s\":{}{}}}\n",
                kTraceVersion, quoted(trace.producer), trace.world_size, trace.steps, fmt::join(streams, ","), trace.dropped,
-               trace.recorder_overhead_s);
+               trace.recorder_overhead_s, accounting_field(trace.accounting));
     for (size_t i = 0; i < trace.step_interval.size(); ++i) {
       const size_t world = static_cast<size_t>(trace.world_size);
       fmt::print(file, "{{\"step\":{},\"rank\":{},\"begin\":{},\"end\":{}}}\n", i / world, i % world, trace.step_interval[i][0],
@@ -76,9 +88,10 @@ void write_trace_lines(const std::string& path, const Plan& plan, const std::vec
       fmt::print(file,
                  "{{\"kind\":\"{}\",\"rank\":{},\"instruction\":{},\"op\":{},\"stream\":{},\"step\":{},\"begin\":{},\"end\":{},"
                  "\"peer_wait\":{},"
-                 "\"sent_bytes\":{}}}\n",
+                 "\"sent_bytes\":{}{}}}\n",
                  e.kind == TraceEvent::Kind::kOp ? "op" : "wait", e.rank, e.instruction, quoted(describe(plan, instruction)),
-                 quoted(trace.streams[static_cast<size_t>(e.stream)]), e.step, e.begin, e.end, e.peer_wait, e.sent_bytes);
+                 quoted(trace.streams[static_cast<size_t>(e.stream)]), e.step, e.begin, e.end, e.peer_wait, e.sent_bytes,
+                 e.queued >= 0 ? fmt::format(",\"queued\":{}", e.queued) : "");
     }
   });
 }

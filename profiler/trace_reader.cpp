@@ -12,6 +12,24 @@ namespace {
 
 using nlohmann::json;
 
+void read_accounting(const json& from, TraceAccounting& a) {
+  from.at("clock").get_to(a.clock);
+  from.at("clock_error_s").get_to(a.clock_error_s);
+  const std::pair<const char*, int64_t TraceAccounting::*> counts[] = {{"launches", &TraceAccounting::launches},
+                                                                       {"recorded", &TraceAccounting::recorded},
+                                                                       {"lost", &TraceAccounting::lost},
+                                                                       {"dropped", &TraceAccounting::dropped},
+                                                                       {"unreadable", &TraceAccounting::unreadable},
+                                                                       {"device_records", &TraceAccounting::device_records},
+                                                                       {"timed", &TraceAccounting::timed},
+                                                                       {"zero_timestamp", &TraceAccounting::zero_timestamp},
+                                                                       {"out_of_range", &TraceAccounting::out_of_range},
+                                                                       {"unclaimed", &TraceAccounting::unclaimed},
+                                                                       {"ops", &TraceAccounting::ops},
+                                                                       {"ops_untimed", &TraceAccounting::ops_untimed}};
+  for (const auto& [key, member] : counts) from.at(key).get_to(a.*member);
+}
+
 void read_header(const json& line, Trace& trace) {
   trace.producer = line.at("producer").get<std::string>();
   trace.world_size = line.at("world_size").get<int>();
@@ -19,6 +37,7 @@ void read_header(const json& line, Trace& trace) {
   trace.streams = line.at("streams").get<std::vector<std::string>>();
   trace.dropped = line.at("dropped").get<int64_t>();
   trace.recorder_overhead_s = line.at("recorder_overhead_s").get<double>();
+  if (line.contains("accounting")) read_accounting(line.at("accounting"), trace.accounting);
   trace.step_interval.resize(static_cast<size_t>(trace.world_size) * static_cast<size_t>(trace.steps));
 }
 
@@ -42,6 +61,7 @@ void read_line(const json& line, Trace& trace) {
   event.end = end;
   event.peer_wait = line.at("peer_wait").get<double>();
   event.sent_bytes = line.at("sent_bytes").get<int64_t>();
+  event.queued = line.value("queued", -1.0);
   trace.events.push_back(event);
 }
 

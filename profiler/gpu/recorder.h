@@ -22,6 +22,8 @@
 
 namespace shardlab {
 
+struct ActivityLog;
+
 /// Where the times of device work come from.
 enum class DeviceTimeSource : uint8_t {
   kBest,    ///< CUPTI where its state is ok, else CUDA events
@@ -55,6 +57,9 @@ class GpuRecorder : public Recorder, public DeviceTracer {
   /// The trace of the steps kept, `Trace::accounting` filled in; empties the recorder. An op's interval is the hull of its device
   /// work; waits are derived from the plan's edges. Throws WorldError where CUPTI fails to hand over what it recorded.
   virtual Trace take(const Plan& plan, const std::vector<Program>& programs) = 0;
+
+  /// The records that the last `take` was made from, to be kept or looked into (profiler/gpu/activity.h); null with CUDA events.
+  virtual const ActivityLog* log() const = 0;
 };
 
 /// What CUPTI can do here, tried out: libraries, driver, version, subscription, rights. Leaves nothing enabled. For `doctor`.

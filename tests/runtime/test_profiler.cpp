@@ -119,7 +119,32 @@ TEST_CASE("energy is summed over packages, wrapped counters put right", "[profil
   set("intel-rapl:1", 400000);
   set("intel-rapl:0:0", 900000);
   REQUIRE(meter.joules() == Approx(0.2 + 0.3));
-  REQUIRE(EnergyMeter((folder.path / "none").string()).joules() == std::nullopt);
+  REQUIRE(meter.why_not().empty());
+  meter.restart();
+  REQUIRE(meter.joules() == 0.0);
+  set("intel-rapl:1", 400250);
+  REQUIRE(meter.joules() == Approx(250e-6));
+  set("intel-rapl:2", 0);
+  write(folder.path / "intel-rapl:2" / "name", "psys");  // the whole platform: counts the packages again
+  EnergyMeter with_platform(folder.path.string());
+  set("intel-rapl:2", 500000);
+  REQUIRE(with_platform.joules() == 0.0);
+}
+
+TEST_CASE("energy that cannot be read has a reason and a remedy", "[profiler]") {
+  const Folder folder;
+  EnergyMeter none((folder.path / "none").string());
+  REQUIRE(none.joules() == std::nullopt);
+  REQUIRE(contains(none.why_not(), "there are no RAPL counters in"));
+  write(folder.path / "intel-rapl:0" / "max_energy_range_uj", "1000000");
+  EnergyMeter closed(folder.path.string());
+  REQUIRE(closed.joules() == std::nullopt);
+  REQUIRE(contains(closed.why_not(), "intel-rapl:0/energy_uj may not be read: run as root, or `sudo chmod a+r"));
+  write(folder.path / "intel-rapl:0" / "energy_uj", "5");
+  EnergyMeter lost(folder.path.string());
+  std::filesystem::remove(folder.path / "intel-rapl:0" / "energy_uj");
+  REQUIRE(lost.joules() == std::nullopt);
+  REQUIRE(contains(lost.why_not(), "could be read no longer"));
 }
 
 TEST_CASE("the process has resident memory, which grows with what is touched", "[profiler]") {

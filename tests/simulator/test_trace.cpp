@@ -90,6 +90,17 @@ TEST_CASE("a breakdown is made of unions of intervals") {
   CHECK(first.bubble_fraction == 0);
 }
 
+TEST_CASE("idleness of a trace without launches is put down to peers, dependencies and the step's end") {
+  const Expanded e = expanded(kPlan);
+  const IdleBreakdown idle = idle_by_cause(*e.plan, e.programs, hand_made(), 1, 0);
+  CHECK(idle.idle_s == Approx(0.25 + 2 + 0.5 + 1));
+  CHECK(idle.peer_s == Approx(2));          // 2 to 4: the receive has no sender yet
+  CHECK(idle.dependency_s == Approx(0.5));  // 6 to 6.5: the receive is through, its waiter not yet woken
+  CHECK(idle.tail_s == Approx(1));
+  CHECK(idle.other_s == Approx(0.25));  // before the first op
+  CHECK(idle.host_s + idle.latency_s == 0);
+}
+
 TEST_CASE("overlapping and nested intervals count once, and the step's interval clips") {
   const Expanded e = expanded(kPlan);
   Trace t = hand_made();

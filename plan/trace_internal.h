@@ -1,0 +1,49 @@
+// What the folds over traces share.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <variant>
+
+#include "plan/base/check.h"
+#include "plan/intervals.h"
+#include "plan/program.h"
+#include "plan/trace.h"
+
+namespace shardlab {
+
+inline bool is_receive(const Instruction& i) { return i.op != nullptr && std::holds_alternative<Recv>(i.op->work); }
+
+inline bool is_communication(const Instruction& i) {
+  return i.op != nullptr && (std::holds_alternative<Collective>(i.op->work) || std::holds_alternative<Send>(i.op->work) ||
+                             std::holds_alternative<Recv>(i.op->work));
+}
+
+/// Index of the role of a rank: its coordinate on the pipeline axis.
+inline size_t role_of(const Mesh& mesh, int rank) {
+  const auto axis = mesh.find("pp");
+  return axis ? static_cast<size_t>(mesh.coordinates(rank)[static_cast<size_t>(*axis)]) : 0;
+}
+
+inline const Instruction& instruction_of(const Program& program, const TraceEvent& event) {
+  SHARDLAB_CHECK(event.instruction >= 0 && static_cast<size_t>(event.instruction) < program.instructions.size(),
+                 "a trace event names instruction {} of {}", event.instruction, program.instructions.size());
+  return program.instructions[static_cast<size_t>(event.instruction)];
+}
+
+/// The events of one rank, over all steps.
+inline std::span<const TraceEvent> events_of(const Trace& trace, int rank) {
+  const auto by_rank = [](const TraceEvent& a, int r) { return a.rank < r; };
+  const auto first = std::lower_bound(trace.events.begin(), trace.events.end(), rank, by_rank);
+  const auto last = std::find_if(first, trace.events.end(), [rank](const TraceEvent& e) { return e.rank != rank; });
+  return {first, last};
+}
+
+/// Begin and end of a step on a rank.
+inline Interval step_bounds(const Trace& trace, int rank, int step) {
+  const size_t row = static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank);
+  SHARDLAB_CHECK(rank < trace.world_size && row < trace.step_interval.size(), "the trace has no step {} of rank {}", step, rank);
+  return trace.step_interval[row];
+}
+
+}  // namespace shardlab
