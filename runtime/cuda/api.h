@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/cuda/kernels.h"
 #include "plan/base/result.h"
 
 namespace shardlab::cuda {
@@ -47,6 +48,7 @@ class Api {
   virtual Status runtime_version(int* version) = 0;
   virtual Status device_count(int* count) = 0;  ///< leaves `count` alone where it fails
   virtual Status properties(int device, Properties* properties) = 0;
+  virtual Status pci_bus_id(int device, std::string* id) = 0;  ///< "0000:17:00.0"
   virtual Status set_device(int device) = 0;
   virtual Status memory(int64_t* free, int64_t* total) = 0;
   virtual Status synchronise_device() = 0;
@@ -73,6 +75,8 @@ class Api {
   virtual Status milliseconds(float* out, EventHandle from, EventHandle to) = 0;
 };
 
+/// The kernels of this build, or null: it was made without the toolkit.
+const gpu::Kernels* built_kernels();
 /// The real runtime. Refuses (ExitCode::kEnvironment, with the remedy) where this build has none; says nothing of drivers.
 Result<std::unique_ptr<Api>> real_api();
 

@@ -31,6 +31,12 @@ class RealApi final : public Api {
     *out = {p.name, p.major, p.minor, p.multiProcessorCount, static_cast<int64_t>(p.totalGlobalMem), p.l2CacheSize};
     return kSuccess;
   }
+  Status pci_bus_id(int device, std::string* id) override {
+    char text[32] = {};
+    const cudaError_t status = cudaDeviceGetPCIBusId(text, sizeof text, device);
+    *id = text;
+    return status;
+  }
   Status set_device(int device) override { return cudaSetDevice(device); }
   Status memory(int64_t* free, int64_t* total) override {
     size_t f = 0, t = 0;
@@ -81,6 +87,8 @@ class RealApi final : public Api {
 };
 
 }  // namespace
+
+const gpu::Kernels* built_kernels() { return &gpu::cuda_kernels(); }
 
 Result<std::unique_ptr<Api>> real_api() { return std::unique_ptr<Api>(std::make_unique<RealApi>()); }
 

@@ -34,6 +34,7 @@ class FakeApi final : public cuda::Api {
   cuda::Status runtime_version(int* version) override { return *version = 13000, cuda::kSuccess; }
   cuda::Status device_count(int* count) override;
   cuda::Status properties(int device, cuda::Properties* properties) override;
+  cuda::Status pci_bus_id(int, std::string* id) override { return *id = "0000:00:00.0", cuda::kSuccess; }
   cuda::Status set_device(int device) override;
   cuda::Status memory(int64_t* free, int64_t* total) override;
   cuda::Status synchronise_device() override;

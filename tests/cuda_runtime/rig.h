@@ -50,8 +50,20 @@ struct FakeRun {
 };
 
 PlacedPlan lowered(const Case& config);
+
+/// A tiny model in canonical mode, SGD at lr 1; the GPT has tied embeddings and dropout.
+Case training_subject(Family family);
+/// The layouts of eight sequences that `subject` can be trained with, the single rank first.
+std::vector<std::pair<std::string, Case>> training_layouts(const Case& subject);
+
+/// The largest difference; every value must be finite.
+double worst(const std::vector<float>& a, const std::vector<float>& b);
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
+
 /// Trains on the fake GPU by the one-gpu transport.
 Run train_on_fake(const Case& config, const RunSettings& settings);
+/// Trains on device 0 of `api` by the one-gpu transport.
+Run train_on_gpu(cuda::Api& api, const gpu::Kernels& kernels, const Case& config, const RunSettings& settings);
 /// Trains on CPU threads.
 Run train_on_cpu(const Case& config, const RunSettings& settings);
 
