@@ -14,7 +14,7 @@ TEST_CASE("every layout on the device gives the CPU's bits, in whatever order th
     for (const auto& [name, config] : training_layouts(training_subject(family))) {
       const Run cpu = train_on_cpu(config, {.steps = 3});
       REQUIRE(cpu.losses[2] != cpu.losses[0]);
-      for (const uint64_t seed : {1, 2, 3}) {
+      for (const uint64_t seed : {1, 2}) {
         INFO(name_of(family) << " " << name << " order " << seed);
         const Run run = train_on_fake(config, {.steps = 3, .seed = seed});
         REQUIRE(run.losses == cpu.losses);
