@@ -6,13 +6,13 @@
 
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/execution.h"
 #include "cli/verbs.h"
 #include "kernels/kernels.h"
-#include "profiler/recorder.h"
 #include "reports/format.h"
 #include "reports/store.h"
+#include "runtime/cuda/api.h"
 #include "runtime/session.h"
-#include "runtime/thread_transport.h"
 #include "simulator/calibrate.h"
 #include "simulator/machine_yaml.h"
 
@@ -24,25 +24,77 @@ struct CalibrateFlags {
   double scale = 1;
 };
 
+/// What is calibrated: its kernels as results name them, and how its machine file is made.
+struct Target {
+  CalibrationOptions options;
+  std::string backend, transport, processor, kernels;
+  int devices = 0;           ///< of a GPU target
+  int64_t memory_bytes = 0;  ///< of a device
+};
+
 /// Executes one calibration plan with the recorder on.
-Result<Trace> execute_plan(const CalibrationPlan& plan, const Kernels& kernels, const CalibrationTokens& tokens) {
+Result<Trace> execute_plan(const CalibrationPlan& plan, const Target& target, const CalibrationTokens& tokens) {
   const PlacedPlan placed = place(plan.plan);
   size_t most = 0;
   for (const Program& p : placed.programs)
     for (const auto& stream : p.streams) most = std::max(most, stream.size());
-  CpuRecorder recorder(placed.plan->mesh.world_size(), placed.plan->streams, static_cast<int64_t>(most * 2 + 4) * plan.steps);
-  recorder.set_on(false);
+  ExecutionOptions wanted{target.backend, target.transport};
+  wanted.events_per_stream = static_cast<int64_t>(most * 2 + 4) * plan.steps;
+  auto execution = Execution::create(placed, wanted);
+  if (!execution.ok()) return execution.error();
   RunOptions options;
-  options.recorder = &recorder;
-  ThreadTransport transport(kernels);
-  auto session = Session::create(placed, options, transport, cpu_backend(kernels, {}), &tokens);
+  (*execution)->attach(options);
+  auto session = Session::create(placed, options, (*execution)->transport(), (*execution)->backends(), &tokens);
   if (!session.ok()) return session.error();
   (*session)->initialise_parameters();
   for (int step = 0; step < plan.warmup + plan.steps; ++step) {
-    if (step == plan.warmup) recorder.set_on(true);
+    if (step == plan.warmup) (*execution)->set_recording(true);
     (*session)->step(step);
   }
-  return recorder.take();
+  return (*execution)->take();
+}
+
+Target processor_target() {
+  Target t{.backend = "cpu", .transport = "threads", .processor = processor_name(), .kernels = {}};
+  t.kernels = description(kernels_for_this_processor());
+  t.options.cores = usable_cores();
+  t.memory_bytes = usable_memory() / t.options.cores;
+  return t;
+}
+
+Result<Target> gpu_target() {
+  SHARDLAB_TRY(check_backend("cuda"));
+  auto api = cuda::real_api();
+  if (!api.ok()) return api.error();
+  const cuda::Presence presence = cuda::presence(**api);
+  cuda::Properties device;
+  if ((*api)->properties(0, &device) != cuda::kSuccess)
+    return Error{ExitCode::kEnvironment, "the device does not say what it is", "see what nvidia-smi says", ""};
+  Target t{.backend = "cuda", .transport = "one-gpu", .processor = device.name, .kernels = {}};
+  t.kernels = fmt::format("cuda {}.{}, CUDA {}, driver {}", device.major, device.minor, cuda::version_text(presence.runtime),
+                          cuda::version_text(presence.driver));
+  t.options.target = CalibrationTarget::kGpu;
+  t.devices = presence.devices;
+  t.memory_bytes = device.memory_bytes;
+  return t;
+}
+
+Result<Target> target_of(const std::string& backend) {
+  if (backend == "cpu") return processor_target();
+  if (backend == "cuda") return gpu_target();
+  return Error{ExitCode::kUsage, fmt::format("--backend {} cannot be calibrated", backend), "use cpu or cuda", {}};
+}
+
+Machine machine_of(const Target& target, const Calibration& calibration) {
+  if (target.devices == 0) return local_machine(calibration, target.options.cores, target.memory_bytes);
+  return local_gpu_machine(calibration, target.processor, target.devices, target.memory_bytes);
+}
+
+void save(const std::string& out, const Machine& machine) {
+  const std::filesystem::path folder = std::filesystem::path(out).parent_path();
+  std::error_code ignored;
+  if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
+  write_file_atomically(out, to_yaml(machine));
 }
 
 /// Makes the folder of the file. Refuses what could not be written, before a minute of measuring is lost.
@@ -56,35 +108,34 @@ Result<void> check_writable(const std::string& out) {
 }
 
 Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invocation) {
-  if (flags.backend != "cpu")
-    return Error{flags.backend == "cuda" ? ExitCode::kEnvironment : ExitCode::kUsage,
-                 fmt::format("--backend {} cannot be calibrated by this build", flags.backend),
-                 "use --backend cpu",
-                 {}};
+  auto target = target_of(flags.backend);
+  if (!target.ok()) return target.error();
   const std::string out = flags.out.empty() ? default_machine_file() : flags.out;
   SHARDLAB_TRY(check_writable(out));
-  const Kernels& kernels = kernels_for_this_processor();
-  CalibrationOptions options;
-  options.cores = usable_cores();
-  options.scale = flags.scale;
-  const std::vector<CalibrationPlan> plans = calibration_plans(options);
+  target->options.scale = flags.scale;
+  const std::vector<CalibrationPlan> plans = calibration_plans(target->options);
+  const CalibrationOrigin origin{today(), invocation.command(), target->processor, target->kernels};
   const CalibrationTokens tokens;
   std::vector<CalibrationRun> runs;
   const bool terminal = stderr_is_terminal();
   for (size_t i = 0; i < plans.size(); ++i) {
     if (terminal) fmt::print(stderr, "\r\033[K[{}/{}] {}", i + 1, plans.size(), plans[i].name);
-    auto trace = execute_plan(plans[i], kernels, tokens);
+    auto trace = execute_plan(plans[i], *target, tokens);
     if (!trace.ok()) return trace.error();
     runs.push_back({&plans[i], std::move(*trace), 0});
+    // A GPU is often lent by the minute: what is measured so far is kept, should the program be ended.
+    if (target->devices > 0) save(out, machine_of(*target, fit(runs, origin)));
   }
   if (terminal) fmt::print(stderr, "\r\033[K");
-  const Calibration calibration = fit(runs, {today(), invocation.command(), processor_name(), description(kernels)});
-  const Machine machine = local_machine(calibration, options.cores, usable_memory() / options.cores);
-  write_file_atomically(out, to_yaml(machine));
-  fmt::print(stderr, "{} points, {} per core in fp32, {} memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(),
-             fmt::format("{:.1f} Gflop/s", machine.device.peak_flops.at("fp32") / 1e9),
-             bytes_per_second_text(machine.device.memory_bytes_per_s), seconds_text(calibration.op_overhead_s),
-             seconds_text(calibration.wake_latency_s), out);
+  const Calibration calibration = fit(runs, origin);
+  const Machine machine = machine_of(*target, calibration);
+  save(out, machine);
+  std::string peaks;
+  for (const auto& [precision, flops] : machine.device.peak_flops)
+    peaks += fmt::format(", {:.1f} Gflop/s in {}", flops / 1e9, precision);
+  fmt::print(stderr, "{} points{} per {}, {} memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(), peaks,
+             target->devices > 0 ? "device" : "core", bytes_per_second_text(machine.device.memory_bytes_per_s),
+             seconds_text(calibration.op_overhead_s), seconds_text(calibration.wake_latency_s), out);
   return ExitCode::kDone;
 }
 

@@ -53,6 +53,7 @@ Result<Machine> load_local_machine(const std::string& path) {
   auto machine = load_machine(path);
   if (!machine.ok() || !machine->calibration) return machine;
   const Calibration& c = *machine->calibration;
+  if (c.kernel_variant.starts_with("cuda ")) return machine;  // a GPU's file: `doctor` says which one is here
   const std::string kernels = description(kernels_for_this_processor());
   if (c.processor != processor_name() || c.kernel_variant != kernels)
     fmt::print(stderr, "warning: {} was calibrated on {} with {}; this is {} with {}. Run `shardlab calibrate` again.\n", path,

@@ -1,5 +1,4 @@
 // doctor: what of this machine the program can use, and what to do about the rest.
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -8,8 +7,12 @@
 #include "cli/environment.h"
 #include "cli/verbs.h"
 #include "kernels/kernels.h"
+#include "profiler/gpu/nvml.h"
+#include "profiler/gpu/recorder.h"
 #include "profiler/process.h"
 #include "reports/format.h"
+#include "runtime/cuda/api.h"
+#include "runtime/cuda/nccl_api.h"
 
 namespace shardlab {
 namespace {
@@ -26,11 +29,36 @@ std::string variants() {
 }
 
 /// A library that is only looked for: nothing of it is called.
-Check library(const char* what, const char* file, const char* remedy) {
-  void* handle = dlopen(file, RTLD_LAZY | RTLD_LOCAL);
-  if (handle == nullptr) return {what, "not found", remedy};
-  dlclose(handle);
-  return {what, "found", ""};
+Check library(const char* what, const std::vector<std::string>& files, const char* remedy) {
+  const SharedLibrary opened(files);
+  if (!opened.is_open()) return {what, "not found", remedy};
+  return {what, "found: " + opened.name(), ""};
+}
+
+Check status(const char* what, const LibraryStatus& s) {
+  return {what, s.ok() ? "ok" : fmt::format("{}: {}", name_of(s.state), s.message), s.remedy};
+}
+
+/// The driver with its devices, the runtime, and every library that a run on GPUs may want.
+std::vector<Check> cuda_checks() {
+  const cuda::Presence p = cuda::presence();
+  std::vector<Check> checks;
+  checks.push_back({"CUDA driver", p.driver == 0 ? "not found" : fmt::format("for CUDA {}", cuda::version_text(p.driver)),
+                    p.driver == 0 ? "needed for --backend cuda only: a machine with an NVIDIA GPU and its driver" : ""});
+  checks.push_back({"CUDA runtime", p.built ? fmt::format("{}, built in", cuda::version_text(p.runtime)) : "not built in",
+                    p.built ? "" : p.remedy});
+  checks.push_back({"CUDA devices", p.usable() ? fmt::format("{}", p.devices) : "none: " + p.reason, p.usable() ? "" : p.remedy});
+  checks.push_back(library("cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
+                           "the fast matrix products of --backend cuda need it; canonical: true does not"));
+  checks.push_back(library("cuDNN", {"libcudnn.so.9", "libcudnn.so"}, "not used by this version: attention is its own"));
+  const auto nccl = cuda::real_nccl();
+  int version = 0;
+  if (nccl.ok()) (*nccl)->version(&version);
+  checks.push_back(
+      {"NCCL", nccl.ok() ? cuda::nccl_version_text(version) : nccl.error().message, nccl.ok() ? "" : nccl.error().hint});
+  checks.push_back(status("CUPTI", cupti_status()));
+  checks.push_back(status("NVML", nvml_status()));
+  return checks;
 }
 
 Check calibration() {
@@ -48,7 +76,7 @@ Result<ExitCode> doctor(const std::string& format_name) {
   if (!format.ok()) return format.error();
   EnergyMeter energy;
   const bool readable = energy.joules().has_value();
-  const std::vector<Check> checks{
+  std::vector<Check> checks{
       {"program", version_line(), ""},
       {"processor", fmt::format("{}, {} cores", processor_name(), usable_cores()), ""},
       {"memory", bytes_text(usable_memory()) + " available", ""},
@@ -56,10 +84,8 @@ Result<ExitCode> doctor(const std::string& format_name) {
       {"matrix library", description(kernels_for_this_processor()), ""},
       calibration(),
       {"energy counters", readable ? "readable" : "not readable", energy.why_not()},
-      library("CUDA driver", "libcuda.so.1", "only needed for `--backend cuda`, which this version does not have"),
-      library("CUPTI", "libcupti.so", "only needed to trace GPUs"),
-      library("NCCL", "libnccl.so.2", "only needed to train on several GPUs"),
   };
+  for (Check& c : cuda_checks()) checks.push_back(std::move(c));
   Table table{{{"what"}, {"state"}, {"remedy"}}, {}};
   for (const Check& c : checks) table.rows.push_back({c.what, c.state, c.remedy});
   print(table, *format);

@@ -7,14 +7,12 @@
 #include <tuple>
 
 #include "cli/environment.h"
+#include "cli/execution.h"
 #include "kernels/kernels.h"
 #include "plan/wire.h"
 #include "plan/work.h"
-#include "profiler/process.h"
-#include "profiler/recorder.h"
 #include "reports/format.h"
 #include "runtime/dataset.h"
-#include "runtime/thread_transport.h"
 #include "simulator/cost_model.h"
 #include "strategies/lower.h"
 
@@ -119,20 +117,22 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
   m.unplanned_time_s = median(unplanned);
 }
 
+ExecutionOptions execution_options(const Case& config, int64_t events_per_stream) {
+  return {config.backend, config.transport, config.canonical, config.threads_per_rank, events_per_stream};
+}
+
 /// Mean loss on the validation split: a forward-only plan of the same layout takes the parameters over.
 Result<std::optional<double>> validation_loss(const Case& config, const Session& trained, const PlacedPlan& training,
-                                              const Dataset& data, const Kernels& kernels, const RunOptions& options) {
+                                              const Dataset& data, const RunOptions& options) {
   if (config.measure.validate_sequences <= 0) return std::optional<double>();
   auto source = data.validation();
   if (!source.ok()) return source.error();
   auto plan = lower_validation(config);
   if (!plan.ok()) return plan.error();
   const PlacedPlan placed = place(std::move(*plan));
-  ThreadTransport transport(kernels);
-  RunOptions forward = options;
-  forward.recorder = nullptr;
-  auto session =
-      Session::create(placed, forward, transport, cpu_backend(kernels, {config.canonical, config.threads_per_rank}), *source);
+  auto execution = Execution::create(placed, execution_options(config, 0));
+  if (!execution.ok()) return execution.error();
+  auto session = Session::create(placed, options, (*execution)->transport(), (*execution)->backends(), *source);
   if (!session.ok()) return session.error();
   (*session)->initialise_parameters();
   SHARDLAB_TRY(copy_parameters(trained, *training.plan, **session));
@@ -143,23 +143,20 @@ Result<std::optional<double>> validation_loss(const Case& config, const Session&
   return std::optional<double>(sum / static_cast<double>(steps));
 }
 
-void add_memory(const PlacedPlan& placed, const Session& session, const ResidentMemory& before, Measurement& m) {
+void add_memory(const PlacedPlan& placed, const Session& session, const MemoryReading& before, const Execution& execution,
+                Measurement& m) {
   int64_t arenas = 0;
   for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
     const int64_t peak = session.ledger(rank).peak(Space::kDevice);
     m.peak_by_rank.push_back(peak);
     m.peak_bytes = std::max(m.peak_bytes, peak);
     m.arena_bytes = std::max(m.arena_bytes, session.arena_bytes(rank, Space::kDevice));
-    arenas += session.arena_bytes(rank, Space::kDevice) + session.arena_bytes(rank, Space::kHost);
+    arenas += session.arena_bytes(rank, Space::kDevice);
+    if (execution.memory_is_host()) arenas += session.arena_bytes(rank, Space::kHost);
   }
-  const ResidentMemory after = resident_memory();
-  m.resident_bytes = after.peak_bytes;
-  m.unplanned_memory_bytes = std::max<int64_t>(0, after.now_bytes - before.now_bytes - arenas);
-}
-
-BackendFactory backend_for(const Case& config, const Kernels& kernels) {
-  if (config.backend == "dry") return dry_backend();
-  return cpu_backend(kernels, {config.canonical, config.threads_per_rank});
+  const MemoryReading after = execution.memory();
+  m.resident_bytes = after.peak;
+  m.unplanned_memory_bytes = std::max<int64_t>(0, after.now - before.now - arenas);
 }
 
 }  // namespace
@@ -167,47 +164,45 @@ BackendFactory backend_for(const Case& config, const Kernels& kernels) {
 Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
-  const Kernels& kernels = kernels_for_this_processor();
-  const ResidentMemory before = resident_memory();
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
   SHARDLAB_TRY(check_recording(placed, measured_steps));
-  CpuRecorder recorder(placed.plan->mesh.world_size(), placed.plan->streams, events_per_stream(placed, measured_steps));
-  recorder.set_on(false);
+  auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps)));
+  if (!execution.ok()) return execution.error();
+  const MemoryReading before = (*execution)->memory();
   RunOptions options;
   options.seed = config.train.seed;
   options.learning_rate = config.train.learning_rate;
   options.timeout_s = config.measure.timeout_s;
-  options.recorder = &recorder;
-  ThreadTransport transport(kernels);
-  auto session = Session::create(placed, options, transport, backend_for(config, kernels), &data->train());
+  RunOptions recorded = options;
+  (*execution)->attach(recorded);
+  auto session = Session::create(placed, recorded, (*execution)->transport(), (*execution)->backends(), &data->train());
   if (!session.ok()) return session.error();
   (*session)->initialise_parameters();
 
   Executed result;
   Measurement& m = result.figures;
-  EnergyMeter energy;
   std::vector<double> seconds;
   for (int64_t step = 0; step < config.measure.warmup + measured_steps; ++step) {
-    if (step == config.measure.warmup) recorder.set_on(true), energy.restart();
+    if (step == config.measure.warmup) (*execution)->set_recording(true);
     const StepResult r = (*session)->step(step);
     if (r.loss) m.losses.push_back(*r.loss);
     if (step < config.measure.warmup) continue;
     seconds.push_back(r.seconds);
     m.wire_bytes = r.sent_bytes;
   }
-  if (const auto joules = energy.joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
+  if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   m.samples = static_cast<int>(seconds.size());
   m.repeats = static_cast<int>(config.measure.repeat);
   m.step_s = median(seconds);
   m.step_spread = m.step_s > 0 ? (percentile(seconds, 0.9) - percentile(seconds, 0.1)) / m.step_s : 0;
   m.loss_unigram = data->unigram_entropy();
-  m.kernel_variant = description(kernels);
-  add_memory(placed, **session, before, m);
-  result.trace = recorder.take();
+  m.kernel_variant = (*execution)->description();
+  add_memory(placed, **session, before, **execution, m);
+  result.trace = (*execution)->take();
   m.recorder_overhead_s = result.trace.recorder_overhead_s;
   add_breakdown(placed, result.trace, m);
-  if (config.backend == "cpu") {
-    auto loss = validation_loss(config, **session, placed, *data, kernels, options);
+  if (config.backend != "dry") {
+    auto loss = validation_loss(config, **session, placed, *data, options);
     if (!loss.ok()) return loss.error();
     m.val_loss = *loss;
   }

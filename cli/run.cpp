@@ -10,6 +10,7 @@
 #include "cli/claims.h"
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/execution.h"
 #include "cli/pipeline.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
@@ -25,7 +26,7 @@ namespace shardlab {
 namespace {
 
 struct RunFlags {
-  std::string sweep, mode, out, machine_file, format;
+  std::string sweep, mode, out, machine_file, format, backend, transport;
   std::vector<std::string> set;
   bool dry_run = false, resume = false;
   int jobs = 1;
@@ -57,7 +58,13 @@ class DirectorySink final : public ResultSink {
 
 /// Options for loading the sweep: what `--mode` says decides what the file must hold.
 Result<LoadOptions> sweep_options(const RunFlags& flags) {
-  LoadOptions options = load_options(flags.machine_file, flags.set);
+  std::vector<std::string> set = flags.set;
+  if (!flags.backend.empty()) set.push_back("backend=" + flags.backend);
+  if (!flags.transport.empty())
+    set.push_back("transport=" + flags.transport);
+  else if (flags.backend == "cuda")
+    set.push_back("transport=one-gpu");
+  LoadOptions options = load_options(flags.machine_file, set);
   if (flags.mode.empty()) return options;
   options.mode = mode_named(flags.mode);
   if (options.mode) return options;
@@ -128,6 +135,14 @@ Result<void> check_data(const Expansion& expansion, Mode mode) {
   return {};
 }
 
+/// Refuses before anything runs what no case of the sweep could be measured on.
+Result<void> check_backends(const Expansion& expansion, Mode mode) {
+  if (mode == Mode::kSimulate) return {};
+  for (const Point& point : expansion.points)
+    if (!point.refusal) SHARDLAB_TRY(check_backend(point.config.backend));
+  return {};
+}
+
 void print_results(const std::vector<CaseOutcome>& outcomes, const std::vector<Claim>& claims, TableFormat format) {
   print(case_table(outcomes, summary_columns()), format);
   if (format != TableFormat::kTable) return;
@@ -139,6 +154,7 @@ void print_results(const std::vector<CaseOutcome>& outcomes, const std::vector<C
 Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
+  if (flags.mode != "simulate") SHARDLAB_TRY(check_backend(flags.backend));
   const auto options = sweep_options(flags);
   if (!options.ok()) return options.error();
   const auto sweep = load_sweep(flags.sweep, *options);
@@ -150,6 +166,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
 
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
   SHARDLAB_TRY(check_directory(flags, out));
+  SHARDLAB_TRY(check_backends(*expansion, mode));
   SHARDLAB_TRY(check_data(*expansion, mode));
   RunMetadata metadata = describe_environment(invocation.command());
   metadata.claims = sweep->claims();
@@ -190,6 +207,9 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("--mode", flags->mode, "simulate, measure or both, instead of the file's");
   verb->add_option("--out", flags->out, "the run directory; runs/NAME by default");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
+  verb->add_option("--backend", flags->backend,
+                   "cpu, cuda or dry, instead of the file's; cuda with transport one-gpu, or --transport");
+  verb->add_option("--transport", flags->transport, "threads, one-gpu or nccl, instead of the file's");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->add_flag("--dry-run", flags->dry_run, "print counts, reasons and the expected time; run nothing");
   verb->add_flag("--resume", flags->resume, "skip cases that the run directory already has");

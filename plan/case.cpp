@@ -157,6 +157,23 @@ Result<void> check_products(const Case& c) {
   return {};
 }
 
+/// Which transports a back end can use.
+Result<void> check_execution(const Case& c) {
+  if (c.backend != "cpu" && c.backend != "dry" && c.backend != "cuda")
+    return refusal(fmt::format("backend={} is not implemented in this version", c.backend), "use backend: cpu, cuda or dry");
+  const bool on_device = c.transport == "one-gpu" || c.transport == "nccl";
+  if (c.transport != "threads" && !on_device)
+    return refusal(fmt::format("transport={} is not implemented in this version", c.transport),
+                   "use transport: threads, or, with backend: cuda, one-gpu or nccl");
+  if ((c.backend == "cuda") != on_device)
+    return refusal(fmt::format("backend={} with transport={}", c.backend, c.transport),
+                   c.backend == "cuda" ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
+                                       : "use transport: threads, or backend: cuda");
+  if (c.canonical && c.transport == "nccl")
+    return refusal("canonical with transport=nccl: NCCL sums in an order of its own", "use transport: one-gpu, or canonical: false");
+  return {};
+}
+
 /// What this version has no strategy for is refused by name, never ignored.
 Result<void> check_implemented(const Case& c) {
   const Layout& l = c.layout;
@@ -182,9 +199,7 @@ Result<void> check_implemented(const Case& c) {
   if (c.train.clip_norm != 0) return missing(fmt::format("clip_norm={}", c.train.clip_norm), "clip_norm: 0");
   if (c.train.precision != "fp32") return missing(fmt::format("precision={}", c.train.precision), "precision: fp32");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
-  if (c.backend != "cpu" && c.backend != "dry") return missing(fmt::format("backend={}", c.backend), "backend: cpu or dry");
-  if (c.transport != "threads") return missing(fmt::format("transport={}", c.transport), "transport: threads");
-  return {};
+  return check_execution(c);
 }
 
 Result<void> check_layout(const Case& c) {

@@ -64,6 +64,10 @@ Arena::Arena(const ArenaSize& size, const Options& options) : options_(options),
   for (size_t s = 0; s < static_cast<size_t>(kSpaces); ++s) {
     if (!options_.reserve || bytes_[s] == 0) continue;
     const size_t n = static_cast<size_t>(bytes_[s]);
+    if (options_.device != nullptr) {
+      storage_[s] = {options_.device->reserve(static_cast<Space>(s), bytes_[s]), Unmap{}};
+      continue;
+    }
     void* p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
       throw WorldError(
@@ -77,6 +81,7 @@ Arena::Arena(const ArenaSize& size, const Options& options) : options_(options),
 }
 
 void Arena::Unmap::operator()(std::byte* p) const {
+  if (size == 0) return;
   permit(p, static_cast<int64_t>(size));
   munmap(p, size);
 }
@@ -91,6 +96,10 @@ void Arena::allocate(Space space, int64_t offset, int64_t bytes) {
   if (p == nullptr) return;
   SHARDLAB_CHECK(offset >= 0 && offset + bytes <= bytes_[index_of(space)], "a buffer at {} of {} bytes lies outside an arena of {}",
                  offset, bytes, bytes_[index_of(space)]);
+  if (!own(space)) {
+    if (options_.poison) options_.device->fill(p, kPoisonByte, bytes, 0);
+    return;
+  }
   permit(p, bytes);
   if (options_.poison) fill_with_poison(p, bytes);
 }
@@ -98,6 +107,10 @@ void Arena::allocate(Space space, int64_t offset, int64_t bytes) {
 void Arena::free(Space space, int64_t offset, int64_t bytes) {
   std::byte* p = at(space, offset);
   if (p == nullptr) return;
+  if (!own(space)) {
+    if (options_.poison) options_.device->fill(p, kPoisonByte, bytes, 0);
+    return;
+  }
   if (options_.poison) fill_with_poison(p, bytes);
   forbid(p, bytes);
 }
@@ -106,6 +119,10 @@ void Arena::touch() {
   for (size_t s = 0; s < static_cast<size_t>(kSpaces); ++s) {
     if (!storage_[s]) continue;
     std::byte* p = storage_[s].get();
+    if (!own(static_cast<Space>(s))) {
+      options_.device->fill(p, options_.poison ? kPoisonByte : 0, bytes_[s], 0);
+      continue;
+    }
     if (options_.poison)
       fill_with_poison(p, bytes_[s]);
     else

@@ -8,6 +8,7 @@
 
 #include "plan/buffer.h"
 #include "plan/memory.h"
+#include "runtime/accelerator.h"
 
 namespace shardlab {
 
@@ -28,12 +29,14 @@ class Ledger {
   std::array<MemoryByClass, kSpaces> by_class_{}, at_peak_{};
 };
 
-/// Storage of one rank. Not thread-safe: alloc and free happen on the rank's stream 0.
+/// Storage of one rank: of the process, or of the rank's device, whose memory is then poisoned in the order of stream 0. Not
+/// thread-safe: alloc and free happen on the rank's stream 0.
 class Arena {
  public:
   struct Options {
-    bool poison = false;  ///< fill freed and fresh storage with signalling NaNs
-    bool reserve = true;  ///< false: no memory at all, every address is null (rehearsals)
+    bool poison = false;            ///< fill freed and fresh storage with signalling NaNs
+    bool reserve = true;            ///< false: no memory at all, every address is null (rehearsals)
+    Accelerator* device = nullptr;  ///< none: memory of this process
   };
   Arena(const ArenaSize& size, const Options& options);
 
@@ -49,8 +52,11 @@ class Arena {
   int64_t bytes(Space space) const { return bytes_[static_cast<size_t>(space)]; }
 
  private:
+  /// Whether the space is this process's own, to be filled and guarded by hand.
+  bool own(Space space) const { return options_.device == nullptr && storage_[static_cast<size_t>(space)] != nullptr; }
+
   struct Unmap {
-    size_t size;
+    size_t size;  ///< 0: the device's, which keeps it
     Unmap() : size(0) {}
     explicit Unmap(size_t n) : size(n) {}
     void operator()(std::byte* p) const;
@@ -62,5 +68,7 @@ class Arena {
 
 /// The 32-bit pattern of poisoned storage: a signalling NaN in fp32, an impossible token id.
 inline constexpr uint32_t kPoison = 0xffa5a5a5u;
+/// The byte of poisoned storage on a device, which fills by bytes: NaNs in every float type, -1 in every integer.
+inline constexpr uint8_t kPoisonByte = 0xff;
 
 }  // namespace shardlab

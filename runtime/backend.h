@@ -13,6 +13,7 @@
 #include "plan/base/result.h"
 #include "plan/interfaces.h"
 #include "plan/program.h"
+#include "runtime/accelerator.h"
 
 namespace shardlab {
 
@@ -71,6 +72,8 @@ class Backend {
   virtual Result<Launch> bind(const BoundOp& op) = 0;
   /// Called by the thread of each stream that has instructions, once everything is bound and before its first op.
   virtual void enter_thread(int stream) { static_cast<void>(stream); }
+  /// What runs the launches when they only enqueue; none: they have run when they return.
+  virtual Accelerator* device() { return nullptr; }
 };
 
 /// Makes the back end of one rank.

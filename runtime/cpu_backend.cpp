@@ -14,6 +14,7 @@
 #include "runtime/backend.h"
 #include "runtime/mixed_ops.h"
 #include "runtime/named_kernels.h"
+#include "runtime/operands.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -22,20 +23,6 @@
 namespace shardlab {
 
 namespace {
-
-/// The part of a logical dim that a rank holds.
-kernels::Part part_of(const BoundOp& op, const Type& type, int dim) {
-  return {logical_origin(type, op.mesh(), op.at)[dim], logical_shape(type, op.mesh())[dim]};
-}
-
-/// Rows of an activation: [b,s,width], or [rows,width] as one sequence.
-kernels::Tokens tokens_of(const BoundOp& op, const Type& type) {
-  const Shape& shape = type.shape;
-  if (shape.rank >= 3) return {shape[0], shape[1], part_of(op, type, 1)};
-  return {1, shape.elements() / shape.last(), {}};
-}
-
-int64_t rows_of(const Type& type) { return type.shape.elements() / type.shape.last(); }
 
 const float* floats(const Tensor& t) { return t.as<const float>(); }
 float* mutable_floats(const Tensor& t) { return t.as<float>(); }
@@ -96,11 +83,6 @@ class CpuBackend final : public Backend {
 template <class Args>
 Launch launch(void (*kernel)(const Args&), const Args& args) {
   return [kernel, args](const StepState&) { kernel(args); };
-}
-
-/// An accumulating op adds to what its write holds, so the write must lie where the old value is.
-void check_in_place(const BoundOp& op, const Tensor& write, const Tensor& old) {
-  SHARDLAB_CHECK(write.data == old.data, "`{}` writes beside what it should update in place", describe(*op.plan, *op.instruction));
 }
 
 Result<void> check_types(const BoundOp& op) {

@@ -37,6 +37,7 @@ std::string what_for(const WaitCause& cause) {
     case WaitCause::Kind::kStream: return fmt::format("waits for stream {} to complete {} instructions", cause.peer, cause.amount);
     case WaitCause::Kind::kMessage: return fmt::format("waits for rank {} to offer its part", cause.peer);
     case WaitCause::Kind::kTaken: return fmt::format("waits for rank {} to read what it was offered", cause.peer);
+    case WaitCause::Kind::kTurn: return fmt::format("waits for its rank to issue what comes before op #{}", cause.amount);
   }
   return "";
 }

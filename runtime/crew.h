@@ -32,6 +32,7 @@ struct WaitCause {
     kStream,   ///< for stream `peer` of its own rank to have completed `amount` instructions
     kMessage,  ///< for rank `peer` to offer its part
     kTaken,    ///< for rank `peer` to have read what was offered to it
+    kTurn,     ///< for the calls of its rank that come before instruction `amount`
   } kind = Kind::kNothing;
   int32_t peer = -1;
   int64_t amount = 0;

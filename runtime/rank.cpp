@@ -3,15 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "plan/base/check.h"
 
 namespace shardlab {
 
 namespace {
-
-constexpr std::array<std::string_view, Rank::kMetrics> kMetricNames{"loss", "grad_norm2"};
 
 const Role& role_at(const Plan& plan, const Coordinates& at) {
   const auto pp = plan.mesh.find("pp");
@@ -31,7 +32,9 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       program_(placed.programs[role_index(plan_, at_)]),
       options_(options),
       backend_(std::move(backend)),
-      arena_(placed.arenas[role_index(plan_, at_)], {.poison = options.poison, .reserve = backend_->has_storage()}) {
+      device_(backend_->device()),
+      arena_(placed.arenas[role_index(plan_, at_)],
+             {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_}) {
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
   for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);
@@ -88,7 +91,24 @@ Result<void> Rank::bind(Transport& transport, const BatchSource* source) {
         bind_storage(instruction, bound);
     }
   }
+  if (device_ != nullptr) bind_events();
   return {};
+}
+
+/// Puts the stream program's waits and records to the instructions.
+void Rank::bind_events() {
+  stream_program_ = stream_program(plan_, program_, {.poison = options_.poison});
+  for (const auto& stream : streams_)
+    for (BoundInstruction& bound : stream->instructions) {
+      const StreamAction& action = stream_program_.actions[static_cast<size_t>(bound.id)];
+      bound.events = stream_program_.waits_of(action);
+      bound.record = action.record;
+    }
+  const bool times = options_.tracer != nullptr && options_.tracer->wants_events();
+  device_->prepare({.streams = static_cast<int>(plan_.streams.size()),
+                    .events = stream_program_.events,
+                    .marks = times ? 1 + 2 * static_cast<int>(program_.instructions.size()) : 0});
+  host_bytes_ = device_->reserve(Space::kHost, static_cast<int64_t>(own_bytes_.size()));
 }
 
 Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bound, Transport& transport,
@@ -205,6 +225,7 @@ std::vector<int> Rank::streams() const {
 }
 
 void Rank::enter(int stream) {
+  if (device_ != nullptr) device_->attach_thread();
   if (stream == 0) enter_arena();
   backend_->enter_thread(stream);
 }
@@ -215,8 +236,36 @@ void Rank::enter_arena() {
     if (!b.persistent || b.view) continue;
     arena_.allocate(b.space, b.offset, b.type.bytes());
     ledger_.allocate(b.space, b.kind, b.type.bytes());
-    if (std::byte* p = arena_.at(b.space, b.offset)) std::memset(p, 0, static_cast<size_t>(b.type.bytes()));
+    std::byte* p = arena_.at(b.space, b.offset);
+    if (p == nullptr) continue;
+    if (device_ != nullptr)
+      device_->fill(p, 0, b.type.bytes(), 0);
+    else
+      std::memset(p, 0, static_cast<size_t>(b.type.bytes()));
   }
+  if (device_ != nullptr) device_->synchronise();
+}
+
+void Rank::read(BufferId buffer, int64_t offset, std::span<std::byte> to) const {
+  const std::byte* from = static_cast<const std::byte*>(address(buffer)) + offset;
+  if (device_ == nullptr) {
+    std::memcpy(to.data(), from, to.size());
+    return;
+  }
+  device_->attach_thread();
+  device_->copy(to.data(), from, static_cast<int64_t>(to.size()), 0);
+  device_->synchronise();
+}
+
+void Rank::write(BufferId buffer, int64_t offset, std::span<const std::byte> from) {
+  std::byte* to = static_cast<std::byte*>(address(buffer)) + offset;
+  if (device_ == nullptr) {
+    std::memcpy(to, from.data(), from.size());
+    return;
+  }
+  device_->attach_thread();
+  device_->copy(to, from.data(), static_cast<int64_t>(from.size()), 0);
+  device_->synchronise();
 }
 
 void Rank::reset() {
@@ -225,7 +274,7 @@ void Rank::reset() {
     s->end = 0;
   }
   std::ranges::fill(sent_by_comm_, 0);
-  metrics_ = {};
+  metric_kept_ = {};
 }
 
 void Rank::run(int stream, const StepFrame& frame, Task& task) {
@@ -234,21 +283,138 @@ void Rank::run(int stream, const StepFrame& frame, Task& task) {
   for (const BoundInstruction& bound : s.instructions) {
     task.set_instruction(bound.id);
     task.pause();
-    if (!bound.waits.empty()) await(bound, stream, frame, task);
-    if (bound.predicate == nullptr || *bound.predicate != 0) {
-      if (options_.recorder == nullptr) {
-        perform(bound, frame.state, task);
-      } else {
-        const double begin = clock.now();
-        const Moved moved = perform(bound, frame.state, task);
-        record(TraceEvent::Kind::kOp, bound, stream, frame, begin, clock.now(), moved);
-      }
+    if (device_ != nullptr) {
+      issue(bound, stream, frame, task);
+    } else {
+      if (!bound.waits.empty()) await(bound, stream, frame, task);
+      if (!skipped(bound, stream, task)) run_one(bound, stream, frame, task);
     }
     s.completed.advance();
   }
   task.set_instruction(-1);
+  if (device_ != nullptr) await_idle(stream, task);
   s.end = clock.now() - frame.begin;
 }
+
+/// Performs an instruction; a recorder is told of it.
+Moved Rank::run_one(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
+  if (options_.recorder == nullptr) return perform(bound, frame.state, task);
+  const double begin = options_.clock->now();
+  const Moved moved = perform(bound, frame.state, task);
+  record(TraceEvent::Kind::kOp, bound, stream, frame, begin, options_.clock->now(), moved);
+  return moved;
+}
+
+/// Whether a predicate says that the instruction does not run. On a device that costs a round trip: its value decides what the host
+/// issues.
+bool Rank::skipped(const BoundInstruction& bound, int stream, Task& task) {
+  if (bound.predicate == nullptr) return false;
+  if (device_ == nullptr) return *bound.predicate == 0;
+  std::byte* const value = host_bytes_ + 8 * (kMetrics + stream);
+  device_->copy(value, bound.predicate, sizeof(int32_t), stream);
+  await_idle(stream, task);
+  int32_t runs = 0;
+  std::memcpy(&runs, value, sizeof runs);
+  return runs == 0;
+}
+
+// ---- on a device
+
+/// Whether the work of an instruction is given to the device by this rank.
+bool Rank::issues(const BoundInstruction& bound) {
+  switch (bound.kind) {
+    case BoundInstruction::Kind::kCollective: return bound.comm->issues(CommCall::kCollective);
+    case BoundInstruction::Kind::kSend: return bound.comm->issues(CommCall::kSend);
+    case BoundInstruction::Kind::kReceive: return bound.comm->issues(CommCall::kReceive);
+    default: return true;
+  }
+}
+
+/// Gives an instruction to the device: its waits, its work, its event.
+void Rank::issue(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
+  await_events(bound, stream, task);
+  if (!skipped(bound, stream, task)) {
+    const bool book_keeping = bound.kind == BoundInstruction::Kind::kAlloc || bound.kind == BoundInstruction::Kind::kFree;
+    DeviceTracer* const tracer = book_keeping ? nullptr : options_.tracer;
+    const bool timed = tracer != nullptr && tracer->wants_events();
+    const OpKey key{frame.number, rank_, bound.id};
+    const double now = tracer != nullptr ? options_.clock->now() : 0;
+    if (tracer != nullptr && !issues(bound)) {
+      const Moved moved = run_one(bound, stream, frame, task);
+      tracer->op_carried(key, {frame.number, moved.carrier_rank, moved.carrier_instruction}, now);
+    } else {
+      if (tracer != nullptr) tracer->begin_op(key, now);
+      if (timed) device_->mark(mark_of(bound), stream);
+      run_one(bound, stream, frame, task);
+      if (timed) {
+        device_->mark(mark_of(bound) + 1, stream);
+        marked_[static_cast<size_t>(bound.id)] = 1;
+      }
+      if (tracer != nullptr) tracer->end_op(key);
+    }
+  }
+  if (bound.record >= 0) device_->record(bound.record, stream);
+}
+
+/// An event must be recorded before it is waited for: so the host waits until the other stream's thread has come past it.
+void Rank::await_events(const BoundInstruction& bound, int stream, Task& task) {
+  for (const EventWait& w : bound.events) {
+    task.wait(streams_[static_cast<size_t>(w.stream)]->completed, static_cast<uint64_t>(w.count),
+              {WaitCause::Kind::kStream, w.stream, w.count});
+    device_->wait(w.event, stream);
+  }
+}
+
+/// Returns once the device has run what the stream was given. Asks ever more rarely, so that the asking costs less than a hundredth
+/// of the step and what it adds to the step's time is less than that too.
+void Rank::await_idle(int stream, Task& task) {
+  const double begin = task.now();
+  while (!device_->idle(stream)) {
+    task.pause();
+    const double waited = task.now() - begin;
+    if (waited > options_.timeout_s)
+      throw WorldError(fmt::format("the device has worked for {:.3g} s, which is the limit{}", waited, progress()),
+                       "raise the time-out (measure.timeout) if a step may really take so long");
+    if (waited > 1e-4) std::this_thread::sleep_for(std::chrono::duration<double>(std::min(waited / 200, 1e-3)));
+  }
+}
+
+/// How far the device has come, for messages: what each stream that still works has come past.
+std::string Rank::progress() const {
+  std::string text;
+  for (const int stream : streams()) {
+    if (device_->idle(stream)) continue;
+    const Stream& s = *streams_[static_cast<size_t>(stream)];
+    const size_t issued = static_cast<size_t>(s.completed.value());
+    const BoundInstruction* last = nullptr;
+    for (size_t i = 0; i < issued; ++i)  // what is not issued yet may have been reached in the step before
+      if (const BoundInstruction& bound = s.instructions[i]; bound.record >= 0 && device_->reached(bound.record)) last = &bound;
+    text += fmt::format(
+        "\nstream {} has come past {}", plan_.streams[static_cast<size_t>(stream)],
+        last == nullptr ? "none of its events"
+                        : fmt::format("#{} `{}`", last->id, describe(plan_, program_.instructions[static_cast<size_t>(last->id)])));
+    if (issued < s.instructions.size()) text += fmt::format(", and {} more are not issued", s.instructions.size() - issued);
+  }
+  return text;
+}
+
+void Rank::mark_begin() {
+  if (device_ == nullptr || options_.tracer == nullptr || !options_.tracer->wants_events()) return;
+  marked_.assign(program_.instructions.size(), 0);
+  device_->attach_thread();
+  device_->mark(0, 0);
+}
+
+void Rank::report_times(int32_t step) {
+  for (size_t i = 0; i < marked_.size(); ++i) {
+    if (marked_[i] == 0) continue;
+    const int mark = 1 + 2 * static_cast<int>(i);
+    options_.tracer->op_timed({step, rank_, static_cast<int32_t>(i)}, device_->milliseconds(0, mark),
+                              device_->milliseconds(0, mark + 1));
+  }
+}
+
+// ---- on the processor
 
 /// Waits until the other streams are where the instruction needs them; a wait that was there to see is recorded.
 void Rank::await(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
@@ -276,8 +442,7 @@ Moved Rank::perform(const BoundInstruction& bound, const StepState& state, Task&
       ledger_.allocate(bound.space, bound.cls, bound.bytes);
       return moved;
     case Kind::kFree:
-      if (bound.metric >= 0 && backend_->has_storage())
-        metrics_[static_cast<size_t>(bound.metric)] = read_metric(*metric_buffers_[static_cast<size_t>(bound.metric)]);
+      if (bound.metric >= 0 && backend_->has_storage()) keep_metric(bound.metric);
       arena_.free(bound.space, bound.offset, bound.bytes);
       ledger_.free(bound.space, bound.cls, bound.bytes);
       return moved;
@@ -307,16 +472,34 @@ double Rank::end_of_step() const {
   return end;
 }
 
-double Rank::read_metric(BufferId buffer) const {
-  const void* p = address(buffer);
-  return role_.buffers[buffer.index()].type.dtype == DType::f64 ? *static_cast<const double*>(p) : *static_cast<const float*>(p);
+/// Copies a metric out of its buffer, in the order of stream 0.
+void Rank::keep_metric(int which) {
+  const BufferId buffer = *metric_buffers_[static_cast<size_t>(which)];
+  const int64_t bytes = bytes_of(role_.buffers[buffer.index()].type.dtype, 1);
+  std::byte* to = host_bytes_ + 8 * which;
+  if (device_ != nullptr)
+    device_->copy(to, address(buffer), bytes, 0);
+  else
+    std::memcpy(to, address(buffer), static_cast<size_t>(bytes));
+  metric_kept_[static_cast<size_t>(which)] = true;
 }
 
 std::optional<double> Rank::metric(int which) const {
   const size_t m = static_cast<size_t>(which);
-  if (metrics_[m]) return metrics_[m];  // read when its buffer was freed
-  if (!metric_buffers_[m] || !backend_->has_storage() || !persistent(*metric_buffers_[m])) return std::nullopt;
-  return read_metric(*metric_buffers_[m]);
+  if (!metric_buffers_[m] || !backend_->has_storage()) return std::nullopt;
+  const DType dtype = role_.buffers[metric_buffers_[m]->index()].type.dtype;
+  std::array<std::byte, 8> value{};
+  const size_t bytes = static_cast<size_t>(bytes_of(dtype, 1));
+  if (metric_kept_[m])
+    std::memcpy(value.data(), host_bytes_ + 8 * which, bytes);
+  else if (persistent(*metric_buffers_[m]))
+    read(*metric_buffers_[m], 0, std::span(value).first(bytes));
+  else
+    return std::nullopt;
+  if (dtype == DType::f64) return std::bit_cast<double>(value);
+  float f = 0;
+  std::memcpy(&f, value.data(), sizeof f);
+  return f;
 }
 
 }  // namespace shardlab

@@ -13,6 +13,7 @@
 #include "runtime/backend.h"
 #include "runtime/crew.h"
 #include "runtime/session.h"
+#include "runtime/stream_program.h"
 #include "runtime/transport.h"
 
 namespace shardlab {
@@ -31,8 +32,10 @@ struct BoundInstruction {
   Space space = Space::kDevice;  ///< of kAlloc and kFree, as the four below
   BufferClass cls = BufferClass::kTemporary;
   int64_t offset = 0;
-  int64_t bytes = 0;  ///< also of kSend and kReceive
-  int metric = -1;    ///< of a kFree that ends the life of a metric: which
+  int64_t bytes = 0;                  ///< also of kSend and kReceive
+  int metric = -1;                    ///< of a kFree that ends the life of a metric: which
+  std::span<const EventWait> events;  ///< on a device, instead of `waits`
+  int32_t record = -1;                ///< on a device: the event recorded behind it, or -1
 };
 
 /// What the session shares with its ranks during a step.
@@ -66,16 +69,22 @@ class Rank {
   Backend& backend() { return *backend_; }
   const Backend& backend() const { return *backend_; }
   double end_of_step() const;
+  /// Where the device times the ops: its reference for the step, recorded now; and what the step came to, once all have ended.
+  void mark_begin();
+  void report_times(int32_t step);
   std::span<const int64_t> sent_by_comm() const { return sent_by_comm_; }
 
-  /// Address of a buffer of the role, or null without storage.
+  /// Copies bytes of a buffer, from `offset` on, to or from memory of this process. Between steps, from one thread.
+  void read(BufferId buffer, int64_t offset, std::span<std::byte> to) const;
+  void write(BufferId buffer, int64_t offset, std::span<const std::byte> from);
+  /// Address of a buffer of the role, or null without storage; on a device, an address of its memory.
   void* address(BufferId buffer) const;
   /// Whether it is, or is a view of, a persistent buffer.
   bool persistent(BufferId buffer) const;
   std::optional<BufferId> find(std::string_view buffer) const;
   /// The value of "loss" or "grad_norm2" after a step, where the role has it.
   std::optional<double> metric(int which) const;
-  static constexpr int kLoss = 0, kGradNorm2 = 1, kMetrics = 2;
+  static constexpr int kLoss = 0, kGradNorm2 = 1, kMetrics = static_cast<int>(kMetricNames.size());
 
  private:
   /// A stream's instructions, and how many of them it has completed in this step.
@@ -97,11 +106,21 @@ class Rank {
   void* address(const Operand& operand) const;
   Tensor tensor(const Operand& operand) const { return {address(operand), operand.type}; }
 
+  void bind_events();
+  static bool issues(const BoundInstruction& bound);
   void await(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
+  void await_events(const BoundInstruction& bound, int stream, Task& task);
+  void await_idle(int stream, Task& task);
+  std::string progress() const;
+  bool skipped(const BoundInstruction& bound, int stream, Task& task);
+  Moved run_one(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
+  void issue(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
   Moved perform(const BoundInstruction& bound, const StepState& state, Task& task);
   void record(TraceEvent::Kind kind, const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, double end,
               const Moved& moved);
-  double read_metric(BufferId buffer) const;
+  void keep_metric(int which);
+  /// The first of the two marks around an instruction; mark 0 is the step's reference.
+  static int mark_of(const BoundInstruction& bound) { return 1 + 2 * bound.id; }
 
   const PlacedPlan& placed_;
   const Plan& plan_;
@@ -111,13 +130,20 @@ class Rank {
   const Program& program_;
   const RunOptions options_;
   const std::unique_ptr<Backend> backend_;
+  Accelerator* const device_;
   Arena arena_;
   Ledger ledger_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Communicator>> communicators_;  ///< by CommId; none where the rank does not use it
   std::vector<int64_t> sent_by_comm_;
   std::array<std::optional<BufferId>, kMetrics> metric_buffers_;
-  std::array<std::optional<double>, kMetrics> metrics_;
+  /// 8 bytes for each metric, its value when its buffer was freed, and for each stream's predicate; on a device, host memory that
+  /// it copies to.
+  std::array<std::byte, 8 * (kMetrics + kMaxStreams)> own_bytes_{};
+  std::byte* host_bytes_ = own_bytes_.data();
+  std::array<bool, kMetrics> metric_kept_{};
+  StreamProgram stream_program_;  ///< on a device
+  std::vector<uint8_t> marked_;   ///< by instruction: whether its marks were recorded in this step. Each by its stream's thread
 };
 
 }  // namespace shardlab

@@ -77,6 +77,7 @@ class ThreadSession final : public Session {
   RunOptions options_;
   SteadyClock steady_clock_;
   std::unique_ptr<Scheduler> own_scheduler_;
+  Transport* transport_ = nullptr;
   std::vector<std::unique_ptr<Rank>> ranks_;
   std::unique_ptr<Crew> crew_;
   Counter start_, done_;  ///< rounds started; rounds completed, over all tasks
@@ -88,6 +89,7 @@ class ThreadSession final : public Session {
 // ---- tasks and rounds
 
 Result<void> ThreadSession::build(Transport& transport, const BackendFactory& backends, const BatchSource* source) {
+  transport_ = &transport;
   for (int r = 0; r < plan_.mesh.world_size(); ++r) ranks_.push_back(std::make_unique<Rank>(placed_, r, options_, backends(r)));
   for (const auto& rank : ranks_) SHARDLAB_TRY(rank->bind(transport, source));
   start_crew();
@@ -126,6 +128,7 @@ void ThreadSession::run_round(const Round& round) {
   start_.advance();
   crew_->scheduler().drive(*crew_, done_, rounds_ * crew_->tasks().size());
   if (crew_->failed()) {
+    transport_->abort();
     crew_->join();  // `round` must outlive its users
     crew_->throw_if_failed();
   }
@@ -159,7 +162,10 @@ StepResult ThreadSession::step(int64_t step) {
   for (const auto& rank : ranks_) rank->reset();
   frame_.state = {step, learning_rate_at(options_.learning_rate, step)};
   frame_.begin = options_.clock->now();
+  for (const auto& rank : ranks_) rank->mark_begin();
+  if (options_.tracer != nullptr) options_.tracer->begin_step(frame_.number, frame_.begin, options_.clock->now() - frame_.begin);
   run_round([this](Rank& rank, int stream, Task& task) { rank.run(stream, frame_, task); });
+  for (const auto& rank : ranks_) rank->report_times(frame_.number);
 
   StepResult result;
   for (const auto& rank : ranks_) {
@@ -208,13 +214,16 @@ ThreadSession::Holding ThreadSession::value_of(const Rank& rank, int32_t paramet
 
 /// The elements of a piece, widened.
 std::vector<float> ThreadSession::read_piece(const Rank& rank, const Piece& piece, DType dtype) const {
-  return read_values(static_cast<const std::byte*>(rank.address(piece.buffer)) + bytes_of(dtype, piece.at), dtype, piece.n);
+  std::vector<std::byte> raw(static_cast<size_t>(bytes_of(dtype, piece.n)));
+  rank.read(piece.buffer, bytes_of(dtype, piece.at), raw);
+  return read_values(raw.data(), dtype, piece.n);
 }
 
 /// Stores values in a piece, rounded to nearest even where its type is narrower.
 void ThreadSession::write_piece(const Rank& rank, const Piece& piece, DType dtype, const float* values) const {
-  write_values({values, static_cast<size_t>(piece.n)}, dtype,
-               static_cast<std::byte*>(rank.address(piece.buffer)) + bytes_of(dtype, piece.at));
+  std::vector<std::byte> raw(static_cast<size_t>(bytes_of(dtype, piece.n)));
+  write_values({values, static_cast<size_t>(piece.n)}, dtype, raw.data());
+  rank.write(piece.buffer, bytes_of(dtype, piece.at), raw);
 }
 
 void ThreadSession::initialise_parameters() {
@@ -316,7 +325,7 @@ Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view
   const Type& type = r.role().buffers[id->index()].type;
   if (!kernels::is_float_storage(type.dtype))
     return Error{ExitCode::kUsage, fmt::format("`{}` is {}, which is no floating-point type", name, name_of(type.dtype)), "", ""};
-  return read_values(r.address(*id), type.dtype, type.shape.elements());
+  return read_piece(r, {*id, 0, 0, type.shape.elements()}, type.dtype);
 }
 
 Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) const {

@@ -17,6 +17,7 @@
 
 #include "plan/base/result.h"
 #include "plan/case.h"
+#include "plan/device_tracer.h"
 #include "plan/interfaces.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
@@ -36,6 +37,7 @@ struct RunOptions {
   Recorder* recorder = nullptr;    ///< receives an event per instruction; none: no clock is read
   const Clock* clock = nullptr;    ///< none: this machine's
   Scheduler* scheduler = nullptr;  ///< none: tasks run freely
+  DeviceTracer* tracer = nullptr;  ///< told which op the work handed to a device belongs to; none: nobody is
 };
 
 /// What one step came to.

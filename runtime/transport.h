@@ -34,7 +34,13 @@ struct CollectiveCall {
 struct Moved {
   int64_t sent_bytes = 0;  ///< payload this rank sent
   double peer_wait_s = 0;  ///< of the call's time, spent until peers had arrived
+  /// Where a peer gave a device the work of this call with its own: that rank, and the instruction it was at.
+  int32_t carrier_rank = -1;
+  int32_t carrier_instruction = -1;
 };
+
+/// The kinds of call on a communicator.
+enum class CommCall : uint8_t { kCollective, kSend, kReceive };
 
 /// One rank's handle on one communicator of the plan. Calls on it run in issue order, from one thread at a time. Every call
 /// returns when the rank's buffers may be used again, and throws Released when the session fails meanwhile.
@@ -43,6 +49,8 @@ class Communicator {
   virtual ~Communicator() = default;
   virtual int size() const = 0;
   virtual int index() const = 0;
+  /// Whether this rank itself gives a device the work of its calls; otherwise a peer does it along with its own.
+  virtual bool issues(CommCall) const { return true; }
 
   /// Checks once, before the first step, that `call` can be carried out; the pointers may be null.
   virtual Result<void> prepare(const CollectiveCall& call) = 0;
@@ -58,6 +66,8 @@ class Transport {
   /// Rank `rank` joins communicator `comm` with `members` (ranks in group order, itself included). Safe from several threads.
   /// A rank may join the same communicator several times: the handles share one order of messages per pair.
   virtual std::unique_ptr<Communicator> join(int rank, CommId comm, std::span<const int> members) = 0;
+  /// Ends what a device still does for a session that has failed, so that it can be torn down. Safe from any thread.
+  virtual void abort() {}
 };
 
 }  // namespace shardlab

@@ -39,7 +39,7 @@ Type ids(int64_t sequences, int64_t tokens) {
   return type;
 }
 
-Bench::Bench(std::string name, std::string axis, int ranks, const PoolSizes& pools) {
+Bench::Bench(std::string name, std::string axis, int ranks, const PoolSizes& pools, DType dtype) : dtype_(dtype) {
   plan_.name = std::move(name);
   plan_.mesh.axes = {{std::move(axis), ranks}};
   plan_.streams = {"compute"};
@@ -64,14 +64,14 @@ Bench::Bench(std::string name, std::string axis, int ranks, const PoolSizes& poo
   b.parameter = -1;
   b.kind = BufferClass::kOther;
   b.name = "inputs";
-  b.type = tensor({pools.inputs});
+  b.type = typed(tensor({pools.inputs}));
   inputs_ = add_buffer(b);
   b.name = "results";
-  b.type = tensor({pools.results});
+  b.type = typed(tensor({pools.results}));
   results_ = add_buffer(b);
 
   for (int64_t block = 0; block < pools.inputs / kNoiseElements; ++block) {
-    const BufferId to = window(inputs_, input_cursor_, tensor({kNoiseElements}));
+    const BufferId to = window(inputs_, input_cursor_, typed(tensor({kNoiseElements})));
     for (size_t role = 0; role < programs_.size(); ++role)
       add_call("fill the pool", Copy{}, {noise_}, {{to}}, std::string(kPreparation), 0, programs_[role]);
   }

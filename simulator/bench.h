@@ -25,7 +25,14 @@ struct PoolSizes {
 class Bench {
  public:
   /// `axis` is the one axis of the mesh ("rank" for independent ranks, "pp" for a sender and a receiver), `ranks` its size.
-  Bench(std::string name, std::string axis, int ranks, const PoolSizes& pools = {});
+  /// `dtype` is that of the pools: types of another cannot be their windows.
+  Bench(std::string name, std::string axis, int ranks, const PoolSizes& pools = {}, DType dtype = DType::f32);
+
+  /// `type` in the pools' element type.
+  Type typed(Type type) const {
+    type.dtype = dtype_;
+    return type;
+  }
 
   /// An operand that no op has touched for long: a weight, a saved activation. Random values.
   BufferId cold(const Type& type);
@@ -64,6 +71,7 @@ class Bench {
     BufferId from, to;
   };
 
+  const DType dtype_;
   Plan plan_;
   BufferId noise_, inputs_, results_;
   int64_t input_cursor_ = 0, result_cursor_ = 0;

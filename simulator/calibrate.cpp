@@ -149,20 +149,22 @@ Plan rows_plan(int ranks) {
 
 // --- ops by bytes ----------------------------------------------------------------------------------------------------------
 
+void add_flat(Bench& b, int64_t elements) {
+  const Type x = tensor({elements});
+  Type norm = tensor({1});
+  norm.dtype = DType::f64;
+  b.op(AdamW{}, {b.cold(x), b.cold(x), b.state(x), b.state(x)}, {{{}, 1}, {{}, 2}, {{}, 3}});
+  b.op(Sgd{}, {b.cold(x), b.cold(x)}, {{{}, 1}});
+  b.op(Add{}, {b.cold(x), b.warm(x)}, {{{}, 0}});
+  b.op(Copy{}, {b.warm(x)}, {{b.result(x)}});
+  b.op(Fill{}, {}, {{b.result(x)}});
+  b.op(SumScalars{}, {b.cold(x)}, {{b.result(tensor({1}))}});
+  b.op(SquaredNorm{}, {b.cold(x)}, {{b.state(norm)}});
+}
+
 Plan flat_plan(int ranks) {
   Bench b(fmt::format("calibration flat x{}", ranks), "rank", ranks);
-  for (const int64_t elements : {1, 16, 256, 4096, 16384, 65536, 262144, 1048576}) {
-    const Type x = tensor({elements});
-    Type norm = tensor({1});
-    norm.dtype = DType::f64;
-    b.op(AdamW{}, {b.cold(x), b.cold(x), b.state(x), b.state(x)}, {{{}, 1}, {{}, 2}, {{}, 3}});
-    b.op(Sgd{}, {b.cold(x), b.cold(x)}, {{{}, 1}});
-    b.op(Add{}, {b.cold(x), b.warm(x)}, {{{}, 0}});
-    b.op(Copy{}, {b.warm(x)}, {{b.result(x)}});
-    b.op(Fill{}, {}, {{b.result(x)}});
-    b.op(SumScalars{}, {b.cold(x)}, {{b.result(tensor({1}))}});
-    b.op(SquaredNorm{}, {b.cold(x)}, {{b.state(norm)}});
-  }
+  for (const int64_t elements : {1, 16, 256, 4096, 16384, 65536, 262144, 1048576}) add_flat(b, elements);
   return b.take();
 }
 
@@ -217,6 +219,63 @@ Plan overhead_plan() {
   return b.take();
 }
 
+// --- on a GPU --------------------------------------------------------------------------------------------------------------
+
+/// Products of a transformer's sizes, in one element type. Operands come from pools far larger than the caches.
+Plan gpu_linear_plan(DType dtype) {
+  const PoolSizes pools{192 << 20, 96 << 20};
+  Bench b(fmt::format("calibration gpu linear {}", name_of(dtype)), "rank", 1, pools, dtype);
+  for (const int64_t rows : {1024, 4096, 16384})
+    for (const int64_t out : {512, 1024, 2048, 4096, 8192})
+      for (const int64_t in : {512, 1024, 2048, 4096, 8192}) {
+        if (rows * std::max(in, out) > (64 << 20)) continue;
+        const Type x = b.typed(rows_of(rows, in)), y = b.typed(rows_of(rows, out)), w = b.typed(tensor({out, in}));
+        b.op(Linear{Phase::kF}, {b.warm(x), b.cold(w)}, {{b.result(y)}});
+        b.op(Linear{Phase::kI}, {b.warm(y), b.cold(w)}, {{b.result(x)}});
+        b.op(Linear{Phase::kW}, {b.cold(x), b.warm(y)}, {{b.result(w)}});
+      }
+  return b.take();
+}
+
+Plan gpu_attention_plan() {
+  Bench b("calibration gpu attention", "rank", 1, {96 << 20, 48 << 20});
+  for (const int64_t tokens : {512, 1024, 2048, 4096})
+    for (const int64_t width : {64, 128})
+      for (const int heads : {4, 16}) {
+        const int d = static_cast<int>(width);
+        const Type qkv = tensor({1, tokens, 3 * heads * width}), o = tensor({1, tokens, heads * width}),
+                   lse = tensor({1, heads, tokens});
+        b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
+        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.result(qkv)}});
+      }
+  return b.take();
+}
+
+Plan gpu_rows_plan() {
+  Bench b("calibration gpu rows", "rank", 1, {192 << 20, 96 << 20});
+  for (const int64_t rows : {1024, 4096, 16384}) {
+    const BufferId tokens = b.tokens(rows / kTokens, kTokens);
+    for (const int64_t width : {512, 2048}) {
+      for (const bool variant : {false, true}) {
+        add_norm(b, rows, width, variant);
+        add_activation(b, rows, width, variant);
+      }
+      add_rope(b, rows, width);
+      add_residual(b, rows, width);
+      add_embeddings(b, tokens, rows, width);
+    }
+    for (const int64_t vocabulary : {256, 1024, 4096}) add_cross_entropy(b, tokens, rows, vocabulary);
+  }
+  return b.take();
+}
+
+/// Memory-bound ops by size, from what a launch costs to what the memory gives.
+Plan gpu_flat_plan() {
+  Bench b("calibration gpu flat", "rank", 1, {384 << 20, 192 << 20});
+  for (const int64_t elements : {1, 1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 24, 1 << 26}) add_flat(b, elements);
+  return b.take();
+}
+
 }  // namespace
 
 std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options) {
@@ -225,6 +284,18 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
     const int scaled = std::max(1, static_cast<int>(std::lround(steps * options.scale)));
     plans.push_back({plan.name, std::move(plan), concurrency, 1, scaled});
   };
+  if (options.target == CalibrationTarget::kGpu) {
+    for (int round = 0; round < 2; ++round) {
+      add(overhead_plan(), 1, 3);
+      add(gpu_flat_plan(), 1, 3);
+      for (const DType dtype : {DType::bf16, DType::f32, DType::f16}) add(gpu_linear_plan(dtype), 1, 2);
+      add(gpu_attention_plan(), 1, 2);
+      add(gpu_rows_plan(), 1, 2);
+      for (const int ranks : options.group_sizes) add(collective_plan(ranks), 1, 3);
+      add(point_to_point_plan(), 1, 3);
+    }
+    return plans;
+  }
   std::vector<int> concurrencies{1};
   if (options.cores > 1) concurrencies.push_back(options.cores);
   constexpr int kRounds = 3;

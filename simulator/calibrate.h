@@ -24,7 +24,11 @@
 
 namespace shardlab {
 
+/// What is measured: the processor, or a GPU, whose shapes are larger and whose ranks are alone on it.
+enum class CalibrationTarget : uint8_t { kProcessor, kGpu };
+
 struct CalibrationOptions {
+  CalibrationTarget target = CalibrationTarget::kProcessor;
   int cores = 1;                             ///< ranks that run at once in the contended plans
   std::vector<int> group_sizes = {2, 4, 8};  ///< powers of two
   double scale = 1;                          ///< of the number of repeats: 0.5 takes half as long
@@ -71,5 +75,9 @@ Calibration fit(std::span<const CalibrationRun> runs, const CalibrationOrigin& o
 /// This machine as a Machine: local, with the calibration, peak flops of one core = the best measured matmul rate, memory bandwidth
 /// of one core = the best measured rate of AdamW on buffers beyond the caches, one device a core.
 Machine local_machine(const Calibration& calibration, int cores, int64_t memory_bytes);
+
+/// This machine's GPUs as a Machine, likewise: one "core" a device, which ranks that share it share out; peak flops by the element
+/// types measured. `device` names it.
+Machine local_gpu_machine(const Calibration& calibration, const std::string& device, int devices, int64_t memory_bytes);
 
 }  // namespace shardlab

@@ -97,6 +97,13 @@ std::string kernel_of(const Op& op) {
   return name;
 }
 
+std::string kernel_of(const Segment& segment, const Op& op) {
+  const std::string name = kernel_of(op);
+  if (!std::holds_alternative<Linear>(op.work)) return name;
+  const DType dtype = slot(segment, op.reads[0]).type.dtype;
+  return dtype == DType::f32 ? name : fmt::format("{}.{}", name, shardlab::name_of(dtype));
+}
+
 std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op) {
   if (std::holds_alternative<Linear>(op.work)) return matmul_extents(segment, op);
   if (const auto* a = std::get_if<Attention>(&op.work)) {
@@ -160,7 +167,7 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
 }
 
 RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
-  const std::string kernel = kernel_of(*instruction.op);
+  const std::string kernel = kernel_of(*instruction.segment, *instruction.op);
   if (const auto levels = kernels_.find(kernel); levels != kernels_.end())
     return at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
   const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);

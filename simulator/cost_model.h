@@ -16,6 +16,8 @@ namespace shardlab {
 /// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
 /// "linear.F.bias", "norm.I.rms", "activation.F.swiglu", "cross_entropy.fused", "all_reduce.ring", "p2p" (send and receive alike).
 std::string kernel_of(const Op& op);
+/// The same with the element type of a product whose factors are not fp32: "linear.F.bf16".
+std::string kernel_of(const Segment& segment, const Op& op);
 
 /// The extents that determine the cost of `op` on one rank, in the order of `RatePoint::shape`:
 ///   linear [m, n, k] as `matmul_extents`; attention [b, heads, s, d]; norm, rope, activation, residual, dropout, embed and

@@ -92,7 +92,7 @@ class Fit {
   }
 
   void sample(const Plan& plan, const Instruction& i, int concurrency, const TraceEvent* e) {
-    add_sample(Key{kernel_of(*i.op), cost_shape_of(plan, *i.segment, *i.op), concurrency}, e->end - e->begin);
+    add_sample(Key{kernel_of(*i.segment, *i.op), cost_shape_of(plan, *i.segment, *i.op), concurrency}, e->end - e->begin);
   }
 
   void add_sample(const Key& key, double seconds) {
@@ -130,7 +130,7 @@ class Fit {
         if (std::holds_alternative<Recv>(i.op->work)) {
           const TraceEvent* e = recorded.op[role][static_cast<size_t>(i.id)];  // a mesh of stages only: rank = role
           if (e != nullptr)
-            add_sample({kernel_of(*i.op), cost_shape_of(plan, *i.segment, *i.op), 1}, e->end - e->begin - e->peer_wait);
+            add_sample({kernel_of(*i.segment, *i.op), cost_shape_of(plan, *i.segment, *i.op), 1}, e->end - e->begin - e->peer_wait);
           continue;
         }
         double arrival = 0, end = 0;
@@ -140,7 +140,7 @@ class Fit {
           arrival = std::max(arrival, e->begin);
           end = std::max(end, e->end);
         }
-        add_sample({kernel_of(*i.op), cost_shape_of(plan, *i.segment, *i.op), 1}, end - arrival);
+        add_sample({kernel_of(*i.segment, *i.op), cost_shape_of(plan, *i.segment, *i.op), 1}, end - arrival);
       }
   }
 
@@ -179,6 +179,21 @@ Machine local_machine(const Calibration& calibration, int cores, int64_t memory_
   m.device.provenance = {{"peak_flops.fp32", Provenance::kMeasured}, {"memory_bandwidth", Provenance::kMeasured}};
   m.device.link_bytes_per_s = m.device.memory_bytes_per_s;
   m.calibration = std::make_shared<const Calibration>(calibration);
+  return m;
+}
+
+Machine local_gpu_machine(const Calibration& calibration, const std::string& device, int devices, int64_t memory_bytes) {
+  Machine m = local_machine(calibration, devices, memory_bytes);
+  m.device.id = device;
+  m.device.peak_flops.clear();
+  for (const RatePoint& p : calibration.points) {
+    if (!p.kernel.starts_with("linear.") || p.shape.size() != 3) continue;
+    const std::string_view precision = p.kernel.ends_with(".bf16") ? "bf16" : p.kernel.ends_with(".f16") ? "fp16" : "fp32";
+    double& peak = m.device.peak_flops[std::string(precision)];
+    peak = std::max(peak, 2.0 * static_cast<double>(p.shape[0]) * static_cast<double>(p.shape[1]) *
+                              static_cast<double>(p.shape[2]) / p.seconds);
+    m.device.provenance[fmt::format("peak_flops.{}", precision)] = Provenance::kMeasured;
+  }
   return m;
 }
 

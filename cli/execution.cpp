@@ -1,0 +1,200 @@
+#include "cli/execution.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "kernels/kernels.h"
+#include "plan/base/world_error.h"
+#include "profiler/gpu/nvml.h"
+#include "profiler/gpu/recorder.h"
+#include "profiler/gpu/usage.h"
+#include "profiler/process.h"
+#include "profiler/recorder.h"
+#include "runtime/cuda/backend.h"
+#include "runtime/cuda/nccl_transport.h"
+#include "runtime/cuda/one_gpu_transport.h"
+#include "runtime/thread_transport.h"
+
+namespace shardlab {
+namespace {
+
+/// Ranks as threads on the processor.
+class HostExecution final : public Execution {
+ public:
+  HostExecution(const PlacedPlan& placed, const ExecutionOptions& options)
+      : options_(options),
+        kernels_(kernels_for_this_processor()),
+        transport_(kernels_),
+        recorder_(placed.plan->mesh.world_size(), placed.plan->streams, options.events_per_stream) {
+    recorder_.set_on(false);
+  }
+
+  void attach(RunOptions& options) override {
+    if (options_.events_per_stream > 0) options.recorder = &recorder_;
+  }
+  Transport& transport() override { return transport_; }
+  BackendFactory backends() override {
+    if (options_.backend == "dry") return dry_backend();
+    return cpu_backend(kernels_, {options_.canonical, options_.threads_per_rank});
+  }
+  void set_recording(bool on) override {
+    recorder_.set_on(on);
+    if (on) energy_.restart();
+  }
+  Trace take() override { return recorder_.take(); }
+  std::optional<double> joules() override { return energy_.joules(); }
+  MemoryReading memory() const override {
+    const ResidentMemory r = resident_memory();
+    return {r.now_bytes, r.peak_bytes};
+  }
+  bool memory_is_host() const override { return true; }
+  std::string description() const override { return shardlab::description(kernels_); }
+
+ private:
+  const ExecutionOptions options_;
+  const Kernels& kernels_;
+  ThreadTransport transport_;
+  CpuRecorder recorder_;
+  EnergyMeter energy_;
+};
+
+/// Ranks as threads that issue work to one GPU, or to one each.
+class GpuExecution final : public Execution {
+ public:
+  static Result<std::unique_ptr<Execution>> create(const PlacedPlan& placed, const ExecutionOptions& options);
+  ~GpuExecution() override = default;
+
+  void attach(RunOptions& options) override {
+    options.recorder = recorder_.get();
+    options.tracer = recorder_.get();
+  }
+  Transport& transport() override { return *transport_; }
+  BackendFactory backends() override { return cuda::cuda_backend(*node_, {.canonical = options_.canonical}); }
+  void set_recording(bool on) override;
+  Trace take() override { return recorder_->take(*placed_.plan, placed_.programs); }
+  std::optional<double> joules() override;
+  MemoryReading memory() const override;
+  bool memory_is_host() const override { return false; }
+  std::string description() const override;
+
+ private:
+  GpuExecution(const PlacedPlan& placed, const ExecutionOptions& options) : placed_(placed), options_(options) {}
+  Result<void> build(const cuda::Presence& presence);
+  Result<void> make_transport();
+
+  const PlacedPlan& placed_;
+  const ExecutionOptions options_;
+  SteadyClock clock_;
+  std::unique_ptr<cuda::Api> api_;
+  std::unique_ptr<cuda::NcclApi> nccl_;
+  std::set<int> devices_;
+  std::unique_ptr<GpuRecorder> recorder_;
+  std::unique_ptr<cuda::Node> node_;
+  std::unique_ptr<Transport> transport_;
+  LibraryStatus nvml_status_;
+  std::unique_ptr<Nvml> nvml_;
+  std::vector<std::unique_ptr<UsageSampler>> usage_;
+  std::vector<std::string> warnings_;
+};
+
+Result<std::unique_ptr<Execution>> GpuExecution::create(const PlacedPlan& placed, const ExecutionOptions& options) {
+  std::unique_ptr<GpuExecution> made(new GpuExecution(placed, options));
+  auto api = cuda::real_api();
+  if (!api.ok()) return api.error();
+  made->api_ = std::move(*api);
+  const cuda::Presence presence = cuda::presence(*made->api_);
+  if (!presence.usable()) return Error{ExitCode::kEnvironment, presence.reason, presence.remedy, ""};
+  SHARDLAB_TRY(made->build(presence));
+  return std::unique_ptr<Execution>(std::move(made));
+}
+
+Result<void> GpuExecution::build(const cuda::Presence& presence) {
+  const int ranks = placed_.plan->mesh.world_size();
+  const auto devices = cuda::devices_for(options_.transport, ranks, presence);
+  if (!devices.ok()) return devices.error();
+  devices_.insert(devices->begin(), devices->end());
+  // The recorder comes first: CUPTI should be there before CUDA is used.
+  recorder_ = GpuRecorder::create(ranks, {.clock = &clock_});
+  node_ = std::make_unique<cuda::Node>(*api_, *cuda::built_kernels(), *devices);
+  nvml_ = Nvml::open(nvml_status_);
+  return make_transport();
+}
+
+Result<void> GpuExecution::make_transport() {
+  if (options_.transport == "one-gpu") {
+    transport_ = std::make_unique<cuda::OneGpuTransport>(*node_);
+    return {};
+  }
+  auto nccl = cuda::real_nccl();
+  if (!nccl.ok()) return nccl.error();
+  nccl_ = std::move(*nccl);
+  auto transport = cuda::NcclTransport::create(*nccl_, placed_, node_.get());
+  if (!transport.ok()) return transport.error();
+  transport_ = std::move(*transport);
+  return {};
+}
+
+void GpuExecution::set_recording(bool on) {
+  recorder_->set_on(on);
+  usage_.clear();
+  if (!on || nvml_ == nullptr) return;
+  for (const int device : devices_) {
+    std::string bus;
+    if (api_->pci_bus_id(device, &bus) != cuda::kSuccess) continue;
+    if (const auto found = nvml_->device(bus); found.ok()) usage_.push_back(std::make_unique<UsageSampler>(*found, clock_));
+  }
+}
+
+std::optional<double> GpuExecution::joules() {
+  std::optional<double> sum;
+  for (const auto& sampler : usage_) {
+    const DeviceUsage usage = sampler->stop();
+    for (const std::string& warning : usage.warnings()) warnings_.push_back(warning);
+    if (usage.energy_j) sum = sum.value_or(0) + *usage.energy_j;
+  }
+  usage_.clear();
+  return sum;
+}
+
+MemoryReading GpuExecution::memory() const {
+  MemoryReading reading;
+  for (const int device : devices_) {
+    int64_t free = 0, total = 0;
+    if (api_->set_device(device) == cuda::kSuccess && api_->memory(&free, &total) == cuda::kSuccess) reading.now += total - free;
+  }
+  reading.peak = reading.now;  // arenas and scratch are taken once, before the first step
+  return reading;
+}
+
+std::string GpuExecution::description() const {
+  cuda::Properties device;
+  api_->properties(*devices_.begin(), &device);
+  const cuda::Presence presence = cuda::presence(*api_);
+  std::string text = fmt::format("{}{}, compute capability {}.{}, CUDA {} (driver {})",
+                                 devices_.size() > 1 ? fmt::format("{} x ", devices_.size()) : "", device.name, device.major,
+                                 device.minor, cuda::version_text(presence.runtime), cuda::version_text(presence.driver));
+  if (options_.transport == "one-gpu" && placed_.plan->mesh.world_size() > 1)
+    text += fmt::format("; {} ranks share it: times of communication are those of its memory", placed_.plan->mesh.world_size());
+  text += recorder_->source() == DeviceTimeSource::kCupti ? "; times by CUPTI"
+                                                          : fmt::format("; times by CUDA events ({})", recorder_->status().message);
+  for (const std::string& warning : warnings_) text += "; " + warning;
+  return text;
+}
+
+}  // namespace
+
+Result<void> check_backend(const std::string& backend) {
+  if (backend != "cuda") return {};
+  const cuda::Presence presence = cuda::presence();
+  if (presence.usable()) return {};
+  return Error{ExitCode::kEnvironment, fmt::format("backend cuda cannot be used here: {}", presence.reason), presence.remedy, ""};
+}
+
+Result<std::unique_ptr<Execution>> Execution::create(const PlacedPlan& placed, const ExecutionOptions& options) {
+  if (options.backend == "cuda") return GpuExecution::create(placed, options);
+  return std::unique_ptr<Execution>(std::make_unique<HostExecution>(placed, options));
+}
+
+}  // namespace shardlab

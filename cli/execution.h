@@ -1,0 +1,55 @@
+// What a plan is executed on: back end, transport and recorder, and whatever these stand on.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "plan/base/result.h"
+#include "plan/trace.h"
+#include "runtime/session.h"
+
+namespace shardlab {
+
+/// What the words of a case ask for.
+struct ExecutionOptions {
+  std::string backend = "cpu", transport = "threads";
+  bool canonical = false;
+  int threads_per_rank = 1;
+  int64_t events_per_stream = 0;  ///< room for the recorder of a CPU run; 0: nothing is recorded
+};
+
+/// What holds memory: this process, or the devices.
+struct MemoryReading {
+  int64_t now = 0, peak = 0;
+};
+
+/// Outlives the session that runs on it.
+class Execution {
+ public:
+  /// Refuses (ExitCode::kEnvironment, with the remedy) what this machine lacks.
+  static Result<std::unique_ptr<Execution>> create(const PlacedPlan& placed, const ExecutionOptions& options);
+  virtual ~Execution() = default;
+
+  /// Names the recorder, and on a device the tracer, to the session.
+  virtual void attach(RunOptions& options) = 0;
+  virtual Transport& transport() = 0;
+  virtual BackendFactory backends() = 0;
+
+  /// Nothing is recorded while off. Off at first.
+  virtual void set_recording(bool on) = 0;
+  /// What was recorded.
+  virtual Trace take() = 0;
+  /// Joules since `set_recording(true)`, where they can be read.
+  virtual std::optional<double> joules() = 0;
+  virtual MemoryReading memory() const = 0;
+  /// Whether `memory` has the arenas of host space in it.
+  virtual bool memory_is_host() const = 0;
+  /// The kernels, and on a GPU the device, as results name them; and how times were taken, where that needs saying.
+  virtual std::string description() const = 0;
+};
+
+/// Whether a case with this back end can be executed on this machine at all: says why not, and what to do.
+Result<void> check_backend(const std::string& backend);
+
+}  // namespace shardlab

@@ -1,0 +1,584 @@
+#include "runtime/cuda/backend.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "kernels/rope.h"
+#include "plan/base/check.h"
+#include "plan/base/world_error.h"
+#include "runtime/operands.h"
+
+namespace shardlab::cuda {
+
+namespace {
+
+using gpu::Input;
+using gpu::Output;
+using kernels::Tokens;
+
+Input input(const Tensor& t) { return {t.data, t.type->dtype}; }
+Output output(const Tensor& t) { return {t.data, t.type->dtype}; }
+
+/// What the ops of one stream share: they never overlap.
+struct StreamScratch {
+  int64_t bytes = 0;
+  bool matmul = false;  ///< some op wants the library
+  std::byte* data = nullptr;
+  std::unique_ptr<gpu::Matmul> library;
+
+  gpu::Scratch lent() const { return {data, bytes}; }
+};
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(Node& node, int rank, const CudaOptions& options)
+      : k_(node.kernels()), device_(node.rank(rank)), options_(options), check_(node.api()) {}
+
+  std::string_view name() const override { return "cuda"; }
+  bool has_storage() const override { return true; }
+  Result<Launch> bind(const BoundOp& op) override;
+  void enter_thread(int stream) override;
+  Accelerator* device() override { return &device_; }
+
+ private:
+  Launch bind_work(const BoundOp& op, const LoadBatch& w);
+  Launch bind_work(const BoundOp& op, const Embed& w);
+  Launch bind_work(const BoundOp& op, const Positions& w);
+  Launch bind_work(const BoundOp& op, const Norm& w);
+  Launch bind_work(const BoundOp& op, const Linear& w);
+  Launch bind_work(const BoundOp& op, const Rope& w);
+  Launch bind_work(const BoundOp& op, const Attention& w);
+  Launch bind_work(const BoundOp& op, const Activation& w);
+  Launch bind_work(const BoundOp& op, const Residual& w);
+  Launch bind_work(const BoundOp& op, const Dropout& w);
+  Launch bind_work(const BoundOp& op, const CrossEntropy& w);
+  Launch bind_work(const BoundOp& op, const Add& w);
+  Launch bind_work(const BoundOp& op, const Fill& w);
+  Launch bind_work(const BoundOp& op, const SumScalars& w);
+  Launch bind_work(const BoundOp& op, const SquaredNorm& w);
+  Launch bind_work(const BoundOp& op, const Sgd& w);
+  Launch bind_work(const BoundOp& op, const AdamW& w);
+  Launch bind_work(const BoundOp& op, const Copy& w);
+  /// Kernels are refused before; collectives and messages are the transport's.
+  template <class Other>
+  Launch bind_work(const BoundOp& op, const Other&) {
+    SHARDLAB_CHECK(false, "`{}` is not for a back end", describe(*op.plan, *op.instruction));
+  }
+
+  gpu::Stream stream(int s) { return {device_.stream(s).value, &check_}; }
+  StreamScratch& scratch(const BoundOp& op, int64_t bytes) {
+    StreamScratch& s = scratch_[op.instruction->stream];
+    s.bytes = std::max(s.bytes, aligned(bytes));
+    return s;
+  }
+  /// A launch of `kernel` on the op's stream.
+  template <class Args>
+  Launch launch(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), const Args& args) {
+    return [this, kernel, args, s = op.instruction->stream](const StepState&) { kernel(args, stream(s)); };
+  }
+  /// The same with scratch of the stream's.
+  template <class Args>
+  Launch launch_with_scratch(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), const Args& args) {
+    StreamScratch& lender = scratch(op, gpu::scratch_bytes(args));
+    return [this, kernel, args = Args(args), &lender, s = op.instruction->stream](const StepState&) mutable {
+      args.scratch = lender.lent();
+      kernel(args, stream(s));
+    };
+  }
+  /// A matrix product: by the library's method or, in canonical mode, by the fixed-order kernel.
+  template <class Args>
+  Launch product(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), void (gpu::Matmul::*method)(const Args&, gpu::Stream),
+                 const Args& args) {
+    if (options_.canonical) return launch(op, kernel, args);
+    StreamScratch& lender = scratch(op, options_.workspace_bytes);
+    lender.matmul = true;
+    return [this, method, args = Args(args), &lender, s = op.instruction->stream](const StepState&) mutable {
+      args.scratch = lender.lent();
+      ((*lender.library).*method)(args, stream(s));
+    };
+  }
+
+  const gpu::Kernels& k_;
+  RankDevice& device_;
+  const CudaOptions options_;
+  ThrowingCheck check_;
+  std::map<int, StreamScratch> scratch_;  ///< by stream; addresses stay
+  std::vector<float> rope_values_;        ///< of the role's table, none without Rope
+  float* rope_table_ = nullptr;
+};
+
+// ---- what can be bound
+
+Error refuse(const BoundOp& op, std::string_view why, std::string_view hint) {
+  return {ExitCode::kUsage, fmt::format("`{}` {}", describe(*op.plan, *op.instruction), why), std::string(hint), ""};
+}
+
+bool is_float(DType t) { return gpu::is_activation_type(t); }
+
+/// Ops whose operands may be of fp64: sums of squared norms.
+bool has_wide_form(const Work& work) {
+  return std::holds_alternative<Add>(work) || std::holds_alternative<Fill>(work) || std::holds_alternative<SquaredNorm>(work);
+}
+
+/// Which reads and writes must be of the op's one activation type: those in front, of which the first read decides.
+struct Uniform {
+  size_t reads = 0, writes = 0;
+};
+Uniform uniform_operands(const Work& work) {
+  return std::visit(Overload{
+                        [](const Linear&) {
+                          return Uniform{2, 0};
+                        },
+                        [](const Norm& w) {
+                          return w.phase == Phase::kF ? Uniform{1, 1} : w.phase == Phase::kI ? Uniform{2, 1} : Uniform{2, 0};
+                        },
+                        [](const Attention& w) {
+                          return w.phase == Phase::kF ? Uniform{1, 1} : Uniform{2, 1};
+                        },
+                        [](const Activation& w) {
+                          return Uniform{w.phase == Phase::kF ? 1u : 2u, 1};
+                        },
+                        [](const Residual& w) {
+                          return w.phase == Phase::kF ? Uniform{2, 1} : Uniform{1, 0};
+                        },
+                        [](const Positions& w) {
+                          return Uniform{1, w.phase == Phase::kF ? 1u : 0u};
+                        },
+                        [](const Dropout&) {
+                          return Uniform{1, 1};
+                        },
+                        [](const Rope&) {
+                          return Uniform{1, 1};
+                        },
+                        [](const Add&) {
+                          return Uniform{2, 1};
+                        },
+                        [](const auto&) { return Uniform{}; },
+                    },
+                    work);
+}
+
+Result<void> check_types(const BoundOp& op) {
+  const Work& work = op.op().work;
+  const auto known = [&](DType t) { return is_float(t) || t == DType::i32 || (t == DType::f64 && has_wide_form(work)); };
+  for (const auto* operands : {&op.reads, &op.writes})
+    for (const Tensor& t : *operands)
+      if (!known(t.type->dtype))
+        return refuse(op, fmt::format("has an operand of {}, for which there is no CUDA kernel", name_of(t.type->dtype)),
+                      "set precision to fp32, bf16 or fp16");
+  const Uniform uniform = uniform_operands(work);
+  const auto differs = [&](const std::vector<Tensor>& operands, size_t n) {
+    return std::any_of(operands.begin(), operands.begin() + static_cast<std::ptrdiff_t>(n),
+                       [&](const Tensor& t) { return t.type->dtype != op.reads[0].type->dtype; });
+  };
+  if (differs(op.reads, uniform.reads) || differs(op.writes, uniform.writes))
+    return refuse(op, "mixes element types where the CUDA kernels take one", "cast the operand in an op of its own");
+  return {};
+}
+
+Result<void> check_copy(const BoundOp& op) {
+  const DType from = op.reads[0].type->dtype, to = op.writes[0].type->dtype;
+  const auto castable = [](DType t) { return is_float(t) || t == DType::f64; };
+  if (from == to || (castable(from) && castable(to))) return {};
+  return refuse(op, fmt::format("converts {} to {}, for which there is no CUDA kernel", name_of(from), name_of(to)),
+                "convert between f32, bf16, f16 and f64");
+}
+
+Result<Launch> CudaBackend::bind(const BoundOp& op) {
+  const Work& work = op.op().work;
+  if (const Kernel* kernel = std::get_if<Kernel>(&work))
+    return refuse(op, fmt::format("asks for the kernel `{}`, which the CUDA back end lacks", kernel->name),
+                  "predict the plan with mode: simulate, or leave the strategy out that adds it");
+  if (std::holds_alternative<Copy>(work))
+    SHARDLAB_TRY(check_copy(op));
+  else
+    SHARDLAB_TRY(check_types(op));
+  if (const Attention* a = std::get_if<Attention>(&work)) {
+    const auto why = gpu::attention_refusal({.heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim});
+    if (!why.empty()) return refuse(op, fmt::format("cannot run: {}", why), "choose a model with smaller heads");
+  }
+  return std::visit([&](const auto& w) { return bind_work(op, w); }, work);
+}
+
+void CudaBackend::enter_thread(int stream) {
+  if (stream == 0 && !rope_values_.empty()) {
+    device_.copy(rope_table_, rope_values_.data(), static_cast<int64_t>(rope_values_.size() * sizeof(float)), 0);
+    device_.synchronise();
+  }
+  const auto found = scratch_.find(stream);
+  if (found == scratch_.end()) return;
+  StreamScratch& s = found->second;
+  if (s.bytes > 0) s.data = device_.reserve(Space::kDevice, s.bytes);
+  if (s.matmul) s.library = k_.matmul({.tf32 = options_.tf32}, check_);
+  SHARDLAB_CHECK(!s.matmul || s.library != nullptr, "the matrix library gave no handle and no reason");
+}
+
+// ---- input and embeddings
+
+/// The host writes the batch to a pinned block of the op's own, which the device copies: the block is free again when the step
+/// ends.
+Launch CudaBackend::bind_work(const BoundOp& op, const LoadBatch& w) {
+  SHARDLAB_CHECK(op.source != nullptr, "`{}` reads a batch and the session has no data", describe(*op.plan, *op.instruction));
+  const Tensor& out = op.writes[0];
+  const kernels::Part part = part_of(op, *out.type, 1);
+  const int64_t sequences = out.shape()[0], tokens = out.shape()[1], length = part.total + 1;
+  const int64_t first = op.first_sequence(*out.type), per_step = op.sequences_per_step(*out.type);
+  const int64_t shift = part.begin + (w.targets ? 1 : 0), bytes = out.type->bytes();
+  auto whole = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(length));
+  auto* const staged = reinterpret_cast<int32_t*>(device_.reserve(Space::kHost, bytes));
+  return [this, source = op.source, data = out.data, whole, staged, bytes, sequences, tokens, first, per_step, shift,
+          s = op.instruction->stream](const StepState& state) {
+    for (int64_t i = 0; i < sequences; ++i) {
+      source->sequence(state.step * per_step + first + i, *whole);
+      std::copy_n(whole->begin() + shift, tokens, staged + i * tokens);
+    }
+    device_.copy(data, staged, bytes, s);
+  };
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Embed& w) {
+  const Tensor& ids = op.reads[0];
+  if (w.phase == Phase::kF) {
+    const Type& table = *op.reads[1].type;
+    return launch(op, k_.embed_forward,
+                  gpu::EmbedForward{.ids = ids.as<const int32_t>(),
+                                    .table = input(op.reads[1]),
+                                    .x = output(op.writes[0]),
+                                    .rows = ids.shape().elements(),
+                                    .width = table.shape[1],
+                                    .row_begin = part_of(op, table, 0).begin,
+                                    .table_rows = table.shape[0]});
+  }
+  const Type& table = *op.writes[0].type;
+  if (w.accumulate) check_in_place(op, op.writes[0], op.reads[2]);
+  const Tokens tokens = tokens_of(op, *op.reads[1].type);
+  return launch(op, k_.embed_weight,
+                gpu::EmbedWeight{.ids = ids.as<const int32_t>(),
+                                 .dx = input(op.reads[1]),
+                                 .dtable = output(op.writes[0]),
+                                 .sequences = tokens.sequences,
+                                 .tokens = tokens.tokens,
+                                 .width = table.shape[1],
+                                 .row_begin = part_of(op, table, 0).begin,
+                                 .table_rows = table.shape[0],
+                                 .accumulate = w.accumulate});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
+  const Tokens tokens = tokens_of(op, *op.reads[0].type);
+  const int64_t width = op.reads[0].shape().last();
+  if (w.phase == Phase::kF)
+    return launch(op, k_.positions_forward,
+                  gpu::PositionsForward{input(op.reads[0]), input(op.reads[1]), output(op.writes[0]), tokens.sequences,
+                                        tokens.tokens, width});
+  if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
+  const Output dtable = output(op.writes[0]);
+  const gpu::PositionsWeight args{input(op.reads[0]), dtable, tokens.sequences, tokens.tokens, width, w.accumulate};
+  const int64_t used = tokens.tokens * width, unused = op.writes[0].shape().elements() - used;
+  if (w.accumulate || unused == 0) return launch(op, k_.positions_weight, args);
+  // Positions beyond the sequence have no token, and a gradient of 0.
+  const gpu::Fill rest{{static_cast<std::byte*>(dtable.data) + bytes_of(dtable.dtype, used), dtable.dtype}, unused, 0.0f};
+  return [this, args, rest, s = op.instruction->stream](const StepState&) {
+    k_.positions_weight(args, stream(s));
+    k_.fill(rest, stream(s));
+  };
+}
+
+// ---- the layers
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Norm& w) {
+  const Type& x = *op.reads[w.phase == Phase::kF ? 0 : 1].type;
+  const int64_t rows = rows_of(x), width = x.shape.last();
+  if (w.phase == Phase::kF)
+    return launch(op, k_.norm_forward,
+                  gpu::NormForward{.x = input(op.reads[0]),
+                                   .gamma = input(op.reads[1]),
+                                   .beta = w.rms ? Input{} : input(op.reads[2]),
+                                   .y = output(op.writes[0]),
+                                   .stats = op.writes[1].as<float>(),
+                                   .rows = rows,
+                                   .width = width,
+                                   .epsilon = w.epsilon,
+                                   .rms = w.rms});
+  if (w.phase == Phase::kI)
+    return launch(op, k_.norm_input,
+                  gpu::NormInput{.dy = input(op.reads[0]),
+                                 .x = input(op.reads[1]),
+                                 .gamma = input(op.reads[2]),
+                                 .stats = op.reads[3].as<const float>(),
+                                 .residual = w.residual ? input(op.reads[4]) : Input{},
+                                 .dx = output(op.writes[0]),
+                                 .rows = rows,
+                                 .width = width,
+                                 .rms = w.rms});
+  if (w.accumulate)
+    for (size_t i = 0; i < op.writes.size(); ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
+  return launch_with_scratch(op, k_.norm_weight,
+                             gpu::NormWeight{.dy = input(op.reads[0]),
+                                             .x = input(op.reads[1]),
+                                             .stats = op.reads[2].as<const float>(),
+                                             .dgamma = output(op.writes[0]),
+                                             .dbeta = w.rms ? Output{} : output(op.writes[1]),
+                                             .tokens = tokens_of(op, x),
+                                             .width = width,
+                                             .rms = w.rms,
+                                             .accumulate = w.accumulate});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Linear& w) {
+  if (w.phase == Phase::kW) {
+    const Type& x = *op.reads[0].type;
+    const Tokens tokens = tokens_of(op, x);
+    const int64_t out = op.reads[1].shape().last();
+    if (w.accumulate)
+      for (size_t i = 0; i < op.writes.size(); ++i) check_in_place(op, op.writes[i], op.reads[2 + i]);
+    Launch weight = product(op, k_.linear_weight, &gpu::Matmul::weight,
+                            gpu::LinearWeight{.x = input(op.reads[0]),
+                                              .dy = input(op.reads[1]),
+                                              .dw = output(op.writes[0]),
+                                              .tokens = tokens,
+                                              .in = x.shape.last(),
+                                              .out = out,
+                                              .accumulate = w.accumulate});
+    if (!w.bias) return weight;
+    Launch bias = launch_with_scratch(
+        op, k_.bias_weight,
+        gpu::BiasWeight{
+            .dy = input(op.reads[1]), .dbias = output(op.writes[1]), .tokens = tokens, .width = out, .accumulate = w.accumulate});
+    return [weight, bias](const StepState& state) {
+      weight(state);
+      bias(state);
+    };
+  }
+  const Tensor& weight = op.reads[1];
+  const int64_t rows = rows_of(*op.reads[0].type), out = weight.shape()[0], in = weight.shape()[1];
+  if (w.phase == Phase::kI)
+    return product(op, k_.linear_input, &gpu::Matmul::input,
+                   gpu::LinearInput{.dy = input(op.reads[0]),
+                                    .w = input(weight),
+                                    .dx = output(op.writes[0]),
+                                    .rows = rows,
+                                    .in = in,
+                                    .out = out,
+                                    .out_part = part_of(op, *weight.type, 0)});
+  return product(op, k_.linear_forward, &gpu::Matmul::forward,
+                 gpu::LinearForward{.x = input(op.reads[0]),
+                                    .w = input(weight),
+                                    .bias = w.bias ? input(op.reads[2]) : Input{},
+                                    .y = output(op.writes[0]),
+                                    .rows = rows,
+                                    .in = in,
+                                    .out = out,
+                                    .in_part = part_of(op, *weight.type, 1)});
+}
+
+/// The table depends on the positions alone: all layers and both directions share the role's, filled before the first step.
+Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
+  const Type& qkv = *op.writes[0].type;
+  const Tokens tokens = tokens_of(op, qkv);
+  check_in_place(op, op.writes[0], op.reads[0]);
+  SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
+  rope_table_ = op.rope_table;
+  rope_values_.resize(static_cast<size_t>(tokens.tokens * w.head_dim));
+  kernels::rope_table(part_of(op, qkv, 1).begin, tokens.tokens, w.head_dim, w.theta, rope_values_.data());
+  return launch(op, k_.rope,
+                gpu::Rope{.qkv = output(op.writes[0]),
+                          .sequences = tokens.sequences,
+                          .tokens = tokens.tokens,
+                          .heads = w.heads,
+                          .kv_heads = w.kv_heads,
+                          .head_dim = w.head_dim,
+                          .backward = w.phase == Phase::kI,
+                          .table = op.rope_table});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Attention& w) {
+  const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
+  const gpu::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim};
+  if (w.phase == Phase::kF)
+    return launch(op, k_.attention_forward,
+                  gpu::AttentionForward{
+                      .shape = shape, .qkv = input(op.reads[0]), .o = output(op.writes[0]), .lse = op.writes[1].as<float>()});
+  return launch_with_scratch(op, k_.attention_input,
+                             gpu::AttentionInput{.shape = shape,
+                                                 .dout = input(op.reads[0]),
+                                                 .o = input(op.reads[1]),
+                                                 .lse = op.reads[2].as<const float>(),
+                                                 .qkv = input(op.reads[3]),
+                                                 .dqkv = output(op.writes[0])});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Activation& w) {
+  const int64_t n = (w.phase == Phase::kF ? op.writes[0] : op.reads[0]).shape().elements();
+  if (w.phase == Phase::kF)
+    return launch(op, k_.activation_forward, gpu::ActivationForward{input(op.reads[0]), output(op.writes[0]), n, w.swiglu});
+  return launch(op, k_.activation_input,
+                gpu::ActivationInput{input(op.reads[0]), input(op.reads[1]), output(op.writes[0]), n, w.swiglu});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Residual& w) {
+  const Type& x = *op.reads[0].type;
+  const int64_t width = x.shape.last();
+  if (w.phase == Phase::kF)
+    return launch(op, k_.residual_forward,
+                  gpu::ResidualForward{.x = input(op.reads[0]),
+                                       .z = input(op.reads[1]),
+                                       .bias = w.bias ? input(op.reads[2]) : Input{},
+                                       .y = output(op.writes[0]),
+                                       .rows = rows_of(x),
+                                       .width = width});
+  if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
+  return launch_with_scratch(op, k_.bias_weight,
+                             gpu::BiasWeight{.dy = input(op.reads[0]),
+                                             .dbias = output(op.writes[0]),
+                                             .tokens = tokens_of(op, x),
+                                             .width = width,
+                                             .accumulate = w.accumulate});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Dropout& w) {
+  const Type& z = *op.writes[0].type;
+  check_in_place(op, op.writes[0], op.reads[0]);
+  const kernels::Part tokens = part_of(op, z, 1), width = part_of(op, z, 2);
+  gpu::Dropout args{.z = output(op.writes[0]),
+                    .sequences = z.shape[0],
+                    .tokens = z.shape[1],
+                    .width = z.shape[2],
+                    .sequence_begin = op.first_sequence(z),
+                    .token_begin = tokens.begin,
+                    .tokens_total = tokens.total,
+                    .width_begin = width.begin,
+                    .width_total = width.total,
+                    .p = w.p,
+                    .key = {op.seed, RandomUse::kDropout, dropout_tensor(op.instruction->layer, w.site), 0}};
+  return [this, args, s = op.instruction->stream](const StepState& state) mutable {
+    args.key.step = static_cast<uint32_t>(state.step);
+    k_.dropout(args, stream(s));
+  };
+}
+
+// ---- the loss
+
+Launch CudaBackend::bind_work(const BoundOp& op, const CrossEntropy& w) {
+  using Part = CrossEntropy::Part;
+  const Type& logits = *op.reads[0].type;
+  gpu::CrossEntropy args{.logits = output(op.reads[0]),
+                         .tokens = tokens_of(op, logits),
+                         .vocab = logits.shape.last(),
+                         .vocab_part = part_of(op, logits, logits.shape.rank - 1),
+                         .loss_tokens = w.tokens};
+  if (w.part != Part::kMax) args.targets = op.reads[1].as<const int32_t>();
+  switch (w.part) {
+    case Part::kFused:
+      args.nll = op.writes[0].as<float>();
+      check_in_place(op, op.writes[1], op.reads[0]);
+      return launch_with_scratch(op, k_.cross_entropy_fused, args);
+    case Part::kLossOnly: args.nll = op.writes[0].as<float>(); return launch_with_scratch(op, k_.cross_entropy_loss_only, args);
+    case Part::kMax: args.max = op.writes[0].as<float>(); return launch(op, k_.cross_entropy_max, args);
+    case Part::kSum:
+      args.max = op.reads[2].as<float>();
+      args.sums = op.writes[0].as<float>();
+      return launch(op, k_.cross_entropy_sum, args);
+    case Part::kGrad: break;
+  }
+  args.max = op.reads[2].as<float>();
+  args.sums = op.reads[3].as<float>();
+  args.nll = op.writes[0].as<float>();
+  check_in_place(op, op.writes[1], op.reads[0]);
+  return launch_with_scratch(op, k_.cross_entropy_grad, args);
+}
+
+// ---- sums and updates
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Add&) {
+  return launch(op, k_.add,
+                gpu::Add{input(op.reads[0]), input(op.reads[1]), output(op.writes[0]), op.writes[0].shape().elements()});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Fill& w) {
+  return launch(op, k_.fill, gpu::Fill{output(op.writes[0]), op.writes[0].shape().elements(), w.value});
+}
+
+/// Addresses and sizes of the reads, kept by the launch that lends them to a kernel.
+struct PartList {
+  std::vector<const void*> data;
+  std::vector<int64_t> sizes;
+  explicit PartList(const std::vector<Tensor>& reads) {
+    for (const Tensor& t : reads) {
+      data.push_back(t.data);
+      sizes.push_back(t.shape().elements());
+    }
+  }
+  gpu::ArrayList list() const { return {data.data(), sizes.data(), static_cast<int>(data.size())}; }
+};
+
+Launch CudaBackend::bind_work(const BoundOp& op, const SumScalars& w) {
+  const PartList parts(op.reads);
+  gpu::SumScalars args{
+      .parts = parts.list(), .factor_num = w.factor.num, .factor_den = w.factor.den, .total = op.writes[0].as<float>()};
+  StreamScratch& lender = scratch(op, gpu::scratch_bytes(args));
+  return [this, parts, args, &lender, s = op.instruction->stream](const StepState&) mutable {
+    args.parts = parts.list();
+    args.scratch = lender.lent();
+    k_.sum_scalars(args, stream(s));
+  };
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const SquaredNorm&) {
+  SHARDLAB_CHECK(op.writes[0].type->dtype == DType::f64, "a squared norm is f64, not {}", name_of(op.writes[0].type->dtype));
+  const PartList parts(op.reads);
+  const DType dtype = op.reads.empty() ? DType::f32 : op.reads[0].type->dtype;
+  gpu::SquaredNorm args{.parts = parts.list(), .dtype = dtype, .total = op.writes[0].as<double>()};
+  StreamScratch& lender = scratch(op, gpu::scratch_bytes(args));
+  return [this, parts, args, &lender, s = op.instruction->stream](const StepState&) mutable {
+    args.parts = parts.list();
+    args.scratch = lender.lent();
+    k_.squared_norm(args, stream(s));
+  };
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Sgd& w) {
+  check_in_place(op, op.writes[0], op.reads[1]);
+  gpu::Sgd args{input(op.reads[0]), output(op.writes[0]), op.writes[0].shape().elements(), 0, w.weight_decay};
+  return [this, args, s = op.instruction->stream](const StepState& state) mutable {
+    args.learning_rate = state.learning_rate;
+    k_.sgd(args, stream(s));
+  };
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const AdamW& w) {
+  for (size_t i = 0; i < 3; ++i) check_in_place(op, op.writes[i], op.reads[1 + i]);
+  gpu::AdamW args{.grad = input(op.reads[0]),
+                  .param = output(op.writes[0]),
+                  .m = op.writes[1].as<float>(),
+                  .v = op.writes[2].as<float>(),
+                  .n = op.writes[0].shape().elements(),
+                  .beta1 = w.beta1,
+                  .beta2 = w.beta2,
+                  .epsilon = w.epsilon,
+                  .weight_decay = w.weight_decay};
+  return [this, args, s = op.instruction->stream](const StepState& state) mutable {
+    args.step = state.step;
+    args.learning_rate = state.learning_rate;
+    k_.adamw(args, stream(s));
+  };
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Copy&) {
+  const Tensor &from = op.reads[0], &to = op.writes[0];
+  if (from.type->dtype != to.type->dtype) return launch(op, k_.cast, gpu::Cast{input(from), output(to), to.shape().elements()});
+  return [this, from = from.data, to = to.data, bytes = to.type->bytes(), s = op.instruction->stream](const StepState&) {
+    device_.copy(to, from, bytes, s);
+  };
+}
+
+}  // namespace
+
+BackendFactory cuda_backend(Node& node, const CudaOptions& options) {
+  return [&node, options](int rank) { return std::make_unique<CudaBackend>(node, rank, options); };
+}
+
+}  // namespace shardlab::cuda

@@ -1,0 +1,211 @@
+#include "tests/cuda_runtime/host_kernels.h"
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "plan/base/check.h"
+#include "plan/base/tree.h"
+#include "runtime/reduction.h"
+
+namespace shardlab::testing {
+
+namespace {
+
+const Kernels& cpu() { return kernels_for_this_processor(); }
+
+const float* in(const gpu::Input& x) {
+  SHARDLAB_CHECK(x.dtype == DType::f32 || x.data == nullptr, "the CPU's kernels are fp32's");
+  return static_cast<const float*>(x.data);
+}
+float* out(const gpu::Output& x) {
+  SHARDLAB_CHECK(x.dtype == DType::f32 || x.data == nullptr, "the CPU's kernels are fp32's");
+  return static_cast<float*>(x.data);
+}
+
+/// Scratch for the length of one call.
+class Lent {
+ public:
+  explicit Lent(int64_t bytes) : data_(::operator new (static_cast<size_t>(bytes) + 1, std::align_val_t{64})) {}
+  ~Lent() { ::operator delete (data_, std::align_val_t{64}); }
+  Lent(const Lent&) = delete;
+  void* get() const { return data_; }
+
+ private:
+  void* data_;
+};
+
+template <class Args>
+void with_scratch(void (*kernel)(const Args&), Args args, int64_t bytes) {
+  const Lent lent(bytes);
+  args.scratch = lent.get();
+  kernel(args);
+}
+
+// ---- one function a kernel
+
+void embed_forward(const gpu::EmbedForward& a, gpu::Stream) {
+  cpu().embed_forward({a.ids, in(a.table), out(a.x), a.rows, a.width, a.row_begin, a.table_rows});
+}
+void embed_weight(const gpu::EmbedWeight& a, gpu::Stream) {
+  const kernels::EmbedWeight args{a.ids,   in(a.dx),    out(a.dtable), a.sequences, a.tokens,
+                                  a.width, a.row_begin, a.table_rows,  a.accumulate};
+  with_scratch(cpu().embed_weight, args, kernels::embed_scratch_bytes(args));
+}
+void positions_forward(const gpu::PositionsForward& a, gpu::Stream) {
+  cpu().positions_forward({in(a.x), in(a.table), out(a.y), a.sequences, a.tokens, a.width});
+}
+void positions_weight(const gpu::PositionsWeight& a, gpu::Stream) {
+  cpu().positions_weight({in(a.dx), out(a.dtable), a.sequences, a.tokens, a.width, a.accumulate});
+}
+void norm_forward(const gpu::NormForward& a, gpu::Stream) {
+  cpu().norm_forward({in(a.x), in(a.gamma), in(a.beta), out(a.y), a.stats, a.rows, a.width, a.epsilon, a.rms});
+}
+void norm_input(const gpu::NormInput& a, gpu::Stream) {
+  cpu().norm_input({in(a.dy), in(a.x), in(a.gamma), a.stats, in(a.residual), out(a.dx), a.rows, a.width, a.rms});
+}
+void norm_weight(const gpu::NormWeight& a, gpu::Stream) {
+  cpu().norm_weight({in(a.dy), in(a.x), a.stats, out(a.dgamma), out(a.dbeta), a.tokens, a.width, a.rms, a.accumulate});
+}
+void linear_forward(const gpu::LinearForward& a, gpu::Stream) {
+  const kernels::LinearForward args{in(a.x), in(a.w), in(a.bias), out(a.y), a.rows, a.in, a.out, a.in_part, true};
+  with_scratch(cpu().linear_forward, args, kernels::linear_scratch_bytes(args));
+}
+void linear_input(const gpu::LinearInput& a, gpu::Stream) {
+  const kernels::LinearInput args{in(a.dy), in(a.w), out(a.dx), a.rows, a.in, a.out, a.out_part, true};
+  with_scratch(cpu().linear_input, args, kernels::linear_scratch_bytes(args));
+}
+void linear_weight(const gpu::LinearWeight& a, gpu::Stream) {
+  // The CPU's fixed-order product does not accumulate: plans never ask for it.
+  const kernels::LinearWeight args{in(a.x), in(a.dy), out(a.dw), nullptr, a.tokens, a.in, a.out, a.accumulate, !a.accumulate};
+  with_scratch(cpu().linear_weight, args, kernels::linear_scratch_bytes(args));
+}
+void rope(const gpu::Rope& a, gpu::Stream) {
+  cpu().rope({.qkv = out(a.qkv),
+              .sequences = a.sequences,
+              .tokens = a.tokens,
+              .heads = a.heads,
+              .kv_heads = a.kv_heads,
+              .head_dim = a.head_dim,
+              .backward = a.backward,
+              .table = a.table});
+}
+kernels::AttentionShape shape_of(const gpu::AttentionShape& s) { return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim}; }
+void attention_forward(const gpu::AttentionForward& a, gpu::Stream) {
+  const kernels::AttentionForward args{shape_of(a.shape), in(a.qkv), out(a.o), a.lse};
+  with_scratch(cpu().attention_forward, args, kernels::attention_scratch_bytes(args));
+}
+void attention_input(const gpu::AttentionInput& a, gpu::Stream) {
+  const kernels::AttentionInput args{shape_of(a.shape), in(a.dout), in(a.o), a.lse, in(a.qkv), out(a.dqkv)};
+  with_scratch(cpu().attention_input, args, kernels::attention_scratch_bytes(args));
+}
+void activation_forward(const gpu::ActivationForward& a, gpu::Stream) {
+  cpu().activation_forward({in(a.u), out(a.a), a.n, a.swiglu});
+}
+void activation_input(const gpu::ActivationInput& a, gpu::Stream) {
+  cpu().activation_input({in(a.da), in(a.u), out(a.du), a.n, a.swiglu});
+}
+void residual_forward(const gpu::ResidualForward& a, gpu::Stream) {
+  cpu().residual_forward({in(a.x), in(a.z), in(a.bias), out(a.y), a.rows, a.width});
+}
+void bias_weight(const gpu::BiasWeight& a, gpu::Stream) {
+  cpu().bias_weight({in(a.dy), out(a.dbias), a.tokens, a.width, a.accumulate});
+}
+void dropout(const gpu::Dropout& a, gpu::Stream) {
+  cpu().dropout({out(a.z), a.sequences, a.tokens, a.width, a.sequence_begin, a.token_begin, a.tokens_total, a.width_begin,
+                 a.width_total, a.p, a.key});
+}
+void add(const gpu::Add& a, gpu::Stream) {
+  if (a.c.dtype == DType::f32) return cpu().add({in(a.a), in(a.b), out(a.c), a.n});
+  SHARDLAB_CHECK(a.c.dtype == DType::f64, "the CPU adds fp32 and fp64");
+  for (int64_t i = 0; i < a.n; ++i)
+    static_cast<double*>(a.c.data)[i] = static_cast<const double*>(a.a.data)[i] + static_cast<const double*>(a.b.data)[i];
+}
+void fill(const gpu::Fill& a, gpu::Stream) { cpu().fill(out(a.x), a.n, a.value); }
+void cast(const gpu::Cast& a, gpu::Stream) {
+  SHARDLAB_CHECK(false, "the CPU does not convert {} to {}", name_of(a.from.dtype), name_of(a.to.dtype));
+}
+template <void (*Kernels::*Member)(const kernels::CrossEntropy&)>
+void cross_entropy(const gpu::CrossEntropy& a, gpu::Stream) {
+  (cpu().*Member)({out(a.logits), a.targets, a.nll, a.max, a.sums, a.tokens, a.vocab, a.vocab_part, a.loss_tokens});
+}
+std::vector<const float*> floats(const gpu::ArrayList& list) {
+  std::vector<const float*> parts;
+  for (int i = 0; i < list.count; ++i) parts.push_back(static_cast<const float*>(list.data[i]));
+  return parts;
+}
+void sum_scalars(const gpu::SumScalars& a, gpu::Stream) {
+  const auto parts = floats(a.parts);
+  cpu().sum_scalars({parts.data(), a.parts.sizes, a.parts.count, a.factor_num, a.factor_den, a.total});
+}
+void squared_norm(const gpu::SquaredNorm& a, gpu::Stream) {
+  double sum = 0;
+  for (int i = 0; i < a.parts.count; ++i) sum += cpu().squared_norm(static_cast<const float*>(a.parts.data[i]), a.parts.sizes[i]);
+  *a.total = sum;
+}
+/// Every out is complete before the first is written: an out may be one of the parts.
+void combine(const gpu::Combine& a, gpu::Stream) {
+  const size_t bytes = static_cast<size_t>(bytes_of(a.dtype, a.n));
+  std::vector<std::byte> sum(bytes + 1);
+  tree_combine(cpu(), a.dtype, a.maximum ? ReduceOp::kMax : ReduceOp::kSum, {a.parts, static_cast<size_t>(a.count)}, sum.data(),
+               a.n);
+  for (int i = 0; i < a.out_count; ++i) std::memcpy(a.outs[i], sum.data(), bytes);
+}
+void sgd(const gpu::Sgd& a, gpu::Stream) { cpu().sgd({in(a.grad), out(a.param), a.n, a.learning_rate, a.weight_decay}); }
+void adamw(const gpu::AdamW& a, gpu::Stream) {
+  cpu().adamw({in(a.grad), out(a.param), a.m, a.v, a.n, a.step, a.learning_rate, a.beta1, a.beta2, a.epsilon, a.weight_decay});
+}
+
+/// The fixed-order product stands in for a library.
+class HostMatmul final : public gpu::Matmul {
+ public:
+  void forward(const gpu::LinearForward& a, gpu::Stream s) override { linear_forward(a, s); }
+  void input(const gpu::LinearInput& a, gpu::Stream s) override { linear_input(a, s); }
+  void weight(const gpu::LinearWeight& a, gpu::Stream s) override { linear_weight(a, s); }
+  std::string_view name() const override { return "host"; }
+};
+std::unique_ptr<gpu::Matmul> matmul(const gpu::MatmulOptions&, gpu::LaunchCheck&) { return std::make_unique<HostMatmul>(); }
+
+constexpr gpu::Kernels kTable{
+    .name = "host",
+    .embed_forward = embed_forward,
+    .embed_weight = embed_weight,
+    .positions_forward = positions_forward,
+    .positions_weight = positions_weight,
+    .norm_forward = norm_forward,
+    .norm_input = norm_input,
+    .norm_weight = norm_weight,
+    .linear_forward = linear_forward,
+    .linear_input = linear_input,
+    .linear_weight = linear_weight,
+    .rope = rope,
+    .attention_forward = attention_forward,
+    .attention_input = attention_input,
+    .activation_forward = activation_forward,
+    .activation_input = activation_input,
+    .residual_forward = residual_forward,
+    .bias_weight = bias_weight,
+    .dropout = dropout,
+    .add = add,
+    .fill = fill,
+    .cast = cast,
+    .cross_entropy_fused = cross_entropy<&Kernels::cross_entropy_fused>,
+    .cross_entropy_loss_only = cross_entropy<&Kernels::cross_entropy_loss_only>,
+    .cross_entropy_max = cross_entropy<&Kernels::cross_entropy_max>,
+    .cross_entropy_sum = cross_entropy<&Kernels::cross_entropy_sum>,
+    .cross_entropy_grad = cross_entropy<&Kernels::cross_entropy_grad>,
+    .sum_scalars = sum_scalars,
+    .squared_norm = squared_norm,
+    .combine = combine,
+    .sgd = sgd,
+    .adamw = adamw,
+    .matmul = matmul,
+};
+
+}  // namespace
+
+const gpu::Kernels& host_kernels() { return kTable; }
+
+}  // namespace shardlab::testing

@@ -1,0 +1,70 @@
+// Cases trained on a fake device, for comparison with others and with the CPU.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan/base/world_error.h"
+#include "runtime/cuda/backend.h"
+#include "runtime/cuda/node.h"
+#include "runtime/session.h"
+#include "tests/cuda_runtime/fake_api.h"
+#include "tests/cuda_runtime/queued_kernels.h"
+
+namespace shardlab::testing {
+
+/// Losses by step and the final parameters by name.
+struct Run {
+  std::vector<double> losses, norms;
+  std::map<std::string, std::vector<float>> parameters;
+  int64_t sent_bytes = 0;
+  std::vector<int64_t> peaks;  ///< of device memory, by rank
+  size_t most_pending = 0;
+  bool replicas_agree = true;
+};
+
+struct RunSettings {
+  int steps = 2;
+  uint64_t seed = 1;  ///< of the order in which the device runs what it was given
+  Behind kernels = Behind::kHost;
+  bool forget_waits = false;  ///< the device takes no notice of waits for events
+  RunOptions options;
+};
+
+/// Distinct tokens below 64 for every sequence.
+class Tokens64 final : public BatchSource {
+ public:
+  void sequence(int64_t number, std::span<int32_t> out) const override;
+};
+
+/// A session of `placed` on one fake GPU, with what it stands on.
+struct FakeRun {
+  FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda = {},
+          Behind kernels = Behind::kHost);
+  Tokens64 tokens;
+  cuda::Node node;
+  std::unique_ptr<Transport> transport;
+  Result<std::unique_ptr<Session>> session;
+};
+
+PlacedPlan lowered(const Case& config);
+
+/// A tiny model in canonical mode, SGD at lr 1; the GPT has tied embeddings and dropout.
+Case training_subject(Family family);
+/// The layouts of eight sequences that `subject` can be trained with, the single rank first.
+std::vector<std::pair<std::string, Case>> training_layouts(const Case& subject);
+
+/// The largest difference; every value must be finite.
+double worst(const std::vector<float>& a, const std::vector<float>& b);
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
+
+/// Trains on the fake GPU by the one-gpu transport.
+Run train_on_fake(const Case& config, const RunSettings& settings);
+/// Trains on device 0 of `api` by the one-gpu transport.
+Run train_on_gpu(cuda::Api& api, const gpu::Kernels& kernels, const Case& config, const RunSettings& settings);
+/// Trains on CPU threads.
+Run train_on_cpu(const Case& config, const RunSettings& settings);
+
+}  // namespace shardlab::testing

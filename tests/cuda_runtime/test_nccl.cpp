@@ -1,0 +1,232 @@
+// NCCL: the calls that a plan comes to, what the transport really calls, and the real library with one rank.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "plan/text.h"
+#include "runtime/cuda/nccl_transport.h"
+#include "tests/cuda_runtime/fake_nccl.h"
+#include "tests/cuda_runtime/queued_kernels.h"
+#include "tests/cuda_runtime/rig.h"
+#include "tests/runtime/rig.h"
+#include "tests/strategies/cases.h"
+#include "tests/test.h"
+
+#if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
+#define SHARDLAB_TEST_NCCL_HEADER 1
+#include <nccl.h>
+#endif
+
+namespace shardlab::testing {
+
+namespace {
+
+using Kind = cuda::NcclCall::Kind;
+
+Case layout(int dp, int tp, int pp) {
+  Case c = tiny_case();
+  if (pp > 1) c = with_pipeline(c, pp, Schedule::k1F1B, 2);
+  c.model.tied_embeddings = pp > 1;
+  c.layout.dp = dp;
+  c.layout.tp = tp;
+  c.layout.zero = dp > 1 ? 1 : 0;
+  c.layout.bucket_bytes = 16384;
+  c.train.grad_norm = pp == 1;  // not with tied embeddings across stages
+  return c;
+}
+
+const Program& program_of(const PlacedPlan& placed, int rank) {
+  const auto pp = placed.plan->mesh.find("pp");
+  return placed.programs[pp ? static_cast<size_t>(placed.plan->mesh.coordinates(rank)[static_cast<size_t>(*pp)]) : 0];
+}
+
+/// A call as FakeNccl writes it: without the communicator's name.
+std::string without_name(const Plan& plan, const cuda::NcclCall& call) {
+  std::string text = cuda::to_text(plan, call);
+  const std::string name = plan.comms[call.comm.index()].name + " ";
+  return text.erase(text.find(name), name.size());
+}
+
+/// A session of `placed` without storage on the fake library.
+struct DryNccl {
+  explicit DryNccl(const PlacedPlan& placed, RunOptions options = {}) {
+    auto made = cuda::NcclTransport::create(nccl, placed, nullptr);
+    INFO((made.ok() ? std::string() : to_string(made.error())));
+    REQUIRE(made.ok());
+    transport = std::move(*made);
+    auto session_made = Session::create(placed, options, *transport, dry_backend(), &tokens);
+    REQUIRE(session_made.ok());
+    session = std::move(*session_made);
+    after_joining = nccl.log.size();
+  }
+  FakeNccl nccl;
+  Tokens64 tokens;
+  std::unique_ptr<cuda::NcclTransport> transport;
+  std::unique_ptr<Session> session;
+  size_t after_joining = 0;
+};
+
+Result<std::vector<cuda::NcclOp>> calls_of(const std::string& body, int dp = 2) {
+  auto parsed = parse_plan(plan_head(1, dp, 1) + body);
+  INFO((parsed.ok() ? std::string() : to_string(parsed.error())));
+  REQUIRE(parsed.ok());
+  const PlacedPlan placed = place(std::move(*parsed));
+  return cuda::nccl_calls(*placed.plan, placed.programs[0], 0);
+}
+
+}  // namespace
+
+TEST_CASE("the NCCL calls of a plan as text") {
+  const PlacedPlan placed = lowered(layout(2, 2, 2));
+  std::string text;
+  for (const int rank : {0, 7}) {
+    const auto ops = cuda::nccl_calls(*placed.plan, program_of(placed, rank), rank);
+    REQUIRE(ops.ok());
+    text += fmt::format("rank {}\n{}", rank, cuda::to_text(*placed.plan, *ops));
+  }
+  REQUIRE_GOLDEN("streams/nccl-dp2-tp2-pp2.txt", text);
+}
+
+TEST_CASE("the transport makes the calls that the plan comes to, on each device in issue order") {
+  for (const auto& [dp, tp, pp] : {std::array{2, 1, 1}, {1, 2, 1}, {1, 1, 2}, {2, 2, 2}}) {
+    INFO(fmt::format("dp{} tp{} pp{}", dp, tp, pp));
+    const PlacedPlan placed = lowered(layout(dp, tp, pp));
+    const Plan& plan = *placed.plan;
+    DryNccl dry(placed);
+    REQUIRE(dry.nccl.made_in_groups == static_cast<int>(dry.nccl.handles.size()));
+    REQUIRE(dry.nccl.open_groups == 0);
+    constexpr int kSteps = 2;
+    for (int step = 0; step < kSteps; ++step) dry.session->step(step);
+
+    for (int rank = 0; rank < plan.mesh.world_size(); ++rank) {
+      const auto ops = cuda::nccl_calls(plan, program_of(placed, rank), rank);
+      REQUIRE(ops.ok());
+      REQUIRE(std::ranges::is_sorted(*ops, {}, &cuda::NcclOp::instruction));
+      std::vector<std::string> want;
+      for (int step = 0; step < kSteps; ++step)
+        for (const cuda::NcclOp& op : *ops)
+          for (const cuda::NcclCall& call : op.calls) want.push_back(without_name(plan, call));
+      std::vector<const void*> own;
+      for (size_t c = 0; c < plan.comms.size(); ++c)
+        own.push_back(dry.transport->handle(rank, CommId(static_cast<int32_t>(c))).value);
+      std::vector<std::string> have;
+      for (size_t i = dry.after_joining; i < dry.nccl.log.size(); ++i)
+        if (std::ranges::find(own, dry.nccl.log[i].first) != own.end()) have.push_back(dry.nccl.log[i].second);
+      REQUIRE(want.size() > 2);
+      REQUIRE(have == want);
+    }
+  }
+}
+
+TEST_CASE("communicators are warmed up before the first step, and destroyed or aborted once") {
+  const PlacedPlan placed = lowered(layout(1, 1, 2));
+  {
+    DryNccl dry(placed);
+    const size_t sends = static_cast<size_t>(
+        std::ranges::count_if(dry.nccl.log, [](const auto& entry) { return entry.second.starts_with("send u8 x 1 to"); }));
+    REQUIRE(sends == 2);  // one each way: forward, and backward
+    dry.session.reset();
+    const auto& handles = dry.nccl.handles;
+    REQUIRE(handles.size() >= 4);
+    dry.transport.reset();
+    for (const auto& h : handles) REQUIRE((h->destroyed && !h->aborted));
+  }
+  DryNccl dry(placed);
+  dry.nccl.remote_failure = 6;
+  const std::string text = world_error([&] { dry.session->step(0); });
+  INFO(text);
+  REQUIRE(contains(text, "an earlier NCCL call: NCCL error 6: status 6"));
+  dry.session.reset();
+  dry.transport.reset();
+  for (const auto& h : dry.nccl.handles) REQUIRE((h->aborted && !h->destroyed));
+}
+
+TEST_CASE("a call that NCCL refuses names the rank, the op and the call") {
+  const PlacedPlan placed = lowered(layout(1, 2, 1));
+  DryNccl dry(placed);
+  dry.nccl.failure = 5;
+  const std::string text = world_error([&] { dry.session->step(0); });
+  INFO(text);
+  REQUIRE(contains(text, "ncclAllReduce: NCCL error 5: status 5"));
+  REQUIRE(contains(text, "rank "));
+  REQUIRE(contains(text, "all_reduce"));
+}
+
+TEST_CASE("an exchange around a ring is one group; what NCCL cannot do is refused from the plan") {
+  const std::string ring = R"(comm cp axes dp
+segment s
+  bound %x temporary f32[8] dp:S0
+  bound %y temporary f32[8] dp:S0
+  send to (%x) -> () comm=cp hop=1 cyclic
+  recv to () -> (%y) comm=cp hop=-1 cyclic
+role 0
+  %x temporary f32[8] dp:S0 persistent
+  %y temporary f32[8] dp:S0 persistent
+
+  call s (x=%x, y=%y)
+)";
+  const auto ops = calls_of(ring, 4);
+  INFO((ops.ok() ? std::string() : to_string(ops.error())));
+  REQUIRE(ops.ok());
+  REQUIRE(ops->size() == 2);
+  REQUIRE((*ops)[0].calls.front().kind == Kind::kGroupStart);
+  REQUIRE((*ops)[0].calls.back() == cuda::NcclCall{Kind::kSend, CommId(0), 32, DType::u8, ReduceOp::kSum, 1});
+  REQUIRE((*ops)[1].calls.front() == cuda::NcclCall{Kind::kReceive, CommId(0), 32, DType::u8, ReduceOp::kSum, 3});
+  REQUIRE((*ops)[1].calls.back().kind == Kind::kGroupEnd);
+
+  std::string alone = ring;
+  alone.erase(alone.find("  recv to"), alone.find("role 0") - alone.find("  recv to"));
+  REQUIRE(contains(calls_of(alone, 4).error().message, "needs its counterpart next to it"));
+
+  const auto reduce_scatter = [](std::string_view type, int64_t elements) {
+    return fmt::format(R"(comm dp axes dp
+segment s
+  bound %x temporary {0}[{1}] dp:P
+  local %y temporary {0}[{2}] dp:S0 view %x shard dp
+  reduce_scatter sum (%x) -> (%y) comm=dp algorithm=ring
+role 0
+  %x temporary {0}[{1}] dp:P persistent
+
+  call s (x=%x)
+)",
+                       type, elements, elements / 2);
+  };
+  REQUIRE(calls_of(reduce_scatter("f32", 8)).ok());
+  REQUIRE(contains(calls_of(reduce_scatter("f32", 9)).error().message, "NCCL cuts 9 elements in 2 equal parts"));
+  REQUIRE(contains(calls_of(reduce_scatter("i16", 8)).error().message, "NCCL does not reduce i16"));
+}
+
+TEST_CASE("NCCL's numbers of types and reductions are those of its header") {
+#ifdef SHARDLAB_TEST_NCCL_HEADER
+  REQUIRE(cuda::nccl_type(DType::i8) == ncclInt8);
+  REQUIRE(cuda::nccl_type(DType::u8) == ncclUint8);
+  REQUIRE(cuda::nccl_type(DType::i32) == ncclInt32);
+  REQUIRE(cuda::nccl_type(DType::i64) == ncclInt64);
+  REQUIRE(cuda::nccl_type(DType::f16) == ncclFloat16);
+  REQUIRE(cuda::nccl_type(DType::f32) == ncclFloat32);
+  REQUIRE(cuda::nccl_type(DType::f64) == ncclFloat64);
+  REQUIRE(cuda::nccl_type(DType::bf16) == ncclBfloat16);
+  REQUIRE(cuda::nccl_reduction(ReduceOp::kSum) == ncclSum);
+  REQUIRE(cuda::nccl_reduction(ReduceOp::kMax) == ncclMax);
+  REQUIRE(sizeof(cuda::NcclId) == sizeof(ncclUniqueId));
+#else
+  WARN("skipped: nccl.h is not here");
+#endif
+}
+
+TEST_CASE("the installed NCCL opens, or says what is missing") {
+  const auto nccl = cuda::real_nccl();
+  if (!nccl.ok()) {
+    REQUIRE(nccl.error().code == ExitCode::kEnvironment);
+    REQUIRE(!nccl.error().hint.empty());
+    WARN("skipped: " << nccl.error().message);
+    return;
+  }
+  int version = 0;
+  REQUIRE((*nccl)->version(&version) == 0);
+  REQUIRE(version >= 21000);
+  REQUIRE(cuda::nccl_version_text(22809) == "2.28.9");
+  REQUIRE(cuda::nccl_version_text(2708) == "2.7.8");
+}
+
+}  // namespace shardlab::testing
