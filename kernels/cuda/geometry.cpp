@@ -24,7 +24,7 @@ Geometry elementwise(int64_t n, int vector) {
 RowTeam row_team(int64_t width, int vector) {
   const int64_t vectors = divided_up(width, vector);
   if (vectors <= 32 * kRowVectors) return {32, kWarpRows};
-  return {static_cast<int>(std::min<int64_t>(kMostThreads, rounded_up(divided_up(vectors, kRowVectors), 32))), 1};
+  return {static_cast<int>(std::min<int64_t>(kMostRowThreads, rounded_up(divided_up(vectors, kRowVectors), 32))), 1};
 }
 
 Geometry rows(int64_t rows, int64_t width, int vector) {

@@ -37,6 +37,7 @@ Geometry elementwise(int64_t n, int vector);
 /// read again). Narrow rows share a block: four teams of one warp.
 inline constexpr int kRowVectors = 4;
 inline constexpr int kWarpRows = 4;
+inline constexpr int kMostRowThreads = 512;  ///< more would leave a thread fewer registers than it needs
 struct RowTeam {
   int threads = 32;  ///< of one row
   int rows = 1;      ///< of one block; more than one only where a team is a warp

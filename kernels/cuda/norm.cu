@@ -15,28 +15,37 @@ using geometry::kRowVectors;
 /// which thread adds them: alignment does not change bits.
 template <int N, bool kWhole, class T>
 SHARDLAB_DEVICE Values<N> some_at(const T* p, int n) {
-  if constexpr (kWhole) return values_at<N>(p);
-  Values<N> x{};
+  if constexpr (kWhole) {
+    return values_at<N>(p);
+  } else {
+    Values<N> x{};
 #pragma unroll
-  for (int j = 0; j < N; ++j)
-    if (j < n) x.at[j] = value_of(p[j]);
-  return x;
+    for (int j = 0; j < N; ++j)
+      if (j < n) x.at[j] = value_of(p[j]);
+    return x;
+  }
 }
 template <int N, bool kWhole>
 SHARDLAB_DEVICE Values<N> some_at(const Input& a, int64_t i, int n) {
-  if constexpr (kWhole) return values_at<N>(a, i);
-  Values<N> x{};
+  if constexpr (kWhole) {
+    return values_at<N>(a, i);
+  } else {
+    Values<N> x{};
 #pragma unroll
-  for (int j = 0; j < N; ++j)
-    if (j < n) x.at[j] = values_at<1>(a, i + j).at[0];
-  return x;
+    for (int j = 0; j < N; ++j)
+      if (j < n) x.at[j] = values_at<1>(a, i + j).at[0];
+    return x;
+  }
 }
 template <bool kWhole, int N, class T>
 SHARDLAB_DEVICE void put_some(T* p, const Values<N>& x, int n) {
-  if constexpr (kWhole) return put(p, x);
+  if constexpr (kWhole) {
+    put(p, x);
+  } else {
 #pragma unroll
-  for (int j = 0; j < N; ++j)
-    if (j < n) p[j] = rounded<T>(x.at[j]);
+    for (int j = 0; j < N; ++j)
+      if (j < n) p[j] = rounded<T>(x.at[j]);
+  }
 }
 
 /// Where a thread of a team is in its row: vectors at columns first, first + step ...
@@ -111,7 +120,7 @@ SHARDLAB_DEVICE void team_sums(const Thread& t, int team_threads, float (&x)[kSu
 
 template <class T, bool kWhole>
 struct NormForwardRows {
-  static constexpr int kThreads = kMostThreads, kVector = kVectorOf<T>;
+  static constexpr int kThreads = geometry::kMostRowThreads, kVector = kVectorOf<T>;
   struct Args {
     NormForward a;
     int team;  ///< threads of a row
@@ -175,7 +184,7 @@ struct NormForwardRows {
 
 template <class T, bool kWhole>
 struct NormInputRows {
-  static constexpr int kThreads = kMostThreads, kVector = kVectorOf<T>;
+  static constexpr int kThreads = geometry::kMostRowThreads, kVector = kVectorOf<T>;
   struct Args {
     NormInput a;
     int team;

@@ -20,13 +20,17 @@ class Host final : public Device, gpu::LaunchCheck {
     return p;
   }
   void release(void* p) override { std::free(p); }
-  void copy_in(void* to, const void* from, int64_t bytes) override { std::memcpy(to, from, static_cast<size_t>(bytes)); }
-  void copy_out(void* to, const void* from, int64_t bytes) override { std::memcpy(to, from, static_cast<size_t>(bytes)); }
+  void copy_in(void* to, const void* from, int64_t bytes) override { copy(to, from, bytes); }
+  void copy_out(void* to, const void* from, int64_t bytes) override { copy(to, from, bytes); }
   void failed(std::string_view kernel, std::string_view library, int code, std::string_view text) override {
     SHARDLAB_CHECK(false, "{}: {} error {}: {}", kernel, library, code, text);
   }
 
  private:
+  static void copy(void* to, const void* from, int64_t bytes) {
+    if (bytes != 0) std::memcpy(to, from, static_cast<size_t>(bytes));  // of an empty list there is no address
+  }
+
   gpu::emulate::Settings settings_;
 };
 

@@ -33,17 +33,17 @@ TEST_CASE("geometry: elementwise covers every element once") {
     }
 }
 
-TEST_CASE("geometry: a row's threads hold it whole up to 32768 elements of two bytes") {
+TEST_CASE("geometry: a row's threads hold it whole up to 16384 elements of two bytes") {
   REQUIRE(geometry::row_team(64, 8).rows == 4);
   REQUIRE(geometry::row_team(1024, 8).threads == 32);
   REQUIRE(geometry::row_team(1032, 8).threads == 64);
   REQUIRE(geometry::row_team(4096, 8).threads == 128);
-  REQUIRE(geometry::row_team(32768, 8).threads == 1024);
-  REQUIRE(geometry::row_team(int64_t{1} << 20, 8).threads == 1024);
+  REQUIRE(geometry::row_team(16384, 8).threads == 512);
+  REQUIRE(geometry::row_team(int64_t{1} << 20, 8).threads == 512);
   for (const int64_t width : {1, 5, 128, 129, 4096, 16384, 100000})
     for (const int vector : {1, 4, 8}) {
       const geometry::RowTeam team = geometry::row_team(width, vector);
-      if (team.threads < 1024) REQUIRE(int64_t{team.threads} * geometry::kRowVectors * vector >= width);
+      if (team.threads < 512) REQUIRE(int64_t{team.threads} * geometry::kRowVectors * vector >= width);
       REQUIRE((team.rows == 1 || team.threads == 32));
       const Geometry g = geometry::rows(1001, width, vector);
       REQUIRE(g.x * team.rows >= 1001);
