@@ -159,11 +159,11 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   return c.matmul_start_s + std::max(best, bytes / memory);
 }
 
-double DeviceModel::attention_seconds(const Attention& x) const {
+double DeviceModel::attention_seconds(const AttentionShape& x) const {
   return x.kernel == AttentionKernel::kUnfused ? unfused_attention_seconds(x) : fused_attention_seconds(x);
 }
 
-double DeviceModel::fused_attention_seconds(const Attention& x) const {
+double DeviceModel::fused_attention_seconds(const AttentionShape& x) const {
   const DeviceConstants& c = constants_;
   const bool backward = x.pass == Pass::kBackward;
   const double value_dim = x.value_dim > 0 ? x.value_dim : x.head_dim;
@@ -191,7 +191,7 @@ double DeviceModel::head_rate(double head_dim) const {
   return std::clamp(rate, 0.2, 1.5);
 }
 
-double DeviceModel::unfused_attention_seconds(const Attention& x) const {
+double DeviceModel::unfused_attention_seconds(const AttentionShape& x) const {
   const double value_dim = x.value_dim > 0 ? x.value_dim : x.head_dim;
   const double batch = x.batch * x.heads;
   const double scores = batch * x.queries * x.keys;

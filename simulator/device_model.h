@@ -52,7 +52,7 @@ enum class AttentionKernel : uint8_t {
 };
 
 /// Attention of `batch` sequences on one rank.
-struct Attention {
+struct AttentionShape {
   double batch = 1;
   double heads = 1;     ///< of the queries
   double kv_heads = 1;  ///< heads that share keys and values: heads / kv_heads queries each
@@ -107,7 +107,7 @@ class DeviceModel {
   /// batch (head_dim + value_dim), halved when
   ///   causal, times 2.5 backward; work is spread in tiles of 128 rows over the multiprocessors; at least its bytes. Unfused: the
   ///   two (backward: four) batched products and the kernels between them.
-  double attention_seconds(const Attention& attention) const;
+  double attention_seconds(const AttentionShape& attention) const;
 
   /// Formula: launches * start + bytes / (bandwidth * efficiency of the kind), less what the second-level cache serves when all of
   ///   `bytes` fit in it.
@@ -136,9 +136,9 @@ class DeviceModel {
 
  private:
   DeviceModel() = default;
-  double fused_attention_seconds(const Attention& attention) const;
+  double fused_attention_seconds(const AttentionShape& attention) const;
   double head_rate(double head_dim) const;
-  double unfused_attention_seconds(const Attention& attention) const;
+  double unfused_attention_seconds(const AttentionShape& attention) const;
 
   DeviceConstants constants_;
   double peak_[kPrecisions] = {};

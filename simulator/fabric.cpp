@@ -208,11 +208,11 @@ NcclTopology Fabric::topology(const Group& group, const Rates& rates) const {
 }
 
 /// Bus bandwidth that the user measured for this kind, or the nearest kind, as this group's share of it; 0: none.
-double Fabric::measured_rate(Collective kind, const Group& group) const {
+double Fabric::measured_rate(CollectiveUse kind, const Group& group) const {
   const auto pick = [&](std::optional<double> ar, std::optional<double> ag, std::optional<double> rs) {
-    if (kind == Collective::kAllReduce || kind == Collective::kReduce || kind == Collective::kBroadcast)
+    if (kind == CollectiveUse::kAllReduce || kind == CollectiveUse::kReduce || kind == CollectiveUse::kBroadcast)
       return ar.value_or(rs.value_or(ag.value_or(0)));
-    if (kind == Collective::kReduceScatter) return rs.value_or(ag.value_or(ar.value_or(0)));
+    if (kind == CollectiveUse::kReduceScatter) return rs.value_or(ag.value_or(ar.value_or(0)));
     return ag.value_or(rs.value_or(ar.value_or(0)));
   };
   if (group.nodes == 1) return pick(measured_.intra_all_reduce, measured_.intra_all_gather, measured_.intra_reduce_scatter);
@@ -223,22 +223,22 @@ double Fabric::measured_rate(Collective kind, const Group& group) const {
 }
 
 /// Bus bandwidth that the links inside a node give a ring, bytes/s.
-double Fabric::link_rate(Collective kind, const Group& group, const Rates& rates) const {
-  const bool reduces = kind == Collective::kAllReduce || kind == Collective::kReduceScatter || kind == Collective::kReduce;
+double Fabric::link_rate(CollectiveUse kind, const Group& group, const Rates& rates) const {
+  const bool reduces = kind == CollectiveUse::kAllReduce || kind == CollectiveUse::kReduceScatter || kind == CollectiveUse::kReduce;
   if (rates.pcie) return rates.link;
   return rates.link * constants_.ring_efficiency / (1 + constants_.ring_start / group.ranks_per_node) *
          (reduces ? constants_.reduce_efficiency : 1);
 }
 
 /// Bus bandwidth of a ring over the group: of its slower level.
-double Fabric::ring_rate(Collective kind, const Group& group, const Rates& rates) const {
+double Fabric::ring_rate(CollectiveUse kind, const Group& group, const Rates& rates) const {
   if (group.nodes == 1) return link_rate(kind, group, rates);
   const double network = rates.node * constants_.inter_efficiency;
   return group.ranks_per_node > 1 ? std::min(link_rate(kind, group, rates), network) : network;
 }
 
 /// Bytes/s of the full buffer that the fabric really gives one line of the table, large messages.
-double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& t,
+double Fabric::line_rate(CollectiveUse kind, const Group& group, const Rates& rates, const NcclTopology& t,
                          const NcclCell& cell) const {
   const bool across = group.nodes > 1;
   const double steps = bus_factor(kind, t.ranks);
@@ -248,7 +248,7 @@ double Fabric::line_rate(Collective kind, const Group& group, const Rates& rates
   switch (cell.algorithm) {
     case NcclAlgorithm::kNvls:
       // In an all-reduce each link carries the buffer once each way whatever the number of ranks.
-      return kind == Collective::kAllReduce ? rates.link * constants_.nvls_efficiency : std::min(tuned, ring_link / steps);
+      return kind == CollectiveUse::kAllReduce ? rates.link * constants_.nvls_efficiency : std::min(tuned, ring_link / steps);
     case NcclAlgorithm::kNvlsTree: return std::min(rates.link * constants_.nvls_efficiency, network * (group.nodes == 2 ? 1 : 0.5));
     case NcclAlgorithm::kTree: {
       const NcclGraph& g = t.tree;
@@ -285,17 +285,17 @@ void Fabric::override_lines(CollectiveCost& cost, double bus) const {
   for (int i = 0; i < cost.count_; ++i) cost.lines_[i].bytes_per_s = std::min(cost.lines_[i].bytes_per_s, best->bytes_per_s);
 }
 
-CollectiveCost Fabric::prepare(Collective kind, const Group& group) const {
+CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group) const {
   CollectiveCost cost;
   cost.kind_ = kind;
   cost.generation_ = generation_;
   cost.ranks_ = group.ranks();
   if (group.ranks() <= 1) return cost;
-  if (kind == Collective::kAllToAll) return all_to_all(group);
+  if (kind == CollectiveUse::kAllToAll) return all_to_all(group);
   const Rates r = rates(group);
   const NcclTopology t = topology(group, r);
   const NcclTable table = nccl_table(kind, t);
-  if (group.nodes > 1 && kind == Collective::kAllReduce) cost.plateau_bytes_ = 64 * t.ring.channels * t.ranks;
+  if (group.nodes > 1 && kind == CollectiveUse::kAllReduce) cost.plateau_bytes_ = 64 * t.ring.channels * t.ranks;
   const double latency = (group.nodes > 1 ? constants_.inter_latency : constants_.intra_latency) * kMicro;
   const double measured = measured_rate(kind, group);
   for (int i = 0; i < table.count; ++i) {
@@ -309,7 +309,7 @@ CollectiveCost Fabric::prepare(Collective kind, const Group& group) const {
 /// Every rank sends its part to every other, all at once: peers of the node over the links, the rest over the network.
 CollectiveCost Fabric::all_to_all(const Group& group) const {
   CollectiveCost cost;
-  cost.kind_ = Collective::kAllToAll;
+  cost.kind_ = CollectiveUse::kAllToAll;
   cost.generation_ = generation_;
   cost.ranks_ = group.ranks();
   const Rates r = rates(group);
@@ -319,7 +319,7 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
   double latency = constants_.all_to_all_latency_s;
   if (group.nodes > 1) {
     double network = r.node / group.ranks_per_node * constants_.inter_efficiency;
-    if (const double measured = measured_rate(Collective::kAllToAll, group)) network = measured / group.ranks_per_node;
+    if (const double measured = measured_rate(CollectiveUse::kAllToAll, group)) network = measured / group.ranks_per_node;
     seconds_per_byte = std::max(seconds_per_byte, (n - group.ranks_per_node) / n / network);
     latency = std::max(latency, constants_.remote_latency_s);
   }
@@ -343,12 +343,12 @@ double Fabric::remote_send_seconds(double bytes, double sharing) const {
   const double total = inter_bytes_per_s_ * devices_per_node_;
   const double rail = constants_.rails_per_node > 0 ? total / constants_.rails_per_node : inter_bytes_per_s_;
   double rate = std::min(std::max(inter_bytes_per_s_, rail), total / std::max(1.0, sharing)) * constants_.remote_send_efficiency;
-  if (const double measured = measured_rate(Collective::kAllGather, {1, 2, static_cast<int>(std::max(1.0, sharing))}))
+  if (const double measured = measured_rate(CollectiveUse::kAllGather, {1, 2, static_cast<int>(std::max(1.0, sharing))}))
     rate = measured;
   return constants_.remote_latency_s + bytes / rate;
 }
 
-Contention Fabric::contention(Collective kind, const Group& group) const {
+Contention Fabric::contention(CollectiveUse kind, const Group& group) const {
   Contention c;
   if (group.ranks() <= 1) return c;
   const Rates r = rates(group);
@@ -361,8 +361,8 @@ Contention Fabric::contention(Collective kind, const Group& group) const {
   // The collective waits for the same memory: it keeps its rate until both together ask for more than there is.
   c.communication = 1 + traffic / 2;
   // Twice the channels that the search found are used (the log's "coll channels"); a thread block each.
-  const bool nvls = t.nvls.channels > 0 && group.nodes == 1 && kind == Collective::kAllReduce;
-  c.taken_sms = kind == Collective::kAllToAll ? 8 : nvls ? 16 : std::min(32.0, 2 * t.ring.channels);
+  const bool nvls = t.nvls.channels > 0 && group.nodes == 1 && kind == CollectiveUse::kAllReduce;
+  c.taken_sms = kind == CollectiveUse::kAllToAll ? 8 : nvls ? 16 : std::min(32.0, 2 * t.ring.channels);
   return c;
 }
 

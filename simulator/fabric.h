@@ -55,7 +55,7 @@ class CollectiveCost {
 
  private:
   friend class Fabric;
-  Collective kind_ = Collective::kAllReduce;
+  CollectiveUse kind_ = CollectiveUse::kAllReduce;
   GpuGeneration generation_ = GpuGeneration::kHopper;
   int ranks_ = 1;
   double plateau_bytes_ = 0;  ///< from here on the latency of a simple ring across nodes is raised; 0: never
@@ -127,9 +127,9 @@ class Fabric {
   /// Machine::fabric that are unknown, not finite or not positive.
   static Result<Fabric> of(const Machine& machine, const MeasuredFabric& measured = {});
 
-  CollectiveCost prepare(Collective kind, const Group& group) const;
+  CollectiveCost prepare(CollectiveUse kind, const Group& group) const;
   /// 0 for a group of one rank.
-  double collective_seconds(Collective kind, double bytes, const Group& group) const {
+  double collective_seconds(CollectiveUse kind, double bytes, const Group& group) const {
     return group.ranks() <= 1 ? 0 : prepare(kind, group).seconds(bytes);
   }
 
@@ -143,7 +143,7 @@ class Fabric {
 
   /// Both ways, for a collective on `group` beside computation. The collective's copies take device memory bandwidth from kernels
   /// that need it, and its thread blocks hold multiprocessors of their own.
-  Contention contention(Collective kind, const Group& group) const;
+  Contention contention(CollectiveUse kind, const Group& group) const;
 
   /// The least trusted among the constants that a group inside one node (or across nodes) is predicted with.
   Provenance provenance(bool across_nodes) const;
@@ -160,11 +160,11 @@ class Fabric {
   };
   Rates rates(const Group& group) const;
   NcclTopology topology(const Group& group, const Rates& rates) const;
-  double link_rate(Collective kind, const Group& group, const Rates& rates) const;
-  double ring_rate(Collective kind, const Group& group, const Rates& rates) const;
-  double line_rate(Collective kind, const Group& group, const Rates& rates, const NcclTopology& topology,
+  double link_rate(CollectiveUse kind, const Group& group, const Rates& rates) const;
+  double ring_rate(CollectiveUse kind, const Group& group, const Rates& rates) const;
+  double line_rate(CollectiveUse kind, const Group& group, const Rates& rates, const NcclTopology& topology,
                    const NcclCell& cell) const;
-  double measured_rate(Collective kind, const Group& group) const;
+  double measured_rate(CollectiveUse kind, const Group& group) const;
   void override_lines(CollectiveCost& cost, double bus) const;
   CollectiveCost all_to_all(const Group& group) const;
 

@@ -54,26 +54,26 @@ int log2_floor(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
 /// What a table is computed from, with the names of the formulas.
 class Tuner {
  public:
-  Tuner(Collective kind, const NcclTopology& topology)
+  Tuner(CollectiveUse kind, const NcclTopology& topology)
       : kind_(kind),
         t_(topology),
         generation_(static_cast<int>(topology.generation)),
         nodes_row_(topology.nodes <= 2 ? topology.nodes - 1 : 2),
         intra_(topology.nvlink ? kNvlink : kPci),
-        steps_(kind == Collective::kAllReduce                                         ? 2 * (topology.ranks - 1)
-               : kind == Collective::kReduceScatter || kind == Collective::kAllGather ? topology.ranks - 1
+        steps_(kind == CollectiveUse::kAllReduce                                         ? 2 * (topology.ranks - 1)
+               : kind == CollectiveUse::kReduceScatter || kind == CollectiveUse::kAllGather ? topology.ranks - 1
                                                                                       : topology.ranks) {
     // The limit of LL depends on the device within a node and on the host's processor between nodes.
     ll_max_ = kLlMax[topology.nodes == 1 ? generation_ : topology.amd_cpu ? 1 : 0][nodes_row_];
   }
 
   NcclTable table() {
-    const bool gathers = kind_ == Collective::kReduceScatter || kind_ == Collective::kAllGather;
+    const bool gathers = kind_ == CollectiveUse::kReduceScatter || kind_ == CollectiveUse::kAllGather;
     for (int p = 0; p < 3; ++p) ring(p);
-    if (kind_ == Collective::kAllReduce)
+    if (kind_ == CollectiveUse::kAllReduce)
       for (int p = 0; p < 3; ++p) tree(p);
-    if (t_.nvls.channels >= 2 && t_.nodes == 1 && (gathers || kind_ == Collective::kAllReduce)) nvls();
-    if (t_.nvls.channels >= 2 && t_.nodes > 1 && kind_ == Collective::kAllReduce) nvls_tree();
+    if (t_.nvls.channels >= 2 && t_.nodes == 1 && (gathers || kind_ == CollectiveUse::kAllReduce)) nvls();
+    if (t_.nvls.channels >= 2 && t_.nodes > 1 && kind_ == CollectiveUse::kAllReduce) nvls_tree();
     if (gathers && t_.nodes == t_.ranks) pat();
     return out_;
   }
@@ -92,13 +92,13 @@ class Tuner {
     if (p == 0) bus = std::min(ll_max_, bus * 0.5);
     if (p == 1) bus = std::min(bus * 0.92, t_.ring.channels * kRingLl128[generation_]);
     double latency = kBaseRing[p];
-    if (kind_ == Collective::kBroadcast || kind_ == Collective::kReduce) {
+    if (kind_ == CollectiveUse::kBroadcast || kind_ == CollectiveUse::kReduce) {
       latency += (t_.nodes > 1 ? kNet : intra_).ring[p];  // pipelined: one hop, not one a rank
     } else {
       // With one rank a node nothing hides the network; each step of a ring across nodes posts to it at least once.
       const double inter = one_rank_a_node() ? kNet.tree[p] : kNet.ring[p];
       const double post = t_.nodes > 1 ? (t_.amd_cpu ? 2.0 : 1.0) * (p == 2 ? 3 : 1) : 0;
-      const int across = t_.nodes == 1 ? 0 : kind_ == Collective::kAllReduce ? 2 * (t_.nodes - 1) : t_.nodes - 1;
+      const int across = t_.nodes == 1 ? 0 : kind_ == CollectiveUse::kAllReduce ? 2 * (t_.nodes - 1) : t_.nodes - 1;
       latency += (steps_ - across) * std::max(intra_.ring[p], post) + across * inter;
     }
     add(NcclAlgorithm::kRing, p, latency, bus * t_.ranks / steps_);
@@ -118,7 +118,7 @@ class Tuner {
 
   void nvls() {
     const double per_node = static_cast<double>(t_.ranks) / t_.nodes;
-    const bool reduce = kind_ == Collective::kAllReduce;
+    const bool reduce = kind_ == CollectiveUse::kAllReduce;
     const double bus = t_.nvls.channels * nvls_channel() * (reduce ? 2 : (per_node - 1) / per_node);
     add(NcclAlgorithm::kNvls, 2, kNvlink.nvls, reduce ? bus * t_.ranks / steps_ : bus);
   }
@@ -135,7 +135,7 @@ class Tuner {
         t_.tree.channels * rate(t_.tree) * 0.75);
   }
 
-  Collective kind_;
+  CollectiveUse kind_;
   const NcclTopology& t_;
   int generation_;
   int nodes_row_;
@@ -147,7 +147,7 @@ class Tuner {
 
 }  // namespace
 
-std::string_view name_of(Collective kind) {
+std::string_view name_of(CollectiveUse kind) {
   constexpr std::string_view names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"};
   return names[static_cast<int>(kind)];
 }
@@ -162,21 +162,21 @@ std::string_view name_of(NcclProtocol protocol) {
   return names[static_cast<int>(protocol)];
 }
 
-double bus_factor(Collective kind, int ranks) {
+double bus_factor(CollectiveUse kind, int ranks) {
   const double n = ranks;
   switch (kind) {
-    case Collective::kAllReduce: return 2 * (n - 1) / n;
-    case Collective::kReduceScatter:
-    case Collective::kAllGather:
-    case Collective::kAllToAll: return (n - 1) / n;
-    case Collective::kBroadcast:
-    case Collective::kReduce: return 1;
+    case CollectiveUse::kAllReduce: return 2 * (n - 1) / n;
+    case CollectiveUse::kReduceScatter:
+    case CollectiveUse::kAllGather:
+    case CollectiveUse::kAllToAll: return (n - 1) / n;
+    case CollectiveUse::kBroadcast:
+    case CollectiveUse::kReduce: return 1;
   }
   return 1;
 }
 
-NcclTable nccl_table(Collective kind, const NcclTopology& topology) {
-  if (topology.ranks <= 1 || kind == Collective::kAllToAll) return {};
+NcclTable nccl_table(CollectiveUse kind, const NcclTopology& topology) {
+  if (topology.ranks <= 1 || kind == CollectiveUse::kAllToAll) return {};
   return Tuner(kind, topology).table();
 }
 
@@ -187,12 +187,12 @@ double nccl_tree_correction(NcclProtocol protocol, double bytes) {
 
 double nccl_ring_plateau(GpuGeneration generation) { return generation == GpuGeneration::kVolta ? 1.9 : 1.4; }
 
-double nccl_time_us(Collective kind, const NcclTopology& t, const NcclCell& cell, double bytes) {
+double nccl_time_us(CollectiveUse kind, const NcclTopology& t, const NcclCell& cell, double bytes) {
   double latency = cell.latency_us;
   double bandwidth = cell.bandwidth_gbs;
   if (cell.algorithm == NcclAlgorithm::kTree) bandwidth *= nccl_tree_correction(cell.protocol, bytes);
   if (cell.algorithm == NcclAlgorithm::kRing && cell.protocol == NcclProtocol::kSimple && t.nodes > 1 &&
-      kind == Collective::kAllReduce && bytes / (t.ring.channels * t.ranks) >= 64)
+      kind == CollectiveUse::kAllReduce && bytes / (t.ring.channels * t.ranks) >= 64)
     latency *= nccl_ring_plateau(t.generation);
   return latency + bytes / (1000 * bandwidth);
 }

@@ -13,13 +13,13 @@ namespace shardlab {
 /// What a group does together. `bytes` is the full buffer as nccl-tests count it: all-reduce and broadcast the vector that every
 /// rank holds; reduce-scatter and all-gather the whole of it (ranks * shard); all-to-all what one rank sends in all, its own part
 /// included.
-enum class Collective : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kAllToAll };
+enum class CollectiveUse : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kAllToAll };
 inline constexpr int kCollectives = 6;
-std::string_view name_of(Collective kind);
+std::string_view name_of(CollectiveUse kind);
 
 /// busbw = algbw * factor, as nccl-tests define it: 2 (n - 1) / n for all-reduce, (n - 1) / n for reduce-scatter, all-gather and
 /// all-to-all, 1 for the others.
-double bus_factor(Collective kind, int ranks);
+double bus_factor(CollectiveUse kind, int ranks);
 
 enum class NcclAlgorithm : uint8_t { kTree, kRing, kNvls, kNvlsTree, kPat, kPairwise };
 enum class NcclProtocol : uint8_t { kLl, kLl128, kSimple };
@@ -67,11 +67,11 @@ struct NcclTable {
 /// by link; bandwidth = channels * rate
 ///   of a channel, limited per protocol and generation, times ranks / steps (ring, NVLS) or 1/2 (tree).
 /// Units: microseconds, GB/s.
-NcclTable nccl_table(Collective kind, const NcclTopology& topology);
+NcclTable nccl_table(CollectiveUse kind, const NcclTopology& topology);
 
 /// What NCCL's model says a cell takes: the table's line, with its corrections of the bandwidth of trees and of the latency of
 /// rings by size. Microseconds.
-double nccl_time_us(Collective kind, const NcclTopology& topology, const NcclCell& cell, double bytes);
+double nccl_time_us(CollectiveUse kind, const NcclTopology& topology, const NcclCell& cell, double bytes);
 
 /// Factor on the tree's bandwidth at `bytes`; 1 for other algorithms.
 double nccl_tree_correction(NcclProtocol protocol, double bytes);

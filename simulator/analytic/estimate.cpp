@@ -81,7 +81,7 @@ CollectiveMemo::Entry& CollectiveMemo::find(uint64_t key) {
     if (entries_[i].key == 0 || entries_[i].key == key) return entries_[i];
 }
 
-double CollectiveMemo::seconds(Collective kind, double bytes, const Group& group) {
+double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& group) {
   if (group.ranks() <= 1 || bytes <= 0) return 0;
   const uint64_t key = 1 + static_cast<uint64_t>(kind) +
                        8 * (static_cast<uint64_t>(group.ranks_per_node) + (static_cast<uint64_t>(group.groups_per_node) << 14) +

@@ -91,7 +91,7 @@ struct Replicas {
 class CollectiveMemo {
  public:
   explicit CollectiveMemo(const Fabric& fabric) : fabric_(&fabric), entries_(64) {}
-  double seconds(Collective kind, double bytes, const Group& group);
+  double seconds(CollectiveUse kind, double bytes, const Group& group);
 
  private:
   struct Entry {

@@ -46,7 +46,7 @@ class Pricer {
         attention_rate_(std::max(0.01, p_.attention_rate)),
         key_(key),
         n_(study.shape, key),
-        crowd_(fabric_.contention(Collective::kAllGather, study.everyone)),
+        crowd_(fabric_.contention(CollectiveUse::kAllGather, study.everyone)),
         fp32_(key.precision == Precision::kFp32),
         e_(fp32_ ? 4 : 2),
         wide_(fp32_ ? 2 : 1),
@@ -75,7 +75,7 @@ class Pricer {
   double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
   double slowed_communication() const { return std::max(1.0, crowd_.communication); }
   double boundary_gather_s() const {
-    return scatters() ? fabric_.collective_seconds(Collective::kAllGather, e_ * n_.residual, tensor_group_) : 0;
+    return scatters() ? fabric_.collective_seconds(CollectiveUse::kAllGather, e_ * n_.residual, tensor_group_) : 0;
   }
 
  private:
@@ -142,7 +142,7 @@ class Pricer {
   double slowed_layer(const LayerCost& cost) const;
   /// Compute lost while `seconds` of tensor-parallel exchange run beside matmuls.
   double slowed(double seconds) const {
-    return seconds * (1 - 1 / slowed_matmuls(fabric_.contention(Collective::kAllReduce, tensor_group_).taken_sms));
+    return seconds * (1 - 1 / slowed_matmuls(fabric_.contention(CollectiveUse::kAllReduce, tensor_group_).taken_sms));
   }
   void add_tensor_exchange(bool moe, LayerCost& cost) const;
   void add_host(bool moe, LayerCost& cost) const;
@@ -213,7 +213,7 @@ void Pricer::add_projections(LayerCost& cost) const {
 }
 
 void Pricer::add_core(LayerCost& cost) const {
-  Attention a{.batch = of(key_.micro_batch),
+  AttentionShape a{.batch = of(key_.micro_batch),
               .heads = n_.heads,
               .kv_heads = p_.attention_repeats_kv ? n_.heads
                           : shape_.latent()       ? n_.heads
@@ -248,7 +248,7 @@ void Pricer::add_context_exchange(double core_forward, double core_backward, Lay
   const bool again = remade(Recompute::kAttentionCore);
   const auto add = [&](PhaseCost& phase, double exposed, double hidden) { phase.context_s += exposed, phase.hidden_s += hidden; };
   if (key_.cp_kind == CpKind::kUlysses) {
-    const auto exchange = [&](double bytes) { return fabric_.collective_seconds(Collective::kAllToAll, bytes, context_group_); };
+    const auto exchange = [&](double bytes) { return fabric_.collective_seconds(CollectiveUse::kAllToAll, bytes, context_group_); };
     const double seconds = exchange(e_ * n_.tokens * n_.qkv()) + exchange(e_ * n_.tokens * n_.o);
     add(cost.forward, seconds, 0), add(cost.input, seconds, 0);
     if (again) add(cost.recompute, seconds, 0);
@@ -256,8 +256,8 @@ void Pricer::add_context_exchange(double core_forward, double core_backward, Lay
     return;
   }
   if (key_.cp_kind == CpKind::kAllGather) {
-    const double gather = fabric_.collective_seconds(Collective::kAllGather, kv * n_.c, context_group_);
-    const double scatter = fabric_.collective_seconds(Collective::kReduceScatter, kv * n_.c, context_group_);
+    const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, kv * n_.c, context_group_);
+    const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
     add(cost.forward, gather, 0), add(cost.input, gather + scatter, 0);
     if (again) add(cost.recompute, gather, 0);
     cost.wire.context += (again ? 4 : 3) * ring_bytes(kv * n_.c, n_.c);
@@ -309,7 +309,7 @@ void Pricer::add_experts(LayerCost& cost) const {
   if (again) cost.recompute.compute_s += 2 * permute;
   if (key_.ep > 1) {
     const double bytes = e_ * sent * n_.h;
-    const double exchange = key_.expert_skew * fabric_.collective_seconds(Collective::kAllToAll, bytes, expert_group_);
+    const double exchange = key_.expert_skew * fabric_.collective_seconds(CollectiveUse::kAllToAll, bytes, expert_group_);
     cost.forward.expert_s += 2 * exchange;
     cost.input.expert_s += 2 * exchange;
     if (again) cost.recompute.expert_s += 2 * exchange;
@@ -318,8 +318,8 @@ void Pricer::add_experts(LayerCost& cost) const {
   if (key_.expert_tp > 1) {
     const Group group = group_of(key_.expert_tp, 1, fabric_.devices_per_node());
     const double bytes = e_ * received * n_.h;
-    const double gather = fabric_.collective_seconds(Collective::kAllGather, bytes, group);
-    const double scatter = fabric_.collective_seconds(Collective::kReduceScatter, bytes, group);
+    const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, group);
+    const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, group);
     cost.forward.expert_s += gather + scatter;
     cost.input.expert_s += gather + scatter;
     if (again) cost.recompute.expert_s += gather + scatter;
@@ -370,7 +370,7 @@ void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   const double all_again = key_.recompute.full() ? pairs : alternate() ? 1 : 0;
   const double ring = ring_bytes(bytes, n_.t);
   if (!key_.sequence_parallel) {
-    const double reduce = fabric_.collective_seconds(Collective::kAllReduce, bytes, tensor_group_);
+    const double reduce = fabric_.collective_seconds(CollectiveUse::kAllReduce, bytes, tensor_group_);
     cost.forward.tensor_s += pairs * reduce;
     cost.recompute.tensor_s += all_again * reduce;
     const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 2 : 0;
@@ -381,8 +381,8 @@ void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
     cost.wire.tensor += (2 * pairs + all_again) * 2 * ring;
     return;
   }
-  const double gather = fabric_.collective_seconds(Collective::kAllGather, bytes, tensor_group_);
-  const double scatter = fabric_.collective_seconds(Collective::kReduceScatter, bytes, tensor_group_);
+  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, tensor_group_);
+  const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_);
   // Asynchronous tensor parallelism cuts each exchange in tp parts that run beside parts of the matmul that feeds or needs them:
   // one part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
   const double cut = key_.tensor_overlap ? cut_matmuls() : 0;
@@ -508,9 +508,9 @@ EndCost Pricer::embedding() const {
   cost.kept = 8 * n_.tokens + p_.saved_mask * n_.residual;
   if (key_.tp > 1 && p_.vocab_parallel) {
     const double bytes = e_ * n_.tokens * n_.h;
-    cost.forward.tensor_s = fabric_.collective_seconds(key_.sequence_parallel ? Collective::kReduceScatter : Collective::kAllReduce,
+    cost.forward.tensor_s = fabric_.collective_seconds(key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce,
                                                        bytes, tensor_group_);
-    if (key_.sequence_parallel) cost.backward.tensor_s = fabric_.collective_seconds(Collective::kAllGather, bytes, tensor_group_);
+    if (key_.sequence_parallel) cost.backward.tensor_s = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, tensor_group_);
     cost.wire.tensor = 2 * ring_bytes(bytes, n_.t);
   }
   return cost;
@@ -537,10 +537,10 @@ EndCost Pricer::head() const {
   cost.logits = p_.saved_logits_kept * logits + cost.at_loss;
   if (key_.tp > 1 && p_.vocab_parallel) {
     const double bytes = e_ * n_.tokens * n_.h, token = 4 * n_.tokens;
-    const auto seconds = [&](Collective kind, double b) { return fabric_.collective_seconds(kind, b, tensor_group_); };
-    cost.forward.tensor_s = 3 * seconds(Collective::kAllReduce, token);
-    if (key_.sequence_parallel) cost.forward.tensor_s += seconds(Collective::kAllGather, bytes);
-    cost.backward.tensor_s = seconds(key_.sequence_parallel ? Collective::kReduceScatter : Collective::kAllReduce, bytes);
+    const auto seconds = [&](CollectiveUse kind, double b) { return fabric_.collective_seconds(kind, b, tensor_group_); };
+    cost.forward.tensor_s = 3 * seconds(CollectiveUse::kAllReduce, token);
+    if (key_.sequence_parallel) cost.forward.tensor_s += seconds(CollectiveUse::kAllGather, bytes);
+    cost.backward.tensor_s = seconds(key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, bytes);
     cost.wire.tensor = (2 * bytes + 6 * token) * (n_.t - 1) / n_.t;
     cost.forward.host_s += 4 * p_.host_collective_s;
   }

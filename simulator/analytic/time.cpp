@@ -103,16 +103,16 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   const Replicas& r = f.replicas;
   const Group shard = data_group(f, r.shard), expert_shard = expert_group(f, r.expert_shard);
   const Beside beside = beside_of(f, shard);
-  const auto seconds = [&](Collective kind, double elements, double bytes, const Group& group) {
+  const auto seconds = [&](CollectiveUse kind, double elements, double bytes, const Group& group) {
     return f.collectives.seconds(kind, elements * bytes, group);
   };
   const auto gather = [&](double dense, double expert) {
-    return seconds(Collective::kAllGather, dense, f.bytes.weight_wire, shard) +
-           seconds(Collective::kAllGather, expert, f.bytes.expert_weight_wire, expert_shard);
+    return seconds(CollectiveUse::kAllGather, dense, f.bytes.weight_wire, shard) +
+           seconds(CollectiveUse::kAllGather, expert, f.bytes.expert_weight_wire, expert_shard);
   };
   const auto scatter = [&](double dense, double expert) {
-    return seconds(Collective::kReduceScatter, dense, f.bytes.gradient_wire, shard) +
-           seconds(Collective::kReduceScatter, expert, f.bytes.gradient_wire, expert_shard);
+    return seconds(CollectiveUse::kReduceScatter, dense, f.bytes.gradient_wire, shard) +
+           seconds(CollectiveUse::kReduceScatter, expert, f.bytes.gradient_wire, expert_shard);
   };
   const bool overlaps = f.overlap_gradients || f.overlap_weights;
   double exposed = 0, hidden = 0;
@@ -145,7 +145,7 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     const Group copies =
         group_of(static_cast<int>(r.dense / r.shard), static_cast<int>(f.point.tp * r.shard), f.in.fabric.devices_per_node());
     const double all =
-        f.collectives.seconds(Collective::kAllReduce, of(f.dense_parameters(g)) / of(r.shard) * f.bytes.gradient_wire, copies);
+        f.collectives.seconds(CollectiveUse::kAllReduce, of(f.dense_parameters(g)) / of(r.shard) * f.bytes.gradient_wire, copies);
     PhaseCost back = s.work.backward();
     s.data_once_s += overlaps ? std::max(all / std::max(1.0, of(g.dense + g.moe)), all - back.total_s()) : all;
   }
@@ -162,7 +162,7 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   if (r.dense <= 1 && r.expert <= 1) return;
   const double dense = compressed(f, of(f.dense_parameters(g))), expert = compressed(f, of(f.expert_parameters(g)));
   const double buckets = std::max(1.0, (dense + expert) * f.bytes.gradient_wire / std::max(1e5, f.in.profile.overlap_bucket_bytes));
-  const auto seconds = [&](Collective kind, double bytes_each) {
+  const auto seconds = [&](CollectiveUse kind, double bytes_each) {
     return buckets * (f.collectives.seconds(kind, dense * bytes_each / buckets, all) +
                       f.collectives.seconds(kind, expert * bytes_each / buckets, experts));
   };
@@ -181,9 +181,9 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   };
   const double back = s.work.backward().total_s();
   const bool cut = f.point.zero > 0;
-  place(seconds(cut ? Collective::kReduceScatter : Collective::kAllReduce, f.bytes.gradient_wire), back, f.overlap_gradients,
+  place(seconds(cut ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back, f.overlap_gradients,
         f.point.zero == 2 ? f.point.grad_accumulation : 1);
-  if (cut) place(seconds(Collective::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
+  if (cut) place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
 }
 
 // Update and offload.
@@ -341,7 +341,7 @@ void estimate_time(Frame& f, Estimate& e) {
     const int64_t stride = int64_t{p.tp} * p.cp * p.dp;
     const Group ends = group_of(2, static_cast<int>(stride * (p.pp - 1)), f.in.fabric.devices_per_node());
     part(TimePart::kDataParallel) +=
-        f.collectives.seconds(Collective::kAllReduce, of(f.block.head.matrix) * f.bytes.gradient_wire, ends);
+        f.collectives.seconds(CollectiveUse::kAllReduce, of(f.block.head.matrix) * f.bytes.gradient_wire, ends);
   }
   e.hidden_comm_s += m * (w.forward.hidden_s + back.hidden_s);
   e.step_s = 0;

@@ -104,7 +104,7 @@ std::vector<CollectiveSample> collective_samples() {
     s.send = row.at("kind") == "send_recv";
     if (!s.send)
       s.kind =
-          word<Collective>(row.at("kind"), {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"});
+          word<CollectiveUse>(row.at("kind"), {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all"});
     s.group = {std::stoi(row.at("ranks_per_node")), std::stoi(row.at("nodes")), std::stoi(row.at("groups_per_node"))};
     s.bytes = std::stod(row.at("bytes"));
     s.seconds = std::stod(row.at("seconds"));

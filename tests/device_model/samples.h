@@ -19,7 +19,7 @@ struct KernelSample {
   std::string source;
   bool burst = false;  ///< a run too short for the clock to settle
   Matmul matmul;
-  Attention attention;
+  AttentionShape attention;
   double bytes = 0;
   double launches = 1;
   MemoryKernel kind = MemoryKernel::kElementwise;
@@ -31,7 +31,7 @@ struct CollectiveSample {
   std::string family;
   std::string source;
   bool send = false;  ///< one message, not a collective
-  Collective kind = Collective::kAllReduce;
+  CollectiveUse kind = CollectiveUse::kAllReduce;
   Group group;
   double bytes = 0;
   double seconds = 0;

@@ -74,7 +74,7 @@ TEST_CASE("more work never takes less time") {
     larger = base;
     larger.batch = 2;
     CHECK(model.matmul_seconds(larger) >= model.matmul_seconds(base));
-    Attention x{.heads = 8, .kv_heads = 8, .queries = size, .keys = size};
+    AttentionShape x{.heads = 8, .kv_heads = 8, .queries = size, .keys = size};
     const double causal = model.attention_seconds(x);
     x.causal = false;
     CHECK(model.attention_seconds(x) >= causal);

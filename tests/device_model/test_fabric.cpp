@@ -37,22 +37,22 @@ constexpr double kHuge = 64e9;
 
 TEST_CASE("large collectives reach the bus bandwidth of their slowest level") {
   const Fabric f = fabric_of(cluster());
-  const auto bus = [&](Collective kind, Group group) { return f.prepare(kind, group).bus_bytes_per_s(kHuge); };
-  CHECK(bus(Collective::kAllGather, {8, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
-  CHECK(bus(Collective::kReduceScatter, {4, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
-  CHECK(bus(Collective::kAllReduce, {8, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  const auto bus = [&](CollectiveUse kind, Group group) { return f.prepare(kind, group).bus_bytes_per_s(kHuge); };
+  CHECK(bus(CollectiveUse::kAllGather, {8, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  CHECK(bus(CollectiveUse::kReduceScatter, {4, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
+  CHECK(bus(CollectiveUse::kAllReduce, {8, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
   // A group over whole nodes uses all rails, one rank a node uses one; eight such groups at once still have one each.
-  CHECK(bus(Collective::kAllGather, {8, 4}) == Approx(0.9 * 400e9).epsilon(0.01));
-  CHECK(bus(Collective::kAllGather, {1, 4}) == Approx(0.9 * 50e9).epsilon(0.01));
-  CHECK(bus(Collective::kAllGather, {1, 4, 8}) == Approx(0.9 * 50e9).epsilon(0.01));
-  CHECK(bus(Collective::kAllGather, {2, 4, 4}) == Approx(0.9 * 100e9).epsilon(0.01));
-  CHECK(f.collective_seconds(Collective::kAllReduce, 1e9, {1, 1}) == 0);
+  CHECK(bus(CollectiveUse::kAllGather, {8, 4}) == Approx(0.9 * 400e9).epsilon(0.01));
+  CHECK(bus(CollectiveUse::kAllGather, {1, 4}) == Approx(0.9 * 50e9).epsilon(0.01));
+  CHECK(bus(CollectiveUse::kAllGather, {1, 4, 8}) == Approx(0.9 * 50e9).epsilon(0.01));
+  CHECK(bus(CollectiveUse::kAllGather, {2, 4, 4}) == Approx(0.9 * 100e9).epsilon(0.01));
+  CHECK(f.collective_seconds(CollectiveUse::kAllReduce, 1e9, {1, 1}) == 0);
 }
 
 TEST_CASE("rails, oversubscription and direct links") {
   Machine m = cluster();
   m.fabric["rails_per_node"] = 2;  // of 200 GB/s each, shared by four devices
-  const auto bus = [&](Group group) { return fabric_of(m).prepare(Collective::kAllGather, group).bus_bytes_per_s(kHuge); };
+  const auto bus = [&](Group group) { return fabric_of(m).prepare(CollectiveUse::kAllGather, group).bus_bytes_per_s(kHuge); };
   CHECK(bus({1, 4, 1}) == Approx(0.9 * 200e9).epsilon(0.01));
   CHECK(bus({1, 4, 8}) == Approx(0.9 * 50e9).epsilon(0.01));
   m = cluster();
@@ -72,7 +72,7 @@ TEST_CASE("a group that spans several bridged pairs goes over PCIe") {
   Machine m = cluster();
   m.fabric["domain_devices"] = 2;
   m.fabric["pcie_bytes_per_s"] = 20e9;
-  const auto bus = [&](Group group) { return fabric_of(m).prepare(Collective::kAllReduce, group).bus_bytes_per_s(kHuge); };
+  const auto bus = [&](Group group) { return fabric_of(m).prepare(CollectiveUse::kAllReduce, group).bus_bytes_per_s(kHuge); };
   CHECK(bus({2, 1}) == Approx(0.8 * 450e9).epsilon(0.01));
   CHECK(bus({3, 1}) == Approx(20e9).epsilon(0.01));
   CHECK(bus({8, 2}) == Approx(20e9).epsilon(0.01));
@@ -85,12 +85,12 @@ TEST_CASE("a measured fabric replaces the model's rates") {
   measured.intra_all_reduce = 200e9;
   measured.bytes = 0;  // of messages so large that latency does not count
   const Fabric f = fabric_of(cluster(), measured);
-  const auto bus = [&](Collective kind, Group group) { return f.prepare(kind, group).bus_bytes_per_s(1e12); };
-  CHECK(bus(Collective::kAllGather, {8, 4}) == Approx(100e9).epsilon(0.01));
-  CHECK(bus(Collective::kReduceScatter, {8, 4}) == Approx(100e9).epsilon(0.01));
-  CHECK(bus(Collective::kAllReduce, {8, 4}) == Approx(100e9).epsilon(0.01));
-  CHECK(bus(Collective::kAllGather, {1, 4, 8}) == Approx(12.5e9).epsilon(0.01));
-  CHECK(bus(Collective::kAllReduce, {8, 1}) == Approx(200e9).epsilon(0.01));
+  const auto bus = [&](CollectiveUse kind, Group group) { return f.prepare(kind, group).bus_bytes_per_s(1e12); };
+  CHECK(bus(CollectiveUse::kAllGather, {8, 4}) == Approx(100e9).epsilon(0.01));
+  CHECK(bus(CollectiveUse::kReduceScatter, {8, 4}) == Approx(100e9).epsilon(0.01));
+  CHECK(bus(CollectiveUse::kAllReduce, {8, 4}) == Approx(100e9).epsilon(0.01));
+  CHECK(bus(CollectiveUse::kAllGather, {1, 4, 8}) == Approx(12.5e9).epsilon(0.01));
+  CHECK(bus(CollectiveUse::kAllReduce, {8, 1}) == Approx(200e9).epsilon(0.01));
   CHECK(f.provenance(true) == Provenance::kMeasured);
   CHECK(fabric_of(cluster()).provenance(true) == Provenance::kTransferred);
 }
@@ -101,14 +101,14 @@ TEST_CASE("a rate measured on messages of a stated size is met at that size") {
   measured.bytes = 256 << 20;
   for (const int nodes : {2, 8, 16}) {
     const Fabric f = fabric_of(cluster(), measured);
-    CHECK(f.prepare(Collective::kAllGather, {8, nodes}).bus_bytes_per_s(256 << 20) == Approx(44e9).epsilon(0.01));
+    CHECK(f.prepare(CollectiveUse::kAllGather, {8, nodes}).bus_bytes_per_s(256 << 20) == Approx(44e9).epsilon(0.01));
   }
 }
 
 TEST_CASE("more bytes and more ranks never take less time") {
   const Fabric f = fabric_of(cluster());
-  for (const Collective kind : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather, Collective::kBroadcast,
-                                Collective::kReduce, Collective::kAllToAll})
+  for (const CollectiveUse kind : {CollectiveUse::kAllReduce, CollectiveUse::kReduceScatter, CollectiveUse::kAllGather, CollectiveUse::kBroadcast,
+                                CollectiveUse::kReduce, CollectiveUse::kAllToAll})
     for (const Group group : {Group{2, 1}, Group{8, 1}, Group{1, 2}, Group{1, 16, 8}, Group{8, 2}, Group{8, 16}}) {
       const CollectiveCost cost = f.prepare(kind, group);
       double before = 0;
@@ -119,7 +119,7 @@ TEST_CASE("more bytes and more ranks never take less time") {
         before = s;
       }
     }
-  CHECK(f.collective_seconds(Collective::kAllToAll, 1e9, {8, 2}) > f.collective_seconds(Collective::kAllToAll, 1e9, {8, 1}));
+  CHECK(f.collective_seconds(CollectiveUse::kAllToAll, 1e9, {8, 2}) > f.collective_seconds(CollectiveUse::kAllToAll, 1e9, {8, 1}));
   CHECK(f.send_seconds(1e9, true) > f.send_seconds(1e9, false));
   CHECK(f.send_seconds(1e9, true, 8) == Approx(f.send_seconds(1e9, true, 1)));
 }
@@ -139,15 +139,15 @@ TEST_CASE("groups by where their ranks are") {
 
 TEST_CASE("computing and communicating slow each other") {
   const Fabric f = fabric_of(cluster());
-  const Contention inside = f.contention(Collective::kAllReduce, {8, 1});
-  const Contention across = f.contention(Collective::kAllReduce, {1, 16, 8});
+  const Contention inside = f.contention(CollectiveUse::kAllReduce, {8, 1});
+  const Contention across = f.contention(CollectiveUse::kAllReduce, {1, 16, 8});
   CHECK(inside.compute > across.compute);
   CHECK(across.compute > 1);
   CHECK(inside.compute < 2);
   CHECK(inside.communication > 1);
   CHECK(inside.taken_sms >= 8);
   CHECK(inside.taken_sms <= 32);
-  CHECK(f.contention(Collective::kAllReduce, {1, 1}).compute == 1);
+  CHECK(f.contention(CollectiveUse::kAllReduce, {1, 1}).compute == 1);
 }
 
 TEST_CASE("ranks that nothing joins never meet") {
@@ -158,8 +158,8 @@ TEST_CASE("ranks that nothing joins never meet") {
   measured.all_reduce = 1e9;
   for (const Fabric& f : {fabric_of(m), fabric_of(m, measured)})
     for (const Group group : {Group{2, 1}, Group{1, 2}, Group{4, 2}}) {
-      CHECK(f.collective_seconds(Collective::kAllReduce, 1e6, group) == std::numeric_limits<double>::infinity());
-      CHECK(f.prepare(Collective::kAllGather, group).bus_bytes_per_s(1e6) == 0);
+      CHECK(f.collective_seconds(CollectiveUse::kAllReduce, 1e6, group) == std::numeric_limits<double>::infinity());
+      CHECK(f.prepare(CollectiveUse::kAllGather, group).bus_bytes_per_s(1e6) == 0);
     }
 }
 

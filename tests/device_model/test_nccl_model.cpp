@@ -32,29 +32,29 @@ TEST_CASE("the table that NCCL printed for two nodes over sockets") {
   t.split_tree = false;
   t.ring = {2, 1.2, 1.2};
   t.tree = {2, 2.4, 1.2};
-  const auto holds = [&](Collective kind, NcclAlgorithm a, NcclProtocol p, double latency, double bandwidth) {
+  const auto holds = [&](CollectiveUse kind, NcclAlgorithm a, NcclProtocol p, double latency, double bandwidth) {
     INFO(name_of(kind) << " " << name_of(a) << " " << name_of(p));
     const NcclCell c = cell(nccl_table(kind, t), a, p);
     CHECK(c.latency_us == Approx(latency).margin(0.0501));
     CHECK(c.bandwidth_gbs == Approx(bandwidth).margin(0.0501));
   };
-  holds(Collective::kBroadcast, kRing, kLl, 9.3, 1.2);
-  holds(Collective::kBroadcast, kRing, kSimple, 22.4, 2.4);
-  holds(Collective::kReduce, kRing, kLl, 9.3, 1.2);
-  holds(Collective::kAllGather, kRing, kLl, 11.6, 2.4);
-  holds(Collective::kAllGather, kRing, kSimple, 22.4, 4.8);
-  holds(Collective::kReduceScatter, kRing, kSimple, 22.4, 4.8);
-  holds(Collective::kReduceScatter, NcclAlgorithm::kPat, kSimple, 17.6, 3.6);
-  holds(Collective::kAllReduce, kTree, kLl, 16.8, 0.5);
-  holds(Collective::kAllReduce, kTree, kSimple, 36.4, 1.9);
-  holds(Collective::kAllReduce, kRing, kLl, 16.6, 1.2);
-  holds(Collective::kAllReduce, kRing, kSimple, 36.4, 2.4);
+  holds(CollectiveUse::kBroadcast, kRing, kLl, 9.3, 1.2);
+  holds(CollectiveUse::kBroadcast, kRing, kSimple, 22.4, 2.4);
+  holds(CollectiveUse::kReduce, kRing, kLl, 9.3, 1.2);
+  holds(CollectiveUse::kAllGather, kRing, kLl, 11.6, 2.4);
+  holds(CollectiveUse::kAllGather, kRing, kSimple, 22.4, 4.8);
+  holds(CollectiveUse::kReduceScatter, kRing, kSimple, 22.4, 4.8);
+  holds(CollectiveUse::kReduceScatter, NcclAlgorithm::kPat, kSimple, 17.6, 3.6);
+  holds(CollectiveUse::kAllReduce, kTree, kLl, 16.8, 0.5);
+  holds(CollectiveUse::kAllReduce, kTree, kSimple, 36.4, 1.9);
+  holds(CollectiveUse::kAllReduce, kRing, kLl, 16.6, 1.2);
+  holds(CollectiveUse::kAllReduce, kRing, kSimple, 36.4, 2.4);
   // LL128 is off over sockets: its column reads 0.0 and it is no candidate.
-  CHECK(cell(nccl_table(Collective::kAllReduce, t), kRing, kLl128).bandwidth_gbs == 0);
+  CHECK(cell(nccl_table(CollectiveUse::kAllReduce, t), kRing, kLl128).bandwidth_gbs == 0);
   // The same log's choice for broadcasts: LL up to 16 KiB, Simple from 32 KiB.
-  const NcclTable broadcast = nccl_table(Collective::kBroadcast, t);
+  const NcclTable broadcast = nccl_table(CollectiveUse::kBroadcast, t);
   const auto time = [&](NcclProtocol p, double bytes) {
-    return nccl_time_us(Collective::kBroadcast, t, cell(broadcast, kRing, p), bytes);
+    return nccl_time_us(CollectiveUse::kBroadcast, t, cell(broadcast, kRing, p), bytes);
   };
   CHECK(time(kLl, 16384) < time(kSimple, 16384));
   CHECK(time(kLl, 32768) > time(kSimple, 32768));
@@ -65,7 +65,7 @@ TEST_CASE("latencies of an all-reduce on 8 devices with NVLink") {
   t.ranks = 8;
   t.ring = t.tree = {12, 30, 30};
   t.nvls = {8, 50, 0};
-  const NcclTable table = nccl_table(Collective::kAllReduce, t);
+  const NcclTable table = nccl_table(CollectiveUse::kAllReduce, t);
   CHECK(cell(table, kRing, kLl).latency_us == Approx(15.0));
   CHECK(cell(table, kRing, kLl128).latency_us == Approx(40.6));
   CHECK(cell(table, kRing, kSimple).latency_us == Approx(56.0));
@@ -83,13 +83,13 @@ TEST_CASE("on several nodes the limit of LL is the host's, not the device's") {
   t.ranks = 32;
   t.nodes = 4;
   t.ring = t.tree = {16, 22.5, 22.5};
-  CHECK(cell(nccl_table(Collective::kAllGather, t), kRing, kLl).bandwidth_gbs == Approx(20.4 * 32 / 31));
+  CHECK(cell(nccl_table(CollectiveUse::kAllGather, t), kRing, kLl).bandwidth_gbs == Approx(20.4 * 32 / 31));
   t.amd_cpu = true;
-  CHECK(cell(nccl_table(Collective::kAllGather, t), kRing, kLl).bandwidth_gbs == Approx(19.0 * 32 / 31));
+  CHECK(cell(nccl_table(CollectiveUse::kAllGather, t), kRing, kLl).bandwidth_gbs == Approx(19.0 * 32 / 31));
   // 31 steps, 3 of them between nodes; each of the others still posts to the network: 3 * 2 us on AMD hosts, Simple.
-  CHECK(cell(nccl_table(Collective::kAllGather, t), kRing, kSimple).latency_us == Approx(8.4 + 28 * 6 + 3 * 14));
+  CHECK(cell(nccl_table(CollectiveUse::kAllGather, t), kRing, kSimple).latency_us == Approx(8.4 + 28 * 6 + 3 * 14));
   t.amd_cpu = false;
-  CHECK(cell(nccl_table(Collective::kAllGather, t), kRing, kSimple).latency_us == Approx(8.4 + 28 * 3.4 + 3 * 14));
+  CHECK(cell(nccl_table(CollectiveUse::kAllGather, t), kRing, kSimple).latency_us == Approx(8.4 + 28 * 3.4 + 3 * 14));
 }
 
 TEST_CASE("the search finds the channels that NCCL's logs show") {
@@ -111,8 +111,8 @@ TEST_CASE("corrections by size") {
   CHECK(nccl_tree_correction(kLl, 64 << 12) == Approx(0.4));
   CHECK(nccl_tree_correction(kSimple, 1e12) == 1);
   CHECK(nccl_ring_plateau(GpuGeneration::kHopper) == 1.4);
-  CHECK(nccl_table(Collective::kAllReduce, {.ranks = 1}).count == 0);
-  CHECK(nccl_table(Collective::kAllToAll, {.ranks = 8}).count == 0);
-  CHECK(bus_factor(Collective::kAllReduce, 4) == 1.5);
-  CHECK(bus_factor(Collective::kAllGather, 4) == 0.75);
+  CHECK(nccl_table(CollectiveUse::kAllReduce, {.ranks = 1}).count == 0);
+  CHECK(nccl_table(CollectiveUse::kAllToAll, {.ranks = 8}).count == 0);
+  CHECK(bus_factor(CollectiveUse::kAllReduce, 4) == 1.5);
+  CHECK(bus_factor(CollectiveUse::kAllGather, 4) == 0.75);
 }
