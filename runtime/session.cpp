@@ -68,7 +68,7 @@ class ThreadSession final : public Session {
   std::string describe_task(const Task& task) const;
   Holding value_of(const Rank& rank, int32_t parameter) const;
   std::vector<float> read_piece(const Rank& rank, const Piece& piece, DType dtype) const;
-  void write_piece(const Rank& rank, const Piece& piece, DType dtype, const float* values) const;
+  void write_piece(Rank& rank, const Piece& piece, DType dtype, const float* values) const;
   Result<int32_t> parameter_named(std::string_view name) const;
   Result<LogicalTensor> gather(std::string_view what, const Pick& pick) const;
 
@@ -220,7 +220,7 @@ std::vector<float> ThreadSession::read_piece(const Rank& rank, const Piece& piec
 }
 
 /// Stores values in a piece, rounded to nearest even where its type is narrower.
-void ThreadSession::write_piece(const Rank& rank, const Piece& piece, DType dtype, const float* values) const {
+void ThreadSession::write_piece(Rank& rank, const Piece& piece, DType dtype, const float* values) const {
   std::vector<std::byte> raw(static_cast<size_t>(bytes_of(dtype, piece.n)));
   write_values({values, static_cast<size_t>(piece.n)}, dtype, raw.data());
   rank.write(piece.buffer, bytes_of(dtype, piece.at), raw);

@@ -33,7 +33,7 @@ class MadeUpCosts final : public CostModel {
 };
 
 const std::vector<CalibrationPlan>& plans() {
-  static const std::vector<CalibrationPlan> all = calibration_plans({2, {2, 4}, 0.4});
+  static const std::vector<CalibrationPlan> all = calibration_plans({.cores = 2, .group_sizes = {2, 4}, .scale = 0.4});
   return all;
 }
 
