@@ -62,6 +62,9 @@ TEST_CASE("quickstart covers every strategy on 1, 2, 4 and 8 ranks with one glob
     note(l.dp > 1 && l.bucket_bytes > 0 && l.overlap, "dp overlap");
     note(c.train.grad_accumulation > 1 && l.pp == 1, "accumulation");
     note(l.zero == 1 && l.pp == 1, "zero 1");
+    note(l.zero == 2, "zero 2");
+    note(l.zero == 3, "zero 3");
+    note(l.hybrid_shard > 0, "hybrid shard");
     note(l.tp == 2, "tp 2");
     note(l.tp == 4, "tp 4");
     note(l.schedule == Schedule::kAfab, "afab");
@@ -75,8 +78,20 @@ TEST_CASE("quickstart covers every strategy on 1, 2, 4 and 8 ranks with one glob
   CHECK(worlds == std::set<int>{1, 2, 4, 8});
   CHECK(batches.size() == 1);
   CHECK(seeds.size() == 1);
-  CHECK(covered == std::set<std::string>{"single", "dp naive", "dp bucketed", "dp overlap", "accumulation", "zero 1", "tp 2",
+  CHECK(covered == std::set<std::string>{"single", "dp naive", "dp bucketed", "dp overlap", "accumulation", "zero 1", "zero 2", "zero 3", "hybrid shard", "tp 2",
                                          "tp 4", "afab", "1f1b", "recompute", "3-D", "zero 1 across tied stages", "llama", "gpt"});
+}
+
+TEST_CASE("the claims load, each with points to run and sentences to test") {
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(SHARDLAB_SOURCE_DIR) + "/sweeps/claims")) {
+    INFO(entry.path());
+    const auto sweep = load_sweep(entry.path().string(), with_local());
+    REQUIRE(sweep.ok());
+    CHECK(!sweep->claims().empty());
+    const auto expansion = expand(*sweep);
+    REQUIRE(expansion.ok());
+    CHECK(expansion->runnable() == static_cast<int64_t>(expansion->points.size()));
+  }
 }
 
 TEST_CASE("the example sweeps load and have points to run") {
