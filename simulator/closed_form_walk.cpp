@@ -1,6 +1,6 @@
 // ZeRO-2 and 3 from the configuration: what is gathered and what waits for its reduction changes from unit to unit, so the peak is
-// found by going through a stage's step, unit by unit, with the sizes of the literature. Nothing of a plan is known here: the rules of
-// when a bucket is there are those of the papers, written a second time.
+// found by going through a stage's step, unit by unit, with the sizes of the literature. Nothing of a plan is known here: the rules
+// of when a bucket is there are those of the papers, written a second time.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -42,8 +42,8 @@ struct Around {
   std::vector<Change> before_scatter, before_gather, freed_gather, freed_scatter, after;
 };
 
-/// Micro-batches' sums as they are kept apart: whether one begins a further copy (one that is not the step's sum, and is not at once
-/// added to another), and how many copies are free after it.
+/// Micro-batches' sums as they are kept apart: whether one begins a further copy (one that is not the step's sum, and is not at
+/// once added to another), and how many copies are free after it.
 struct Written {
   bool begins = false;
   int64_t freed = 0;
@@ -63,8 +63,8 @@ std::vector<Written> written_of(int64_t micro_batches, bool canonical) {
   return all;
 }
 
-/// A bucket's gradients are there from the first backward of its units until they are scattered; with overlap until the next unit is
-/// done, or until they are needed again.
+/// A bucket's gradients are there from the first backward of its units until they are scattered; with overlap until the next unit
+/// is done, or until they are needed again.
 void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Visit>& visits, std::vector<Around>& around) {
   const std::vector<Written> plan = written_of(c.train.grad_accumulation, c.canonical);
   std::map<int64_t, std::pair<size_t, size_t>> spans;  // by micro-batch
@@ -74,17 +74,20 @@ void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Vi
     if (visits[v].unit == bucket.lowest) spans[visits[v].micro_batch].second = v;
   }
   constexpr BufferClass kGradient = BufferClass::kGradient;
+  const int64_t element = Widths(c).gradient;
   for (const auto& [micro, span] : spans) {
     const auto& [first, last] = span;
     const Written& w = plan[static_cast<size_t>(micro)];
     const size_t release = c.layout.overlap ? std::min(last + 1, visits.size() - 1) : last;
     const auto next = spans.find(micro + 1);
     const bool again = next != spans.end() && release >= next->second.first;
-    auto& freed = again ? around[next->second.first].before_scatter : release == last ? around[last].after : around[release].freed_scatter;
-    around[first].before_scatter.push_back({kGradient, bucket.bytes()});
-    if (w.begins) around[last].after.push_back({kGradient, bucket.slice_bytes()});
-    freed.push_back({kGradient, -bucket.bytes()});
-    for (int64_t i = 0; i < w.freed; ++i) freed.push_back({kGradient, -bucket.slice_bytes()});
+    auto& freed = again             ? around[next->second.first].before_scatter
+                  : release == last ? around[last].after
+                                    : around[release].freed_scatter;
+    around[first].before_scatter.push_back({kGradient, bucket.bytes(element)});
+    if (w.begins) around[last].after.push_back({kGradient, bucket.slice_bytes(element)});
+    freed.push_back({kGradient, -bucket.bytes(element)});
+    for (int64_t i = 0; i < w.freed; ++i) freed.push_back({kGradient, -bucket.slice_bytes(element)});
   }
 }
 
@@ -201,8 +204,15 @@ class Level {
 /// A layer's forward that keeps nothing, op by op: the widest of its moments stand beside the layer's input.
 Rise recomputed_forward(const Sizes& n) {
   const auto t = [](int64_t bytes) { return Rise{Moment::kForwardLayer, temporary(bytes)}; };
-  return highest({t(n.x + n.statistics), t(n.x + n.qkv), t(n.qkv + n.o + n.log_sum_exp), t(n.o + n.x), t(2 * n.x),
-                  t(2 * n.x + n.statistics), t(2 * n.x + n.u), t(n.x + n.u + n.a), t(2 * n.x + n.a),
+  return highest({t(n.x + n.statistics),
+                  t(n.x + n.qkv),
+                  t(n.qkv + n.o + n.log_sum_exp),
+                  t(n.o + n.x),
+                  t(2 * n.x),
+                  t(2 * n.x + n.statistics),
+                  t(2 * n.x + n.u),
+                  t(n.x + n.u + n.a),
+                  t(2 * n.x + n.a),
                   {Moment::kForwardLayer, activation(n.x) + temporary(2 * n.x)}});
 }
 
@@ -248,8 +258,8 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     const auto stays = stays_of(c, state, part, visits);
     for (size_t b = 0; b < stays.size(); ++b)
       for (const Stay& stay : stays[b]) {
-        around[stay.issued].before_gather.push_back({BufferClass::kBuffer, state.buckets[b].bytes()});
-        around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes()});
+        around[stay.issued].before_gather.push_back({BufferClass::kBuffer, state.buckets[b].bytes(Widths(c).value)});
+        around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes(Widths(c).value)});
       }
   }
   Level level(form);
