@@ -174,6 +174,25 @@ Result<void> check_execution(const Case& c) {
   return {};
 }
 
+/// Gradients have one storage: what they accumulate in is what travels.
+Result<void> check_gradient_dtypes(const Train& t) {
+  for (const auto& [key, dtype] : {std::pair{"reduce_dtype", &t.reduce_dtype}, {"accumulate_dtype", &t.accumulate_dtype}}) {
+    if (dtype->empty() || *dtype == "fp32") continue;
+    if (t.precision == "fp32")
+      return refusal(
+          fmt::format("{}={} with precision=fp32: gradients would be narrower than what they are computed from", key, *dtype),
+          fmt::format("set {}: fp32, or precision: bf16, or compression.kind: bf16, which keeps what rounding loses", key));
+    if (*dtype != t.precision)
+      return refusal(fmt::format("{}={} with precision={}", key, *dtype, t.precision),
+                     fmt::format("use fp32, or the precision itself: {}: {}", key, t.precision));
+  }
+  if (!t.reduce_dtype.empty() && !t.accumulate_dtype.empty() && t.reduce_dtype != t.accumulate_dtype)
+    return refusal(fmt::format("reduce_dtype={} with accumulate_dtype={}: gradients are reduced where they accumulate, in one type",
+                               t.reduce_dtype, t.accumulate_dtype),
+                   "set one of the two, and leave the other out");
+  return {};
+}
+
 /// What this version has no strategy for is refused by name, never ignored.
 Result<void> check_implemented(const Case& c) {
   const Layout& l = c.layout;
@@ -193,12 +212,10 @@ Result<void> check_implemented(const Case& c) {
   if (l.compression.kind != CompressionKind::kNone)
     return missing(fmt::format("compression={}", name_of(l.compression.kind)), "compression.kind: none");
   if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
-  for (const auto& [key, dtype] :
-       {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
-    if (!dtype->empty() && *dtype != "fp32") return missing(fmt::format("{}={}", key, *dtype), fmt::format("{}: fp32", key));
-  if (c.train.clip_norm != 0) return missing(fmt::format("clip_norm={}", c.train.clip_norm), "clip_norm: 0");
-  if (c.train.precision != "fp32") return missing(fmt::format("precision={}", c.train.precision), "precision: fp32");
+  if (c.train.precision != "fp32" && c.train.precision != "bf16")
+    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32 or bf16");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
+  SHARDLAB_TRY(check_gradient_dtypes(c.train));
   return check_execution(c);
 }
 
@@ -241,7 +258,7 @@ Result<void> check_layout(const Case& c) {
     for (const auto& [key, size] : {std::pair{"dp", l.replicas()},
                                     {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()},
                                     {"tp", l.tp},
-                                    {"pp", c.train.grad_norm ? l.pp : 1}})  // stages add their norms
+                                    {"pp", c.train.grad_norm || c.train.clip_norm > 0 ? l.pp : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
         return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
   return {};
@@ -269,10 +286,8 @@ Result<void> check_batch(const Case& c) {
                                t.global_batch_tokens, t.seq_len, t.micro_batch, t.grad_accumulation, c.layout.dp, tokens),
                    fmt::format("make global_batch_tokens a multiple of seq_len * micro_batch * dp = {}",
                                t.seq_len * t.micro_batch * c.layout.dp));
-  if (t.grad_norm && c.model.tied_embeddings && c.layout.pp > 1)
-    return refusal(
-        "grad_norm with tied embeddings across pipeline stages: both ends hold the table, and its norm would count twice",
-        "set grad_norm: false, pp: 1, or untie the embeddings");
+  if (!(t.clip_norm >= 0) || std::isinf(t.clip_norm))
+    return refusal(fmt::format("clip_norm={} bounds no norm", t.clip_norm), "set clip_norm above 0, or to 0 for no clipping");
   if (c.model.max_positions > 0 && t.seq_len > c.model.max_positions)
     return refusal(fmt::format("seq_len={} exceeds the model's max_positions={}", t.seq_len, c.model.max_positions),
                    fmt::format("set seq_len to {} or less", c.model.max_positions));

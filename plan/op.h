@@ -126,12 +126,12 @@ struct SumScalars {
 /// gradients... -> squared norm f64[1]: the sum of squares of every element.
 struct SquaredNorm {};
 
-/// grad, param -> param (in place). param -= lr * (grad + decay * param). The learning rate is the step's.
+/// grad, param, (factor f32[1]) -> param (in place). param -= lr * (factor * grad + decay * param). The learning rate is the step's.
 struct Sgd {
   float weight_decay = 0;
 };
 
-/// grad, param, m, v -> param, m, v (all in place). Decoupled weight decay; bias-corrected. Source: Loshchilov & Hutter 2019.
+/// grad, param, m, v, (factor f32[1], of grad) -> param, m, v (in place). Decoupled decay; bias-corrected. Loshchilov & Hutter 2019.
 struct AdamW {
   float beta1 = 0.9f;
   float beta2 = 0.95f;

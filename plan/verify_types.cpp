@@ -308,11 +308,13 @@ void Builder::describe(const SquaredNorm&) {
 void Builder::describe(const Sgd&) {
   read("grad", first_dims(), Pass::kNonlinear);
   read("param", first_dims(), Pass::kNonlinear);
+  if (op_.reads.size() == 3) read("factor", "k", Pass::kNonlinear);
   write("param", first_dims(), ~0u, slot_of_read(1));
 }
 
 void Builder::describe(const AdamW&) {
   for (const char* name : {"grad", "param", "m", "v"}) read(name, first_dims(), Pass::kNonlinear);
+  if (op_.reads.size() == 5) read("factor", "k", Pass::kNonlinear);
   for (size_t i = 1; i < 4; ++i) write(i == 1 ? "param" : i == 2 ? "m" : "v", first_dims(), ~0u, slot_of_read(i));
 }
 
@@ -451,6 +453,7 @@ class TypeChecker {
   void check_scale(const Op& op, const Equation& equation, const Written& w);
   void check_micro(const Op& op, const Equation& equation, const Written& w);
   void check_optimizer(const Op& op, size_t parameters);
+  void check_factor(const Op& op, SlotId factor);
   void check_collective(const Op& op, const Collective& c);
   void check_collective_shapes(const Op& op, const Collective& c);
   void check_load(const Op& op);
@@ -673,6 +676,7 @@ void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
         fault(op, Rule::kTypes, "along {}: {}, but it was {}", axis_name(axis), placed(op.writes[i], axis),
               placement_name(place(op.reads[1 + i], axis)));
   }
+  if (op.reads.size() > 1 + parameters) check_factor(op, op.reads[1 + parameters]);
   if (type(grad).scale != Scale{})
     fault(op, Rule::kGradients, "the gradient %{} has scale {}: it must be 1 before an update", name(grad),
           scale_name(type(grad).scale));
@@ -680,6 +684,17 @@ void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
   for (size_t i = 0; i < parameters; ++i)
     if (type(op.writes[i]).micro != Micro::kNone || type(op.writes[i]).scale != Scale{} || type(op.reads[1 + i]).scale != Scale{})
       fault(op, Rule::kTypes, "%{} is state: it must be micro:none at scale 1", name(op.writes[i]));
+}
+
+/// One number, the same on every rank: ranks that scaled their gradients apart would part for good.
+void TypeChecker::check_factor(const Op& op, SlotId factor) {
+  for (int axis = 0; axis < axes(); ++axis)
+    if (split(axis) && place(factor, axis).kind != Place::kReplicate)
+      fault(op, Rule::kGradients, "along {}: the factor {}, and every rank must have the same", axis_name(axis),
+            placed(factor, axis));
+  const Type& t = type(factor);
+  if (t.dtype != DType::f32 || t.shape.elements() != 1 || t.scale != Scale{} || t.micro == Micro::kSlice)
+    fault(op, Rule::kTypes, "the factor %{} must be one f32 at scale 1", name(factor));
 }
 
 void TypeChecker::check_load(const Op& op) {

@@ -1040,16 +1040,17 @@ void Replay::play_optimizer(const Act& act) {
   Region param = region(act.reads[1]);
   if (!grad.storage->alive || !param.storage->alive) return;
   const bool unlinked = std::ranges::none_of(param.storage->pieces, [](const Piece& p) { return p.parameter >= 0; });
-  if (unlinked && param.storage->spread.empty() && !grad.storage->spread.empty() && param.begin == 0) {
+  const bool is_slice = (param.end - param.begin) * parts_[grad.shard.mask] == grad.end - grad.begin;
+  if (unlinked && param.storage->spread.empty() && param.shard.empty() && !grad.shard.empty() && param.begin == 0 && is_slice) {
     // A flat shard of several parameters, whose layout its gradient tells.
     const Piece was = param.storage->pieces.front();
-    param.storage->spread = grad.storage->spread;
+    param.storage->spread = grad.shard;
     param.storage->pieces.clear();
     for_pieces(grad, [&](const Piece& g) {
       Piece q = was;
-      q.begin = g.begin;
-      q.end = g.end;
-      q.origin = g.origin;
+      q.begin = std::max(g.begin, grad.begin) - grad.begin;
+      q.end = std::min(g.end, grad.end) - grad.begin;
+      q.origin = g.origin - grad.begin;
       q.parameter = g.parameter;
       q.shard = param.storage->spread;
       param.storage->pieces.push_back(q);

@@ -265,10 +265,12 @@ int64_t narrow_scratch(const Copy&, const Operands& o, bool) {
 }
 int64_t narrow_scratch(const Add&, const Operands& o, bool) { return windows(o, kBlock); }
 int64_t narrow_scratch(const Fill&, const Operands& o, bool) { return windows(o, kBlock); }
-int64_t narrow_scratch(const SquaredNorm&, const Operands& o, bool) { return windows(o, kBlock); }
-int64_t narrow_scratch(const Sgd&, const Operands& o, bool) { return window(o.read(0), kBlock) + window(o.write(0), kBlock); }
+int64_t narrow_scratch(const SquaredNorm&, const Operands&, bool) { return floats(kBlock); }
+int64_t narrow_scratch(const Sgd&, const Operands& o, bool) {
+  return window(o.read(0), kBlock) + window(o.write(0), kBlock) + (o.reads() > 2 ? floats(kBlock) : 0);
+}
 int64_t narrow_scratch(const AdamW&, const Operands& o, bool) {
-  int64_t bytes = window(o.read(0), kBlock);
+  int64_t bytes = window(o.read(0), kBlock) + (o.reads() > 4 ? floats(kBlock) : 0);
   for (size_t i = 0; i < 3; ++i) bytes += window(o.write(i), kBlock);
   return bytes;
 }
@@ -297,7 +299,10 @@ WorkAmount work_of(const Segment& segment, const Op& op, const Mesh&) {
 
 int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {
   const Operands operands(segment, op);
-  if (any_narrow(operands)) return std::visit([&](const auto& w) { return narrow_scratch(w, operands, canonical); }, op.work);
+  const bool scales = (std::holds_alternative<Sgd>(op.work) && operands.reads() > 2) ||
+                      (std::holds_alternative<AdamW>(op.work) && operands.reads() > 4);  // the gradient, in blocks
+  if (scales || any_narrow(operands))
+    return std::visit([&](const auto& w) { return narrow_scratch(w, operands, canonical); }, op.work);
   return std::visit([&](const auto& w) { return scratch_of(w, operands, canonical); }, op.work);
 }
 

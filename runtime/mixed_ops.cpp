@@ -324,37 +324,62 @@ ScratchLaunch bind_work(const BoundOp& op, const SquaredNorm&, const BindTools& 
   for (const Tensor& t : op.reads) args.parts.emplace_back(stored(t), t.shape().elements());
   return counted_launch(tools.kernels, args, [](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
     double total = 0;
+    int64_t most = 0;
     for (const auto& [x, n] : a.parts) {
       double part = 0;
-      k.squared_norm({x, n, &part}, s);
+      kernels::Scratch shared = s;  // one block serves all
+      k.squared_norm({x, n, &part}, shared);
+      most = std::max(most, shared.used() - s.used());
       total += part;
     }
+    s.take_bytes(most);
     if (!s.counting()) *a.total = total;
   });
 }
 
-ScratchLaunch bind_work(const BoundOp& op, const Sgd& w, const BindTools& tools) {
-  kernels::MixedSgd args{.grad = stored(op.reads[0]), .param = stored(op.writes[0])};
-  args.sgd = {.n = op.writes[0].shape().elements(), .weight_decay = w.weight_decay};
+/// The factor of the gradient is read when the update runs; one that counts makes room for the scaled block.
+template <class Args>
+ScratchLaunch launch_update(const BindTools& tools, void (MixedKernels::*kernel)(const Args&, kernels::Scratch&) const, Args args,
+                            const float* factor, void (*set)(Args&, const StepState&)) {
+  if (factor != nullptr) args.factor = 0;
   return counted_launch(
-      tools.kernels, args, [](const MixedKernels& k, const kernels::MixedSgd& a, kernels::Scratch& s) { k.sgd(a, s); },
+      tools.kernels, args, [kernel](const MixedKernels& k, const Args& a, kernels::Scratch& s) { (k.*kernel)(a, s); },
+      [factor, set](Args& a, const StepState& state) {
+        if (factor != nullptr) a.factor = *factor;
+        set(a, state);
+      });
+}
+
+const float* factor_of(const BoundOp& op, size_t operands) {
+  return op.reads.size() > operands ? op.reads[operands].as<const float>() : nullptr;
+}
+
+ScratchLaunch bind_work(const BoundOp& op, const Sgd& w, const BindTools& tools) {
+  kernels::MixedSgd args;
+  args.grad = stored(op.reads[0]);
+  args.param = stored(op.writes[0]);
+  args.sgd = {.n = op.writes[0].shape().elements(), .weight_decay = w.weight_decay};
+  return launch_update<kernels::MixedSgd>(
+      tools, &MixedKernels::sgd, args, factor_of(op, 2),
       [](kernels::MixedSgd& a, const StepState& state) { a.sgd.learning_rate = state.learning_rate; });
 }
 
 ScratchLaunch bind_work(const BoundOp& op, const AdamW& w, const BindTools& tools) {
-  kernels::MixedAdamW args{
-      .grad = stored(op.reads[0]), .param = stored(op.writes[0]), .m = stored(op.writes[1]), .v = stored(op.writes[2])};
+  kernels::MixedAdamW args;
+  args.grad = stored(op.reads[0]);
+  args.param = stored(op.writes[0]);
+  args.m = stored(op.writes[1]);
+  args.v = stored(op.writes[2]);
   args.adamw = {.n = op.writes[0].shape().elements(),
                 .beta1 = w.beta1,
                 .beta2 = w.beta2,
                 .epsilon = w.epsilon,
                 .weight_decay = w.weight_decay};
-  return counted_launch(
-      tools.kernels, args, [](const MixedKernels& k, const kernels::MixedAdamW& a, kernels::Scratch& s) { k.adamw(a, s); },
-      [](kernels::MixedAdamW& a, const StepState& state) {
-        a.adamw.step = state.step;
-        a.adamw.learning_rate = state.learning_rate;
-      });
+  return launch_update<kernels::MixedAdamW>(tools, &MixedKernels::adamw, args, factor_of(op, 4),
+                                            [](kernels::MixedAdamW& a, const StepState& state) {
+                                              a.adamw.step = state.step;
+                                              a.adamw.learning_rate = state.learning_rate;
+                                            });
 }
 
 ScratchLaunch bind_work(const BoundOp& op, const Copy&, const BindTools& tools) {
@@ -385,6 +410,8 @@ FixedOperands statistics_of(const Work& work) {
            : w->part == CrossEntropy::Part::kSum ? FixedOperands{{2}, {0}}
                                                  : FixedOperands{{}, {0}};
   if (std::holds_alternative<SquaredNorm>(work)) return {{}, {0}, DType::f64};
+  if (std::holds_alternative<Sgd>(work)) return {{2}, {}};
+  if (std::holds_alternative<AdamW>(work)) return {{4}, {}};
   return {};
 }
 
@@ -446,7 +473,10 @@ void check_in_place(const BoundOp& op) {
 
 bool is_mixed(const BoundOp& op) {
   const auto narrow = [](const Tensor& t) { return is_narrow(t.type->dtype); };
-  if (std::holds_alternative<Copy>(op.op().work) && op.reads[0].type->dtype == op.writes[0].type->dtype) return false;
+  const Work& work = op.op().work;
+  if ((std::holds_alternative<Sgd>(work) && op.reads.size() > 2) || (std::holds_alternative<AdamW>(work) && op.reads.size() > 4))
+    return true;
+  if (std::holds_alternative<Copy>(work) && op.reads[0].type->dtype == op.writes[0].type->dtype) return false;
   return std::ranges::any_of(op.reads, narrow) || std::ranges::any_of(op.writes, narrow);
 }
 

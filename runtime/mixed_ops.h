@@ -6,7 +6,8 @@
 
 namespace shardlab {
 
-/// Whether an operand is stored narrower than f32, so that `bind_mixed` is who binds the op. A copy to the same type is none.
+/// Whether an operand is stored narrower than f32, or an update scales its gradient by a factor, so that `bind_mixed` is who binds
+/// the op. A copy to the same type is none.
 bool is_mixed(const BoundOp& op);
 
 /// Refuses types that an op does not take in this place: statistics, losses and token ids have the plan's.

@@ -66,9 +66,14 @@ class ThreadSession final : public Session {
   void start_crew();
   void run_round(const Round& round);
   std::string describe_task(const Task& task) const;
-  Holding value_of(const Rank& rank, int32_t parameter) const;
-  std::vector<float> read_piece(const Rank& rank, const Piece& piece, DType dtype) const;
-  void write_piece(Rank& rank, const Piece& piece, DType dtype, const float* values) const;
+  Holding value_of(const Rank& rank, int32_t parameter, BufferClass kind) const;
+  /// The copy that the optimizer updates, where there is one: all bits of the value.
+  Holding best_of(const Rank& rank, int32_t parameter) const {
+    Holding master = value_of(rank, parameter, BufferClass::kMaster);
+    return master.type != nullptr ? master : value_of(rank, parameter, BufferClass::kParameter);
+  }
+  std::vector<float> read_piece(const Rank& rank, const Piece& piece) const;
+  void write_piece(Rank& rank, const Piece& piece, const float* values) const;
   Result<int32_t> parameter_named(std::string_view name) const;
   Result<LogicalTensor> gather(std::string_view what, const Pick& pick) const;
 
@@ -184,22 +189,25 @@ StepResult ThreadSession::step(int64_t step) {
 // ---- state
 
 /// A rank's value of a parameter: the buffer that is all of it, or what its slices of packed buffers hold of it.
-ThreadSession::Holding ThreadSession::value_of(const Rank& rank, int32_t parameter) const {
+ThreadSession::Holding ThreadSession::value_of(const Rank& rank, int32_t parameter, BufferClass kind) const {
   const Shape logical = logical_shape(plan_.parameters[static_cast<size_t>(parameter)].type, plan_.mesh);
   const auto& buffers = rank.role().buffers;
   const auto is_value = [&](const Buffer& b) {
     return b.parameter == parameter && b.type.shape.rank == logical.rank && logical_shape(b.type, plan_.mesh) == logical &&
            (b.kind == BufferClass::kParameter || b.kind == BufferClass::kBuffer);
   };
+  const auto is_master = [&](const Buffer& b) {
+    return b.parameter == parameter && b.type.shape.rank == logical.rank && logical_shape(b.type, plan_.mesh) == logical;
+  };
   for (size_t i = 0; i < buffers.size(); ++i) {
     const BufferId id(static_cast<int32_t>(i));
-    if (buffers[i].kind == BufferClass::kParameter && is_value(buffers[i]) && rank.persistent(id))
-      return {&buffers[i].type, {{id, 0, 0, buffers[i].type.shape.elements()}}};
+    const bool held = buffers[i].kind == kind && (kind == BufferClass::kMaster ? is_master(buffers[i]) : is_value(buffers[i]));
+    if (held && rank.persistent(id)) return {&buffers[i].type, {{id, 0, 0, buffers[i].type.shape.elements()}}};
   }
   Holding holding;
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& slice = buffers[i];
-    if (slice.kind != BufferClass::kParameter || slice.packed_as < 0 || !slice.persistent || slice.view) continue;
+    if (slice.kind != kind || slice.packed_as < 0 || !slice.persistent || slice.view) continue;
     const int64_t n = slice.type.shape.elements(), begin = logical_origin(slice.type, plan_.mesh, rank.coordinates())[0];
     for (const Buffer& value : buffers) {
       if (!value.view || value.view->base != slice.packed_as || !is_value(value)) continue;
@@ -213,14 +221,16 @@ ThreadSession::Holding ThreadSession::value_of(const Rank& rank, int32_t paramet
 }
 
 /// The elements of a piece, widened.
-std::vector<float> ThreadSession::read_piece(const Rank& rank, const Piece& piece, DType dtype) const {
+std::vector<float> ThreadSession::read_piece(const Rank& rank, const Piece& piece) const {
+  const DType dtype = rank.role().buffers[piece.buffer.index()].type.dtype;
   std::vector<std::byte> raw(static_cast<size_t>(bytes_of(dtype, piece.n)));
   rank.read(piece.buffer, bytes_of(dtype, piece.at), raw);
   return read_values(raw.data(), dtype, piece.n);
 }
 
 /// Stores values in a piece, rounded to nearest even where its type is narrower.
-void ThreadSession::write_piece(Rank& rank, const Piece& piece, DType dtype, const float* values) const {
+void ThreadSession::write_piece(Rank& rank, const Piece& piece, const float* values) const {
+  const DType dtype = rank.role().buffers[piece.buffer.index()].type.dtype;
   std::vector<std::byte> raw(static_cast<size_t>(bytes_of(dtype, piece.n)));
   write_values({values, static_cast<size_t>(piece.n)}, dtype, raw.data());
   rank.write(piece.buffer, bytes_of(dtype, piece.at), raw);
@@ -229,26 +239,27 @@ void ThreadSession::write_piece(Rank& rank, const Piece& piece, DType dtype, con
 void ThreadSession::initialise_parameters() {
   run_round([this](Rank& rank, int stream, Task&) {
     if (stream != 0 || !rank.backend().has_storage()) return;
-    for (size_t p = 0; p < plan_.parameters.size(); ++p) {
-      const Holding holding = value_of(rank, static_cast<int32_t>(p));
-      if (holding.pieces.empty()) continue;
-      const Parameter& parameter = plan_.parameters[p];
-      const Type& type = *holding.type;
-      std::vector<float> values(static_cast<size_t>(type.shape.elements()), parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
-      if (parameter.initial != Initial::kNormal) {
-        for (const Piece& piece : holding.pieces) write_piece(rank, piece, type.dtype, values.data() + piece.begin);
-        continue;
+    for (size_t p = 0; p < plan_.parameters.size(); ++p)
+      for (const BufferClass kind : {BufferClass::kParameter, BufferClass::kMaster}) {
+        const Holding holding = value_of(rank, static_cast<int32_t>(p), kind);
+        if (holding.pieces.empty()) continue;
+        const Parameter& parameter = plan_.parameters[p];
+        const Type& type = *holding.type;
+        std::vector<float> values(static_cast<size_t>(type.shape.elements()), parameter.initial == Initial::kOnes ? 1.0f : 0.0f);
+        if (parameter.initial != Initial::kNormal) {
+          for (const Piece& piece : holding.pieces) write_piece(rank, piece, values.data() + piece.begin);
+          continue;
+        }
+        const Shape shape = logical_shape(type, plan_.mesh), origin = logical_origin(type, plan_.mesh, rank.coordinates());
+        const auto dims = [&](const Shape& s) { return std::span(s.extent).first(static_cast<size_t>(s.rank)); };
+        kernels::initialise_normal({.shape = dims(shape),
+                                    .origin = std::span(origin.extent).first(static_cast<size_t>(shape.rank)),
+                                    .extent = dims(type.shape),
+                                    .deviation = parameter.deviation,
+                                    .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
+                                    .values = values.data()});
+        for (const Piece& piece : holding.pieces) write_piece(rank, piece, values.data() + piece.begin);
       }
-      const Shape shape = logical_shape(type, plan_.mesh), origin = logical_origin(type, plan_.mesh, rank.coordinates());
-      const auto dims = [&](const Shape& s) { return std::span(s.extent).first(static_cast<size_t>(s.rank)); };
-      kernels::initialise_normal({.shape = dims(shape),
-                                  .origin = std::span(origin.extent).first(static_cast<size_t>(shape.rank)),
-                                  .extent = dims(type.shape),
-                                  .deviation = parameter.deviation,
-                                  .key = {options_.seed, RandomUse::kInitialise, parameter.tensor, 0},
-                                  .values = values.data()});
-      for (const Piece& piece : holding.pieces) write_piece(rank, piece, type.dtype, values.data() + piece.begin);
-    }
   });
 }
 
@@ -290,7 +301,7 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
     }
     int differs_from = -1;
     for (const Piece& piece : holding.pieces) {
-      const std::vector<float> values = read_piece(*rank, piece, type.dtype);
+      const std::vector<float> values = read_piece(*rank, piece);
       const float* local = values.data() - piece.begin;
       for_each_run(type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
                    [&](int64_t to, int64_t from, int64_t n) {
@@ -325,7 +336,7 @@ Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view
   const Type& type = r.role().buffers[id->index()].type;
   if (!kernels::is_float_storage(type.dtype))
     return Error{ExitCode::kUsage, fmt::format("`{}` is {}, which is no floating-point type", name, name_of(type.dtype)), "", ""};
-  return read_piece(r, {*id, 0, 0, type.shape.elements()}, type.dtype);
+  return read_piece(r, {*id, 0, 0, type.shape.elements()});
 }
 
 Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) const {
@@ -347,7 +358,7 @@ Result<int32_t> ThreadSession::parameter_named(std::string_view name) const {
 Result<LogicalTensor> ThreadSession::parameter(std::string_view name) const {
   const auto p = parameter_named(name);
   if (!p.ok()) return p.error();
-  return gather(name, [&](const Rank& rank) { return value_of(rank, *p); });
+  return gather(name, [&](const Rank& rank) { return best_of(rank, *p); });
 }
 
 Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTensor& value) {
@@ -357,19 +368,20 @@ Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTe
   if (!(want == value.shape))
     return Error{ExitCode::kUsage,
                  fmt::format("`{}` has {} elements in this plan, not {}", name, want.elements(), value.shape.elements()), "", ""};
-  for (const auto& rank : ranks_) {
-    const Holding holding = value_of(*rank, *p);
-    if (holding.type == nullptr) continue;
-    if (!rank->backend().has_storage()) return no_storage(name);
-    for (const Piece& piece : holding.pieces) {
-      std::vector<float> values(static_cast<size_t>(piece.n));
-      for_each_run(*holding.type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
-                   [&](int64_t from, int64_t to, int64_t n) {
-                     std::copy_n(value.values.begin() + from, n, values.begin() + to - piece.begin);
-                   });
-      write_piece(*rank, piece, holding.type->dtype, values.data());
+  for (const auto& rank : ranks_)
+    for (const BufferClass kind : {BufferClass::kParameter, BufferClass::kMaster}) {
+      const Holding holding = value_of(*rank, *p, kind);
+      if (holding.type == nullptr) continue;
+      if (!rank->backend().has_storage()) return no_storage(name);
+      for (const Piece& piece : holding.pieces) {
+        std::vector<float> values(static_cast<size_t>(piece.n));
+        for_each_run(*holding.type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
+                     [&](int64_t from, int64_t to, int64_t n) {
+                       std::copy_n(value.values.begin() + from, n, values.begin() + to - piece.begin);
+                     });
+        write_piece(*rank, piece, values.data());
+      }
     }
-  }
   return {};
 }
 

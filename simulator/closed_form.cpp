@@ -43,10 +43,12 @@ void find_peak(const Sizes& n, const Slots& slots, const Timetable& table, Stage
 void set_whole_step(StageForm& form) {
   const auto at = [&](BufferClass c) -> int64_t& { return form.at_peak.bytes[static_cast<size_t>(c)]; };
   at(BufferClass::kParameter) = form.parameters;
+  at(BufferClass::kMaster) = form.masters;
   at(BufferClass::kMoment) = form.moments;
   at(BufferClass::kGradient) = form.gradients;
   at(BufferClass::kMetric) = form.metrics;
   at(BufferClass::kWorkspace) = form.workspace;
+  at(BufferClass::kOther) = form.other;
 }
 
 StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage) {
@@ -55,11 +57,13 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   StageForm form;
   form.layers = part.layers;
   form.parameters = state.parameters;
+  form.masters = state.masters;
   form.moments = state.moments;
   form.gradients = state.gradients;
   form.metrics = metrics.step + metrics.persistent;
   form.workspace = workspace_of(c, part);
-  form.persistent = state.parameters + state.moments + metrics.persistent + form.workspace;
+  form.other = c.train.clip_norm > 0 ? 2 * kScalar : 0;  // the bound and the factor
+  form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace;
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
@@ -89,7 +93,8 @@ class Wires {
         pp_(c.layout.pp),
         m_(c.train.grad_accumulation),
         table_(n.table),
-        message_(kElement * s.tokens * n.hidden),
+        widths_(c),
+        message_(widths_.value * s.tokens * n.hidden),
         token_(kElement * s.tokens) {}
 
   void add_stage(int64_t stage, const Part& part, const State& state) {
@@ -100,16 +105,16 @@ class Wires {
     }
     const bool zero = c_.layout.zero > 0;
     const int64_t gradients =
-        zero ? sets_ * reduced(kElement * state.reduced, shards_) : all_reduced(kElement * state.reduced, dp_);
+        zero ? sets_ * reduced(widths_.gradient * state.reduced, shards_) : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
-    at(Channel::kDpReplicas) += tp_ * all_reduced(kElement * state.reduced, sets_);
+    at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);
     int64_t gathered = state.gathered;
     if (c_.layout.zero == 3) {
       gathered = 0;
       const std::vector<int64_t> times = gathers_of(c_, state, part, stage);
       for (size_t b = 0; b < times.size(); ++b) gathered += times[b] * state.buckets[b].elements;
     }
-    at(Channel::kDpParameters) += tp_ * sets_ * reduced(kElement * gathered, shards_);
+    at(Channel::kDpParameters) += tp_ * sets_ * reduced(widths_.value * gathered, shards_);
     if (!part.last) {
       const bool even = stage % 2 == 0;
       for (const Channel channel :
@@ -122,7 +127,7 @@ class Wires {
           (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_) : all_reduced(4, shards_));
       at(Channel::kMetricsReplica) += tp_ * shards_ * all_reduced(4, sets_);
     }
-    if (c_.train.grad_norm) {  // the squared norm, in fp64
+    if (has_norm(c_)) {  // the squared norm, in fp64
       at(Channel::kMetricsTp) += dp_ * all_reduced(8, tp_);
       if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
     }
@@ -130,10 +135,10 @@ class Wires {
 
   void add_across_stages() {
     if (pp_ == 1) return;
-    if (c_.train.grad_norm) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(8, pp_);
+    if (has_norm(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(8, pp_);
     if (!c_.model.tied_embeddings) return;
     const int64_t slices = c_.layout.zero > 0 ? shards_ : 1;
-    at(Channel::kEnds) += dp_ * tp_ * all_reduced(kElement * ((table_ + slices - 1) / slices), 2);
+    at(Channel::kEnds) += dp_ * tp_ * all_reduced(widths_.gradient * ((table_ + slices - 1) / slices), 2);
   }
 
  private:
@@ -142,6 +147,7 @@ class Wires {
   const Case& c_;
   ClosedForm& form_;
   int64_t dp_, shards_, sets_, tp_, pp_, m_, table_;
+  Widths widths_;
   int64_t message_;  ///< bytes of the residual stream of one micro-batch
   int64_t token_;    ///< bytes of one number a token
 };

@@ -7,15 +7,29 @@
 #include <initializer_list>
 #include <vector>
 
+#include "plan/precision.h"
 #include "simulator/closed_form.h"
 
 namespace shardlab::forms {
 
 constexpr int64_t kElement = 4;  // fp32, and i32 for tokens
 constexpr int64_t kScalar = aligned(1);
+constexpr int64_t kBlock = 4096;  // elements that a kernel widens or scales at a time
 
 /// Bytes that a buffer of `elements` takes.
-constexpr int64_t held(int64_t elements) { return aligned(kElement * elements); }
+constexpr int64_t held(int64_t elements, int64_t element = kElement) { return aligned(element * elements); }
+
+/// Bytes of one element. Statistics, losses, moments and the optimizer's copies are fp32 in every precision.
+struct Widths {
+  explicit Widths(const Case& c)
+      : value(bytes_of(precision_of(c).compute, 1)),
+        gradient(bytes_of(precision_of(c).gradient, 1)),
+        master(precision_of(c).has_master()) {}
+
+  int64_t value;     ///< of a parameter as it computes, and of activations
+  int64_t gradient;  ///< of a parameter's gradient
+  bool master;       ///< an fp32 copy is kept
+};
 
 /// Live bytes of the classes that come and go within a step.
 struct Live {
@@ -68,18 +82,19 @@ struct BucketForm {
   bool tied = false;
   bool biases = false;  ///< of columns, under tensor parallelism: forward reads them, backward does not
 
-  int64_t bytes() const { return held(elements); }
-  int64_t slice_bytes() const { return held(elements / ranks); }
+  int64_t bytes(int64_t element) const { return held(elements, element); }
+  int64_t slice_bytes(int64_t element) const { return held(elements / ranks, element); }
 };
 
 /// Sums over the buckets of a stage.
 struct BucketSums {
+  int64_t element = kElement;
   int64_t elements = 0;
   int64_t bytes = 0;
   int64_t slice_bytes = 0;
 
   void add(const BucketForm& b, int64_t sign = 1) {
-    elements += sign * b.elements, bytes += sign * b.bytes(), slice_bytes += sign * b.slice_bytes();
+    elements += sign * b.elements, bytes += sign * b.bytes(element), slice_bytes += sign * b.slice_bytes(element);
   }
 };
 
@@ -87,14 +102,15 @@ struct BucketSums {
 /// that slice it.
 class Filling {
  public:
-  Filling(int64_t bucket_bytes, int64_t ranks, std::vector<BucketForm>& out, bool tied = false, bool biases = false)
-      : bucket_bytes_(bucket_bytes), ranks_(ranks), tied_(tied), biases_(biases), out_(&out) {}
+  Filling(int64_t bucket_bytes, int64_t element, int64_t ranks, std::vector<BucketForm>& out, bool tied = false,
+          bool biases = false)
+      : bucket_bytes_(bucket_bytes), element_(element), ranks_(ranks), tied_(tied), biases_(biases), out_(&out) {}
 
   void add(int64_t unit, int64_t elements) {
     if (open_ == 0) highest_ = unit;
     open_ += elements;
     lowest_ = unit;
-    if (bucket_bytes_ >= 0 && open_ * kElement >= bucket_bytes_) close();
+    if (bucket_bytes_ >= 0 && open_ * element_ >= bucket_bytes_) close();
   }
   void close() {
     if (open_ > 0) out_->push_back({highest_, lowest_, (open_ + ranks_ - 1) / ranks_ * ranks_, ranks_, tied_, biases_});
@@ -103,7 +119,7 @@ class Filling {
 
  private:
   int64_t bucket_bytes_;  ///< below 0: closed from outside only
-  int64_t ranks_;
+  int64_t element_, ranks_;
   bool tied_, biases_;
   std::vector<BucketForm>* out_;
   int64_t open_ = 0, highest_ = 0, lowest_ = 0;
@@ -125,11 +141,11 @@ struct Elements {
         positions(gpt ? c.model.max_positions * hidden : 0) {}
 
   /// Bytes of one layer's parameters, each in a buffer of its own.
-  int64_t layer_bytes() const {
-    const int64_t matrices = held(wqkv) + held(wo) + held(wup) + held(wdown);
-    return matrices + (gpt ? 6 * held(hidden) + held(bqkv) + held(bup) : 2 * held(hidden));
+  int64_t layer_bytes(int64_t e) const {
+    const int64_t matrices = held(wqkv, e) + held(wo, e) + held(wup, e) + held(wdown, e);
+    return matrices + (gpt ? 6 * held(hidden, e) + held(bqkv, e) + held(bup, e) : 2 * held(hidden, e));
   }
-  int64_t final_norm_bytes() const { return (gpt ? 2 : 1) * held(hidden); }
+  int64_t final_norm_bytes(int64_t e) const { return (gpt ? 2 : 1) * held(hidden, e); }
 
   bool gpt;
   int64_t hidden, wqkv, bqkv, wo, wup, bup, wdown, table, positions;
@@ -145,9 +161,10 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
   const bool by_unit = c.layout.zero == 3;
   const int64_t ranks = c.layout.zero > 0 ? c.layout.shard_ranks() : 1, bytes = by_unit ? -1 : c.layout.bucket_bytes;
   const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
-  const Filling empty(bytes, ranks, all);
-  Filling matrices = empty, vectors = empty, cut_vectors(bytes, ranks, all, false, true), positions = empty;
-  Filling tables(0, ranks, all, true);  // a tied table is alone
+  const int64_t element = Widths(c).gradient;
+  const Filling empty(bytes, element, ranks, all);
+  Filling matrices = empty, vectors = empty, cut_vectors(bytes, element, ranks, all, false, true), positions = empty;
+  Filling tables(0, element, ranks, all, true);  // a tied table is alone
   int64_t unit = (part.first ? 1 : 0) + part.layers;
   const auto add_bias = [&](int64_t elements) { (cut ? cut_vectors : vectors).add(unit, elements); };
   const auto add_norm = [&] {
@@ -188,7 +205,7 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
 
 /// What a stage holds for the whole step, and what of it the data-parallel ranks exchange.
 struct State {
-  int64_t parameters = 0, moments = 0, gradients = 0;
+  int64_t parameters = 0, masters = 0, moments = 0, gradients = 0;
   int64_t reduced = 0;   ///< elements of gradients that are reduced over dp
   int64_t gathered = 0;  ///< elements of parameters that are gathered over dp
   std::vector<BucketForm> buckets;
@@ -201,35 +218,51 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
   // scattered as they are made.
   const bool shares_table = tied && both_ends;
   const bool added_early = shares_table && !c.canonical && zero < 2;
-  int64_t separate = part.layers * n.layer_bytes();  // every parameter in a buffer of its own
-  if (part.first) separate += held(n.table) + (n.gpt ? held(n.positions) : 0);
-  if (part.last) separate += n.final_norm_bytes() + held(n.table);
-  const int64_t values = separate - (shares_table ? held(n.table) : 0);
-  const int64_t moments = c.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+  const Widths widths(c);
+  const auto separate = [&](int64_t e) {  // every parameter in a buffer of its own
+    int64_t bytes = part.layers * n.layer_bytes(e);
+    if (part.first) bytes += held(n.table, e) + (n.gpt ? held(n.positions, e) : 0);
+    if (part.last) bytes += n.final_norm_bytes(e) + held(n.table, e);
+    return bytes;
+  };
+  const auto values = [&](int64_t e) { return separate(e) - (shares_table ? held(n.table, e) : 0); };
+  const int64_t moments = c.train.optimizer == Optimizer::kAdamW ? 2 : 0, masters = widths.master ? 1 : 0;
 
-  State state{.parameters = values, .moments = moments * values, .gradients = separate};
+  State state{.parameters = values(widths.value),
+              .masters = masters * values(4),
+              .moments = moments * values(4),
+              .gradients = separate(widths.gradient),
+              .buckets = {}};
   if (c.layout.dp > 1) {
     state.buckets = buckets_of(c, n, part, first_layer, !added_early);
-    BucketSums sums;
-    for (const BucketForm& b : state.buckets) sums.add(b);
-    state.gradients = zero >= 2 ? sums.slice_bytes : sums.bytes + (added_early ? held(n.table) : 0);
-    state.reduced = sums.elements;
+    BucketSums of_gradients{widths.gradient}, of_values{widths.value}, of_states{4};
+    for (const BucketForm& b : state.buckets)
+      for (BucketSums* sums : {&of_gradients, &of_values, &of_states}) sums->add(b);
+    state.gradients =
+        zero >= 2 ? of_gradients.slice_bytes : of_gradients.bytes + (added_early ? held(n.table, widths.gradient) : 0);
+    state.reduced = of_gradients.elements;
     if (zero > 0) {
       if (shares_table && !added_early)
         for (const BucketForm& b : state.buckets)
-          if (b.tied && b.lowest != 0) sums.add(b, -1);  // the head's
-      state.parameters = zero == 3 ? sums.slice_bytes : sums.bytes;
-      state.moments = moments * sums.slice_bytes;
-      state.gathered = sums.elements;
+          if (b.tied && b.lowest != 0)  // the head's
+            for (BucketSums* sums : {&of_values, &of_states}) sums->add(b, -1);
+      state.parameters = zero == 3 ? of_values.slice_bytes : of_values.bytes;
+      state.masters = masters * of_states.slice_bytes;
+      state.moments = moments * of_states.slice_bytes;
+      state.gathered = of_values.elements;
     }
   }
   // Canonical accumulation counts in binary: a partial sum for each bit of the number of micro-batches. Slices come and go.
-  if (c.canonical && zero < 2) state.gradients += (std::bit_width(static_cast<uint64_t>(c.train.grad_accumulation)) - 1) * separate;
+  if (c.canonical && zero < 2)
+    state.gradients += (std::bit_width(static_cast<uint64_t>(c.train.grad_accumulation)) - 1) * separate(widths.gradient);
   return state;
 }
 
 /// Whether the ranks share each micro-batch out in the order of sequences, so that losses are gathered before they are added.
 inline bool shares_micro_batches_out(const Case& c) { return c.canonical && c.layout.zero >= 2 && c.train.grad_accumulation > 1; }
+
+/// Whether the norm of the gradients is computed.
+inline bool has_norm(const Case& c) { return c.train.grad_norm || c.train.clip_norm > 0; }
 
 /// Scalars and losses; those that outlive the step apart.
 struct Metrics {
@@ -241,7 +274,7 @@ inline Metrics metrics_of(const Case& c, const Part& part) {
   if (part.last) m = {c.train.grad_accumulation * held(c.train.micro_batch) + kScalar, kScalar};
   if (part.last && shares_micro_batches_out(c))
     m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
-  if (c.train.grad_norm) {
+  if (has_norm(c)) {
     m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;  // of slices, of whole gradients, and their sum
     m.persistent += kScalar;
   }
@@ -254,14 +287,14 @@ inline Metrics metrics_of(const Case& c, const Part& part) {
 struct Sizes {
   explicit Sizes(const Case& c)
       : tokens(c.train.micro_batch * c.train.seq_len),
-        x(held(tokens * c.model.hidden)),
+        x(held(tokens * c.model.hidden, Widths(c).value)),
         statistics(held(tokens * (c.model.is_llama() ? 1 : 2))),
-        qkv(held(tokens * (c.model.qkv_rows() / c.layout.tp))),
-        o(held(tokens * (c.model.heads * c.model.head_dim / c.layout.tp))),
+        qkv(held(tokens * (c.model.qkv_rows() / c.layout.tp), Widths(c).value)),
+        o(held(tokens * (c.model.heads * c.model.head_dim / c.layout.tp), Widths(c).value)),
         log_sum_exp(held(tokens * (c.model.heads / c.layout.tp))),
-        u(held(tokens * (c.model.up_rows() / c.layout.tp))),
-        a(held(tokens * (c.model.ffn / c.layout.tp))),
-        logits(held(tokens * (c.model.vocab / c.layout.tp))),
+        u(held(tokens * (c.model.up_rows() / c.layout.tp), Widths(c).value)),
+        a(held(tokens * (c.model.ffn / c.layout.tp), Widths(c).value)),
+        logits(held(tokens * (c.model.vocab / c.layout.tp), Widths(c).value)),
         ids(held(tokens)),
         loss_parts(c.layout.tp > 1 ? held(tokens) + held(2 * tokens) : 0),
         mask(c.train.dropout > 0 ? x : 0) {}
@@ -343,22 +376,79 @@ inline Slots slots_of(const Case& c, const Sizes& n, const Part& part) {
   return s;
 }
 
+/// What attention needs beside its operands: backward is the larger.
+inline int64_t attention_workspace(const Case& c) {
+  const int64_t s = c.train.seq_len, d = c.model.head_dim;
+  const auto padded = [](int64_t n) { return (n + 15) / 16 * 16; };
+  return 2 * held(d * padded(s)) + 3 * held(s * padded(d)) + 2 * held(4 * padded(s)) + 2 * held(4 * padded(d));
+}
+
+/// What a canonical product over k elements packs.
+inline int64_t product_workspace(const Case& c, int64_t k) {
+  return c.canonical ? held(8 * k) + held(std::clamp<int64_t>((int64_t{1} << 18) / k / 64 * 64, 64, 512) * k) : 0;
+}
+
+/// A Linear of a layer or the head on one rank.
+struct Product {
+  int64_t in, out;
+  bool bias;
+};
+inline std::vector<Product> products_of(const Case& c, const Part& part) {
+  const Model& m = c.model;
+  const int64_t t = c.layout.tp, h = m.hidden;
+  const bool bias = !m.is_llama();
+  std::vector<Product> all{
+      {h, m.qkv_rows() / t, bias}, {m.heads * m.head_dim / t, h, false}, {h, m.up_rows() / t, bias}, {m.ffn / t, h, false}};
+  if (part.last) all.push_back({h, m.vocab / t, false});
+  return all;
+}
+
+/// Operands narrower than fp32 are widened in blocks of 4096 elements or of whole rows; those of a sum over tokens 64 columns at a
+/// time, those of a product 128 rows and 64 columns, attention's a head's group at a time. The greatest of what ops so hold;
+/// elementwise ones hold three blocks at the most, as the backward of an activation does (five for gate and up).
+inline int64_t narrow_workspace(const Case& c, const Part& part) {
+  const Model& m = c.model;
+  const int64_t b = c.train.micro_batch, s = c.train.seq_len, tokens = b * s, h = m.hidden, t = c.layout.tp;
+  const bool gpt = !m.is_llama(), narrow_gradient = Widths(c).gradient < 4;
+  const auto gradient = [&](int64_t n) { return narrow_gradient ? held(n) : 0; };
+  const auto rows = [](int64_t width) { return held(std::max<int64_t>(1, kBlock / width) * width); };
+  const int64_t queries = m.heads / m.kv_heads * m.head_dim;
+  int64_t most = (gpt ? 3 : 5) * held(kBlock);
+  const auto consider = [&](int64_t bytes) { most = std::max(most, bytes); };
+  consider(4 * rows(h) + held(h));                                 // a norm's backward
+  consider(2 * held(64 * tokens) + (gpt ? 2 : 1) * gradient(64));  // its weight's
+  if (!gpt) consider(rows(m.qkv_rows() / t));                      // rotation
+  consider(2 * (held(s * (queries + 2 * m.head_dim)) + held(s * queries)) + attention_workspace(c));
+  for (const Product& p : products_of(c, part)) {
+    const int64_t n = std::min<int64_t>(tokens, 128), out = std::min<int64_t>(p.out, 64), in = std::min<int64_t>(p.in, 64),
+                  ins = std::min<int64_t>(p.in, 128);
+    consider(held(n * p.in) + held(out * p.in) + (p.bias ? held(out) : 0) + held(n * out) + product_workspace(c, p.in));
+    consider(held(n * p.out) + held(p.out * in) + held(n * in) + product_workspace(c, p.out));
+    consider(held(tokens * out) + held(tokens * ins) + held(out * ins) + (p.bias ? gradient(out) : 0) +
+             product_workspace(c, tokens));
+    if (p.bias) consider(held(64 * tokens) + gradient(64));
+  }
+  if (part.first) consider(2 * held(tokens) + 2 * held(tokens * std::min<int64_t>(h, 64)) + 2 * aligned(8 * tokens));
+  if (part.last) consider(rows(m.vocab / t) + held(tokens));
+  return most;
+}
+
 /// What kernels need beside their operands: as much as the op that needs most, and the table of a rotation.
 inline int64_t workspace_of(const Case& c, const Part& part) {
-  const Model& m = c.model;
-  const int64_t s = c.train.seq_len, d = m.head_dim, tokens = c.train.micro_batch * s, t = c.layout.tp;
-  const auto padded = [](int64_t n) { return (n + 15) / 16 * 16; };
-  int64_t most = 2 * held(d * padded(s)) + 3 * held(s * padded(d)) + 2 * held(4 * padded(s)) + 2 * held(4 * padded(d));
-  if (part.first) most = std::max(most, 2 * aligned(8 * tokens));
-  if (c.canonical) {
-    const auto product = [&](int64_t k) {
-      const int64_t columns = std::clamp<int64_t>((int64_t{1} << 18) / k / 64 * 64, 64, 512);
-      most = std::max(most, held(8 * k) + held(columns * k));
-    };
-    for (const int64_t k : {m.hidden, m.qkv_rows() / t, tokens, m.heads * d / t, m.up_rows() / t, m.ffn / t}) product(k);
-    if (part.last) product(m.vocab / t);
+  const int64_t tokens = c.train.micro_batch * c.train.seq_len;
+  const int64_t table = c.model.is_llama() ? held(c.train.seq_len * c.model.head_dim) : 0;
+  const Widths widths(c);
+  if (widths.master) {
+    // Slices of 16-bit gradients are added on the stream that reduces them.
+    const bool adds_apart = c.layout.zero >= 2 && c.layout.overlap && c.train.grad_accumulation > 1 && widths.gradient < 4;
+    return narrow_workspace(c, part) + table + (adds_apart ? 3 * held(kBlock) : 0);
   }
-  return most + (m.is_llama() ? held(s * d) : 0);
+  int64_t most = c.train.clip_norm > 0 ? held(kBlock) : 0;  // updates scale gradients block by block
+  most = std::max(most, attention_workspace(c));
+  if (part.first) most = std::max(most, 2 * aligned(8 * tokens));
+  for (const Product& p : products_of(c, part))
+    for (const int64_t k : {p.in, p.out, tokens}) most = std::max(most, product_workspace(c, k));
+  return most + table;
 }
 
 /// The order in which a stage works: `warm_up` forwards, then one forward and one backward in turn, then the backwards that are

@@ -74,6 +74,7 @@ void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Vi
     if (visits[v].unit == bucket.lowest) spans[visits[v].micro_batch].second = v;
   }
   constexpr BufferClass kGradient = BufferClass::kGradient;
+  const int64_t element = Widths(c).gradient;
   for (const auto& [micro, span] : spans) {
     const auto& [first, last] = span;
     const Written& w = plan[static_cast<size_t>(micro)];
@@ -83,10 +84,10 @@ void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Vi
     auto& freed = again             ? around[next->second.first].before_scatter
                   : release == last ? around[last].after
                                     : around[release].freed_scatter;
-    around[first].before_scatter.push_back({kGradient, bucket.bytes()});
-    if (w.begins) around[last].after.push_back({kGradient, bucket.slice_bytes()});
-    freed.push_back({kGradient, -bucket.bytes()});
-    for (int64_t i = 0; i < w.freed; ++i) freed.push_back({kGradient, -bucket.slice_bytes()});
+    around[first].before_scatter.push_back({kGradient, bucket.bytes(element)});
+    if (w.begins) around[last].after.push_back({kGradient, bucket.slice_bytes(element)});
+    freed.push_back({kGradient, -bucket.bytes(element)});
+    for (int64_t i = 0; i < w.freed; ++i) freed.push_back({kGradient, -bucket.slice_bytes(element)});
   }
 }
 
@@ -257,8 +258,8 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     const auto stays = stays_of(c, state, part, visits);
     for (size_t b = 0; b < stays.size(); ++b)
       for (const Stay& stay : stays[b]) {
-        around[stay.issued].before_gather.push_back({BufferClass::kBuffer, state.buckets[b].bytes()});
-        around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes()});
+        around[stay.issued].before_gather.push_back({BufferClass::kBuffer, state.buckets[b].bytes(Widths(c).value)});
+        around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes(Widths(c).value)});
       }
   }
   Level level(form);

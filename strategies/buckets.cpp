@@ -4,6 +4,7 @@
 #include <compare>
 #include <functional>
 
+#include "plan/precision.h"
 #include "strategies/state.h"
 
 namespace shardlab {
@@ -35,7 +36,7 @@ class Bucketing {
         bucket.members.push_back({unit, p, bucket.elements});
         bucket.elements += value(unit, p).type.shape.elements();
         bucket.last_unit = unit;
-        if (kind.tied || (rule_.layers == 0 && bucket.elements * 4 >= rule_.bytes)) {
+        if (kind.tied || (rule_.layers == 0 && bytes_of(precision_of(draft_.config).gradient, bucket.elements) >= rule_.bytes)) {
           stage_.buckets.push_back(std::move(bucket));
           open.erase(kind);
         }

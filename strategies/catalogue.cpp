@@ -2,10 +2,13 @@
 
 #include <array>
 
+#include "plan/precision.h"
 #include "strategies/accumulation.h"
+#include "strategies/clip_norm.h"
 #include "strategies/data_parallel.h"
 #include "strategies/draft.h"
 #include "strategies/fsdp.h"
+#include "strategies/mixed_precision.h"
 #include "strategies/optimizer.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
@@ -30,9 +33,13 @@ std::string_view name_of(Tier tier) {
 namespace {
 
 bool always(const Case&) { return true; }
+bool narrows(const Case& c) { return precision_of(c).has_master(); }
 bool ties(const Case& c) { return c.model.tied_embeddings; }
 
 constexpr std::array kCatalogue{
+    Strategy{"mixed-precision", "16-bit parameters and activations, fp32 sums", Tier::kE2, "precision: bf16, accumulate_dtype",
+             "nothing; half the bytes on the wire", "parameters and activations 1/2", "Micikevicius et al. 2018", narrows,
+             mixed_precision, true},
     Strategy{"tensor-parallel", "Tensor parallel: columns, rows, heads, vocabulary", Tier::kE1, "tp",
              "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss",
              "matrices, states, inner activations 1/t", "Shoeybi et al. 2019", [](const Case& c) { return c.layout.tp > 1; },
@@ -70,6 +77,10 @@ constexpr std::array kCatalogue{
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
+    Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp", "a few bytes",
+             "Pascanu et al. 2013", [](const Case& c) { return c.train.clip_norm > 0; }, clip_norm},
+    Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16", "nothing",
+             "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", narrows, master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
              always, optimizer},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},

@@ -128,6 +128,7 @@ class Insertions {
 /// One optimizer op: a parameter, or the shard of a bucket.
 struct Update {
   BufferId gradient, value, m, v;
+  BufferId stored;  ///< what `value` is rounded into after the update, where it is a copy in fp32; else none
   bool decay = true;
   std::optional<Call> after;  ///< issued after every update (ZeRO-1 gathers the parameters)
 };
@@ -159,6 +160,8 @@ struct StageDraft {
   std::vector<Event> events;
   std::vector<Bucket> buckets;
   std::vector<Update> updates;
+  BufferId counted_elsewhere;  ///< the gradient of a tied table that another stage has too and counts in the norm, or none
+  BufferId gradient_factor;    ///< f32[1] by which updates multiply gradients, or none
 
   ParameterState& at(int unit, int parameter) {
     return state[static_cast<size_t>(unit - first_unit)][static_cast<size_t>(parameter)];

@@ -50,12 +50,14 @@ void add_moments(Draft& draft, StageDraft& stage, Update& update) {
 Event update_event(Draft& draft, StageDraft& stage, const Update& update) {
   std::vector<BufferId> buffers{update.gradient, update.value};
   if (update.m) buffers.insert(buffers.end(), {update.m, update.v});
+  if (stage.gradient_factor) buffers.push_back(stage.gradient_factor);
   const Buffer& value = stage.role.buffers[update.value.index()];
   const Buffer& gradient = stage.role.buffers[update.gradient.index()];
   const std::string name =
       "update " + print(value.type, draft.plan.mesh) + (update.decay ? " decay" : "") + (gradient.view ? " view" : "");
   const SegmentId segment = draft.cached(name, [&] {
-    const std::vector<int> reads = update.m ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
+    std::vector<int> reads = update.m ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
+    if (stage.gradient_factor) reads.push_back(static_cast<int>(reads.size()));
     const std::vector<int> writes = update.m ? std::vector{1, 2, 3} : std::vector{1};
     return one_op_segment("update" + std::to_string(draft.segment_cache.size()), stage, buffers,
                           update_op(draft.config, update.decay), reads, writes);
@@ -65,7 +67,21 @@ Event update_event(Draft& draft, StageDraft& stage, const Update& update) {
   return event;
 }
 
-/// One update a parameter, for layouts in which no strategy said otherwise.
+/// The updated copy, rounded into the parameter.
+Event round_event(Draft& draft, StageDraft& stage, const Update& update) {
+  const std::string name = "round " + print(stage.role.buffers[update.stored.index()].type, draft.plan.mesh);
+  const SegmentId segment = draft.cached(name, [&] {
+    Op op;
+    op.work = Copy{};
+    op.label = "round";
+    op.strategy = "master-weights";
+    return one_op_segment("round" + std::to_string(draft.segment_cache.size()), stage, {update.value, update.stored}, std::move(op),
+                          {0}, {1});
+  });
+  return call_event(bind(segment, {update.value, update.stored}));
+}
+
+/// One update a parameter.
 void update_every_parameter(Draft& draft, StageDraft& stage) {
   for (int unit = stage.first_unit; unit < stage.end_unit; ++unit)
     for (int p = 0; p < static_cast<int>(draft.of_unit(unit).parameters.size()); ++p) {
@@ -169,14 +185,16 @@ void loss_metric(Draft& draft, StageDraft& stage) {
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
 }
 
-/// The squared norm of every gradient element once: slices are summed over the axes that cut them, copies are counted once.
-void gradient_norm(Draft& draft, StageDraft& stage) {
+/// Slices are summed over the axes that cut them, copies are counted once.
+BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), dp = static_cast<size_t>(draft.plan.mesh.axis("dp")),
                pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
   const bool zero = draft.config.layout.zero > 0;
   std::vector<BufferId> sliced, whole;
-  for (const Update& u : stage.updates)
+  for (const Update& u : stage.updates) {
+    if (u.gradient == stage.counted_elsewhere) continue;
     (stage.role.buffers[u.gradient.index()].type.place[tp].kind == Place::kReplicate ? whole : sliced).push_back(u.gradient);
+  }
   Type type = scalar(draft, DType::f64);
   if (zero) type.place[dp] = Placement::partial();
   if (draft.config.layout.pp > 1) type.place[pp] = Placement::partial();
@@ -202,17 +220,25 @@ void gradient_norm(Draft& draft, StageDraft& stage) {
   if (draft.config.layout.pp > 1) total = all_reduce_scalar(draft, stage, total, "pp");
   const BufferId result = metric(stage, "grad_norm2", stage.role.buffers[total.index()].type, true);
   append(draft, stage, "grad_norm2", {total, result}, Copy{}, {0}, {1});
+  return result;
 }
 
 }  // namespace
 
+void declare_updates(Draft& draft, StageDraft& stage) {
+  if (stage.updates.empty()) update_every_parameter(draft, stage);
+}
+
+BufferId squared_gradient_norm(Draft& draft, StageDraft& stage) { return gradient_norm(draft, stage); }
+
 void optimizer(Draft& draft) {
   if (!draft.training) return;
   for (StageDraft& stage : draft.stages) {
-    if (stage.updates.empty()) update_every_parameter(draft, stage);
+    declare_updates(draft, stage);
     for (Update& update : stage.updates) {
       add_moments(draft, stage, update);
       stage.events.push_back(update_event(draft, stage, update));
+      if (update.stored) stage.events.push_back(round_event(draft, stage, update));
       if (!update.after) continue;
       Event gather;
       gather.call = *update.after;
@@ -227,7 +253,8 @@ void metrics(Draft& draft) {
   for (int j = 0; j < draft.micro_batches(); ++j)
     last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
   loss_metric(draft, last);
-  if (draft.training && draft.config.train.grad_norm)
+  const bool clipped = draft.config.train.clip_norm > 0;  // the norm is there
+  if (draft.training && draft.config.train.grad_norm && !clipped)
     for (StageDraft& stage : draft.stages) gradient_norm(draft, stage);
 }
 

@@ -75,7 +75,6 @@ void deal(Dealer& dealer, Case& c) {
                                                    : dealer.of({1, 2, 3, 4, 7, 8});
     l.collective_algorithm = AlgorithmChoice::kDirect;
   }
-  if (m.tied_embeddings && l.pp > 1) t.grad_norm = false;
   if ((l.dp % 3 == 0 || (l.pp == 3 && t.grad_norm)) && l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
     l.collective_algorithm = AlgorithmChoice::kRing;
 }

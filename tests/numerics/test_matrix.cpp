@@ -105,7 +105,7 @@ std::string differences(const Case& config, const Expected<float>& want, const T
   const auto note = [&](const std::string& line) { text += line.empty() ? "" : line + "\n"; };
   note(first_difference("loss", want.losses, have.losses));
   note(first_difference("validation loss", {&want.validation_loss, 1}, {&have.validation_loss, 1}));
-  note(norm_difference(config.train.grad_norm ? want.squared_norms : std::vector<double>{}, have.squared_norms));
+  note(norm_difference(config.train.grad_norm || config.train.clip_norm > 0 ? want.squared_norms : std::vector<double>{}, have.squared_norms));
   for (const auto& [name, values] : want.parameters) {
     const auto found = have.parameters.find(name);
     note(found == have.parameters.end() ? name + " is missing" : first_difference(name, values, found->second));
@@ -207,6 +207,7 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   Coverage coverage;
   uint64_t number = 0;
   for (const Subject& subject : testing::subjects()) {
+    if (subject.train.precision != "fp32") continue;  // rounds otherwise than the reference
     auto rows = testing::rows_of(subject, layouts);
     if (subject.sequences == 16) std::erase_if(rows, [](const Case& c) { return c.train.grad_accumulation * c.layout.dp != 16; });
     const auto expected = expect<float>(subject);

@@ -67,6 +67,14 @@ std::vector<Golden> goldens() {
   all_three.train.grad_norm = false;
   all_three.train.dropout = 0.1f;
   all.push_back({"dp2-tp2-pp2-zero1-tied", all_three});
+  Case clipped = with_pipeline(tied, 2, Schedule::kAfab, 1);
+  clipped.layout.tp = 2;
+  clipped.train.clip_norm = 1;
+  all.push_back({"clip-norm", clipped});
+  dp.layout.dp = 2;
+  dp.layout.hybrid_shard = 0;
+  dp.train.precision = "bf16";
+  all.push_back({"mixed-precision", dp});
   return all;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -282,9 +283,22 @@ void Trainer<T>::update_one(size_t parameter, const Tensor<T>& gradient) {
   }
 }
 
+/// min(1, clip_norm / (norm + 1e-6)) in fp64, rounded; then one product an element.
+template <class T>
+Tensors<T> Trainer<T>::clipped(Tensors<T> gradients) const {
+  double squares = 0;
+  for (const Tensor<T>& gradient : gradients)
+    for (const T g : gradient) squares += static_cast<double>(g) * static_cast<double>(g);
+  const T factor = static_cast<T>(std::min(1.0, static_cast<double>(train_.clip_norm) / (std::sqrt(squares) + 1e-6)));
+  for (Tensor<T>& gradient : gradients)
+    for (T& g : gradient) g *= factor;
+  return gradients;
+}
+
 template <class T>
 void Trainer<T>::update(const Tensors<T>& gradients) {
-  for (size_t i = 0; i < values_.size(); ++i) update_one(i, gradients[i]);
+  const Tensors<T> clipped = train_.clip_norm > 0 ? this->clipped(gradients) : gradients;
+  for (size_t i = 0; i < values_.size(); ++i) update_one(i, clipped[i]);
   ++step_;
 }
 

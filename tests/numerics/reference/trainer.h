@@ -67,6 +67,7 @@ class Trainer {
   Tensor<T> backward_norm(const Tensor<T>& dy, const Tensor<T>& x, const Normed<T>& saved, const std::string& name,
                           Tensors<T>& gradients) const;
   Contribution<T> contribution(std::span<const int32_t> row, int64_t sequence) const;
+  Tensors<T> clipped(Tensors<T> gradients) const;
   void update_one(size_t parameter, const Tensor<T>& gradient);
 
   Model model_;

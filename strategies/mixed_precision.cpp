@@ -1,0 +1,71 @@
+// Mixed precision: parameters, activations and their gradients are stored in 16 bits, every kernel computes in fp32 and rounds its
+// result once, and the optimizer updates fp32 copies of the parameters, which it rounds to what computes.
+//
+// `mixed_precision` narrows what the model's segments touch. Statistics stay fp32 (norms', the softmax's, the loss's), and so do
+// the loss and the sums over sequences. Gradients of parameters are stored, accumulated and reduced in `accumulate_dtype`: fp32
+// unless the case says otherwise. A sum over ranks in 16 bits is rounded after every hop of a ring, once in `direct`.
+// `master_weights` gives each update an fp32 copy of what it updates, a slice of it under ZeRO, from which moments take their type;
+// after the update the copy is rounded into the parameter, and ZeRO gathers 16 bits.
+//
+// Shapes   as without
+// Adds     no collective; activations, parameters and, where they are 16 bits, gradients travel at half the bytes
+// Memory   2 bytes a parameter as it computes, 2 or 4 its gradient, 4 the copy and 8 AdamW's moments (ZeRO cuts each as it does
+//          without): 16 with 16-bit gradients, as in fp32. Activations half, but for statistics
+// Refuses  16-bit gradients without 16-bit parameters; another type to reduce than to accumulate
+// Paper    Micikevicius et al., "Mixed Precision Training" (2018); Kalamkar et al., "A Study of BFLOAT16" (2019)
+#include "strategies/mixed_precision.h"
+
+#include "plan/precision.h"
+#include "plan/text.h"
+#include "strategies/draft.h"
+#include "strategies/optimizer.h"
+
+namespace shardlab {
+namespace {
+
+bool is_statistic(const Slot& slot) {
+  return slot.cls == BufferClass::kMetric || slot.name == "lse" || std::string_view(slot.name).ends_with(".stats");
+}
+
+void narrow(DraftSegment& segment, const Precision& precision) {
+  for (size_t s = 0; s < segment.uses.size(); ++s) {
+    Slot& slot = segment.segment.slots[s];
+    if (slot.type.dtype != DType::f32 || is_statistic(slot)) continue;
+    slot.type.dtype = segment.uses[s].use == Use::kGradient ? precision.gradient : precision.compute;
+  }
+}
+
+/// The fp32 copy of what an update writes. It has no storage in common with the parameter, but its place.
+BufferId add_master(StageDraft& stage, BufferId value) {
+  Buffer master = stage.role.buffers[value.index()];
+  master.name += ".master";
+  master.type.dtype = DType::f32;
+  master.kind = BufferClass::kMaster;
+  master.view.reset();
+  master.persistent = true;
+  return add_buffer(stage, std::move(master));
+}
+
+}  // namespace
+
+void mixed_precision(Draft& draft) {
+  const Precision precision = precision_of(draft.config);
+  for (UnitTemplate& unit : draft.templates) {
+    narrow(unit.forward, precision);
+    narrow(unit.backward, precision);
+    for (UnitParameter& p : unit.parameters) p.type.dtype = precision.compute;
+  }
+  for (Parameter& p : draft.plan.parameters) p.type.dtype = precision.compute;
+}
+
+void master_weights(Draft& draft) {
+  for (StageDraft& stage : draft.stages) {
+    declare_updates(draft, stage);
+    for (Update& update : stage.updates) {
+      update.stored = update.value;
+      update.value = add_master(stage, update.value);
+    }
+  }
+}
+
+}  // namespace shardlab

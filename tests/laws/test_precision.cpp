@@ -1,0 +1,122 @@
+// Clipping and mixed precision under the closed forms: the grid's layouts, dealt over precisions; and what the literature says of
+// bytes.
+#include <map>
+#include <string>
+
+#include "plan/memory.h"
+#include "plan/precision.h"
+#include "plan/wire.h"
+#include "simulator/closed_form.h"
+#include "strategies/lower.h"
+#include "tests/laws/grid.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+Plan plan_of(const Case& c) {
+  auto plan = lower(c, {.after = {}, .verify = false});
+  INFO(c.name);
+  REQUIRE(plan.ok());
+  return std::move(plan).value();
+}
+
+/// Every seventh case of the grid (which is coprime to the lengths of its lists) in another precision, half of them clipped.
+std::vector<Case> precision_cases() {
+  struct Kind {
+    const char *precision, *accumulate;
+  };
+  constexpr Kind kKinds[] = {{"bf16", ""}, {"bf16", "bf16"}, {"fp32", ""}, {"bf16", "fp32"}};
+  std::vector<Case> all;
+  const std::vector<Case> grid = testing::legal_cases();
+  for (size_t i = 0; i < grid.size(); i += 7) {
+    Case c = grid[i];
+    const Kind& kind = kKinds[i / 7 % std::size(kKinds)];
+    c.train.precision = kind.precision;
+    c.train.accumulate_dtype = kind.accumulate;
+    c.train.clip_norm = i / 7 % 3 == 0 || c.train.precision == "fp32" ? 1.0f : 0.0f;
+    c.name += std::string(" ") + kind.precision + " " + kind.accumulate + (c.train.clip_norm > 0 ? " clipped" : "");
+    // The norm that clipping wants is added over stages, whose number halving-doubling may not serve.
+    if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
+    all.push_back(std::move(c));
+  }
+  return all;
+}
+
+TEST_CASE("clipped and in 16 bits: peak, classes and wire bytes of the plan equal the closed forms") {
+  for (const Case& c : precision_cases()) {
+    INFO(c.name);
+    REQUIRE(check(c).ok());
+    const Plan plan = plan_of(c);
+    const ClosedForm form = closed_form(c);
+    for (size_t stage = 0; stage < plan.roles.size(); ++stage) {
+      const StageForm& f = form.stages[stage];
+      const MemoryPeak peak = memory_peak(plan, static_cast<int>(stage))[static_cast<size_t>(Space::kDevice)];
+      INFO("stage " << stage << ", the plan's peak at " << peak.moment << ", the formula's at " << name_of(f.moment));
+      REQUIRE(f.at_peak.bytes == peak.at_peak.bytes);
+      REQUIRE(f.peak == peak.peak_bytes);
+      REQUIRE(f.persistent == peak.persistent_bytes);
+    }
+    std::map<std::string, int64_t> wire;
+    for (size_t i = 0; i < kChannels; ++i)
+      if (form.wire[i] != 0) wire.emplace(name_of(static_cast<Channel>(i)), form.wire[i]);
+    REQUIRE(wire == total_wire_bytes(plan));
+  }
+}
+
+TEST_CASE("mixed precision: 2 + 2 + 4 + 8 bytes a parameter, as many as in fp32") {
+  // "2 Psi + 2 Psi + K Psi, K = 12": ZeRO (2020), section 3.1. Every extent is a multiple of 64, so that nothing is rounded up.
+  Case c;
+  Model& m = c.model;
+  m.family = Family::kLlama;
+  m.layers = 2;
+  m.hidden = 64;
+  m.heads = m.kv_heads = 16;
+  m.head_dim = 4;
+  m.ffn = 256;
+  m.vocab = 128;
+  c.train.seq_len = 64;
+  const int64_t psi = parameter_count(m);
+  const auto bytes = [](const Case& config, BufferClass kind) {
+    int64_t sum = 0;
+    for (const Buffer& b : plan_of(config).roles[0].buffers) sum += b.kind == kind && !b.view ? b.type.bytes() : 0;
+    return sum;
+  };
+  const auto states = [&](const Case& config) {
+    return std::vector<int64_t>{bytes(config, BufferClass::kParameter), bytes(config, BufferClass::kGradient),
+                                bytes(config, BufferClass::kMaster), bytes(config, BufferClass::kMoment)};
+  };
+  CHECK(states(c) == std::vector<int64_t>{4 * psi, 4 * psi, 0, 8 * psi});
+  c.train.precision = "bf16";
+  CHECK(states(c) == std::vector<int64_t>{2 * psi, 4 * psi, 4 * psi, 8 * psi});
+  c.train.accumulate_dtype = "bf16";
+  CHECK(states(c) == std::vector<int64_t>{2 * psi, 2 * psi, 4 * psi, 8 * psi});
+  c.layout.dp = 4;
+  c.layout.zero = 3;
+  CHECK(bytes(c, BufferClass::kParameter) == 2 * psi / 4);
+  CHECK(bytes(c, BufferClass::kMaster) == 4 * psi / 4);
+}
+
+TEST_CASE("16-bit gradients without 16-bit parameters, and two types for one gradient, are refused") {
+  Case c = testing::legal_cases().front();
+  const auto refusal = [&] {
+    const Result<void> checked = check(c);
+    return checked.ok() ? std::string() : to_string(checked.error());
+  };
+  REQUIRE(refusal().empty());
+  c.train.reduce_dtype = "bf16";
+  CHECK(refusal().find("compression.kind: bf16") != std::string::npos);
+  c.train.precision = "bf16";
+  CHECK(refusal().empty());
+  c.train.accumulate_dtype = "fp32";
+  CHECK(refusal().find("reduce_dtype=bf16 with accumulate_dtype=fp32") != std::string::npos);
+  c.train.reduce_dtype = "fp16";
+  c.train.accumulate_dtype = "";
+  CHECK(refusal().find("reduce_dtype=fp16 with precision=bf16") != std::string::npos);
+  c.train.reduce_dtype = "";
+  c.train.precision = "fp16";
+  CHECK(refusal().find("precision=fp16 is not implemented") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace shardlab
