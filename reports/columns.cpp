@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/base/check.h"
+#include "plan/precision.h"
 
 namespace shardlab {
 
@@ -19,6 +20,12 @@ Value text(std::string_view v) { return v.empty() ? kNotApplicable : Value(std::
 Value number(int64_t v) { return Value(v); }
 Value number(double v) { return Value(v); }
 Value maybe(const std::optional<double>& v) { return v ? Value(*v) : kNotApplicable; }
+
+/// Gradients accumulate and travel in one type.
+Value gradient_dtype(Outcome o) {
+  const DType type = precision_of(o.config).gradient;
+  return text(type == DType::bf16 ? "bf16" : type == DType::f16 ? "fp16" : "fp32");
+}
 
 /// Tokens of one step of the whole job at `step_s` seconds a step.
 Value tokens_per_s(Outcome o, double step_s) {
@@ -160,9 +167,10 @@ constexpr std::array kColumns = {
     CaseColumn{"compression", Unit::kNone, "", "of gradients", [](Outcome) { return text("none"); }},
     CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", [](Outcome) { return text("none"); }},
     CaseColumn{"cp_kind", Unit::kNone, "", "kind of context parallelism", [](Outcome) { return text("none"); }},
-    CaseColumn{"reduce_dtype", Unit::kNone, "", "element type of gradient reductions", NAMED(train.precision)},
-    CaseColumn{"accumulate_dtype", Unit::kNone, "", "element type of accumulated gradients", NAMED(train.precision)},
-    CaseColumn{"clip_norm", Unit::kNone, "", "bound on the gradient norm", [](Outcome) { return text("none"); }},
+    CaseColumn{"reduce_dtype", Unit::kNone, "", "element type of gradient reductions", gradient_dtype},
+    CaseColumn{"accumulate_dtype", Unit::kNone, "", "element type of accumulated gradients", gradient_dtype},
+    CaseColumn{"clip_norm", Unit::kNone, "", "bound on the gradient norm",
+               [](Outcome o) { return o.config.train.clip_norm > 0 ? number(double{o.config.train.clip_norm}) : text("none"); }},
     CaseColumn{"predicted_arena_bytes", Unit::kBytes, "predicted arena", "what packing makes of the peak", PREDICTED(arena_bytes)},
     CaseColumn{"measured_arena_bytes", Unit::kBytes, "measured arena", "storage that the executor took for its buffers",
                MEASURED(arena_bytes)},

@@ -24,6 +24,8 @@ struct Mix {
   bool recompute = false, canonical = false, grad_norm = false;
   float dropout = 0;
   Optimizer optimizer = Optimizer::kAdamW;
+  float clip_norm = 0;
+  const char* precision = "fp32";
 };
 
 Case case_of(const Mix& mix) {
@@ -55,6 +57,8 @@ Case case_of(const Mix& mix) {
   c.train.optimizer = mix.optimizer;
   c.train.grad_norm = mix.grad_norm;
   c.train.dropout = mix.dropout;
+  c.train.clip_norm = mix.clip_norm;
+  c.train.precision = mix.precision;
   c.canonical = mix.canonical;
   return c;
 }
@@ -95,6 +99,10 @@ std::vector<Plan> lowered_plans() {
        .schedule = Schedule::kAfab,
        .accumulation = 2,
        .dropout = 0.1f},
+      {.name = "clipped dp2 tp2 pp2 tied", .dp = 2, .tp = 2, .pp = 2, .schedule = Schedule::k1F1B, .zero = 1, .clip_norm = 1},
+      {.name = "bf16 dp2 tied", .dp = 2, .accumulation = 2, .bucket_bytes = 4096, .precision = "bf16"},
+      {.name = "bf16 dp2 zero1 clipped", .dp = 2, .accumulation = 2, .zero = 1, .clip_norm = 1, .precision = "bf16"},
+      {.name = "bf16 dp2 zero3 sgd", .dp = 2, .zero = 3, .optimizer = Optimizer::kSgd, .precision = "bf16"},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
