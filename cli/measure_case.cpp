@@ -20,7 +20,9 @@ Result<ExitCode> measure_case(const std::string& directory) {
   if (!config.ok()) return config.error();
   const auto placed = prepare(*config);
   if (!placed.ok()) return placed.error();
-  auto executed = execute_case(*config, *placed);
+  Case training = *config;
+  if (training.checkpoint.save_every > 0 && training.checkpoint.folder.empty()) training.checkpoint.folder = files.checkpoints();
+  auto executed = execute_case(training, *placed);
   if (!executed.ok()) return executed.error();
 
   CaseOutcome outcome;

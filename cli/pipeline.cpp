@@ -12,6 +12,7 @@
 #include "plan/wire.h"
 #include "plan/work.h"
 #include "reports/format.h"
+#include "runtime/checkpoint.h"
 #include "runtime/dataset.h"
 #include "simulator/cost_model.h"
 #include "strategies/lower.h"
@@ -159,6 +160,25 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
   m.unplanned_memory_bytes = std::max<int64_t>(0, after.now - before.now - arenas);
 }
 
+/// Number of the first step: 0, or what the checkpoint that the case resumes has done, whose state `session` then has.
+Result<int64_t> first_step(const Case& config, Session& session) {
+  if (config.checkpoint.save_every > 0) SHARDLAB_TRY(prepare_checkpoints(session, config.checkpoint.folder));
+  if (config.checkpoint.resume.empty()) return 0;
+  const auto checkpoint = Checkpoint::open(config.checkpoint.resume);
+  if (!checkpoint.ok()) return checkpoint.error();
+  SHARDLAB_TRY(checkpoint->restore(config, session));
+  return checkpoint->steps();
+}
+
+/// Saves after every `save_every` steps, counted from the seed, and after the run's last.
+Result<void> save_where_due(const Case& config, const Session& session, int64_t steps, bool last) {
+  const Checkpointing& c = config.checkpoint;
+  if (c.save_every == 0 || (steps % c.save_every != 0 && !last)) return {};
+  const auto saved = save_checkpoint(session, config, steps, c.folder);
+  if (!saved.ok()) return saved.error();
+  return {};
+}
+
 }  // namespace
 
 Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
@@ -178,15 +198,19 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
   auto session = Session::create(placed, recorded, (*execution)->transport(), (*execution)->backends(), &data->train());
   if (!session.ok()) return session.error();
   (*session)->initialise_parameters();
+  const auto first = first_step(config, **session);
+  if (!first.ok()) return first.error();
 
   Executed result;
   Measurement& m = result.figures;
   std::vector<double> seconds;
-  for (int64_t step = 0; step < config.measure.warmup + measured_steps; ++step) {
-    if (step == config.measure.warmup) (*execution)->set_recording(true);
+  const int64_t warm = *first + config.measure.warmup, end = warm + measured_steps;
+  for (int64_t step = *first; step < end; ++step) {
+    if (step == warm) (*execution)->set_recording(true);
     const StepResult r = (*session)->step(step);
     if (r.loss) m.losses.push_back(*r.loss);
-    if (step < config.measure.warmup) continue;
+    SHARDLAB_TRY(save_where_due(config, **session, step + 1, step + 1 == end));
+    if (step < warm) continue;
     seconds.push_back(r.seconds);
     m.wire_bytes = r.sent_bytes;
   }

@@ -40,7 +40,8 @@ struct Executed {
 };
 
 /// Trains the case as its `measure` block says, in this process: warm-up steps, then `repeat` blocks of `steps` steps, all of one
-/// training run. Throws WorldError when a rank fails or a wait times out.
+/// training run, which begins where the checkpoint that it resumes ends. Saves in `checkpoint.folder`. Throws WorldError when a
+/// rank fails, a wait times out or a checkpoint cannot be written.
 Result<Executed> execute_case(const Case& config, const PlacedPlan& placed);
 
 /// The step of a trace whose duration is the median, alone: what is kept on disk, since all steps of a run fill it quickly.
@@ -59,6 +60,7 @@ struct CaseFiles {
   std::string predicted() const { return directory + "/predicted.trace.jsonl"; }
   std::string measured() const { return directory + "/measured.trace.jsonl"; }
   std::string chrome() const { return directory + "/trace.json"; }
+  std::string checkpoints() const { return directory + "/checkpoints"; }  ///< where the case names no other folder
   std::string log() const { return directory + "/log.txt"; }
 };
 

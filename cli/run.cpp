@@ -143,6 +143,20 @@ Result<void> check_backends(const Expansion& expansion, Mode mode) {
   return {};
 }
 
+/// Refuses two cases that would save in one folder.
+Result<void> check_checkpoint_folders(const Expansion& expansion) {
+  std::set<std::string> folders;
+  for (const Point& point : expansion.points) {
+    const Checkpointing& c = point.config.checkpoint;
+    if (point.refusal || c.folder.empty() || folders.insert(c.folder).second) continue;
+    return Error{ExitCode::kUsage,
+                 fmt::format("two cases save their checkpoints in {}", c.folder),
+                 "leave checkpoint.folder out: each case then has a folder of its own in the run directory",
+                 {}};
+  }
+  return {};
+}
+
 void print_results(const std::vector<CaseOutcome>& outcomes, const std::vector<Claim>& claims, TableFormat format) {
   print(case_table(outcomes, summary_columns()), format);
   if (format != TableFormat::kTable) return;
@@ -168,6 +182,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   SHARDLAB_TRY(check_directory(flags, out));
   SHARDLAB_TRY(check_backends(*expansion, mode));
   SHARDLAB_TRY(check_data(*expansion, mode));
+  SHARDLAB_TRY(check_checkpoint_folders(*expansion));
   RunMetadata metadata = describe_environment(invocation.command());
   metadata.claims = sweep->claims();
   for (const Point& point : expansion->points)

@@ -328,6 +328,16 @@ Result<void> check_canonical(const Case& c) {
   return {};
 }
 
+Result<void> check_checkpoint(const Case& c) {
+  if (c.checkpoint.save_every < 0)
+    return refusal(fmt::format("checkpoint.save_every={} is negative", c.checkpoint.save_every), "use 0 to save nothing");
+  if (c.backend == "dry" && !(c.checkpoint == Checkpointing{}))
+    return refusal("checkpoint with backend=dry, which holds no values", "use backend: cpu, or leave checkpoint out");
+  if (!c.checkpoint.folder.empty() && c.checkpoint.save_every == 0)
+    return refusal("checkpoint.folder with checkpoint.save_every=0: nothing is saved", "set checkpoint.save_every");
+  return {};
+}
+
 }  // namespace
 
 Result<void> check(const Case& c) {
@@ -338,6 +348,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_layout(c));
   SHARDLAB_TRY(check_batch(c));
   SHARDLAB_TRY(check_optimizer(c.train));
+  SHARDLAB_TRY(check_checkpoint(c));
   return check_canonical(c);
 }
 

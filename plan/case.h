@@ -168,6 +168,14 @@ struct Measure {
   friend bool operator==(const Measure&, const Measure&) = default;
 };
 
+/// Where the run keeps the state of its training, and where it takes it from.
+struct Checkpointing {
+  int64_t save_every = 0;  ///< optimizer steps between two saves; the end of the run is saved too. 0: never
+  std::string folder;      ///< of what is saved; empty: "checkpoints" in the case's folder of the run directory
+  std::string resume;      ///< a folder, of which the newest is taken, or a manifest; empty: the run starts from the seed
+  friend bool operator==(const Checkpointing&, const Checkpointing&) = default;
+};
+
 struct Case {
   std::string name;
   Model model;
@@ -175,6 +183,7 @@ struct Case {
   Train train;
   DataSource data;
   Measure measure;
+  Checkpointing checkpoint;
   Machine machine;
   std::string profile = "shardlab";
   std::string backend = "cpu";  ///< cpu, dry, cuda

@@ -221,6 +221,14 @@ void visit_fields(V& v, T& x) {
 }
 
 template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Checkpointing>
+void visit_fields(V& v, T& x) {
+  v("save_every", x.save_every);
+  v("folder", x.folder);
+  v("resume", x.resume);
+}
+
+template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, Case>
 void visit_fields(V& v, T& x) {  // the machine is kept apart
   v("name", x.name);
@@ -229,6 +237,7 @@ void visit_fields(V& v, T& x) {  // the machine is kept apart
   v("train", x.train);
   v("data", x.data);
   v("measure", x.measure);
+  v("checkpoint", x.checkpoint);
   v("profile", x.profile);
   v("backend", x.backend);
   v("transport", x.transport);

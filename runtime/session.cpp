@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <thread>
 
 #include "kernels/initialise.h"
@@ -26,6 +27,9 @@ PlacedPlan place(Plan plan) {
 
 namespace {
 
+constexpr const char* kValue = "value";
+constexpr const char* kMaster = "master";
+
 /// Every rank in this process, a thread for each of its streams. The caller's thread only starts rounds and waits for them: a
 /// round is something that every task does once, of which a step is the most frequent.
 class ThreadSession final : public Session {
@@ -44,6 +48,9 @@ class ThreadSession final : public Session {
   Result<LogicalTensor> gather_buffer(std::string_view buffer) const override;
   Result<LogicalTensor> parameter(std::string_view name) const override;
   Result<void> set_parameter(std::string_view name, const LogicalTensor& value) override;
+  Result<std::vector<StateName>> states() const override;
+  Result<LogicalTensor> state(const StateName& name) const override;
+  Result<void> set_state(const StateName& name, const LogicalTensor& value) override;
   const Ledger& ledger(int rank) const override { return ranks_[static_cast<size_t>(rank)]->ledger(); }
   int64_t arena_bytes(int rank, Space space) const override { return ranks_[static_cast<size_t>(rank)]->arena().bytes(space); }
   std::span<const int64_t> sent_by_comm(int rank) const override { return ranks_[static_cast<size_t>(rank)]->sent_by_comm(); }
@@ -66,12 +73,13 @@ class ThreadSession final : public Session {
   void start_crew();
   void run_round(const Round& round);
   std::string describe_task(const Task& task) const;
-  Holding value_of(const Rank& rank, int32_t parameter, BufferClass kind) const;
+  Holding holding_of(const Rank& rank, int32_t parameter, std::string_view part) const;
   /// The copy that the optimizer updates, where there is one: all bits of the value.
   Holding best_of(const Rank& rank, int32_t parameter) const {
-    Holding master = value_of(rank, parameter, BufferClass::kMaster);
-    return master.type != nullptr ? master : value_of(rank, parameter, BufferClass::kParameter);
+    Holding master = holding_of(rank, parameter, kMaster);
+    return master.type != nullptr ? master : holding_of(rank, parameter, kValue);
   }
+  Result<void> give(int32_t parameter, std::string_view part, const LogicalTensor& value);
   std::vector<float> read_piece(const Rank& rank, const Piece& piece) const;
   void write_piece(Rank& rank, const Piece& piece, const float* values) const;
   Result<int32_t> parameter_named(std::string_view name) const;
@@ -188,29 +196,35 @@ StepResult ThreadSession::step(int64_t step) {
 
 // ---- state
 
-/// A rank's value of a parameter: the buffer that is all of it, or what its slices of packed buffers hold of it.
-ThreadSession::Holding ThreadSession::value_of(const Rank& rank, int32_t parameter, BufferClass kind) const {
+/// Which part of its parameters' state a buffer holds; empty for buffers of other classes.
+std::string_view part_of(const Buffer& buffer) {
+  if (buffer.kind == BufferClass::kParameter) return kValue;
+  if (buffer.kind == BufferClass::kMaster) return kMaster;
+  if (buffer.kind != BufferClass::kMoment) return {};
+  const std::string_view name = buffer.name;  // "layer3.attn.wqkv.m", "bucket2.value.shard.v"
+  return name.substr(name.rfind('.') + 1);
+}
+
+/// A rank's part of a parameter's state: the buffer that is all of it, or what its slices of packed buffers hold of it.
+ThreadSession::Holding ThreadSession::holding_of(const Rank& rank, int32_t parameter, std::string_view part) const {
   const Shape logical = logical_shape(plan_.parameters[static_cast<size_t>(parameter)].type, plan_.mesh);
   const auto& buffers = rank.role().buffers;
-  const auto is_value = [&](const Buffer& b) {
-    return b.parameter == parameter && b.type.shape.rank == logical.rank && logical_shape(b.type, plan_.mesh) == logical &&
-           (b.kind == BufferClass::kParameter || b.kind == BufferClass::kBuffer);
-  };
-  const auto is_master = [&](const Buffer& b) {
+  const auto is_whole = [&](const Buffer& b) {
     return b.parameter == parameter && b.type.shape.rank == logical.rank && logical_shape(b.type, plan_.mesh) == logical;
   };
   for (size_t i = 0; i < buffers.size(); ++i) {
     const BufferId id(static_cast<int32_t>(i));
-    const bool held = buffers[i].kind == kind && (kind == BufferClass::kMaster ? is_master(buffers[i]) : is_value(buffers[i]));
-    if (held && rank.persistent(id)) return {&buffers[i].type, {{id, 0, 0, buffers[i].type.shape.elements()}}};
+    if (part_of(buffers[i]) == part && is_whole(buffers[i]) && rank.persistent(id))
+      return {&buffers[i].type, {{id, 0, 0, buffers[i].type.shape.elements()}}};
   }
   Holding holding;
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& slice = buffers[i];
-    if (slice.kind != kind || slice.packed_as < 0 || !slice.persistent || slice.view) continue;
+    if (part_of(slice) != part || slice.packed_as < 0 || !slice.persistent || slice.view) continue;
     const int64_t n = slice.type.shape.elements(), begin = logical_origin(slice.type, plan_.mesh, rank.coordinates())[0];
     for (const Buffer& value : buffers) {
-      if (!value.view || value.view->base != slice.packed_as || !is_value(value)) continue;
+      const bool holds_values = value.kind == BufferClass::kParameter || value.kind == BufferClass::kBuffer;
+      if (!holds_values || !value.view || value.view->base != slice.packed_as || !is_whole(value)) continue;
       holding.type = &value.type;
       const int64_t offset = value.view->offset, from = std::max(begin, offset),
                     to = std::min(begin + n, offset + value.type.shape.elements());
@@ -240,8 +254,8 @@ void ThreadSession::initialise_parameters() {
   run_round([this](Rank& rank, int stream, Task&) {
     if (stream != 0 || !rank.backend().has_storage()) return;
     for (size_t p = 0; p < plan_.parameters.size(); ++p)
-      for (const BufferClass kind : {BufferClass::kParameter, BufferClass::kMaster}) {
-        const Holding holding = value_of(rank, static_cast<int32_t>(p), kind);
+      for (const char* part : {kValue, kMaster}) {
+        const Holding holding = holding_of(rank, static_cast<int32_t>(p), part);
         if (holding.pieces.empty()) continue;
         const Parameter& parameter = plan_.parameters[p];
         const Type& type = *holding.type;
@@ -355,6 +369,41 @@ Result<int32_t> ThreadSession::parameter_named(std::string_view name) const {
   return static_cast<int32_t>(found - plan_.parameters.begin());
 }
 
+/// Whether a buffer outlives the step without being a parameter's state or what each step writes anew.
+bool is_other_state(const Buffer& buffer) {
+  if (!buffer.persistent || buffer.view) return false;
+  if (buffer.kind == BufferClass::kMetric || buffer.kind == BufferClass::kWorkspace) return false;
+  if (buffer.kind == BufferClass::kParameter) return false;  // its own, a slice, or the flat buffer that parameters are views of
+  return part_of(buffer).empty() || (buffer.parameter < 0 && buffer.packed_as < 0);
+}
+
+Result<std::vector<StateName>> ThreadSession::states() const {
+  std::set<std::string, std::less<>> parts;
+  for (const Role& role : plan_.roles)
+    for (const Buffer& buffer : role.buffers) {
+      if (is_other_state(buffer))
+        return Error{
+            ExitCode::kUsage,
+            fmt::format("`{}` ({}) lives from step to step but belongs to no parameter", buffer.name, name_of(buffer.kind)),
+            "what this strategy keeps cannot be saved: leave checkpoint out", ""};
+      if (buffer.persistent && !part_of(buffer).empty()) parts.emplace(part_of(buffer));
+    }
+  std::vector<StateName> names;
+  for (size_t p = 0; p < plan_.parameters.size(); ++p)
+    for (const std::string& part : parts)
+      if (std::ranges::any_of(ranks_,
+                              [&](const auto& rank) { return holding_of(*rank, static_cast<int32_t>(p), part).type != nullptr; }))
+        names.push_back({plan_.parameters[p].name, part});
+  return names;
+}
+
+Result<LogicalTensor> ThreadSession::state(const StateName& name) const {
+  const auto p = parameter_named(name.parameter);
+  if (!p.ok()) return p.error();
+  return gather(name.part == kValue ? name.parameter : name.parameter + "." + name.part,
+                [&](const Rank& rank) { return holding_of(rank, *p, name.part); });
+}
+
 Result<LogicalTensor> ThreadSession::parameter(std::string_view name) const {
   const auto p = parameter_named(name);
   if (!p.ok()) return p.error();
@@ -364,24 +413,36 @@ Result<LogicalTensor> ThreadSession::parameter(std::string_view name) const {
 Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTensor& value) {
   const auto p = parameter_named(name);
   if (!p.ok()) return p.error();
-  const Shape want = logical_shape(plan_.parameters[static_cast<size_t>(*p)].type, plan_.mesh);
+  SHARDLAB_TRY(give(*p, kValue, value));
+  return give(*p, kMaster, value);
+}
+
+Result<void> ThreadSession::set_state(const StateName& name, const LogicalTensor& value) {
+  const auto p = parameter_named(name.parameter);
+  if (!p.ok()) return p.error();
+  return give(*p, name.part, value);
+}
+
+/// Ranks that hold nothing of the part are left as they are.
+Result<void> ThreadSession::give(int32_t parameter, std::string_view part, const LogicalTensor& value) {
+  const Parameter& p = plan_.parameters[static_cast<size_t>(parameter)];
+  const Shape want = logical_shape(p.type, plan_.mesh);
   if (!(want == value.shape))
     return Error{ExitCode::kUsage,
-                 fmt::format("`{}` has {} elements in this plan, not {}", name, want.elements(), value.shape.elements()), "", ""};
-  for (const auto& rank : ranks_)
-    for (const BufferClass kind : {BufferClass::kParameter, BufferClass::kMaster}) {
-      const Holding holding = value_of(*rank, *p, kind);
-      if (holding.type == nullptr) continue;
-      if (!rank->backend().has_storage()) return no_storage(name);
-      for (const Piece& piece : holding.pieces) {
-        std::vector<float> values(static_cast<size_t>(piece.n));
-        for_each_run(*holding.type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
-                     [&](int64_t from, int64_t to, int64_t n) {
-                       std::copy_n(value.values.begin() + from, n, values.begin() + to - piece.begin);
-                     });
-        write_piece(*rank, piece, values.data());
-      }
+                 fmt::format("`{}` has {} elements in this plan, not {}", p.name, want.elements(), value.shape.elements()), "", ""};
+  for (const auto& rank : ranks_) {
+    const Holding holding = holding_of(*rank, parameter, part);
+    if (holding.type == nullptr) continue;
+    if (!rank->backend().has_storage()) return no_storage(p.name);
+    for (const Piece& piece : holding.pieces) {
+      std::vector<float> values(static_cast<size_t>(piece.n));
+      for_each_run(*holding.type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
+                   [&](int64_t from, int64_t to, int64_t n) {
+                     std::copy_n(value.values.begin() + from, n, values.begin() + to - piece.begin);
+                   });
+      write_piece(*rank, piece, values.data());
     }
+  }
   return {};
 }
 

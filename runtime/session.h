@@ -56,6 +56,13 @@ struct LogicalTensor {
   std::vector<float> values;
 };
 
+/// What is kept of a parameter from step to step, by names that no layout changes.
+struct StateName {
+  std::string parameter;  ///< "layers.3.attn.wqkv"
+  std::string part;       ///< "value"; what optimizers keep beside it: "master", "m", "v"
+  friend auto operator<=>(const StateName&, const StateName&) = default;
+};
+
 /// Every role's program, expanded and placed: what `Session`, `simulate` and `analyse` share. Moves `plan` in, so that the
 /// pointers inside stay valid.
 struct PlacedPlan {
@@ -91,6 +98,14 @@ class Session {
   virtual Result<LogicalTensor> parameter(std::string_view name) const = 0;
   /// Gives every rank its part of a parameter's value: how a validation plan or another layout takes over a model.
   virtual Result<void> set_parameter(std::string_view name, const LogicalTensor& value) = 0;
+
+  /// All that a run needs to go on from here, by parameter as the plan lists them and then by part. Refuses a plan that keeps
+  /// anything else from step to step, metrics aside: it could not be given to another layout.
+  virtual Result<std::vector<StateName>> states() const = 0;
+  /// One of `states`, put together over the ranks as `parameter` is.
+  virtual Result<LogicalTensor> state(const StateName& name) const = 0;
+  /// Gives every rank its part, as `set_parameter` does.
+  virtual Result<void> set_state(const StateName& name, const LogicalTensor& value) = 0;
 
   /// The high-water mark of live buffers as the instructions ran, and what was live then.
   virtual const Ledger& ledger(int rank) const = 0;

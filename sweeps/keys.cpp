@@ -308,6 +308,10 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"measure.timeout", "", Form::kDuration, "", "",
      [](Case& c, const std::string& t) { c.measure.timeout_s = parse_duration(t).value(); return true; }, [](const Case& c) { return to_text(c.measure.timeout_s); }},
     {"measure.validate_sequences", "", Form::kCount, "", "", FIELD_COUNT(measure.validate_sequences)},
+
+    {"checkpoint.save_every", "", Form::kCount, "", "", FIELD_COUNT(checkpoint.save_every)},
+    {"checkpoint.folder", "", Form::kPath, "", "", FIELD_TEXT(checkpoint.folder)},
+    {"checkpoint.resume", "", Form::kPath, "", "", FIELD_TEXT(checkpoint.resume)},
 });
 // clang-format on
 
@@ -387,6 +391,7 @@ constexpr KeyRange kRanges[] = {
     {"measure.repeat", {1, 1'000'000}},
     {"measure.timeout", {0, 1e8, true}},
     {"measure.validate_sequences", {0, 1e9}},
+    {"checkpoint.save_every", {0, 1e9}},
 };
 
 bool in_range(const Range& range, double value) {

@@ -13,11 +13,13 @@ namespace {
 
 /// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
 const std::vector<std::string>& top_keys() {
-  static const std::vector<std::string> keys = {
-      "version",     "name",    "description", "mode",   "model",
-      "machine",     "profile", "data",        "layout", "train",
-      "execution",   "measure", "axes",        "zip",    "when",
-      "constraints", "exclude", "include",     "claims", "and the short forms of case keys (tp, seq_len, ...)"};
+  static const std::vector<std::string> keys = {"version",    "name",        "description",
+                                                "mode",       "model",       "machine",
+                                                "profile",    "data",        "layout",
+                                                "train",      "execution",   "measure",
+                                                "checkpoint", "axes",        "zip",
+                                                "when",       "constraints", "exclude",
+                                                "include",    "claims",      "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 

@@ -196,6 +196,35 @@ TEST_CASE("illegal points keep their row and their reason, and cost nothing else
   }
 }
 
+TEST_CASE("a run that is saved under one layout and resumed under another ends as one that never stopped") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string file =
+      scratch.write("sweep.yaml", tiny_sweep("execution: {canonical: true}\ninclude: [{name: only, dp: 1}]\n"));
+  const auto run = [&](const std::string& out, const std::string& flags, int code) {
+    const Output output = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / out) + flags);
+    INFO(output.err);
+    REQUIRE(output.code == code);
+    return parse_csv(slurp(scratch / (out + "/results.csv")));
+  };
+  const std::string whole = cell(run("whole", " --set measure.steps=5", 0), 1, "loss_last");  // after one step of warm-up
+  const Rows first = run("first", " --set checkpoint.save_every=2 --set dp=2 --set zero=1", 0);
+  const std::string folder = (scratch / "first") + "/" + cell(first, 1, "case_id") + "/checkpoints";
+  CHECK(fs::exists(folder + "/step-00000002.manifest"));
+  CHECK(fs::exists(folder + "/step-00000003.manifest"));
+  const std::string resume = " --set checkpoint.resume=" + folder;
+  CHECK(cell(run("second", " --set tp=2" + resume, 0), 1, "loss_last") == whole);
+  CHECK(cell(run("third", " --set measure.steps=3" + resume + "/step-00000002.manifest", 0), 1, "loss_last") == whole);
+
+  // A checkpoint that does not fit fails its case by name; a folder for two cases is refused before anything runs.
+  const Rows other = run("other", " --set seed=7" + resume, 4);
+  CHECK(cell(other, 1, "reason").find("saved with seed=1, and this case has 7") != std::string::npos);
+  const std::string two = scratch.write("two.yaml", tiny_sweep("checkpoint: {save_every: 1, folder: here}\naxes: {dp: [1, 2]}\n"));
+  const Output refused = shardlab_program(scratch, "run " + two + machine_option() + " --out " + (scratch / "two"));
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("two cases save their checkpoints in") != std::string::npos);
+}
+
 TEST_CASE("an empty text is refused before anything runs; a case that does not fit is oom") {
   const Scratch scratch;
   scratch.write("text.txt", "");

@@ -51,6 +51,8 @@ TEST_CASE("a case file read back is the same case") {
        "measure.timeout=2m", "seed=123456789012345"},
       {"model=gpt2", "machine=local", "model.norm_epsilon=1e-6", "model.layers=3", "canonical=true", "collective_algorithm=direct",
        "machine.cores=7", "optimizer=sgd"},
+      {"model=tiny-gpt", "machine=local", "checkpoint.save_every=5", "checkpoint.folder=/saved/here",
+       "checkpoint.resume=/saved/there"},
   };
   for (const auto& words : cases) {
     const auto c = case_from_words(options_with(words));
@@ -67,6 +69,7 @@ TEST_CASE("a case file read back is the same case") {
     CHECK(back->layout == c->layout);
     CHECK(back->train == c->train);
     CHECK(back->measure == c->measure);
+    CHECK(back->checkpoint == c->checkpoint);
     CHECK(back->machine.device.provenance == c->machine.device.provenance);
     CHECK(back->machine.device.peak_flops == c->machine.device.peak_flops);
     CHECK(back->machine.device.memory_bytes == c->machine.device.memory_bytes);
@@ -92,6 +95,7 @@ TEST_CASE("the id is that of what is asked") {
   CHECK(id({"dp=1"}) != base);
   CHECK(id({"model.layers=3"}) != base);
   CHECK(id({"machine.cores=4"}) != base);
+  CHECK(id({"checkpoint.resume=/saved"}) != base);
   Case c = *case_from_words(options_with({"model=tiny-gpt", "machine=local", "seq_len=64"}));
   c.machine.calibration = std::make_shared<const Calibration>(Calibration{.id = "another day"});
   c.machine.device.peak_flops["fp32"] = 2e11;

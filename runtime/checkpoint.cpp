@@ -1,0 +1,320 @@
+#include "runtime/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "plan/base/hash.h"
+#include "plan/base/world_error.h"
+
+namespace shardlab {
+namespace {
+
+namespace fs = std::filesystem;
+
+static_assert(std::endian::native == std::endian::little, "checkpoints are little-endian");
+
+constexpr std::string_view kFirstLine = "shardlab checkpoint 1";
+constexpr std::string_view kManifestSuffix = ".manifest";
+
+std::string step_name(int64_t steps) { return fmt::format("step-{:08}", steps); }
+
+/// What two runs must have in common for the second to see the data that the first would have seen, and to read its state.
+std::map<std::string, std::string> recipe_of(const Case& c) {
+  return {{"seed", fmt::format("{}", c.train.seed)},
+          {"seq_len", fmt::format("{}", c.train.seq_len)},
+          {"sequences_per_step", fmt::format("{}", c.sequences_per_step())},
+          {"optimizer", std::string(name_of(c.train.optimizer))},
+          {"precision", c.train.precision}};
+}
+
+// ---- files
+
+/// An open file, closed at the end of its life.
+class File {
+ public:
+  explicit File(int descriptor) : descriptor_(descriptor) {}
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  int get() const { return descriptor_; }
+  /// False, with errno set, when what was written may not have arrived.
+  bool close() { return ::close(std::exchange(descriptor_, -1)) == 0; }
+
+ private:
+  int descriptor_;
+};
+
+/// A file that takes its name once it is complete on the disk; before that it goes by a temporary name, under which no reader
+/// looks.
+class PendingFile {
+ public:
+  PendingFile(const std::string& folder, std::string_view name)
+      : path_(fmt::format("{}/{}.new-{}", folder, name, ::getpid())),
+        file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+    if (file_.get() < 0) fail("creating it");
+  }
+  ~PendingFile() {
+    if (!placed_) ::unlink(path_.c_str());
+  }
+
+  void write(const void* data, size_t bytes) {
+    for (const auto* at = static_cast<const std::byte*>(data); bytes > 0;) {
+      const ssize_t n = ::write(file_.get(), at, bytes);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail("writing it");
+      at += n;
+      bytes -= static_cast<size_t>(n);
+    }
+  }
+
+  void place(const std::string& path) {
+    if (::fsync(file_.get()) != 0) fail("writing it to the disk");
+    if (!file_.close()) fail("closing it");
+    if (::rename(path_.c_str(), path.c_str()) != 0) fail("putting it in place");
+    placed_ = true;
+  }
+
+ private:
+  [[noreturn]] void fail(const char* doing) const {
+    throw WorldError(fmt::format("checkpoint {}: {} while {}", path_, std::strerror(errno), doing),
+                     "make room on the disk or make the folder writable; the checkpoints before this one are intact");
+  }
+
+  std::string path_;
+  File file_;
+  bool placed_ = false;
+};
+
+/// Makes the names in a folder as durable as the files.
+void sync_folder(const std::string& folder) {
+  const File file(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (file.get() < 0 || ::fsync(file.get()) != 0)
+    throw WorldError(fmt::format("checkpoint folder {}: {} while syncing it", folder, std::strerror(errno)),
+                     "see that the folder is on a disk that can be written");
+}
+
+Error unreadable(std::string_view path, std::string_view why, std::string_view hint = {}) {
+  return {ExitCode::kUsage,
+          fmt::format("checkpoint {}: {}", path, why),
+          hint.empty() ? "resume from another manifest: set checkpoint.resume to its path" : std::string(hint),
+          {}};
+}
+
+// ---- the manifest's words
+
+std::string shape_text(const Shape& shape) {
+  std::string text;
+  for (int d = 0; d < shape.rank; ++d) text += fmt::format("{}{}", d == 0 ? "" : "x", shape[d]);
+  return text.empty() ? "scalar" : text;
+}
+
+template <class T>
+std::optional<T> number(std::string_view text, int base = 10) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<Shape> parse_shape(std::string_view text) {
+  Shape shape;
+  if (text == "scalar") return shape;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('x'), text.size());
+    const auto extent = number<int64_t>(text.substr(0, end));
+    if (!extent || *extent < 0 || shape.rank == 4) return std::nullopt;
+    shape.extent[static_cast<size_t>(shape.rank++)] = *extent;
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return shape;
+}
+
+uint64_t checksum_of(const LogicalTensor& tensor) {
+  return hash_text({reinterpret_cast<const char*>(tensor.values.data()), tensor.values.size() * sizeof(float)});
+}
+
+/// The manifest of that path, or the newest in that folder.
+Result<std::string> find_manifest(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return path;
+  std::string newest;
+  int64_t most = -1;
+  for (auto it = fs::directory_iterator(path, error); !error && it != fs::directory_iterator(); it.increment(error)) {
+    const std::string file = it->path().filename().string();
+    std::string_view name = file;
+    if (!name.starts_with("step-") || !name.ends_with(kManifestSuffix)) continue;
+    name = name.substr(5, name.size() - 5 - kManifestSuffix.size());
+    const auto steps = number<int64_t>(name);
+    if (!steps || *steps <= most) continue;
+    most = *steps;
+    newest = it->path().string();
+  }
+  if (error) return unreadable(path, error.message());
+  if (newest.empty())
+    return unreadable(path, "no manifest in this folder", "name the folder that checkpoint.folder said, or a manifest");
+  return newest;
+}
+
+}  // namespace
+
+Result<void> prepare_checkpoints(const Session& session, const std::string& folder) {
+  const auto names = session.states();
+  if (!names.ok()) return names.error();
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    throw WorldError(fmt::format("checkpoint folder {}: {}", folder, error.message()), "name a folder that can be written");
+  return {};
+}
+
+Result<std::string> save_checkpoint(const Session& session, const Case& config, int64_t steps, const std::string& folder) {
+  const auto names = session.states();
+  if (!names.ok()) return names.error();
+  PendingFile tensors(folder, step_name(steps) + ".tensors");
+  std::string entries;
+  int64_t offset = 0;
+  uint64_t content = hash_text({});
+  for (const StateName& name : *names) {
+    const auto tensor = session.state(name);
+    if (!tensor.ok()) return tensor.error();
+    const int64_t bytes = static_cast<int64_t>(tensor->values.size() * sizeof(float));
+    tensors.write(tensor->values.data(), static_cast<size_t>(bytes));
+    const std::string entry = fmt::format("tensor {} {} {} {} {} {:016x}\n", name.parameter, name.part, shape_text(tensor->shape),
+                                          offset, bytes, checksum_of(*tensor));
+    content = hash_text(entry, content);
+    entries += entry;
+    offset += bytes;
+  }
+  const std::string data = fmt::format("{}-{:016x}.tensors", step_name(steps), content);
+  tensors.place(folder + "/" + data);
+
+  std::string text = fmt::format("{}\nsteps {}\n", kFirstLine, steps);
+  for (const auto& [key, value] : recipe_of(config)) text += fmt::format("{} {}\n", key, value);
+  text += fmt::format("data {}\n{}", data, entries);
+  text += fmt::format("end {:016x}\n", hash_text(text));
+  const std::string path = fmt::format("{}/{}{}", folder, step_name(steps), kManifestSuffix);
+  PendingFile manifest(folder, step_name(steps) + std::string(kManifestSuffix));
+  manifest.write(text.data(), text.size());
+  sync_folder(folder);  // the tensors' name before the manifest's
+  manifest.place(path);
+  sync_folder(folder);
+  return path;
+}
+
+Result<Checkpoint> Checkpoint::open(const std::string& path) {
+  auto manifest = find_manifest(path);
+  if (!manifest.ok()) return manifest.error();
+  Checkpoint checkpoint;
+  checkpoint.manifest_ = std::move(*manifest);
+  SHARDLAB_TRY(checkpoint.read_manifest());
+  return checkpoint;
+}
+
+Result<void> Checkpoint::read_manifest() {
+  const File file(::open(manifest_.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return unreadable(manifest_, std::strerror(errno));
+  std::string text;
+  for (char part[4096];;) {
+    const ssize_t n = ::read(file.get(), part, sizeof part);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return unreadable(manifest_, std::strerror(errno));
+    if (n == 0) break;
+    text.append(part, static_cast<size_t>(n));
+  }
+  if (!text.starts_with(kFirstLine))
+    return unreadable(manifest_, fmt::format("it does not begin with `{}`", kFirstLine), "name a manifest that this version wrote");
+  const size_t end = text.rfind("end ");
+  if (end == std::string::npos || text.substr(end) != fmt::format("end {:016x}\n", hash_text(text.substr(0, end))))
+    return unreadable(manifest_, "the manifest is cut short or was changed: its checksum is not that of its text");
+
+  std::istringstream lines(text.substr(0, end));
+  std::string line;
+  std::getline(lines, line);
+  while (std::getline(lines, line)) {
+    std::istringstream words(line);
+    std::string key, value;
+    words >> key >> value;
+    if (key == "steps") {
+      steps_ = number<int64_t>(value).value_or(-1);
+    } else if (key == "data") {
+      tensors_ = (fs::path(manifest_).parent_path() / value).string();
+    } else if (key == "tensor") {
+      std::string part, shape, offset, bytes, checksum;
+      words >> part >> shape >> offset >> bytes >> checksum;
+      const auto extents = parse_shape(shape);
+      const auto from = number<int64_t>(offset), length = number<int64_t>(bytes);
+      const auto sum = number<uint64_t>(checksum, 16);
+      if (!extents || !from || !length || !sum || *length != extents->elements() * static_cast<int64_t>(sizeof(float)))
+        return unreadable(manifest_, fmt::format("`{}` says no tensor", line));
+      entries_[{value, part}] = {*extents, *from, *length, *sum};
+    } else {
+      recipe_[key] = value;
+    }
+  }
+  if (steps_ < 0 || tensors_.empty()) return unreadable(manifest_, "it lacks the number of steps or the file of tensors");
+  return {};
+}
+
+Result<LogicalTensor> Checkpoint::read(int file, const StateName& name, const Entry& entry) const {
+  LogicalTensor tensor;
+  tensor.shape = entry.shape;
+  tensor.values.resize(static_cast<size_t>(entry.shape.elements()));
+  auto* bytes = reinterpret_cast<char*>(tensor.values.data());
+  for (int64_t done = 0; done < entry.bytes;) {
+    const ssize_t n = ::pread(file, bytes + done, static_cast<size_t>(entry.bytes - done), entry.offset + done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return unreadable(tensors_, fmt::format("{} at `{}` {}", std::strerror(errno), name.parameter, name.part));
+    if (n == 0) return unreadable(tensors_, fmt::format("the file ends within `{}` {}", name.parameter, name.part));
+    done += n;
+  }
+  if (checksum_of(tensor) != entry.checksum)
+    return unreadable(tensors_, fmt::format("`{}` {} is damaged: its checksum is not the manifest's", name.parameter, name.part));
+  return tensor;
+}
+
+Result<void> Checkpoint::restore(const Case& config, Session& session) const {
+  for (const auto& [key, value] : recipe_of(config)) {
+    const auto saved = recipe_.find(key);
+    if (saved == recipe_.end() || saved->second != value)
+      return unreadable(
+          manifest_,
+          fmt::format("saved with {}={}, and this case has {}", key, saved == recipe_.end() ? "?" : saved->second, value),
+          fmt::format("set {} to what the checkpoint has, or start a run of its own", key));
+  }
+  const auto names = session.states();
+  if (!names.ok()) return names.error();
+  for (const StateName& name : *names)
+    if (!entries_.contains(name))
+      return unreadable(manifest_, fmt::format("it has no {} of `{}`, which this case keeps", name.part, name.parameter),
+                        "resume with the model and optimizer that were saved");
+  if (names->size() != entries_.size())
+    for (const auto& [name, entry] : entries_)
+      if (std::ranges::find(*names, name) == names->end())
+        return unreadable(manifest_,
+                          fmt::format("it has a {} of `{}`, for which this case has no place", name.part, name.parameter),
+                          "resume with the model and optimizer that were saved");
+  const File file(::open(tensors_.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return unreadable(tensors_, std::strerror(errno));
+  for (const auto& [name, entry] : entries_) {
+    const auto tensor = read(file.get(), name, entry);
+    if (!tensor.ok()) return tensor.error();
+    SHARDLAB_TRY(session.set_state(name, *tensor));
+  }
+  return {};
+}
+
+}  // namespace shardlab

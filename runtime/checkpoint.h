@@ -1,0 +1,65 @@
+// Checkpoints: the state of a training run as logical tensors in a file, which any layout can take up again.
+//
+// Each tensor is put together over the ranks and written whole, by the parameter's stable name and the part of its state ("value",
+// "m", "v"): a run saved with zero 3 on four ranks goes on with tp 2 on two. In canonical mode, where layouts agree bit for bit, so
+// do the trajectories.
+//
+//   folder/step-00000010.manifest                     text: where the run stood, each tensor's place and checksum, its own checksum
+//   folder/step-00000010-8c2f0a3d5be61794.tensors     row-major fp32, little-endian, one tensor after another
+//
+// The tensors are named by their content, synced and renamed into place before the manifest is: what has a manifest is complete,
+// and a save that fails or is killed leaves every earlier checkpoint as it was.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/case.h"
+#include "plan/type.h"
+#include "runtime/session.h"
+
+namespace shardlab {
+
+/// Before a run that will save: makes the folder, and refuses a plan whose state has no parameters' names. Throws WorldError when
+/// the folder cannot be made.
+Result<void> prepare_checkpoints(const Session& session, const std::string& folder);
+
+/// Saves `session` after `steps` optimizer steps of `config`; returns the manifest's path. Refuses what `Session::states` and
+/// `state` refuse. Throws WorldError when the disk fails, with the earlier checkpoints intact.
+Result<std::string> save_checkpoint(const Session& session, const Case& config, int64_t steps, const std::string& folder);
+
+/// A checkpoint whose manifest has been read and found complete.
+class Checkpoint {
+ public:
+  /// `path` is a manifest, or a folder whose newest one is taken. Refuses what cannot be read or is not what was written: an older
+  /// checkpoint is never taken instead of a damaged one.
+  static Result<Checkpoint> open(const std::string& path);
+
+  /// Optimizer steps that are done: the number of the next one.
+  int64_t steps() const { return steps_; }
+  const std::string& manifest() const { return manifest_; }
+
+  /// Gives a session the saved state. Refuses a case that would not go on as the saved one (other data order, optimizer, precision
+  /// or tensors) before anything is changed; after a damaged tensor the session's state is unusable.
+  Result<void> restore(const Case& config, Session& session) const;
+
+ private:
+  struct Entry {
+    Shape shape;
+    int64_t offset = 0, bytes = 0;  ///< in the file of tensors
+    uint64_t checksum = 0;
+  };
+
+  Result<void> read_manifest();
+  Result<LogicalTensor> read(int file, const StateName& name, const Entry& entry) const;
+
+  std::string manifest_, tensors_;
+  int64_t steps_ = 0;
+  std::map<std::string, std::string> recipe_;  ///< what the next run must have in common with the saved one
+  std::map<StateName, Entry> entries_;
+};
+
+}  // namespace shardlab
