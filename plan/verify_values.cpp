@@ -1052,7 +1052,7 @@ void Replay::play_optimizer(const Act& act) {
       q.end = std::min(g.end, grad.end) - grad.begin;
       q.origin = g.origin - grad.begin;
       q.parameter = g.parameter;
-      q.value_type = retyped(g.value_type, was.value_type, param.storage->spread);
+      q.value_type = retyped(g.value_type, was.value_type, grad.shard);
       q.shard = param.storage->spread;
       param.storage->pieces.push_back(q);
     });
