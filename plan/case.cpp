@@ -204,8 +204,9 @@ Result<void> check_implemented(const Case& c) {
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
-  if (l.recompute == Recompute::kSelective) return missing("recompute=selective", "recompute: none or full");
-  if (!(l.recompute_options == RecomputeOptions{})) return missing("part of the recompute options", "recompute: none or full");
+  if (l.recompute_options.every != 1)
+    return missing(fmt::format("recompute_options.every={}", l.recompute_options.every), "recompute_options.every: 1");
+  if (l.recompute_options.budget_bytes != 0) return missing("recompute_options.budget_bytes", "recompute: none, selective or full");
   if (l.offload.any()) return missing("offload", "offload: none");
   if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
   if (l.parameter_server.servers > 0) return missing("parameter_server", "zero: 1, which shards the optimizer alike");
@@ -217,6 +218,24 @@ Result<void> check_implemented(const Case& c) {
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
   SHARDLAB_TRY(check_gradient_dtypes(c.train));
   return check_execution(c);
+}
+
+/// Sub-layers that selective recompute can make again: what costs no matrix product and no collective.
+constexpr std::string_view kSubLayers[] = {"attn.norm", "attn.core", "mlp.norm", "mlp.act"};
+
+Result<void> check_recompute(const Layout& l) {
+  std::string_view left = l.recompute_options.modules;
+  if (!left.empty() && l.recompute != Recompute::kSelective)
+    return refusal(fmt::format("sub-layers `{}` with recompute={}", left, name_of(l.recompute)), "name them under recompute alone");
+  while (!left.empty()) {
+    const size_t end = std::min(left.find(' '), left.size());
+    const std::string_view label = left.substr(0, end);
+    if (std::ranges::find(kSubLayers, label) == std::end(kSubLayers))
+      return refusal(fmt::format("recompute of `{}`, which is no sub-layer that can be made again by itself", label),
+                     "name some of attn.norm, attn.core, mlp.norm and mlp.act, or set recompute: full");
+    left.remove_prefix(std::min(end + 1, left.size()));
+  }
+  return {};
 }
 
 Result<void> check_layout(const Case& c) {
@@ -346,6 +365,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_products(c));
   SHARDLAB_TRY(check_implemented(c));
   SHARDLAB_TRY(check_layout(c));
+  SHARDLAB_TRY(check_recompute(c.layout));
   SHARDLAB_TRY(check_batch(c));
   SHARDLAB_TRY(check_optimizer(c.train));
   SHARDLAB_TRY(check_checkpoint(c));

@@ -29,7 +29,8 @@ namespace shardlab {
 /// Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4: s b h (34 + 5 a s
 /// / h)
 ///   in 16 bit with the scores and dropout masks that they keep and this step does not (flash attention; masks are drawn again).
-/// Valid when: recompute is none. Under full recompute `input` alone is kept, and the rest lives during one layer's backward.
+/// Valid when: recompute is none. Under full recompute `input` alone is kept, and the rest lives during one layer's backward; under
+///   selective recompute what the named sub-layers make (attn.core: `attention` and `log_sum_exp`) is not kept.
 struct LayerActivations {
   int64_t input = 0;
   int64_t norms = 0;

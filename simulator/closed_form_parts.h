@@ -342,6 +342,24 @@ inline Rise layer_backward(const Sizes& n, bool recompute) {
                   {Moment::kBackwardAttention, middle + temporary(n.o + n.qkv)}});
 }
 
+/// One layer: what its forward and its backward add while they work, and what it keeps between the two, its input apart.
+struct LayerForm {
+  Rise forward, backward;
+  int64_t kept = 0;
+};
+
+/// Under selective recompute (closed_form_layer.cpp).
+LayerForm selective_layer(const Case& c, const Sizes& n);
+
+inline LayerForm layer_form(const Case& c, const Sizes& n) {
+  if (c.layout.recompute == Recompute::kSelective) return selective_layer(c, n);
+  const bool full = c.layout.recompute == Recompute::kFull;
+  const int64_t inner = layer_of(n).inner();
+  LayerForm form{layer_forward(n, full), layer_backward(n, full), full ? 0 : inner};
+  if (full) form.backward.live = form.backward.live + temporary(inner);  // all that it keeps inside is there again
+  return form;
+}
+
 /// What one slot of each kind adds to its level, and what a micro-batch keeps between the two.
 struct Slots {
   Rise forward, backward;
@@ -349,26 +367,23 @@ struct Slots {
 };
 
 inline Slots slots_of(const Case& c, const Sizes& n, const Part& part) {
-  const bool recompute = c.layout.recompute == Recompute::kFull;
-  const Live inner = activation(layer_of(n).inner());
-  const Live kept_inside = recompute ? Live{} : inner;
+  const LayerForm layer = layer_form(c, n);
+  const Live kept_inside = activation(layer.kept);
   const Live embedded = part.first ? input(n.ids) + activation(n.x) : Live{};
   const Live head_kept = activation(n.x + n.statistics + n.logits);
 
   // Forward: the last layer stands on what the others kept; the head on all of them and its own input.
   Slots s;
-  const Rise layer = layer_forward(n, recompute);
   const Live before = embedded + (part.layers - 1) * (kept_inside + activation(n.x));
-  s.forward = {layer.moment, before + layer.live};
+  s.forward = {layer.forward.moment, before + layer.forward.live};
   if (part.last) {
     const Live head = before + kept_inside + activation(n.x) + head_kept + input(n.ids) + temporary(n.loss_parts);
     s.forward = highest({s.forward, {Moment::kForwardHead, head}});
   }
 
-  // Backward: the last layer is the first to run, when most is live; under recompute all that it keeps inside is there again. On
-  // the last stage the head has run before it, and left the gradient of its input in place of the input.
-  s.backward = layer_backward(n, recompute);
-  if (recompute) s.backward.live = s.backward.live + temporary(inner.total());
+  // Backward: the last layer is the first to run, when most is live. On the last stage the head has run before it, and left the
+  // gradient of its input in place of the input.
+  s.backward = layer.backward;
   if (part.last) s.backward = highest({{Moment::kBackwardHead, temporary(n.x)}, {s.backward.moment, s.backward.live - head_kept}});
 
   s.kept = embedded + part.layers * kept_inside + (part.layers - (part.first ? 1 : 0)) * activation(n.x);

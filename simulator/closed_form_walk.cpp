@@ -222,22 +222,20 @@ struct Effect {
   Live left;
 };
 
-Effect effect_of(const Case& c, const Sizes& n, const Part& part, const Visit& v) {
+Effect effect_of(const Case& c, const Sizes& n, const LayerForm& layer, const Part& part, const Visit& v) {
   const bool recompute = c.layout.recompute == Recompute::kFull;
   const bool embed = part.first && v.unit == 0, head = part.last && v.unit == units_of(part) - 1;
-  const Live inner = activation(recompute ? 0 : layer_of(n).inner());
+  const Live inner = activation(layer.kept);
   const Live head_kept = activation(n.x + n.statistics + n.logits);
   if (!v.backward) {
     // Never the peak: the first layer adds more, or the head, whose table is as large.
     if (embed) return {{Moment::kBetween, input(n.ids) + activation(n.x)}, input(n.ids) + activation(n.x)};
     if (head) return {{Moment::kForwardHead, head_kept + input(n.ids) + temporary(n.loss_parts)}, head_kept};
-    return {recompute ? recomputed_forward(n) : layer_forward(n, false), inner + activation(n.x)};
+    return {recompute ? recomputed_forward(n) : layer.forward, inner + activation(n.x)};
   }
   if (embed) return {{Moment::kBetween, {}}, Live{} - input(n.ids) - activation(n.x)};
   if (head) return {{Moment::kBackwardHead, temporary(n.x)}, Live{} - head_kept};
-  Rise rise = layer_backward(n, recompute);
-  if (recompute) rise.live = rise.live + temporary(layer_of(n).inner());
-  return {rise, Live{} - inner - activation(n.x)};
+  return {layer.backward, Live{} - inner - activation(n.x)};
 }
 
 }  // namespace
@@ -266,6 +264,7 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
   const auto message = [&](bool there) {
     if (there) level.change(BufferClass::kActivation, sizes.x);
   };
+  const LayerForm layer = layer_form(c, sizes);
   int64_t sent_before = 0, sent_last = 0;  // messages of the slot before the last, and of the last
   message(table.receives(1));
   for (size_t v = 0; v < visits.size(); ++v) {
@@ -274,7 +273,7 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     level.change(around[v].before_scatter);
     level.change(around[v].before_gather);
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
-    const Effect effect = effect_of(c, sizes, part, visits[v]);
+    const Effect effect = effect_of(c, sizes, layer, part, visits[v]);
     level.rise(effect.rise);
     level.add(effect.left);
     level.change(around[v].freed_gather);

@@ -1,61 +1,77 @@
-// Full recompute (activation checkpointing): a layer saves nothing but its input, and backward runs the layer's forward again
-// for what it needs. Ops of forward whose results backward does not need (the last projection and residual) are not repeated.
+// Recompute (activation checkpointing): what forward made is given up and made again in backward, from what is still there.
+//
+// Full: a layer saves nothing but its input, and backward runs the layer's forward again for what it needs, all of it first. Ops
+// of forward whose results backward does not need (the last projection and residual) are not repeated.
+// Selective: a layer gives up the results of named sub-layers without a matrix product, and backward makes each again right before
+// the first op that reads it, so that no two sub-layers' results stand beside each other longer than they must.
 //
 // Shapes   as without
-// Adds     per layer one forward less its last matmul; under tensor parallelism the all-reduces of the ops that are repeated
-// Memory   per layer and micro-batch in flight: b*s*h (the input); one layer's activations while its backward runs
-// Refuses  nothing
-// Paper    Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016)
+// Adds     full: per layer one forward less its last matmul; under tensor parallelism the all-reduces of the ops that are repeated
+//          selective: the ops of the sub-layers; no collective
+// Memory   full: per layer and micro-batch in flight b*s*h (the input); one layer's activations while its backward runs
+//          selective: what the sub-layers made is no longer kept: attn.core b*s*(h + a)/t, mlp.act b*s*f/t, a norm b*s*(h + 1 or 2)
+// Refuses  sub-layers that are none of those four (`check`)
+// Paper    Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016); Korthikanti et al., "Reducing Activation
+//          Recomputation in Large Transformer Models" (2022), section 5
 #include "strategies/recompute.h"
 
 #include <algorithm>
 #include <set>
+#include <string>
 
 #include "strategies/draft.h"
 
 namespace shardlab {
 namespace {
 
-constexpr std::string_view kName = "full-recompute";
+/// The slots of one segment, by root.
+using Slots = std::set<int32_t>;
 
-/// The forward ops that make some slot of `needed`, in order; `needed` grows by what they read.
-std::vector<Op> ops_that_make(const DraftSegment& forward, std::set<int32_t> needed) {
-  const auto root = [&](SlotId slot) {
-    const auto& view = forward.slot(slot).view;
-    return view ? view->base : slot.value;
-  };
+int32_t root_of(const DraftSegment& segment, SlotId slot) {
+  const auto& view = segment.slot(slot).view;
+  return view ? view->base : slot.value;
+}
+
+bool writes_any(const DraftSegment& segment, const Op& op, const Slots& slots) {
+  return std::ranges::any_of(op.writes, [&](SlotId w) { return slots.contains(root_of(segment, w)); });
+}
+
+/// The forward ops that make some slot of `needed`, in order; `needed` grows by what they read, but for what is `kept`.
+std::vector<Op> ops_that_make(const DraftSegment& forward, Slots needed, const Slots& kept) {
   std::vector<Op> ops;
   for (auto step = forward.segment.steps.rbegin(); step != forward.segment.steps.rend(); ++step) {
     const Op& op = std::get<Op>(*step);
-    if (std::ranges::none_of(op.writes, [&](SlotId w) { return needed.contains(root(w)); })) continue;
-    for (const SlotId r : op.reads) needed.insert(root(r));
+    if (!writes_any(forward, op, needed)) continue;
+    for (const SlotId r : op.reads)
+      if (!kept.contains(root_of(forward, r))) needed.insert(root_of(forward, r));
     ops.push_back(op);
   }
   std::ranges::reverse(ops);
   return ops;
 }
 
-}  // namespace
+/// Slots of forward that backward finds saved.
+Slots saved_slots(const UnitTemplate& unit) {
+  Slots saved;
+  for (size_t s = 0; s < unit.backward.uses.size(); ++s)
+    if (unit.backward.uses[s].use == Use::kSaved) saved.insert(unit.forward.find(unit.backward.segment.slots[s].name).value);
+  return saved;
+}
 
-void full_recompute(Draft& draft) {
-  UnitTemplate& layer = draft.of(UnitKind::kLayer);
-  DraftSegment& forward = layer.forward;
-  DraftSegment& backward = layer.backward;
+/// Makes slots of forward local to both segments: what was saved is made anew in backward and lives only there.
+void give_up(DraftSegment& forward, DraftSegment& backward, const Slots& slots) {
+  for (const int32_t slot : slots)
+    for (DraftSegment* segment : {&forward, &backward}) {
+      const auto id = segment->find_if(forward.slot(SlotId(slot)).name);
+      if (!id) continue;
+      segment->uses[id->index()].use = Use::kLocal;
+      segment->slot(*id).kind = SlotKind::kLocal;
+      segment->slot(*id).cls = BufferClass::kTemporary;
+    }
+}
 
-  std::set<int32_t> needed;
-  for (size_t s = 0; s < backward.uses.size(); ++s)
-    if (backward.uses[s].use == Use::kSaved) needed.insert(forward.find(backward.segment.slots[s].name).value);
-  std::vector<Op> again = ops_that_make(forward, needed);
-
-  // What was saved is made anew in backward and lives only there.
-  for (DraftSegment* segment : {&forward, &backward})
-    for (size_t s = 0; s < segment->uses.size(); ++s)
-      if (segment->uses[s].use == Use::kSaved) {
-        segment->uses[s].use = Use::kLocal;
-        segment->segment.slots[s].kind = SlotKind::kLocal;
-        segment->segment.slots[s].cls = BufferClass::kTemporary;
-      }
-
+/// Ops of forward in the slots of backward, where what only forward had gets a slot.
+void move_to_backward(const DraftSegment& forward, DraftSegment& backward, std::vector<Op>& ops, std::string_view strategy) {
   const auto in_backward = [&](SlotId slot) {
     const Slot& f = forward.slot(slot);
     if (const auto found = backward.find_if(f.name)) return *found;
@@ -64,18 +80,72 @@ void full_recompute(Draft& draft) {
     return backward.add(f.name, f.type, use.use, f.cls, use.parameter);
   };
   // Bases before their views, so that each view finds its base.
-  for (Op& op : again)
+  for (Op& op : ops)
     for (const auto* operands : {&op.reads, &op.writes})
       for (const SlotId slot : *operands)
         if (const auto& view = forward.slot(slot).view) in_backward(SlotId(view->base));
-  for (Op& op : again) {
+  for (Op& op : ops) {
     for (auto* operands : {&op.reads, &op.writes})
       for (SlotId& slot : *operands) slot = in_backward(slot);
-    op.strategy = kName;
+    op.strategy = strategy;
     op.label += ".again";
   }
-  backward.segment.steps.insert(backward.segment.steps.begin(), std::make_move_iterator(again.begin()),
-                                std::make_move_iterator(again.end()));
+}
+
+/// Puts each op of `again` before the first op of backward that needs it.
+void insert_before_use(DraftSegment& backward, std::vector<Op> again) {
+  std::vector<Step> steps;
+  for (Step& step : backward.segment.steps) {
+    Slots needed;
+    for (const SlotId r : std::get<Op>(step).reads) needed.insert(root_of(backward, r));
+    std::vector<Op> due;
+    for (auto op = again.rbegin(); op != again.rend(); ++op) {
+      if (!writes_any(backward, *op, needed)) continue;
+      for (const SlotId r : op->reads) needed.insert(root_of(backward, r));
+      due.push_back(*op);
+    }
+    std::erase_if(again, [&](const Op& op) { return std::ranges::find(due, op.label, &Op::label) != due.end(); });
+    steps.insert(steps.end(), due.rbegin(), due.rend());
+    steps.push_back(std::move(step));
+  }
+  SHARDLAB_CHECK(again.empty(), "backward does not need {}", again.front().label);
+  backward.segment.steps = std::move(steps);
+}
+
+/// Whether a list of words separated by spaces has this one.
+bool has_word(std::string_view list, std::string_view word) {
+  const std::string padded = " " + std::string(list) + " ";
+  return padded.find(" " + std::string(word) + " ") != std::string::npos;
+}
+
+}  // namespace
+
+void full_recompute(Draft& draft) {
+  UnitTemplate& layer = draft.of(UnitKind::kLayer);
+  const Slots saved = saved_slots(layer);
+  std::vector<Op> again = ops_that_make(layer.forward, saved, {});
+  give_up(layer.forward, layer.backward, saved);
+  move_to_backward(layer.forward, layer.backward, again, "full-recompute");
+  auto& steps = layer.backward.segment.steps;
+  steps.insert(steps.begin(), std::make_move_iterator(again.begin()), std::make_move_iterator(again.end()));
+}
+
+void selective_recompute(Draft& draft) {
+  UnitTemplate& layer = draft.of(UnitKind::kLayer);
+  const std::string& named = draft.config.layout.recompute_options.modules;
+  const std::string_view modules = named.empty() ? kAttentionCore : std::string_view(named);
+  Slots given_up, kept = saved_slots(layer);
+  for (const Step& step : layer.forward.segment.steps) {
+    const Op& op = std::get<Op>(step);
+    if (!has_word(modules, op.label)) continue;
+    for (const SlotId w : op.writes)
+      if (kept.contains(root_of(layer.forward, w))) given_up.insert(root_of(layer.forward, w));
+  }
+  for (const int32_t slot : given_up) kept.erase(slot);
+  std::vector<Op> again = ops_that_make(layer.forward, given_up, kept);
+  give_up(layer.forward, layer.backward, given_up);
+  move_to_backward(layer.forward, layer.backward, again, "selective-recompute");
+  insert_before_use(layer.backward, std::move(again));
 }
 
 }  // namespace shardlab

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <initializer_list>
 #include <utility>
 
@@ -124,7 +125,24 @@ std::vector<Case> deep_layouts() {
   times<int>(list, {1, 2}, [](Case& c, int v) { c.layout.dp = v; });
   times<Schedule>(list, {Schedule::kAfab, Schedule::k1F1B}, [](Case& c, Schedule v) { c.layout.schedule = v; });
   times<int>(list, {1, 2, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
-  times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kSelective, Recompute::kFull},
+                   [](Case& c, Recompute v) { c.layout.recompute = v; });
+  return list;
+}
+
+std::vector<Case> selective_layouts() {
+  Case base;
+  base.canonical = true;
+  base.layout.recompute = Recompute::kSelective;
+  std::vector<Case> list{base};
+  times<std::string>(list, {"", "mlp.act", "attn.norm attn.core mlp.norm mlp.act"},
+                     [](Case& c, std::string v) { c.layout.recompute_options.modules = v; });
+  times<std::array<int, 3>>(list, {{1, 1, 0}, {1, 2, 0}, {2, 1, 1}, {4, 2, 3}}, [](Case& c, std::array<int, 3> v) {
+    c.layout.dp = v[0];
+    c.layout.tp = v[1];
+    c.layout.zero = v[2];
+  });
+  times<int>(list, {1, 2}, [](Case& c, int v) { c.train.grad_accumulation = v; });
   return list;
 }
 
@@ -190,6 +208,7 @@ std::string layout_name(const Case& config) {
   if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
   if (l.overlap) name += " overlap";
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));
+  if (!l.recompute_options.modules.empty()) name += fmt::format(" ({})", l.recompute_options.modules);
   return name;
 }
 

@@ -47,6 +47,9 @@ std::vector<Golden> goldens() {
   Case recompute = tiny_case(Family::kLlama);
   recompute.layout.recompute = Recompute::kFull;
   all.push_back({"full-recompute", recompute});
+  recompute.layout.recompute = Recompute::kSelective;
+  recompute.layout.recompute_options.modules = "attn.core mlp.act";
+  all.push_back({"selective-recompute", recompute});
   Case accumulation = tiny_case(Family::kLlama);
   accumulation.train.grad_accumulation = 3;
   all.push_back({"accumulation", accumulation});

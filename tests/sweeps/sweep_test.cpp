@@ -156,8 +156,7 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
         "machine.cores=0 on a local machine: its ranks run on cores");
   CHECK(reason(small("precision: fp16\n")) == "precision=fp16 is not implemented in this version");
   CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
-  CHECK(reason(small("recompute: selective\n")) == "recompute=selective is not implemented in this version");
-  CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute=selective is not implemented in this version");
+  CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute of `attn`, which is no sub-layer that can be made again by itself");
   CHECK(reason(small("layout: {offload: {optimizer: cpu}}\n")) == "offload is not implemented in this version");
 
   CHECK(reason("machine: local\nmodel: {preset: tiny-gpt, experts: 8}\n") == "model.experts=8 is not implemented in this version");

@@ -21,7 +21,7 @@ struct Mix {
   int zero = 0;
   int hybrid = 0;
   int64_t bucket_bytes = 0;
-  bool recompute = false, canonical = false, grad_norm = false;
+  bool recompute = false, selective = false, canonical = false, grad_norm = false;
   float dropout = 0;
   Optimizer optimizer = Optimizer::kAdamW;
   float clip_norm = 0;
@@ -49,7 +49,8 @@ Case case_of(const Mix& mix) {
   c.layout.hybrid_shard = mix.hybrid;
   c.layout.schedule = mix.schedule;
   c.layout.bucket_bytes = mix.bucket_bytes;
-  c.layout.recompute = mix.recompute ? Recompute::kFull : Recompute::kNone;
+  c.layout.recompute = mix.recompute ? Recompute::kFull : mix.selective ? Recompute::kSelective : Recompute::kNone;
+  if (mix.selective) c.layout.recompute_options.modules = "attn.norm attn.core mlp.norm mlp.act";
   c.train.seq_len = 8;
   c.train.micro_batch = 1;
   c.train.grad_accumulation = mix.accumulation;
@@ -91,6 +92,7 @@ std::vector<Plan> lowered_plans() {
        .accumulation = 4,
        .zero = 2,
        .canonical = true},
+      {.name = "tp2 selective", .tied = false, .tp = 2, .accumulation = 2, .selective = true},
       {.name = "gpt recompute dropout", .accumulation = 2, .recompute = true, .grad_norm = true, .dropout = 0.1f},
       {.name = "llama recompute dropout", .family = Family::kLlama, .tied = false, .tp = 2, .recompute = true, .dropout = 0.1f},
       {.name = "llama pp2 dropout",
