@@ -198,7 +198,8 @@ TEST_CASE("a checkpoint holds each part of each parameter once, by its stable na
   const auto parts_of = [](Optimizer optimizer) {
     const Training training(case_of({.dp = 2, .tp = 2, .zero = 3}, Family::kGpt, optimizer));
     std::map<std::string, int> counts;
-    for (const StateName& name : training.session->states().value()) ++counts[name.part];
+    const auto states = training.session->states();
+    for (const StateName& name : *states) ++counts[name.part];
     return counts;
   };
   const int parameters = static_cast<int>(parameters_of(case_of({}).model).size());
