@@ -1,0 +1,68 @@
+// The program run as its users run it, for tests: in a folder of its own, its output and exit code read back.
+#pragma once
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "tests/test.h"
+
+namespace shardlab::testing {
+
+namespace fs = std::filesystem;
+
+struct Output {
+  int code = -1;
+  std::string out, err;
+};
+
+/// A folder of its own for each test, removed at the end.
+class Scratch {
+ public:
+  Scratch() {
+    std::string pattern = (fs::temp_directory_path() / "shardlab-test-XXXXXX").string();
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ + "/" + name) << text;
+    return path_ + "/" + name;
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string slurp(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// `SHARDLAB_PROGRAM arguments`.
+inline Output shardlab_program(const Scratch& scratch, const std::string& arguments) {
+  const std::string errors = scratch / "stderr.txt";
+  FILE* pipe = popen(fmt::format("{} {} 2>{}", SHARDLAB_PROGRAM, arguments, errors).c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  Output output;
+  std::array<char, 4096> buffer;
+  for (size_t n; (n = fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) output.out.append(buffer.data(), n);
+  const int status = pclose(pipe);
+  output.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  output.err = slurp(errors);
+  return output;
+}
+
+}  // namespace shardlab::testing
