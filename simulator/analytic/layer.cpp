@@ -102,14 +102,16 @@ class Pricer {
   };
   void add_linear(const Linear& l, LayerCost& cost) const {
     const double quantise = low_ ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
-    const double cast = moved(l.in * l.out * l.batch, p_.passes_cast, 1);
+    const double cast = moved(l.in * l.out * l.batch, p_.passes_cast + (low_ ? p_.passes_quantise_weight : 0), 1);
+    const double rescale = low_ ? p_.passes_rescale : 0;
     const double forward = matmul(l.rows, l.out, l.in, Product::kForward, l.batch) + quantise + cast;
     cost.forward.compute_s += forward;
     if (l.remade) cost.recompute.compute_s += forward;
     matmul_s_ += (l.remade ? 4 : 3) * forward;
     const double quantise_gradient = low_ ? moved(l.rows * l.out * l.batch, p_.passes_quantise, 1) : 0;
-    cost.input.compute_s += matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient;
-    cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch);
+    cost.input.compute_s +=
+        matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient + moved(l.rows * l.in * l.batch, rescale, 1);
+    cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch) + moved(l.in * l.out * l.batch, rescale, 1);
     if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
     if (p_.overlap_wgrad_fused <= 0)
       cost.weight.compute_s += device_.memory_bound_seconds(l.in * l.out * l.batch * (e_ + 2 * p_.state_gradient), 1);
@@ -214,21 +216,21 @@ void Pricer::add_projections(LayerCost& cost) const {
 
 void Pricer::add_core(LayerCost& cost) const {
   AttentionShape a{.batch = of(key_.micro_batch),
-              .heads = n_.heads,
-              .kv_heads = p_.attention_repeats_kv ? n_.heads
-                          : shape_.latent()       ? n_.heads
-                                                  : n_.kv_heads,
-              .queries = of(key_.seq_len) / n_.c,
-              .keys = of(key_.seq_len),
-              .head_dim = of(shape_.qk_dim()),
-              .value_dim = of(shape_.value_dim()),
-              .causal = p_.attention_causal_half,
-              .dropout = p_.dropout,
-              .kernel = !p_.attention_fused   ? AttentionKernel::kUnfused
-                        : p_.attention_flash2 ? AttentionKernel::kFlash2
-                                              : AttentionKernel::kFused,
-              .pass = Pass::kForward,
-              .precision = fp32_ ? Precision::kFp32 : Precision::kBf16};
+                   .heads = n_.heads,
+                   .kv_heads = p_.attention_repeats_kv ? n_.heads
+                               : shape_.latent()       ? n_.heads
+                                                       : n_.kv_heads,
+                   .queries = of(key_.seq_len) / n_.c,
+                   .keys = of(key_.seq_len),
+                   .head_dim = of(shape_.qk_dim()),
+                   .value_dim = of(shape_.value_dim()),
+                   .causal = p_.attention_causal_half,
+                   .dropout = p_.dropout,
+                   .kernel = !p_.attention_fused   ? AttentionKernel::kUnfused
+                             : p_.attention_flash2 ? AttentionKernel::kFlash2
+                                                   : AttentionKernel::kFused,
+                   .pass = Pass::kForward,
+                   .precision = fp32_ ? Precision::kFp32 : Precision::kBf16};
   if (key_.cp_kind == CpKind::kUlysses)
     a.queries = of(key_.seq_len), a.heads /= n_.c, a.kv_heads = std::max(a.kv_heads / n_.c, 1.0);
   // The last rank of a contiguous ring masks half of one block of c: it does (c - 1/2) / (c/2) of the mean.
@@ -381,33 +383,44 @@ void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
     cost.wire.tensor += (2 * pairs + all_again) * 2 * ring;
     return;
   }
-  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, tensor_group_);
-  const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_);
+  const double narrow = low_ && p_.state_fp8_exchange ? 1 / e_ : 1;  // of gathers: sums stay in 16 bit
+  // Copies beside a collective go with it; those of an exchange that a matmul does piece by piece are not made.
+  const auto copied = [&](double part, double hidden) {
+    return key_.tensor_overlap && hidden > 0 ? 0 : moved(part * n_.tokens * n_.h, p_.passes_exchanged, 1);
+  };
+  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, narrow * bytes, tensor_group_) +
+                        copied(narrow, p_.overlap_gather_hidden);
+  const double scatter =
+      fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_) + copied(1, p_.overlap_tensor_hidden);
   // Asynchronous tensor parallelism cuts each exchange in tp parts that run beside parts of the matmul that feeds or needs them:
   // one part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
   const double cut = key_.tensor_overlap ? cut_matmuls() : 0;
-  const auto exposed = [&](double exchange, double beside) {
+  const double beside = cost.forward.compute_s / 4;
+  const auto exposed = [&](double exchange, double hidden) {
     if (!key_.tensor_overlap) return exchange;
-    const double rest = p_.overlap_tensor_hidden * exchange * (n_.t - 1) / n_.t;
+    const double rest = hidden * exchange * (n_.t - 1) / n_.t;
     return exchange - rest + std::max(0.0, rest - beside);
   };
-  const double beside = cost.forward.compute_s / 4;
-  const double forward = pairs * (exposed(gather, beside) + exposed(scatter, beside)) + cut;
+  const double gather_open = exposed(gather, p_.overlap_gather_hidden), scatter_open = exposed(scatter, p_.overlap_tensor_hidden);
+  const double forward = pairs * (gather_open + scatter_open) + cut;
   cost.forward.tensor_s += forward;
   cost.forward.hidden_s += std::max(0.0, pairs * (gather + scatter) - forward);
-  cost.recompute.tensor_s += all_again / pairs * forward;
-  // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one is gathered again
-  // beside the input gradient, and its gradient scattered beside the weight gradient.
+  // Operator-wise checkpointing keeps what was scattered and gathers again.
+  const double scatters_again = key_.recompute.full() ? pairs : 0, gathers_again = alternate() ? pairs : scatters_again;
+  cost.recompute.tensor_s += key_.recompute.full() ? forward : gathers_again * gather_open;
+  // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one, where it was kept
+  // cut, is gathered again beside the input gradient, and its gradient scattered beside the weight gradient.
   const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 4 : 0;
-  const auto sheltered = [&](double exchange) {
-    return key_.tensor_overlap ? exposed(exchange, beside) : std::max(0.0, exchange - shelter);
+  const auto sheltered = [&](double exchange, double open) {
+    return key_.tensor_overlap ? open : std::max(0.0, exchange - shelter);
   };
-  const double back = pairs * (exposed(gather, beside) + sheltered(gather) + sheltered(scatter)) + cut;
+  const double regathers = p_.overlap_regathers ? 1 : 0;
+  const double all = pairs * ((1 + regathers) * gather + scatter);
+  const double back = pairs * (gather_open + regathers * sheltered(gather, gather_open) + sheltered(scatter, scatter_open)) + cut;
   cost.input.tensor_s += back;
-  const double beside_weights = key_.tensor_overlap ? 0 : std::max(0.0, pairs * (2 * gather + scatter) - back);
-  cost.input.hidden_s += std::max(0.0, pairs * (2 * gather + scatter) - back);
-  cost.input.tensor_s += slowed(beside_weights);
-  cost.wire.tensor += (pairs * 5 + 2 * all_again) * ring;
+  cost.input.hidden_s += std::max(0.0, all - back);
+  if (!key_.tensor_overlap) cost.input.tensor_s += slowed(std::max(0.0, all - back));
+  cost.wire.tensor += ((pairs * (2 + regathers) + gathers_again) * narrow + 2 * pairs + scatters_again) * ring;
 }
 
 void Pricer::add_host(bool moe, LayerCost& cost) const {
@@ -508,9 +521,10 @@ EndCost Pricer::embedding() const {
   cost.kept = 8 * n_.tokens + p_.saved_mask * n_.residual;
   if (key_.tp > 1 && p_.vocab_parallel) {
     const double bytes = e_ * n_.tokens * n_.h;
-    cost.forward.tensor_s = fabric_.collective_seconds(key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce,
-                                                       bytes, tensor_group_);
-    if (key_.sequence_parallel) cost.backward.tensor_s = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, tensor_group_);
+    cost.forward.tensor_s = fabric_.collective_seconds(
+        key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, bytes, tensor_group_);
+    if (key_.sequence_parallel)
+      cost.backward.tensor_s = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, tensor_group_);
     cost.wire.tensor = 2 * ring_bytes(bytes, n_.t);
   }
   return cost;
@@ -527,7 +541,7 @@ EndCost Pricer::head() const {
   };
   const double norm = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
   const double norm_back = moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, MemoryKernel::kNormBackward);
-  const double loss = moved(logits, p_.passes_loss / 2, 3, MemoryKernel::kCrossEntropy);
+  const double loss = moved(logits, p_.passes_loss / 2, 3, MemoryKernel::kSoftmax);
   cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward) + loss;
   cost.backward.compute_s =
       norm_back + loss + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
