@@ -172,6 +172,10 @@ Result<void> check_execution(const Case& c) {
   if (c.canonical && c.transport == "nccl")
     return refusal("canonical with transport=nccl: NCCL sums in an order of its own",
                    "use transport: one-gpu, or canonical: false");
+  if (on_device && c.layout.collective_algorithm != AlgorithmChoice::kAuto)
+    return refusal(fmt::format("collective_algorithm={} with transport={}, which moves data by a way of its own",
+                               name_of(c.layout.collective_algorithm), c.transport),
+                   "leave collective_algorithm out, or use transport: threads");
   return {};
 }
 

@@ -114,10 +114,18 @@ TEST_CASE("a permutation mixes: positions move far, and each target is as likely
   REQUIRE(moved / 1000 < 366);
 }
 
+TEST_CASE("a file with zero bytes is no text, alone as in a folder") {
+  const Scratch scratch("binary");
+  const auto data = open_dataset({scratch.write("a.bin", std::string(1000, '\0')), ""}, {8, 256, 0.1, 1});
+  REQUIRE_FALSE(data.ok());
+  REQUIRE(data.error().message.find("a.bin` is no text") != std::string::npos);
+  REQUIRE(data.error().hint.find("data.tokens") != std::string::npos);
+}
+
 TEST_CASE("a text file is cut at a stride of seq_len into sequences of seq_len + 1 bytes") {
   const Scratch scratch("cut");
   std::string text;
-  for (int i = 0; i < 100; ++i) text += static_cast<char>(i);
+  for (int i = 8; i < 108; ++i) text += static_cast<char>(i);
   const auto data = open_dataset({scratch.write("a.txt", text), ""}, {8, 256, 0.1, 1});
   REQUIRE(data.ok());
   REQUIRE(data->files() == 1);
