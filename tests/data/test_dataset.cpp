@@ -141,7 +141,7 @@ TEST_CASE("a text file is cut at a stride of seq_len into sequences of seq_len +
     starts.insert(s[0]);
   }
   REQUIRE(starts.size() == 11);  // an epoch shows each sequence once
-  REQUIRE(*starts.rbegin() == 80);
+  REQUIRE(*starts.rbegin() == 88);
 
   const auto validation = data->validation();
   REQUIRE(validation.ok());
