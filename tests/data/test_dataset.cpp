@@ -145,7 +145,7 @@ TEST_CASE("a text file is cut at a stride of seq_len into sequences of seq_len +
 
   const auto validation = data->validation();
   REQUIRE(validation.ok());
-  REQUIRE(sequence(**validation, 0, 8) == std::vector<int32_t>{90, 91, 92, 93, 94, 95, 96, 97, 98});
+  REQUIRE(sequence(**validation, 0, 8) == std::vector<int32_t>{98, 99, 100, 101, 102, 103, 104, 105, 106});
   REQUIRE(sequence(**validation, 1, 8) == sequence(**validation, 0, 8));  // from the first again
 }
 
