@@ -290,6 +290,30 @@ TEST_CASE(
   CHECK(loss("resumed", 2, " --set tp=2 --set checkpoint.resume=" + folder) == whole);
 }
 
+TEST_CASE("plan prints a case's plan, and says what verify finds in a plan's text") {
+  const Scratch scratch;
+  const std::string file =
+      scratch.write("case.yaml", "model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 2\nseq_len: 32\nmicro_batch: 1\n");
+  const Output printed = shardlab_program(scratch, "plan " + file);
+  INFO(printed.err);
+  REQUIRE(printed.code == 0);
+  const Output good = shardlab_program(scratch, "plan " + scratch.write("good.plan", printed.out));
+  INFO(good.err);
+  REQUIRE(good.code == 0);
+  CHECK(good.out.find("nothing found\n") != std::string::npos);
+  CHECK(good.out.find("  ranks: 2\n") != std::string::npos);
+
+  std::string text = printed.out;  // without its first reduction
+  const size_t reduce = text.find("all_reduce");
+  REQUIRE(reduce != std::string::npos);
+  text.erase(text.rfind('\n', reduce), text.find('\n', reduce) - text.rfind('\n', reduce));
+  const Output bad = shardlab_program(scratch, "plan " + scratch.write("bad.plan", text));
+  CHECK(bad.code == 3);
+  CHECK(bad.out.find("gradients") != std::string::npos);
+  CHECK(shardlab_program(scratch, "plan " + scratch.write("torn.plan", text.substr(0, text.size() / 2))).code == 2);
+  CHECK(shardlab_program(scratch, "plan " + (scratch / "good.plan") + " --set tp=2").code == 2);
+}
+
 TEST_CASE("an empty text is refused before anything runs; a case that does not fit is oom") {
   const Scratch scratch;
   scratch.write("text.txt", "");
