@@ -18,14 +18,7 @@ void Pricer::add_context_exchange(double core_forward, double core_backward, Lay
     cost.wire.context += (again ? 3 : 2) * ring_bytes(e_ * n_.tokens * (n_.qkv() + n_.o), n_.c);
     return;
   }
-  if (key_.cp_kind == CpKind::kAllGather) {
-    const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, kv * n_.c, context_group_);
-    const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
-    add(cost.forward, gather, 0), add(cost.input, gather + scatter, 0);
-    if (again) add(cost.recompute, gather, 0);
-    cost.wire.context += (again ? 4 : 3) * ring_bytes(kv * n_.c, n_.c);
-    return;
-  }
+  if (key_.cp_kind == CpKind::kAllGather) return add_context_gather(core_forward, core_backward, cost);
   // A ring of c - 1 hops beside c blocks of attention; backward carries the gradients of k and v too, and brings them home.
   const bool remote = context_group_.nodes > 1;
   const double sharing = context_group_.groups_per_node;
@@ -35,6 +28,34 @@ void Pricer::add_context_exchange(double core_forward, double core_backward, Lay
   add(cost.input, hops * std::max(0.0, hop_back - block_back) + hop, hops * std::min(hop_back, block_back));
   if (again) add(cost.recompute, hops * std::max(0.0, hop - block), hops * std::min(hop, block));
   cost.wire.context += hops * kv * (again ? 2 : 1) + hops * 2 * kv + kv;
+}
+
+/// Keys and values are gathered. One call then attends to all of them; or one to each rank's part, merged with what came before, so
+/// that the first part is computed meanwhile and gradients travel around beside the others.
+void Pricer::add_context_gather(double core_forward, double core_backward, LayerCost& cost) const {
+  const double elements = n_.tokens * (p_.attention_repeats_kv ? 2 * n_.o : n_.k_width + n_.v_width), kv = e_ * elements;
+  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, kv * n_.c, context_group_);
+  const double gathers = remade(Recompute::kAttentionCore) ? 3 : 2;
+  const auto add = [&](PhaseCost& phase, double seconds, double beside, double merged) {
+    phase.context_s += std::max(0.0, seconds - beside);
+    phase.hidden_s += std::min(seconds, beside);
+    phase.compute_s += moved(n_.c * n_.tokens * n_.o, merged, 4 * n_.c);
+  };
+  if (p_.passes_merge <= 0) {
+    const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
+    add(cost.forward, gather, 0, 0), add(cost.input, gather + scatter, 0, 0);
+    if (gathers > 2) add(cost.recompute, gather, 0, 0);
+    cost.wire.context += (gathers + 1) * ring_bytes(kv * n_.c, n_.c);
+    return;
+  }
+  const double block = core_forward / n_.c, block_back = core_backward / n_.c;
+  const double gradients = elements * p_.state_context_gradient * (fp32_ ? 2 : 1);
+  const double hop = fabric_.send_seconds(gradients, context_group_.nodes > 1, context_group_.groups_per_node);
+  add(cost.forward, gather, block, p_.passes_merge);
+  if (gathers > 2) add(cost.recompute, gather, block, p_.passes_merge);
+  add(cost.input, gather, block_back, p_.passes_merge_backward);
+  add(cost.input, n_.c * hop, n_.c * block_back, 0);
+  cost.wire.context += gathers * ring_bytes(kv * n_.c, n_.c) + n_.c * gradients;
 }
 
 double Pricer::slowed_matmuls(double taken_sms) const {

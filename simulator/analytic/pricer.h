@@ -135,6 +135,7 @@ class Pricer {
   void add_projections(LayerCost& cost) const;
   void add_core(LayerCost& cost) const;
   void add_context_exchange(double core_forward, double core_backward, LayerCost& cost) const;
+  void add_context_gather(double core_forward, double core_backward, LayerCost& cost) const;
   void add_feed_forward(LayerCost& cost) const;
   void add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;

@@ -114,6 +114,13 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     return seconds(CollectiveUse::kReduceScatter, dense, f.bytes.gradient_wire, shard) +
            seconds(CollectiveUse::kReduceScatter, expert, f.bytes.gradient_wire, expert_shard);
   };
+  // Tensor by tensor, vectors (biases and norms) cost what a collective's latency is.
+  const bool by_tensor = f.in.profile.overlap_by_tensor;
+  const double matrices = f.in.shape.swiglu ? 7 : 4, vectors = f.in.shape.biases ? 8 : 2;
+  const auto gather_unit = [&](double dense, double expert) {
+    if (!by_tensor) return gather(dense, expert);
+    return matrices * gather(dense / matrices, expert / matrices) + vectors * gather(of(f.in.shape.hidden), 0);
+  };
   const bool overlaps = f.overlap_gradients || f.overlap_weights;
   double exposed = 0, hidden = 0;
   const auto pass = [&](double communication, double compute, double units, bool first) {
@@ -128,8 +135,10 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     const double dense = size * of(c.matrix + c.replicated), expert = size * of(c.expert);
     PhaseCost back = c.recompute;
     (back += c.input) += c.weight;
-    pass(gather(dense, expert), size * c.forward.total_s(), units, true);
-    pass((f.keeps_gathered ? 0 : gather(dense, expert)) + scatter(dense, expert), size * back.total_s(), units, true);
+    const double forward_gather = gather_unit(dense, expert), back_gather = f.keeps_gathered ? 0 : forward_gather;
+    if (by_tensor) exposed += units * (forward_gather + back_gather);
+    pass(by_tensor ? 0 : forward_gather, size * c.forward.total_s(), units, true);
+    pass((by_tensor ? 0 : back_gather) + scatter(dense, expert), size * back.total_s(), units, true);
   };
   layers(of(g.dense), f.block.dense);
   layers(of(g.moe), f.block.moe);

@@ -105,7 +105,7 @@ def narayanan(rows):
             continue
         zero3 = r["zero"] == "3"
         stated = r["vp"].isdigit()
-        out.add(source="narayanan-2021", row=i + 2, profile="deepspeed" if zero3 else "megatron-2021", model_name=r["model"],
+        out.add(source="narayanan-2021", row=i + 2, profile="deepspeed-2021" if zero3 else "megatron-2021", model_name=r["model"],
                 **model_columns(r, vocab=r["vocab"], **GPT), machine="hgx-a100-hdr", devices=r["gpus"], tp=r["tp"], pp=r["pp"],
                 vpp=r["vp"] if stated else 1, zero=r["zero"], sequence_parallel="false", recompute="full", precision="fp16",
                 micro_batch=r["micro_batch"], seq_len=r["seq_len"], global_batch_tokens=int(r["global_batch"]) * int(r["seq_len"]),
