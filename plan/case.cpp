@@ -205,9 +205,15 @@ Result<void> check_offload(const Case& c) {
   };
   if (!o.any()) return {};
   if (o.activations == OffloadTo::kNvme) return missing("activations=nvme", "activations: cpu");
-  if (o.optimizer != OffloadTo::kNone) return missing(fmt::format("optimizer={}", name_of(o.optimizer)), "optimizer: none");
+  if (o.optimizer == OffloadTo::kNvme) return missing("optimizer=nvme", "optimizer: cpu");
   if (o.parameters != OffloadTo::kNone) return missing(fmt::format("parameters={}", name_of(o.parameters)), "parameters: none");
   if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
+  if (o.optimizer != OffloadTo::kNone && (c.train.clip_norm > 0 || c.train.grad_norm))
+    return refusal(
+        fmt::format("offload.optimizer={} with {}: the norm needs every gradient before the first update, and each leaves "
+                    "the device for its update as soon as it is complete",
+                    name_of(o.optimizer), c.train.clip_norm > 0 ? "clip_norm" : "grad_norm"),
+        "set clip_norm: 0 and grad_norm: false, or offload.optimizer: none");
   if (c.backend == "cuda")
     return refusal(
         fmt::format("offload={} with backend=cuda: no test has yet moved state between a GPU and its host", offload_text(o)),

@@ -1041,8 +1041,8 @@ void Replay::play_optimizer(const Act& act) {
   if (!grad.storage->alive || !param.storage->alive) return;
   const bool unlinked = std::ranges::none_of(param.storage->pieces, [](const Piece& p) { return p.parameter >= 0; });
   const bool is_slice = (param.end - param.begin) * parts_[grad.shard.mask] == grad.end - grad.begin;
-  if (unlinked && param.storage->spread.empty() && param.shard.empty() && !grad.shard.empty() && param.begin == 0 && is_slice) {
-    // A flat shard of several parameters, whose layout its gradient tells.
+  if (unlinked && param.storage->spread.empty() && param.shard.empty() && param.begin == 0 && is_slice) {
+    // A flat copy or shard of several parameters, whose layout its gradient tells.
     const Piece was = param.storage->pieces.front();
     param.storage->spread = grad.shard;
     param.storage->pieces.clear();

@@ -317,17 +317,32 @@ std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op) {
   return extents_of(*linear, Operands(segment, op));
 }
 
+namespace {
+
+/// Whether no operand is in device memory: the host does the work, and lends the space.
+bool works_on_host(const Segment& segment, const Op& op) {
+  for (const auto* operands : {&op.reads, &op.writes})
+    for (const SlotId slot : *operands)
+      if (segment.slots[slot.index()].space == Space::kDevice) return false;
+  return true;
+}
+
+}  // namespace
+
 void add_workspaces(Plan& plan, bool canonical) {
   struct Needs {
     std::vector<int64_t> scratch;  ///< by stream
     int64_t table = 0;
   };
   std::vector<Needs> by_segment(plan.segments.size(), {std::vector<int64_t>(plan.streams.size()), 0});
+  std::vector<Space> space(plan.streams.size(), Space::kHost);  // of a stream's workspace: one that only hosts' ops need is theirs
   for (size_t s = 0; s < plan.segments.size(); ++s)
     for (const Step& step : plan.segments[s].steps)
       if (const Op* op = std::get_if<Op>(&step)) {
         int64_t& most = by_segment[s].scratch[op->stream.index()];
-        most = std::max(most, scratch_bytes(plan.segments[s], *op, canonical));
+        const int64_t bytes = scratch_bytes(plan.segments[s], *op, canonical);
+        if (bytes > 0 && !works_on_host(plan.segments[s], *op)) space[op->stream.index()] = Space::kDevice;
+        most = std::max(most, bytes);
         by_segment[s].table = std::max(by_segment[s].table, rope_table_elements(plan.segments[s], *op));
       }
   for (Role& role : plan.roles) {
@@ -338,7 +353,7 @@ void add_workspaces(Plan& plan, bool canonical) {
         for (size_t i = 0; i < needs.scratch.size(); ++i) needs.scratch[i] = std::max(needs.scratch[i], n.scratch[i]);
         needs.table = std::max(needs.table, n.table);
       }
-    const auto add = [&](std::string name, DType dtype, int64_t elements) {
+    const auto add = [&](std::string name, DType dtype, int64_t elements, Space where) {
       if (elements == 0) return;
       if (const auto known = std::ranges::find(role.buffers, name, &Buffer::name); known != role.buffers.end()) {
         known->type.shape = {elements};
@@ -352,11 +367,13 @@ void add_workspaces(Plan& plan, bool canonical) {
       for (size_t a = 0; a < plan.mesh.axes.size(); ++a)
         if (plan.mesh.axes[a].size > 1) b.type.place[a] = Placement::local();
       b.kind = BufferClass::kWorkspace;
+      b.space = where;
       b.persistent = true;
       role.buffers.push_back(std::move(b));
     };
-    for (size_t i = 0; i < needs.scratch.size(); ++i) add("workspace." + plan.streams[i], DType::f32, needs.scratch[i] / 4);
-    add("rope.table", DType::f32, needs.table);
+    for (size_t i = 0; i < needs.scratch.size(); ++i)
+      add("workspace." + plan.streams[i], DType::f32, needs.scratch[i] / 4, space[i]);
+    add("rope.table", DType::f32, needs.table, Space::kDevice);
   }
 }
 

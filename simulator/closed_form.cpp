@@ -51,6 +51,16 @@ void set_whole_step(StageForm& form) {
   at(BufferClass::kOther) = form.other;
 }
 
+/// What the host keeps for the step: the optimizer's state, and a block of a gradient that it widens.
+void set_host(const Case& c, const State& state, SpaceForm& host) {
+  const auto at = [&](BufferClass cls) -> int64_t& { return host.at_peak.bytes[static_cast<size_t>(cls)]; };
+  at(BufferClass::kMaster) = state.host_masters;
+  at(BufferClass::kMoment) = state.host_moments;
+  at(BufferClass::kGradient) = state.host_gradients;
+  at(BufferClass::kBuffer) = state.host_results;
+  at(BufferClass::kWorkspace) = updates_on_host(c) && Widths(c).gradient < 4 ? held(kBlock) : 0;
+}
+
 StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage) {
   const Metrics metrics = metrics_of(c, part);
   const Slots slots = slots_of(c, sizes, part);
@@ -67,6 +77,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
+  set_host(c, state, form.host);
   if (c.layout.zero >= 2 || c.layout.offload.any())
     walk_to_peak(c, sizes, state, part, stage, form);
   else

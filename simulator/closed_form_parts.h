@@ -209,7 +209,16 @@ struct State {
   int64_t reduced = 0;   ///< elements of gradients that are reduced over dp
   int64_t gathered = 0;  ///< elements of parameters that are gathered over dp
   std::vector<BucketForm> buckets;
+  /// In host memory, where the optimizer works there: its copies, moments and the gradients that it reads, and what it rounds its
+  /// result into.
+  int64_t host_masters = 0, host_moments = 0, host_gradients = 0, host_results = 0;
 };
+
+/// Whether the optimizer works on the host.
+inline bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
+
+/// Whether a bucket's values are another's: the head's share of a table that is tied on one stage.
+inline bool is_shared(const BucketForm& b, const Part& part) { return b.tied && b.lowest != 0 && part.first; }
 
 inline State state_of(const Case& c, const Elements& n, const Part& part, int64_t first_layer) {
   const int zero = c.layout.zero;
@@ -217,7 +226,7 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
   // A table tied on one stage is stored and updated once. Its two gradients are added before they are reduced unless canonical, or
   // scattered as they are made.
   const bool shares_table = tied && both_ends;
-  const bool added_early = shares_table && !c.canonical && zero < 2;
+  const bool added_early = shares_table && !c.canonical && zero < 2, away = updates_on_host(c);
   const Widths widths(c);
   const auto separate = [&](int64_t e) {  // every parameter in a buffer of its own
     int64_t bytes = part.layers * n.layer_bytes(e);
@@ -233,23 +242,30 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
               .moments = moments * values(4),
               .gradients = separate(widths.gradient),
               .buckets = {}};
-  if (c.layout.dp > 1) {
+  if (c.layout.dp > 1 || away) {
     state.buckets = buckets_of(c, n, part, first_layer, !added_early);
-    BucketSums of_gradients{widths.gradient}, of_values{widths.value}, of_states{4};
-    for (const BucketForm& b : state.buckets)
-      for (BucketSums* sums : {&of_gradients, &of_values, &of_states}) sums->add(b);
+    BucketSums of_gradients{widths.gradient}, of_values{widths.value}, of_states{4}, of_updates{widths.gradient};
+    for (const BucketForm& b : state.buckets) {
+      of_gradients.add(b);
+      if (is_shared(b, part)) continue;
+      for (BucketSums* sums : {&of_values, &of_states, &of_updates}) sums->add(b);
+    }
     state.gradients =
         zero >= 2 ? of_gradients.slice_bytes : of_gradients.bytes + (added_early ? held(n.table, widths.gradient) : 0);
     state.reduced = of_gradients.elements;
-    if (zero > 0) {
-      if (shares_table && !added_early)
-        for (const BucketForm& b : state.buckets)
-          if (b.tied && b.lowest != 0)  // the head's
-            for (BucketSums* sums : {&of_values, &of_states}) sums->add(b, -1);
+    if (zero > 0 || away) {
       state.parameters = zero == 3 ? of_values.slice_bytes : of_values.bytes;
       state.masters = masters * of_states.slice_bytes;
       state.moments = moments * of_states.slice_bytes;
-      state.gathered = of_values.elements;
+    }
+    if (zero > 0) state.gathered = of_values.elements;
+    if (away) {
+      if (zero < 2) state.gradients -= of_updates.bytes;  // come and go
+      state.host_masters = of_states.slice_bytes;
+      state.host_moments = moments * of_states.slice_bytes;
+      state.host_gradients = of_updates.slice_bytes;
+      state.host_results = masters * of_values.slice_bytes;
+      state.masters = state.moments = 0;
     }
   }
   // Canonical accumulation counts in binary: a partial sum for each bit of the number of micro-batches. Slices come and go.

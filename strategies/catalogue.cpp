@@ -10,6 +10,7 @@
 #include "strategies/fsdp.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_activations.h"
+#include "strategies/offload_optimizer.h"
 #include "strategies/optimizer.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
@@ -35,6 +36,7 @@ namespace {
 
 bool always(const Case&) { return true; }
 bool narrows(const Case& c) { return precision_of(c).has_master(); }
+bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
 bool ties(const Case& c) { return c.model.tied_embeddings; }
 
 constexpr std::array kCatalogue{
@@ -90,7 +92,10 @@ constexpr std::array kCatalogue{
     Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16", "nothing",
              "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", narrows, master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
-             always, optimizer},
+             [](const Case& c) { return !updates_on_host(c); }, optimizer},
+    Strategy{"offload-optimizer", "ZeRO-Offload: states and update on the host", Tier::kE0, "offload: optimizer",
+             "gradients out, parameters back: Psi each, Psi/N under ZeRO", "device: parameters and open buckets; host: the states",
+             "Ren et al. 2021", updates_on_host, offload_optimizer},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
 };
 

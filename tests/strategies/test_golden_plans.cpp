@@ -82,6 +82,12 @@ std::vector<Golden> goldens() {
   parked.layout.recompute = Recompute::kFull;
   parked.layout.offload.activations = OffloadTo::kCpu;
   all.push_back({"offload-activations", parked});
+  Case away = dp;  // in 16 bits
+  away.layout.zero = 1;
+  away.layout.fsdp = {};
+  away.layout.bucket_bytes = 32768;
+  away.layout.offload.optimizer = OffloadTo::kCpu;
+  all.push_back({"offload-optimizer", away});
   return all;
 }
 

@@ -116,6 +116,14 @@ std::vector<Plan> lowered_plans() {
        .recompute = true,
        .layers = 3,
        .offload = {.activations = OffloadTo::kCpu}},
+      {.name = "optimizer offloaded", .accumulation = 2, .bucket_bytes = 4096, .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "optimizer offloaded, bf16 dp2 zero1",
+       .tied = false,
+       .dp = 2,
+       .zero = 1,
+       .bucket_bytes = 4096,
+       .precision = "bf16",
+       .offload = {.optimizer = OffloadTo::kCpu}},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
