@@ -274,8 +274,25 @@ int64_t narrow_scratch(const AdamW&, const Operands& o, bool) {
   for (size_t i = 0; i < 3; ++i) bytes += window(o.write(i), kBlock);
   return bytes;
 }
-/// As much as elementwise kernels want; others that want more are lent it by the back end.
-int64_t narrow_scratch(const Kernel&, const Operands& o, bool) { return windows(o, kBlock); }
+/// A canonical tree over `rows` parts, a block of each at a time: the parts, and where they lie.
+int64_t tree_scratch(int64_t rows, int64_t block) { return floats(rows * block) + aligned(8 * rows); }
+
+/// As much as elementwise kernels want, but for those that are known here to want something else; others that want more are lent it
+/// by the back end.
+int64_t kernel_scratch(const Kernel& w, const Operands& o) {
+  if (w.name == "copy") return is_narrow(o.read(0)) && is_narrow(o.write(0)) ? floats(kBlock) : 0;
+  if (w.name == "dequantise_sum_int8" || w.name == "dequantise_sum_int4" || w.name == "sum_rows") {
+    const int64_t rows = o.read(0).shape[0], block = std::max<int64_t>(2, kBlock / std::max<int64_t>(1, rows) / 2 * 2);
+    return tree_scratch(rows, block) + window(o.write(0), block);
+  }
+  if (w.name == "random_k") return windows(o, kBlock) + floats(kBlock);  // a block of draws
+  if (w.name == "scatter") {  // and how far each part has come
+    const int64_t parts = rows_of(o.read(0)), block = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, parts));
+    return tree_scratch(parts, block) + aligned(8 * parts) + window(o.write(0), block);
+  }
+  return windows(o, kBlock);
+}
+int64_t narrow_scratch(const Kernel& w, const Operands& o, bool) { return kernel_scratch(w, o); }
 template <class Other>
 int64_t narrow_scratch(const Other&, const Operands&, bool) {
   return 0;
@@ -303,6 +320,7 @@ int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {
                       (std::holds_alternative<AdamW>(op.work) && operands.reads() > 4);  // the gradient, in blocks
   if (scales || any_narrow(operands))
     return std::visit([&](const auto& w) { return narrow_scratch(w, operands, canonical); }, op.work);
+  if (const Kernel* kernel = std::get_if<Kernel>(&op.work)) return kernel_scratch(*kernel, operands);
   return std::visit([&](const auto& w) { return scratch_of(w, operands, canonical); }, op.work);
 }
 

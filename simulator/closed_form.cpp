@@ -48,6 +48,7 @@ void set_whole_step(StageForm& form) {
   at(BufferClass::kGradient) = form.gradients;
   at(BufferClass::kMetric) = form.metrics;
   at(BufferClass::kWorkspace) = form.workspace;
+  at(BufferClass::kBuffer) = form.buffers;
   at(BufferClass::kOther) = form.other;
 }
 
@@ -71,9 +72,11 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.moments = state.moments;
   form.gradients = state.gradients;
   form.metrics = metrics.step + metrics.persistent;
-  form.workspace = workspace_of(c, part);
-  form.other = c.train.clip_norm > 0 ? 2 * kScalar : 0;  // the bound and the factor
-  form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace;
+  const CompressionForm compression = compression_of(c, state);
+  form.workspace = workspace_of(c, part, compression.workspace);
+  form.buffers = compression.messages;
+  form.other = (c.train.clip_norm > 0 ? 2 * kScalar : 0) + compression.errors;  // the bound and the factor
+  form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace + compression.errors;
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
@@ -115,8 +118,10 @@ class Wires {
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
     }
     const bool zero = c_.layout.zero > 0;
+    const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
     const int64_t gradients =
-        zero ? sets_ * reduced(widths_.gradient * state.reduced, shards_) : all_reduced(widths_.gradient * state.reduced, dp_);
+        compressed ? compression_of(c_, state).sent
+        : zero     ? sets_ * reduced(widths_.gradient * state.reduced, shards_) : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
     at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);
     int64_t gathered = state.gathered;
