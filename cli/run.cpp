@@ -17,6 +17,7 @@
 #include "cli/pipeline.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
+#include "plan/base/files.h"
 #include "plan/base/world_error.h"
 #include "reports/columns.h"
 #include "reports/format.h"
@@ -134,9 +135,29 @@ Result<Resolution> resolution_for(const RunFlags& flags, const Sweep& sweep, Mod
                {}};
 }
 
-Result<void> check_directory(const RunFlags& flags, const std::string& out) {
-  if (flags.resume || !std::filesystem::exists(out + "/results.sqlite")) return {};
-  return Error{ExitCode::kUsage, fmt::format("{} already holds results", out), "go on with --resume, or name another --out", {}};
+/// A directory holds one sweep, which --resume goes on with.
+Result<void> check_directory(const RunFlags& flags, const std::string& out, const Sweep& sweep) {
+  if (!is_there(out + "/results.sqlite")) return {};
+  if (!flags.resume)
+    return Error{ExitCode::kUsage, fmt::format("{} already holds results", out), "go on with --resume, or name another --out", {}};
+  const auto store = Store::open_existing(out + "/results.sqlite");
+  if (!store.ok()) return store.error();
+  const auto runs = store->runs();
+  if (runs.empty() || runs.back().sweep == sweep.name()) return {};
+  return Error{ExitCode::kUsage,
+               fmt::format("{} holds results of the sweep `{}`, and this one is `{}`", out, runs.back().sweep, sweep.name()),
+               "name another --out", sweep.file()};
+}
+
+/// Of what the directory holds, the points of this expansion. The rest are of an earlier text of the sweep.
+std::vector<CaseOutcome> of_expansion(std::vector<CaseOutcome> outcomes, const Expansion& expansion) {
+  std::set<std::string_view> ids;
+  for (const Point& point : expansion.points) ids.insert(point.id);
+  const auto others = std::erase_if(outcomes, [&](const CaseOutcome& o) { return !ids.contains(o.case_id); });
+  if (others > 0)
+    fmt::print(stderr, "{} of the directory's results are of points that this sweep no longer has: they stay in results.csv\n",
+               others);
+  return outcomes;
 }
 
 /// Opens every data set that the sweep trains on: what no case could read is refused before anything runs.
@@ -235,14 +256,18 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   if (!expansion.ok()) return expansion.error();
   if (flags.dry_run) return dry_run(*sweep, *expansion, mode, *format);
 
+  if (flags.out.empty() && (sweep->name().find('/') != std::string::npos || sweep->name().starts_with(".")))
+    return Error{ExitCode::kUsage, fmt::format("the sweep's name `{}` cannot be that of a run directory", sweep->name()),
+                 "call it by a word without slashes, or name the directory with --out", sweep->file()};
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
-  SHARDLAB_TRY(check_directory(flags, out));
+  SHARDLAB_TRY(check_directory(flags, out, *sweep));
   SHARDLAB_TRY(check_backends(*expansion, mode));
   SHARDLAB_TRY(check_data(*expansion, mode));
   SHARDLAB_TRY(check_checkpoint_folders(*expansion));
   RunMetadata metadata = describe_environment(invocation.command());
   // Rows of the other resolution are asked again.
   if (*resolution == Resolution::kAnalytic) metadata.program_version += " analytic";
+  metadata.sweep = sweep->name();
   metadata.claims = sweep->claims();
   for (const Point& point : expansion->points)
     if (point.config.machine.calibration) metadata.calibration_id = point.config.machine.calibration->id;
@@ -262,7 +287,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
                            : drive_cases(expansion->points, *directory, out, invocation, drive_options);
   directory->finish();
   if (!summary.ok()) return summary.error();
-  print_results(directory->cases(), sweep->claims(), *format);
+  print_results(of_expansion(directory->cases(), *expansion), sweep->claims(), *format);
   fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);
   if (summary->interrupted)
     fmt::print(stderr, "interrupted; to go on: {}{}\n", invocation.command(), flags.resume ? "" : " --resume");

@@ -832,12 +832,21 @@ void Replay::play_sum(const Act& act) {
   if (send != nullptr)
     sent =
         message_key(send->comm, role_index_, peer_of(plan_, role_index_, plan_.comms[send->comm.index()], send->hop, send->cyclic));
+  const bool by_kernel = std::holds_alternative<Kernel>(act.op->work);
   for (size_t i = 0; i < act.reads.size(); ++i) {
     const Region at = region(act.reads[i]);
     read(act.reads[i], at);
     if (!at.storage->alive) continue;
     if (act.uses_parameters) note_use(at, act.ordinals[i]);
+    int32_t parameter = -1, last = -1;  // of the pieces before
     for_pieces(at, [&](const Piece& p) {
+      if (by_kernel && p.sum >= 0) {
+        sum.mixed = sum.mixed || (parameter >= 0 && p.parameter >= 0 && parameter != p.parameter);
+        parameter = p.parameter >= 0 ? p.parameter : parameter;
+        // What a kernel wrote at once stands as a whole in each piece that it wrote: one for each parameter there, and the padding.
+        if (last >= 0 && sums_[static_cast<size_t>(p.sum)].sources == sums_[static_cast<size_t>(last)].sources) return;
+        last = p.sum;
+      }
       if (norm) return demand_complete(act, p, false);
       if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);
       if (p.sum >= 0) sum.add(sums_[static_cast<size_t>(p.sum)]);
@@ -1041,8 +1050,8 @@ void Replay::play_optimizer(const Act& act) {
   if (!grad.storage->alive || !param.storage->alive) return;
   const bool unlinked = std::ranges::none_of(param.storage->pieces, [](const Piece& p) { return p.parameter >= 0; });
   const bool is_slice = (param.end - param.begin) * parts_[grad.shard.mask] == grad.end - grad.begin;
-  if (unlinked && param.storage->spread.empty() && param.shard.empty() && !grad.shard.empty() && param.begin == 0 && is_slice) {
-    // A flat shard of several parameters, whose layout its gradient tells.
+  if (unlinked && param.storage->spread.empty() && param.shard.empty() && param.begin == 0 && is_slice) {
+    // A flat copy or shard of several parameters, whose layout its gradient tells.
     const Piece was = param.storage->pieces.front();
     param.storage->spread = grad.shard;
     param.storage->pieces.clear();

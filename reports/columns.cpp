@@ -19,7 +19,10 @@ constexpr Value kNotApplicable = std::monostate{};
 Value text(std::string_view v) { return v.empty() ? kNotApplicable : Value(std::string(v)); }
 Value number(int64_t v) { return Value(v); }
 Value number(double v) { return Value(v); }
-Value maybe(const std::optional<double>& v) { return v ? Value(*v) : kNotApplicable; }
+template <class T>
+Value maybe(const std::optional<T>& v) {
+  return v ? Value(*v) : kNotApplicable;
+}
 
 /// Gradients accumulate and travel in one type.
 Value gradient_dtype(Outcome o) {
@@ -100,7 +103,8 @@ constexpr std::array kColumns = {
     CaseColumn{"predicted_wire_bytes", Unit::kBytes, "predicted wire", "payload sent in one step, summed over ranks",
                PREDICTED(wire_bytes)},
     CaseColumn{"measured_wire_bytes", Unit::kBytes, "measured wire",
-               "payload sent in one step, summed over ranks, counted where it was sent", MEASURED(wire_bytes)},
+               "payload sent in one step, summed over ranks, counted where it was sent",
+               [](Outcome o) { return o.measured ? maybe(o.measured->wire_bytes) : kNotApplicable; }},
     CaseColumn{"predicted_compute_s", Unit::kSeconds, "predicted compute", "union of compute ops on the slowest rank",
                PREDICTED_TIME(compute_s)},
     CaseColumn{"measured_compute_s", Unit::kSeconds, "measured compute", "union of compute ops on the slowest rank",

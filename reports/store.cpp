@@ -14,6 +14,7 @@
 #include <map>
 
 #include "plan/base/check.h"
+#include "plan/base/files.h"
 #include "plan/base/hash.h"
 #include "plan/base/world_error.h"
 #include "plan/op.h"
@@ -132,7 +133,7 @@ void Store::Close::operator()(sqlite3* handle) const { sqlite3_close(handle); }
 Result<Store> Store::open(const std::string& path) { return open_with(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, true); }
 
 Result<Store> Store::open_existing(const std::string& path) {
-  if (!std::filesystem::exists(path))
+  if (!is_there(path))
     return Error{ExitCode::kUsage, fmt::format("{}: no such results store", path),
                  "name a directory that `shardlab run` wrote (--out DIR)", ""};
   return open_with(path, SQLITE_OPEN_READONLY, false);

@@ -28,7 +28,7 @@ class Bucketing {
     };
     for (int unit = stage_.end_unit - 1; unit >= stage_.first_unit; --unit) {
       for (int p = static_cast<int>(draft_.of_unit(unit).parameters.size()) - 1; p >= 0; --p) {
-        if (stage_.at(unit, p).merged) continue;
+        if (stage_.at(unit, p).merged || (rule_.takes && !rule_.takes(unit, p))) continue;
         const Kind kind = kind_of_parameter(unit, p);
         Bucket& bucket = open[kind];
         bucket.decay = kind.decay;
@@ -69,7 +69,8 @@ class Bucketing {
   void declare(Bucket& bucket, std::string name) {
     bucket.name = std::move(name);
     const int64_t filled = bucket.elements;
-    bucket.elements = (filled + rule_.multiple - 1) / rule_.multiple * rule_.multiple;
+    const int64_t multiple = multiple_for(filled);
+    bucket.elements = (filled + multiple - 1) / multiple * multiple;
     if (!draft_.training) return;
     const Bucket::Member& first = bucket.members.front();
     const int tp = draft_.plan.mesh.axis("tp");
@@ -90,6 +91,13 @@ class Bucketing {
     if (!rule_.whole_step) return;
     stage_.whole_step.push_back(bucket.gradient);
     if (auto zeros = padding_event(draft_, stage_, bucket)) stage_.events.insert(stage_.events.begin(), std::move(*zeros));
+  }
+
+  /// With blocks: as many to each slice as hold it, and two elements more or less in each.
+  int64_t multiple_for(int64_t filled) const {
+    if (rule_.block == 0) return rule_.multiple;
+    const int64_t slice = (filled + rule_.multiple - 1) / rule_.multiple;
+    return rule_.multiple * ((slice + rule_.block - 1) / rule_.block) * 2;
   }
 
   void declare_padding(Bucket& bucket, int64_t filled) {
@@ -160,6 +168,16 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
     return one_op_segment(name, stage, {bucket.gradient, target}, std::move(op), {0}, {1});
   });
   return call_event(bind(segment, {bucket.gradient, target}), bucket.last_unit, micro_batch);
+}
+
+void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bucket&)>& make) {
+  const BackwardTimes times(draft, stage);
+  Insertions insertions;
+  for (Bucket& bucket : stage.buckets) {
+    const size_t last = times.last(bucket, draft.micro_batches() - 1);
+    insertions.after(draft.config.layout.overlap ? last : stage.events.size() - 1, make(bucket));
+  }
+  insertions.apply(stage.events);
 }
 
 void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,

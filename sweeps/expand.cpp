@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <unordered_set>
 
 #include "plan/base/hash.h"
@@ -19,6 +20,17 @@ struct Candidate {
   std::string name;
   Settings settings;
 };
+
+/// Where `word` stands in `text` by itself; npos where it does not.
+size_t word_in(std::string_view text, std::string_view word) {
+  const auto part_of_word = [&](size_t at) {
+    return at < text.size() && (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == '_');
+  };
+  size_t at = text.find(word);
+  while (at != std::string_view::npos && ((at > 0 && part_of_word(at - 1)) || part_of_word(at + word.size())))
+    at = text.find(word, at + 1);
+  return at;
+}
 
 class Expander {
  public:
@@ -137,6 +149,7 @@ class Expander {
       if (auto possible = check_point(draft, content_.mode); !possible.ok()) point.refusal = possible.error();
     if (!point.refusal && resolution_ == Resolution::kTimeline)
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
+    if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
     point.id = id_of(draft);
     if (!seen_.insert(point.id).second) {
       ++expansion_.duplicates;
@@ -145,6 +158,23 @@ class Expander {
     point.config = std::move(draft.config);
     point.unheld = std::move(draft.unheld);
     expansion_.points.push_back(std::move(point));
+  }
+
+  /// Where the file (or the command line) says what a refusal is about: the setting that its message names first, else the file.
+  std::string place_of(const Error& refusal, const Settings& settings) const {
+    const std::string text = refusal.message + " " + refusal.hint;
+    size_t first = std::string::npos;
+    const Setting* blamed = nullptr;
+    bool typed = false;
+    for (const auto& [path, setting] : settings) {
+      const size_t at = word_in(text, short_name(path));
+      if (at >= first) continue;
+      first = at;
+      blamed = &setting;
+      typed = content_.overrides.contains(path);
+    }
+    if (typed) return "command line";
+    return problems_.where(blamed == nullptr ? Mark{} : blamed->mark);
   }
 
   std::optional<Error> broken_constraint(const Draft& draft) {

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
+#include "plan/base/files.h"
 #include "sweeps/document.h"
 #include "sweeps/values.h"
 
@@ -335,6 +337,9 @@ class Loader {
       inclusion.name = name->second.text;
       inclusion.settings.erase(name);
     }
+    if (!inclusion.name.empty() && !included_names_.insert(inclusion.name).second)
+      problems_.add(rule.mark, fmt::format("a second point is called `{}`", inclusion.name),
+                    "results and claims tell points by their names");
     content_.inclusions.push_back(std::move(inclusion));
   }
 
@@ -360,7 +365,7 @@ class Loader {
                     "add `data: {text: FILE-OR-FOLDER}` or {tokens: FILE.bin}");
     each_layer([&](const Settings& layer) {
       for (const char* path : {"data.text", "data.tokens"})
-        if (const auto it = layer.find(path); it != layer.end() && !std::filesystem::exists(it->second.text))
+        if (const auto it = layer.find(path); it != layer.end() && !is_there(it->second.text))
           problems_.add(it->second.mark, fmt::format("{} is not there", it->second.text),
                         "paths in a file are relative to the folder of that file");
     });
@@ -429,6 +434,7 @@ class Loader {
   const LoadOptions& options_;
   Vocabulary vocabulary_;
   SettingsReader reader_;
+  std::set<std::string> included_names_;
 };
 
 enum class Document : uint8_t { kSweep, kCase };
@@ -460,9 +466,7 @@ Result<Case> single(Result<Sweep> loaded) {
   SHARDLAB_CHECK(expansion->points.size() == 1, "a case file made {} points", expansion->points.size());
   Point& point = expansion->points.front();
   if (!point.refusal) return std::move(point.config);
-  Error error = *point.refusal;
-  if (error.where.empty()) error.where = loaded->file();
-  return error;
+  return *point.refusal;
 }
 
 }  // namespace

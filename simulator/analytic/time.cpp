@@ -198,9 +198,8 @@ double update_of(const Frame& f, const StageGroup& g) {
   const DeviceModel& d = f.in.device;
   const double launches = p.update_launches + p.update_launches_per_layer * of(g.dense + g.moe);
   const double wide = f.point.precision == Precision::kFp32 ? 28.0 / 30 : 1;
-  double device =
-      d.memory_bound_seconds(own * p.update_passes * wide + own * p.update_norm_passes, launches, MemoryKernel::kOptimizer) +
-      d.memory_bound_seconds(held * p.update_zero_passes, 1, MemoryKernel::kElementwise);
+  double device = d.memory_bound_seconds(own * p.update_passes * wide, launches, MemoryKernel::kOptimizer) +
+                  d.memory_bound_seconds(own * p.update_norm_passes + held * p.update_zero_passes, 1, MemoryKernel::kElementwise);
   if (f.point.offload_optimizer != Medium::kDevice) {
     // Gradients go to the host, weights come back; Adam moves its state through host memory, of which a device's share is taken to
     // be what its copy engine reaches. From and to NVMe the state is read and written besides.

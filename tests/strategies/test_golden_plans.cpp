@@ -78,6 +78,16 @@ std::vector<Golden> goldens() {
   dp.layout.hybrid_shard = 0;
   dp.train.precision = "bf16";
   all.push_back({"mixed-precision", dp});
+  Case parked = tiny_case();
+  parked.layout.recompute = Recompute::kFull;
+  parked.layout.offload.activations = OffloadTo::kCpu;
+  all.push_back({"offload-activations", parked});
+  Case away = dp;  // in 16 bits
+  away.layout.zero = 1;
+  away.layout.fsdp = {};
+  away.layout.bucket_bytes = 32768;
+  away.layout.offload.optimizer = OffloadTo::kCpu;
+  all.push_back({"offload-optimizer", away});
   return all;
 }
 
