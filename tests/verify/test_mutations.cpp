@@ -26,6 +26,7 @@ struct Mix {
   Optimizer optimizer = Optimizer::kAdamW;
   float clip_norm = 0;
   const char* precision = "fp32";
+  Compression compression = {};
 };
 
 Case case_of(const Mix& mix) {
@@ -60,6 +61,7 @@ Case case_of(const Mix& mix) {
   c.train.dropout = mix.dropout;
   c.train.clip_norm = mix.clip_norm;
   c.train.precision = mix.precision;
+  c.layout.compression = mix.compression;
   c.canonical = mix.canonical;
   return c;
 }
@@ -105,6 +107,16 @@ std::vector<Plan> lowered_plans() {
       {.name = "bf16 dp2 tied", .dp = 2, .accumulation = 2, .bucket_bytes = 4096, .precision = "bf16"},
       {.name = "bf16 dp2 zero1 clipped", .dp = 2, .accumulation = 2, .zero = 1, .clip_norm = 1, .precision = "bf16"},
       {.name = "bf16 dp2 zero3 sgd", .dp = 2, .zero = 3, .optimizer = Optimizer::kSgd, .precision = "bf16"},
+      {.name = "int8 dp2 tp2", .dp = 2, .tp = 2, .accumulation = 2, .bucket_bytes = 4096, .compression = {.kind = CompressionKind::kInt8}},
+      {.name = "bf16 on the wire dp4", .dp = 4, .compression = {.kind = CompressionKind::kBf16}},
+      {.name = "top-k dp2 clipped", .dp = 2, .bucket_bytes = 4096, .clip_norm = 1, .compression = {.kind = CompressionKind::kTopK, .k = 0.1}},
+      {.name = "powersgd dp2", .tied = false, .dp = 2, .accumulation = 2, .compression = {.kind = CompressionKind::kPowerSgd, .rank = 2}},
+      {.name = "random-k dp2 pp2",
+       .tied = false,
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .compression = {.kind = CompressionKind::kRandomK, .k = 0.1}},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
