@@ -238,7 +238,7 @@ Result<void> check_implemented(const Case& c) {
   SHARDLAB_TRY(check_offload(c));
   if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
   if (l.parameter_server.servers > 0) return missing("parameter_server", "zero: 1, which shards the optimizer alike");
-  if (l.compression.kind >= CompressionKind::kPowerSgd)
+  if (l.compression.kind == CompressionKind::kOneBitAdam)
     return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
   if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
   if (c.train.precision != "fp32" && c.train.precision != "bf16")
@@ -284,6 +284,11 @@ Result<void> check_compression(const Case& c) {
                    "leave checkpoint out, or set compression.kind: none");
   if (k.kind == CompressionKind::kInt8 && k.bits != 8 && k.bits != 4)
     return refusal(fmt::format("{} with compression.bits={}", what, k.bits), "use 8 or 4");
+  if (k.kind == CompressionKind::kPowerSgd && k.rank < 1)
+    return refusal(fmt::format("{} with compression.rank={}", what, k.rank), "set compression.rank to 1 or more");
+  if (k.kind == CompressionKind::kPowerSgd && c.layout.tp > 1)
+    return refusal(fmt::format("{} with tp={}: slices of a matrix would be approximated each by itself", what, c.layout.tp),
+                   "set tp: 1, or compression.kind: int8");
   const bool selects = k.kind == CompressionKind::kTopK || k.kind == CompressionKind::kRandomK;
   if (selects && !(k.k > 0 && k.k <= 1))
     return refusal(fmt::format("{} with compression.k={}", what, k.k), "set the share of elements that is sent, above 0 and up to 1");

@@ -305,7 +305,7 @@ class Replay {
       if (p.begin < at.end && at.begin < p.end) f(p);
   }
   CrossRole message_key(CommId comm, int from, int to) { return {comm.value, from, to, messages_[{comm.value, from, to}]++}; }
-  void demand_complete(const Act& act, const Piece& p, bool update);
+  void demand(const Act& act, const Piece& p, bool complete);
 
   Language& language_;
   const Plan& plan_;
@@ -842,12 +842,13 @@ void Replay::play_sum(const Act& act) {
     for_pieces(at, [&](const Piece& p) {
       if (by_kernel && p.sum >= 0) {
         sum.mixed = sum.mixed || (parameter >= 0 && p.parameter >= 0 && parameter != p.parameter);
+        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand(act, p, false);  // the last to see what lies where
         parameter = p.parameter >= 0 ? p.parameter : parameter;
         // What a kernel wrote at once stands as a whole in each piece that it wrote: one for each parameter there, and the padding.
         if (last >= 0 && sums_[static_cast<size_t>(p.sum)].sources == sums_[static_cast<size_t>(last)].sources) return;
         last = p.sum;
       }
-      if (norm) return demand_complete(act, p, false);
+      if (norm) return demand(act, p, true);
       if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);
       if (p.sum >= 0) sum.add(sums_[static_cast<size_t>(p.sum)]);
       if (p.slice < 0) return;
@@ -1029,12 +1030,12 @@ void Replay::play_add(const Act& act) {
   });
 }
 
-void Replay::demand_complete(const Act& act, const Piece& p, bool update) {
+void Replay::demand(const Act& act, const Piece& p, bool complete) {
   if (p.parameter < 0) return;
   Demand d;
   d.role = role_index_;
   d.parameter = p.parameter;
-  d.update = update;
+  d.complete = complete;
   d.segment = segment_;
   d.op = act.op;
   d.call = call_;
@@ -1109,7 +1110,7 @@ void Replay::play_optimizer(const Act& act) {
       ledger_.updated(role_index_, p.parameter, (end - begin) * ranks);
       Piece whole = g;
       whole.parameter = p.parameter;
-      demand_complete(act, whole, true);
+      demand(act, whole, true);
     });
   });
   if (!updated.empty()) {

@@ -92,11 +92,11 @@ struct Region {
   int32_t name = -1;
 };
 
-/// An update or norm that needs a complete gradient, judged when all roles are known.
+/// An update or norm that needs a complete gradient, or a kernel that needs to know whose it is, judged when all roles are known.
 struct Demand {
   int role = -1;
   int32_t parameter = -1;
-  bool update = true;
+  bool complete = true;  ///< false: it need not be all, but must be nothing else
   const Segment* segment = nullptr;
   const Op* op = nullptr;
   const Call* call = nullptr;

@@ -72,7 +72,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.moments = state.moments;
   form.gradients = state.gradients;
   form.metrics = metrics.step + metrics.persistent;
-  const CompressionForm compression = compression_of(c, state);
+  const CompressionForm compression = compression_of(c, state, part);
   form.workspace = workspace_of(c, part, compression.workspace);
   form.buffers = compression.messages;
   form.other = (c.train.clip_norm > 0 ? 2 * kScalar : 0) + compression.errors;  // the bound and the factor
@@ -120,7 +120,7 @@ class Wires {
     const bool zero = c_.layout.zero > 0;
     const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
     const int64_t gradients =
-        compressed ? compression_of(c_, state).sent
+        compressed ? compression_of(c_, state, part).sent
         : zero     ? sets_ * reduced(widths_.gradient * state.reduced, shards_) : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
     at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);

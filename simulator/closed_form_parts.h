@@ -175,7 +175,10 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
   const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
   const int64_t element = Widths(c).gradient;
   const Filling empty(bytes, element, ranks, all, false, false, block);
-  Filling matrices = empty, vectors = empty, cut_vectors(bytes, element, ranks, all, false, true, block), positions = empty;
+  // Under PowerSGD matrices are approximated one by one.
+  const bool alone = c.layout.compression.kind == CompressionKind::kPowerSgd;
+  Filling matrices = alone ? Filling(0, element, ranks, all) : empty;
+  Filling vectors = empty, cut_vectors(bytes, element, ranks, all, false, true, block), positions = empty;
   Filling tables(0, element, ranks, all, true, false, block);  // a tied table is alone
   int64_t unit = (part.first ? 1 : 0) + part.layers;
   const auto add_bias = [&](int64_t elements) { (cut ? cut_vectors : vectors).add(unit, elements); };
@@ -483,7 +486,7 @@ struct CompressionForm {
   int64_t workspace = 0;  ///< of its kernels
   int64_t sent = 0;       ///< bytes that the data-parallel ranks of one group send together
 };
-CompressionForm compression_of(const Case& c, const State& state);
+CompressionForm compression_of(const Case& c, const State& state, const Part& part);
 
 /// What kernels need beside their operands: as much as the op that needs most, and the table of a rotation. `reducing` is what
 /// compressing gradients needs, on the stream that reduces them.
