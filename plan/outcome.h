@@ -46,6 +46,8 @@ struct Measurement {
   int64_t unplanned_memory_bytes = 0;  ///< growth of the process beyond the arenas
   int64_t wire_bytes = 0;              ///< counted where they were sent
   std::vector<double> losses;          ///< by step, from the first
+  int64_t skipped_steps = 0;           ///< of all steps run, warm-up included: those whose update was left out
+  std::optional<double> loss_scale;    ///< after the last step, where the case has one
   std::optional<double> loss_unigram;  ///< entropy of the unigram model on the same text: what a loss must beat
   std::optional<double> val_loss;
   std::optional<double> energy_j;

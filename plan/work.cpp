@@ -274,8 +274,11 @@ int64_t narrow_scratch(const AdamW&, const Operands& o, bool) {
   for (size_t i = 0; i < 3; ++i) bytes += window(o.write(i), kBlock);
   return bytes;
 }
-/// As much as elementwise kernels want; others that want more are lent it by the back end.
-int64_t narrow_scratch(const Kernel&, const Operands& o, bool) { return windows(o, kBlock); }
+/// As much as elementwise kernels want; others that want more are lent it by the back end. Those that find a maximum over many
+/// operands take one block for all.
+int64_t narrow_scratch(const Kernel& w, const Operands& o, bool) {
+  return w.name == "found_inf" || w.name == "amax" ? std::min(floats(kBlock), windows(o, kBlock)) : windows(o, kBlock);
+}
 template <class Other>
 int64_t narrow_scratch(const Other&, const Operands&, bool) {
   return 0;

@@ -8,10 +8,13 @@
 #include "strategies/data_parallel.h"
 #include "strategies/draft.h"
 #include "strategies/fsdp.h"
+#include "strategies/guard.h"
+#include "strategies/loss_scale.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/optimizer.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
+#include "strategies/skipped_update.h"
 #include "strategies/state.h"
 #include "strategies/tensor_parallel.h"
 #include "strategies/tied_embeddings.h"
@@ -34,16 +37,20 @@ namespace {
 
 bool always(const Case&) { return true; }
 bool narrows(const Case& c) { return precision_of(c).has_master(); }
+bool scales_loss(const Case& c) { return c.train.precision == "fp16"; }
+bool may_skip(const Case& c) { return scales_loss(c) || c.train.guard.any(); }
 bool ties(const Case& c) { return c.model.tied_embeddings; }
 
 constexpr std::array kCatalogue{
-    Strategy{"mixed-precision", "16-bit parameters and activations, fp32 sums", Tier::kE2, "precision: bf16, accumulate_dtype",
-             "nothing; half the bytes on the wire", "parameters and activations 1/2", "Micikevicius et al. 2018", narrows,
-             mixed_precision, true},
+    Strategy{"mixed-precision", "16-bit parameters and activations, fp32 sums", Tier::kE2,
+             "precision: bf16 or fp16, accumulate_dtype", "nothing; half the bytes on the wire", "parameters and activations 1/2",
+             "Micikevicius et al. 2018", narrows, mixed_precision, true},
     Strategy{"tensor-parallel", "Tensor parallel: columns, rows, heads, vocabulary", Tier::kE1, "tp",
              "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss",
              "matrices, states, inner activations 1/t", "Shoeybi et al. 2019", [](const Case& c) { return c.layout.tp > 1; },
              tensor_parallel, true},
+    Strategy{"scaled-loss", "fp16 gradients of a scaled loss", Tier::kE2, "precision: fp16, loss_scale", "nothing", "none",
+             "Micikevicius et al. 2018", scales_loss, scale_loss},
     Strategy{"full-recompute", "Full recompute of each layer", Tier::kE0, "recompute: full",
              "one more forward less its last matmul", "b*s*h a layer and micro-batch", "Chen et al. 2016",
              [](const Case& c) { return c.layout.recompute == Recompute::kFull; }, full_recompute},
@@ -80,9 +87,16 @@ constexpr std::array kCatalogue{
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
-    Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp", "a few bytes",
-             "Pascanu et al. 2013", [](const Case& c) { return c.train.clip_norm > 0; }, clip_norm},
-    Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16", "nothing",
+    Strategy{"loss-scale", "Dynamic or fixed loss scale, overflowing steps skipped", Tier::kE2, "precision: fp16, loss_scale",
+             "one i32 (maximum) over tp, dp (ZeRO) and pp", "a few bytes", "Micikevicius et al. 2018", scales_loss, loss_scaling},
+    Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp",
+             "a few bytes", "Pascanu et al. 2013", [](const Case& c) { return c.train.clip_norm > 0; }, clip_norm},
+    Strategy{"guard", "NaN guard; spikes of loss and gradient norm", Tier::kE0, "guard",
+             "one i32 (maximum) over tp, dp (ZeRO) and pp", "a few bytes", "Chowdhery et al. 2022",
+             [](const Case& c) { return c.train.guard.any(); }, guard},
+    Strategy{"skipped-update", "Steps without an update, agreed by all ranks", Tier::kE0, "precision: fp16, guard", "nothing",
+             "a few bytes", "Micikevicius et al. 2018", may_skip, skip_updates},
+    Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16 or fp16", "nothing",
              "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", narrows, master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
              always, optimizer},

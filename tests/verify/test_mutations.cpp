@@ -26,6 +26,8 @@ struct Mix {
   Optimizer optimizer = Optimizer::kAdamW;
   float clip_norm = 0;
   const char* precision = "fp32";
+  bool guarded = false;
+  int every = 1;
 };
 
 Case case_of(const Mix& mix) {
@@ -61,6 +63,9 @@ Case case_of(const Mix& mix) {
   c.train.clip_norm = mix.clip_norm;
   c.train.precision = mix.precision;
   c.canonical = mix.canonical;
+  if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
+  if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
+  c.layout.recompute_options.every = mix.every;
   return c;
 }
 
@@ -105,6 +110,16 @@ std::vector<Plan> lowered_plans() {
       {.name = "bf16 dp2 tied", .dp = 2, .accumulation = 2, .bucket_bytes = 4096, .precision = "bf16"},
       {.name = "bf16 dp2 zero1 clipped", .dp = 2, .accumulation = 2, .zero = 1, .clip_norm = 1, .precision = "bf16"},
       {.name = "bf16 dp2 zero3 sgd", .dp = 2, .zero = 3, .optimizer = Optimizer::kSgd, .precision = "bf16"},
+      {.name = "fp16 tp2 pp2 tied clipped",
+       .tp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .clip_norm = 1,
+       .precision = "fp16"},
+      {.name = "fp16 dp2 zero2 guarded", .dp = 2, .accumulation = 2, .zero = 2, .precision = "fp16", .guarded = true},
+      {.name = "guarded dp2 pp2", .dp = 2, .pp = 2, .schedule = Schedule::kAfab, .zero = 1, .guarded = true},
+      {.name = "tp2 every second layer again", .tp = 2, .accumulation = 2, .recompute = true, .every = 2},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
