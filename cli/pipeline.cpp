@@ -32,14 +32,31 @@ int64_t largest_arena(const PlacedPlan& placed) {
   return most;
 }
 
+namespace {
+
+/// What this case has not yet done to need less, the cheapest in time first.
+std::string what_saves_memory(const Case& c) {
+  const Layout& l = c.layout;
+  std::vector<std::string> ways;
+  if (l.dp > 1 && l.zero < 3) ways.push_back(fmt::format("zero: {}", l.zero + 1));
+  if (l.recompute == Recompute::kNone) ways.push_back("recompute: selective");
+  if (c.train.micro_batch > 1) ways.push_back("a smaller micro_batch");
+  if (l.recompute != Recompute::kFull) ways.push_back("recompute: full");
+  ways.push_back("more tp or pp");
+  std::string text = ways.front();
+  for (size_t i = 1; i < ways.size(); ++i) text += (i + 1 == ways.size() ? " or " : ", ") + ways[i];
+  return text;
+}
+
+}  // namespace
+
 Result<void> fits(const Case& config, const PlacedPlan& placed) {
   const int64_t need = largest_arena(placed), have = memory_per_rank(config);
   if (have <= 0 || need <= have) return {};
   return Error{
       ExitCode::kNo,
       fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
-      config.layout.recompute == Recompute::kFull ? "try a smaller micro_batch, more tp or pp, or zero: 3"
-                                                  : "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1",
+      "try " + what_saves_memory(config),
       {}};
 }
 
@@ -95,7 +112,16 @@ Result<void> check_recording(const PlacedPlan& placed, int64_t steps) {
                {}};
 }
 
-/// Medians over the recorded steps of the parts of a step, on the rank whose step was longest.
+/// Adds `share` of each part.
+void add(IdleBreakdown& sum, const IdleBreakdown& idle, double share) {
+  for (double IdleBreakdown::*part :
+       {&IdleBreakdown::idle_s, &IdleBreakdown::peer_s, &IdleBreakdown::dependency_s, &IdleBreakdown::host_s,
+        &IdleBreakdown::latency_s, &IdleBreakdown::tail_s, &IdleBreakdown::other_s})
+    sum.*part += share * idle.*part;
+}
+
+/// The parts of a step over the recorded steps, on the rank whose step was longest: medians, and means of the idle time's causes,
+/// so that these add up.
 void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m) {
   std::vector<double> compute, exposed, bubble, unplanned;
   for (int step = 0; step < trace.steps; ++step) {
@@ -112,6 +138,7 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
     exposed.push_back(b.exposed_comm_s);
     bubble.push_back(b.bubble_fraction);
     unplanned.push_back(b.unplanned_s);
+    add(m.idle, idle_by_cause(*placed.plan, placed.programs, trace, longest, step), 1.0 / trace.steps);
   }
   m.compute_s = median(compute);
   m.exposed_comm_s = median(exposed);
@@ -158,7 +185,9 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
   }
   const MemoryReading after = execution.memory();
   m.resident_bytes = after.peak;
-  m.unplanned_memory_bytes = std::max<int64_t>(0, after.now - before.now - arenas);
+  // A peak that lies before this case began (reading the data, say) is none of its own.
+  const int64_t peak = after.peak > before.peak ? after.peak : after.now;
+  m.unplanned_memory_bytes = peak - before.now - arenas;
 }
 
 /// Number of the first step: 0, or what the checkpoint that the case resumes has done, whose state `session` then has.
@@ -226,7 +255,7 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
     SHARDLAB_TRY(save_where_due(config, **session, step + 1, step + 1 == end));
     if (step < warm) continue;
     seconds.push_back(r.seconds);
-    m.wire_bytes = r.sent_bytes;
+    if ((*execution)->transport().counts_wire()) m.wire_bytes = r.sent_bytes;
   }
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   m.samples = static_cast<int>(seconds.size());
@@ -238,6 +267,7 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
   add_memory(placed, **session, before, **execution, m);
   result.trace = (*execution)->take();
   m.recorder_overhead_s = result.trace.recorder_overhead_s;
+  m.trace_gaps = unexplained(result.trace.accounting);
   add_breakdown(placed, result.trace, m);
   if (config.backend != "dry") {
     auto loss = validation_loss(config, **session, placed, *data, options);

@@ -60,6 +60,12 @@ enum class Moment : uint8_t {
 inline constexpr size_t kPeakMoments = 8;
 std::string_view name_of(Moment moment);
 
+/// What a rank holds outside its device, in one space.
+struct SpaceForm {
+  int64_t peak = 0;       ///< largest sum of live bytes
+  MemoryByClass at_peak;  ///< what is live when it is first reached
+};
+
 /// One pipeline stage: what each of its ranks holds, in device bytes, each buffer rounded up to the alignment.
 struct StageForm {
   int64_t layers = 0;
@@ -69,13 +75,15 @@ struct StageForm {
   int64_t gradients = 0;                  ///< for the whole step: buckets padded, copies of canonical accumulation included
   int64_t metrics = 0;                    ///< losses, norms and their sums
   int64_t workspace = 0;                  ///< of kernels
-  int64_t other = 0;                      ///< factors of gradients
+  int64_t buffers = 0;                    ///< compressed gradients on their way
+  int64_t other = 0;                      ///< factors of gradients; what compression owes them
   int64_t persistent = 0;                 ///< what lives across steps
   int64_t in_flight = 0;                  ///< most micro-batches between their forward and their backward
   int64_t bytes_in_flight = 0;            ///< activations that each of them keeps, messages under way not counted
   int64_t peak = 0;                       ///< largest sum of live bytes
   Moment moment = Moment::kForwardLayer;  ///< when it is first reached
   MemoryByClass at_peak;                  ///< what is live then
+  SpaceForm host, nvme;                   ///< where state is offloaded
 };
 
 /// The communicators of a step.

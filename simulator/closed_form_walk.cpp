@@ -1,6 +1,6 @@
-// ZeRO-2 and 3, and layers that differ, from the configuration: what is gathered and what waits for its reduction changes from unit
-// to unit, so the peak is found by going through a stage's step, unit by unit, with the sizes of the literature. Nothing of a plan
-// is known here: the rules of when a bucket is there are those of the papers, written a second time.
+// ZeRO-2, ZeRO-3, offload, and layers that differ, from the configuration: what is gathered and what waits for its reduction
+// changes from unit to unit, so the peak is found by going through a stage's step, unit by unit, with the sizes of the literature.
+// Nothing of a plan is known here: the rules of when a bucket is there are those of the papers, written a second time.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -39,7 +39,8 @@ struct Change {
   int64_t bytes;
 };
 struct Around {
-  std::vector<Change> before_scatter, before_gather, freed_gather, freed_scatter, after;
+  std::vector<Change> before_scatter, before_gather, fetched, vacated, freed_gather, freed_scatter, after;
+  std::vector<Change> host_after;  ///< in host memory
 };
 
 /// Micro-batches' sums as they are kept apart: whether one begins a further copy (one that is not the step's sum, and is not at
@@ -88,6 +89,30 @@ void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Vi
     if (w.begins) around[last].after.push_back({kGradient, bucket.slice_bytes(element)});
     freed.push_back({kGradient, -bucket.bytes(element)});
     for (int64_t i = 0; i < w.freed; ++i) freed.push_back({kGradient, -bucket.slice_bytes(element)});
+  }
+}
+
+/// Gradients that the host is to have: a bucket is there from its first backward of the step until its last is done and it has been
+/// copied out, with overlap until the next unit is done. Without, ranks reduce them when all of backward is over. A tied table's
+/// waits for that of its other use.
+void add_open_buckets(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits,
+                      std::vector<Around>& around) {
+  const int64_t element = Widths(c).gradient;
+  for (const BucketForm& bucket : state.buckets) {
+    if (is_shared(bucket, part)) continue;
+    size_t first = visits.size(), last = 0;
+    for (size_t v = 0; v < visits.size(); ++v) {
+      if (!visits[v].backward) continue;
+      if (visits[v].unit == bucket.highest) first = std::min(first, v);
+      if (visits[v].unit == bucket.lowest) last = v;
+    }
+    const bool waits = (bucket.tied && (c.layout.pp > 1 || c.canonical)) || (c.layout.dp > 1 && !c.layout.overlap);
+    const size_t until = waits ? visits.size() : c.layout.overlap ? last + 1 : last;
+    around[first].before_scatter.push_back({BufferClass::kGradient, bucket.bytes(element)});
+    if (until < visits.size() && until > last)
+      around[until].freed_scatter.push_back({BufferClass::kGradient, -bucket.bytes(element)});
+    else
+      around[std::min(until, visits.size() - 1)].after.push_back({BufferClass::kGradient, -bucket.bytes(element)});
   }
 }
 
@@ -171,6 +196,52 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
   }
   return stays;
 }
+
+/// A layer's activations leave the device when the unit after it has run forward and are back when the unit before it in backward
+/// begins; without overlap they leave at once and come back at once. One that would leave and come back with less than a unit's
+/// work between stays.
+void add_parking(const Case& c, const Sizes& n, const LayerForm& layer, const Part& part, const std::vector<Visit>& visits,
+                 std::vector<Around>& around) {
+  if (c.layout.offload.activations == OffloadTo::kNone) return;
+  const size_t one = c.layout.overlap ? 1 : 0;
+  const int64_t kept = layer.kept + n.x;
+  std::map<std::pair<int64_t, int64_t>, size_t> forwards;
+  for (size_t v = 0; v < visits.size(); ++v) {
+    const Visit& visit = visits[v];
+    if ((part.first && visit.unit == 0) || (part.last && visit.unit == units_of(part) - 1)) continue;
+    const std::pair key{visit.unit, visit.micro_batch};
+    if (!visit.backward) {
+      forwards[key] = v;
+      continue;
+    }
+    const size_t f = forwards.at(key);
+    if (v - f < 4) continue;
+    constexpr BufferClass kActivation = BufferClass::kActivation;
+    around[f].host_after.push_back({kActivation, kept});
+    around[f + one].vacated.push_back({kActivation, -kept});
+    around[v - one].fetched.push_back({kActivation, kept});
+    around[v].host_after.push_back({kActivation, -kept});
+  }
+}
+
+/// Live bytes outside the device.
+class Outside {
+ public:
+  explicit Outside(SpaceForm& form) : form_(form), now_(form.at_peak) { form_.peak = now_.total(); }
+
+  void change(const std::vector<Change>& list) {
+    for (const Change& c : list) {
+      now_.bytes[static_cast<size_t>(c.cls)] += c.bytes;
+      if (now_.total() <= form_.peak) continue;
+      form_.peak = now_.total();
+      form_.at_peak = now_;
+    }
+  }
+
+ private:
+  SpaceForm& form_;
+  MemoryByClass now_;
+};
 
 /// Live bytes as they come and go, and the first of the highest.
 class Level {
@@ -265,6 +336,8 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
   std::vector<Around> around(visits.size());
   if (c.layout.zero >= 2)
     for (const BucketForm& bucket : state.buckets) add_gradients(c, bucket, visits, around);
+  else if (updates_on_host(c))
+    add_open_buckets(c, state, part, visits, around);
   if (c.layout.zero == 3) {
     const auto stays = stays_of(c, state, part, stage, visits);
     for (size_t b = 0; b < stays.size(); ++b)
@@ -273,11 +346,13 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
         around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes(Widths(c).value)});
       }
   }
+  const std::array<LayerForm, 2> forms{layer_form(c, sizes, false), layer_form(c, sizes, true)};
+  add_parking(c, sizes, forms[c.layout.recompute == Recompute::kFull ? 1 : 0], part, visits, around);
   Level level(form);
+  Outside host(form.host);
   const auto message = [&](bool there) {
     if (there) level.change(BufferClass::kActivation, sizes.x);
   };
-  const std::array<LayerForm, 2> forms{layer_form(c, sizes, false), layer_form(c, sizes, true)};
   int64_t sent_before = 0, sent_last = 0;  // messages of the slot before the last, and of the last
   message(table.receives(1));
   for (size_t v = 0; v < visits.size(); ++v) {
@@ -286,9 +361,12 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     level.change(around[v].before_scatter);
     level.change(around[v].before_gather);
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
+    level.change(around[v].fetched);
     const Effect effect = effect_of(sizes, forms, part, visits[v], is_again(c, part, stage, visits[v].unit));
     level.rise(effect.rise);
     level.add(effect.left);
+    level.change(around[v].vacated);
+    host.change(around[v].host_after);
     level.change(around[v].freed_gather);
     level.change(around[v].freed_scatter);
     level.change(around[v].after);

@@ -10,7 +10,7 @@
 namespace shardlab {
 namespace {
 
-bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, const CostModel& costs) {
+bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, const PlacedCostModel& costs) {
   std::set<const Op*> seen;
   for (const Program& program : programs)
     for (const Instruction& i : program.instructions)
@@ -21,7 +21,7 @@ bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, co
 }  // namespace
 
 Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
-                  const CostModel& costs) {
+                  const PlacedCostModel& costs) {
   Predicted out;
   out.trace = simulate(plan, programs, config.machine, costs);
   const int rank = longest_rank(out.trace);
@@ -32,6 +32,7 @@ Predicted predict(const Case& config, const Plan& plan, const std::vector<Progra
   p.compute_s = b.compute_s;
   p.exposed_comm_s = b.exposed_comm_s;
   p.bubble_fraction = b.bubble_fraction;
+  p.idle = idle_by_cause(plan, programs, out.trace, rank, 0);
   for (size_t role = 0; role < plan.roles.size(); ++role) {
     const MemoryPeak peak = memory_peak(plan, static_cast<int>(role))[static_cast<size_t>(Space::kDevice)];
     if (role > 0 && peak.peak_bytes <= p.peak_bytes) continue;

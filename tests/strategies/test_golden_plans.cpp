@@ -29,6 +29,13 @@ std::vector<Golden> goldens() {
   dp.layout.overlap = true;
   dp.layout.bucket_bytes = 32768;
   all.push_back({"data-parallel-bucketed", dp});
+  Case compressed = dp;
+  compressed.layout.compression.kind = CompressionKind::kInt8;
+  all.push_back({"quantised-gradients", compressed});
+  compressed.layout.compression.kind = CompressionKind::kTopK;
+  all.push_back({"sparse-gradients", compressed});
+  compressed.layout.compression.kind = CompressionKind::kPowerSgd;
+  all.push_back({"powersgd", compressed});
   dp.layout.zero = 1;
   all.push_back({"zero-1", dp});
   dp.layout.zero = 2;
@@ -78,6 +85,16 @@ std::vector<Golden> goldens() {
   dp.layout.hybrid_shard = 0;
   dp.train.precision = "bf16";
   all.push_back({"mixed-precision", dp});
+  Case parked = tiny_case();
+  parked.layout.recompute = Recompute::kFull;
+  parked.layout.offload.activations = OffloadTo::kCpu;
+  all.push_back({"offload-activations", parked});
+  Case away = dp;  // in 16 bits
+  away.layout.zero = 1;
+  away.layout.fsdp = {};
+  away.layout.bucket_bytes = 32768;
+  away.layout.offload.optimizer = OffloadTo::kCpu;
+  all.push_back({"offload-optimizer", away});
   Case scaled = with_pipeline(tied, 2, Schedule::kAfab, 1);
   scaled.layout.tp = 2;
   scaled.train.clip_norm = 1;

@@ -78,8 +78,9 @@ TEST_CASE("quickstart covers every strategy on 1, 2, 4 and 8 ranks with one glob
   CHECK(worlds == std::set<int>{1, 2, 4, 8});
   CHECK(batches.size() == 1);
   CHECK(seeds.size() == 1);
-  CHECK(covered == std::set<std::string>{"single", "dp naive", "dp bucketed", "dp overlap", "accumulation", "zero 1", "zero 2", "zero 3", "hybrid shard", "tp 2",
-                                         "tp 4", "afab", "1f1b", "recompute", "3-D", "zero 1 across tied stages", "llama", "gpt"});
+  CHECK(covered == std::set<std::string>{"single", "dp naive", "dp bucketed", "dp overlap", "accumulation", "zero 1", "zero 2",
+                                         "zero 3", "hybrid shard", "tp 2", "tp 4", "afab", "1f1b", "recompute", "3-D",
+                                         "zero 1 across tied stages", "llama", "gpt"});
 }
 
 TEST_CASE("the claims load, each with points to run and sentences to test") {
@@ -92,6 +93,22 @@ TEST_CASE("the claims load, each with points to run and sentences to test") {
     REQUIRE(expansion.ok());
     CHECK(expansion->runnable() == static_cast<int64_t>(expansion->points.size()));
   }
+}
+
+TEST_CASE("the sweep for a GPU has layouts whose curves must agree, in canonical mode, and models at full speed") {
+  const Expansion e = shipped("gpu.yaml");
+  int canonical = 0, fast = 0;
+  for (const Point& p : e.points) {
+    INFO(p.name);
+    INFO((p.refusal ? p.refusal->message : ""));
+    CHECK_FALSE(p.refusal);
+    CHECK(p.config.backend == "cuda");
+    CHECK(p.config.transport == "one-gpu");
+    (p.config.canonical ? canonical : fast) += 1;
+    if (!p.config.canonical) CHECK(p.config.layout.world_size() == 1);
+  }
+  CHECK(canonical >= 8);
+  CHECK(fast >= 2);
 }
 
 TEST_CASE("the example sweeps load and have points to run") {

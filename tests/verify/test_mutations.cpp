@@ -26,6 +26,9 @@ struct Mix {
   Optimizer optimizer = Optimizer::kAdamW;
   float clip_norm = 0;
   const char* precision = "fp32";
+  int layers = 2;
+  Offload offload;
+  Compression compression = {};
   bool guarded = false;
   int every = 1;
 };
@@ -35,7 +38,7 @@ Case case_of(const Mix& mix) {
   c.name = mix.name;
   c.model = {.name = "tiny",
              .family = mix.family,
-             .layers = 2,
+             .layers = mix.layers,
              .hidden = 16,
              .heads = 2,
              .kv_heads = 2,
@@ -51,6 +54,7 @@ Case case_of(const Mix& mix) {
   c.layout.hybrid_shard = mix.hybrid;
   c.layout.schedule = mix.schedule;
   c.layout.bucket_bytes = mix.bucket_bytes;
+  c.layout.offload = mix.offload;
   c.layout.recompute = mix.recompute ? Recompute::kFull : mix.selective ? Recompute::kSelective : Recompute::kNone;
   if (mix.selective) c.layout.recompute_options.modules = "attn.norm attn.core mlp.norm mlp.act";
   c.train.seq_len = 8;
@@ -62,6 +66,7 @@ Case case_of(const Mix& mix) {
   c.train.dropout = mix.dropout;
   c.train.clip_norm = mix.clip_norm;
   c.train.precision = mix.precision;
+  c.layout.compression = mix.compression;
   c.canonical = mix.canonical;
   if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
   if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
@@ -110,6 +115,32 @@ std::vector<Plan> lowered_plans() {
       {.name = "bf16 dp2 tied", .dp = 2, .accumulation = 2, .bucket_bytes = 4096, .precision = "bf16"},
       {.name = "bf16 dp2 zero1 clipped", .dp = 2, .accumulation = 2, .zero = 1, .clip_norm = 1, .precision = "bf16"},
       {.name = "bf16 dp2 zero3 sgd", .dp = 2, .zero = 3, .optimizer = Optimizer::kSgd, .precision = "bf16"},
+      {.name = "activations offloaded", .accumulation = 2, .layers = 3, .offload = {.activations = OffloadTo::kCpu}},
+      {.name = "activations offloaded, zero2",
+       .tied = false,
+       .dp = 2,
+       .zero = 2,
+       .recompute = true,
+       .layers = 3,
+       .offload = {.activations = OffloadTo::kCpu}},
+      {.name = "optimizer offloaded", .accumulation = 2, .bucket_bytes = 4096, .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "optimizer offloaded, bf16 dp2 zero1",
+       .tied = false,
+       .dp = 2,
+       .zero = 1,
+       .bucket_bytes = 4096,
+       .precision = "bf16",
+       .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "int8 dp2 tp2", .dp = 2, .tp = 2, .accumulation = 2, .bucket_bytes = 4096, .compression = {.kind = CompressionKind::kInt8}},
+      {.name = "bf16 on the wire dp4", .dp = 4, .compression = {.kind = CompressionKind::kBf16}},
+      {.name = "top-k dp2 clipped", .dp = 2, .bucket_bytes = 4096, .clip_norm = 1, .compression = {.kind = CompressionKind::kTopK, .k = 0.1}},
+      {.name = "powersgd dp2", .tied = false, .dp = 2, .accumulation = 2, .compression = {.kind = CompressionKind::kPowerSgd, .rank = 2}},
+      {.name = "random-k dp2 pp2",
+       .tied = false,
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .compression = {.kind = CompressionKind::kRandomK, .k = 0.1}},
       {.name = "fp16 tp2 pp2 tied clipped",
        .tp = 2,
        .pp = 2,
