@@ -31,14 +31,31 @@ int64_t largest_arena(const PlacedPlan& placed) {
   return most;
 }
 
+namespace {
+
+/// What this case has not yet done to need less, the cheapest in time first.
+std::string what_saves_memory(const Case& c) {
+  const Layout& l = c.layout;
+  std::vector<std::string> ways;
+  if (l.dp > 1 && l.zero < 3) ways.push_back(fmt::format("zero: {}", l.zero + 1));
+  if (l.recompute == Recompute::kNone) ways.push_back("recompute: selective");
+  if (c.train.micro_batch > 1) ways.push_back("a smaller micro_batch");
+  if (l.recompute != Recompute::kFull) ways.push_back("recompute: full");
+  ways.push_back("more tp or pp");
+  std::string text = ways.front();
+  for (size_t i = 1; i < ways.size(); ++i) text += (i + 1 == ways.size() ? " or " : ", ") + ways[i];
+  return text;
+}
+
+}  // namespace
+
 Result<void> fits(const Case& config, const PlacedPlan& placed) {
   const int64_t need = largest_arena(placed), have = memory_per_rank(config);
   if (have <= 0 || need <= have) return {};
   return Error{
       ExitCode::kNo,
       fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
-      config.layout.recompute == Recompute::kFull ? "try a smaller micro_batch, more tp or pp, or zero: 3"
-                                                  : "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1",
+      "try " + what_saves_memory(config),
       {}};
 }
 
@@ -167,7 +184,9 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
   }
   const MemoryReading after = execution.memory();
   m.resident_bytes = after.peak;
-  m.unplanned_memory_bytes = std::max<int64_t>(0, after.now - before.now - arenas);
+  // A peak that lies before this case began (reading the data, say) is none of its own.
+  const int64_t peak = after.peak > before.peak ? after.peak : after.now;
+  m.unplanned_memory_bytes = peak - before.now - arenas;
 }
 
 /// Number of the first step: 0, or what the checkpoint that the case resumes has done, whose state `session` then has.
@@ -222,7 +241,7 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
     SHARDLAB_TRY(save_where_due(config, **session, step + 1, step + 1 == end));
     if (step < warm) continue;
     seconds.push_back(r.seconds);
-    m.wire_bytes = r.sent_bytes;
+    if ((*execution)->transport().counts_wire()) m.wire_bytes = r.sent_bytes;
   }
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   m.samples = static_cast<int>(seconds.size());

@@ -172,6 +172,10 @@ Result<void> check_execution(const Case& c) {
   if (c.canonical && c.transport == "nccl")
     return refusal("canonical with transport=nccl: NCCL sums in an order of its own",
                    "use transport: one-gpu, or canonical: false");
+  if (on_device && c.layout.collective_algorithm != AlgorithmChoice::kAuto)
+    return refusal(fmt::format("collective_algorithm={} with transport={}, which moves data by a way of its own",
+                               name_of(c.layout.collective_algorithm), c.transport),
+                   "leave collective_algorithm out, or use transport: threads");
   return {};
 }
 
@@ -201,9 +205,15 @@ Result<void> check_offload(const Case& c) {
   };
   if (!o.any()) return {};
   if (o.activations == OffloadTo::kNvme) return missing("activations=nvme", "activations: cpu");
-  if (o.optimizer != OffloadTo::kNone) return missing(fmt::format("optimizer={}", name_of(o.optimizer)), "optimizer: none");
+  if (o.optimizer == OffloadTo::kNvme) return missing("optimizer=nvme", "optimizer: cpu");
   if (o.parameters != OffloadTo::kNone) return missing(fmt::format("parameters={}", name_of(o.parameters)), "parameters: none");
   if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
+  if (o.optimizer != OffloadTo::kNone && (c.train.clip_norm > 0 || c.train.grad_norm))
+    return refusal(
+        fmt::format("offload.optimizer={} with {}: the norm needs every gradient before the first update, and each leaves "
+                    "the device for its update as soon as it is complete",
+                    name_of(o.optimizer), c.train.clip_norm > 0 ? "clip_norm" : "grad_norm"),
+        "set clip_norm: 0 and grad_norm: false, or offload.optimizer: none");
   if (c.backend == "cuda")
     return refusal(
         fmt::format("offload={} with backend=cuda: no test has yet moved state between a GPU and its host", offload_text(o)),
@@ -228,8 +238,8 @@ Result<void> check_implemented(const Case& c) {
   SHARDLAB_TRY(check_offload(c));
   if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
   if (l.parameter_server.servers > 0) return missing("parameter_server", "zero: 1, which shards the optimizer alike");
-  if (l.compression.kind != CompressionKind::kNone)
-    return missing(fmt::format("compression={}", name_of(l.compression.kind)), "compression.kind: none");
+  if (l.compression.kind == CompressionKind::kOneBitAdam)
+    return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
   if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
   if (c.train.precision != "fp32" && c.train.precision != "bf16")
     return missing(fmt::format("precision={}", c.train.precision), "precision: fp32 or bf16");
@@ -253,6 +263,41 @@ Result<void> check_recompute(const Layout& l) {
                      "name some of attn.norm, attn.core, mlp.norm and mlp.act, or set recompute: full");
     left.remove_prefix(std::min(end + 1, left.size()));
   }
+  return {};
+}
+
+Result<void> check_compression(const Case& c) {
+  const Compression& k = c.layout.compression;
+  if (k.kind == CompressionKind::kNone) return {};
+  const std::string what = fmt::format("compression.kind={}", name_of(k.kind));
+  if (c.layout.dp == 1) return refusal(what + " with dp=1: no gradient travels", "set dp above 1, or compression.kind: none");
+  if (c.layout.zero > 0)
+    return refusal(fmt::format("{} with zero={}: what is compressed is the all-reduce of whole gradients", what, c.layout.zero),
+                   "set zero: 0, or compression.kind: none");
+  for (const auto& [key, dtype] :
+       {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
+    if (!dtype->empty() && *dtype != "fp32")
+      return refusal(fmt::format("{} with {}={}: errors are kept of fp32 gradients", what, key, *dtype),
+                     fmt::format("leave {} out", key));
+  if (!(c.checkpoint == Checkpointing{}))
+    return refusal(what + " with checkpoint: the errors belong to ranks and buckets, and no other layout could take them up",
+                   "leave checkpoint out, or set compression.kind: none");
+  if (k.kind == CompressionKind::kInt8 && k.bits != 8 && k.bits != 4)
+    return refusal(fmt::format("{} with compression.bits={}", what, k.bits), "use 8 or 4");
+  if (k.kind == CompressionKind::kPowerSgd && k.rank < 1)
+    return refusal(fmt::format("{} with compression.rank={}", what, k.rank), "set compression.rank to 1 or more");
+  if (k.kind == CompressionKind::kPowerSgd && c.layout.tp > 1)
+    return refusal(fmt::format("{} with tp={}: slices of a matrix would be approximated each by itself", what, c.layout.tp),
+                   "set tp: 1, or compression.kind: int8");
+  const bool selects = k.kind == CompressionKind::kTopK || k.kind == CompressionKind::kRandomK;
+  if (selects && !(k.k > 0 && k.k <= 1))
+    return refusal(fmt::format("{} with compression.k={}", what, k.k), "set the share of elements that is sent, above 0 and up to 1");
+  const Model& m = c.model;
+  const int64_t largest = m.hidden * std::max({m.vocab, m.up_rows(), m.qkv_rows()});
+  if (selects && largest + c.layout.bucket_bytes / 4 >= (int64_t{1} << 31))
+    return refusal(fmt::format("{} with bucket_bytes={} and a parameter of {} elements: an index of 32 bits numbers 2^31", what,
+                               c.layout.bucket_bytes, largest),
+                   "lower bucket_bytes, or use compression.kind: int8");
   return {};
 }
 
@@ -384,6 +429,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_implemented(c));
   SHARDLAB_TRY(check_layout(c));
   SHARDLAB_TRY(check_recompute(c.layout));
+  SHARDLAB_TRY(check_compression(c));
   SHARDLAB_TRY(check_batch(c));
   SHARDLAB_TRY(check_optimizer(c.train));
   SHARDLAB_TRY(check_checkpoint(c));

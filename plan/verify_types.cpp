@@ -556,6 +556,12 @@ void TypeChecker::check(const Op& op) {
   Builder builder(segment_, op);
   builder.build();
   for (const Written& w : builder.equation.writes) check_written(op, builder.equation, w);
+  const auto* kernel = std::get_if<Kernel>(&op.work);
+  if (kernel == nullptr || (kernel->rule != Kernel::Rule::kOpaque && kernel->rule != Kernel::Rule::kTrusted)) return;
+  for (const auto* operands : {&op.reads, &op.writes})
+    for (const SlotId slot : *operands)
+      if (type(slot).scale.factor != Rational(1))  // a named denominator may be its very purpose: unscaling
+        fault(op, Rule::kTypes, "%{} has scale {}, of which a kernel by name alone cannot know", name(slot), scale_name(type(slot).scale));
 }
 
 void TypeChecker::check_written(const Op& op, const Equation& equation, const Written& w) {

@@ -286,7 +286,7 @@ class Replay {
       if (p.begin < at.end && at.begin < p.end) f(p);
   }
   CrossRole message_key(CommId comm, int from, int to) { return {comm.value, from, to, messages_[{comm.value, from, to}]++}; }
-  void demand_complete(const Act& act, const Piece& p, bool update);
+  void demand(const Act& act, const Piece& p, bool complete);
 
   Language& language_;
   const Plan& plan_;
@@ -738,13 +738,23 @@ void Replay::play_sum(const Act& act) {
   if (send != nullptr)
     sent =
         message_key(send->comm, role_index_, peer_of(plan_, role_index_, plan_.comms[send->comm.index()], send->hop, send->cyclic));
+  const bool by_kernel = std::holds_alternative<Kernel>(act.op->work);
   for (size_t i = 0; i < act.reads.size(); ++i) {
     const Region at = region(act.reads[i]);
     read(act.reads[i], at);
     if (!at.storage->alive) continue;
     if (act.uses_parameters) note_use(at, act.ordinals[i]);
+    int32_t parameter = -1, last = -1;  // of the pieces before
     for_pieces(at, [&](const Piece& p) {
-      if (norm) return demand_complete(act, p, false);
+      if (by_kernel && p.sum >= 0) {
+        sum.mixed = sum.mixed || (parameter >= 0 && p.parameter >= 0 && parameter != p.parameter);
+        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand(act, p, false);  // the last to see what lies where
+        parameter = p.parameter >= 0 ? p.parameter : parameter;
+        // What a kernel wrote at once stands as a whole in each piece that it wrote: one for each parameter there, and the padding.
+        if (last >= 0 && sums_[static_cast<size_t>(p.sum)].sources == sums_[static_cast<size_t>(last)].sources) return;
+        last = p.sum;
+      }
+      if (norm) return demand(act, p, true);
       if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);
       if (p.sum >= 0) sum.add(sums_[static_cast<size_t>(p.sum)]);
       if (p.slice < 0) return;
@@ -925,12 +935,12 @@ void Replay::play_add(const Act& act) {
   });
 }
 
-void Replay::demand_complete(const Act& act, const Piece& p, bool update) {
+void Replay::demand(const Act& act, const Piece& p, bool complete) {
   if (p.parameter < 0) return;
   Demand d;
   d.role = role_index_;
   d.parameter = p.parameter;
-  d.update = update;
+  d.complete = complete;
   d.segment = segment_;
   d.op = act.op;
   d.call = call_;
@@ -946,8 +956,8 @@ void Replay::play_optimizer(const Act& act) {
   if (!grad.storage->alive || !param.storage->alive) return;
   const bool unlinked = std::ranges::none_of(param.storage->pieces, [](const Piece& p) { return p.parameter >= 0; });
   const bool is_slice = (param.end - param.begin) * parts_[grad.shard.mask] == grad.end - grad.begin;
-  if (unlinked && param.storage->spread.empty() && param.shard.empty() && !grad.shard.empty() && param.begin == 0 && is_slice) {
-    // A flat shard of several parameters, whose layout its gradient tells.
+  if (unlinked && param.storage->spread.empty() && param.shard.empty() && param.begin == 0 && is_slice) {
+    // A flat copy or shard of several parameters, whose layout its gradient tells.
     const Piece was = param.storage->pieces.front();
     param.storage->spread = grad.shard;
     param.storage->pieces.clear();
@@ -1005,7 +1015,7 @@ void Replay::play_optimizer(const Act& act) {
       ledger_.updated(role_index_, p.parameter, (end - begin) * ranks);
       Piece whole = g;
       whole.parameter = p.parameter;
-      demand_complete(act, whole, true);
+      demand(act, whole, true);
     });
   });
   if (!updated.empty()) {

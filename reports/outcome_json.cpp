@@ -384,6 +384,7 @@ void visit_fields(V& v, T& x) {
   v("compiler", x.compiler);
   v("libraries", x.libraries);
   v("command", x.command);
+  v("sweep", x.sweep);
   v("date", x.date);
   v("host", x.host);
   v("processor", x.processor);

@@ -48,7 +48,18 @@ void set_whole_step(StageForm& form) {
   at(BufferClass::kGradient) = form.gradients;
   at(BufferClass::kMetric) = form.metrics;
   at(BufferClass::kWorkspace) = form.workspace;
+  at(BufferClass::kBuffer) = form.buffers;
   at(BufferClass::kOther) = form.other;
+}
+
+/// What the host keeps for the step: the optimizer's state, and a block of a gradient that it widens.
+void set_host(const Case& c, const State& state, SpaceForm& host) {
+  const auto at = [&](BufferClass cls) -> int64_t& { return host.at_peak.bytes[static_cast<size_t>(cls)]; };
+  at(BufferClass::kMaster) = state.host_masters;
+  at(BufferClass::kMoment) = state.host_moments;
+  at(BufferClass::kGradient) = state.host_gradients;
+  at(BufferClass::kBuffer) = state.host_results;
+  at(BufferClass::kWorkspace) = updates_on_host(c) && Widths(c).gradient < 4 ? held(kBlock) : 0;
 }
 
 StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage) {
@@ -61,12 +72,15 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.moments = state.moments;
   form.gradients = state.gradients;
   form.metrics = metrics.step + metrics.persistent;
-  form.workspace = workspace_of(c, part);
-  form.other = c.train.clip_norm > 0 ? 2 * kScalar : 0;  // the bound and the factor
-  form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace;
+  const CompressionForm compression = compression_of(c, state, part);
+  form.workspace = workspace_of(c, part, compression.workspace);
+  form.buffers = compression.messages;
+  form.other = (c.train.clip_norm > 0 ? 2 * kScalar : 0) + compression.errors;  // the bound and the factor
+  form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace + compression.errors;
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
+  set_host(c, state, form.host);
   if (c.layout.zero >= 2 || c.layout.offload.any())
     walk_to_peak(c, sizes, state, part, stage, form);
   else
@@ -104,8 +118,10 @@ class Wires {
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
     }
     const bool zero = c_.layout.zero > 0;
+    const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
     const int64_t gradients =
-        zero ? sets_ * reduced(widths_.gradient * state.reduced, shards_) : all_reduced(widths_.gradient * state.reduced, dp_);
+        compressed ? compression_of(c_, state, part).sent
+        : zero     ? sets_ * reduced(widths_.gradient * state.reduced, shards_) : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
     at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);
     int64_t gathered = state.gathered;

@@ -92,6 +92,30 @@ void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Vi
   }
 }
 
+/// Gradients that the host is to have: a bucket is there from its first backward of the step until its last is done and it has been
+/// copied out, with overlap until the next unit is done. Without, ranks reduce them when all of backward is over. A tied table's
+/// waits for that of its other use.
+void add_open_buckets(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits,
+                      std::vector<Around>& around) {
+  const int64_t element = Widths(c).gradient;
+  for (const BucketForm& bucket : state.buckets) {
+    if (is_shared(bucket, part)) continue;
+    size_t first = visits.size(), last = 0;
+    for (size_t v = 0; v < visits.size(); ++v) {
+      if (!visits[v].backward) continue;
+      if (visits[v].unit == bucket.highest) first = std::min(first, v);
+      if (visits[v].unit == bucket.lowest) last = v;
+    }
+    const bool waits = (bucket.tied && (c.layout.pp > 1 || c.canonical)) || (c.layout.dp > 1 && !c.layout.overlap);
+    const size_t until = waits ? visits.size() : c.layout.overlap ? last + 1 : last;
+    around[first].before_scatter.push_back({BufferClass::kGradient, bucket.bytes(element)});
+    if (until < visits.size() && until > last)
+      around[until].freed_scatter.push_back({BufferClass::kGradient, -bucket.bytes(element)});
+    else
+      around[std::min(until, visits.size() - 1)].after.push_back({BufferClass::kGradient, -bucket.bytes(element)});
+  }
+}
+
 /// The bucket that holds the values of each: another one's for the head's share of a table that is tied on one stage.
 std::vector<size_t> owners_of(const State& state, const Part& part) {
   std::vector<size_t> owners(state.buckets.size());
@@ -300,6 +324,8 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
   std::vector<Around> around(visits.size());
   if (c.layout.zero >= 2)
     for (const BucketForm& bucket : state.buckets) add_gradients(c, bucket, visits, around);
+  else if (updates_on_host(c))
+    add_open_buckets(c, state, part, visits, around);
   if (c.layout.zero == 3) {
     const auto stays = stays_of(c, state, part, visits);
     for (size_t b = 0; b < stays.size(); ++b)

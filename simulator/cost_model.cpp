@@ -7,6 +7,7 @@
 
 #include "plan/collective_steps.h"
 #include "plan/work.h"
+#include "simulator/peers.h"
 
 namespace shardlab {
 namespace {
@@ -53,18 +54,6 @@ std::string_view name_of(CrossEntropy::Part part) {
   return "?";
 }
 
-const Comm& comm_of(const Plan& plan, const Op& op) {
-  const CommId id = std::visit(Overload{
-                                   [](const Collective& c) { return c.comm; },
-                                   [](const Send& s) { return s.comm; },
-                                   [](const Recv& r) { return r.comm; },
-                                   [](const auto&) { return CommId{}; },
-                               },
-                               op.work);
-  SHARDLAB_CHECK(id && id.index() < plan.comms.size(), "op `{}` has no communicator", op.label);
-  return plan.comms[id.index()];
-}
-
 bool is_collective_kernel(const std::string& kernel) {
   return kernel.starts_with("all_") || kernel.starts_with("reduce_scatter") || kernel.starts_with("broadcast");
 }
@@ -73,6 +62,16 @@ bool is_collective_kernel(const std::string& kernel) {
 std::vector<int64_t> folded(const std::string& kernel, const std::vector<int64_t>& shape) {
   if (kernel.starts_with("attention") && shape.size() == 4) return {shape[0] * shape[1], shape[2], shape[3]};
   return shape;
+}
+
+/// Does the op read 16-bit floats? Only products were measured on those.
+bool reads_narrow(const Instruction& i) {
+  return std::ranges::any_of(i.op->reads,
+                             [&](SlotId s) {
+                               const DType type = slot(*i.segment, s).type.dtype;
+                               return type == DType::bf16 || type == DType::f16;
+                             }) &&
+         !std::holds_alternative<Collective>(i.op->work) && !std::holds_alternative<Send>(i.op->work);
 }
 
 double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
@@ -127,6 +126,11 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
   return {bytes};
 }
 
+Seconds PlacedCostModel::communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int>,
+                                           int busy_cores) const {
+  return communicate(plan, instruction, busy_cores);
+}
+
 // --- calibrated ------------------------------------------------------------------------------------------------------
 
 CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::max(1, machine.cores)) {
@@ -168,8 +172,11 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
 
 RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   const std::string kernel = kernel_of(*instruction.segment, *instruction.op);
-  if (const auto levels = kernels_.find(kernel); levels != kernels_.end())
-    return at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
+  if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
+    RateTable::Answer answer = at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
+    if (!std::holds_alternative<Linear>(instruction.op->work) && reads_narrow(instruction)) answer.extrapolated = true;
+    return answer;
+  }
   const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
   const double bytes = static_cast<double>(std::max(work.memory.value, work.payload.value));
   return {std::max(time_at(static_cast<double>(work.flops.value), peak_flops_), time_at(bytes, memory_bytes_per_s_)), true};
@@ -222,26 +229,36 @@ Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruc
 
 namespace {
 
-/// How the ranks of a communicator lie on nodes, seen from rank 0: groups of one communicator lie alike.
+/// How a group lies on nodes.
 struct Spread {
   int nodes = 1;
-  int most_on_a_node = 1;
+  int fewest_on_a_node = 1;
 };
 
-Spread spread_of(const std::vector<int>& group, int devices_per_node) {
+Spread spread_of(std::span<const int> group, int devices_per_node) {
   std::map<int, int> members;
-  Spread spread{0, 0};
-  for (const int rank : group) spread.most_on_a_node = std::max(spread.most_on_a_node, ++members[rank / devices_per_node]);
-  spread.nodes = static_cast<int>(members.size());
+  for (const int rank : group) ++members[rank / devices_per_node];
+  Spread spread{static_cast<int>(members.size()), static_cast<int>(group.size())};
+  for (const auto& [node, count] : members) spread.fewest_on_a_node = std::min(spread.fewest_on_a_node, count);
   return spread;
 }
 
 }  // namespace
 
-Seconds DatasheetCostModel::communicate(const Plan& plan, const Instruction& instruction, int) const {
+Seconds DatasheetCostModel::communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   const Op& op = *instruction.op;
   const std::vector<int> group = group_of(plan.mesh, comm_of(plan, op), 0);
-  const Spread spread = spread_of(group, std::max(1, machine_.devices_per_node));
+  if (std::holds_alternative<Collective>(op.work)) return communicate_among(plan, instruction, group, busy_cores);
+  Seconds slowest(0);
+  for (size_t i = 0; i < group.size(); ++i)
+    if (const auto hop = hop_of(op, group, i)) slowest = std::max(slowest, communicate_among(plan, instruction, *hop, busy_cores));
+  return slowest;
+}
+
+Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                              int) const {
+  const Op& op = *instruction.op;
+  const Spread spread = spread_of(ranks, std::max(1, machine_.devices_per_node));
   const bool network = spread.nodes > 1;
   const double link = machine_.device.link_bytes_per_s * efficiency_.link;
   const double inter = machine_.inter_bytes_per_s * efficiency_.network;
@@ -252,12 +269,12 @@ Seconds DatasheetCostModel::communicate(const Plan& plan, const Instruction& ins
     const int64_t bytes = cost_shape_of(plan, *instruction.segment, op)[0];
     return Seconds(latency + time_at(static_cast<double>(bytes), network ? inter : link));
   }
-  const int size = static_cast<int>(group.size());
+  const int size = static_cast<int>(ranks.size());
   if (size == 1) return Seconds(0);
   const Type& full = full_type(*instruction.segment, op, *c);
   const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
   const int64_t sent = bytes_of(full.dtype, sent_elements(c->kind, c->algorithm, full.shape.elements(), size, 0, c->root));
-  const double bandwidth = network ? (link > 0 ? std::min(link, inter * spread.most_on_a_node) : inter) : link;
+  const double bandwidth = network ? (link > 0 ? std::min(link, inter * spread.fewest_on_a_node) : inter) : link;
   return Seconds(static_cast<double>(steps) * latency + time_at(static_cast<double>(sent), bandwidth));
 }
 
@@ -274,8 +291,8 @@ Seconds FixedCostModel::communicate(const Plan& plan, const Instruction& instruc
 
 // --- choice ------------------------------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<CostModel>> cost_model_for(const Machine& machine, const std::string& precision) {
-  if (machine.calibration) return std::unique_ptr<CostModel>(std::make_unique<CalibratedCostModel>(machine));
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision) {
+  if (machine.calibration) return std::unique_ptr<PlacedCostModel>(std::make_unique<CalibratedCostModel>(machine));
   if (machine.local)
     return Error{ExitCode::kEnvironment, fmt::format("machine `{}` is this machine, and it was never measured", machine.id),
                  "run `shardlab calibrate` first"};
@@ -283,7 +300,7 @@ Result<std::unique_ptr<CostModel>> cost_model_for(const Machine& machine, const 
     return Error{ExitCode::kUsage, fmt::format("machine `{}` states no memory bandwidth or no peak flops", machine.id),
                  "give device.memory_bandwidth and device.peak_flops in its machine file"};
   if (peak_flops_of(machine.device, precision) > 0)
-    return std::unique_ptr<CostModel>(std::make_unique<DatasheetCostModel>(machine, precision));
+    return std::unique_ptr<PlacedCostModel>(std::make_unique<DatasheetCostModel>(machine, precision));
   return Error{ExitCode::kUsage, fmt::format("machine `{}` states no peak for precision {} nor a wider one", machine.id, precision),
                "add it to device.peak_flops in its machine file"};
 }

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,15 @@
 #include "simulator/rate_table.h"
 
 namespace shardlab {
+
+/// A cost model that also knows where ranks lie: what the timeline asks.
+class PlacedCostModel : public CostModel {
+ public:
+  /// Seconds of a collective or message among `ranks`, once they are all there: of a message its sender and its receiver, of a
+  /// collective its group, in group order. Where a model cannot tell ranks apart this is `communicate`.
+  virtual Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                    int busy_cores) const;
+};
 
 /// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
 /// "linear.F.bias", "norm.I.rms", "activation.F.swiglu", "cross_entropy.fused", "all_reduce.ring", "p2p" (send and receive alike).
@@ -35,7 +45,7 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
 /// Units: seconds.
 /// Source: Machine::calibration (simulator/calibrate).
 /// Valid when: the ranks run on this machine with the kernels that were measured (Calibration::kernel_variant), one thread a rank.
-class CalibratedCostModel final : public CostModel {
+class CalibratedCostModel final : public PlacedCostModel {
  public:
   /// `machine.calibration` must be there.
   explicit CalibratedCostModel(const Machine& machine);
@@ -79,18 +89,20 @@ struct Efficiency {
 /// Formula: compute = max(flops / (peak * matmul * flops / (flops + ramp)), memory bytes / (bandwidth * memory)), where the ramp
 ///   applies to Linear and Attention only. Collectives: the sum over the steps of the algorithm (plan/collective_steps.h) of
 ///   latency + bytes sent in the step / bandwidth; the bandwidth is the link's within a node, else the least of the link's and of
-///   the members of the group on one node times the network's (parallel rings, one per device). p2p: latency + bytes / bandwidth of
-///   the slowest hop.
+///   the members of the group on the node with the fewest times the network's (parallel rings, one per device). p2p: latency +
+///   bytes / bandwidth between the two ranks. `communicate` takes the group, or the slowest hop, that rank 0 belongs to.
 /// Units: seconds.
 /// Source: Machine::device and Machine::inter_bytes_per_s (data sheets); `Efficiency` for what of them is reached.
 /// Valid when: each rank has a device of its own; never better than a factor, and so always reported as extrapolated.
-class DatasheetCostModel final : public CostModel {
+class DatasheetCostModel final : public PlacedCostModel {
  public:
   /// `precision` names the peak used ("fp32", "bf16"); a machine without it has its largest slower one.
   DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency = {});
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                            int busy_cores) const override;
   Seconds dispatch() const override { return Seconds(efficiency_.launch_s); }
   Seconds wake() const override { return Seconds(efficiency_.wake_s); }
   bool extrapolates(const Plan&, const Instruction&) const override { return true; }
@@ -105,7 +117,7 @@ class DatasheetCostModel final : public CostModel {
 ///
 /// Formula: seconds[label], or `otherwise`. With `contention` c an op takes 1 + c * (busy cores - 1) times as long.
 /// Units: seconds. Source: the caller. Valid when: always.
-class FixedCostModel final : public CostModel {
+class FixedCostModel final : public PlacedCostModel {
  public:
   std::map<std::string, double> seconds;
   double otherwise = 1;
@@ -121,6 +133,6 @@ class FixedCostModel final : public CostModel {
 
 /// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine
 /// without calibration and a device without peak or bandwidth.
-Result<std::unique_ptr<CostModel>> cost_model_for(const Machine& machine, const std::string& precision);
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision);
 
 }  // namespace shardlab

@@ -49,32 +49,44 @@ struct Rank {
   double end = 0;
 };
 
-/// Seconds of each op by number of busy cores, asked of the cost model once: calls of a segment cost the same.
+/// Seconds of each op by number of busy cores, asked of the cost model once: calls of a segment cost the same, and so does a
+/// message between the same ranks.
 class Costs {
  public:
-  Costs(const Plan& plan, const CostModel& model, int levels) : plan_(plan), model_(model), levels_(static_cast<size_t>(levels)) {}
+  Costs(const Plan& plan, const PlacedCostModel& model, const SimulatedRanks& simulated, int levels)
+      : plan_(plan), model_(model), simulated_(simulated), levels_(static_cast<size_t>(levels)) {}
 
-  double of(const Instruction& i, int busy_cores) {
+  double of(const Instruction& i, int rank, int busy_cores) {
     const size_t level = std::min(static_cast<size_t>(busy_cores), levels_) - 1;
-    std::vector<double>& known = seconds_[i.op];
+    const bool apart = communicates(i);
+    std::vector<double>& known = seconds_[{i.op, apart ? rank : -1}];
     if (known.empty()) known.resize(levels_, -1.0);
     if (known[level] < 0) {
       const int busy = static_cast<int>(level) + 1;
-      known[level] = (communicates(i) ? model_.communicate(plan_, i, busy) : model_.compute(plan_, i, busy)).value;
+      known[level] = apart ? among(i, rank, busy) : model_.compute(plan_, i, busy).value;
     }
     return known[level];
   }
 
  private:
+  /// Of a representative: of the slowest of those that it stands for.
+  double among(const Instruction& i, int rank, int busy) {
+    double slowest = 0;
+    for (const std::vector<int>& ranks : who_meet(plan_, *i.op, simulated_, rank))
+      slowest = std::max(slowest, model_.communicate_among(plan_, i, ranks, busy).value);
+    return slowest;
+  }
+
   const Plan& plan_;
-  const CostModel& model_;
+  const PlacedCostModel& model_;
+  const SimulatedRanks& simulated_;
   size_t levels_;
-  std::map<const Op*, std::vector<double>> seconds_;
+  std::map<std::pair<const Op*, int>, std::vector<double>> seconds_;
 };
 
 class Simulation {
  public:
-  Simulation(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
+  Simulation(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs,
              const SimulateOptions& options)
       : plan_(plan),
         local_(machine.local),
@@ -82,7 +94,7 @@ class Simulation {
         dispatch_(costs.dispatch().value),
         wake_(costs.wake().value),
         simulated_(plan.mesh, machine.local || plan.mesh.world_size() <= options.max_individual_ranks),
-        costs_(plan, costs, machine.local ? std::max(1, machine.cores) : 1) {
+        costs_(plan, costs, simulated_, machine.local ? std::max(1, machine.cores) : 1) {
     for (const int rank : simulated_.ranks()) add_rank(rank, programs);
   }
 
@@ -243,7 +255,7 @@ class Simulation {
   /// Core work on a local machine; on a device of its own, a duration known beforehand.
   void start_task(int index, Doing phase) {
     Stream& s = streams_[static_cast<size_t>(index)];
-    if (!local_) return start_timer(index, phase, now_ + costs_.of(current(s), 1));
+    if (!local_) return start_timer(index, phase, now_ + costs_.of(current(s), rank_of(s).rank, 1));
     s.phase = phase;
     s.remaining = 1;
     tasks_.push_back(index);
@@ -259,7 +271,7 @@ class Simulation {
     const Stream& s = streams_[static_cast<size_t>(index)];
     const int ready = static_cast<int>(tasks_.size());
     const double share = std::min(1.0, static_cast<double>(cores_) / ready);
-    const double alone = s.phase == Doing::kLaunch ? dispatch_ : costs_.of(current(s), std::min(ready, cores_));
+    const double alone = s.phase == Doing::kLaunch ? dispatch_ : costs_.of(current(s), rank_of(s).rank, std::min(ready, cores_));
     return s.remaining * alone / share;
   }
 
@@ -355,7 +367,7 @@ class Simulation {
 
 }  // namespace
 
-Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
+Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs,
                const SimulateOptions& options) {
   SHARDLAB_CHECK(programs.size() == plan.roles.size(), "{} programs for {} roles", programs.size(), plan.roles.size());
   return Simulation(plan, programs, machine, costs, options).run();

@@ -17,11 +17,11 @@
 
 #include <vector>
 
-#include "plan/interfaces.h"
 #include "plan/machine.h"
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "plan/trace.h"
+#include "simulator/cost_model.h"
 
 namespace shardlab {
 
@@ -33,7 +33,7 @@ struct SimulateOptions {
 
 /// The predicted trace of one step. `programs` are indexed by role. Events exist for simulated ranks only; `step_interval` for
 /// every rank. The plan must have passed `verify`: one that deadlocks is a bug.
-Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
+Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs,
                const SimulateOptions& options = {});
 
 /// The time of the step: from its start to the end of the last rank.

@@ -1,15 +1,19 @@
 #include "strategies/catalogue.h"
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
 
 #include "plan/precision.h"
 #include "strategies/accumulation.h"
 #include "strategies/clip_norm.h"
+#include "strategies/compression.h"
 #include "strategies/data_parallel.h"
 #include "strategies/draft.h"
 #include "strategies/fsdp.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_activations.h"
+#include "strategies/offload_optimizer.h"
 #include "strategies/optimizer.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
@@ -35,6 +39,10 @@ namespace {
 
 bool always(const Case&) { return true; }
 bool narrows(const Case& c) { return precision_of(c).has_master(); }
+bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
+bool compresses(const Case& c, std::initializer_list<CompressionKind> kinds) {
+  return std::ranges::find(kinds, c.layout.compression.kind) != kinds.end();
+}
 bool ties(const Case& c) { return c.model.tied_embeddings; }
 
 constexpr std::array kCatalogue{
@@ -64,7 +72,19 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return ties(c) && tied_gradients_meet_early(c); }, tie_before_reduction},
     Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap",
              "all-reduce: 2 Psi (N-1)/N", "none", "Li et al. 2020",
-             [](const Case& c) { return c.layout.dp > 1 && c.layout.zero == 0; }, data_parallel},
+             [](const Case& c) { return c.layout.dp > 1 && c.layout.zero == 0 && compresses(c, {CompressionKind::kNone}); },
+             data_parallel},
+    Strategy{"quantised-gradients", "Gradients in 16, 8 or 4 bits on the wire", Tier::kE3, "compression: bf16, int8 (bits)",
+             "all-to-all and all-gather of codes and scales: 2 Psi (b + 1/8)/32 (N-1)/N, b = 8, 4; Psi (N-1)/N for bf16",
+             "errors Psi (1 + 1/N); codes of a bucket", "Seide et al. 2014; Wang et al. 2023",
+             [](const Case& c) { return compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8}); }, quantised_gradients},
+    Strategy{"sparse-gradients", "The largest elements of gradients, or some by chance", Tier::kE3, "compression: top-k, random-k (k)",
+             "top-k: all-gather of values and indices, 2 k Psi (N-1); random-k: all-reduce of values, 2 k Psi (N-1)/N",
+             "errors Psi; values of a bucket, indices", "Stich et al. 2018; Lin et al. 2018",
+             [](const Case& c) { return compresses(c, {CompressionKind::kTopK, CompressionKind::kRandomK}); }, sparse_gradients},
+    Strategy{"powersgd", "PowerSGD: low-rank gradients of matrices", Tier::kE3, "compression: powersgd (rank)",
+             "two all-reduces a matrix: 2 r (R + C) (N-1)/N; vectors plain", "errors Psi, bases r C; P and Q of a matrix",
+             "Vogels et al. 2019", [](const Case& c) { return compresses(c, {CompressionKind::kPowerSgd}); }, powersgd},
     Strategy{"zero-1", "ZeRO-1: sharded optimizer states", Tier::kE1, "zero: 1", "reduce-scatter and all-gather: Psi (N-1)/N each",
              "moments 1/N", "Rajbhandari et al. 2020", [](const Case& c) { return c.layout.zero == 1; }, zero1},
     Strategy{"zero-2", "ZeRO-2: sharded gradients", Tier::kE1, "zero: 2",
@@ -90,7 +110,10 @@ constexpr std::array kCatalogue{
     Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16", "nothing",
              "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", narrows, master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
-             always, optimizer},
+             [](const Case& c) { return !updates_on_host(c); }, optimizer},
+    Strategy{"offload-optimizer", "ZeRO-Offload: states and update on the host", Tier::kE0, "offload: optimizer",
+             "gradients out, parameters back: Psi each, Psi/N under ZeRO", "device: parameters and open buckets; host: the states",
+             "Ren et al. 2021", updates_on_host, offload_optimizer},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
 };
 

@@ -12,6 +12,8 @@
 #include "strategies/optimizer.h"
 
 #include "plan/text.h"
+#include "strategies/draft.h"
+#include "strategies/offload_optimizer.h"
 #include "strategies/state.h"
 
 namespace shardlab {
@@ -47,7 +49,9 @@ void add_moments(Draft& draft, StageDraft& stage, Update& update) {
   }
 }
 
-Event update_event(Draft& draft, StageDraft& stage, const Update& update) {
+}  // namespace
+
+Event update_event(Draft& draft, StageDraft& stage, const Update& update, StreamId stream) {
   std::vector<BufferId> buffers{update.gradient, update.value};
   if (update.m) buffers.insert(buffers.end(), {update.m, update.v});
   if (stage.gradient_factor) buffers.push_back(stage.gradient_factor);
@@ -59,13 +63,16 @@ Event update_event(Draft& draft, StageDraft& stage, const Update& update) {
     std::vector<int> reads = update.m ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
     if (stage.gradient_factor) reads.push_back(static_cast<int>(reads.size()));
     const std::vector<int> writes = update.m ? std::vector{1, 2, 3} : std::vector{1};
-    return one_op_segment("update" + std::to_string(draft.segment_cache.size()), stage, buffers,
-                          update_op(draft.config, update.decay), reads, writes);
+    Op op = update_op(draft.config, update.decay);
+    op.stream = stream;
+    return one_op_segment("update" + std::to_string(draft.segment_cache.size()), stage, buffers, std::move(op), reads, writes);
   });
   Event event;
   event.call = bind(segment, std::move(buffers));
   return event;
 }
+
+namespace {
 
 /// The updated copy, rounded into the parameter.
 Event round_event(Draft& draft, StageDraft& stage, const Update& update) {
@@ -226,7 +233,11 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
 }  // namespace
 
 void declare_updates(Draft& draft, StageDraft& stage) {
-  if (stage.updates.empty()) update_every_parameter(draft, stage);
+  if (!stage.updates.empty()) return;
+  if (draft.config.layout.offload.optimizer != OffloadTo::kNone)
+    update_every_bucket(draft, stage);
+  else
+    update_every_parameter(draft, stage);
 }
 
 BufferId squared_gradient_norm(Draft& draft, StageDraft& stage) { return gradient_norm(draft, stage); }
@@ -237,7 +248,7 @@ void optimizer(Draft& draft) {
     declare_updates(draft, stage);
     for (Update& update : stage.updates) {
       add_moments(draft, stage, update);
-      stage.events.push_back(update_event(draft, stage, update));
+      stage.events.push_back(update_event(draft, stage, update, StreamId(0)));
       if (update.stored) stage.events.push_back(round_event(draft, stage, update));
       if (!update.after) continue;
       Event gather;

@@ -150,7 +150,11 @@ std::vector<Case> offload_layouts() {
   Case base;
   base.canonical = true;
   std::vector<Case> list{base};
-  times<Offload>(list, {{.activations = OffloadTo::kCpu}}, [](Case& c, Offload v) { c.layout.offload = v; });
+  times<Offload>(list,
+                 {{.activations = OffloadTo::kCpu},
+                  {.optimizer = OffloadTo::kCpu},
+                  {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu}},
+                 [](Case& c, Offload v) { c.layout.offload = v; });
   times<std::array<int, 4>>(list, {{1, 1, 1, 0}, {1, 2, 2, 0}, {2, 1, 1, 1}, {2, 1, 1, 0}, {4, 2, 1, 2}, {4, 1, 1, 3}},
                             [](Case& c, std::array<int, 4> v) {
                               c.layout.dp = v[0];
@@ -210,7 +214,7 @@ std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts)
     c.train.global_batch_tokens = subject.sequences * subject.train.seq_len;
     c.name = layout_name(c);
     // Half of the rows have the gradient's norm computed too.
-    c.train.grad_norm = mix(hash_text(c.name)) >> 63;
+    c.train.grad_norm = c.layout.offload.optimizer == OffloadTo::kNone && mix(hash_text(c.name)) >> 63;
     if (check(c).ok()) rows.push_back(std::move(c));
   }
   return rows;

@@ -28,6 +28,7 @@ struct Mix {
   const char* precision = "fp32";
   int layers = 2;
   Offload offload;
+  Compression compression = {};
 };
 
 Case case_of(const Mix& mix) {
@@ -63,6 +64,7 @@ Case case_of(const Mix& mix) {
   c.train.dropout = mix.dropout;
   c.train.clip_norm = mix.clip_norm;
   c.train.precision = mix.precision;
+  c.layout.compression = mix.compression;
   c.canonical = mix.canonical;
   return c;
 }
@@ -116,6 +118,24 @@ std::vector<Plan> lowered_plans() {
        .recompute = true,
        .layers = 3,
        .offload = {.activations = OffloadTo::kCpu}},
+      {.name = "optimizer offloaded", .accumulation = 2, .bucket_bytes = 4096, .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "optimizer offloaded, bf16 dp2 zero1",
+       .tied = false,
+       .dp = 2,
+       .zero = 1,
+       .bucket_bytes = 4096,
+       .precision = "bf16",
+       .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "int8 dp2 tp2", .dp = 2, .tp = 2, .accumulation = 2, .bucket_bytes = 4096, .compression = {.kind = CompressionKind::kInt8}},
+      {.name = "bf16 on the wire dp4", .dp = 4, .compression = {.kind = CompressionKind::kBf16}},
+      {.name = "top-k dp2 clipped", .dp = 2, .bucket_bytes = 4096, .clip_norm = 1, .compression = {.kind = CompressionKind::kTopK, .k = 0.1}},
+      {.name = "powersgd dp2", .tied = false, .dp = 2, .accumulation = 2, .compression = {.kind = CompressionKind::kPowerSgd, .rank = 2}},
+      {.name = "random-k dp2 pp2",
+       .tied = false,
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .compression = {.kind = CompressionKind::kRandomK, .k = 0.1}},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
