@@ -9,6 +9,7 @@
 #include "cli/environment.h"
 #include "cli/execution.h"
 #include "kernels/kernels.h"
+#include "plan/base/world_error.h"
 #include "plan/runnable.h"
 #include "plan/wire.h"
 #include "plan/work.h"
@@ -32,14 +33,31 @@ int64_t largest_arena(const PlacedPlan& placed) {
   return most;
 }
 
+namespace {
+
+/// What this case has not yet done to need less, the cheapest in time first.
+std::string what_saves_memory(const Case& c) {
+  const Layout& l = c.layout;
+  std::vector<std::string> ways;
+  if (l.dp > 1 && l.zero < 3) ways.push_back(fmt::format("zero: {}", l.zero + 1));
+  if (l.recompute == Recompute::kNone) ways.push_back("recompute: selective");
+  if (c.train.micro_batch > 1) ways.push_back("a smaller micro_batch");
+  if (l.recompute != Recompute::kFull) ways.push_back("recompute: full");
+  ways.push_back("more tp or pp");
+  std::string text = ways.front();
+  for (size_t i = 1; i < ways.size(); ++i) text += (i + 1 == ways.size() ? " or " : ", ") + ways[i];
+  return text;
+}
+
+}  // namespace
+
 Result<void> fits(const Case& config, const PlacedPlan& placed) {
   const int64_t need = largest_arena(placed), have = memory_per_rank(config);
   if (have <= 0 || need <= have) return {};
   return Error{
       ExitCode::kNo,
       fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
-      config.layout.recompute == Recompute::kFull ? "try a smaller micro_batch, more tp or pp, or zero: 3"
-                                                  : "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1",
+      "try " + what_saves_memory(config),
       {}};
 }
 
@@ -169,7 +187,9 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
   }
   const MemoryReading after = execution.memory();
   m.resident_bytes = after.peak;
-  m.unplanned_memory_bytes = std::max<int64_t>(0, after.now - before.now - arenas);
+  // A peak that lies before this case began (reading the data, say) is none of its own.
+  const int64_t peak = after.peak > before.peak ? after.peak : after.now;
+  m.unplanned_memory_bytes = peak - before.now - arenas;
 }
 
 /// Number of the first step: 0, or what the checkpoint that the case resumes has done, whose state `session` then has.
@@ -189,6 +209,16 @@ Result<void> save_where_due(const Case& config, const Session& session, int64_t 
   const auto saved = save_checkpoint(session, config, steps, c.folder);
   if (!saved.ok()) return saved.error();
   return {};
+}
+
+/// Ends the run where its guard says so. The step's update was left out, so that what was saved last is what was trained last.
+void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
+  if (!result.fault) return;
+  const bool spike = result.fault->kind == Fault::Kind::kSpike;
+  if ((spike ? guard.spike : guard.nonfinite) != GuardAction::kStop) return;
+  throw WorldError(fmt::format("step {}: {}", step, result.fault->text),
+                   spike ? "lower learning_rate.peak, raise guard.loss_factor or guard.norm_factor, or set guard.spike: skip"
+                         : "lower learning_rate.peak, set clip_norm, or set guard.nonfinite: skip");
 }
 
 }  // namespace
@@ -221,10 +251,13 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
     if (step == warm) (*execution)->set_recording(true);
     const StepResult r = (*session)->step(step);
     if (r.loss) m.losses.push_back(*r.loss);
+    m.skipped_steps += r.skipped ? 1 : 0;
+    stop_at(config.train.guard, r, step);
+    m.loss_scale = r.loss_scale;
     SHARDLAB_TRY(save_where_due(config, **session, step + 1, step + 1 == end));
     if (step < warm) continue;
     seconds.push_back(r.seconds);
-    m.wire_bytes = r.sent_bytes;
+    if ((*execution)->transport().counts_wire()) m.wire_bytes = r.sent_bytes;
   }
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   m.samples = static_cast<int>(seconds.size());

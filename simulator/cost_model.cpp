@@ -79,6 +79,16 @@ Where place_of(const Segment& segment, const Op& op) {
   return any(op.writes, Space::kHost) ? Where::kToHost : Where::kToDevice;
 }
 
+/// Does the op read 16-bit floats? Only products were measured on those.
+bool reads_narrow(const Instruction& i) {
+  return std::ranges::any_of(i.op->reads,
+                             [&](SlotId s) {
+                               const DType type = slot(*i.segment, s).type.dtype;
+                               return type == DType::bf16 || type == DType::f16;
+                             }) &&
+         !std::holds_alternative<Collective>(i.op->work) && !std::holds_alternative<Send>(i.op->work);
+}
+
 double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
 
 }  // namespace
@@ -199,8 +209,11 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
 
 RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   const std::string kernel = kernel_of(*instruction.segment, *instruction.op);
-  if (const auto levels = kernels_.find(kernel); levels != kernels_.end())
-    return at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
+  if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
+    RateTable::Answer answer = at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
+    if (!std::holds_alternative<Linear>(instruction.op->work) && reads_narrow(instruction)) answer.extrapolated = true;
+    return answer;
+  }
   const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
   const double bytes = static_cast<double>(std::max(work.memory.value, work.payload.value));
   return {std::max(time_at(static_cast<double>(work.flops.value), peak_flops_), time_at(bytes, memory_bytes_per_s_)), true};

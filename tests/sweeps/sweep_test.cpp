@@ -65,6 +65,23 @@ using Names = std::vector<std::string>;
 
 }  // namespace
 
+TEST_CASE("a refused point says where the file, or the command line, asks for what cannot be") {
+  const std::string text = small("layout: {dp: 1}\ninclude:\n  - {name: a, dp: 1}\n  - {name: b, tp: 3}\n");
+  const Expansion e = points_of(text);
+  REQUIRE(e.points.size() == 2);
+  REQUIRE(e.points[1].refusal);
+  CHECK(e.points[1].refusal->where == "s.yaml:6:19");
+  const Expansion typed = points_of(small("layout: {dp: 1}\n"), with_local({"tp=3"}));
+  REQUIRE(typed.points[0].refusal);
+  CHECK(typed.points[0].refusal->where == "command line");
+}
+
+TEST_CASE("two points of one name are refused: results and claims tell them by it") {
+  const std::string errors = errors_of(small("include:\n  - {name: a, dp: 1}\n  - {name: a, dp: 2}\n"));
+  CHECK(says(errors, "s.yaml:5"));
+  CHECK(says(errors, "a second point is called `a`"));
+}
+
 TEST_CASE("axes multiply in order, the last fastest") {
   const Expansion e = points_of(small("axes: {tp: [1, 2], micro_batch: {pow2: [1, 4]}}\n"));
   CHECK(e.combinations == 6);
@@ -157,7 +174,7 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("precision: fp16\n")) == "precision=fp16 is not implemented in this version");
   CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
   CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute of `attn`, which is no sub-layer that can be made again by itself");
-  CHECK(reason(small("layout: {offload: {optimizer: cpu}}\n")) == "offload is not implemented in this version");
+  CHECK(reason(small("layout: {offload: {parameters: cpu}}\n")) == "offload.parameters=cpu is not implemented in this version");
 
   CHECK(reason("machine: local\nmodel: {preset: tiny-gpt, experts: 8}\n") == "model.experts=8 is not implemented in this version");
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, inter_bandwidth: 5}\n") ==
