@@ -62,7 +62,7 @@ int run(int argc, char** argv) {
   app.footer(kFooter);
   Action action;
   for (const auto add : {add_run, add_report, add_memory, add_plan, add_diff, add_explain, add_calibrate, add_model, add_machine,
-                         add_validate, add_strategies, add_doctor, add_measure_case})
+                         add_search, add_validate, add_strategies, add_doctor, add_measure_case})
     add(app, action, invocation);
   if (argc > 1 && argv[1][0] != '-')
     if (const auto known = check_verb(app, argv[1]); !known.ok()) return report(known.error());

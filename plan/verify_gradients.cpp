@@ -27,6 +27,7 @@ void Contributions::add(const Source& s) {
 void Contributions::add(const Contributions& other) {
   for (const Source& s : other.sources) add(s);
   for (const CrossRole& key : other.merged) merged.push_back(key);
+  mixed = mixed || other.mixed;
 }
 
 void GradientLedger::use(int32_t parameter, const Source& source) {
@@ -39,6 +40,7 @@ void GradientLedger::use(int32_t parameter, const Source& source) {
 Contributions GradientLedger::total(const Demand& d) const {
   Contributions sum;
   for (const Source& s : d.sum.sources) sum.add(s);
+  sum.mixed = d.sum.mixed;
   std::vector<std::pair<CrossRole, int>> open;  // sums over roles to look up, and the role that looks
   for (const CrossRole& key : d.sum.merged) open.emplace_back(key, d.role);
   while (!open.empty()) {
@@ -49,6 +51,7 @@ Contributions GradientLedger::total(const Demand& d) const {
     for (const Given& g : found->second) {
       if (g.role == from || g.parameter != d.parameter) continue;
       for (const Source& s : g.sum.sources) sum.add(s);
+      sum.mixed = sum.mixed || g.sum.mixed;
       for (const CrossRole& further : g.sum.merged) open.emplace_back(further, g.role);
     }
   }
@@ -63,6 +66,7 @@ void GradientLedger::settle(const Demand& d) {
   };
   const auto& uses = uses_[static_cast<size_t>(d.parameter)];
   for (const Source& use : uses) {
+    if (!d.complete) break;
     const auto given = std::ranges::find(sum.sources, use.id, &Source::id);
     if (given == sum.sources.end()) {
       fault(fmt::format("the gradient of {} lacks the contribution of {}{}", name,
@@ -79,6 +83,7 @@ void GradientLedger::settle(const Demand& d) {
     else
       fault(fmt::format("the gradient of {} has some micro-batch twice and lacks another, from {}", name, use.op->label));
   }
+  if (sum.mixed) return;
   for (const Source& s : sum.sources)
     if (std::ranges::find(uses, s.id, &Source::id) == uses.end())
       fault(fmt::format("the gradient of {} contains {}{}, which is no use of it", name,

@@ -17,6 +17,7 @@ struct Source {
   int32_t count = 0;
   const Op* op = nullptr;  ///< one of the ops, for messages
   int32_t layer = -1;
+  friend bool operator==(const Source&, const Source&) = default;
 };
 
 /// Where a sum over micro-batches came from another role: the n-th collective of a communicator that joins roles, or the n-th such
@@ -32,6 +33,9 @@ struct CrossRole {
 struct Contributions {
   std::vector<Source> sources;
   std::vector<CrossRole> merged;  ///< sums over roles that it went through: the other roles' parts are looked up at the end
+  /// A kernel made it of several parameters' gradients at once (a compressed bucket): the kernel is trusted to have kept their
+  /// elements apart, so what belongs to another parameter is no fault.
+  bool mixed = false;
 
   void add(const Source& s);
   void add(const Contributions& other);
@@ -60,11 +64,6 @@ struct Piece {
   /// By what a scalar must still be divided before it is reported: the targets of the step for a loss that was just computed, 1 for
   /// the mean and for a squared norm, 0 for what is neither or of unknown origin.
   Rational owed{0};
-  /// How a forward value came about, by the labels of the op that made it and of those that changed it in place; 0: unknown, or
-  /// none.
-  uint64_t made = 0;
-  /// Of a backward value: the labels of the ops that changed it in place since it was made; 0: none did.
-  uint64_t changed = 0;
 };
 
 inline constexpr int32_t kSlotName = 1 << 30;
@@ -88,11 +87,11 @@ struct Region {
   int32_t name = -1;
 };
 
-/// An update or norm that needs a complete gradient, judged when all roles are known.
+/// An update or norm that needs a complete gradient, or a kernel that needs to know whose it is, judged when all roles are known.
 struct Demand {
   int role = -1;
   int32_t parameter = -1;
-  bool update = true;
+  bool complete = true;  ///< false: it need not be all, but must be nothing else
   const Segment* segment = nullptr;
   const Op* op = nullptr;
   const Call* call = nullptr;

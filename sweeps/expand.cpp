@@ -34,7 +34,8 @@ size_t word_in(std::string_view text, std::string_view word) {
 
 class Expander {
  public:
-  explicit Expander(const Sweep::Content& content) : content_(content), problems_(content.file) {}
+  Expander(const Sweep::Content& content, Resolution resolution)
+      : content_(content), resolution_(resolution), problems_(content.file) {}
 
   Result<Expansion> run() {
     if (!count_combinations()) return problems_.take();
@@ -146,7 +147,7 @@ class Expander {
     if (!point.refusal) point.refusal = broken_constraint(draft);
     if (!point.refusal)
       if (auto possible = check_point(draft, content_.mode); !possible.ok()) point.refusal = possible.error();
-    if (!point.refusal)
+    if (!point.refusal && resolution_ == Resolution::kTimeline)
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
     if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
     point.id = id_of(draft);
@@ -195,6 +196,7 @@ class Expander {
   }
 
   const Sweep::Content& content_;
+  const Resolution resolution_;
   Problems problems_;
   Expansion expansion_;
   std::unordered_set<std::string> seen_;
@@ -214,6 +216,14 @@ std::string_view name_of(Mode mode) {
 std::optional<Mode> mode_named(std::string_view name) {
   for (const Mode mode : {Mode::kSimulate, Mode::kMeasure, Mode::kBoth})
     if (name_of(mode) == name) return mode;
+  return std::nullopt;
+}
+
+std::string_view name_of(Resolution resolution) { return resolution == Resolution::kAnalytic ? "analytic" : "timeline"; }
+
+std::optional<Resolution> resolution_named(std::string_view name) {
+  for (const Resolution resolution : {Resolution::kTimeline, Resolution::kAnalytic})
+    if (name_of(resolution) == name) return resolution;
   return std::nullopt;
 }
 
@@ -247,6 +257,9 @@ const std::vector<Claim>& Sweep::claims() const { return content_->claims; }
 const std::string& Sweep::file() const { return content_->file; }
 Mode Sweep::mode() const { return content_->mode; }
 
-Result<Expansion> expand(const Sweep& sweep) { return Expander(sweep.content()).run(); }
+Resolution resolution_of(const Sweep& sweep) { return sweep.content().resolution; }
+
+Result<Expansion> expand(const Sweep& sweep) { return expand(sweep, resolution_of(sweep)); }
+Result<Expansion> expand(const Sweep& sweep, Resolution resolution) { return Expander(sweep.content(), resolution).run(); }
 
 }  // namespace shardlab

@@ -15,18 +15,22 @@ namespace {
 
 /// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
 const std::vector<std::string>& top_keys() {
-  static const std::vector<std::string> keys = {"version",    "name",        "description",
-                                                "mode",       "model",       "machine",
-                                                "profile",    "data",        "layout",
-                                                "train",      "execution",   "measure",
-                                                "checkpoint", "axes",        "zip",
-                                                "when",       "constraints", "exclude",
-                                                "include",    "claims",      "and the short forms of case keys (tp, seq_len, ...)"};
+  static const std::vector<std::string> keys = {"version",     "name",
+                                                "description", "mode",
+                                                "model",       "machine",
+                                                "profile",     "data",
+                                                "layout",      "train",
+                                                "execution",   "measure",
+                                                "checkpoint",  "axes",
+                                                "zip",         "when",
+                                                "constraints", "exclude",
+                                                "include",     "claims",
+                                                "resolution",  "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
-const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",    "zip",   "when",
-                                             "constraints", "exclude", "include", "claims"};
+const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",    "zip",    "when",
+                                             "constraints", "exclude", "include", "claims", "resolution"};
 
 constexpr int64_t kMaxAxisLength = 1'000'000;
 
@@ -96,6 +100,7 @@ class Loader {
     reader_.read(root, content_.base, skip, top_keys());
     if (const YamlNode* d = root.find("description")) content_.description = d->text;
     read_mode(root.find("mode"));
+    read_resolution(root.find("resolution"));
     if (const YamlNode* axes = root.find("axes")) read_axes(*axes);
     each(root.find("zip"), "zip", [&](const YamlNode& n) { read_zip(n); });
     each(root.find("when"), "when", [&](const YamlNode& n) { read_when(n); });
@@ -137,6 +142,14 @@ class Loader {
         problems_.add(mode->mark, fmt::format("`mode` is `{}`", to_flow(*mode)), "one of: simulate measure both");
     }
     if (options_.mode) content_.mode = *options_.mode;
+  }
+
+  void read_resolution(const YamlNode* resolution) {
+    if (!resolution) return;
+    if (const auto named = resolution_named(resolution->text))
+      content_.resolution = *named;
+    else
+      problems_.add(resolution->mark, fmt::format("`resolution` is `{}`", to_flow(*resolution)), "one of: timeline analytic");
   }
 
   /// Calls `read` for every item of a list; anything but a list is a problem.

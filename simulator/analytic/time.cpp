@@ -260,6 +260,52 @@ StageStep step_of(const Frame& f, const StageGroup& g) {
   return s;
 }
 
+}  // namespace
+
+// Steps that are remembered.
+
+struct StepMemo::Steps {
+  struct Entry {
+    StageGroup group;
+    Schedule schedule;
+    StageStep step;
+  };
+  std::array<Entry, 32> entries;
+  size_t count = 0;
+  double model_flops = 0;  ///< of the step; 0: not worked out
+};
+
+StepMemo::StepMemo() : steps_(std::make_unique<Steps>()) {}
+StepMemo::~StepMemo() = default;
+
+void StepMemo::begin(const Point& point) {
+  Point same = point;
+  same.schedule = Schedule::kNone, same.vpp = 1;
+  // Entries stay where they are while a point is in work.
+  const bool room = steps_->count + StageGroups::kMost <= steps_->entries.size();
+  if (same == last_ && room) return;
+  if (!(same == last_)) steps_->model_flops = 0;
+  last_ = same;
+  steps_->count = 0;
+}
+
+namespace {
+
+/// As `step_of`, which asks of the schedule only whether it runs two micro-batches at once.
+const StageStep& remembered_step(const Frame& f, const StageGroup& g) {
+  StepMemo::Steps& steps = f.steps.steps();
+  const bool pair = f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV;
+  const Schedule schedule = pair ? f.point.schedule : Schedule::kNone;
+  for (size_t i = 0; i < steps.count; ++i) {
+    const StepMemo::Steps::Entry& e = steps.entries[i];
+    const bool ends = e.group.embedding == g.embedding && e.group.head == g.head && e.group.holds_embedding == g.holds_embedding &&
+                      e.group.holds_head == g.holds_head;
+    if (ends && e.group.dense == g.dense && e.group.moe == g.moe && e.schedule == schedule) return e.step;
+  }
+  steps.entries[steps.count] = {g, schedule, step_of(f, g)};
+  return steps.entries[steps.count++].step;
+}
+
 // The pipeline.
 
 /// Exposed sends between stages: twice a micro-batch (activations there, gradients back) where nothing hides them, else while the
@@ -316,33 +362,34 @@ void estimate_time(Frame& f, Estimate& e) {
   const Point& p = f.point;
   const double m = p.grad_accumulation;
   StageTimes times;
-  StageStep slowest;
+  const StageStep* slowest = nullptr;
+  f.steps.begin(p);
   double data_once = 0, update = 0;
   for (const StageGroup& g : f.groups.all()) {
-    const StageStep s = step_of(f, g);
+    const StageStep& s = remembered_step(f, g);
     const double n = g.count;
     times.sum += n * s.micro_batch_s;
     times.forward += n * s.work.forward.total_s() / p.pp;
     times.input += n * (s.work.recompute.total_s() + s.work.input.total_s()) / p.pp;
     times.weight += n * s.work.weight.total_s() / p.pp;
-    if (s.micro_batch_s > times.longest) times.longest = s.micro_batch_s, slowest = s;
+    if (slowest == nullptr || s.micro_batch_s > times.longest) times.longest = s.micro_batch_s, slowest = &s;
     // A stage behind the first is done with its last backward earlier by a backward of each stage before it.
     const double early = g.first * (s.work.backward().total_s()) / std::max(1, p.vpp);
     data_once = std::max(data_once, s.data_once_s - early);
     update = std::max(update, s.update_s);
     e.hidden_comm_s = std::max(e.hidden_comm_s, s.hidden_s);
   }
-  const StageWork& w = slowest.work;
+  const StageWork& w = slowest->work;
   const auto part = [&](TimePart t) -> double& { return e.parts[static_cast<size_t>(t)]; };
   const PhaseCost back = w.backward();
   part(TimePart::kForward) = m * w.forward.compute_s;
   part(TimePart::kRecompute) = m * w.recompute.compute_s;
   part(TimePart::kBackward) = m * (w.input.compute_s + w.weight.compute_s);
-  part(TimePart::kLaunch) = m * slowest.wait_s + f.in.profile.host_step_s;
+  part(TimePart::kLaunch) = m * slowest->wait_s + f.in.profile.host_step_s;
   part(TimePart::kTensorParallel) = m * (w.forward.tensor_s + back.tensor_s);
   part(TimePart::kContextParallel) = m * (w.forward.context_s + back.context_s);
   part(TimePart::kExpertParallel) = m * (w.forward.expert_s + back.expert_s);
-  part(TimePart::kDataParallel) = m * slowest.data_each_s + std::max(0.0, data_once);
+  part(TimePart::kDataParallel) = m * slowest->data_each_s + std::max(0.0, data_once);
   part(TimePart::kPipeline) = bubble_s(p.schedule, p.pp, p.vpp, times) + sends_of(f);
   part(TimePart::kUpdate) = update;
   if (p.pp > 1 && f.in.shape.tied_embeddings) {
@@ -354,7 +401,9 @@ void estimate_time(Frame& f, Estimate& e) {
   e.hidden_comm_s += m * (w.forward.hidden_s + back.hidden_s);
   e.step_s = 0;
   for (const double s : e.parts) e.step_s += s;
-  e.model_flops = model_flops_per_token(f.in.shape, p.seq_len) * of(p.tokens_per_step());
+  double& model_flops = f.steps.steps().model_flops;
+  if (model_flops == 0) model_flops = model_flops_per_token(f.in.shape, p.seq_len) * of(p.tokens_per_step());
+  e.model_flops = model_flops;
   add_wires(f, e);
 }
 

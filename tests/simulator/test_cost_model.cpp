@@ -195,6 +195,32 @@ TEST_CASE("a data sheet model adds up latency and bandwidth") {
   CHECK(DatasheetCostModel(m, "fp32", f).communicate(*e.plan, op(e, "send"), 1).value == Approx(1e-5 + 4.0 * 2 * 32 * 32 / 5e9));
 }
 
+TEST_CASE("a message costs the way between its two ranks, a collective its own group") {
+  const Expanded e = expanded(kOps);
+  Machine m;
+  m.device.peak_flops = {{"fp32", 1e12}};
+  m.device.memory_bytes_per_s = 1e12;
+  m.device.link_bytes_per_s = 1e11;
+  m.inter_bytes_per_s = 1e10;
+  m.devices_per_node = 3;  // ranks 0 to 2 on one node, 3 on the next
+  Efficiency f;
+  f.link = f.network = 1;
+  f.step_latency_s = 1e-6;
+  f.network_latency_s = 1e-5;
+  const DatasheetCostModel costs(m, "fp32", f);
+  const auto among = [&](const char* label, std::vector<int> ranks) {
+    return costs.communicate_among(*e.plan, op(e, label), ranks, 1).value;
+  };
+  const double sent = 4.0 * 2 * 32 * 32, gathered = 4.0 * 128 * 32;
+  CHECK(among("send", {0, 1}) == Approx(1e-6 + sent / 1e11));
+  CHECK(among("send", {2, 3}) == Approx(1e-5 + sent / 1e10));
+  CHECK(among("send", {3, 0}) == Approx(1e-5 + sent / 1e10));
+  CHECK(among("gather", {0, 1}) == Approx(1e-6 + gathered / 2 / 1e11));
+  CHECK(among("gather", {0, 1, 2, 3}) == Approx(3e-5 + 0.75 * gathered / 1e10));  // a single device on the second node
+  // Where nobody says between which ranks, it is the slowest hop of the group.
+  CHECK(costs.communicate(*e.plan, op(e, "send"), 1).value == Approx(1e-5 + sent / 1e10));
+}
+
 TEST_CASE("a machine without figures is refused with the remedy") {
   Machine local;
   local.local = true;
