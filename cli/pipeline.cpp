@@ -60,7 +60,7 @@ Result<void> fits(const Case& config, const PlacedPlan& placed) {
 }
 
 Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
-  auto costs = cost_model_for(config.machine, config.train.precision);
+  auto costs = cost_model_for(config.machine, config.train.precision, config.layout.world_size());
   if (!costs.ok()) return costs.error();
   return predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
 }

@@ -291,7 +291,23 @@ Seconds FixedCostModel::communicate(const Plan& plan, const Instruction& instruc
 
 // --- choice ------------------------------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision) {
+namespace {
+
+/// Refuses ranks that nothing joins.
+Result<void> check_links(const Machine& machine, int ranks) {
+  const int per_node = std::max(1, machine.devices_per_node);
+  if (std::min(ranks, per_node) > 1 && machine.device.link_bytes_per_s <= 0)
+    return Error{ExitCode::kUsage, fmt::format("machine `{}` states no link between the devices of a node", machine.id),
+                 "give device.link_bandwidth (one way, bytes/s), or use one rank"};
+  if (ranks > per_node && machine.inter_bytes_per_s <= 0)
+    return Error{ExitCode::kUsage, fmt::format("machine `{}` states no network between its nodes", machine.id),
+                 fmt::format("give inter_bandwidth (one way, bytes/s a device), or use at most {} ranks", per_node)};
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision, int ranks) {
   if (machine.calibration) return std::unique_ptr<PlacedCostModel>(std::make_unique<CalibratedCostModel>(machine));
   if (machine.local)
     return Error{ExitCode::kEnvironment, fmt::format("machine `{}` is this machine, and it was never measured", machine.id),
@@ -299,6 +315,7 @@ Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, 
   if (machine.device.memory_bytes_per_s <= 0 || machine.device.peak_flops.empty())
     return Error{ExitCode::kUsage, fmt::format("machine `{}` states no memory bandwidth or no peak flops", machine.id),
                  "give device.memory_bandwidth and device.peak_flops in its machine file"};
+  SHARDLAB_TRY(check_links(machine, ranks));
   if (peak_flops_of(machine.device, precision) > 0)
     return std::unique_ptr<PlacedCostModel>(std::make_unique<DatasheetCostModel>(machine, precision));
   return Error{ExitCode::kUsage, fmt::format("machine `{}` states no peak for precision {} nor a wider one", machine.id, precision),

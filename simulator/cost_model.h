@@ -133,6 +133,8 @@ class FixedCostModel final : public PlacedCostModel {
 
 /// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine
 /// without calibration and a device without peak or bandwidth.
-Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision);
+/// Of a data sheet that states no link between the devices that `ranks` ranks fill (or no network between their nodes) nothing can
+/// be said, and it is refused too: communication would cost nothing.
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision, int ranks = 1);
 
 }  // namespace shardlab
