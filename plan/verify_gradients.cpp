@@ -66,6 +66,7 @@ void GradientLedger::settle(const Demand& d) {
   };
   const auto& uses = uses_[static_cast<size_t>(d.parameter)];
   for (const Source& use : uses) {
+    if (!d.complete) break;
     const auto given = std::ranges::find(sum.sources, use.id, &Source::id);
     if (given == sum.sources.end()) {
       fault(fmt::format("the gradient of {} lacks the contribution of {}{}", name,

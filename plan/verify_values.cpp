@@ -37,8 +37,6 @@ struct Act {
   bool uses_parameters = false;
   std::vector<int32_t> reads, writes;
   std::vector<Aliasing> aliasing;
-  /// A forward op notes how what it reads and writes came about; what runs it again or backwards must see the same.
-  enum class History : uint8_t { kNone, kNote, kCheck } history = History::kNone;
 };
 
 struct Script {
@@ -63,11 +61,6 @@ std::string_view use_label(std::string_view label) {
   return label.ends_with(kAgain) ? label.substr(0, label.size() - kAgain.size()) : label;
 }
 
-/// These change a value in place and leave its type as it was: without them it looks the same to every other rule.
-bool changes_in_place(const Work& work) {
-  return std::holds_alternative<Rope>(work) || std::holds_alternative<Dropout>(work) || std::holds_alternative<Positions>(work);
-}
-
 bool is_state(BufferClass c) { return c != BufferClass::kActivation && c != BufferClass::kTemporary; }
 
 /// What all roles share: types by number, the scripts of segments, and which type may be read where which was written.
@@ -90,10 +83,6 @@ class Language {
   const Plan& plan;
   TypeTable types;
   std::vector<Script> scripts;
-  /// By label: how the values that its forward op read and wrote came about, over all calls.
-  std::unordered_map<uint64_t, std::vector<uint64_t>> histories;
-  /// By label, phase and operand of an op that goes back: what changed the operand in place since it was made.
-  std::unordered_map<uint64_t, uint64_t> changes;
 
  private:
   bool decide(const Type& held, const Type& wanted, AxisSet cut) const;
@@ -128,10 +117,7 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
   act.source = hash_text(use_label(op.label));
   const auto micro = [&](SlotId s) { return segment.slots[s.index()].type.micro; };
   const bool sums = std::ranges::any_of(op.writes, [&](SlotId s) { return micro(s) == Micro::kSum; });
-  const Phase phase = phase_of(op.work);
-  act.uses_parameters = phase == Phase::kF;
-  if (phase != Phase::kNone && !std::holds_alternative<Kernel>(op.work))
-    act.history = phase == Phase::kF && use_label(op.label) == op.label ? Act::History::kNote : Act::History::kCheck;
+  act.uses_parameters = phase_of(op.work) == Phase::kF;
   if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work))
     act.kind = Act::Kind::kOptimizer;
   else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work))
@@ -241,11 +227,6 @@ class Replay {
   void play(const Call& call);
   void play(const Act& act);
   void perform(const Act& act);
-  uint64_t history_of(const Region& at) const;
-  uint64_t changes_of(const Region& at) const;
-  uint64_t history_after(const Act& act, const Region& at) const;
-  void note_history(const Act& act, const Region& at);
-  void check_history(const Act& act);
   Rational owed_by_reads(const Act& act);
   void check_aliasing(const Act& act);
   void play_sum(const Act& act);
@@ -305,7 +286,7 @@ class Replay {
       if (p.begin < at.end && at.begin < p.end) f(p);
   }
   CrossRole message_key(CommId comm, int from, int to) { return {comm.value, from, to, messages_[{comm.value, from, to}]++}; }
-  void demand_complete(const Act& act, const Piece& p, bool update);
+  void demand(const Act& act, const Piece& p, bool complete);
 
   Language& language_;
   const Plan& plan_;
@@ -585,9 +566,6 @@ void Replay::write(const Region& at, int32_t sum) {
   if (!at.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
   Piece whole = fresh_piece(at, at.begin, at.end);
   whole.sum = sum;
-  whole.made = history_after(*act_, at);
-  if (changes_in_place(act_->op->work) && phase_of(act_->op->work) == Phase::kI)
-    whole.changed = mix(changes_of(at) ^ mix(act_->source)) | 1;
   const auto* zero = std::get_if<Fill>(&act_->op->work);
   whole.zero = zero != nullptr && zero->value == 0;
   const auto* loss = std::get_if<CrossEntropy>(&act_->op->work);
@@ -652,8 +630,6 @@ void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
     q.version = p.version;
     q.zero = p.zero;
     q.owed = p.owed;
-    q.made = p.made;
-    q.changed = p.changed;
     if (changed.empty()) q.pending = p.pending;
     q.sum = copy_sum(p.sum);
     moved.push_back(q);
@@ -682,72 +658,6 @@ void Replay::check_aliasing(const Act& act) {
   }
 }
 
-/// The histories of a region's pieces as one number; 0 where one of them is unknown.
-uint64_t Replay::history_of(const Region& at) const {
-  if (!at.storage->alive) return 0;
-  uint64_t history = 0, last = 0;
-  for (const Piece& p : at.storage->pieces) {
-    if (p.end <= at.begin || at.end <= p.begin) continue;
-    if (p.made == 0) return 0;
-    if (p.made != last) history = mix(history ^ p.made ^ static_cast<uint64_t>(std::max(p.begin, at.begin) - at.begin));
-    last = p.made;
-  }
-  return history;
-}
-
-/// The changes in place of a region's pieces as one number; 0 where there was none.
-uint64_t Replay::changes_of(const Region& at) const {
-  uint64_t changes = 0, last = 0;
-  if (!at.storage->alive) return 0;
-  for (const Piece& p : at.storage->pieces) {
-    if (p.end <= at.begin || at.end <= p.begin) continue;
-    if (p.changed != last) changes = mix(changes ^ p.changed ^ static_cast<uint64_t>(std::max(p.begin, at.begin) - at.begin));
-    last = p.changed;
-  }
-  return changes;
-}
-
-/// How what the op leaves in a region it writes will have come about.
-uint64_t Replay::history_after(const Act& act, const Region& at) const {
-  if (phase_of(act.op->work) != Phase::kF || act.history == Act::History::kNone) return 0;
-  if (!changes_in_place(act.op->work)) return mix(act.source) | 1;
-  const uint64_t before = history_of(at);
-  return before == 0 ? 0 : mix(before ^ mix(act.source)) | 1;
-}
-
-void Replay::note_history(const Act& act, const Region& at) {
-  const uint64_t history = history_of(at);
-  if (history == 0) return;
-  auto& known = language_.histories[act.source];
-  if (std::ranges::find(known, history) == known.end()) known.push_back(history);
-}
-
-/// A forward op that runs again, and the ops that go back through it, must read what the forward op read or made, changed in place
-/// as often.
-void Replay::check_history(const Act& act) {
-  const Phase phase = phase_of(act.op->work);
-  for (size_t i = 0; i < act.reads.size() && phase != Phase::kF; ++i) {
-    const uint64_t changes = changes_of(region(act.reads[i]));
-    const uint64_t key = mix(act.source ^ mix(static_cast<uint64_t>(phase) * 64 + i));
-    const auto [known, fresh] = language_.changes.try_emplace(key, changes);
-    if (!fresh && known->second != changes)
-      return fault(Rule::kValues,
-                   "reads %{}, which was changed in place (rope, dropout) otherwise than in another segment with this op",
-                   slot_name(act.reads[i]));
-  }
-  const auto known = language_.histories.find(act.source);
-  if (known == language_.histories.end()) return;
-  for (const int32_t slot : act.reads) {
-    const uint64_t history = history_of(region(slot));
-    if (history == 0 || std::ranges::find(known->second, history) != known->second.end()) continue;
-    return fault(
-        Rule::kValues,
-        "reads %{}, which came about in another way than what the forward op of this label read or made: an op that changes "
-        "it in place (rope, dropout, positions) is missing or one too many",
-        slot_name(slot));
-  }
-}
-
 /// What the losses that an op adds up still owe; 0 where that is not known of all.
 Rational Replay::owed_by_reads(const Act& act) {
   std::optional<Rational> owed;
@@ -771,9 +681,6 @@ void Replay::play(const Act& act) {
   act_ = &act;
   if (!act.aliasing.empty()) check_aliasing(act);
   if (act.op == nullptr) return perform(act);
-  if (act.history == Act::History::kCheck && !script_->replayed) check_history(act);
-  if (act.history == Act::History::kNote)
-    for (const int32_t slot : act.reads) note_history(act, region(slot));
   const auto* sum = std::get_if<SumScalars>(&act.op->work);
   const auto* loss = std::get_if<CrossEntropy>(&act.op->work);
   const bool states_loss = loss != nullptr && loss->part != CrossEntropy::Part::kMax && loss->part != CrossEntropy::Part::kSum;
@@ -785,7 +692,6 @@ void Replay::play(const Act& act) {
     if (!at.storage->alive) continue;
     if (sum != nullptr || norm || (states_loss && slot == act.op->writes[0].value))
       for_pieces(at, [&](Piece& p) { p.owed = owed; });
-    if (act.history == Act::History::kNote) note_history(act, at);
   }
 }
 
@@ -842,12 +748,13 @@ void Replay::play_sum(const Act& act) {
     for_pieces(at, [&](const Piece& p) {
       if (by_kernel && p.sum >= 0) {
         sum.mixed = sum.mixed || (parameter >= 0 && p.parameter >= 0 && parameter != p.parameter);
+        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand(act, p, false);  // the last to see what lies where
         parameter = p.parameter >= 0 ? p.parameter : parameter;
         // What a kernel wrote at once stands as a whole in each piece that it wrote: one for each parameter there, and the padding.
         if (last >= 0 && sums_[static_cast<size_t>(p.sum)].sources == sums_[static_cast<size_t>(last)].sources) return;
         last = p.sum;
       }
-      if (norm) return demand_complete(act, p, false);
+      if (norm) return demand(act, p, true);
       if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);
       if (p.sum >= 0) sum.add(sums_[static_cast<size_t>(p.sum)]);
       if (p.slice < 0) return;
@@ -980,9 +887,11 @@ void Replay::play_transfer(const Act& act) {
       owed = p.owed;
     });
     write(dst, copy_sum(sum));
+    const bool partial = !axes_placed(language_.types.value_type(dst.value_type), plan_.mesh, Place::kPartial).empty();
     for_pieces(dst, [&](Piece& p) {
       p.version = version;
       p.owed = owed;
+      if (reduces && partial && collective->reduce == ReduceOp::kMax) p.pending = Pending::kMax;  // along the other axes still
     });
     return;
   }
@@ -1019,7 +928,6 @@ void Replay::play_add(const Act& act) {
         fault(Rule::kGradients, "adds the gradient of {} to that of {}", plan_.parameters[static_cast<size_t>(q.parameter)].name,
               plan_.parameters[static_cast<size_t>(p.parameter)].name);
       p.zero = p.zero && q.zero;
-      p.made = p.changed = 0;
       p.owed = Rational(0);
       if (q.sum < 0) continue;
       if (p.sum < 0) p.sum = new_sum({});
@@ -1029,12 +937,12 @@ void Replay::play_add(const Act& act) {
   });
 }
 
-void Replay::demand_complete(const Act& act, const Piece& p, bool update) {
+void Replay::demand(const Act& act, const Piece& p, bool complete) {
   if (p.parameter < 0) return;
   Demand d;
   d.role = role_index_;
   d.parameter = p.parameter;
-  d.update = update;
+  d.complete = complete;
   d.segment = segment_;
   d.op = act.op;
   d.call = call_;
@@ -1109,7 +1017,7 @@ void Replay::play_optimizer(const Act& act) {
       ledger_.updated(role_index_, p.parameter, (end - begin) * ranks);
       Piece whole = g;
       whole.parameter = p.parameter;
-      demand_complete(act, whole, true);
+      demand(act, whole, true);
     });
   });
   if (!updated.empty()) {

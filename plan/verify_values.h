@@ -64,11 +64,6 @@ struct Piece {
   /// By what a scalar must still be divided before it is reported: the targets of the step for a loss that was just computed, 1 for
   /// the mean and for a squared norm, 0 for what is neither or of unknown origin.
   Rational owed{0};
-  /// How a forward value came about, by the labels of the op that made it and of those that changed it in place; 0: unknown, or
-  /// none.
-  uint64_t made = 0;
-  /// Of a backward value: the labels of the ops that changed it in place since it was made; 0: none did.
-  uint64_t changed = 0;
 };
 
 inline constexpr int32_t kSlotName = 1 << 30;
@@ -92,11 +87,11 @@ struct Region {
   int32_t name = -1;
 };
 
-/// An update or norm that needs a complete gradient, judged when all roles are known.
+/// An update or norm that needs a complete gradient, or a kernel that needs to know whose it is, judged when all roles are known.
 struct Demand {
   int role = -1;
   int32_t parameter = -1;
-  bool update = true;
+  bool complete = true;  ///< false: it need not be all, but must be nothing else
   const Segment* segment = nullptr;
   const Op* op = nullptr;
   const Call* call = nullptr;

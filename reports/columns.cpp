@@ -30,6 +30,19 @@ Value gradient_dtype(Outcome o) {
   return text(type == DType::bf16 ? "bf16" : type == DType::f16 ? "fp16" : "fp32");
 }
 
+/// "int8 bits=8", "top-k k=0.01": the technique with the option that it has.
+Value compression(Outcome o) {
+  const Compression& c = o.config.layout.compression;
+  const std::string kind{name_of(c.kind)};
+  switch (c.kind) {
+    case CompressionKind::kInt8: return text(fmt::format("{} bits={}", kind, c.bits));
+    case CompressionKind::kTopK:
+    case CompressionKind::kRandomK: return text(fmt::format("{} k={}", kind, c.k));
+    case CompressionKind::kPowerSgd: return text(fmt::format("{} rank={}", kind, c.rank));
+    default: return text(kind);
+  }
+}
+
 /// Tokens of one step of the whole job at `step_s` seconds a step.
 Value tokens_per_s(Outcome o, double step_s) {
   return step_s > 0 ? number(static_cast<double>(o.config.train.global_batch_tokens) / step_s) : kNotApplicable;
@@ -139,6 +152,10 @@ constexpr std::array kColumns = {
                [](Outcome o) { return o.measured ? maybe(o.measured->val_loss) : kNotApplicable; }},
     CaseColumn{"loss_unigram", Unit::kNats, "unigram loss", "entropy of the unigram model on the same text",
                [](Outcome o) { return o.measured ? maybe(o.measured->loss_unigram) : kNotApplicable; }},
+    CaseColumn{"skipped_steps", Unit::kNone, "skipped", "steps whose update was left out, warm-up included",
+               MEASURED(skipped_steps)},
+    CaseColumn{"loss_scale", Unit::kNone, "", "after the last step",
+               [](Outcome o) { return o.measured ? maybe(o.measured->loss_scale) : kNotApplicable; }},
     CaseColumn{"seed", Unit::kNone, "", "of every random number",
                [](Outcome o) { return text(fmt::format("{}", o.config.train.seed)); }},
     CaseColumn{"program_version", Unit::kNone, "", "of shardlab", [](Outcome o) { return text(o.program_version); }},
@@ -168,7 +185,7 @@ constexpr std::array kColumns = {
     CaseColumn{"hybrid_shard", Unit::kNone, "", "size of the shard group", [](Outcome) { return text("none"); }},
     CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", [](Outcome) { return text("none"); }},
     CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", [](Outcome) { return text("none"); }},
-    CaseColumn{"compression", Unit::kNone, "", "of gradients", [](Outcome) { return text("none"); }},
+    CaseColumn{"compression", Unit::kNone, "", "of gradients", compression},
     CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", [](Outcome) { return text("none"); }},
     CaseColumn{"cp_kind", Unit::kNone, "", "kind of context parallelism", [](Outcome) { return text("none"); }},
     CaseColumn{"reduce_dtype", Unit::kNone, "", "element type of gradient reductions", gradient_dtype},

@@ -11,7 +11,7 @@ namespace shardlab {
 namespace {
 
 struct Kind {
-  bool decay = true, sliced = false, tied = false;
+  bool decay = true, sliced = false, tied = false, alone = false;
   friend auto operator<=>(const Kind&, const Kind&) = default;
 };
 
@@ -28,7 +28,7 @@ class Bucketing {
     };
     for (int unit = stage_.end_unit - 1; unit >= stage_.first_unit; --unit) {
       for (int p = static_cast<int>(draft_.of_unit(unit).parameters.size()) - 1; p >= 0; --p) {
-        if (stage_.at(unit, p).merged || (rule_.takes && !rule_.takes(unit, p))) continue;
+        if (stage_.at(unit, p).merged) continue;
         const Kind kind = kind_of_parameter(unit, p);
         Bucket& bucket = open[kind];
         bucket.decay = kind.decay;
@@ -36,7 +36,8 @@ class Bucketing {
         bucket.members.push_back({unit, p, bucket.elements});
         bucket.elements += value(unit, p).type.shape.elements();
         bucket.last_unit = unit;
-        if (kind.tied || (rule_.layers == 0 && bytes_of(precision_of(draft_.config).gradient, bucket.elements) >= rule_.bytes)) {
+        if (kind.tied || kind.alone ||
+            (rule_.layers == 0 && bytes_of(precision_of(draft_.config).gradient, bucket.elements) >= rule_.bytes)) {
           stage_.buckets.push_back(std::move(bucket));
           open.erase(kind);
         }
@@ -62,7 +63,7 @@ class Bucketing {
     const Parameter& parameter = draft_.plan.parameters[u.parameters[static_cast<size_t>(p)].index()];
     const bool tied = draft_.config.model.tied_embeddings && parameter.name == "embed.tokens";
     const int tp = draft_.plan.mesh.axis("tp");
-    return {parameter.decay, parameter.type.place[static_cast<size_t>(tp)].is_shard(), tied};
+    return {parameter.decay, parameter.type.place[static_cast<size_t>(tp)].is_shard(), tied, rule_.alone && rule_.alone(unit, p)};
   }
 
   /// Makes the flat buffer and turns the members' gradients into views of it.

@@ -13,7 +13,7 @@ struct BucketRule {
   int64_t block = 0;     ///< above 0: until each of `multiple` slices is cut in equal blocks of an even number, at most so many
   int64_t bytes = 0;     ///< a bucket is closed once it has so many; 0: one parameter each
   int layers = 0;  ///< above 0, instead: closed where a unit of so many layers ends, the embedding and the head being their own
-  std::function<bool(int unit, int parameter)> takes = {};  ///< which parameters; empty: all
+  std::function<bool(int unit, int parameter)> alone = {};  ///< which parameters have a bucket of their own; empty: none
   bool whole_step = true;  ///< gradients live for the step; otherwise whoever fills buckets allocates, pads and frees them
 };
 

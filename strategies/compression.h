@@ -16,6 +16,7 @@ namespace shardlab {
 
 void quantised_gradients(Draft& draft);
 void sparse_gradients(Draft& draft);
+void powersgd(Draft& draft);
 
 /// A segment of several ops on one stream over buffers of a stage, written op by op.
 class Compressing {

@@ -27,6 +27,8 @@ constexpr Compression kKinds[] = {
     {.kind = CompressionKind::kInt8, .bits = 4},
     {.kind = CompressionKind::kRandomK, .k = 0.3},
     {.kind = CompressionKind::kTopK, .k = 1.0},
+    {.kind = CompressionKind::kPowerSgd, .rank = 2},
+    {.kind = CompressionKind::kPowerSgd, .rank = 100},
 };
 
 /// Every layout of the grid that reduces whole gradients, each under one technique; a third with 16-bit parameters or clipping.
@@ -38,6 +40,7 @@ std::vector<Case> compressed_cases() {
     c.layout.compression = kKinds[i % std::size(kKinds)];
     if (i / 2 % 3 == 1) c.train.precision = "bf16";
     if (i / 2 % 3 == 2) c.train.clip_norm = 1;
+    if (c.layout.compression.kind == CompressionKind::kPowerSgd) c.layout.tp = 1;
     if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
     c.name += " " + std::string(name_of(c.layout.compression.kind)) + " " + c.train.precision;
     all.push_back(std::move(c));
@@ -96,6 +99,10 @@ TEST_CASE("what is sent is the plain volume by the width of an element, scales c
   // 8 bytes an element that every rank sends to N - 1 others, where a reduction sends 4 (N - 1) / N twice: N k of the plain volume.
   CHECK(sent({.kind = CompressionKind::kTopK, .k = 1.0 / 64}) * 16 == plain);
   CHECK(sent({.kind = CompressionKind::kRandomK, .k = 1.0 / 64}) * 64 == plain);
+  // r (R + C) elements for each R C, rank 4: [6144 and 8192 and 2048, 2048] and [2048, 4096 and 2048], and two tables of [2048, 2048].
+  // The three norms travel plain.
+  const int64_t thin = 4 * (6144 + 2048 + 8192 + 2048 + 2048 + 2048 + 2048 + 4096 + 2 * 4096), norms = 3 * 2048;
+  CHECK(sent({.kind = CompressionKind::kPowerSgd, .rank = 4}) == 2 * 3 * 4 * (thin + norms));
 }
 
 TEST_CASE("compression is refused where it has no meaning, with what to do instead") {
@@ -126,6 +133,13 @@ TEST_CASE("compression is refused where it has no meaning, with what to do inste
   refused("compression.k=0");
   c.layout.compression = {.kind = CompressionKind::kRandomK, .k = 1.5};
   refused("compression.k=1.5");
+  c.layout.compression = {.kind = CompressionKind::kPowerSgd, .rank = 0};
+  refused("compression.rank=0");
+  c.layout.compression = {.kind = CompressionKind::kPowerSgd};
+  c.layout.tp = 2;
+  refused("powersgd with tp=2");
+  c.layout.compression = {.kind = CompressionKind::kOneBitAdam};
+  refused("compression.kind=one-bit-adam is not implemented");
   c.layout.compression = {.kind = CompressionKind::kTopK};
   c.model.vocab = int64_t{1} << 30;
   refused("an index of 32 bits");

@@ -69,7 +69,8 @@ void Emulation::fill_buckets() {
     EmulatedBucket& bucket = open[kind == ModelParameter::Kind::kNormWeight || kind == ModelParameter::Kind::kBias];
     bucket.parameters.push_back(p);
     bucket.elements += static_cast<int64_t>(trainer_.values()[p].size());
-    if (4 * bucket.elements >= config_.layout.bucket_bytes) close(bucket);
+    const bool alone = c.kind == CompressionKind::kPowerSgd && trainer_.parameters()[p].shape.size() == 2;
+    if (alone || 4 * bucket.elements >= config_.layout.bucket_bytes) close(bucket);
   }
   for (EmulatedBucket& bucket : open) close(bucket);
   std::ranges::sort(buckets_, std::greater(), [](const EmulatedBucket& b) { return b.parameters.back(); });  // as they complete
@@ -112,8 +113,87 @@ auto Emulation::reduce(EmulatedBucket& bucket, size_t number, std::vector<Vector
   switch (config_.layout.compression.kind) {
     case CompressionKind::kBf16:
     case CompressionKind::kInt8: return reduce_quantised(bucket, m);
+    case CompressionKind::kPowerSgd: return reduce_low_rank(bucket, m);
     default: return reduce_selected(bucket, number, m);
   }
+}
+
+namespace {
+
+/// An orthonormal basis of the columns of p[rows, columns], from the left, each column twice; what its predecessors span is replaced
+/// by the first unit vector of which enough is left.
+void orthonormalise(std::vector<float>& p, int64_t rows, int64_t columns) {
+  std::vector<std::vector<double>> basis;
+  const auto dot = [&](const std::vector<double>& a, const std::vector<double>& b) {
+    double sum = 0;
+    for (int64_t i = 0; i < rows; ++i) sum += a[static_cast<size_t>(i)] * b[static_cast<size_t>(i)];
+    return sum;
+  };
+  const auto rest = [&](std::vector<double>& x) {
+    for (int pass = 0; pass < 2; ++pass)
+      for (const auto& b : basis) {
+        const double share = dot(b, x);
+        for (size_t i = 0; i < x.size(); ++i) x[i] -= share * b[i];
+      }
+    return std::sqrt(dot(x, x));
+  };
+  for (int64_t c = 0; c < columns; ++c) {
+    std::vector<double> x;
+    for (int64_t i = 0; i < rows; ++i) x.push_back(double{p[static_cast<size_t>(i * columns + c)]});
+    const double before = std::sqrt(dot(x, x));
+    double left = rest(x);
+    for (size_t unit = 0; left <= 1e-6 * before && unit < x.size(); ++unit) {
+      std::fill(x.begin(), x.end(), 0.0);
+      x[unit] = 1;
+      const double here = rest(x);
+      if (here * here * static_cast<double>(rows) >= 0.5 * static_cast<double>(rows - c)) left = here + before;  // found
+    }
+    left = std::sqrt(dot(x, x));
+    for (double& v : x) v /= left;
+    basis.push_back(std::move(x));
+  }
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t c = 0; c < columns; ++c)
+      p[static_cast<size_t>(i * columns + c)] = static_cast<float>(basis[static_cast<size_t>(c)][static_cast<size_t>(i)]);
+}
+
+}  // namespace
+
+auto Emulation::reduce_low_rank(EmulatedBucket& bucket, const std::vector<Vector>& m) -> Vector {
+  const std::vector<int64_t>& shape = trainer_.parameters()[bucket.parameters.front()].shape;
+  const auto summed = [&](const std::vector<Vector>& parts) {
+    Vector sum(parts.front().size());
+    for (size_t i = 0; i < sum.size(); ++i)
+      sum[i] = over_ranks(ranks_, [&](int64_t r) { return parts[static_cast<size_t>(r)][i]; });
+    return sum;
+  };
+  if (shape.size() != 2) return summed(m);  // a vector: plain, and no error
+  const int64_t rows = shape[0], columns = shape[1], r = std::min({int64_t{config_.layout.compression.rank}, rows, columns});
+  if (bucket.basis.empty()) {
+    bucket.basis.resize(static_cast<size_t>(r * columns));
+    for (int64_t i = 0; i < r; ++i) bucket.basis[static_cast<size_t>(i * columns + i)] = 1;
+  }
+  std::vector<Vector> left, right;
+  for (const Vector& x : m) left.push_back(reference::linear<float>(x, bucket.basis, nullptr, rows, columns, r));
+  Vector p = summed(left);
+  orthonormalise(p, rows, r);
+  for (const Vector& x : m) right.push_back(reference::linear_weight(x, p, rows, columns, r));
+  bucket.basis = summed(right);
+  const Vector sum = reference::linear_input(p, bucket.basis, rows, columns, r);
+  const float share = 1.0f / static_cast<float>(ranks_);
+  for (size_t rank = 0; rank < m.size(); ++rank)
+    for (size_t i = 0; i < sum.size(); ++i) bucket.errors[rank][i] = m[rank][i] - share * sum[i];
+  double most = 0, lost = 0;
+  for (size_t i = 0; i < sum.size(); ++i) {
+    double owed = double{sum[i]};
+    for (size_t rank = 0; rank < m.size(); ++rank) {
+      owed += double{bucket.errors[rank][i]} - double{m[rank][i]};
+      most = std::max(most, std::abs(double{m[rank][i]}));
+    }
+    lost = std::max(lost, std::abs(owed));
+  }
+  largest_loss_ = std::max(largest_loss_, lost / most);
+  return sum;
 }
 
 void Emulation::check_conserved(const Vector& m, const Vector& sent, const Vector& error) {

@@ -237,20 +237,4 @@ TEST_CASE("a machine without figures is refused with the remedy") {
   CHECK_FALSE(cost_model_for(bare, "fp3").ok());
 }
 
-TEST_CASE("ranks that nothing joins are refused: their communication would be free") {
-  Machine m;
-  m.device.memory_bytes_per_s = 1e12;
-  m.device.peak_flops["fp32"] = 1e12;
-  m.devices_per_node = 4, m.nodes = 2;
-  CHECK(cost_model_for(m, "fp32", 1).ok());
-  REQUIRE_FALSE(cost_model_for(m, "fp32", 2).ok());
-  CHECK(cost_model_for(m, "fp32", 2).error().hint.find("link_bandwidth") != std::string::npos);
-  m.device.link_bytes_per_s = 1e11;
-  CHECK(cost_model_for(m, "fp32", 4).ok());
-  REQUIRE_FALSE(cost_model_for(m, "fp32", 5).ok());
-  CHECK(cost_model_for(m, "fp32", 5).error().hint.find("inter_bandwidth") != std::string::npos);
-  m.inter_bytes_per_s = 1e10;
-  CHECK(cost_model_for(m, "fp32", 8).ok());
-}
-
 }  // namespace shardlab
