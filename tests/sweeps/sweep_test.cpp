@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 
+#include "sweeps/resolution.h"
 #include "tests/test.h"
 
 using namespace shardlab;
@@ -186,6 +187,20 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   // The values at which a key means nothing are accepted.
   CHECK(points_of(small("layout: {offload: none, fsdp: none, compression: none}\ntrain: {clip_norm: 0, reduce_dtype: fp32}\n"))
             .refused() == 0);
+}
+
+TEST_CASE("the analytic resolution refuses nothing for want of a plan") {
+  const std::string text = small("dp: 1\naxes: {tp: [1, 3]}\nprofile: megatron\n");
+  const auto sweep = load_sweep_text(text, "s.yaml", with_local());
+  REQUIRE(sweep.ok());
+  CHECK(resolution_of(*sweep) == Resolution::kTimeline);
+  CHECK(expand(*sweep)->refused() == 2);
+  CHECK(expand(*sweep, Resolution::kAnalytic)->refused() == 0);
+  const auto said = load_sweep_text(text + "resolution: analytic\n", "s.yaml", with_local());
+  REQUIRE(said.ok());
+  CHECK(resolution_of(*said) == Resolution::kAnalytic);
+  CHECK(expand(*said)->refused() == 0);
+  CHECK(says(errors_of(small("resolution: exact\n")), "one of: timeline analytic"));
 }
 
 TEST_CASE("points that differ in a value no case can hold are different points") {
