@@ -175,6 +175,33 @@ struct ExecutorSettings {
   Optimizer optimizer = Optimizer::kAdamW;
 };
 
+/// When in the step a stage holds most.
+enum class PeakMoment : uint8_t {
+  kForward,   ///< the newest micro-batch's forward, in the last layer of the stage
+  kLoss,      ///< logits and their gradient, on the stage that has the head
+  kBackward,  ///< the oldest micro-batch's backward begins, in the last layer
+  kEnd        ///< the last backward ends, in the first layer, when all gradients are there
+};
+std::string_view name_of(PeakMoment v);  ///< "forward", "loss", "backward", "end"
+
+/// What one tensor of the layers, or of the ends, comes to on a stage at its peak.
+struct KeptBytes {
+  std::string_view name;
+  bool moe = false;  ///< of the layers with experts
+  int64_t bytes = 0;
+};
+
+/// A stage at its peak, with what a table for people says beside the bytes.
+struct StagePeak {
+  MemoryBytes memory;
+  PeakMoment moment = PeakMoment::kForward;
+  bool moe = false;      ///< the layer that runs is one with experts
+  double in_flight = 1;  ///< micro-batches between their forward and their backward
+  int64_t host_bytes = 0, nvme_bytes = 0;
+  /// MemoryPart::kActivations by tensor; adds up to it.
+  std::vector<KeptBytes> activations;
+};
+
 /// What every point of a study shares. Immutable; copies share.
 class Prepared {
  public:
@@ -210,6 +237,12 @@ class Estimator {
 
   /// Memory of one stage at its peak.
   MemoryBytes stage_memory(const Point& point, int32_t stage);
+
+  /// The same with the moment and the activations by tensor, by the profile's forms alone. Nothing for a refused point.
+  StagePeak stage_peak(const Point& point, int32_t stage);
+
+  /// Whether shardlab's executor runs the point, so that memory and wire bytes are those of its plans, to the byte.
+  bool exact(const Point& point);
 
  private:
   struct State;

@@ -21,11 +21,12 @@ std::optional<Model> model_of(const ModelShape& s) {
 
 /// Whether a case can say the point at all.
 bool sayable(const Point& p) {
-  const bool known = p.schedule <= Schedule::k1F1B && p.precision == Precision::kFp32 && p.vpp == 1 && p.cp == 1 && p.ep == 1;
+  const bool known = p.schedule <= Schedule::k1F1B && p.vpp == 1 && p.cp == 1 && p.ep == 1 &&
+                     (p.precision == Precision::kFp32 || p.precision == Precision::kBf16);
   const bool plain = !p.sequence_parallel && p.tensor_overlap == 0 && p.compression == Compression::kNone &&
                      p.offload_activations == Medium::kDevice && p.offload_optimizer == Medium::kDevice &&
                      p.offload_parameters == Medium::kDevice;
-  return known && plain && (p.recompute.modules == 0 || p.recompute.full());
+  return known && plain && (p.recompute.modules == 0 || p.recompute.full() || p.recompute.modules == Recompute::kSelective);
 }
 
 void set_layout(const Point& p, Case& c) {
@@ -34,9 +35,28 @@ void set_layout(const Point& p, Case& c) {
   if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
   if (p.zero != 3) c.layout.fsdp = {};
   c.layout.schedule = static_cast<shardlab::Schedule>(p.schedule);
-  c.layout.recompute = p.recompute.full() ? shardlab::Recompute::kFull : shardlab::Recompute::kNone;
+  c.layout.recompute = p.recompute.full()         ? shardlab::Recompute::kFull
+                       : p.recompute.modules != 0 ? shardlab::Recompute::kSelective
+                                                  : shardlab::Recompute::kNone;
+  c.train.precision = name_of(p.precision);
   c.train.seq_len = p.seq_len, c.train.micro_batch = p.micro_batch, c.train.grad_accumulation = p.grad_accumulation;
   c.train.global_batch_tokens = p.tokens_per_step();
+}
+
+/// The modules of a layer that the case has backward make again; a norm alone counts as both.
+uint16_t modules_of(const Layout& l) {
+  if (l.recompute == shardlab::Recompute::kNone) return 0;
+  if (l.recompute == shardlab::Recompute::kFull) return Recompute::kLayer;
+  const std::string& named = l.recompute_options.modules;
+  if (named.empty()) return Recompute::kSelective;
+  const auto has = [&](std::string_view label) {
+    return (" " + named + " ").find(fmt::format(" {} ", label)) != std::string::npos;
+  };
+  uint16_t modules = 0;
+  if (has("attn.core")) modules |= Recompute::kAttentionCore;
+  if (has("attn.norm") || has("mlp.norm")) modules |= Recompute::kNorms;
+  if (has("mlp.act")) modules |= Recompute::kActivation;
+  return modules;
 }
 
 static_assert(static_cast<int>(Schedule::k1F1B) == static_cast<int>(shardlab::Schedule::k1F1B));
@@ -72,6 +92,7 @@ const ExecutorBytes* ExecutorForm::of(const Point& point) {
 MemoryBytes memory_of(const Prepared::Inside& in, const ExecutorStage& stage) {
   MemoryBytes m;
   m[MemoryPart::kParameters] = stage.parameters;
+  m[MemoryPart::kMaster] = stage.masters;
   m[MemoryPart::kGradients] = stage.gradients;
   m[MemoryPart::kMoments] = stage.moments;
   m[MemoryPart::kActivations] = stage.activations;
@@ -104,7 +125,7 @@ Result<Point> point_of(const Case& c) {
   if (c.layout.zero == 3) p.reshard = c.layout.fsdp.reshard ? 1 : 0;
   p.schedule = static_cast<Schedule>(c.layout.schedule);
   p.sequence_parallel = c.layout.sequence_parallel;
-  p.recompute.modules = c.layout.recompute == shardlab::Recompute::kFull ? Recompute::kLayer : 0;
+  p.recompute.modules = modules_of(c.layout);
   p.overlap = c.layout.overlap ? 1 : 0;
   const std::optional<Precision> precision = precision_named(c.train.precision);
   if (!precision)

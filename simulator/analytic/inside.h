@@ -127,6 +127,8 @@ Refusal refusal_of(const Prepared::Inside& in, const Point& point);
 void estimate_time(Frame& frame, Estimate& estimate);
 /// Memory of `stage`, which belongs to `group`, at its peak. `host` and `nvme` receive what was offloaded, where not null.
 MemoryBytes memory_of(const Frame& frame, const StageGroup& group, int32_t stage, int64_t* host, int64_t* nvme);
+/// The same with its moment and its activations by tensor.
+StagePeak stage_peak_of(const Frame& frame, const StageGroup& group, int32_t stage, const LayerKey& key);
 /// See `allocation_events` and `activations_by_kind`.
 std::vector<AllocationEvent> events_of(const Frame& frame, const StageGroup& group, int32_t stage, const LayerKey& key);
 std::vector<ActivationItem> items_of(const Frame& frame, const LayerKey& key);
