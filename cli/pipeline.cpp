@@ -94,7 +94,16 @@ Result<void> check_recording(const PlacedPlan& placed, int64_t steps) {
                {}};
 }
 
-/// Medians over the recorded steps of the parts of a step, on the rank whose step was longest.
+/// Adds `share` of each part.
+void add(IdleBreakdown& sum, const IdleBreakdown& idle, double share) {
+  for (double IdleBreakdown::*part :
+       {&IdleBreakdown::idle_s, &IdleBreakdown::peer_s, &IdleBreakdown::dependency_s, &IdleBreakdown::host_s,
+        &IdleBreakdown::latency_s, &IdleBreakdown::tail_s, &IdleBreakdown::other_s})
+    sum.*part += share * idle.*part;
+}
+
+/// The parts of a step over the recorded steps, on the rank whose step was longest: medians, and means of the idle time's causes,
+/// so that these add up.
 void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m) {
   std::vector<double> compute, exposed, bubble, unplanned;
   for (int step = 0; step < trace.steps; ++step) {
@@ -111,6 +120,7 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
     exposed.push_back(b.exposed_comm_s);
     bubble.push_back(b.bubble_fraction);
     unplanned.push_back(b.unplanned_s);
+    add(m.idle, idle_by_cause(*placed.plan, placed.programs, trace, longest, step), 1.0 / trace.steps);
   }
   m.compute_s = median(compute);
   m.exposed_comm_s = median(exposed);
@@ -224,6 +234,7 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
   add_memory(placed, **session, before, **execution, m);
   result.trace = (*execution)->take();
   m.recorder_overhead_s = result.trace.recorder_overhead_s;
+  m.trace_gaps = unexplained(result.trace.accounting);
   add_breakdown(placed, result.trace, m);
   if (config.backend != "dry") {
     auto loss = validation_loss(config, **session, placed, *data, options);

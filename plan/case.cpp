@@ -170,7 +170,8 @@ Result<void> check_execution(const Case& c) {
                    c.backend == "cuda" ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
                                        : "use transport: threads, or backend: cuda");
   if (c.canonical && c.transport == "nccl")
-    return refusal("canonical with transport=nccl: NCCL sums in an order of its own", "use transport: one-gpu, or canonical: false");
+    return refusal("canonical with transport=nccl: NCCL sums in an order of its own",
+                   "use transport: one-gpu, or canonical: false");
   return {};
 }
 
@@ -193,6 +194,23 @@ Result<void> check_gradient_dtypes(const Train& t) {
   return {};
 }
 
+Result<void> check_offload(const Case& c) {
+  const Offload& o = c.layout.offload;
+  const auto missing = [](std::string_view what, std::string_view have) {
+    return refusal(fmt::format("offload.{} is not implemented in this version", what), fmt::format("use offload.{}", have));
+  };
+  if (!o.any()) return {};
+  if (o.activations == OffloadTo::kNvme) return missing("activations=nvme", "activations: cpu");
+  if (o.optimizer != OffloadTo::kNone) return missing(fmt::format("optimizer={}", name_of(o.optimizer)), "optimizer: none");
+  if (o.parameters != OffloadTo::kNone) return missing(fmt::format("parameters={}", name_of(o.parameters)), "parameters: none");
+  if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
+  if (c.backend == "cuda")
+    return refusal(
+        fmt::format("offload={} with backend=cuda: no test has yet moved state between a GPU and its host", offload_text(o)),
+        "use backend: cpu, or offload: none");
+  return {};
+}
+
 /// What this version has no strategy for is refused by name, never ignored.
 Result<void> check_implemented(const Case& c) {
   const Layout& l = c.layout;
@@ -207,7 +225,7 @@ Result<void> check_implemented(const Case& c) {
   if (l.recompute_options.every != 1)
     return missing(fmt::format("recompute_options.every={}", l.recompute_options.every), "recompute_options.every: 1");
   if (l.recompute_options.budget_bytes != 0) return missing("recompute_options.budget_bytes", "recompute: none, selective or full");
-  if (l.offload.any()) return missing("offload", "offload: none");
+  SHARDLAB_TRY(check_offload(c));
   if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
   if (l.parameter_server.servers > 0) return missing("parameter_server", "zero: 1, which shards the optimizer alike");
   if (l.compression.kind != CompressionKind::kNone)

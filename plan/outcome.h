@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/case.h"
+#include "plan/idle.h"
 #include "plan/memory.h"
 
 namespace shardlab {
@@ -22,6 +23,7 @@ struct Prediction {
   double compute_s = 0;  ///< of the rank with the longest step, as the four below
   double exposed_comm_s = 0;
   double bubble_fraction = 0;
+  IdleBreakdown idle;
   int64_t peak_bytes = 0;
   int64_t arena_bytes = 0;
   int64_t wire_bytes = 0;
@@ -40,6 +42,7 @@ struct Measurement {
   double exposed_comm_s = 0;
   double bubble_fraction = 0;
   double unplanned_time_s = 0;
+  IdleBreakdown idle;      ///< means over the recorded steps, of the rank whose step was longest
   int64_t peak_bytes = 0;  ///< high-water mark of live buffers as the ops ran
   int64_t arena_bytes = 0;
   int64_t resident_bytes = 0;          ///< of the whole process
@@ -50,6 +53,7 @@ struct Measurement {
   std::optional<double> val_loss;
   std::optional<double> energy_j;
   double recorder_overhead_s = 0;
+  std::vector<std::string> trace_gaps;  ///< what the trace's accounting leaves unexplained (`unexplained`, plan/trace.h)
   std::string kernel_variant;
   std::vector<int64_t> peak_by_rank;
 };

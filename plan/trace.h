@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/idle.h"
 #include "plan/plan.h"
 
 namespace shardlab {
@@ -39,7 +40,7 @@ struct TraceAccounting {
   int64_t recorded = 0;        ///< of them, with a record of the device
   int64_t lost = 0;            ///< of them, without
   int64_t dropped = 0;         ///< records that the tracer says it dropped
-  int64_t unreadable = 0;    ///< buffers of records that could not be read to their end
+  int64_t unreadable = 0;      ///< buffers of records that could not be read to their end
   int64_t device_records = 0;  ///< of kernels, copies and fills
   int64_t timed = 0;           ///< of them, what the trace's events are made of
   int64_t zero_timestamp = 0;  ///< of them, with times that the driver lost
@@ -116,17 +117,7 @@ struct JoinedOp {
 /// with 0 on the missing side.
 std::vector<JoinedOp> join(const Plan& plan, const std::vector<Program>& programs, const Trace& predicted, const Trace& measured);
 
-/// Why nothing ran on one rank in one step: the parts add up to `idle_s`. An op that waits for its peers counts as idle until its
-/// last peer has arrived.
-struct IdleBreakdown {
-  double idle_s = 0;        ///< the step less the union of what ran
-  double peer_s = 0;        ///< a collective, send or receive was there, a peer was not
-  double dependency_s = 0;  ///< the next op to run waited for an op of another stream
-  double host_s = 0;        ///< the next op had not been launched: the host is too slow
-  double latency_s = 0;     ///< launched and free to run, but not begun: what the device takes from one op to the next
-  double tail_s = 0;        ///< after the last op: the host ends the step
-  double other_s = 0;       ///< none of these, or not known (a trace without launch times)
-};
+/// Why nothing ran on one rank in one step.
 IdleBreakdown idle_by_cause(const Plan& plan, const std::vector<Program>& programs, const Trace& trace, int rank, int step);
 
 /// Chrome trace-event JSON (open in Perfetto): one process per rank, one thread per stream and, below, per detail lane. Details

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <initializer_list>
 #include <map>
 
@@ -102,6 +103,39 @@ void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
         "Unplanned, in no op and no wait: {}{}", share_text(unplanned, step),
         unplanned / step > 0.05 ? "; above 5 %: the host or other programs took the cores, or ops are too small." : "."));
   }
+}
+
+/// Why nothing ran on the slowest rank, the largest causes first, with the prediction's figures beside where both are known.
+void idle_reason(const CaseOutcome& o, std::vector<std::string>& out) {
+  const IdleBreakdown* measured = o.measured ? &o.measured->idle : nullptr;
+  const IdleBreakdown* predicted = o.predicted ? &o.predicted->idle : nullptr;
+  const IdleBreakdown& idle = measured ? *measured : *predicted;
+  const double step = measured ? o.measured->step_s : o.predicted->step_s;
+  if (step <= 0 || idle.idle_s / step <= kWorthSaying) return;
+  struct Cause {
+    double IdleBreakdown::*part;
+    std::string_view says;
+  };
+  std::vector<Cause> causes = {{&IdleBreakdown::peer_s, "a peer was not there yet"},
+                               {&IdleBreakdown::dependency_s, "an op of another stream had to end first"},
+                               {&IdleBreakdown::host_s, "the host had not launched the next op"},
+                               {&IdleBreakdown::latency_s, "the device had not begun what was launched"},
+                               {&IdleBreakdown::tail_s, "the host ended the step"},
+                               {&IdleBreakdown::other_s, "between ops"}};
+  std::ranges::stable_sort(causes, std::greater(), [&](const Cause& c) { return idle.*c.part; });
+  std::string text;
+  for (const Cause& c : causes) {
+    if (idle.*c.part / step <= kWorthSaying / 2) break;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", seconds_text(idle.*c.part), c.says);
+    if (measured && predicted && predicted->idle_s > 0) text += fmt::format(" (predicted {})", seconds_text(predicted->*c.part));
+  }
+  out.push_back(fmt::format("{} for {}{}{}.", measured ? "Idle" : "Predicted to be idle", share_text(idle.idle_s, step),
+                            text.empty() ? "" : ": ", text));
+}
+
+void trace_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
+  if (!o.measured) return;
+  for (const std::string& gap : o.measured->trace_gaps) out.push_back(fmt::format("The trace is not complete: {}.", gap));
 }
 
 void contention_reason(const CaseOutcome& o, std::vector<std::string>& out) {
@@ -211,6 +245,8 @@ std::vector<std::string> reasons(const CaseOutcome& o) {
   if (o.status != Status::kOk && !o.reason.empty()) out.push_back(fmt::format("The case is {}: {}.", name_of(o.status), o.reason));
   step_reason(o, out);
   share_reasons(o, out);
+  idle_reason(o, out);
+  trace_reasons(o, out);
   residual_reasons(o, out);
   contention_reason(o, out);
   return out;

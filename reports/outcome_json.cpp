@@ -253,12 +253,25 @@ void visit_fields(V& v, T& x) {
 }
 
 template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, IdleBreakdown>
+void visit_fields(V& v, T& x) {
+  v("idle_s", x.idle_s);
+  v("peer_s", x.peer_s);
+  v("dependency_s", x.dependency_s);
+  v("host_s", x.host_s);
+  v("latency_s", x.latency_s);
+  v("tail_s", x.tail_s);
+  v("other_s", x.other_s);
+}
+
+template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, Prediction>
 void visit_fields(V& v, T& x) {
   v("step_s", x.step_s);
   v("compute_s", x.compute_s);
   v("exposed_comm_s", x.exposed_comm_s);
   v("bubble_fraction", x.bubble_fraction);
+  v("idle", x.idle);
   v("peak_bytes", x.peak_bytes);
   v("arena_bytes", x.arena_bytes);
   v("wire_bytes", x.wire_bytes);
@@ -278,6 +291,7 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("exposed_comm_s", x.exposed_comm_s);
   v("bubble_fraction", x.bubble_fraction);
   v("unplanned_time_s", x.unplanned_time_s);
+  v("idle", x.idle);
   v("peak_bytes", x.peak_bytes);
   v("arena_bytes", x.arena_bytes);
   v("resident_bytes", x.resident_bytes);
@@ -287,6 +301,7 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("val_loss", x.val_loss);
   v("energy_j", x.energy_j);
   v("recorder_overhead_s", x.recorder_overhead_s);
+  v("trace_gaps", x.trace_gaps);
   v("kernel_variant", x.kernel_variant);
   v("peak_by_rank", x.peak_by_rank);
 }

@@ -12,6 +12,8 @@ namespace {
 
 constexpr int64_t kNoiseElements = 1 << 16;
 constexpr int64_t kAlignedElements = kAlignment / 4;
+/// Passing results take turns within so many elements: 2 MiB in fp32, what a small model's layer has of them.
+constexpr int64_t kPassingElements = 512 << 10;
 
 Slot& add_slot(Segment& segment, Type type, BufferClass cls) {
   Slot slot;
@@ -61,14 +63,9 @@ Bench::Bench(std::string name, std::string axis, int ranks, const PoolSizes& poo
   b.kind = BufferClass::kParameter;
   b.parameter = 0;
   noise_ = add_buffer(b);
-  b.parameter = -1;
-  b.kind = BufferClass::kOther;
-  b.name = "inputs";
-  b.type = typed(tensor({pools.inputs}));
-  inputs_ = add_buffer(b);
-  b.name = "results";
-  b.type = typed(tensor({pools.results}));
-  results_ = add_buffer(b);
+  inputs_ = add_pool("inputs", pools.inputs);
+  results_ = add_pool("results", pools.results);
+  passing_ = add_pool("passing", pools.passing);
 
   for (int64_t block = 0; block < pools.inputs / kNoiseElements; ++block) {
     const BufferId to = window(inputs_, input_cursor_, typed(tensor({kNoiseElements})));
@@ -82,6 +79,15 @@ BufferId Bench::add_buffer(Buffer buffer) {
   if (buffer.name.empty()) buffer.name = fmt::format("w{}", plan_.roles[0].buffers.size());
   for (Role& role : plan_.roles) role.buffers.push_back(buffer);
   return BufferId(static_cast<int32_t>(plan_.roles[0].buffers.size()) - 1);
+}
+
+BufferId Bench::add_pool(const std::string& name, int64_t elements) {
+  Buffer b;
+  b.name = name;
+  b.type = typed(tensor({elements}));
+  b.kind = BufferClass::kOther;
+  b.persistent = true;
+  return add_buffer(b);
 }
 
 BufferId Bench::window(BufferId pool, int64_t& cursor, const Type& type) {
@@ -106,6 +112,11 @@ BufferId Bench::warm(const Type& type) {
 }
 
 BufferId Bench::result(const Type& type) { return window(results_, result_cursor_, type); }
+
+BufferId Bench::passing(const Type& type) {
+  if (passing_cursor_ + rounded(type.shape.elements()) > kPassingElements) passing_cursor_ = 0;
+  return window(passing_, passing_cursor_, type);
+}
 
 BufferId Bench::state(const Type& type) {
   Buffer b;

@@ -13,14 +13,16 @@ namespace shardlab {
 /// Labels of ops that only prepare an operand; every other op of a bench is measured.
 inline constexpr std::string_view kPreparation = "prepare";
 
-/// Elements of the two pools of a rank. By default 24 and 12 MiB: the memory of a small model's step, so that what was not touched
-/// on purpose has left the inner caches, and the outer one as far as it would have in a step.
+/// Elements of the pools of a rank: about ten times what an op touches, as much as a step touches between writing an activation and
+/// reading it again. What was not touched on purpose has so left the inner caches, and the outer one as far as it would have in a
+/// step. By default 12 MiB of inputs and 6 MiB of results, for ops of a small model.
 struct PoolSizes {
-  int64_t inputs = 6 << 20;
-  int64_t results = 3 << 20;
+  int64_t inputs = 3 << 20;
+  int64_t results = 3 << 19;
+  int64_t passing = 1 << 20;  ///< at least the largest of the passing results
 };
 
-/// One plan of single-op segments. Operands are windows on two persistent pools, taken in turn. The operands of one op, with the
+/// One plan of single-op segments. Operands are windows on persistent pools, taken in turn. The operands of one op, with the
 /// source of a warm one, must fit the pool of inputs together.
 class Bench {
  public:
@@ -38,8 +40,11 @@ class Bench {
   BufferId cold(const Type& type);
   /// An operand that was just written, by a copy in front of the op. Random values.
   BufferId warm(const Type& type);
-  /// Where an op leaves its result; never read.
+  /// Where an op leaves a result that the step keeps: a saved activation, a gradient of a weight. Never read.
   BufferId result(const Type& type);
+  /// Where an op leaves a result that the next ops use up: a gradient of an activation. A step's arena gives the same memory out
+  /// for these in every layer, so that it is still in the caches. Never read.
+  BufferId passing(const Type& type);
   /// Persistent state that starts at zero: optimizer moments.
   BufferId state(const Type& type);
   /// Token ids i32[sequences, tokens], read once at the start of the step.
@@ -63,6 +68,7 @@ class Bench {
 
  private:
   BufferId add_buffer(Buffer buffer);
+  BufferId add_pool(const std::string& name, int64_t elements);
   BufferId window(BufferId pool, int64_t& cursor, const Type& type);
   void add_call(const std::string& segment, Work work, const std::vector<BufferId>& reads, const std::vector<Write>& writes,
                 const std::string& label, int stream, std::vector<Item>& into);
@@ -73,8 +79,8 @@ class Bench {
 
   const DType dtype_;
   Plan plan_;
-  BufferId noise_, inputs_, results_;
-  int64_t input_cursor_ = 0, result_cursor_ = 0;
+  BufferId noise_, inputs_, results_, passing_;
+  int64_t input_cursor_ = 0, result_cursor_ = 0, passing_cursor_ = 0;
   std::vector<Copied> pending_;
   std::vector<std::vector<Item>> programs_;
 };

@@ -30,7 +30,7 @@ void add_linear_forward(Bench& b, int64_t rows, int64_t out, int64_t in, bool bi
 }
 
 void add_linear_input(Bench& b, int64_t rows, int64_t out, int64_t in) {
-  b.op(Linear{Phase::kI}, {b.warm(rows_of(rows, out)), b.cold(tensor({out, in}))}, {{b.result(rows_of(rows, in))}});
+  b.op(Linear{Phase::kI}, {b.warm(rows_of(rows, out)), b.cold(tensor({out, in}))}, {{b.passing(rows_of(rows, in))}});
 }
 
 void add_linear_weight(Bench& b, int64_t rows, int64_t out, int64_t in, bool bias) {
@@ -39,11 +39,21 @@ void add_linear_weight(Bench& b, int64_t rows, int64_t out, int64_t in, bool bia
   b.op(Linear{Phase::kW, bias}, {b.cold(rows_of(rows, in)), b.warm(rows_of(rows, out))}, writes);
 }
 
-Plan linear_plan(int ranks) {
-  Bench b(fmt::format("calibration linear x{}", ranks), "rank", ranks);
+/// Pools for ops whose largest operand has more than kSmallOperand elements.
+constexpr int64_t kSmallOperand = 512 << 10;
+constexpr PoolSizes kLargePools{14 << 20, 7 << 20, 7 << 20};
+
+Bench cpu_bench(std::string_view what, int ranks, bool large) {
+  return Bench(fmt::format("calibration {}{} x{}", what, large ? " large" : "", ranks), "rank", ranks,
+               large ? kLargePools : PoolSizes{});
+}
+
+Plan linear_plan(int ranks, bool large) {
+  Bench b = cpu_bench("linear", ranks, large);
   for (const int64_t rows : {64, 128, 256, 512, 1024, 2048})
     for (const int64_t out : {32, 64, 128, 256, 512, 1024})
       for (const int64_t in : {32, 64, 128, 256, 512, 1024}) {
+        if ((std::max({rows * in, rows * out, out * in}) > kSmallOperand) != large) continue;
         add_linear_forward(b, rows, out, in, false);
         add_linear_input(b, rows, out, in);
         add_linear_weight(b, rows, out, in, false);
@@ -56,20 +66,17 @@ Plan linear_plan(int ranks) {
 
 // --- attention -----------------------------------------------------------------------------------------------------------
 
-/// Shapes of up to 1 Mi elements of q, k and v have the pools of every other op, so that they find the caches as they do in a step;
-/// the `large` ones need larger pools.
 Plan attention_plan(int ranks, bool large) {
-  const PoolSizes pools = large ? PoolSizes{14 << 20, 7 << 20} : PoolSizes{};  // the longest qkv has 6 Mi elements
-  Bench b(fmt::format("calibration attention{} x{}", large ? " large" : "", ranks), "rank", ranks, pools);
+  Bench b = cpu_bench("attention", ranks, large);
   for (const int64_t tokens : {32, 64, 128, 256, 512})
     for (const int64_t width : {16, 32, 64, 128})
       for (const int64_t sequences : {1, 8}) {  // of one head, and of four
         const int heads = sequences == 1 ? 1 : 4, d = static_cast<int>(width);
         const Type qkv = tensor({sequences, tokens, 3 * heads * width}), o = tensor({sequences, tokens, heads * width});
         const Type lse = tensor({sequences, heads, tokens});
-        if ((qkv.shape.elements() > (1 << 20)) != large) continue;
+        if ((qkv.shape.elements() > kSmallOperand) != large) continue;
         b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
-        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.result(qkv)}});
+        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.passing(qkv)}});
       }
   return b.take();
 }
@@ -81,12 +88,12 @@ void add_norm(Bench& b, int64_t rows, int64_t width, bool rms) {
   std::vector<BufferId> forward{b.warm(x), b.cold(gamma)};
   if (!rms) forward.push_back(b.cold(gamma));
   b.op(Norm{Phase::kF, rms}, forward, {{b.result(x)}, {b.result(stats)}});
-  const BufferId saved = b.cold(x), saved_stats = b.cold(stats), dy = b.warm(x);
+  const BufferId saved = b.cold(x), saved_stats = b.cold(stats), residual = b.warm(x), dy = b.warm(x);
   // In a step the weights' gradient comes first and fetches the saved input, which the input's gradient then finds in the cache.
   std::vector<Write> gradients{{b.result(gamma)}};
   if (!rms) gradients.push_back({b.result(gamma)});
   b.op(Norm{Phase::kW, rms}, {dy, saved, saved_stats}, gradients);
-  b.op(Norm{Phase::kI, rms, 1e-5f, true}, {dy, saved, b.cold(gamma), saved_stats, b.cold(x)}, {{b.result(x)}});
+  b.op(Norm{Phase::kI, rms, 1e-5f, true}, {dy, saved, b.cold(gamma), saved_stats, residual}, {{b.passing(x)}});
 }
 
 void add_rope(Bench& b, int64_t rows, int64_t width) {
@@ -99,12 +106,12 @@ void add_rope(Bench& b, int64_t rows, int64_t width) {
 void add_activation(Bench& b, int64_t rows, int64_t width, bool swiglu) {
   const Type u = rows_of(rows, swiglu ? 2 * width : width), a = rows_of(rows, width);
   b.op(Activation{Phase::kF, swiglu}, {b.warm(u)}, {{b.result(a)}});
-  b.op(Activation{Phase::kI, swiglu}, {b.warm(a), b.cold(u)}, {{b.result(u)}});
+  b.op(Activation{Phase::kI, swiglu}, {b.warm(a), b.cold(u)}, {{b.passing(u)}});
 }
 
 void add_residual(Bench& b, int64_t rows, int64_t width) {
   const Type x = rows_of(rows, width), bias = tensor({width});
-  b.op(Residual{Phase::kF, true}, {b.cold(x), b.warm(x), b.cold(bias)}, {{b.result(x)}});
+  b.op(Residual{Phase::kF, true}, {b.warm(x), b.warm(x), b.cold(bias)}, {{b.result(x)}});
   b.op(Residual{Phase::kW, true}, {b.warm(x)}, {{b.result(bias)}});
   b.op(Dropout{Phase::kF, 0.1f}, {b.warm(x)}, {{{}, 0}});
   b.op(Dropout{Phase::kI, 0.1f}, {b.warm(x)}, {{{}, 0}});
@@ -129,11 +136,12 @@ void add_cross_entropy(Bench& b, BufferId targets, int64_t rows, int64_t vocabul
   b.op(CrossEntropy{Part::kGrad, rows}, {b.warm(logits), targets, b.cold(max), b.cold(sums)}, {{b.result(nll)}, {{}, 0}});
 }
 
-Plan rows_plan(int ranks) {
-  Bench b(fmt::format("calibration rows x{}", ranks), "rank", ranks);
+Plan rows_plan(int ranks, bool large) {
+  Bench b = cpu_bench("rows", ranks, large);
   for (const int64_t rows : {64, 256, 1024}) {
     const BufferId tokens = b.tokens(rows / kTokens, kTokens);
     for (const int64_t width : {32, 64, 256, 1024}) {
+      if ((3 * rows * width > kSmallOperand) != large) continue;
       for (const bool variant : {false, true}) {
         add_norm(b, rows, width, variant);
         add_activation(b, rows, width, variant);
@@ -142,7 +150,8 @@ Plan rows_plan(int ranks) {
       add_residual(b, rows, width);
       add_embeddings(b, tokens, rows, width);
     }
-    for (const int64_t vocabulary : {64, 128, 256, 512, 1024}) add_cross_entropy(b, tokens, rows, vocabulary);
+    for (const int64_t vocabulary : {64, 128, 256, 512, 1024})
+      if ((rows * vocabulary > kSmallOperand) == large) add_cross_entropy(b, tokens, rows, vocabulary);
   }
   return b.take();
 }
@@ -162,9 +171,10 @@ void add_flat(Bench& b, int64_t elements) {
   b.op(SquaredNorm{}, {b.cold(x)}, {{b.state(norm)}});
 }
 
-Plan flat_plan(int ranks) {
-  Bench b(fmt::format("calibration flat x{}", ranks), "rank", ranks);
-  for (const int64_t elements : {1, 16, 256, 4096, 16384, 65536, 262144, 1048576}) add_flat(b, elements);
+Plan flat_plan(int ranks, bool large) {
+  Bench b = cpu_bench("flat", ranks, large);
+  for (const int64_t elements : {1, 16, 256, 4096, 16384, 65536, 262144, 1048576})
+    if ((elements > kSmallOperand) == large) add_flat(b, elements);
   return b.take();
 }
 
@@ -207,7 +217,7 @@ Plan point_to_point_plan() {
 
 /// Streams that wait for one another, each long enough to fall asleep, and a chain of ops that do nothing to speak of.
 Plan overhead_plan() {
-  Bench b("calibration overhead", "rank", 1);
+  Bench b("calibration overhead", "rank", 1, {3 << 20, 3 << 20});
   const int other = b.add_stream("other");
   const Type nothing = tensor({16}), large = tensor({1 << 20});
   const BufferId there = b.result(large), back = b.result(large);
@@ -223,7 +233,7 @@ Plan overhead_plan() {
 
 /// Products of a transformer's sizes, in one element type. Operands come from pools far larger than the caches.
 Plan gpu_linear_plan(DType dtype) {
-  const PoolSizes pools{192 << 20, 96 << 20};
+  const PoolSizes pools{192 << 20, 96 << 20, 96 << 20};
   Bench b(fmt::format("calibration gpu linear {}", name_of(dtype)), "rank", 1, pools, dtype);
   for (const int64_t rows : {1024, 4096, 16384})
     for (const int64_t out : {512, 1024, 2048, 4096, 8192})
@@ -231,14 +241,14 @@ Plan gpu_linear_plan(DType dtype) {
         if (rows * std::max(in, out) > (64 << 20)) continue;
         const Type x = b.typed(rows_of(rows, in)), y = b.typed(rows_of(rows, out)), w = b.typed(tensor({out, in}));
         b.op(Linear{Phase::kF}, {b.warm(x), b.cold(w)}, {{b.result(y)}});
-        b.op(Linear{Phase::kI}, {b.warm(y), b.cold(w)}, {{b.result(x)}});
+        b.op(Linear{Phase::kI}, {b.warm(y), b.cold(w)}, {{b.passing(x)}});
         b.op(Linear{Phase::kW}, {b.cold(x), b.warm(y)}, {{b.result(w)}});
       }
   return b.take();
 }
 
 Plan gpu_attention_plan() {
-  Bench b("calibration gpu attention", "rank", 1, {96 << 20, 48 << 20});
+  Bench b("calibration gpu attention", "rank", 1, {96 << 20, 48 << 20, 48 << 20});
   for (const int64_t tokens : {512, 1024, 2048, 4096})
     for (const int64_t width : {64, 128})
       for (const int heads : {4, 16}) {
@@ -246,13 +256,13 @@ Plan gpu_attention_plan() {
         const Type qkv = tensor({1, tokens, 3 * heads * width}), o = tensor({1, tokens, heads * width}),
                    lse = tensor({1, heads, tokens});
         b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
-        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.result(qkv)}});
+        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.passing(qkv)}});
       }
   return b.take();
 }
 
 Plan gpu_rows_plan() {
-  Bench b("calibration gpu rows", "rank", 1, {192 << 20, 96 << 20});
+  Bench b("calibration gpu rows", "rank", 1, {192 << 20, 96 << 20, 96 << 20});
   for (const int64_t rows : {1024, 4096, 16384}) {
     const BufferId tokens = b.tokens(rows / kTokens, kTokens);
     for (const int64_t width : {512, 2048}) {
@@ -301,10 +311,12 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
   constexpr int kRounds = 3;
   for (int round = 0; round < kRounds; ++round) {
     for (const int ranks : concurrencies) {
-      add(linear_plan(ranks), ranks, 2);
-      for (const bool large : {false, true}) add(attention_plan(ranks, large), ranks, 2);
-      add(rows_plan(ranks), ranks, 3);
-      add(flat_plan(ranks), ranks, 6);
+      for (const bool large : {false, true}) {
+        add(linear_plan(ranks, large), ranks, 2);
+        add(attention_plan(ranks, large), ranks, 2);
+        add(rows_plan(ranks, large), ranks, 3);
+        add(flat_plan(ranks, large), ranks, 6);
+      }
     }
     for (const int ranks : options.group_sizes) add(collective_plan(ranks), 1, 3);
     add(point_to_point_plan(), 1, 3);

@@ -67,7 +67,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
-  if (c.layout.zero >= 2)
+  if (c.layout.zero >= 2 || c.layout.offload.any())
     walk_to_peak(c, sizes, state, part, stage, form);
   else
     find_peak(sizes, slots, Timetable(c, part, stage), form);

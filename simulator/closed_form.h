@@ -60,6 +60,12 @@ enum class Moment : uint8_t {
 inline constexpr size_t kPeakMoments = 8;
 std::string_view name_of(Moment moment);
 
+/// What a rank holds outside its device, in one space.
+struct SpaceForm {
+  int64_t peak = 0;       ///< largest sum of live bytes
+  MemoryByClass at_peak;  ///< what is live when it is first reached
+};
+
 /// One pipeline stage: what each of its ranks holds, in device bytes, each buffer rounded up to the alignment.
 struct StageForm {
   int64_t layers = 0;
@@ -76,6 +82,7 @@ struct StageForm {
   int64_t peak = 0;                       ///< largest sum of live bytes
   Moment moment = Moment::kForwardLayer;  ///< when it is first reached
   MemoryByClass at_peak;                  ///< what is live then
+  SpaceForm host, nvme;                   ///< where state is offloaded
 };
 
 /// The communicators of a step.

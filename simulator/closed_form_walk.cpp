@@ -1,6 +1,6 @@
-// ZeRO-2 and 3 from the configuration: what is gathered and what waits for its reduction changes from unit to unit, so the peak is
-// found by going through a stage's step, unit by unit, with the sizes of the literature. Nothing of a plan is known here: the rules
-// of when a bucket is there are those of the papers, written a second time.
+// ZeRO-2, ZeRO-3 and offload from the configuration: what is gathered and what waits for its reduction changes from unit to unit,
+// so the peak is found by going through a stage's step, unit by unit, with the sizes of the literature. Nothing of a plan is known
+// here: the rules of when a bucket is there are those of the papers, written a second time.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -39,7 +39,8 @@ struct Change {
   int64_t bytes;
 };
 struct Around {
-  std::vector<Change> before_scatter, before_gather, freed_gather, freed_scatter, after;
+  std::vector<Change> before_scatter, before_gather, fetched, vacated, freed_gather, freed_scatter, after;
+  std::vector<Change> host_after;  ///< in host memory
 };
 
 /// Micro-batches' sums as they are kept apart: whether one begins a further copy (one that is not the step's sum, and is not at
@@ -161,6 +162,52 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
   return stays;
 }
 
+/// A layer's activations leave the device when the unit after it has run forward and are back when the unit before it in backward
+/// begins; without overlap they leave at once and come back at once. One that would leave and come back with less than a unit's
+/// work between stays.
+void add_parking(const Case& c, const Sizes& n, const LayerForm& layer, const Part& part, const std::vector<Visit>& visits,
+                 std::vector<Around>& around) {
+  if (c.layout.offload.activations == OffloadTo::kNone) return;
+  const size_t one = c.layout.overlap ? 1 : 0;
+  const int64_t kept = layer.kept + n.x;
+  std::map<std::pair<int64_t, int64_t>, size_t> forwards;
+  for (size_t v = 0; v < visits.size(); ++v) {
+    const Visit& visit = visits[v];
+    if ((part.first && visit.unit == 0) || (part.last && visit.unit == units_of(part) - 1)) continue;
+    const std::pair key{visit.unit, visit.micro_batch};
+    if (!visit.backward) {
+      forwards[key] = v;
+      continue;
+    }
+    const size_t f = forwards.at(key);
+    if (v - f < 4) continue;
+    constexpr BufferClass kActivation = BufferClass::kActivation;
+    around[f].host_after.push_back({kActivation, kept});
+    around[f + one].vacated.push_back({kActivation, -kept});
+    around[v - one].fetched.push_back({kActivation, kept});
+    around[v].host_after.push_back({kActivation, -kept});
+  }
+}
+
+/// Live bytes outside the device.
+class Outside {
+ public:
+  explicit Outside(SpaceForm& form) : form_(form), now_(form.at_peak) { form_.peak = now_.total(); }
+
+  void change(const std::vector<Change>& list) {
+    for (const Change& c : list) {
+      now_.bytes[static_cast<size_t>(c.cls)] += c.bytes;
+      if (now_.total() <= form_.peak) continue;
+      form_.peak = now_.total();
+      form_.at_peak = now_;
+    }
+  }
+
+ private:
+  SpaceForm& form_;
+  MemoryByClass now_;
+};
+
 /// Live bytes as they come and go, and the first of the highest.
 class Level {
  public:
@@ -251,7 +298,8 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
   const Timetable table(c, part, stage);
   const std::vector<Visit> visits = visits_of(part, table);
   std::vector<Around> around(visits.size());
-  for (const BucketForm& bucket : state.buckets) add_gradients(c, bucket, visits, around);
+  if (c.layout.zero >= 2)
+    for (const BucketForm& bucket : state.buckets) add_gradients(c, bucket, visits, around);
   if (c.layout.zero == 3) {
     const auto stays = stays_of(c, state, part, visits);
     for (size_t b = 0; b < stays.size(); ++b)
@@ -260,11 +308,13 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
         around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes(Widths(c).value)});
       }
   }
+  const LayerForm layer = layer_form(c, sizes);
+  add_parking(c, sizes, layer, part, visits, around);
   Level level(form);
+  Outside host(form.host);
   const auto message = [&](bool there) {
     if (there) level.change(BufferClass::kActivation, sizes.x);
   };
-  const LayerForm layer = layer_form(c, sizes);
   int64_t sent_before = 0, sent_last = 0;  // messages of the slot before the last, and of the last
   message(table.receives(1));
   for (size_t v = 0; v < visits.size(); ++v) {
@@ -273,9 +323,12 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     level.change(around[v].before_scatter);
     level.change(around[v].before_gather);
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
+    level.change(around[v].fetched);
     const Effect effect = effect_of(c, sizes, layer, part, visits[v]);
     level.rise(effect.rise);
     level.add(effect.left);
+    level.change(around[v].vacated);
+    host.change(around[v].host_after);
     level.change(around[v].freed_gather);
     level.change(around[v].freed_scatter);
     level.change(around[v].after);

@@ -32,6 +32,7 @@ Predicted predict(const Case& config, const Plan& plan, const std::vector<Progra
   p.compute_s = b.compute_s;
   p.exposed_comm_s = b.exposed_comm_s;
   p.bubble_fraction = b.bubble_fraction;
+  p.idle = idle_by_cause(plan, programs, out.trace, rank, 0);
   for (size_t role = 0; role < plan.roles.size(); ++role) {
     const MemoryPeak peak = memory_peak(plan, static_cast<int>(role))[static_cast<size_t>(Space::kDevice)];
     if (role > 0 && peak.peak_bytes <= p.peak_bytes) continue;

@@ -9,6 +9,7 @@
 #include "strategies/draft.h"
 #include "strategies/fsdp.h"
 #include "strategies/mixed_precision.h"
+#include "strategies/offload_activations.h"
 #include "strategies/optimizer.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
@@ -80,6 +81,10 @@ constexpr std::array kCatalogue{
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
+    Strategy{"offload-activations", "Activations to host memory and back", Tier::kE0, "offload: activations",
+             "per layer and micro-batch what it keeps, out and in", "activations of two or three layers; the rest on the host",
+             "Rhu et al. 2016", [](const Case& c) { return c.layout.offload.activations != OffloadTo::kNone; },
+             offload_activations},
     Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp", "a few bytes",
              "Pascanu et al. 2013", [](const Case& c) { return c.train.clip_norm > 0; }, clip_norm},
     Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16", "nothing",

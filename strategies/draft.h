@@ -92,7 +92,19 @@ struct ParameterState {
 
 /// One entry of a stage's timetable.
 struct Event {
-  enum class Kind : uint8_t { kForward, kBackward, kReceive, kSend, kCall, kAlloc, kFree } kind = Kind::kCall;
+  enum class Kind : uint8_t {
+    kForward,
+    kBackward,
+    kReceive,
+    kSend,
+    kCall,
+    kAlloc,
+    kFree,
+    kPark,    ///< what forward left for backward is copied to host memory ...
+    kVacate,  ///< ... its device storage is given up ...
+    kFetch,   ///< ... it comes back, ahead of backward ...
+    kForget,  ///< ... and its host storage is given up
+  } kind = Kind::kCall;
   int unit = -1;
   int micro_batch = -1;
   bool gradients = false;  ///< of kReceive and kSend: backward traffic

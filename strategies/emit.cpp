@@ -8,6 +8,7 @@
 
 #include "plan/work.h"
 #include "strategies/draft.h"
+#include "strategies/offload_activations.h"
 
 namespace shardlab {
 namespace {
@@ -62,6 +63,7 @@ class StageEmitter {
     inputs_.resize(units);
     gradients_.resize(units);
     saved_.resize(units);
+    parked_.resize(units);
   }
 
   Role emit() {
@@ -112,7 +114,37 @@ class StageEmitter {
       case Event::Kind::kCall: program().emplace_back(std::move(event.call)); break;
       case Event::Kind::kAlloc: program().emplace_back(Alloc{event.buffer}); break;
       case Event::Kind::kFree: program().emplace_back(Free{event.buffer}); break;
+      case Event::Kind::kPark:
+      case Event::Kind::kVacate:
+      case Event::Kind::kFetch:
+      case Event::Kind::kForget: park(event); break;
     }
+  }
+
+  /// Takes what backward reads of forward to host memory and back. A call binds each tensor's two places, one after the other.
+  void park(const Event& event) {
+    const DraftSegment& backward = draft_.of_unit(event.unit).backward;
+    const int unit = event.unit, micro = event.micro_batch;
+    std::vector<BufferId> binding;
+    for (const SlotId id : parked_slots(backward)) {
+      const Slot& slot = backward.slot(id);
+      Pool& here = backward.uses[id.index()].use == Use::kActivationIn ? input_of(unit) : saved_pool(unit, slot.name);
+      Pool& there = pool_named(parked_[slot_of(unit)], slot.name);
+      switch (event.kind) {
+        case Event::Kind::kPark: program().emplace_back(Alloc{take(there, micro, host_slot(slot), unit)}); break;
+        case Event::Kind::kFetch: program().emplace_back(Alloc{take(here, micro, slot, unit)}); break;
+        default: {
+          Pool& left = event.kind == Event::Kind::kVacate ? here : there;
+          program().emplace_back(Free{held(left, micro)});
+          give_back(left, micro);
+          continue;
+        }
+      }
+      binding.insert(binding.end(), {held(here, micro), held(there, micro)});
+    }
+    if (binding.empty()) return;
+    const SegmentId segment = parking_segment(draft_, event.unit, event.kind == Event::Kind::kPark);
+    program().emplace_back(bind(segment, std::move(binding), draft_.units[static_cast<size_t>(unit)].layer, micro));
   }
 
   void compute(const Event& event) {
@@ -156,8 +188,10 @@ class StageEmitter {
   }
 
   /// Saved slots of a unit, by name in the order of its forward segment.
-  Pool& saved_pool(int unit, const std::string& name) {
-    auto& pools = saved_[slot_of(unit)];
+  Pool& saved_pool(int unit, const std::string& name) { return pool_named(saved_[slot_of(unit)], name); }
+
+  using NamedPools = std::vector<std::pair<std::string, Pool>>;
+  static Pool& pool_named(NamedPools& pools, const std::string& name) {
     const auto found = std::ranges::find(pools, name, &std::pair<std::string, Pool>::first);
     return found != pools.end() ? found->second : pools.emplace_back(name, Pool{}).second;
   }
@@ -209,7 +243,7 @@ class StageEmitter {
   Draft& draft_;
   StageDraft& stage_;
   std::vector<Pool> inputs_, gradients_;
-  std::vector<std::vector<std::pair<std::string, Pool>>> saved_;
+  std::vector<NamedPools> saved_, parked_;
   std::vector<Sent> sent_;
   std::pair<bool, int> slot_{false, -1};
   int slots_begun_ = 0;

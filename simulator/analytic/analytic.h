@@ -244,10 +244,21 @@ class Estimator {
   /// Whether shardlab's executor runs the point, so that memory and wire bytes are those of its plans, to the byte.
   bool exact(const Point& point);
 
+  /// No legal point that shares with `point` the cut of a layer (tp cp ep expert_tp micro_batch seq_len precision recompute
+  /// sequence_parallel cp_kind tensor_overlap), dp, pp and grad_accumulation has a shorter step, whatever its zero, schedule, vpp,
+  /// offload, overlap and compression. `point` itself is legal.
+  double least_step_s(const Point& point);
+  /// No legal point that differs from `point` in schedule, vpp, overlap and reshard alone needs fewer device bytes; 0 where nothing is
+  /// known. `point` itself is legal, its schedule none or 1f1b.
+  double least_device_bytes(const Point& point);
+
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Why `point` is no legal layout; kNone when it is.
+Refusal refusal_of(const Prepared& prepared, const Point& point);
 
 /// One point. For many, keep an `Estimator`.
 Estimate estimate(const Prepared& prepared, const Point& point);

@@ -259,6 +259,14 @@ bool Estimator::exact(const Point& point) {
   return refusal_of(state_->prepared.inside(), point) == Refusal::kNone && state_->executor.of(point) != nullptr;
 }
 
+double Estimator::least_step_s(const Point& point) { return analytic::least_step_s(state_->frame(point)); }
+
+double Estimator::least_device_bytes(const Point& point) {
+  return state_->executor.possible(point.precision) ? 0 : analytic::least_device_bytes(state_->frame(point));
+}
+
+Refusal refusal_of(const Prepared& prepared, const Point& point) { return refusal_of(prepared.inside(), point); }
+
 std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const Point& point, int32_t stage) {
   const Prepared::Inside& in = prepared.inside();
   if (refusal_of(in, point) != Refusal::kNone || stage < 0 || stage >= point.pp) return {};

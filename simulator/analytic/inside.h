@@ -36,6 +36,8 @@ class ExecutorForm {
   explicit ExecutorForm(const Prepared::Inside& in);
   /// The closed form of `point`; nothing where the executor does not run it. Valid until the next call.
   const ExecutorBytes* of(const Point& point);
+  /// Whether any point of the study in this precision has a closed form.
+  bool possible(Precision precision) const { return possible_ && (precision == Precision::kFp32 || precision == Precision::kBf16); }
 
  private:
   bool possible_ = false;
@@ -134,5 +136,8 @@ std::vector<AllocationEvent> events_of(const Frame& frame, const StageGroup& gro
 std::vector<ActivationItem> items_of(const Frame& frame, const LayerKey& key);
 /// The worst stage into `estimate`.
 void estimate_memory(const Frame& frame, Estimate& estimate);
+/// See `Estimator`.
+double least_step_s(const Frame& frame);
+double least_device_bytes(const Frame& frame);
 
 }  // namespace shardlab::analytic

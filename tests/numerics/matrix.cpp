@@ -146,6 +146,25 @@ std::vector<Case> selective_layouts() {
   return list;
 }
 
+std::vector<Case> offload_layouts() {
+  Case base;
+  base.canonical = true;
+  std::vector<Case> list{base};
+  times<Offload>(list, {{.activations = OffloadTo::kCpu}}, [](Case& c, Offload v) { c.layout.offload = v; });
+  times<std::array<int, 4>>(list, {{1, 1, 1, 0}, {1, 2, 2, 0}, {2, 1, 1, 1}, {2, 1, 1, 0}, {4, 2, 1, 2}, {4, 1, 1, 3}},
+                            [](Case& c, std::array<int, 4> v) {
+                              c.layout.dp = v[0];
+                              c.layout.tp = v[1];
+                              c.layout.pp = v[2];
+                              c.layout.zero = v[3];
+                              c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
+                            });
+  times<int>(list, {1, 2}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
+  return list;
+}
+
 std::vector<Case> uneven_layouts() {
   Case base;
   base.layout.overlap = false;
@@ -208,6 +227,7 @@ std::string layout_name(const Case& config) {
   if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
   if (l.overlap) name += " overlap";
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));
+  if (l.offload.any()) name += fmt::format(" offload {}", offload_text(l.offload));
   if (!l.recompute_options.modules.empty()) name += fmt::format(" ({})", l.recompute_options.modules);
   return name;
 }

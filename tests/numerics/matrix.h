@@ -31,6 +31,9 @@ std::vector<Case> deep_layouts();
 /// Sub-layers made again, alone and under other strategies.
 std::vector<Case> selective_layouts();
 
+/// State in host memory, alone and under other strategies.
+std::vector<Case> offload_layouts();
+
 /// Ranks along dp and tp that are no powers of two, which canonical mode refuses: for `uneven_subjects` in fast mode.
 std::vector<Case> uneven_layouts();
 

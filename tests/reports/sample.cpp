@@ -122,6 +122,8 @@ CaseOutcome ok_outcome(const std::string& name, const Layout& layout) {
   m.compute_s = p.compute_s * m.step_s / p.step_s;
   m.exposed_comm_s = p.exposed_comm_s * 1.1;
   m.bubble_fraction = p.bubble_fraction * 1.05;
+  p.idle = {.idle_s = 0.09 * p.step_s, .peer_s = 0.06 * p.step_s, .other_s = 0.03 * p.step_s};
+  m.idle = {.idle_s = 0.12 * m.step_s, .peer_s = 0.02 * m.step_s, .dependency_s = 0.09 * m.step_s, .tail_s = 0.01 * m.step_s};
   m.unplanned_time_s = m.step_s * (ranks <= 2 ? 0.012 : 0.06);
   m.peak_bytes = p.peak_bytes;
   m.arena_bytes = p.arena_bytes;

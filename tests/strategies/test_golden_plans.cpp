@@ -78,6 +78,10 @@ std::vector<Golden> goldens() {
   dp.layout.hybrid_shard = 0;
   dp.train.precision = "bf16";
   all.push_back({"mixed-precision", dp});
+  Case parked = tiny_case();
+  parked.layout.recompute = Recompute::kFull;
+  parked.layout.offload.activations = OffloadTo::kCpu;
+  all.push_back({"offload-activations", parked});
   return all;
 }
 

@@ -94,6 +94,22 @@ TEST_CASE("the claims load, each with points to run and sentences to test") {
   }
 }
 
+TEST_CASE("the sweep for a GPU has layouts whose curves must agree, in canonical mode, and models at full speed") {
+  const Expansion e = shipped("gpu.yaml");
+  int canonical = 0, fast = 0;
+  for (const Point& p : e.points) {
+    INFO(p.name);
+    INFO((p.refusal ? p.refusal->message : ""));
+    CHECK_FALSE(p.refusal);
+    CHECK(p.config.backend == "cuda");
+    CHECK(p.config.transport == "one-gpu");
+    (p.config.canonical ? canonical : fast) += 1;
+    if (!p.config.canonical) CHECK(p.config.layout.world_size() == 1);
+  }
+  CHECK(canonical >= 8);
+  CHECK(fast >= 2);
+}
+
 TEST_CASE("the example sweeps load and have points to run") {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(std::string(SHARDLAB_SOURCE_DIR) + "/sweeps/examples")) {

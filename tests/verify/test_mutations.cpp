@@ -26,6 +26,8 @@ struct Mix {
   Optimizer optimizer = Optimizer::kAdamW;
   float clip_norm = 0;
   const char* precision = "fp32";
+  int layers = 2;
+  Offload offload;
 };
 
 Case case_of(const Mix& mix) {
@@ -33,7 +35,7 @@ Case case_of(const Mix& mix) {
   c.name = mix.name;
   c.model = {.name = "tiny",
              .family = mix.family,
-             .layers = 2,
+             .layers = mix.layers,
              .hidden = 16,
              .heads = 2,
              .kv_heads = 2,
@@ -49,6 +51,7 @@ Case case_of(const Mix& mix) {
   c.layout.hybrid_shard = mix.hybrid;
   c.layout.schedule = mix.schedule;
   c.layout.bucket_bytes = mix.bucket_bytes;
+  c.layout.offload = mix.offload;
   c.layout.recompute = mix.recompute ? Recompute::kFull : mix.selective ? Recompute::kSelective : Recompute::kNone;
   if (mix.selective) c.layout.recompute_options.modules = "attn.norm attn.core mlp.norm mlp.act";
   c.train.seq_len = 8;
@@ -105,6 +108,14 @@ std::vector<Plan> lowered_plans() {
       {.name = "bf16 dp2 tied", .dp = 2, .accumulation = 2, .bucket_bytes = 4096, .precision = "bf16"},
       {.name = "bf16 dp2 zero1 clipped", .dp = 2, .accumulation = 2, .zero = 1, .clip_norm = 1, .precision = "bf16"},
       {.name = "bf16 dp2 zero3 sgd", .dp = 2, .zero = 3, .optimizer = Optimizer::kSgd, .precision = "bf16"},
+      {.name = "activations offloaded", .accumulation = 2, .layers = 3, .offload = {.activations = OffloadTo::kCpu}},
+      {.name = "activations offloaded, zero2",
+       .tied = false,
+       .dp = 2,
+       .zero = 2,
+       .recompute = true,
+       .layers = 3,
+       .offload = {.activations = OffloadTo::kCpu}},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;

@@ -1,0 +1,77 @@
+// Lower bounds over many points at once: what a search need not look at.
+#include <algorithm>
+
+#include "simulator/analytic/inside.h"
+
+namespace shardlab::analytic {
+namespace {
+
+double of(int64_t v) { return static_cast<double>(v); }
+
+/// Sums of a bound and of an estimate are rounded in different orders.
+constexpr double kRounding = 1 - 1e-9;
+
+/// Seconds of one micro-batch on `dense` and `moe` layers and shares of the ends, idle time left out. Exchanges between experts may
+/// be hidden where a schedule runs two micro-batches beside one another.
+double micro_batch_s(const Frame& f, int64_t dense, int64_t moe, double embedding, double head) {
+  const Block& b = f.block;
+  const bool may_hide = f.point.pp > 1;
+  double device = 0, host = f.in.profile.host_micro_batch_s;
+  const auto add = [&](double n, const PhaseCost& c) {
+    if (n <= 0) return;
+    device += n * (c.compute_s + c.tensor_s + c.context_s + (may_hide ? 0 : c.expert_s));
+    host += n * c.host_s;
+  };
+  for (const auto& [n, layer] : {std::pair{dense, &b.dense}, std::pair{moe, &b.moe}})
+    for (const PhaseCost* phase : {&layer->forward, &layer->recompute, &layer->input, &layer->weight}) add(of(n), *phase);
+  add(embedding, b.embedding.forward), add(embedding, b.embedding.backward);
+  add(head, b.head.forward), add(head, b.head.backward);
+  return std::max(device, host);
+}
+
+/// Fewest micro-batches that the first stage of any schedule holds: see `in_flight`.
+double least_in_flight(const Point& p) {
+  if (p.pp == 1) return 1;
+  const double stages = p.pp;
+  return std::min({of(p.grad_accumulation), stages, stages / 3 + 2, stages / 2 + 1});
+}
+
+}  // namespace
+
+double least_step_s(const Frame& f) {
+  const double m = f.point.grad_accumulation, once = f.in.profile.host_step_s;
+  if (f.point.pp == 1) {
+    const StageGroup& g = f.groups.all()[0];
+    return kRounding * (m * micro_batch_s(f, g.dense, g.moe, 1, 1) + once);
+  }
+  // Every schedule has a stage of the most layers, and one at an end of the pipeline with at least half of the head.
+  double most = 0, end = 0;
+  for (const StageGroup& g : f.groups.all()) {
+    most = std::max(most, micro_batch_s(f, g.dense, g.moe, 0, 0));
+    if (g.first != 0 && g.first + g.count != f.point.pp) continue;
+    const double with_head = micro_batch_s(f, g.dense, g.moe, 0, 0.5);
+    end = end == 0 ? with_head : std::min(end, with_head);
+  }
+  return kRounding * (m * std::max(most, end) + once);
+}
+
+double least_device_bytes(const Frame& f) {
+  const Point& p = f.point;
+  const FrameworkProfile& profile = f.in.profile;
+  const StageGroup& g = f.groups.all()[0];
+  const double dense = of(f.dense_parameters(g)), expert = of(f.expert_parameters(g));
+  const auto held = [&](bool cut, double bytes) {
+    return bytes * (cut ? dense / of(f.replicas.shard) + expert / of(f.replicas.expert_shard) : dense + expert);
+  };
+  const double parameters = p.offload_parameters == Medium::kDevice ? held(p.zero >= 3, f.bytes.parameter) : 0;
+  const double optimizer = p.offload_optimizer == Medium::kDevice ? held(p.zero >= 1, f.bytes.master + f.bytes.moments) : 0;
+  const double gradients = held(p.zero >= 2, f.bytes.gradient);
+  const double kept = of(g.dense) * f.block.dense.kept + of(g.moe) * f.block.moe.kept;
+  const double activations = p.offload_activations == Medium::kDevice ? least_in_flight(p) * kept : 0;
+  // While activations are at their most, gradients are there only where they live through the step; at its end they are alone.
+  const bool whole_step = profile.state_gradient_with_step || p.grad_accumulation > 1 || f.gathers;
+  const double highest = whole_step ? gradients + activations : std::max(gradients, activations);
+  return std::max(0.0, kRounding * (parameters + optimizer + highest + profile.memory_workspace + profile.memory_context) - 16);
+}
+
+}  // namespace shardlab::analytic

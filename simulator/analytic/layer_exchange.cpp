@@ -1,0 +1,146 @@
+// What a layer exchanges over tensor and context parallelism, what that slows, and what the host pays to start it all.
+#include <algorithm>
+#include <tuple>
+
+#include "simulator/analytic/pricer.h"
+
+namespace shardlab::analytic {
+
+void Pricer::add_context_exchange(double core_forward, double core_backward, LayerCost& cost) const {
+  const double kv = e_ * n_.tokens * (n_.k_width + n_.v_width);  // of this rank's part of the sequence
+  const bool again = remade(Recompute::kAttentionCore);
+  const auto add = [&](PhaseCost& phase, double exposed, double hidden) { phase.context_s += exposed, phase.hidden_s += hidden; };
+  if (key_.cp_kind == CpKind::kUlysses) {
+    const auto exchange = [&](double bytes) { return fabric_.collective_seconds(CollectiveUse::kAllToAll, bytes, context_group_); };
+    const double seconds = exchange(e_ * n_.tokens * n_.qkv()) + exchange(e_ * n_.tokens * n_.o);
+    add(cost.forward, seconds, 0), add(cost.input, seconds, 0);
+    if (again) add(cost.recompute, seconds, 0);
+    cost.wire.context += (again ? 3 : 2) * ring_bytes(e_ * n_.tokens * (n_.qkv() + n_.o), n_.c);
+    return;
+  }
+  if (key_.cp_kind == CpKind::kAllGather) {
+    const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, kv * n_.c, context_group_);
+    const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
+    add(cost.forward, gather, 0), add(cost.input, gather + scatter, 0);
+    if (again) add(cost.recompute, gather, 0);
+    cost.wire.context += (again ? 4 : 3) * ring_bytes(kv * n_.c, n_.c);
+    return;
+  }
+  // A ring of c - 1 hops beside c blocks of attention; backward carries the gradients of k and v too, and brings them home.
+  const bool remote = context_group_.nodes > 1;
+  const double sharing = context_group_.groups_per_node;
+  const double hop = fabric_.send_seconds(kv, remote, sharing), hop_back = fabric_.send_seconds(2 * kv, remote, sharing);
+  const double block = core_forward / n_.c, block_back = core_backward / n_.c, hops = n_.c - 1;
+  add(cost.forward, hops * std::max(0.0, hop - block), hops * std::min(hop, block));
+  add(cost.input, hops * std::max(0.0, hop_back - block_back) + hop, hops * std::min(hop_back, block_back));
+  if (again) add(cost.recompute, hops * std::max(0.0, hop - block), hops * std::min(hop, block));
+  cost.wire.context += hops * kv * (again ? 2 : 1) + hops * 2 * kv + kv;
+}
+
+double Pricer::slowed_matmuls(double taken_sms) const {
+  const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn) / n_.t;
+  double alone = 0, beside = 0;
+  const auto add = [&](double out, double in) {
+    for (const auto& [m, n, k, product] : {std::tuple{n_.tokens, out, in, Product::kForward},
+                                           {n_.tokens, in, out, Product::kInput},
+                                           {out, in, n_.tokens, Product::kWeight}}) {
+      alone += matmul(m, n, k, product);
+      beside += matmul(m, n, k, product, 1, taken_sms);
+    }
+  };
+  add(n_.qkv(), n_.h), add((shape_.swiglu ? 2 : 1) * ffn, n_.h), add(n_.h, ffn);
+  return std::max(1.0, beside / alone);
+}
+
+/// Of a layer's kernels matmuls lose multiprocessors, all others memory bandwidth.
+double Pricer::slowed_layer(const LayerCost& cost) const {
+  const double all = cost.forward.compute_s + cost.recompute.compute_s + cost.input.compute_s + cost.weight.compute_s;
+  const double matmuls = std::min(all, matmul_s_);
+  const Contention c = crowd_;
+  return (matmuls * slowed_matmuls(c.taken_sms) + (all - matmuls) * std::max(1.0, c.compute)) / all;
+}
+
+/// What the four matmuls of a layer take longer when their rows are cut in tp parts.
+double Pricer::cut_matmuls() const {
+  const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn * shape_.top_k) / n_.t;
+  double extra = 0;
+  const auto add = [&](double out, double in) {
+    extra +=
+        std::max(0.0, n_.t * matmul(n_.tokens / n_.t, out, in, Product::kForward) - matmul(n_.tokens, out, in, Product::kForward));
+  };
+  add(n_.qkv(), n_.h), add(n_.h, n_.o), add((shape_.swiglu ? 2 : 1) * ffn, n_.h), add(n_.h, ffn);
+  return extra;
+}
+
+void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
+  if (key_.tp == 1) return;
+  const double bytes = e_ * n_.tokens * n_.h;
+  // A layer of experts exchanges among them what a dense one exchanges over tp; its shared experts still do.
+  const double pairs = moe && shape_.shared_experts == 0 ? 1 : 2;
+  const double all_again = key_.recompute.full() ? pairs : alternate() ? 1 : 0;
+  const double ring = ring_bytes(bytes, n_.t);
+  if (!key_.sequence_parallel) {
+    const double reduce = fabric_.collective_seconds(CollectiveUse::kAllReduce, bytes, tensor_group_);
+    cost.forward.tensor_s += pairs * reduce;
+    cost.recompute.tensor_s += all_again * reduce;
+    const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 2 : 0;
+    const double exposed = std::max(0.0, reduce - shelter);
+    cost.input.tensor_s += pairs * exposed;
+    cost.input.hidden_s += pairs * (reduce - exposed);
+    cost.input.tensor_s += slowed(pairs * (reduce - exposed));
+    cost.wire.tensor += (2 * pairs + all_again) * 2 * ring;
+    return;
+  }
+  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, tensor_group_);
+  const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_);
+  // Asynchronous tensor parallelism cuts each exchange in tp parts that run beside parts of the matmul that feeds or needs them:
+  // one part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
+  const double cut = key_.tensor_overlap ? cut_matmuls() : 0;
+  const auto exposed = [&](double exchange, double beside) {
+    if (!key_.tensor_overlap) return exchange;
+    const double rest = p_.overlap_tensor_hidden * exchange * (n_.t - 1) / n_.t;
+    return exchange - rest + std::max(0.0, rest - beside);
+  };
+  const double beside = cost.forward.compute_s / 4;
+  const double forward = pairs * (exposed(gather, beside) + exposed(scatter, beside)) + cut;
+  cost.forward.tensor_s += forward;
+  cost.forward.hidden_s += std::max(0.0, pairs * (gather + scatter) - forward);
+  cost.recompute.tensor_s += all_again / pairs * forward;
+  // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one is gathered again
+  // beside the input gradient, and its gradient scattered beside the weight gradient.
+  const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 4 : 0;
+  const auto sheltered = [&](double exchange) {
+    return key_.tensor_overlap ? exposed(exchange, beside) : std::max(0.0, exchange - shelter);
+  };
+  const double back = pairs * (exposed(gather, beside) + sheltered(gather) + sheltered(scatter)) + cut;
+  cost.input.tensor_s += back;
+  const double beside_weights = key_.tensor_overlap ? 0 : std::max(0.0, pairs * (2 * gather + scatter) - back);
+  cost.input.hidden_s += std::max(0.0, pairs * (2 * gather + scatter) - back);
+  cost.input.tensor_s += slowed(beside_weights);
+  cost.wire.tensor += (pairs * 5 + 2 * all_again) * ring;
+}
+
+void Pricer::add_host(bool moe, LayerCost& cost) const {
+  const double matmuls = shape_.latent() ? 5 : 2;
+  const double inner = moe ? 1 + 2 + (shape_.shared_experts > 0 ? 2 : 0) : 2;
+  const double rotation = shape_.max_positions > 0 ? 0 : 1;
+  const double forward = 2 * (p_.launch_norm + p_.launch_residual) + rotation * p_.launch_rotation + p_.launch_layout +
+                         p_.launch_activation + p_.launch_core + (matmuls + inner) * (1 + p_.launch_matmul_extra) +
+                         (moe ? p_.launch_experts : 0);
+  const double back = 2 * (p_.launch_norm_backward + p_.launch_residual_backward) + rotation * p_.launch_rotation_backward +
+                      p_.launch_layout_backward + p_.launch_activation_backward + p_.launch_core_backward +
+                      (matmuls + inner) * (2 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
+  const double exchanges = (key_.tp > 1 ? (key_.sequence_parallel ? 4 : 2) : 0) + (key_.cp > 1 ? n_.c : 0) +
+                           (moe && key_.ep > 1 ? 2 : 0) + (moe && key_.expert_tp > 1 ? 2 : 0);
+  const double once = p_.host_layer_s + exchanges * p_.host_collective_s;
+  cost.forward.host_s = forward * p_.host_forward_s + once;
+  cost.weight.host_s = (matmuls + inner) * p_.host_backward_s;
+  cost.input.host_s = (back - matmuls - inner) * p_.host_backward_s + once;
+  if (key_.recompute.modules == 0) return;
+  cost.recompute.host_s =
+      key_.recompute.full()
+          ? cost.forward.host_s
+          : cost.forward.host_s * std::min(1.0, cost.recompute.compute_s / std::max(cost.forward.compute_s, 1e-12));
+}
+
+}  // namespace shardlab::analytic

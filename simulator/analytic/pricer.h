@@ -1,0 +1,175 @@
+// Prices a layer's kernels one by one by the device and the fabric: what the files of `block_cost` share. Sizes are per rank; `e`
+// is bytes of a 16-bit element, 4 in fp32.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "simulator/analytic/layer.h"
+
+namespace shardlab::analytic {
+
+inline double of(int64_t v) { return static_cast<double>(v); }
+
+/// Sizes of one layer on one rank, in elements.
+struct Sizes {
+  Sizes(const ModelShape& s, const LayerKey& k)
+      : t(k.tp),
+        c(k.cp),
+        tokens(of(k.micro_batch) * of(k.seq_len) / c),
+        h(of(s.hidden)),
+        residual(tokens * h / (k.sequence_parallel ? t : 1)),
+        q(of(s.heads) * of(s.qk_dim()) / t),
+        kv_heads(std::max(of(s.kv_heads) / t, 1.0)),
+        k_width(s.latent() ? q : kv_heads * of(s.head_dim)),
+        v_width(s.latent() ? of(s.heads) * of(s.v_dim) / t : kv_heads * of(s.head_dim)),
+        o(of(s.heads) * of(s.value_dim()) / t),
+        heads(of(s.heads) / t) {}
+
+  double t, c;
+  double tokens, h;
+  double residual;  ///< of the residual stream where norms, dropout and additions work
+  double q, kv_heads, k_width, v_width, o, heads;
+  double qkv() const { return q + k_width + v_width; }
+};
+
+/// Bytes a rank of g sends in a ring for `bytes` of full buffer.
+inline double ring_bytes(double bytes, double g) { return bytes * (g - 1) / g; }
+
+class Pricer {
+ public:
+  Pricer(const LayerStudy& study, const LayerKey& key)
+      : shape_(study.shape),
+        p_(study.profile),
+        device_(study.device),
+        fabric_(study.fabric),
+        attention_rate_(std::max(0.01, p_.attention_rate)),
+        key_(key),
+        n_(study.shape, key),
+        crowd_(fabric_.contention(CollectiveUse::kAllGather, study.everyone)),
+        fp32_(key.precision == Precision::kFp32),
+        e_(fp32_ ? 4 : 2),
+        wide_(fp32_ ? 2 : 1),
+        low_(key.precision == Precision::kFp8 || key.precision == Precision::kFp4),
+        tensor_group_(group_of(key.tp, 1, fabric_.devices_per_node())),
+        context_group_(group_of(key.cp, key.tp, fabric_.devices_per_node())),
+        expert_group_(group_of(key.ep, key.expert_tp, fabric_.devices_per_node())) {}
+
+  LayerCost layer(bool moe) const {
+    LayerCost cost;
+    matmul_s_ = 0;
+    add_state(moe, cost);
+    add_norms(cost);
+    add_attention(cost);
+    moe ? add_experts(cost) : add_feed_forward(cost);
+    cost.slowed = slowed_layer(cost);
+    add_tensor_exchange(moe, cost);
+    add_host(moe, cost);
+    add_kept(moe, cost);
+    return cost;
+  }
+  KeptTensors kept(bool moe) const;
+  EndCost embedding() const;
+  EndCost head() const;
+  bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
+  double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
+  double slowed_communication() const { return std::max(1.0, crowd_.communication); }
+  double boundary_gather_s() const {
+    return scatters() ? fabric_.collective_seconds(CollectiveUse::kAllGather, e_ * n_.residual, tensor_group_) : 0;
+  }
+
+ private:
+  // Kernels.
+  /// The weight gradient is added into the accumulated one by the matmul itself where the profile fuses it.
+  double matmul(double m, double n, double k, Product product, double batch = 1, double taken_sms = 0) const {
+    Matmul x{.m = m, .n = n, .k = k, .batch = batch, .precision = key_.precision, .product = product};
+    x.grouped = batch > 1;
+    x.out_bytes = product == Product::kWeight && p_.overlap_wgrad_fused > 0 ? p_.state_gradient : e_;
+    x.accumulate = product == Product::kWeight && p_.overlap_wgrad_fused > 0;
+    x.taken_sms = taken_sms;
+    return device_.matmul_seconds(x);
+  }
+  double moved(double elements, double passes, double launches, MemoryKernel kind = MemoryKernel::kElementwise) const {
+    return passes <= 0 ? 0 : device_.memory_bound_seconds(elements * passes * wide_, std::max(launches, 1.0), kind);
+  }
+
+  /// y = x w^T for `tokens` rows; `batch` of them for experts. Adds the three matmuls, weight casts, quantisation.
+  struct Linear {
+    double rows, in, out;
+    double batch = 1;
+    bool remade = false;
+    bool whole = false;  ///< not cut by tp: its weights are in 16 bit even where the others are narrower
+  };
+  void add_linear(const Linear& l, LayerCost& cost) const {
+    const double quantise = low_ ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
+    const double cast = moved(l.in * l.out * l.batch, p_.passes_cast, 1);
+    const double forward = matmul(l.rows, l.out, l.in, Product::kForward, l.batch) + quantise + cast;
+    cost.forward.compute_s += forward;
+    if (l.remade) cost.recompute.compute_s += forward;
+    matmul_s_ += (l.remade ? 4 : 3) * forward;
+    const double quantise_gradient = low_ ? moved(l.rows * l.out * l.batch, p_.passes_quantise, 1) : 0;
+    cost.input.compute_s += matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient;
+    cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch);
+    if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
+    if (p_.overlap_wgrad_fused <= 0)
+      cost.weight.compute_s += device_.memory_bound_seconds(l.in * l.out * l.batch * (e_ + 2 * p_.state_gradient), 1);
+  }
+  bool remade(Recompute::Module m) const { return key_.recompute.has(m); }
+  bool alternate() const { return key_.recompute.modules & Recompute::kAlternate; }
+
+  void add_norms(LayerCost& cost) const {
+    const double forward = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
+    const double back = moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, MemoryKernel::kNormBackward);
+    const double add = moved(n_.residual, p_.passes_residual, p_.launch_residual);
+    const double add_back = moved(n_.residual, p_.passes_residual_backward, p_.launch_residual_backward);
+    cost.forward.compute_s += 2 * (forward + add);
+    cost.input.compute_s += 2 * (back + add_back);
+    if (remade(Recompute::kNorms) || alternate()) cost.recompute.compute_s += 2 * forward;
+    if (key_.recompute.full()) cost.recompute.compute_s += 2 * add;
+    if (alternate()) cost.recompute.compute_s += add;
+  }
+
+  void add_attention(LayerCost& cost) const;
+  void add_projections(LayerCost& cost) const;
+  void add_core(LayerCost& cost) const;
+  void add_context_exchange(double core_forward, double core_backward, LayerCost& cost) const;
+  void add_feed_forward(LayerCost& cost) const;
+  void add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const;
+  void add_experts(LayerCost& cost) const;
+  double cut_matmuls() const;
+  /// How much longer matmuls take while a collective holds multiprocessors: fewer are left for each wave of tiles.
+  double slowed_matmuls(double taken_sms) const;
+  double slowed_layer(const LayerCost& cost) const;
+  /// Compute lost while `seconds` of tensor-parallel exchange run beside matmuls.
+  double slowed(double seconds) const {
+    return seconds * (1 - 1 / slowed_matmuls(fabric_.contention(CollectiveUse::kAllReduce, tensor_group_).taken_sms));
+  }
+  void add_tensor_exchange(bool moe, LayerCost& cost) const;
+  void add_host(bool moe, LayerCost& cost) const;
+  void add_kept(bool moe, LayerCost& cost) const;
+  void add_state(bool moe, LayerCost& cost) const;
+  /// Rows of the table on one rank, padding included.
+  int64_t vocab_rows() const {
+    const int64_t cut = p_.vocab_parallel ? key_.tp : 1;
+    const int64_t unit = std::max<int64_t>(1, static_cast<int64_t>(p_.vocab_multiple)) * cut;
+    return (shape_.vocab + unit - 1) / unit * unit / cut;
+  }
+  void kept_by_attention(KeptTensors& kept) const;
+  void kept_by_feed_forward(bool moe, KeptTensors& kept) const;
+
+  const ModelShape& shape_;
+  const FrameworkProfile& p_;
+  const DeviceModel& device_;
+  const Fabric& fabric_;
+  double attention_rate_;
+  const LayerKey& key_;
+  Sizes n_;
+  Contention crowd_;             ///< beside a collective over all devices
+  mutable double matmul_s_ = 0;  ///< of the layer in work
+  bool fp32_;
+  double e_, wide_;
+  bool low_;
+  Group tensor_group_, context_group_, expert_group_;
+};
+
+}  // namespace shardlab::analytic

@@ -1,0 +1,128 @@
+// Activations in host memory: bytes of every space to the closed form, as measured and as planned; the same bits as without.
+#include <algorithm>
+#include <string>
+
+#include "plan/memory.h"
+#include "simulator/closed_form.h"
+#include "strategies/lower.h"
+#include "tests/offload/cases.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using namespace testing;
+
+Case offloaded(Case c) {
+  c.layout.offload.activations = OffloadTo::kCpu;
+  return c;
+}
+
+constexpr Ranks kRanks[] = {
+    {},
+    {.accumulation = 3},
+    {.dp = 2, .accumulation = 2},
+    {.dp = 2, .zero = 1},
+    {.dp = 2, .zero = 2, .accumulation = 4},
+    {.dp = 2, .zero = 3, .accumulation = 2},
+    {.tp = 2},
+    {.pp = 2, .schedule = Schedule::k1F1B, .accumulation = 4},
+    {.pp = 3, .schedule = Schedule::kAfab, .accumulation = 3},
+    {.dp = 2, .zero = 1, .tp = 2, .pp = 2, .schedule = Schedule::k1F1B, .accumulation = 3},
+};
+
+int64_t peak(const Case& c, Space space) { return memory_peak(plan_of(c), 0)[static_cast<size_t>(space)].peak_bytes; }
+
+int64_t activations(const Case& c) {
+  return memory_peak(plan_of(c), 0)[static_cast<size_t>(Space::kDevice)]
+      .at_peak.bytes[static_cast<size_t>(BufferClass::kActivation)];
+}
+
+}  // namespace
+
+TEST_CASE("activations on the host: the plan's bytes are the closed form's in every space") {
+  for (const Family family : {Family::kGpt, Family::kLlama})
+    for (const Ranks& ranks : kRanks)
+      for (const int64_t layers : {3, 5, 8})
+        for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+          for (const char* precision : {"fp32", "bf16"})
+            for (const bool overlap : {false, true}) {
+              Case c = offloaded(small_case(family, layers));
+              set(c, ranks);
+              c.layout.recompute = recompute;
+              c.train.precision = precision;
+              c.layout.overlap = overlap;
+              c.train.dropout = layers == 5 ? 0.1f : 0;
+              require_closed_form(c);
+            }
+}
+
+TEST_CASE("activations on the host: what is measured is what was planned") {
+  for (const Ranks& ranks : kRanks)
+    for (const bool overlap : {false, true}) {
+      Case c = offloaded(small_case(Family::kLlama));
+      set(c, ranks);
+      c.layout.overlap = overlap;
+      c.layout.recompute = ranks.zero == 1 ? Recompute::kFull : Recompute::kNone;
+      require_measured_as_planned(c);
+    }
+}
+
+TEST_CASE("activations on the host: the same bits as without") {
+  for (const Family family : {Family::kGpt, Family::kLlama})
+    for (const Ranks& ranks : kRanks)
+      for (const char* precision : {"fp32", "bf16"}) {
+        Case c = small_case(family);
+        set(c, ranks);
+        c.train.precision = precision;
+        c.train.dropout = 0.1f;
+        c.layout.recompute = ranks.tp == 2 ? Recompute::kFull : Recompute::kNone;
+        c.layout.overlap = family == Family::kGpt;
+        require_same_bits(c, offloaded(c));
+      }
+}
+
+TEST_CASE("the device's activations do not grow with depth once there are more layers than are under way") {
+  const auto at = [](int64_t layers) { return activations(offloaded(small_case(Family::kGpt, layers))); };
+  CHECK(at(6) == at(5));
+  CHECK(at(12) == at(6));
+  const auto kept = [](int64_t layers) { return activations(small_case(Family::kGpt, layers)); };
+  CHECK(kept(12) > kept(6));
+}
+
+TEST_CASE("host memory holds what every layer but the last keeps, of every micro-batch in flight") {
+  Case c = offloaded(small_case(Family::kGpt, 6));
+  const LayerActivations layer = closed_form(c).layer;
+  CHECK(peak(c, Space::kHost) == 5 * (layer.input + layer.inner()));
+  c.layout.recompute = Recompute::kFull;
+  CHECK(peak(c, Space::kHost) == 5 * layer.input);
+  c.train.grad_accumulation = 4;
+  CHECK(peak(c, Space::kHost) == 5 * layer.input);  // one micro-batch at a time
+  set(c, {.pp = 2, .schedule = Schedule::kAfab, .accumulation = 4});
+  // Every micro-batch but the last of stage 0, whose last layer's backward is the first to come.
+  CHECK(peak(c, Space::kHost) == 4 * 3 * layer.input);
+}
+
+TEST_CASE("a layer that is needed at once stays on the device") {
+  const Case one = offloaded(small_case(Family::kGpt, 1));
+  CHECK(peak(one, Space::kHost) == 0);
+  CHECK(peak(one, Space::kDevice) == peak(small_case(Family::kGpt, 1), Space::kDevice));
+}
+
+TEST_CASE("activations fit a device on which they would not fit without offload") {
+  Case c = small_case(Family::kGpt, 16);
+  c.train.seq_len = c.model.max_positions = 64;
+  const int64_t all = peak(c, Space::kDevice), some = peak(offloaded(c), Space::kDevice);
+  REQUIRE(some < all);
+  c.machine.device.memory_bytes = some;
+  const LowerOptions held{.after = {}, .budget = true};
+  const auto without = lower(c, held);
+  REQUIRE_FALSE(without.ok());
+  CHECK(without.error().code == ExitCode::kNo);
+  CHECK(lower(offloaded(c), held).ok());
+  Case roomy = c;
+  roomy.machine.device.memory_bytes = all;
+  require_same_bits(roomy, offloaded(c));
+}
+
+}  // namespace shardlab

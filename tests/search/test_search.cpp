@@ -1,0 +1,210 @@
+// What a search dismisses it dismisses rightly: on random small spaces its answer is that of estimating every point.
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "simulator/search/search.h"
+#include "tests/analytic/studies.h"
+#include "tests/test.h"
+
+namespace shardlab::search {
+namespace {
+
+using analytic::Estimator;
+using analytic::Recompute;
+using analytic::testing::gpt_175b;
+using analytic::testing::llama_8b;
+using analytic::testing::machine;
+using analytic::testing::mixtral_8x7b;
+using analytic::testing::profile;
+
+std::vector<Study> studies_on(const analytic::ModelShape& shape, std::string_view name, const std::vector<int32_t>& devices) {
+  std::vector<Study> studies;
+  for (const int32_t d : devices) {
+    auto prepared = prepare(shape, machine((d + 7) / 8), profile(name));
+    REQUIRE(prepared.ok());
+    studies.push_back({d, *prepared});
+  }
+  return studies;
+}
+
+/// Every fitting point, by plain loops over all values of all axes.
+std::vector<Candidate> every_fitting_point(const std::vector<Study>& studies, const Space& space, int64_t capacity) {
+  std::vector<Candidate> all;
+  for (const Study& study : studies) {
+    Estimator estimator(study.prepared);
+    const int64_t layers = study.prepared.shape().layers;
+    const auto each = [&](const Point& cut) {
+      for (const State& state : states_of(space, cut, 8))
+        for (const Order& order : orders_of(space, layers, cut.pp)) {
+          const Point p = with(with(cut, state), order);
+          const analytic::Estimate e = estimator(p);
+          if (e.legal() && (capacity == 0 || e.memory.device() <= capacity)) all.push_back({p, e});
+        }
+    };
+    for_each_cut(space, study.prepared.shape(), study.devices, each, [](const Point&) {});
+  }
+  return all;
+}
+
+using Figures = std::set<std::tuple<double, int64_t, double>>;
+
+Figures undominated(const std::vector<Candidate>& all) {
+  Figures figures, front;
+  for (const Candidate& c : all) figures.insert({c.seconds(), c.bytes(), c.device_seconds()});
+  for (const auto& [s, b, d] : figures) {
+    const bool beaten = std::any_of(figures.begin(), figures.end(), [&, s = s, b = b, d = d](const auto& o) {
+      const auto& [os, ob, od] = o;
+      return os <= s && ob <= b && od <= d && (os < s || ob < b || od < d);
+    });
+    if (!beaten) front.insert({s, b, d});
+  }
+  return front;
+}
+
+class Dealer {
+ public:
+  explicit Dealer(unsigned seed) : random_(seed) {}
+  template <class T>
+  T of(std::initializer_list<T> v) {
+    return v.begin()[random_() % v.size()];
+  }
+  Space space() {
+    Space s{.devices = of<std::vector<int32_t>>({{8}, {16}, {12}, {4, 8}, {8, 16, 24}}),
+            .seq_len = of<int64_t>({1024, 4096}),
+            .sequences = of<int64_t>({8, 16, 24, 48})};
+    s.tp = of<std::vector<int32_t>>({{1, 2, 4}, {2, 8}, {1}});
+    s.cp = of<std::vector<int32_t>>({{1}, {1, 2}});
+    s.zero = of<std::vector<int32_t>>({{}, {0, 1}, {1, 3}});
+    s.micro_batch = of<std::vector<int32_t>>({{1, 2}, {1}, {2, 4}});
+    s.recompute = of<std::vector<Recompute>>({{}, {{0}}, {{Recompute::kSelective}, {Recompute::kLayer}}});
+    s.offload = of<std::vector<Offload>>({{{}}, {{}, {.optimizer = Medium::kCpu}}, {{}, {.activations = Medium::kCpu}}});
+    s.sequence_parallel = of<std::vector<uint8_t>>({{0}, {1}, {0, 1}});
+    s.precision = of({Precision::kBf16, Precision::kBf16, Precision::kFp32});
+    return s;
+  }
+  unsigned operator()() { return random_(); }
+
+ private:
+  std::mt19937 random_;
+};
+
+analytic::ModelShape small(analytic::ModelShape shape, int64_t layers) {
+  shape.layers = layers;
+  return shape;
+}
+
+TEST_CASE("bounds never dismiss the best nor a point of the front") {
+  Dealer deal(11);
+  int64_t bounded = 0, fitting = 0, searches = 0;
+  for (int i = 0; i < 60; ++i) {
+    const Space space = deal.space();
+    const analytic::ModelShape shape = deal.of({small(llama_8b(), 12), small(gpt_175b(), 8), small(mixtral_8x7b(), 6)});
+    const auto studies =
+        studies_on(shape, deal.of<std::string_view>({"megatron", "torchtitan", "deepspeed", "shardlab"}), space.devices);
+    Options options{.objective = static_cast<Objective>(deal() % 3), .top = deal.of({1, 3, 10})};
+    options.capacity_bytes = deal.of<int64_t>({0, 24'000'000'000, 80'000'000'000});
+    std::vector<Candidate> all = every_fitting_point(studies, space, options.capacity_bytes);
+    std::sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) { return better(options.objective, a, b); });
+    const Found found = search(studies, space, options);
+    INFO("search " << i << " for " << name_of(options.objective) << ", " << all.size() << " layouts fit");
+    REQUIRE(found.best.size() == std::min(all.size(), static_cast<size_t>(options.top)));
+    for (size_t k = 0; k < found.best.size(); ++k) {
+      REQUIRE(found.best[k].point == all[k].point);
+      REQUIRE(found.best[k].estimate.parts == all[k].estimate.parts);
+    }
+    Figures front;
+    for (const Candidate& c : found.front) front.insert({c.seconds(), c.bytes(), c.device_seconds()});
+    REQUIRE(front == undominated(all));
+    REQUIRE(found.front.size() == front.size());
+    bounded += found.counts.bounded, fitting += static_cast<int64_t>(all.size()), ++searches;
+  }
+  CHECK(bounded > 10'000);
+  CHECK(fitting > 10'000);
+}
+
+TEST_CASE("every point is accounted for once") {
+  Dealer deal(5);
+  for (int i = 0; i < 12; ++i) {
+    const Space space = deal.space();
+    const auto studies = studies_on(small(llama_8b(), 12), "megatron", space.devices);
+    for (const bool prune : {true, false}) {
+      Options options{.objective = static_cast<Objective>(i % 3), .top = 5, .capacity_bytes = 40'000'000'000, .prune = prune};
+      const Found found = search(studies, space, options);
+      const Counts& n = found.counts;
+      REQUIRE(n.points == n.refused + n.evaluated + n.bounded);
+      if (!prune) REQUIRE(n.bounded == 0);
+      int64_t lost = 0;
+      for (const Loser& l : found.losers) {
+        lost += l.points;
+        REQUIRE(l.points > 0);
+        REQUIRE(!l.reason().empty());
+        if (l.loss == Loss::kIllegal) {
+          // The example is of the class that it stands for.
+          bool shown = false;
+          for (const Study& s : studies) shown = shown || refusal_of(s.prepared, l.nearest) == l.refusal;
+          REQUIRE(shown);
+        }
+        if (l.loss == Loss::kTooLarge) REQUIRE(l.bytes > options.capacity_bytes);
+        if (l.loss == Loss::kSlower && options.objective == Objective::kTime) REQUIRE(l.seconds >= found.best.back().seconds());
+      }
+      REQUIRE(lost + static_cast<int64_t>(found.best.size()) == n.points);
+    }
+  }
+}
+
+TEST_CASE("a smaller budget of memory never makes the best faster") {
+  const Space space{.devices = {16}, .seq_len = 4096, .sequences = 64};
+  const auto studies = studies_on(llama_8b(), "megatron", space.devices);
+  double before = 0;
+  for (const int64_t capacity : {0LL, 80'000'000'000LL, 40'000'000'000LL, 24'000'000'000LL, 16'000'000'000LL}) {
+    const Found found = search(studies, space, {.top = 1, .capacity_bytes = capacity});
+    if (found.best.empty()) break;
+    CHECK(found.best[0].seconds() >= before);
+    before = found.best[0].seconds();
+    if (capacity > 0) CHECK(found.best[0].bytes() <= capacity);
+  }
+  CHECK(before > 0);
+}
+
+TEST_CASE("where nothing fits, the least excess is shown") {
+  const Space space{.devices = {8}, .seq_len = 2048, .sequences = 8};
+  const auto studies = studies_on(gpt_175b(), "megatron", space.devices);
+  const Found found = search(studies, space, {.capacity_bytes = 10'000'000'000});
+  CHECK(found.best.empty());
+  CHECK(found.front.empty());
+  const auto at = std::find_if(found.losers.begin(), found.losers.end(), [](const Loser& l) { return l.loss == Loss::kTooLarge; });
+  REQUIRE(at != found.losers.end());
+  CHECK(at->bytes > 10'000'000'000);
+  CHECK(at->nearest.world_size() == 8);
+}
+
+class StopAfter final : public Watcher {
+ public:
+  explicit StopAfter(int calls) : left_(calls) {}
+  bool going(const Counts& counts, std::span<const Candidate> best) override {
+    evaluated = counts.evaluated, had_answer = !best.empty();
+    return --left_ > 0;
+  }
+  int64_t evaluated = 0;
+  bool had_answer = false;
+
+ private:
+  int left_;
+};
+
+TEST_CASE("a search that is stopped has an answer already") {
+  const Space space{.devices = {64}, .seq_len = 2048, .sequences = 64};
+  const auto studies = studies_on(gpt_175b(), "megatron", space.devices);
+  StopAfter watcher(2);
+  const Options options{.capacity_bytes = 80'000'000'000, .prune = false};
+  const Found found = search(studies, space, options, &watcher);
+  CHECK(found.stopped);
+  CHECK(watcher.had_answer);
+  CHECK(!found.best.empty());
+  CHECK(found.counts.cuts_done < found.counts.cuts);
+  CHECK(found.counts.evaluated < found.counts.points);
+}
+
+}  // namespace
+}  // namespace shardlab::search
