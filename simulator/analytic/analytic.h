@@ -248,8 +248,8 @@ class Estimator {
   /// sequence_parallel cp_kind tensor_overlap), dp, pp and grad_accumulation has a shorter step, whatever its zero, schedule, vpp,
   /// offload, overlap and compression. `point` itself is legal.
   double least_step_s(const Point& point);
-  /// No legal point that differs from `point` in schedule, vpp, overlap and reshard alone needs fewer device bytes; 0 where nothing is
-  /// known. `point` itself is legal, its schedule none or 1f1b.
+  /// No legal point that differs from `point` in schedule, vpp, overlap and reshard alone needs fewer device bytes; 0 where nothing
+  /// is known. `point` itself is legal, its schedule none or 1f1b.
   double least_device_bytes(const Point& point);
 
  private:
@@ -279,10 +279,13 @@ struct AllocationEvent {
   int64_t bytes = 0;  ///< negative: given back
   int32_t tensor = 0;
   MemoryPart part = MemoryPart::kActivations;
+  int8_t stream = 0;  ///< whose pool it comes from: 0 computes, 1 gathers weights, 2 reduces gradients
 };
-/// One step of one stage as its allocator sees it, state first: what a replay of the caching allocator reads. Tensors of one layer
-/// come one by one; weights gathered under zero 3 stand for the whole step. The largest running sum is what `stage_memory` calls
-/// live, within 3 %, unless the layout offloads activations. Nothing for a refused point.
+/// Two steps of one stage as its allocator sees them: parameters and what is made with them first, optimizer moments at the end of
+/// the first step, where frameworks make them; then a step with all state. Tensors of a layer come one by one, weights under zero 3
+/// unit by unit from the stream that gathers. Of the micro-batches of a step as many as make no difference are left out: the
+/// steady phase is one. The largest running sum is what `stage_memory` calls live, within 3 %, unless the layout offloads
+/// activations. Nothing for a refused point.
 std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const Point& point, int32_t stage);
 
 /// Money, energy and time of a whole training run.

@@ -11,7 +11,7 @@ namespace {
 std::optional<Model> model_of(const ModelShape& s) {
   const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
   const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
-  if ((!llama && !gpt) || s.moe() || s.latent() || s.qk_norm) return std::nullopt;
+  if ((!llama && !gpt) || s.moe() || s.latent() || s.qk_norm || s.qkv_biases) return std::nullopt;
   Model m{
       .name = "shape", .family = llama ? Family::kLlama : Family::kGpt, .layers = s.layers, .hidden = s.hidden, .heads = s.heads};
   m.kv_heads = s.kv_heads, m.head_dim = s.head_dim, m.ffn = s.ffn, m.vocab = s.vocab, m.max_positions = s.max_positions;

@@ -123,6 +123,18 @@ struct Frame {
   int64_t expert_parameters(const StageGroup& g) const;
 };
 
+/// Unsharded weights and gradients of a stage. Without zero 3 only the gradients of one layer as backward makes them.
+struct GatheredBytes {
+  double standing = 0;        ///< weights that stay: the ends, and all of them where nothing is given back
+  double unit = 0;            ///< weights of one unit
+  double units = 0;           ///< of them, how many are there at once
+  double gradient = 0;        ///< of one unit, while it runs backward, casts for the reduction included
+  double gradient_stays = 0;  ///< of the whole stage, from one micro-batch to the next
+  double forward() const { return standing + units * unit; }
+  double backward() const { return forward() + gradient + gradient_stays; }
+};
+GatheredBytes gathered_of(const Frame& frame, const StageGroup& group);
+
 Refusal refusal_of(const Prepared::Inside& in, const Point& point);
 
 /// Seconds and wire bytes into `estimate`.

@@ -26,30 +26,6 @@ Standing standing_of(const Frame& f, const StageGroup& g) {
           .moments = held(zero >= 1, f.bytes.moments)};
 }
 
-/// Unsharded weights and gradients under zero 3 while a layer runs forward, and while it runs backward.
-struct Gathered {
-  double forward = 0, backward = 0;
-};
-
-Gathered gathered_of(const Frame& f, const StageGroup& g) {
-  if (!f.gathers) {
-    const double layer = of(std::max(g.dense > 0 ? f.block.dense.parameters() : 0, g.moe > 0 ? f.block.moe.parameters() : 0));
-    return {0, layer * f.bytes.fresh};
-  }
-  const FrameworkProfile& p = f.in.profile;
-  const double dense = g.dense > 0 ? of(f.block.dense.parameters()) : 0, moe = g.moe > 0 ? of(f.block.moe.parameters()) : 0;
-  const double unit = std::max(dense, moe) * std::max(1.0, p.overlap_unit_layers);
-  const double ends =
-      (g.holds_embedding ? of(f.block.embedding.parameters()) : 0) + (g.holds_head ? of(f.block.head.parameters()) : 0);
-  const double all = of(f.dense_parameters(g) + f.expert_parameters(g));
-  const double weights = f.keeps_gathered ? all : std::min(all, (1 + of(p.overlap_prefetch)) * unit + ends);
-  // The gradient of a unit as backward makes it, and as it is reduced where that is wider.
-  const double cast = f.bytes.gradient_wire > f.bytes.fresh ? f.bytes.gradient_wire : 0;
-  const bool whole_stage = f.point.pp > 1 && p.overlap_keeps_gathered;
-  const double gradient = whole_stage ? all * f.bytes.fresh : unit * (f.bytes.fresh + cast);
-  return {weights * f.bytes.weight_wire, weights * f.bytes.weight_wire + gradient};
-}
-
 /// Bytes of one micro-batch on a stage.
 struct Kept {
   double layers = 0;  ///< from forward to backward, embedding included
@@ -91,7 +67,7 @@ Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standin
   const Point& p = f.point;
   const Block& b = f.block;
   const Kept kept = kept_of(f, g);
-  const Gathered gathered = gathered_of(f, g);
+  const GatheredBytes gathered = gathered_of(f, g);
   const double flying = in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp);
   // The head's forward is followed by its backward at once, but where all forwards come first.
   const bool afab = p.schedule == Schedule::kAfab || p.schedule == Schedule::kBreadthFirst;
@@ -105,15 +81,15 @@ Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standin
   const double one_layer = running.kept;
 
   const double while_backward = running.remade + running.transient + sends;
-  const Moment forward{PeakMoment::kForward, before,          layers + heads * kept.head, running.passing + sends,
-                       heads * kept.logits,  gathered.forward};
+  const Moment forward{PeakMoment::kForward, before, layers + heads * kept.head, running.passing + sends, heads * kept.logits,
+                       gathered.forward()};
   const Moment loss{
       PeakMoment::kLoss, before, layers + heads * kept.head, sends, heads * kept.logits + (g.holds_head ? b.head.at_loss : 0),
-      gathered.forward};
-  const Moment backward{PeakMoment::kBackward,     before,           layers + (heads - 1) * kept.head, while_backward,
-                        (heads - 1) * kept.logits, gathered.backward};
-  const Moment end{PeakMoment::kEnd, standing.gradients, std::max(0.0, layers - kept.layers + one_layer), while_backward, 0,
-                   gathered.backward};
+      gathered.forward()};
+  const Moment backward{PeakMoment::kBackward, before, layers + (heads - 1) * kept.head, while_backward, (heads - 1) * kept.logits,
+                        gathered.backward()};
+  const Moment end{PeakMoment::kEnd,   standing.gradients, std::max(0.0, layers - kept.layers + one_layer), while_backward, 0,
+                   gathered.backward()};
   Moment best = forward;
   for (const Moment& m : {loss, backward, end})
     if (m.total() > best.total()) best = m;
@@ -197,6 +173,36 @@ std::vector<KeptBytes> activations_of(const Frame& f, const StageGroup& g, const
 }
 
 }  // namespace
+
+GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
+  GatheredBytes bytes;
+  if (!f.gathers) {
+    const double layer = of(std::max(g.dense > 0 ? f.block.dense.parameters() : 0, g.moe > 0 ? f.block.moe.parameters() : 0));
+    bytes.gradient = layer * f.bytes.fresh;
+    return bytes;
+  }
+  const FrameworkProfile& p = f.in.profile;
+  const double dense = g.dense > 0 ? of(f.block.dense.parameters()) : 0, moe = g.moe > 0 ? of(f.block.moe.parameters()) : 0;
+  const double unit = std::max(dense, moe) * std::max(1.0, p.overlap_unit_layers);
+  const double ends =
+      (g.holds_embedding ? of(f.block.embedding.parameters()) : 0) + (g.holds_head ? of(f.block.head.parameters()) : 0);
+  const double all = of(f.dense_parameters(g) + f.expert_parameters(g));
+  const double rolling = std::min(all - std::min(all, ends), (1 + of(p.overlap_prefetch)) * unit);
+  bytes.standing = f.bytes.weight_wire * (f.keeps_gathered ? all : std::min(all, ends));
+  if (!f.keeps_gathered && unit > 0) bytes.unit = f.bytes.weight_wire * unit, bytes.units = rolling / unit;
+  // The gradient of a unit as backward makes it, and as it is reduced where that is wider.
+  const double cast = f.bytes.gradient_wire > f.bytes.fresh ? f.bytes.gradient_wire : 0;
+  const bool whole_stage = f.point.pp > 1 && p.overlap_keeps_gathered;
+  if (!whole_stage) {
+    bytes.gradient = unit * (f.bytes.fresh + cast);
+    return bytes;
+  }
+  // Reduced once a step: until then they are added up in the dtype of the reduction (FSDPParam.to_accumulated_grad_if_needed of
+  // torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+  bytes.gradient_stays = all * std::max(f.bytes.fresh, f.bytes.gradient_wire);
+  bytes.gradient = f.bytes.gradient_wire > f.bytes.fresh ? unit * f.bytes.fresh : 0;
+  return bytes;
+}
 
 MemoryBytes memory_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* host, int64_t* nvme) {
   return peaked_of(f, g, stage, host, nvme).memory;

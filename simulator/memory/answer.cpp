@@ -6,6 +6,7 @@
 #include <array>
 
 #include "plan/base/check.h"
+#include "simulator/memory/replay.h"
 
 namespace shardlab::whatif {
 namespace {
@@ -45,7 +46,7 @@ void say_moment(const StagePeak& peak, StageAnswer& answer) {
   }
 }
 
-StageAnswer stage_answer(const StagePeak& peak, int32_t stage) {
+StageAnswer stage_answer(const StagePeak& peak, int64_t fragmented, int32_t stage) {
   StageAnswer s{.stage = stage};
   const auto of = [&](MemoryPart part) { return peak.memory[part]; };
   s.add(ItemGroup::kParameters, "parameters", of(MemoryPart::kParameters));
@@ -59,7 +60,7 @@ StageAnswer stage_answer(const StagePeak& peak, int32_t stage) {
   s.add(ItemGroup::kBuffers, "gathered weights and gradients", of(MemoryPart::kGathered));
   s.add(ItemGroup::kWorkspace, "the layer that runs", of(MemoryPart::kTransient));
   s.add(ItemGroup::kWorkspace, "library workspace", of(MemoryPart::kWorkspace));
-  s.add(ItemGroup::kReserved, "held by the allocator, not live", of(MemoryPart::kFragmented));
+  s.add(ItemGroup::kReserved, "held by the allocator, not live", fragmented);
   s.add(ItemGroup::kDevice, "context and loaded kernels", of(MemoryPart::kContext));
   s.add(ItemGroup::kDevice, "NCCL buffers", of(MemoryPart::kNccl));
   s.host_bytes = peak.host_bytes, s.nvme_bytes = peak.nvme_bytes;
@@ -129,7 +130,8 @@ Answer analytic_answer(const analytic::Prepared& prepared, Estimator& estimator,
   answer.live_error = kLiveError, answer.reserved_error = prepared.profile().memory_caching ? kReservedError : kLiveError;
   answer.capacity = capacity;
   for (int32_t stage = 0; stage < point.pp; ++stage)
-    answer.stages.push_back(stage_answer(estimator.stage_peak(point, stage), stage));
+    answer.stages.push_back(
+        stage_answer(estimator.stage_peak(point, stage), fragmented_bytes(prepared, point, stage, capacity), stage));
   const analytic::Estimate estimate = estimator(point);
   answer.step_s = estimate.step_s, answer.transferred = estimate.transferred;
   return answer;
