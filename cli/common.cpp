@@ -98,6 +98,8 @@ std::string hyphenated(std::string key) {
   return key;
 }
 
+}  // namespace
+
 bool given(const CaseFlags& flags, std::string_view key) {
   for (const auto& [k, v] : flags.layout)
     if (k == key && !v.empty()) return true;
@@ -105,6 +107,8 @@ bool given(const CaseFlags& flags, std::string_view key) {
     if (s.starts_with(std::string(key) + "=")) return true;
   return false;
 }
+
+namespace {
 
 /// As many nodes of the machine as the devices need, unless the command line says how many there are.
 Result<void> add_nodes(const CaseFlags& flags, int64_t devices, std::vector<std::string>& words) {
@@ -136,7 +140,7 @@ void add_case_flags(CLI::App& verb, CaseFlags& flags) {
   verb.add_option("--set", flags.set, "any other key of the sweep file, as key=value; may be repeated");
 }
 
-Result<Case> case_from_flags(const CaseFlags& flags) {
+Result<std::vector<std::string>> words_from_flags(const CaseFlags& flags) {
   std::vector<std::string> words{"model=" + flags.model, "machine=" + flags.machine};
   for (const auto& [key, value] : flags.layout)
     if (!value.empty()) words.push_back(key + "=" + value);
@@ -159,7 +163,13 @@ Result<Case> case_from_flags(const CaseFlags& flags) {
   }
   SHARDLAB_TRY(add_nodes(flags, flags.devices > 0 ? flags.devices : size("dp") * size("tp") * size("pp") * size("cp"), words));
   words.insert(words.end(), flags.set.begin(), flags.set.end());
-  auto config = case_from_words(load_options(flags.machine_file, std::move(words)));
+  return words;
+}
+
+Result<Case> case_from_flags(const CaseFlags& flags) {
+  auto words = words_from_flags(flags);
+  if (!words.ok()) return words.error();
+  auto config = case_from_words(load_options(flags.machine_file, std::move(*words)));
   if (config.ok() && flags.devices > 0 && config->layout.world_size() != flags.devices)
     return Error{ExitCode::kUsage,
                  fmt::format("--devices {} and a layout of dp*tp*pp*cp = {} ranks", flags.devices, config->layout.world_size()),

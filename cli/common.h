@@ -37,6 +37,10 @@ struct CaseFlags {
   std::vector<std::string> set;
 };
 void add_case_flags(CLI::App& verb, CaseFlags& flags);
+/// Whether the flags set the key, as a flag of its own or by `--set`.
+bool given(const CaseFlags& flags, std::string_view key);
+/// The flags as words of the sweep file ("model=gpt2", "tp=8"), with dp and the machine's nodes as the devices ask.
+Result<std::vector<std::string>> words_from_flags(const CaseFlags& flags);
 /// The case that the flags name; what they leave out has the sweep file's defaults. One sequence is the default batch.
 Result<Case> case_from_flags(const CaseFlags& flags);
 

@@ -1,159 +1,221 @@
-// memory: the what-if memory calculator. Exact bytes of the plan that would run.
+// memory: the what-if memory calculator. Exact bytes of the plan that shardlab would run, or those of a framework by its profile.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/common.h"
-#include "cli/pipeline.h"
+#include "cli/environment.h"
+#include "cli/memory_report.h"
 #include "cli/verbs.h"
-#include "plan/memory.h"
-#include "reports/columns.h"
 #include "reports/format.h"
 
 namespace shardlab {
 namespace {
 
-/// Bytes of one rank of a stage at its peak, by what they are for. The parts add up to `peak`.
-struct StageMemory {
-  int stage = 0;
-  int64_t parameters = 0, gradients = 0, optimizer = 0, activations = 0, buffers = 0, workspace = 0, reserved = 0, peak = 0;
-  std::string moment;
+struct MemoryFlags {
+  CaseFlags words;
+  std::string profile, format, what_if;
+  bool plan = false;
 };
 
-StageMemory stage_memory(const PlacedPlan& placed, int role) {
-  const MemoryPeak peak = memory_peak(*placed.plan, role)[static_cast<size_t>(Space::kDevice)];
-  const auto of = [&](BufferClass c) { return peak.at_peak.bytes[static_cast<size_t>(c)]; };
-  StageMemory m;
-  m.stage = role;
-  m.parameters = of(BufferClass::kParameter);
-  m.gradients = of(BufferClass::kGradient);
-  m.optimizer = of(BufferClass::kMoment) + of(BufferClass::kMaster);
-  m.activations = of(BufferClass::kActivation) + of(BufferClass::kInput);
-  m.buffers = of(BufferClass::kBuffer) + of(BufferClass::kMetric) + of(BufferClass::kOther);
-  m.workspace = of(BufferClass::kTemporary) + of(BufferClass::kWorkspace);
-  m.reserved = placed.arenas[static_cast<size_t>(role)].bytes[static_cast<size_t>(Space::kDevice)];
-  m.peak = peak.peak_bytes;
-  m.moment = peak.moment;
-  return m;
+/// Rows of a table of several values.
+constexpr size_t kMostVariants = 4096;
+
+ExitCode code_of(bool fits) { return fits ? ExitCode::kDone : ExitCode::kNo; }
+
+Result<ToldMemory> tell(const CaseFlags& words, const MemoryAnswerOptions& options, bool advise) {
+  auto question = memory_question(words);
+  if (!question.ok()) return question.error();
+  auto answer = memory_answer(*question, options);
+  if (!answer.ok()) return answer.error();
+  ToldMemory told{std::move(*question), std::move(*answer), {}};
+  if (advise && !told.answer.fits()) told.advice = memory_advice(told.question);
+  return told;
 }
 
-std::string unknown_capacity(const Case& c) {
-  return fmt::format("the memory of {} is not known: whether this fits is not said; set machine.device.memory", c.machine.id);
+void set_word(CaseFlags& flags, const std::string& key, const std::string& value) {
+  for (auto& [k, v] : flags.layout)
+    if (k == key) {
+      v = value;
+      return;
+    }
+  flags.set.push_back(key + "=" + value);
 }
 
-std::vector<std::string> assumptions(const Case& c) {
-  std::vector<std::string> list{
-      "bytes are those of the plan that `shardlab run` executes: every buffer rounded up to 64 bytes, summed over what is live at "
-      "the peak",
-      "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets",
-      fmt::format("{} everywhere: parameters, gradients, optimizer state and activations have {} bytes an element",
-                  c.train.precision, 4),
-      "attention keeps no S x S matrix; its output and one log-sum-exp a row are saved",
-      "memory of the process itself, the driver and libraries is not included"};
-  if (memory_per_rank(c) <= 0) list.push_back(unknown_capacity(c));
-  return list;
+// ---- one layout ----------------------------------------------------------------------------------------------------------------
+
+ExitCode print_one(const ToldMemory& told, TableFormat format) {
+  if (format == TableFormat::kJson)
+    fmt::print("{}\n", memory_json(told).dump(2));
+  else if (format == TableFormat::kTable)
+    fmt::print("{}", memory_page(told, terminal_width()));
+  else
+    print(stage_table(told.answer), format);
+  return code_of(told.answer.fits());
 }
 
-Table stage_table(const std::vector<StageMemory>& stages) {
-  Table table{{{"stage"},
-               {"parameters", Unit::kBytes},
-               {"gradients", Unit::kBytes},
-               {"optimizer", Unit::kBytes},
-               {"activations", Unit::kBytes},
-               {"buffers", Unit::kBytes},
-               {"workspace", Unit::kBytes},
-               {"peak", Unit::kBytes},
-               {"reserved", Unit::kBytes}},
-              {}};
-  for (const StageMemory& s : stages)
-    table.rows.push_back(
-        {int64_t{s.stage}, s.parameters, s.gradients, s.optimizer, s.activations, s.buffers, s.workspace, s.peak, s.reserved});
-  return table;
+// ---- several values of a flag --------------------------------------------------------------------------------------------------
+
+/// The values of a flag: "0,1,2,3". A list of sub-layers and a map of offloads have commas of their own.
+std::vector<std::string> values_of(const std::string& key, const std::string& text) {
+  if (key == "offload" || text.starts_with('[') || text.starts_with('{')) return {text};
+  std::vector<std::string> values;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    values.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return values;
 }
 
-nlohmann::ordered_json to_json(const Case& c, const std::vector<StageMemory>& stages, int64_t peak, int64_t capacity, bool fits) {
-  // Where nobody said what the machine has, nobody can say that it fits: null, not true.
-  const Layout& l = c.layout;
-  nlohmann::ordered_json json;
-  json["parameters"] = parameter_count(c.model);
-  json["devices"] = l.world_size();
-  json["layout"] = {{"dp", l.dp},
-                    {"tp", l.tp},
-                    {"pp", l.pp},
-                    {"vpp", l.vpp},
-                    {"cp", l.cp},
-                    {"ep", l.ep},
-                    {"zero", l.zero},
-                    {"schedule", std::string(name_of(l.schedule))},
-                    {"sequence_parallel", l.sequence_parallel},
-                    {"recompute", std::string(name_of(l.recompute))},
-                    {"offload", offload_text(l.offload)},
-                    {"precision", c.train.precision},
-                    {"micro_batch", c.train.micro_batch},
-                    {"grad_accumulation", c.train.grad_accumulation},
-                    {"seq_len", c.train.seq_len}};
-  json["stages"] = nlohmann::ordered_json::array();
-  for (const StageMemory& s : stages)
-    json["stages"].push_back({{"stage", s.stage},
-                              {"parameters", s.parameters},
-                              {"gradients", s.gradients},
-                              {"optimizer", s.optimizer},
-                              {"activations", s.activations},
-                              {"buffers", s.buffers},
-                              {"workspace", s.workspace},
-                              {"reserved", s.reserved},
-                              {"peak", s.peak}});
-  json["peak"] = peak;
-  json["capacity"] = capacity > 0 ? nlohmann::ordered_json(capacity) : nlohmann::ordered_json(nullptr);
-  json["fits"] = capacity > 0 ? nlohmann::ordered_json(fits) : nlohmann::ordered_json(nullptr);
-  json["assumptions"] = assumptions(c);
-  return json;
+/// Flags with several values, and every combination of them, the last varying fastest.
+struct Variants {
+  std::vector<std::string> keys;
+  std::vector<std::vector<std::string>> values;
+};
+
+Result<Variants> variants_of(const CaseFlags& flags) {
+  Variants v{{}, {{}}};
+  for (const auto& [key, text] : flags.layout) {
+    const std::vector<std::string> values = values_of(key, text);
+    if (values.size() < 2) continue;
+    for (const std::string& value : values)
+      if (value.empty())
+        return Error{
+            ExitCode::kUsage, fmt::format("--{} {}: a value is empty", key, text), "separate values by one comma: 0,1,2", {}};
+    if (v.values.size() * values.size() > kMostVariants)
+      return Error{ExitCode::kUsage,
+                   fmt::format("the values of {} and of the flags before it make more than {} rows", key, kMostVariants),
+                   "ask for fewer values, or use a sweep file",
+                   {}};
+    v.keys.push_back(key);
+    std::vector<std::vector<std::string>> longer;
+    for (const auto& row : v.values)
+      for (const std::string& value : values) longer.push_back(row), longer.back().push_back(value);
+    v.values = std::move(longer);
+  }
+  return v;
 }
 
-Result<ExitCode> memory(const CaseFlags& flags, const std::string& format_name) {
-  const auto format = parse_format(format_name);
+Result<ExitCode> print_variants(const MemoryFlags& flags, const Variants& variants, TableFormat format) {
+  MemoryAnswerOptions options{.always_plan = flags.plan};
+  options.planned_layer_runs /= static_cast<int64_t>(variants.values.size());
+  std::vector<Result<ToldMemory>> told;
+  for (const auto& row : variants.values) {
+    CaseFlags words = flags.words;
+    for (size_t i = 0; i < row.size(); ++i) set_word(words, variants.keys[i], row[i]);
+    told.push_back(tell(words, options, false));
+  }
+  const bool any = std::ranges::any_of(told, [](const auto& t) { return t.ok(); });
+  if (!any) return told.front().error();
+  const bool fits = std::ranges::any_of(told, [](const auto& t) { return t.ok() && t->answer.fits(); });
+  if (format != TableFormat::kJson) {
+    print(variant_table(variants.keys, variants.values, told), format);
+    return code_of(fits);
+  }
+  nlohmann::ordered_json json{{"variants", nlohmann::ordered_json::array()}};
+  for (size_t i = 0; i < told.size(); ++i) {
+    nlohmann::ordered_json set;
+    for (size_t k = 0; k < variants.keys.size(); ++k) set[variants.keys[k]] = variants.values[i][k];
+    nlohmann::ordered_json one{{"set", set}};
+    if (told[i].ok())
+      one.update(memory_json(*told[i]));
+    else
+      one["refused"] = told[i].error().message;
+    json["variants"].push_back(std::move(one));
+  }
+  fmt::print("{}\n", json.dump(2));
+  return code_of(fits);
+}
+
+// ---- what if -------------------------------------------------------------------------------------------------------------------
+
+/// "zero=3,offload=optimizer=cpu,activations=cpu": a comma begins a new key where a key of a case follows it.
+Result<whatif::Words> what_if_words(const std::string& text) {
+  whatif::Words words;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string piece = text.substr(at, end - at);
+    const size_t sign = piece.find('=');
+    const std::string key = piece.substr(0, sign);
+    const bool of_offload = key == "activations" || key == "optimizer" || key == "parameters";
+    const bool continues = !words.empty() && words.back().first == "offload" && of_offload && sign != std::string::npos;
+    if (!continues && (sign == std::string::npos || sign == 0 || sign + 1 == piece.size()))
+      return Error{
+          ExitCode::kUsage, fmt::format("--what-if: `{}` is no key=value", piece), "write --what-if zero=3,recompute=full", {}};
+    if (continues)
+      words.back().second += "," + piece;
+    else
+      words.emplace_back(key, piece.substr(sign + 1));
+    at = end + 1;
+  }
+  return words;
+}
+
+Result<ExitCode> print_what_if(const MemoryFlags& flags, TableFormat format) {
+  const auto words = what_if_words(flags.what_if);
+  if (!words.ok()) return words.error();
+  CaseFlags changed = flags.words;
+  for (const auto& [key, value] : *words) set_word(changed, key, value);
+  const MemoryAnswerOptions options{.always_plan = flags.plan, .planned_layer_runs = kPlannedLayerRuns / 2};
+  const auto before = tell(flags.words, options, false);
+  if (!before.ok()) return before.error();
+  const auto after = tell(changed, options, true);
+  if (!after.ok()) return after.error();
+  if (format == TableFormat::kJson) {
+    nlohmann::ordered_json json = memory_json(*before);
+    json["what_if"] = memory_json(*after);
+    json["difference"] = nlohmann::ordered_json::array();
+    for (const whatif::Difference& d : differences(before->answer, after->answer))
+      json["difference"].push_back({{"name", d.name}, {"before", d.before}, {"after", d.after}});
+    fmt::print("{}\n", json.dump(2));
+    return code_of(after->answer.fits());
+  }
+  const Table table = difference_table(*before, *after);
+  if (format != TableFormat::kTable) {
+    print(table, format);
+    return code_of(after->answer.fits());
+  }
+  fmt::print("{} on {} of {}\n  now      {}\n  what if  {}\n\nbytes of the rank that needs most\n",
+             before->question.config.model.name, before->question.point.world_size(), before->question.config.machine.id,
+             layout_line(before->question.point), layout_line(after->question.point));
+  print(table, format);
+  fmt::print("\nnow      {}what if  {}", verdict_text(before->answer), verdict_text(after->answer));
+  if (before->answer.step_s > 0 && after->answer.step_s > 0)
+    fmt::print("step     {} now, {} what if\n", seconds_text(before->answer.step_s), seconds_text(after->answer.step_s));
+  for (const std::string& a : memory_assumptions(after->question, after->answer)) fmt::print("  - {}\n", a);
+  return code_of(after->answer.fits());
+}
+
+Result<ExitCode> memory(MemoryFlags flags) {
+  const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
-  const auto config = case_from_flags(flags);
-  if (!config.ok()) return config.error();
-  const auto placed = prepare(*config);
-  if (!placed.ok()) return placed.error();
-  std::vector<StageMemory> stages;
-  for (int role = 0; role < static_cast<int>(placed->plan->roles.size()); ++role) stages.push_back(stage_memory(*placed, role));
-  const auto worst = std::ranges::max_element(stages, {}, &StageMemory::peak);
-  const int64_t capacity = memory_per_rank(*config);
-  const bool fit = capacity <= 0 || largest_arena(*placed) <= capacity;
-  if (*format == TableFormat::kJson) {
-    fmt::print("{}\n", to_json(*config, stages, worst->peak, capacity, fit).dump(2));
-    return fit ? ExitCode::kDone : ExitCode::kNo;
-  }
-  if (*format != TableFormat::kTable) {
-    print(stage_table(stages), *format);
-    return fit ? ExitCode::kDone : ExitCode::kNo;
-  }
-  fmt::print("{}, {} parameters, on {} of {}: {}\n\n", config->model.name,
-             count_text(static_cast<double>(parameter_count(config->model))), config->layout.world_size(), config->machine.id,
-             layout_text(*config));
-  fmt::print("bytes of one rank at its peak, by stage\n");
-  print(stage_table(stages), *format);
-  fmt::print("\npeak {} on stage {}, at {}\n", bytes_text(worst->peak), worst->stage, worst->moment);
-  if (capacity > 0)
-    fmt::print("{}: needs {} of the {} that a rank may use ({:.1f} %)\n", fit ? "fits" : "does not fit",
-               bytes_text(largest_arena(*placed)), bytes_text(capacity),
-               100.0 * static_cast<double>(largest_arena(*placed)) / static_cast<double>(capacity));
-  for (const std::string& a : assumptions(*config)) fmt::print("  - {}\n", a);
-  return fit ? ExitCode::kDone : ExitCode::kNo;
+  if (!flags.profile.empty()) flags.words.set.push_back("profile=" + flags.profile);
+  const auto variants = variants_of(flags.words);
+  if (!variants.ok()) return variants.error();
+  if (!variants->keys.empty() && !flags.what_if.empty())
+    return Error{ExitCode::kUsage, "--what-if with several values of a flag", "use one of the two", {}};
+  if (!variants->keys.empty()) return print_variants(flags, *variants, *format);
+  if (!flags.what_if.empty()) return print_what_if(flags, *format);
+  const auto told = tell(flags.words, {.always_plan = flags.plan}, true);
+  if (!told.ok()) return told.error();
+  return print_one(*told, *format);
 }
 
 }  // namespace
 
 void add_memory(CLI::App& app, Action& action, const Invocation&) {
-  auto* verb = app.add_subcommand("memory", "what-if memory calculator: will it fit, and what takes the space");
-  auto flags = std::make_shared<CaseFlags>();
-  auto format = std::make_shared<std::string>();
-  add_case_flags(*verb, *flags);
-  add_format(*verb, *format);
-  verb->callback([&action, flags, format] { action = [flags, format] { return memory(*flags, *format); }; });
+  auto* verb = app.add_subcommand("memory", "what-if memory calculator: will it fit, what takes the space, what to change");
+  auto flags = std::make_shared<MemoryFlags>();
+  add_case_flags(*verb, flags->words);
+  verb->add_option("--profile,--framework", flags->profile,
+                   "whose run: shardlab (exact bytes of its plan), megatron, torchtitan, deepspeed, ...");
+  verb->add_option("--what-if", flags->what_if, "changes to set beside it: zero=3,recompute=full");
+  verb->add_flag("--plan", flags->plan, "build the plan however large, for the op at the peak and the gaps of the arena");
+  verb->footer("Several values of a layout flag (--zero 0,1,2,3) print one row for each combination.");
+  add_format(*verb, flags->format);
+  verb->callback([&action, flags] { action = [flags] { return memory(*flags); }; });
 }
 
 }  // namespace shardlab

@@ -144,6 +144,7 @@ class Expander {
     Point point;
     point.name = candidate.name;
     if (auto derived = derive(draft.config, candidate.settings); !derived.ok()) point.refusal = derived.error();
+    point.derived = !point.refusal;
     if (!point.refusal) point.refusal = broken_constraint(draft);
     if (!point.refusal)
       if (auto possible = check_point(draft, content_.mode); !possible.ok()) point.refusal = possible.error();

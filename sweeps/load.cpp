@@ -458,15 +458,22 @@ Result<Sweep> load(std::string_view text, const std::string& file, const LoadOpt
   return Sweep(std::move(content));
 }
 
-/// The one point of a case file.
-Result<Case> single(Result<Sweep> loaded) {
+/// The one point of a case file, refused or not.
+Result<Point> single_point(const Result<Sweep>& loaded) {
   if (!loaded.ok()) return loaded.error();
   auto expansion = expand(*loaded);
   if (!expansion.ok()) return expansion.error();
   SHARDLAB_CHECK(expansion->points.size() == 1, "a case file made {} points", expansion->points.size());
   Point& point = expansion->points.front();
-  if (!point.refusal) return std::move(point.config);
-  return *point.refusal;
+  return std::move(point);
+}
+
+/// The one case of a case file.
+Result<Case> single(const Result<Sweep>& loaded) {
+  auto point = single_point(loaded);
+  if (!point.ok()) return point.error();
+  if (point->refusal) return *point->refusal;
+  return std::move(point->config);
 }
 
 }  // namespace
@@ -492,5 +499,9 @@ Result<Case> load_case(const std::string& path, const LoadOptions& options) {
 }
 
 Result<Case> case_from_words(const LoadOptions& options) { return single(load("", "command line", options, Document::kCase)); }
+
+Result<Point> point_from_words(const LoadOptions& options) {
+  return single_point(load("", "command line", options, Document::kCase));
+}
 
 }  // namespace shardlab

@@ -39,6 +39,7 @@ struct Point {
   std::optional<Error> refusal;
   /// Keys whose value no case of this version can hold ("layout.offload" -> "{optimizer: cpu}"): their point is refused.
   std::vector<std::pair<std::string, std::string>> unheld;
+  bool derived = false;  ///< what was not given is filled in: `config` is whole, but for `unheld`
 };
 
 struct Expansion {
@@ -94,6 +95,10 @@ Result<Case> load_case_text(std::string_view text, const std::string& file, cons
 
 /// A case from words alone ("model=gpt2", "machine=hgx-h100-ndr", "tp=8"), as verbs without a file need it.
 Result<Case> case_from_words(const LoadOptions& options);
+
+/// The same for who asks what no plan is made for: a point that is refused as a case keeps its reason, and what can be said of it.
+/// The error is a word that means nothing.
+Result<Point> point_from_words(const LoadOptions& options);
 
 /// The resolved case as a case file: canonical and stable; loading it gives the same case. A local machine is written by name
 /// and capacity, its calibration is not.

@@ -175,6 +175,33 @@ struct ExecutorSettings {
   Optimizer optimizer = Optimizer::kAdamW;
 };
 
+/// When in the step a stage holds most.
+enum class PeakMoment : uint8_t {
+  kForward,   ///< the newest micro-batch's forward, in the last layer of the stage
+  kLoss,      ///< logits and their gradient, on the stage that has the head
+  kBackward,  ///< the oldest micro-batch's backward begins, in the last layer
+  kEnd        ///< the last backward ends, in the first layer, when all gradients are there
+};
+std::string_view name_of(PeakMoment v);  ///< "forward", "loss", "backward", "end"
+
+/// What one tensor of the layers, or of the ends, comes to on a stage at its peak.
+struct KeptBytes {
+  std::string_view name;
+  bool moe = false;  ///< of the layers with experts
+  int64_t bytes = 0;
+};
+
+/// A stage at its peak, with what a table for people says beside the bytes.
+struct StagePeak {
+  MemoryBytes memory;
+  PeakMoment moment = PeakMoment::kForward;
+  bool moe = false;      ///< the layer that runs is one with experts
+  double in_flight = 1;  ///< micro-batches between their forward and their backward
+  int64_t host_bytes = 0, nvme_bytes = 0;
+  /// MemoryPart::kActivations by tensor; adds up to it.
+  std::vector<KeptBytes> activations;
+};
+
 /// What every point of a study shares. Immutable; copies share.
 class Prepared {
  public:
@@ -211,12 +238,18 @@ class Estimator {
   /// Memory of one stage at its peak.
   MemoryBytes stage_memory(const Point& point, int32_t stage);
 
+  /// The same with the moment and the activations by tensor, by the profile's forms alone. Nothing for a refused point.
+  StagePeak stage_peak(const Point& point, int32_t stage);
+
+  /// Whether shardlab's executor runs the point, so that memory and wire bytes are those of its plans, to the byte.
+  bool exact(const Point& point);
+
   /// No legal point that shares with `point` the cut of a layer (tp cp ep expert_tp micro_batch seq_len precision recompute
   /// sequence_parallel cp_kind tensor_overlap), dp, pp and grad_accumulation has a shorter step, whatever its zero, schedule, vpp,
   /// offload, overlap and compression. `point` itself is legal.
   double least_step_s(const Point& point);
-  /// No legal point that differs from `point` in schedule, vpp, overlap and reshard alone needs fewer device bytes; 0 where nothing is
-  /// known. `point` itself is legal, its schedule none or 1f1b.
+  /// No legal point that differs from `point` in schedule, vpp, overlap and reshard alone needs fewer device bytes; 0 where nothing
+  /// is known. `point` itself is legal, its schedule none or 1f1b.
   double least_device_bytes(const Point& point);
 
  private:
@@ -246,10 +279,13 @@ struct AllocationEvent {
   int64_t bytes = 0;  ///< negative: given back
   int32_t tensor = 0;
   MemoryPart part = MemoryPart::kActivations;
+  int8_t stream = 0;  ///< whose pool it comes from: 0 computes, 1 gathers weights, 2 reduces gradients
 };
-/// One step of one stage as its allocator sees it, state first: what a replay of the caching allocator reads. Tensors of one layer
-/// come one by one; weights gathered under zero 3 stand for the whole step. The largest running sum is what `stage_memory` calls
-/// live, within 3 %, unless the layout offloads activations. Nothing for a refused point.
+/// Two steps of one stage as its allocator sees them: parameters and what is made with them first, optimizer moments at the end of
+/// the first step, where frameworks make them; then a step with all state. Tensors of a layer come one by one, weights under zero 3
+/// unit by unit from the stream that gathers. Of the micro-batches of a step as many as make no difference are left out: the
+/// steady phase is one. The largest running sum is what `stage_memory` calls live, within 3 %, unless the layout offloads
+/// activations. Nothing for a refused point.
 std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const Point& point, int32_t stage);
 
 /// Money, energy and time of a whole training run.

@@ -250,6 +250,17 @@ MemoryBytes Estimator::stage_memory(const Point& point, int32_t stage) {
   return memory_of(frame, frame.groups.of(stage), stage, nullptr, nullptr);
 }
 
+StagePeak Estimator::stage_peak(const Point& point, int32_t stage) {
+  const Prepared::Inside& in = state_->prepared.inside();
+  if (refusal_of(in, point) != Refusal::kNone || stage < 0 || stage >= point.pp) return {};
+  const Frame frame = state_->frame(point);
+  return stage_peak_of(frame, frame.groups.of(stage), stage, layer_key(point, in.profile));
+}
+
+bool Estimator::exact(const Point& point) {
+  return refusal_of(state_->prepared.inside(), point) == Refusal::kNone && state_->executor.of(point) != nullptr;
+}
+
 double Estimator::least_step_s(const Point& point) { return analytic::least_step_s(state_->frame(point)); }
 
 double Estimator::least_device_bytes(const Point& point) {

@@ -14,7 +14,7 @@ namespace {
 std::optional<Model> model_of(const ModelShape& s) {
   const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
   const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
-  if ((!llama && !gpt) || s.moe() || s.latent() || s.qk_norm) return std::nullopt;
+  if ((!llama && !gpt) || s.moe() || s.latent() || s.qk_norm || s.qkv_biases) return std::nullopt;
   Model m{
       .name = "shape", .family = llama ? Family::kLlama : Family::kGpt, .layers = s.layers, .hidden = s.hidden, .heads = s.heads};
   m.kv_heads = s.kv_heads, m.head_dim = s.head_dim, m.ffn = s.ffn, m.vocab = s.vocab, m.max_positions = s.max_positions;
@@ -24,11 +24,12 @@ std::optional<Model> model_of(const ModelShape& s) {
 
 /// Whether a case can say the point at all.
 bool sayable(const Point& p) {
-  const bool known = p.schedule <= Schedule::k1F1B && p.precision == Precision::kFp32 && p.vpp == 1 && p.cp == 1 && p.ep == 1;
+  const bool known = p.schedule <= Schedule::k1F1B && p.vpp == 1 && p.cp == 1 && p.ep == 1 &&
+                     (p.precision == Precision::kFp32 || p.precision == Precision::kBf16);
   const bool plain = !p.sequence_parallel && p.tensor_overlap == 0 && p.compression == Compression::kNone &&
                      p.offload_activations == Medium::kDevice && p.offload_optimizer == Medium::kDevice &&
                      p.offload_parameters == Medium::kDevice;
-  return known && plain && (p.recompute.modules == 0 || p.recompute.full());
+  return known && plain && (p.recompute.modules == 0 || p.recompute.full() || p.recompute.modules == Recompute::kSelective);
 }
 
 void set_layout(const Point& p, Case& c) {
@@ -37,11 +38,15 @@ void set_layout(const Point& p, Case& c) {
   if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
   if (p.zero != 3) c.layout.fsdp = {};
   c.layout.schedule = static_cast<shardlab::Schedule>(p.schedule);
-  c.layout.recompute = p.recompute.full() ? shardlab::Recompute::kFull : shardlab::Recompute::kNone;
+  c.layout.recompute = p.recompute.full()         ? shardlab::Recompute::kFull
+                       : p.recompute.modules != 0 ? shardlab::Recompute::kSelective
+                                                  : shardlab::Recompute::kNone;
+  c.train.precision = name_of(p.precision);
   c.train.seq_len = p.seq_len, c.train.micro_batch = p.micro_batch, c.train.grad_accumulation = p.grad_accumulation;
   c.train.global_batch_tokens = p.tokens_per_step();
 }
 
+/// The modules of a layer that the case has backward make again; a norm alone counts as both.
 static_assert(static_cast<int>(Schedule::k1F1B) == static_cast<int>(shardlab::Schedule::k1F1B));
 
 }  // namespace
@@ -75,6 +80,7 @@ const ExecutorBytes* ExecutorForm::of(const Point& point) {
 MemoryBytes memory_of(const Prepared::Inside& in, const ExecutorStage& stage) {
   MemoryBytes m;
   m[MemoryPart::kParameters] = stage.parameters;
+  m[MemoryPart::kMaster] = stage.masters;
   m[MemoryPart::kGradients] = stage.gradients;
   m[MemoryPart::kMoments] = stage.moments;
   m[MemoryPart::kActivations] = stage.activations;

@@ -9,14 +9,16 @@ namespace {
 
 ExecutorStage stage_of(const StageForm& form) {
   const auto at = [&](BufferClass c) { return form.at_peak.bytes[static_cast<size_t>(c)]; };
-  ExecutorStage s{.parameters = at(BufferClass::kParameter) + at(BufferClass::kMaster),
-                  .gradients = at(BufferClass::kGradient),
-                  .moments = at(BufferClass::kMoment),
-                  .activations = at(BufferClass::kActivation),
-                  .temporaries = at(BufferClass::kTemporary),
-                  .gathered = at(BufferClass::kBuffer),
-                  .rest = at(BufferClass::kInput) + at(BufferClass::kMetric) + at(BufferClass::kWorkspace) + at(BufferClass::kOther),
-                  .peak = form.peak};
+  ExecutorStage s{
+      .parameters = at(BufferClass::kParameter),
+      .masters = at(BufferClass::kMaster),
+      .gradients = at(BufferClass::kGradient),
+      .moments = at(BufferClass::kMoment),
+      .activations = at(BufferClass::kActivation),
+      .temporaries = at(BufferClass::kTemporary),
+      .gathered = at(BufferClass::kBuffer),
+      .rest = at(BufferClass::kInput) + at(BufferClass::kMetric) + at(BufferClass::kWorkspace) + at(BufferClass::kOther),
+      .peak = form.peak};
   return s;
 }
 

@@ -12,10 +12,10 @@ namespace shardlab::analytic {
 
 /// Bytes of one stage at its peak.
 struct ExecutorStage {
-  int64_t parameters = 0, gradients = 0, moments = 0, activations = 0, temporaries = 0;
+  int64_t parameters = 0, masters = 0, gradients = 0, moments = 0, activations = 0, temporaries = 0;
   int64_t gathered = 0;  ///< whole parameters under zero 3
   int64_t rest = 0;      ///< inputs, metrics, the workspace of kernels
-  int64_t peak = 0;  ///< the sum of these
+  int64_t peak = 0;      ///< the sum of these
 };
 
 /// Bytes sent in a step over all ranks.

@@ -38,7 +38,7 @@ class ExecutorForm {
   /// The closed form of `point`; nothing where the executor does not run it. Valid until the next call.
   const ExecutorBytes* of(const Point& point);
   /// Whether any point of the study in this precision has a closed form.
-  bool possible(Precision precision) const { return possible_ && precision == Precision::kFp32; }
+  bool possible(Precision precision) const { return possible_ && (precision == Precision::kFp32 || precision == Precision::kBf16); }
 
  private:
   bool possible_ = false;
@@ -143,12 +143,26 @@ struct Frame {
   int64_t expert_parameters(const StageGroup& g) const;
 };
 
+/// Unsharded weights and gradients of a stage. Without zero 3 only the gradients of one layer as backward makes them.
+struct GatheredBytes {
+  double standing = 0;        ///< weights that stay: the ends, and all of them where nothing is given back
+  double unit = 0;            ///< weights of one unit
+  double units = 0;           ///< of them, how many are there at once
+  double gradient = 0;        ///< of one unit, while it runs backward, casts for the reduction included
+  double gradient_stays = 0;  ///< of the whole stage, from one micro-batch to the next
+  double forward() const { return standing + units * unit; }
+  double backward() const { return forward() + gradient + gradient_stays; }
+};
+GatheredBytes gathered_of(const Frame& frame, const StageGroup& group);
+
 Refusal refusal_of(const Prepared::Inside& in, const Point& point);
 
 /// Seconds and wire bytes into `estimate`.
 void estimate_time(Frame& frame, Estimate& estimate);
 /// Memory of `stage`, which belongs to `group`, at its peak. `host` and `nvme` receive what was offloaded, where not null.
 MemoryBytes memory_of(const Frame& frame, const StageGroup& group, int32_t stage, int64_t* host, int64_t* nvme);
+/// The same with its moment and its activations by tensor.
+StagePeak stage_peak_of(const Frame& frame, const StageGroup& group, int32_t stage, const LayerKey& key);
 /// See `allocation_events` and `activations_by_kind`.
 std::vector<AllocationEvent> events_of(const Frame& frame, const StageGroup& group, int32_t stage, const LayerKey& key);
 std::vector<ActivationItem> items_of(const Frame& frame, const LayerKey& key);

@@ -11,6 +11,7 @@ void Pricer::kept_by_attention(KeptTensors& kept) const {
   kept.add("norm output", norm * n_.residual, Recompute::kNorms);
   kept.add("norm in fp32", p_.saved_norm_fp32 * n_.residual, Recompute::kNorms);
   kept.add("norm statistics", p_.saved_statistics * n_.residual / n_.h, Recompute::kNorms);
+  kept.add("gathered norm output", gathered_input(), 0);
   if (shape_.latent())  // compressed, before and after their norms
     kept.add("latents", 2 * norm * t * of(shape_.q_rank + shape_.kv_rank) + norm * t * of(shape_.rope_dim), Recompute::kQkv);
   kept.add("qkv", p_.saved_qkv * wide_ * t * n_.qkv(), Recompute::kQkv, (n_.q + n_.v_width) / n_.qkv());
@@ -32,6 +33,7 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
   kept.add("norm output", p_.saved_norm * wide_ * n_.residual, Recompute::kNorms);
   kept.add("norm in fp32", p_.saved_norm_fp32 * n_.residual, Recompute::kNorms);
   kept.add("norm statistics", p_.saved_statistics * n_.residual / n_.h, Recompute::kNorms);
+  if (!moe) kept.add("gathered norm output", gathered_input(), 0);
   kept.add("dropout mask", p_.saved_mask * n_.residual, 0);
   const auto inner = [&](double rows, double width) {
     const double elements = rows * width * wide_;

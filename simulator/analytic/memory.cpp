@@ -26,30 +26,6 @@ Standing standing_of(const Frame& f, const StageGroup& g) {
           .moments = held(zero >= 1, f.bytes.moments)};
 }
 
-/// Unsharded weights and gradients under zero 3 while a layer runs forward, and while it runs backward.
-struct Gathered {
-  double forward = 0, backward = 0;
-};
-
-Gathered gathered_of(const Frame& f, const StageGroup& g) {
-  if (!f.gathers) {
-    const double layer = of(std::max(g.dense > 0 ? f.block.dense.parameters() : 0, g.moe > 0 ? f.block.moe.parameters() : 0));
-    return {0, layer * f.bytes.fresh};
-  }
-  const FrameworkProfile& p = f.in.profile;
-  const double dense = g.dense > 0 ? of(f.block.dense.parameters()) : 0, moe = g.moe > 0 ? of(f.block.moe.parameters()) : 0;
-  const double unit = std::max(dense, moe) * std::max(1.0, p.overlap_unit_layers);
-  const double ends =
-      (g.holds_embedding ? of(f.block.embedding.parameters()) : 0) + (g.holds_head ? of(f.block.head.parameters()) : 0);
-  const double all = of(f.dense_parameters(g) + f.expert_parameters(g));
-  const double weights = f.keeps_gathered ? all : std::min(all, (1 + of(p.overlap_prefetch)) * unit + ends);
-  // The gradient of a unit as backward makes it, and as it is reduced where that is wider.
-  const double cast = f.bytes.gradient_wire > f.bytes.fresh ? f.bytes.gradient_wire : 0;
-  const bool whole_stage = f.point.pp > 1 && p.overlap_keeps_gathered;
-  const double gradient = whole_stage ? all * f.bytes.fresh : unit * (f.bytes.fresh + cast);
-  return {weights * f.bytes.weight_wire, weights * f.bytes.weight_wire + gradient};
-}
-
 /// Bytes of one micro-batch on a stage.
 struct Kept {
   double layers = 0;  ///< from forward to backward, embedding included
@@ -76,15 +52,22 @@ Kept kept_of(const Frame& f, const StageGroup& g) {
 
 /// A moment that may be the peak.
 struct Moment {
+  PeakMoment name = PeakMoment::kForward;
   double gradients = 0, activations = 0, transient = 0, logits = 0, gathered = 0;
   double total() const { return gradients + activations + transient + logits + gathered; }
 };
+
+/// Whether the layer that runs at the peak is one with experts: the one whose backward needs more.
+bool mixture_runs(const Frame& f, const StageGroup& g) {
+  const Block& b = f.block;
+  return g.moe > 0 && (g.dense == 0 || b.moe.transient + b.moe.remade > b.dense.transient + b.dense.remade);
+}
 
 Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standing& standing) {
   const Point& p = f.point;
   const Block& b = f.block;
   const Kept kept = kept_of(f, g);
-  const Gathered gathered = gathered_of(f, g);
+  const GatheredBytes gathered = gathered_of(f, g);
   const double flying = in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp);
   // The head's forward is followed by its backward at once, but where all forwards come first.
   const bool afab = p.schedule == Schedule::kAfab || p.schedule == Schedule::kBreadthFirst;
@@ -94,16 +77,19 @@ Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standin
   const double before = early ? standing.gradients : 0;
   const double sends = p.pp > 1 ? 2 * b.boundary : 0;
   const double layers = flying * kept.layers;
-  const LayerCost& running = g.moe > 0 && b.moe.transient + b.moe.remade > b.dense.transient + b.dense.remade ? b.moe : b.dense;
+  const LayerCost& running = mixture_runs(f, g) ? b.moe : b.dense;
   const double one_layer = running.kept;
 
-  const Moment forward{before, layers + heads * kept.head, running.passing + sends, heads * kept.logits, gathered.forward};
-  const Moment loss{before, layers + heads * kept.head, sends, heads * kept.logits + (g.holds_head ? b.head.at_loss : 0),
-                    gathered.forward};
-  const Moment backward{before, layers + (heads - 1) * kept.head, running.remade + running.transient + sends,
-                        (heads - 1) * kept.logits, gathered.backward};
-  const Moment end{standing.gradients, std::max(0.0, layers - kept.layers + one_layer), running.remade + running.transient + sends,
-                   0, gathered.backward};
+  const double while_backward = running.remade + running.transient + sends;
+  const Moment forward{PeakMoment::kForward, before, layers + heads * kept.head, running.passing + sends, heads * kept.logits,
+                       gathered.forward()};
+  const Moment loss{
+      PeakMoment::kLoss, before, layers + heads * kept.head, sends, heads * kept.logits + (g.holds_head ? b.head.at_loss : 0),
+      gathered.forward()};
+  const Moment backward{PeakMoment::kBackward, before, layers + (heads - 1) * kept.head, while_backward, (heads - 1) * kept.logits,
+                        gathered.backward()};
+  const Moment end{PeakMoment::kEnd,   standing.gradients, std::max(0.0, layers - kept.layers + one_layer), while_backward, 0,
+                   gathered.backward()};
   Moment best = forward;
   for (const Moment& m : {loss, backward, end})
     if (m.total() > best.total()) best = m;
@@ -115,9 +101,13 @@ double communicators(const Point& p) {
   return (p.tp > 1) + (p.cp > 1) + (p.dp * p.cp > 1 ? 1 : 0) + (p.pp > 1 ? 2 : 0) + (p.ep > 1 ? 2 : 0);
 }
 
-}  // namespace
+/// A stage's bytes, and at which moment they are the most.
+struct Peaked {
+  MemoryBytes memory;
+  PeakMoment moment;
+};
 
-MemoryBytes memory_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* host, int64_t* nvme) {
+Peaked peaked_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* host, int64_t* nvme) {
   const FrameworkProfile& p = f.in.profile;
   const Point& point = f.point;
   Standing standing = standing_of(f, g);
@@ -152,7 +142,79 @@ MemoryBytes memory_of(const Frame& f, const StageGroup& g, int32_t stage, int64_
   m[MemoryPart::kNccl] = whole(p.memory_nccl_channel * communicators(point));
   if (host != nullptr) *host = whole(host_bytes);
   if (nvme != nullptr) *nvme = whole(nvme_bytes);
-  return m;
+  return {m, peak.name};
+}
+
+/// Shares `activations` out by tensor, in proportion to what all layers in flight keep; the rest is of the ends of the model.
+std::vector<KeptBytes> activations_of(const Frame& f, const StageGroup& g, const LayerKey& key, double flying,
+                                      int64_t activations) {
+  std::vector<KeptBytes> list;
+  double all = 0;
+  for (const bool moe : {false, true}) {
+    const int64_t layers = moe ? g.moe : g.dense;
+    if (layers == 0) continue;
+    for (const KeptTensor& t : kept_tensors(f.in.layers(), key, moe).all()) {
+      const double bytes = t.kept * of(layers) * flying;
+      if (bytes < 0.5) continue;
+      const auto same = std::ranges::find_if(list, [&](const KeptBytes& k) { return k.name == t.name && k.moe == moe; });
+      KeptBytes& item = same != list.end() ? *same : list.emplace_back(KeptBytes{t.name, moe, 0});
+      item.bytes += whole(bytes), all += bytes;
+    }
+  }
+  // At the end of the step, and where activations are offloaded, part of this is no longer there.
+  const double share = all > of(activations) ? of(activations) / all : 1;
+  int64_t rest = activations;
+  for (KeptBytes& item : list) {
+    item.bytes = std::min(rest, whole(of(item.bytes) * share));
+    rest -= item.bytes;
+  }
+  if (rest > 0) list.push_back({"embedding, head and stage boundary", false, rest});
+  return list;
+}
+
+}  // namespace
+
+GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
+  GatheredBytes bytes;
+  if (!f.gathers) {
+    const double layer = of(std::max(g.dense > 0 ? f.block.dense.parameters() : 0, g.moe > 0 ? f.block.moe.parameters() : 0));
+    bytes.gradient = layer * f.bytes.fresh;
+    return bytes;
+  }
+  const FrameworkProfile& p = f.in.profile;
+  const double dense = g.dense > 0 ? of(f.block.dense.parameters()) : 0, moe = g.moe > 0 ? of(f.block.moe.parameters()) : 0;
+  const double unit = std::max(dense, moe) * std::max(1.0, p.overlap_unit_layers);
+  const double ends =
+      (g.holds_embedding ? of(f.block.embedding.parameters()) : 0) + (g.holds_head ? of(f.block.head.parameters()) : 0);
+  const double all = of(f.dense_parameters(g) + f.expert_parameters(g));
+  const double rolling = std::min(all - std::min(all, ends), (1 + of(p.overlap_prefetch)) * unit);
+  bytes.standing = f.bytes.weight_wire * (f.keeps_gathered ? all : std::min(all, ends));
+  if (!f.keeps_gathered && unit > 0) bytes.unit = f.bytes.weight_wire * unit, bytes.units = rolling / unit;
+  // The gradient of a unit as backward makes it, and as it is reduced where that is wider.
+  const double cast = f.bytes.gradient_wire > f.bytes.fresh ? f.bytes.gradient_wire : 0;
+  const bool whole_stage = f.point.pp > 1 && p.overlap_keeps_gathered;
+  if (!whole_stage) {
+    bytes.gradient = unit * (f.bytes.fresh + cast);
+    return bytes;
+  }
+  // Reduced once a step: until then they are added up in the dtype of the reduction (FSDPParam.to_accumulated_grad_if_needed of
+  // torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+  bytes.gradient_stays = all * std::max(f.bytes.fresh, f.bytes.gradient_wire);
+  bytes.gradient = f.bytes.gradient_wire > f.bytes.fresh ? unit * f.bytes.fresh : 0;
+  return bytes;
+}
+
+MemoryBytes memory_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* host, int64_t* nvme) {
+  return peaked_of(f, g, stage, host, nvme).memory;
+}
+
+StagePeak stage_peak_of(const Frame& f, const StageGroup& g, int32_t stage, const LayerKey& key) {
+  StagePeak peak;
+  const Peaked p = peaked_of(f, g, stage, &peak.host_bytes, &peak.nvme_bytes);
+  peak.memory = p.memory, peak.moment = p.moment, peak.moe = mixture_runs(f, g);
+  peak.in_flight = in_flight(f.point.schedule, f.point.pp, stage, f.point.grad_accumulation, f.point.vpp);
+  peak.activations = activations_of(f, g, key, peak.in_flight, peak.memory[MemoryPart::kActivations]);
+  return peak;
 }
 
 void estimate_memory(const Frame& f, Estimate& e) {

@@ -158,6 +158,8 @@ class Pricer {
     const int64_t unit = std::max<int64_t>(1, static_cast<int64_t>(p_.vocab_multiple)) * cut;
     return (shape_.vocab + unit - 1) / unit * unit / cut;
   }
+  /// What a column-parallel matmul keeps of its input, where that is not gathered again in backward.
+  double gathered_input() const { return key_.sequence_parallel && key_.tp > 1 ? p_.saved_gathered * wide_ * n_.tokens * n_.h : 0; }
   void kept_by_attention(KeptTensors& kept) const;
   void kept_by_feed_forward(bool moe, KeptTensors& kept) const;
 

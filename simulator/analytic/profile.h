@@ -70,11 +70,14 @@ struct FrameworkProfile {
   double saved_up = 2;
   double saved_gate = 0;  ///< an ffn element: output of silu kept beside gate and up
   double saved_activated = 2;
-  double saved_mask = 0;         ///< of each of the two dropouts of the residual stream
-  double saved_norm_fp32 = 0;    ///< of each norm: an fp32 copy that an unfused norm keeps
-  double saved_logits = 4;       ///< a logit, at the peak of the loss, all copies
-  double saved_logits_kept = 4;  ///< a logit from the head's forward to its backward
+  double saved_mask = 0;             ///< of each of the two dropouts of the residual stream
+  double saved_norm_fp32 = 0;        ///< of each norm: an fp32 copy that an unfused norm keeps
+  double saved_logits = 4;           ///< a logit, at the peak of the loss, all copies
+  double saved_logits_kept = 4;      ///< a logit from the head's forward to its backward
+  double saved_logits_parallel = 0;  ///< a logit, at the peak of the loss, where tp cuts the vocabulary; 0: as the two above
   double saved_head_input = 2;
+  double saved_gathered =
+      0;  ///< inputs of column-parallel matmuls, whole on each rank under sequence parallelism; 0: gathered again
   double saved_permuted = 2;       ///< tokens after the exchange between experts, per routed copy
   double saved_expert_output = 2;  ///< per routed copy
   double saved_router = 8;         ///< a token and expert: logits and probabilities
@@ -157,9 +160,10 @@ struct FrameworkProfile {
   double memory_nccl_channel = 4e6;      ///< one communicator and peer connection: buffers of a channel set
   double memory_workspace = 32e6;        ///< of cuBLAS and such, within the allocator
   double memory_buckets = 0;             ///< buckets that stand beside the gradients
-  double memory_fragmentation = 0.04;    ///< reserved beyond live, of activations and transients
+  double memory_fragmentation = 0.04;    ///< reserved beyond live, of activations and transients, where no replay is asked for
   double memory_fragmentation_base = 0;  ///< bytes
   bool memory_caching = true;            ///< false: an arena, reserved equals live
+  bool memory_expandable = false;        ///< the caching allocator has expandable segments
 
   Recompute selective;          ///< what this framework calls selective
   bool vocab_parallel = true;   ///< embedding and head are cut by tp

@@ -25,7 +25,7 @@ LayerParameters attention_parameters(const ModelShape& s) {
     return p;
   }
   const int64_t rows = (s.heads + 2 * s.kv_heads) * s.head_dim;
-  p.matrix = rows * s.hidden + s.heads * s.head_dim * s.hidden + (s.biases ? rows : 0);
+  p.matrix = rows * s.hidden + s.heads * s.head_dim * s.hidden + (s.biases || s.qkv_biases ? rows : 0);
   p.replicated += (s.biases ? s.hidden : 0) + (s.qk_norm ? 2 * s.head_dim : 0);
   return p;
 }
@@ -107,7 +107,7 @@ LayerParameters dense_layer_parameters(const ModelShape& s) {
 
 LayerParameters moe_layer_parameters(const ModelShape& s) {
   LayerParameters p = attention_parameters(s);
-  p.replicated += s.hidden * s.experts;
+  p.replicated += s.hidden * s.experts + (s.router_bias ? s.experts : 0);
   p.matrix += mlp_matrices(s) * s.hidden * s.shared_experts * s.moe_ffn;
   p.expert = s.experts * mlp_matrices(s) * s.hidden * s.moe_ffn;
   return p;

@@ -20,7 +20,9 @@ struct ModelShape {
   bool swiglu = false;    ///< else gelu
   bool rms_norm = false;  ///< else LayerNorm with bias
   bool biases = false;    ///< of the projections
-  bool qk_norm = false;   ///< a norm over each head of q and k
+  bool qk_norm = false;      ///< a norm over each head of q and k
+  bool qkv_biases = false;   ///< of q, k and v alone
+  bool router_bias = false;  ///< a learned correction of each expert's score (DeepSeek-V3)
 
   // Mixture of experts. Layers from `dense_layers` on have `experts` of width `moe_ffn`, `top_k` of them for a token, and
   // `shared_experts` that every token passes.

@@ -37,6 +37,10 @@ std::string_view name_of(Medium v) { return kMedia[static_cast<size_t>(v)]; }
 std::string_view name_of(Compression v) { return kCompressions[static_cast<size_t>(v)]; }
 std::string_view name_of(Refusal v) { return kRefusalNames[static_cast<size_t>(v)]; }
 std::string_view name_of(TimePart v) { return kTimeNames[static_cast<size_t>(v)]; }
+std::string_view name_of(PeakMoment v) {
+  static constexpr std::array<std::string_view, 4> kNames{"forward", "loss", "backward", "end"};
+  return kNames[static_cast<size_t>(v)];
+}
 std::string_view name_of(MemoryPart v) { return kMemoryNames[static_cast<size_t>(v)]; }
 bool read(std::string_view word, Schedule* v) { return find(kSchedules, word, v); }
 bool read(std::string_view word, CpKind* v) { return find(kCpKinds, word, v); }

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "simulator/analytic/analytic.h"
+#include "simulator/memory/replay.h"
 
 namespace shardlab::validation {
 namespace {
@@ -148,11 +149,13 @@ std::string machine_text(const Machine& m) {
                      d.memory_bytes, d.memory_bytes_per_s, d.link_bytes_per_s, d.peak_flops, d.constants, m.fabric);
 }
 
-Prediction prediction_of(const analytic::Estimate& e, const Machine& machine, std::string note) {
+Prediction prediction_of(const analytic::Estimate& e, int64_t fragmented, const Machine& machine, std::string note) {
+  using analytic::MemoryPart;
   using analytic::TimePart;
   Prediction p;
   p.step_s = e.step_s;
-  p.bytes = {e.memory.live(), e.memory.reserved(), e.memory.device()};
+  const int64_t reserved = e.memory.live() + fragmented;
+  p.bytes = {e.memory.live(), reserved, reserved + e.memory[MemoryPart::kContext] + e.memory[MemoryPart::kNccl]};
   p.capacity_bytes = machine.device.memory_bytes;
   double exposed = 0;
   for (const TimePart part : {TimePart::kLaunch, TimePart::kTensorParallel, TimePart::kContextParallel, TimePart::kExpertParallel,
@@ -179,7 +182,9 @@ class AnalyticPredictor {
       const auto why = explain((*study)->prepared, *point);
       return why.ok() ? Error{ExitCode::kNo, std::string(name_of(e.refusal)), "", {}} : why.error();
     }
-    return prediction_of(e, run.machine, notes.text);
+    const int64_t fragmented =
+        whatif::fragmented_bytes((*study)->prepared, *point, e.worst_stage, run.machine.device.memory_bytes);
+    return prediction_of(e, fragmented, run.machine, notes.text);
   }
 
  private:

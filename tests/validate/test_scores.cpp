@@ -1,8 +1,12 @@
 // The scores of the published sets, held by the ratchet: simulator/published/scores.csv.
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <sstream>
 
+#include "simulator/memory/answer.h"
 #include "simulator/validate/interval.h"
 #include "simulator/validate/predictor.h"
 #include "simulator/validate/ratchet.h"
@@ -43,6 +47,24 @@ TEST_CASE("no figure of a published set worsens without a reason") {
   REQUIRE(recorded.ok());
   for (const std::string& wrong : compare_scores(*recorded, now))
     FAIL_CHECK(wrong << "\n  where that is right, SHARDLAB_UPDATE_GOLDEN=1 and a reason in " << kScores);
+}
+
+TEST_CASE("the memory calculator states the errors that nine of ten published runs stay within") {
+  const std::vector<RowTable> tables = testing::published_tables();
+  std::map<MemoryKind, std::vector<double>> errors;
+  for (const ScoredRow& row : predict_rows(tables, analytic_predictor())) {
+    const std::optional<double> ratio = row.memory_ratio();
+    if (ratio) errors[row.row().run->measured.kind].push_back(std::abs(*ratio - 1));
+  }
+  const auto ninth = [&](MemoryKind kind) {
+    std::vector<double>& all = errors[kind];
+    REQUIRE(all.size() >= 20);
+    std::sort(all.begin(), all.end());
+    return all[static_cast<size_t>(std::ceil(0.9 * static_cast<double>(all.size()))) - 1];
+  };
+  // Rounded up to whole percents, so that a small change of a prediction moves neither.
+  CHECK(std::ceil(100 * ninth(MemoryKind::kLive)) == 100 * whatif::kLiveError);
+  CHECK(std::ceil(100 * ninth(MemoryKind::kReserved)) == 100 * whatif::kReservedError);
 }
 
 }  // namespace

@@ -1,0 +1,316 @@
+#include "cli/memory_question.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "cli/pipeline.h"
+#include "plan/memory.h"
+#include "simulator/closed_form.h"
+
+namespace shardlab {
+namespace {
+
+using analytic::FrameworkProfile;
+using analytic::Point;
+using whatif::ItemGroup;
+using whatif::StageAnswer;
+
+Error usage(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
+
+bool is_of(const std::string& profile, std::string_view framework) {
+  return profile == framework || profile.starts_with(std::string(framework) + "-");
+}
+
+// ---- a framework's run ---------------------------------------------------------------------------------------------------------
+
+/// Keys that change a run and that no profile tells apart.
+Result<void> check_told(const Case& c) {
+  const auto untold = [&](std::string what) {
+    return usage(fmt::format("{} is not told apart by the profile {}", what, c.profile), "leave it out");
+  };
+  const Layout& l = c.layout;
+  if (l.diloco.steps > 0) return untold("diloco");
+  if (l.parameter_server.servers > 0) return untold("parameter_server");
+  if (!(l.zero_plus_plus == ZeroPlusPlus{})) return untold("zero_plus_plus");
+  if (l.recompute_options.every != 1 || l.recompute_options.budget_bytes != 0) return untold("recompute_options");
+  if (l.compression.kind != CompressionKind::kNone) return untold(fmt::format("compression={}", name_of(l.compression.kind)));
+  if (l.offload.delayed_update) return untold("delayed_update");
+  if (c.canonical) return untold("canonical");
+  return {};
+}
+
+Result<void> apply_unheld(const std::vector<std::pair<std::string, std::string>>& unheld, const std::string& profile, Point& p) {
+  for (const auto& [path, value] : unheld) {
+    const bool known = path == "layout.schedule"    ? read(value, &p.schedule)
+                       : path == "layout.cp_kind"   ? read(value, &p.cp_kind)
+                       : path == "layout.recompute" ? read(value, &p.recompute)
+                                                    : false;
+    const std::string word = path.substr(path.find('.') + 1);
+    if (known) continue;
+    if (word == "recompute")
+      return usage(
+          fmt::format("recompute={} is unknown", value),
+          "use none, selective, full, or modules joined by +: norms attention-core qkv attention-out activation up experts");
+    return usage(fmt::format("{}={} cannot be told by the profile {}", word, value, profile), "leave it out");
+  }
+  return {};
+}
+
+analytic::Medium medium_of(OffloadTo to) {
+  return to == OffloadTo::kCpu    ? analytic::Medium::kCpu
+         : to == OffloadTo::kNvme ? analytic::Medium::kNvme
+                                  : analytic::Medium::kDevice;
+}
+
+/// What the framework does where no flag says otherwise.
+void apply_defaults(const CaseFlags& flags, const Case& c, Point& p, std::vector<std::string>& notes) {
+  const auto assume = [&](std::string what) { notes.push_back(what + ", as the profile's framework does by default"); };
+  if (!given(flags, "precision")) p.precision = Precision::kBf16, assume("precision bf16");
+  const bool fsdp = is_of(c.profile, "torchtitan") || is_of(c.profile, "llm-foundry");
+  if (!given(flags, "zero") && fsdp && p.dp > 1) p.zero = 3, assume("zero 3");
+  if (!given(flags, "sequence_parallel") && is_of(c.profile, "torchtitan") && p.tp > 1)
+    p.sequence_parallel = true, assume("sequence parallelism");
+  if (!given(flags, "schedule") && p.pp > 1 && p.vpp > 1)
+    p.schedule = analytic::Schedule::kInterleaved, assume("interleaved stages");
+  if (c.layout.overlap) p.overlap = -1;  // the sweep file's default: as the framework has it
+  if (c.layout.fsdp.reshard) p.reshard = -1;
+}
+
+Result<FrameworkProfile> profile_for(const Case& c) {
+  auto found = analytic::profile_named(c.profile);
+  if (!found.ok()) return usage(found.error().message, found.error().hint);
+  FrameworkProfile p = std::move(*found);
+  const auto bytes = [](const std::string& dtype) { return dtype == "bf16" || dtype == "fp16" ? 2.0 : 4.0; };
+  if (!c.train.reduce_dtype.empty()) p.state_gradient_wire = bytes(c.train.reduce_dtype);
+  if (!c.train.accumulate_dtype.empty()) p.state_gradient = bytes(c.train.accumulate_dtype);
+  if (c.train.optimizer == Optimizer::kSgd) p.state_moments = 0;
+  if (c.train.dropout > 0) p.dropout = true;
+  if (c.layout.bucket_bytes > 0) p.overlap_bucket_bytes = static_cast<double>(c.layout.bucket_bytes);
+  if (c.layout.fsdp.unit > 1) p.overlap_unit_layers = c.layout.fsdp.unit;
+  return p;
+}
+
+/// Sizes of which each is below 2^30, as `check_sizes` of a case has them.
+Result<void> check_sizes(const Case& c) {
+  for (const auto& [key, value] : {std::pair{"seq_len", c.train.seq_len},
+                                   {"micro_batch", c.train.micro_batch},
+                                   {"grad_accumulation", c.train.grad_accumulation}})
+    if (value < 1 || value > (int64_t{1} << 30))
+      return usage(fmt::format("{}={} is out of range", key, value), fmt::format("set {} from 1 to 2^30", key));
+  const Train& t = c.train;
+  const double tokens = static_cast<double>(t.seq_len) * static_cast<double>(t.micro_batch) *
+                        static_cast<double>(t.grad_accumulation) * static_cast<double>(c.layout.dp);
+  if (t.global_batch_tokens != 0 && tokens != static_cast<double>(t.global_batch_tokens))
+    return usage(fmt::format("global_batch_tokens={} is not seq_len {} * micro_batch {} * grad_accumulation {} * dp {}",
+                             t.global_batch_tokens, t.seq_len, t.micro_batch, t.grad_accumulation, c.layout.dp),
+                 "leave out one of them");
+  if (c.model.max_positions > 0 && t.seq_len > c.model.max_positions)
+    return usage(fmt::format("seq_len={} exceeds the model's max_positions={}", t.seq_len, c.model.max_positions),
+                 fmt::format("set seq_len to {} or less", c.model.max_positions));
+  return {};
+}
+
+Result<MemoryQuestion> framework_question(const CaseFlags& flags, const shardlab::Point& said) {
+  MemoryQuestion q;
+  q.config = said.config;
+  if (!said.derived) return *said.refusal;
+  const auto profile = profile_for(q.config);
+  if (!profile.ok()) return profile.error();
+  SHARDLAB_TRY(check_told(q.config));
+  SHARDLAB_TRY(check_sizes(q.config));
+  auto point = analytic::point_of(q.config);
+  if (!point.ok()) return point.error();
+  q.point = *point;
+  for (const auto& [what, to] : {std::pair{&Point::offload_activations, q.config.layout.offload.activations},
+                                 {&Point::offload_optimizer, q.config.layout.offload.optimizer},
+                                 {&Point::offload_parameters, q.config.layout.offload.parameters}})
+    q.point.*what = medium_of(to);
+  SHARDLAB_TRY(apply_unheld(said.unheld, q.config.profile, q.point));
+  apply_defaults(flags, q.config, q.point, q.notes);
+  q.config.train.precision = name_of(q.point.precision);
+  auto prepared = analytic::prepare(analytic::shape_of(q.config.model), q.config.machine, *profile);
+  if (!prepared.ok()) return prepared.error();
+  if (prepared->shape().moe()) q.point.expert_tp = q.point.tp;
+  if (auto legal = explain(*prepared, q.point); !legal.ok()) {
+    Error error = legal.error();
+    error.code = ExitCode::kUsage;
+    return error;
+  }
+  q.prepared = std::move(*prepared);
+  q.capacity = q.config.machine.device.memory_bytes;
+  return q;
+}
+
+// ---- shardlab's own run --------------------------------------------------------------------------------------------------------
+
+Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
+  auto config = case_from_flags(flags);
+  if (!config.ok()) {
+    Error error = config.error();
+    if (error.message.find("is not implemented in this version") != std::string::npos)
+      error.hint += ", or name a framework that has it: --profile megatron";
+    return error;
+  }
+  MemoryQuestion q;
+  q.config = std::move(*config);
+  q.exact = true;
+  auto point = analytic::point_of(q.config);
+  if (!point.ok()) return point.error();
+  q.point = *point;
+  q.capacity = memory_per_rank(q.config);
+  // A local machine is measured by its calibration, not described by rates: its steps are not timed here.
+  if (auto prepared = analytic::prepare(q.config); prepared.ok()) q.prepared = std::move(*prepared);
+  return q;
+}
+
+/// Activations of a stage by tensor; what the kinds of a layer do not explain is of the ends and of messages under way.
+void add_activations(const Case& c, const LayerActivations& layer, const StageForm& form, int64_t activations, StageAnswer& s) {
+  const bool full = c.layout.recompute == Recompute::kFull;
+  const bool core =
+      c.layout.recompute == Recompute::kSelective &&
+      (c.layout.recompute_options.modules.empty() || c.layout.recompute_options.modules.find("attn.core") != std::string::npos);
+  const int64_t runs = form.layers * form.in_flight;
+  int64_t left = activations;
+  const auto add = [&](const char* name, int64_t bytes, bool kept) {
+    const int64_t all = kept ? std::min(left, bytes * runs) : 0;
+    s.add(ItemGroup::kActivations, name, all);
+    left -= all;
+  };
+  add("layer input", layer.input, true);
+  add("norm outputs", layer.norms, !full), add("norm statistics", layer.statistics, !full);
+  add("qkv", layer.qkv, !full);
+  add("attention", layer.attention, !full && !core), add("log-sum-exp", layer.log_sum_exp, !full && !core);
+  add("residual", layer.residual, !full);
+  add("up", layer.up, !full), add("activated", layer.activated, !full);
+  s.add(ItemGroup::kActivations, "embedding, head and stage boundary", left);
+}
+
+StageAnswer exact_stage(const Case& c, const LayerActivations& layer, const StageForm& form, const MemoryByClass& at_peak,
+                        int32_t stage) {
+  StageAnswer s;
+  s.stage = stage;
+  const auto of = [&](BufferClass b) { return at_peak.bytes[static_cast<size_t>(b)]; };
+  s.add(ItemGroup::kParameters, "parameters", of(BufferClass::kParameter));
+  s.add(ItemGroup::kGradients, "gradients", of(BufferClass::kGradient));
+  s.add(ItemGroup::kOptimizer, "master weights", of(BufferClass::kMaster));
+  s.add(ItemGroup::kOptimizer, "optimizer moments", of(BufferClass::kMoment));
+  add_activations(c, layer, form, of(BufferClass::kActivation), s);
+  s.add(ItemGroup::kActivations, "token ids and targets", of(BufferClass::kInput));
+  s.add(ItemGroup::kBuffers, c.layout.zero == 3 ? "gathered parameters" : "buckets and messages", of(BufferClass::kBuffer));
+  s.add(ItemGroup::kBuffers, "losses and norms", of(BufferClass::kMetric));
+  s.add(ItemGroup::kBuffers, "counters and scales", of(BufferClass::kOther));
+  s.add(ItemGroup::kWorkspace, "the layer that runs", of(BufferClass::kTemporary));
+  s.add(ItemGroup::kWorkspace, "kernel workspace", of(BufferClass::kWorkspace));
+  s.moment = name_of(form.moment);
+  s.op = name_of(form.moment);
+  // On a described machine a driver's context takes its part; ranks on this machine's cores have none.
+  if (!c.machine.local)
+    if (const auto profile = analytic::profile_named("shardlab"); profile.ok())
+      s.add(ItemGroup::kDevice, "context and loaded kernels", static_cast<int64_t>(profile->memory_context));
+  return s;
+}
+
+whatif::Answer from_closed_form(const MemoryQuestion& q) {
+  const ClosedForm form = closed_form(q.config);
+  whatif::Answer answer;
+  answer.exact = true, answer.capacity = q.capacity;
+  for (size_t i = 0; i < form.stages.size(); ++i)
+    answer.stages.push_back(exact_stage(q.config, form.layer, form.stages[i], form.stages[i].at_peak, static_cast<int32_t>(i)));
+  return answer;
+}
+
+/// The plan's own fold, the op at the peak and what packing makes of it.
+Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
+  const auto placed = prepare(q.config);
+  if (!placed.ok()) return placed.error();
+  for (StageAnswer& s : answer.stages) {
+    const MemoryPeak peak = memory_peak(*placed->plan, s.stage)[static_cast<size_t>(Space::kDevice)];
+    SHARDLAB_CHECK(peak.peak_bytes == s.live(), "stage {}: the plan's peak is {}, the closed form's {}", s.stage, peak.peak_bytes,
+                   s.live());
+    s.op = peak.moment;
+    s.add(ItemGroup::kReserved, "gaps of the arena",
+          placed->arenas[static_cast<size_t>(s.stage)].bytes[static_cast<size_t>(Space::kDevice)] - s.live());
+  }
+  return {};
+}
+
+/// What packing an arena adds to the live peak stays below this share: tests/cli/test_memory.cpp holds plans to it.
+constexpr double kPacking = 0.05;
+
+Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerOptions& options) {
+  whatif::Answer answer = from_closed_form(q);
+  const bool small = q.config.model.layers * q.config.train.grad_accumulation <= options.planned_layer_runs;
+  const double device = static_cast<double>(answer.worst().device());
+  const bool close =
+      q.capacity > 0 && device <= static_cast<double>(q.capacity) && device * (1 + kPacking) > static_cast<double>(q.capacity);
+  if (small || close || options.always_plan) SHARDLAB_TRY(add_plan(q, answer));
+  if (q.prepared) {
+    const analytic::Estimate estimate = analytic::estimate(*q.prepared, q.point);
+    if (estimate.legal()) answer.step_s = estimate.step_s, answer.transferred = estimate.transferred;
+  }
+  return answer;
+}
+
+}  // namespace
+
+Result<MemoryQuestion> memory_question(const CaseFlags& flags) {
+  auto words = words_from_flags(flags);
+  if (!words.ok()) return words.error();
+  const auto said = point_from_words(load_options(flags.machine_file, std::move(*words)));
+  if (!said.ok()) return said.error();
+  if (said->config.profile == "shardlab") return executor_question(flags);
+  auto question = framework_question(flags, *said);
+  if (question.ok() && flags.devices > 0 && question->point.world_size() != flags.devices)
+    return usage(fmt::format("--devices {} and a layout of dp*tp*pp*cp = {} ranks", flags.devices, question->point.world_size()),
+                 "leave out --devices, or --dp, which then follows from it");
+  return question;
+}
+
+Result<whatif::Answer> memory_answer(const MemoryQuestion& q, const MemoryAnswerOptions& options) {
+  if (q.exact) return exact_answer(q, options);
+  analytic::Estimator estimator(*q.prepared);
+  return whatif::analytic_answer(*q.prepared, estimator, q.point, q.capacity);
+}
+
+whatif::Advice memory_advice(const MemoryQuestion& q) {
+  if (!q.prepared || q.capacity <= 0) return {};
+  analytic::Estimator estimator(*q.prepared);
+  return whatif::advise(estimator, q.prepared->profile(), q.point, {.capacity = q.capacity, .exact_only = q.exact});
+}
+
+std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whatif::Answer& answer) {
+  std::vector<std::string> list;
+  if (q.exact) {
+    list.emplace_back(
+        "live bytes are those of the plan that `shardlab run` executes: every buffer rounded up to 64 bytes, summed over what is "
+        "live "
+        "at the peak");
+    const bool packed = std::ranges::any_of(answer.stages, [](const StageAnswer& s) { return s.of(ItemGroup::kReserved) != 0; });
+    list.emplace_back(
+        packed ? "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets"
+               : "reserved is the live peak: what packing adds where the plan is large is not counted (--plan counts it)");
+    list.emplace_back(q.config.train.precision == "fp32"
+                          ? "fp32 everywhere: parameters, gradients, optimizer state and activations have 4 bytes an element"
+                          : fmt::format("{} parameters and activations of 2 bytes an element, fp32 master weights and moments",
+                                        q.config.train.precision));
+    list.emplace_back("attention keeps no S x S matrix; its output and one log-sum-exp a row are saved");
+    list.emplace_back(q.config.machine.local ? "memory of the process itself, the driver and libraries is not included"
+                                             : "of the driver and libraries a context of 500 MB is counted, nothing else");
+  } else {
+    const FrameworkProfile& p = q.prepared->profile();
+    list.push_back(fmt::format("as {} runs it (profile {})", p.describes, p.name));
+    list.push_back(
+        fmt::format("nine of ten published runs lie within {:.0f} % of the live bytes and {:.0f} % of the reserved bytes",
+                    100 * answer.live_error, 100 * answer.reserved_error));
+  }
+  list.insert(list.end(), q.notes.begin(), q.notes.end());
+  if (answer.transferred) list.emplace_back("step times are built on constants that nobody measured on this device");
+  if (q.capacity <= 0)
+    list.push_back(fmt::format("the memory of {} is not known: whether this fits is not said; set machine.device.memory",
+                               q.config.machine.id));
+  return list;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,50 @@
+// What `memory` is asked: flags made into a layout whose bytes can be told, by shardlab's plans or by the profile of a framework.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/common.h"
+#include "plan/base/result.h"
+#include "plan/case.h"
+#include "simulator/analytic/analytic.h"
+#include "simulator/memory/answer.h"
+#include "simulator/memory/changes.h"
+
+namespace shardlab {
+
+/// One layout to be told about.
+struct MemoryQuestion {
+  Case config;  ///< model, machine, batch and, of shardlab's executor, everything
+  analytic::Point point;
+  bool exact = false;                          ///< shardlab's executor runs it
+  std::optional<analytic::Prepared> prepared;  ///< absent on a machine whose rates nobody stated: then nothing is timed
+  int64_t capacity = 0;                        ///< bytes that a rank may use; 0: not known
+  std::vector<std::string> notes;              ///< what was assumed in reading the question
+};
+
+/// Under the profile `shardlab` what `check(Case)` refuses is refused; under others what the analytic estimate refuses, or cannot
+/// tell apart (`compression` kinds, `diloco`, `parameter_server`, `zero_plus_plus`). What a framework does by default is filled in
+/// where no flag says otherwise: bf16, zero 3 under FSDP, sequence parallelism of torchtitan, interleaved where vpp is above 1.
+Result<MemoryQuestion> memory_question(const CaseFlags& flags);
+
+/// How much work an exact answer may be: the plan is built where layers times micro-batches are at most this, and else only when
+/// the verdict hangs on what packing adds.
+inline constexpr int64_t kPlannedLayerRuns = 256;
+
+struct MemoryAnswerOptions {
+  bool always_plan = false;
+  int64_t planned_layer_runs = kPlannedLayerRuns;
+};
+
+/// Bytes by stage and item, verdict, step time.
+Result<whatif::Answer> memory_answer(const MemoryQuestion& question, const MemoryAnswerOptions& options = {});
+
+/// What to change, for a question whose answer does not fit. Empty where nothing can be timed.
+whatif::Advice memory_advice(const MemoryQuestion& question);
+
+/// Sentences on what the figures count and what they leave out.
+std::vector<std::string> memory_assumptions(const MemoryQuestion& question, const whatif::Answer& answer);
+
+}  // namespace shardlab

@@ -1,0 +1,252 @@
+#include "cli/memory_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "reports/format.h"
+
+namespace shardlab {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using whatif::Answer;
+using whatif::ItemGroup;
+using whatif::StageAnswer;
+
+double share(int64_t part, int64_t whole) { return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0; }
+
+Value seconds(double s) { return s > 0 ? Value(s) : Value(); }
+
+std::string signed_bytes(int64_t bytes) { return (bytes < 0 ? "-" : "+") + bytes_text(bytes < 0 ? -bytes : bytes); }
+
+Json stage_json(const StageAnswer& s) {
+  Json json{{"stage", s.stage}};
+  for (size_t g = 0; g < whatif::kLiveGroups; ++g) {
+    const auto group = static_cast<ItemGroup>(g);
+    json[std::string(name_of(group))] = s.of(group);
+  }
+  json["reserved"] = s.reserved();
+  json["peak"] = s.live();
+  json["device"] = s.device();
+  json["host"] = s.host_bytes;
+  json["nvme"] = s.nvme_bytes;
+  json["moment"] = s.moment;
+  json["op"] = s.op;
+  json["items"] = Json::array();
+  for (const whatif::Item& item : s.items)
+    json["items"].push_back({{"group", std::string(name_of(item.group))}, {"name", item.name}, {"bytes", item.bytes}});
+  return json;
+}
+
+Json words_json(const whatif::Words& words) {
+  Json json = Json::object();
+  for (const auto& [key, value] : words) json[key] = value;
+  return json;
+}
+
+Json change_json(const whatif::Change& c) {
+  return {{"set", words_json(c.words)},
+          {"device", c.device_bytes},
+          {"host", c.host_bytes},
+          {"predicted_step_s", c.step_s},
+          {"slowdown", c.slowdown}};
+}
+
+Json layout_json(const MemoryQuestion& q) {
+  const analytic::Point& p = q.point;
+  const Case& c = q.config;
+  return {{"dp", p.dp},
+          {"tp", p.tp},
+          {"pp", p.pp},
+          {"vpp", p.vpp},
+          {"cp", p.cp},
+          {"ep", p.ep},
+          {"zero", p.zero},
+          {"schedule", std::string(name_of(p.schedule))},
+          {"sequence_parallel", p.sequence_parallel},
+          {"recompute", q.exact ? std::string(name_of(c.layout.recompute)) : name_of(p.recompute)},
+          {"offload", offload_text(c.layout.offload)},
+          {"precision", c.train.precision},
+          {"micro_batch", p.micro_batch},
+          {"grad_accumulation", p.grad_accumulation},
+          {"seq_len", p.seq_len}};
+}
+
+}  // namespace
+
+std::string layout_line(const analytic::Point& p) {
+  std::string out;
+  const auto add = [&](std::string_view part) { out += (out.empty() ? "" : " ") + std::string(part); };
+  for (const auto& [key, size] : {std::pair{"dp", p.dp}, {"tp", p.tp}, {"pp", p.pp}, {"vpp", p.vpp}, {"cp", p.cp}, {"ep", p.ep}})
+    if (size > 1) add(fmt::format("{}{}", key, size));
+  if (out.empty()) out = "1 rank";
+  if (p.zero > 0) add(fmt::format("zero{}", p.zero));
+  if (p.schedule != analytic::Schedule::kNone) add(name_of(p.schedule));
+  if (p.sequence_parallel) add("sequence-parallel");
+  if (p.recompute.modules != 0) add("recompute-" + name_of(p.recompute));
+  for (const auto& [key, value] : whatif::words_of(p))
+    if (key == "offload" && value != "none") add("offload " + value);
+  return out;
+}
+
+Table stage_table(const Answer& answer) {
+  Table table{{{"stage"}}, {}};
+  for (size_t g = 0; g < whatif::kLiveGroups; ++g)
+    table.columns.push_back({std::string(name_of(static_cast<ItemGroup>(g))), Unit::kBytes});
+  for (const char* column : {"peak", "reserved", "device"}) table.columns.push_back({column, Unit::kBytes});
+  for (const StageAnswer& s : answer.stages) {
+    std::vector<Value> row{int64_t{s.stage}};
+    for (size_t g = 0; g < whatif::kLiveGroups; ++g) row.emplace_back(s.of(static_cast<ItemGroup>(g)));
+    row.insert(row.end(), {s.live(), s.reserved(), s.device()});
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+Table item_table(const StageAnswer& stage) {
+  Table table{{{"class"}, {"item"}, {"bytes", Unit::kBytes}, {"share", Unit::kFraction, "of the device"}}, {}};
+  for (const whatif::Item& item : stage.items)
+    table.rows.push_back({std::string(name_of(item.group)), item.name, item.bytes, share(item.bytes, stage.device())});
+  return table;
+}
+
+Table change_table(const whatif::Advice& advice) {
+  Table table{{{"change"},
+               {"device", Unit::kBytes},
+               {"host", Unit::kBytes},
+               {"step_s", Unit::kSeconds, "step"},
+               {"slowdown_pct", Unit::kPercent, "time"}},
+              {}};
+  for (const whatif::Change& c : advice.changes)
+    table.rows.push_back({whatif::text_of(c.words), c.device_bytes, c.host_bytes > 0 ? Value(c.host_bytes) : Value(),
+                          seconds(c.step_s), 100 * c.slowdown});
+  return table;
+}
+
+Table difference_table(const ToldMemory& before, const ToldMemory& after) {
+  Table table{{{"item"}, {"now", Unit::kBytes}, {"what_if", Unit::kBytes, "what if"}, {"difference"}}, {}};
+  const auto add = [&](const std::string& name, int64_t a, int64_t b) {
+    table.rows.push_back({name, a, b, a == b ? std::string("0 B") : signed_bytes(b - a)});
+  };
+  for (const whatif::Difference& d : differences(before.answer, after.answer)) add(d.name, d.before, d.after);
+  const StageAnswer &a = before.answer.worst(), &b = after.answer.worst();
+  add("live peak", a.live(), b.live()), add("reserved", a.reserved(), b.reserved()), add("device", a.device(), b.device());
+  if (a.host_bytes > 0 || b.host_bytes > 0) add("host memory of a rank", a.host_bytes, b.host_bytes);
+  return table;
+}
+
+Table variant_table(const std::vector<std::string>& keys, std::span<const std::vector<std::string>> values,
+                    std::span<const Result<ToldMemory>> told) {
+  Table table;
+  for (const std::string& key : keys) table.columns.push_back({key});
+  table.columns.insert(table.columns.end(), {{"stage"},
+                                             {"peak", Unit::kBytes},
+                                             {"reserved", Unit::kBytes},
+                                             {"device", Unit::kBytes},
+                                             {"headroom", Unit::kBytes},
+                                             {"verdict"},
+                                             {"step_s", Unit::kSeconds, "step"},
+                                             {"tokens_per_s", Unit::kTokensPerSecond, "tokens/s"},
+                                             {"reason", Unit::kNone, "", true}});
+  for (size_t i = 0; i < told.size(); ++i) {
+    std::vector<Value> row(values[i].begin(), values[i].end());
+    if (!told[i].ok()) {
+      row.resize(table.columns.size());
+      row[keys.size() + 5] = std::string("refused");
+      row.back() = told[i].error().message;
+      table.rows.push_back(std::move(row));
+      continue;
+    }
+    const Answer& a = told[i]->answer;
+    const StageAnswer& s = a.worst();
+    row.insert(
+        row.end(),
+        {int64_t{s.stage}, s.live(), s.reserved(), s.device(), a.capacity > 0 ? Value(a.headroom()) : Value(),
+         std::string(name_of(a.verdict())), seconds(a.step_s),
+         a.step_s > 0 ? Value(static_cast<double>(told[i]->question.point.tokens_per_step()) / a.step_s) : Value(), Value()});
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
+std::string verdict_text(const Answer& a) {
+  if (a.capacity <= 0) return "";
+  const int64_t needs = a.worst().device();
+  const double percent = 100 * share(needs, a.capacity);
+  std::string text =
+      fmt::format("{}: needs {} of the {} that a rank may use ({:.1f} %), {} {}", a.fits() ? "fits" : "does not fit",
+                  bytes_text(needs), bytes_text(a.capacity), percent, bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()),
+                  a.fits() ? "are left" : "are missing");
+  const whatif::Interval range = a.device();
+  if (!a.exact)
+    text += fmt::format("\nnine of ten runs like it would need {} to {}", bytes_text(range.low), bytes_text(range.high));
+  if (a.verdict() == whatif::Verdict::kTight) text += ": it may not fit";
+  if (a.verdict() == whatif::Verdict::kUnlikely) text += ": it may fit";
+  return text + "\n";
+}
+
+std::string memory_page(const ToldMemory& told, int width) {
+  const MemoryQuestion& q = told.question;
+  const StageAnswer& worst = told.answer.worst();
+  std::string page = fmt::format("{}, {} parameters, on {} of {}: {}\n\n", q.config.model.name,
+                                 count_text(static_cast<double>(parameter_count(analytic::shape_of(q.config.model)))),
+                                 q.point.world_size(), q.config.machine.id, layout_line(q.point));
+  page += "bytes of one rank at its peak, by stage\n" + print_table(stage_table(told.answer), TableFormat::kTable, width);
+  page += fmt::format("\nstage {}, which needs most, item by item\n", worst.stage) +
+          print_table(item_table(worst), TableFormat::kTable, width);
+  page += fmt::format("\npeak {} on stage {}, at {}{}\n", bytes_text(worst.live()), worst.stage, worst.moment,
+                      worst.op == worst.moment ? "" : " (" + worst.op + ")");
+  if (worst.host_bytes + worst.nvme_bytes > 0)
+    page += fmt::format("offloaded: {} of host memory and {} of NVMe a rank\n", bytes_text(worst.host_bytes),
+                        bytes_text(worst.nvme_bytes));
+  page += verdict_text(told.answer);
+  if (told.answer.step_s > 0) page += fmt::format("a step would take about {}\n", seconds_text(told.answer.step_s));
+  if (!told.answer.fits()) {
+    if (!told.advice.changes.empty())
+      page += fmt::format("\nwhat to change, the fastest first (of {} layouts looked at)\n", told.advice.looked_at) +
+              print_table(change_table(told.advice), TableFormat::kTable, width);
+    else if (told.advice.looked_at > 0)
+      page += fmt::format("\nno change of up to three keys makes it fit; {} comes nearest with {}: take more devices\n",
+                          told.advice.least.words.empty() ? "the layout as it is" : whatif::text_of(told.advice.least.words),
+                          bytes_text(told.advice.least.device_bytes));
+    else
+      page += "\nwhat to change is not ranked: nobody stated the rates of this machine\n";
+  }
+  for (const std::string& a : memory_assumptions(q, told.answer)) page += "  - " + a + "\n";
+  return page;
+}
+
+nlohmann::ordered_json memory_json(const ToldMemory& told) {
+  const MemoryQuestion& q = told.question;
+  const Answer& a = told.answer;
+  const auto range = [](whatif::Interval i) { return Json{{"low", i.low}, {"high", i.high}}; };
+  Json json;
+  json["parameters"] = parameter_count(analytic::shape_of(q.config.model));
+  json["devices"] = q.point.world_size();
+  json["layout"] = layout_json(q);
+  json["stages"] = Json::array();
+  int64_t peak = 0;
+  for (const StageAnswer& s : a.stages) json["stages"].push_back(stage_json(s)), peak = std::max(peak, s.live());
+  json["peak"] = peak;
+  // Where nobody said what the machine has, nobody can say that it fits: null, not true.
+  json["capacity"] = a.capacity > 0 ? Json(a.capacity) : Json(nullptr);
+  json["fits"] = a.capacity > 0 ? Json(a.fits()) : Json(nullptr);
+  json["assumptions"] = memory_assumptions(q, a);
+  json["profile"] = q.config.profile;
+  json["exact"] = a.exact;
+  json["worst_stage"] = a.worst().stage;
+  json["reserved"] = a.worst().reserved();
+  json["device"] = a.worst().device();
+  json["interval"] = {{"live", range(a.live())}, {"device", range(a.Answer::device())}};
+  json["verdict"] = std::string(name_of(a.verdict()));
+  json["headroom"] = a.capacity > 0 ? Json(a.headroom()) : Json(nullptr);
+  json["predicted_step_s"] = a.step_s > 0 ? Json(a.step_s) : Json(nullptr);
+  json["changes"] = Json::array();
+  for (const whatif::Change& c : told.advice.changes) json["changes"].push_back(change_json(c));
+  json["least"] = told.advice.looked_at > 0 ? change_json(told.advice.least) : Json(nullptr);
+  return json;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,45 @@
+// What `memory` prints: tables for people, and the JSON of the contract (ARCHITECTURE.md, section 3) with what was added to it.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/memory_question.h"
+#include "reports/table.h"
+
+namespace shardlab {
+
+/// A question with its answer and, where it does not fit, what to change.
+struct ToldMemory {
+  MemoryQuestion question;
+  whatif::Answer answer;
+  whatif::Advice advice;
+};
+
+/// "dp4 pp2 1f1b", "dp8 tp8 zero1 recompute-selective offload optimizer=cpu".
+std::string layout_line(const analytic::Point& point);
+
+/// One row a stage: the classes of the contract, then reserved and device bytes.
+Table stage_table(const whatif::Answer& answer);
+/// Every item of one stage with its share of what the device holds.
+Table item_table(const whatif::StageAnswer& stage);
+/// What to change, the fastest first.
+Table change_table(const whatif::Advice& advice);
+/// Two answers on their worst stages, item by item, then the sums, and what is gained.
+Table difference_table(const ToldMemory& before, const ToldMemory& after);
+/// One row a question: `keys` and their values, then the figures of the worst stage.
+Table variant_table(const std::vector<std::string>& keys, std::span<const std::vector<std::string>> values,
+                    std::span<const Result<ToldMemory>> told);
+
+/// "fits: needs 3.557 GiB of the 79.10 GiB that a rank may use (4.5 %), 75.54 GiB are left", or why not; empty where nobody knows.
+std::string verdict_text(const whatif::Answer& answer);
+/// The whole page for one question.
+std::string memory_page(const ToldMemory& told, int width);
+
+/// The object of the contract.
+nlohmann::ordered_json memory_json(const ToldMemory& told);
+
+}  // namespace shardlab

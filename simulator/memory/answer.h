@@ -1,0 +1,95 @@
+// What the memory calculator says of one layout: bytes by stage and item at three levels (live, reserved by the allocator, used of
+// the device), when the peak is, how far it can be trusted, and whether it fits.
+//
+// Two sources make answers. `analytic_answer` here is the estimate of a framework's run. What shardlab's executor runs itself comes
+// from its plan, to the byte, and is put into the same form by whoever has the plan.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "simulator/analytic/analytic.h"
+
+namespace shardlab::whatif {
+
+/// The classes of the contract (ARCHITECTURE.md, section 3), which add up to the live peak, and what comes on top.
+enum class ItemGroup : uint8_t { kParameters, kGradients, kOptimizer, kActivations, kBuffers, kWorkspace, kReserved, kDevice };
+inline constexpr size_t kLiveGroups = 6;
+inline constexpr size_t kGroups = 8;
+std::string_view name_of(ItemGroup group);  ///< "parameters", ..., "reserved", "device"
+
+/// One line of the table of a stage.
+struct Item {
+  ItemGroup group = ItemGroup::kParameters;
+  std::string name;
+  int64_t bytes = 0;
+};
+
+/// One rank of a stage at its peak.
+struct StageAnswer {
+  int32_t stage = 0;
+  std::vector<Item> items;                 ///< without those of 0 bytes
+  std::string moment;                      ///< when the peak is reached, as a sentence's end: "the loss of micro-batch 1"
+  std::string op;                          ///< what runs then
+  int64_t host_bytes = 0, nvme_bytes = 0;  ///< offloaded state, beside the device
+
+  int64_t of(ItemGroup group) const;
+  int64_t live() const;                                        ///< the first six groups
+  int64_t reserved() const;                                    ///< live and what the allocator holds beyond it
+  int64_t device() const;                                      ///< reserved and what no allocator sees
+  void add(ItemGroup group, std::string name, int64_t bytes);  ///< nothing where `bytes` is 0
+};
+
+/// A range that holds the truth in nine of ten runs.
+struct Interval {
+  int64_t low = 0, high = 0;
+};
+
+enum class Verdict : uint8_t {
+  kUnknown,   ///< nobody stated the device's memory
+  kFits,      ///< even at the upper end of the interval
+  kTight,     ///< the prediction fits, the upper end does not
+  kUnlikely,  ///< the prediction does not fit, the lower end does
+  kNo         ///< not even at the lower end
+};
+std::string_view name_of(Verdict verdict);  ///< "unknown", "fits", "tight", "unlikely", "no"
+
+struct Answer {
+  std::vector<StageAnswer> stages;
+  bool exact = false;   ///< of a plan of shardlab's executor: live bytes are those of its run
+  bool packed = false;  ///< the plan's arenas were laid out, so that reserved bytes are exact too
+  /// Relative error of live and of reserved bytes that nine of ten published runs stay within; 0 where exact.
+  double live_error = 0, reserved_error = 0;
+  int64_t capacity = 0;      ///< bytes that one rank may use; 0: not known
+  double step_s = 0;         ///< predicted; 0: not known
+  bool transferred = false;  ///< the step time is built on a constant that nobody measured on this device
+
+  const StageAnswer& worst() const;  ///< the stage that needs most of its device
+  Interval live() const;             ///< of the worst stage
+  Interval device() const;
+  Verdict verdict() const;
+  /// The prediction itself, not the interval. True where the capacity is not known.
+  bool fits() const { return capacity <= 0 || worst().device() <= capacity; }
+  int64_t headroom() const { return capacity - worst().device(); }  ///< negative: so much is missing
+};
+
+/// The errors that `analytic_answer` states: nine of ten published runs lie within (simulator/published/runs: live bytes of
+/// simumax_b200, reserved bytes of torchtitan). tests/validate/test_published.cpp holds them to what `validate` finds.
+inline constexpr double kLiveError = 0.06;
+inline constexpr double kReservedError = 0.17;
+
+/// The estimate for a legal point, every stage. `capacity` as in Answer.
+Answer analytic_answer(const analytic::Prepared& prepared, analytic::Estimator& estimator, const analytic::Point& point,
+                       int64_t capacity);
+
+/// What differs between two answers, item by item, on their worst stages.
+struct Difference {
+  std::string name;
+  int64_t before = 0, after = 0;
+};
+std::vector<Difference> differences(const Answer& before, const Answer& after);
+
+}  // namespace shardlab::whatif
