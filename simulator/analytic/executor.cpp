@@ -46,7 +46,6 @@ void set_layout(const Point& p, Case& c) {
   c.train.global_batch_tokens = p.tokens_per_step();
 }
 
-/// The modules of a layer that the case has backward make again; a norm alone counts as both.
 static_assert(static_cast<int>(Schedule::k1F1B) == static_cast<int>(shardlab::Schedule::k1F1B));
 
 }  // namespace
