@@ -9,6 +9,8 @@
 #include "cli/environment.h"
 #include "cli/execution.h"
 #include "kernels/kernels.h"
+#include "plan/base/world_error.h"
+#include "plan/runnable.h"
 #include "plan/wire.h"
 #include "plan/work.h"
 #include "reports/format.h"
@@ -60,6 +62,7 @@ Result<void> fits(const Case& config, const PlacedPlan& placed) {
 }
 
 Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
+  SHARDLAB_TRY(check_runnable(*placed.plan));
   auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
   return predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
@@ -208,6 +211,16 @@ Result<void> save_where_due(const Case& config, const Session& session, int64_t 
   return {};
 }
 
+/// Ends the run where its guard says so. The step's update was left out, so that what was saved last is what was trained last.
+void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
+  if (!result.fault) return;
+  const bool spike = result.fault->kind == Fault::Kind::kSpike;
+  if ((spike ? guard.spike : guard.nonfinite) != GuardAction::kStop) return;
+  throw WorldError(fmt::format("step {}: {}", step, result.fault->text),
+                   spike ? "lower learning_rate.peak, raise guard.loss_factor or guard.norm_factor, or set guard.spike: skip"
+                         : "lower learning_rate.peak, set clip_norm, or set guard.nonfinite: skip");
+}
+
 }  // namespace
 
 Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
@@ -238,6 +251,9 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
     if (step == warm) (*execution)->set_recording(true);
     const StepResult r = (*session)->step(step);
     if (r.loss) m.losses.push_back(*r.loss);
+    m.skipped_steps += r.skipped ? 1 : 0;
+    stop_at(config.train.guard, r, step);
+    m.loss_scale = r.loss_scale;
     SHARDLAB_TRY(save_where_due(config, **session, step + 1, step + 1 == end));
     if (step < warm) continue;
     seconds.push_back(r.seconds);

@@ -270,13 +270,15 @@ void Builder::describe(const CrossEntropy& w) {
   read("targets", "bs", Pass::kNonlinear);
   if (w.part == Part::kFused || w.part == Part::kLossOnly) {
     equation.frozen = "V";
-    write("nll", "b");
+    if (w.part == Part::kFused && op_.reads.size() == 3) read("scale", "k", Pass::kNonlinear);
+    write("nll", "b", 0b11u);
     if (w.part == Part::kFused) write("dlogits", "bsV", ~0u, slot_of_read(0));
     return;
   }
   read("max", "bs", Pass::kNonlinear);
   if (w.part == Part::kSum) return write("sums", "bsk");
-  read("sums", "bsk", Pass::kNonlinear);
+  read("sums", "bsj", Pass::kNonlinear);
+  if (op_.reads.size() == 5) read("scale", "k", Pass::kNonlinear);
   write("nll", "b", 0b1110u);  // the target's logit comes with the sums
   if (op_.writes.size() != 1) write("dlogits", "bsV", ~0u, slot_of_read(0));
 }
@@ -563,6 +565,11 @@ void TypeChecker::check(const Op& op) {
   if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
   Builder builder(segment_, op);
   builder.build();
+  if (std::holds_alternative<CrossEntropy>(op.work) && builder.equation.reads.back().dims == "k") {
+    const SlotId scale = builder.equation.reads.back().slot;
+    check_factor(op, scale);
+    if (!type(scale).scale.denominator.empty()) fault(op, Rule::kTypes, "the loss scale %{} must be at scale 1", name(scale));
+  }
   for (const Written& w : builder.equation.writes) check_written(op, builder.equation, w);
   const auto* kernel = std::get_if<Kernel>(&op.work);
   if (kernel == nullptr || (kernel->rule != Kernel::Rule::kOpaque && kernel->rule != Kernel::Rule::kTrusted)) return;
@@ -685,6 +692,8 @@ void TypeChecker::check_scale(const Op& op, const Equation& equation, const Writ
   if (ce != nullptr && w.dims == "bsV") {
     const int64_t targets = logical_shape(type(equation.reads[1].slot), plan_.mesh).elements() * plan_.micro_batches;
     derived.factor = Rational(ce->tokens, targets);
+    const bool scaled = equation.reads.back().dims == "k";
+    if (scaled) derived.denominator = kLossScale;
     if (type(w.slot).scale != derived)
       fault(op, Rule::kTypes, "%{} is declared at scale {}, but a division by {} of the step's {} targets leaves scale {}",
             name(w.slot), scale_name(type(w.slot).scale), ce->tokens, targets, scale_name(derived));
@@ -765,10 +774,14 @@ void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
         fault(op, Rule::kTypes, "along {}: {}, but it was {}", axis_name(axis), placed(op.writes[i], axis),
               placement_name(place(op.reads[1 + i], axis)));
   }
-  if (op.reads.size() > 1 + parameters) check_factor(op, op.reads[1 + parameters]);
-  if (type(grad).scale != Scale{})
-    fault(op, Rule::kGradients, "the gradient %{} has scale {}: it must be 1 before an update", name(grad),
-          scale_name(type(grad).scale));
+  Scale wanted;  // what the factor divides out
+  if (op.reads.size() > 1 + parameters) {
+    check_factor(op, op.reads[1 + parameters]);
+    wanted.denominator = type(op.reads[1 + parameters]).scale.denominator;
+  }
+  if (type(grad).scale != wanted)
+    fault(op, Rule::kGradients, "the gradient %{} has scale {}: it must be {} {}", name(grad), scale_name(type(grad).scale),
+          scale_name(wanted), wanted == Scale{} ? "before an update" : "as that of its factor");
   if (type(grad).micro == Micro::kSlice) fault(op, Rule::kGradients, "the gradient %{} is of one micro-batch", name(grad));
   for (size_t i = 0; i < parameters; ++i)
     if (type(op.writes[i]).micro != Micro::kNone || type(op.writes[i]).scale != Scale{} || type(op.reads[1 + i]).scale != Scale{})
@@ -782,7 +795,7 @@ void TypeChecker::check_factor(const Op& op, SlotId factor) {
       fault(op, Rule::kGradients, "along {}: the factor {}, and every rank must have the same", axis_name(axis),
             placed(factor, axis));
   const Type& t = type(factor);
-  if (t.dtype != DType::f32 || t.shape.elements() != 1 || t.scale != Scale{} || t.micro == Micro::kSlice)
+  if (t.dtype != DType::f32 || t.shape.elements() != 1 || t.scale.factor != Rational(1) || t.micro == Micro::kSlice)
     fault(op, Rule::kTypes, "the factor %{} must be one f32 at scale 1", name(factor));
 }
 

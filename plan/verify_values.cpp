@@ -893,9 +893,11 @@ void Replay::play_transfer(const Act& act) {
       owed = p.owed;
     });
     write(dst, copy_sum(sum));
+    const bool partial = !axes_placed(language_.types.value_type(dst.value_type), plan_.mesh, Place::kPartial).empty();
     for_pieces(dst, [&](Piece& p) {
       p.version = version;
       p.owed = owed;
+      if (reduces && partial && collective->reduce == ReduceOp::kMax) p.pending = Pending::kMax;  // along the other axes still
     });
     return;
   }

@@ -293,7 +293,9 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
 inline bool shares_micro_batches_out(const Case& c) { return c.canonical && c.layout.zero >= 2 && c.train.grad_accumulation > 1; }
 
 /// Whether the norm of the gradients is computed.
-inline bool has_norm(const Case& c) { return c.train.grad_norm || c.train.clip_norm > 0; }
+inline bool judges_norm(const Case& c) { return c.train.guard.spike != GuardAction::kNone && c.train.guard.norm_factor > 0; }
+inline bool judges_loss(const Case& c) { return c.train.guard.spike != GuardAction::kNone && c.train.guard.loss_factor > 0; }
+inline bool has_norm(const Case& c) { return c.train.grad_norm || c.train.clip_norm > 0 || judges_norm(c); }
 
 /// Scalars and losses; those that outlive the step apart.
 struct Metrics {
@@ -309,7 +311,36 @@ inline Metrics metrics_of(const Case& c, const Part& part) {
     m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;  // of slices, of whole gradients, and their sum
     m.persistent += kScalar;
   }
+  if (c.train.guard.nonfinite != GuardAction::kNone) m.persistent += kScalar;  // which gradient it was
+  if (judges_norm(c)) m.persistent += kScalar;                                 // the verdicts
+  if (judges_loss(c) && part.last) m.persistent += kScalar;
   return m;
+}
+
+/// Numbers beside the state.
+struct Others {
+  int64_t step = 0, persistent = 0;
+};
+
+/// Whether ranks look for infinities and agree on what they found.
+inline bool finds_inf(const Case& c) { return c.train.precision == "fp16" || c.train.guard.nonfinite != GuardAction::kNone; }
+
+inline Others others_of(const Case& c, const Part& part) {
+  const bool clips = c.train.clip_norm > 0, scales = c.train.precision == "fp16", dynamic = scales && c.train.loss_scale == 0;
+  int64_t step = 0, persistent = 0;
+  if (clips) step += 2;  // the bound and the factor
+  // What updates multiply by, and that with clipping; the scale, and of a dynamic one its begin, its interval and its good steps.
+  if (scales) step += (clips ? 2 : 1) + (dynamic ? 2 : 1);
+  if (dynamic) persistent += 2;
+  int64_t flags = finds_inf(c) ? 1 : 0;
+  step += flags;
+  const bool losses_here = judges_loss(c) && part.last;
+  for (const bool judged : {judges_norm(c), losses_here})  // factor and window; mean and count. Flags are metrics
+    if (judged) step += 2, persistent += 2;
+  if (judges_loss(c) && c.layout.pp > 1) step += 1;  // the last stage's word
+  flags += (judges_norm(c) ? 1 : 0) + (judges_loss(c) ? 1 : 0);
+  if (flags > 0) step += 1 + (flags > 1 ? 1 : 0), persistent += 1;  // some flag, no flag; the count of updates
+  return {step * kScalar, persistent * kScalar};
 }
 
 // What comes and goes.
@@ -382,9 +413,20 @@ struct LayerForm {
 /// Under selective recompute (closed_form_layer.cpp).
 LayerForm selective_layer(const Case& c, const Sizes& n);
 
-inline LayerForm layer_form(const Case& c, const Sizes& n) {
+/// Whether full recompute makes a layer of the model again: every k-th.
+inline bool made_again(const Case& c, int64_t layer) {
+  return c.layout.recompute == Recompute::kFull && layer % c.layout.recompute_options.every == 0;
+}
+/// Whether some layers are made again and others not: then the peak is found by going through the step.
+inline bool has_variants(const Case& c) { return c.layout.recompute == Recompute::kFull && c.layout.recompute_options.every > 1; }
+
+inline int64_t first_layer_of(const Case& c, int64_t stage) {
+  return stage * (c.model.layers / c.layout.pp) + std::min(stage, c.model.layers % c.layout.pp);
+}
+
+/// Of one layer; `full` where it is made again as a whole.
+inline LayerForm layer_form(const Case& c, const Sizes& n, bool full) {
   if (c.layout.recompute == Recompute::kSelective) return selective_layer(c, n);
-  const bool full = c.layout.recompute == Recompute::kFull;
   const int64_t inner = layer_of(n).inner();
   LayerForm form{layer_forward(n, full), layer_backward(n, full), full ? 0 : inner};
   if (full) form.backward.live = form.backward.live + temporary(inner);  // all that it keeps inside is there again
@@ -398,7 +440,7 @@ struct Slots {
 };
 
 inline Slots slots_of(const Case& c, const Sizes& n, const Part& part) {
-  const LayerForm layer = layer_form(c, n);
+  const LayerForm layer = layer_form(c, n, c.layout.recompute == Recompute::kFull);
   const Live kept_inside = activation(layer.kept);
   const Live embedded = part.first ? input(n.ids) + activation(n.x) : Live{};
   const Live head_kept = activation(n.x + n.statistics + n.logits);

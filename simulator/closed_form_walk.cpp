@@ -1,6 +1,6 @@
-// ZeRO-2, ZeRO-3 and offload from the configuration: what is gathered and what waits for its reduction changes from unit to unit,
-// so the peak is found by going through a stage's step, unit by unit, with the sizes of the literature. Nothing of a plan is known
-// here: the rules of when a bucket is there are those of the papers, written a second time.
+// ZeRO-2, ZeRO-3, offload, and layers that differ, from the configuration: what is gathered and what waits for its reduction
+// changes from unit to unit, so the peak is found by going through a stage's step, unit by unit, with the sizes of the literature.
+// Nothing of a plan is known here: the rules of when a bucket is there are those of the papers, written a second time.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -128,22 +128,33 @@ std::vector<size_t> owners_of(const State& state, const Part& part) {
   return owners;
 }
 
+/// Whether full recompute makes the unit again.
+bool is_again(const Case& c, const Part& part, int64_t stage, int64_t unit) {
+  const int64_t layer = unit - (part.first ? 1 : 0);
+  return layer >= 0 && layer < part.layers && made_again(c, first_layer_of(c, stage) + layer);
+}
+
 /// From the visit before which a bucket is gathered to the visit after which it is freed.
 struct Stay {
   size_t issued, last;
 };
 
 /// By bucket. Visits that follow one another and need the same count as one, and `prefetch` of those are fetched ahead.
-std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits) {
+std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, int64_t stage,
+                                        const std::vector<Visit>& visits) {
   const std::vector<size_t> owners = owners_of(state, part);
   // By direction and unit. Backward has no use for the tables of an embedding, nor for biases but where it runs forward again.
   std::array<std::vector<std::set<size_t>>, 2> needs_of;
   for (const bool backward : {false, true}) {
     needs_of[backward].resize(static_cast<size_t>(units_of(part)));
     for (size_t b = 0; b < owners.size(); ++b) {
-      if (backward && state.buckets[b].biases && c.layout.recompute != Recompute::kFull) continue;
+      const auto reads = [&](int64_t u) {
+        if (!backward) return true;
+        if (part.first && u == 0) return false;
+        return !state.buckets[b].biases || is_again(c, part, stage, u);
+      };
       for (int64_t u = state.buckets[b].lowest; u <= state.buckets[b].highest; ++u)
-        if (!(backward && part.first && u == 0)) needs_of[backward][static_cast<size_t>(u)].insert(owners[b]);
+        if (reads(u)) needs_of[backward][static_cast<size_t>(u)].insert(owners[b]);
     }
   }
   const auto needs = [&](const Visit& v) -> const std::set<size_t>& { return needs_of[v.backward][static_cast<size_t>(v.unit)]; };
@@ -293,8 +304,9 @@ struct Effect {
   Live left;
 };
 
-Effect effect_of(const Case& c, const Sizes& n, const LayerForm& layer, const Part& part, const Visit& v) {
-  const bool recompute = c.layout.recompute == Recompute::kFull;
+/// `forms`: of a layer that keeps what it made, and of one that is made again.
+Effect effect_of(const Sizes& n, const std::array<LayerForm, 2>& forms, const Part& part, const Visit& v, bool recompute) {
+  const LayerForm& layer = forms[recompute ? 1 : 0];
   const bool embed = part.first && v.unit == 0, head = part.last && v.unit == units_of(part) - 1;
   const Live inner = activation(layer.kept);
   const Live head_kept = activation(n.x + n.statistics + n.logits);
@@ -313,7 +325,7 @@ Effect effect_of(const Case& c, const Sizes& n, const LayerForm& layer, const Pa
 
 std::vector<int64_t> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage) {
   std::vector<int64_t> times;
-  for (const auto& stays : stays_of(c, state, part, visits_of(part, Timetable(c, part, stage))))
+  for (const auto& stays : stays_of(c, state, part, stage, visits_of(part, Timetable(c, part, stage))))
     times.push_back(static_cast<int64_t>(stays.size()));
   return times;
 }
@@ -327,15 +339,15 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
   else if (updates_on_host(c))
     add_open_buckets(c, state, part, visits, around);
   if (c.layout.zero == 3) {
-    const auto stays = stays_of(c, state, part, visits);
+    const auto stays = stays_of(c, state, part, stage, visits);
     for (size_t b = 0; b < stays.size(); ++b)
       for (const Stay& stay : stays[b]) {
         around[stay.issued].before_gather.push_back({BufferClass::kBuffer, state.buckets[b].bytes(Widths(c).value)});
         around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes(Widths(c).value)});
       }
   }
-  const LayerForm layer = layer_form(c, sizes);
-  add_parking(c, sizes, layer, part, visits, around);
+  const std::array<LayerForm, 2> forms{layer_form(c, sizes, false), layer_form(c, sizes, true)};
+  add_parking(c, sizes, forms[c.layout.recompute == Recompute::kFull ? 1 : 0], part, visits, around);
   Level level(form);
   Outside host(form.host);
   const auto message = [&](bool there) {
@@ -350,7 +362,7 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     level.change(around[v].before_gather);
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
     level.change(around[v].fetched);
-    const Effect effect = effect_of(c, sizes, layer, part, visits[v]);
+    const Effect effect = effect_of(sizes, forms, part, visits[v], is_again(c, part, stage, visits[v].unit));
     level.rise(effect.rise);
     level.add(effect.left);
     level.change(around[v].vacated);

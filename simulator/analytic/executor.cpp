@@ -104,6 +104,10 @@ Result<Point> point_of(const Case& c) {
   if (c.layout.zero == 3) p.reshard = c.layout.fsdp.reshard ? 1 : 0;
   p.schedule = static_cast<Schedule>(c.layout.schedule);
   p.sequence_parallel = c.layout.sequence_parallel;
+  if (c.layout.recompute_options.every > 1)
+    return Error{.message = fmt::format("recompute of every {}-th layer", c.layout.recompute_options.every),
+                 .hint = "estimate it by a plan: shardlab run, mode: simulate",
+                 .where = {}};
   p.recompute.modules = c.layout.recompute == shardlab::Recompute::kFull ? Recompute::kLayer : 0;
   p.overlap = c.layout.overlap ? 1 : 0;
   const std::optional<Precision> precision = precision_named(c.train.precision);

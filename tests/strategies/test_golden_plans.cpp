@@ -96,6 +96,18 @@ std::vector<Golden> goldens() {
   away.layout.bucket_bytes = 32768;
   away.layout.offload.optimizer = OffloadTo::kCpu;
   all.push_back({"offload-optimizer", away});
+  Case scaled = with_pipeline(tied, 2, Schedule::kAfab, 1);
+  scaled.layout.tp = 2;
+  scaled.train.clip_norm = 1;
+  scaled.train.precision = "fp16";
+  all.push_back({"loss-scale", scaled});
+  Case guarded = with_pipeline(tied, 2, Schedule::kAfab, 1);
+  guarded.train.guard = {.nonfinite = GuardAction::kStop, .spike = GuardAction::kSkip};
+  all.push_back({"guard", guarded});
+  Case second = tiny_case(Family::kLlama);
+  second.layout.recompute = Recompute::kFull;
+  second.layout.recompute_options.every = 2;
+  all.push_back({"recompute-every-second", second});
   return all;
 }
 

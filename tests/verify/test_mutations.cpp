@@ -29,6 +29,8 @@ struct Mix {
   int layers = 2;
   Offload offload;
   Compression compression = {};
+  bool guarded = false;
+  int every = 1;
 };
 
 Case case_of(const Mix& mix) {
@@ -66,6 +68,9 @@ Case case_of(const Mix& mix) {
   c.train.precision = mix.precision;
   c.layout.compression = mix.compression;
   c.canonical = mix.canonical;
+  if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
+  if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
+  c.layout.recompute_options.every = mix.every;
   return c;
 }
 
@@ -149,6 +154,16 @@ std::vector<Plan> lowered_plans() {
        .pp = 2,
        .schedule = Schedule::k1F1B,
        .compression = {.kind = CompressionKind::kRandomK, .k = 0.1}},
+      {.name = "fp16 tp2 pp2 tied clipped",
+       .tp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .clip_norm = 1,
+       .precision = "fp16"},
+      {.name = "fp16 dp2 zero2 guarded", .dp = 2, .accumulation = 2, .zero = 2, .precision = "fp16", .guarded = true},
+      {.name = "guarded dp2 pp2", .dp = 2, .pp = 2, .schedule = Schedule::kAfab, .zero = 1, .guarded = true},
+      {.name = "tp2 every second layer again", .tp = 2, .accumulation = 2, .recompute = true, .every = 2},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
