@@ -159,6 +159,13 @@ class FormChecker {
       fault(-1, "", "{} streams: a plan has at least `compute` and at most {}", plan_.streams.size(), kMaxStreams);
     if (plan_.micro_batches < 1) fault(-1, "", "{} micro-batches", plan_.micro_batches);
     if (plan_.period < 1) fault(-1, "", "a period of {} steps", plan_.period);
+    check_names(plan_.comms, -1, "communicators");
+    check_names(plan_.segments, -1, "segments");
+    check_names(plan_.parameters, -1, "parameters");
+    for (size_t i = 0; i < plan_.streams.size(); ++i)
+      if (std::ranges::find(plan_.streams.begin(), plan_.streams.begin() + static_cast<std::ptrdiff_t>(i), plan_.streams[i]) !=
+          plan_.streams.begin() + static_cast<std::ptrdiff_t>(i))
+        fault(-1, "streams", "two are called {}", plan_.streams[i]);
     check_parameter_numbers();
     for (const Comm& c : plan_.comms) {
       if (c.axes.mask >> plan_.mesh.axes.size()) fault(-1, "", "communicator `{}` names an axis that the mesh lacks", c.name);

@@ -26,6 +26,7 @@ void Contributions::add(const Source& s) {
 
 void Contributions::add(const Contributions& other) {
   for (const Source& s : other.sources) add(s);
+  for (const auto& [parameter, elements] : other.normed) normed[parameter] += elements;
   for (const CrossRole& key : other.merged) merged.push_back(key);
   mixed = mixed || other.mixed;
 }
@@ -58,7 +59,22 @@ Contributions GradientLedger::total(const Demand& d) const {
   return sum;
 }
 
+/// A squared norm counts whole parameters, each once: not an element twice, and none of a parameter that it counts left out.
+void GradientLedger::settle_norm(const Demand& d) {
+  const Contributions sum = total(d);
+  for (size_t p = 0; p < plan_.parameters.size(); ++p) {
+    const int64_t elements = logical_shape(plan_.parameters[p].type, plan_.mesh).elements();
+    const auto found = sum.normed.find(static_cast<int32_t>(p));
+    const int64_t counted = found == sum.normed.end() ? 0 : found->second;
+    if (counted == elements || (counted == 0 && !d.complete)) continue;
+    return report_.add(Rule::kGradients, d.role, d.op == nullptr ? "" : op_name(*d.segment, *d.op, *d.call),
+                       fmt::format("the squared norm counts {} elements of the gradient of {}, which has {}", counted,
+                                   plan_.parameters[p].name, elements));
+  }
+}
+
 void GradientLedger::settle(const Demand& d) {
+  if (d.parameter < 0) return settle_norm(d);
   const std::string& name = plan_.parameters[static_cast<size_t>(d.parameter)].name;
   const Contributions sum = total(d);
   const auto fault = [&](std::string message) {

@@ -473,7 +473,15 @@ std::string Builder::settings_fault() const {
   const auto of_dropout = [&](const Dropout& w) -> std::string {
     return w.p >= 0 && w.p < 1 ? "" : fmt::format("p={}: a share of elements below 1", w.p);
   };
-  return std::visit(Overload{of_attention, of_rope, of_activation, of_norm, of_positions, of_loss, of_dropout,
+  const auto of_kernel = [&](const Kernel& w) -> std::string {
+    if (w.name != "clip_factor") return "";
+    const auto one = [](const Slot& s, DType dtype) { return s.type.dtype == dtype && s.type.shape.elements() == 1; };
+    if (op_.reads.size() == 2 && op_.writes.size() == 1 && one(read_slot(0), DType::f64) && one(read_slot(1), DType::f32) &&
+        one(write_slot(0), DType::f32))
+      return "";
+    return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
+  };
+  return std::visit(Overload{of_kernel, of_attention, of_rope, of_activation, of_norm, of_positions, of_loss, of_dropout,
                              [](const auto&) { return std::string(); }},
                     op_.work);
 }
@@ -568,7 +576,8 @@ void TypeChecker::check(const Op& op) {
   for (const auto* operands : {&op.reads, &op.writes})
     for (const SlotId slot : *operands)
       if (type(slot).scale.factor != Rational(1))  // a named denominator may be its very purpose: unscaling
-        fault(op, Rule::kTypes, "%{} has scale {}, of which a kernel by name alone cannot know", name(slot), scale_name(type(slot).scale));
+        fault(op, Rule::kTypes, "%{} has scale {}, of which a kernel by name alone cannot know", name(slot),
+              scale_name(type(slot).scale));
 }
 
 void TypeChecker::check_written(const Op& op, const Equation& equation, const Written& w) {

@@ -287,6 +287,8 @@ class Replay {
   }
   CrossRole message_key(CommId comm, int from, int to) { return {comm.value, from, to, messages_[{comm.value, from, to}]++}; }
   void demand(const Act& act, const Piece& p, bool complete);
+  int64_t elements_over_ranks(const Piece& p, const Region& at) const;
+  void check_norm(const Act& act, const Kernel& kernel);
 
   Language& language_;
   const Plan& plan_;
@@ -681,6 +683,7 @@ void Replay::play(const Act& act) {
   act_ = &act;
   if (!act.aliasing.empty()) check_aliasing(act);
   if (act.op == nullptr) return perform(act);
+  if (const auto* kernel = std::get_if<Kernel>(&act.op->work)) check_norm(act, *kernel);
   const auto* sum = std::get_if<SumScalars>(&act.op->work);
   const auto* loss = std::get_if<CrossEntropy>(&act.op->work);
   const bool states_loss = loss != nullptr && loss->part != CrossEntropy::Part::kMax && loss->part != CrossEntropy::Part::kSum;
@@ -754,7 +757,10 @@ void Replay::play_sum(const Act& act) {
         if (last >= 0 && sums_[static_cast<size_t>(p.sum)].sources == sums_[static_cast<size_t>(last)].sources) return;
         last = p.sum;
       }
-      if (norm) return demand(act, p, true);
+      if (norm) {
+        if (p.parameter >= 0) sum.normed[p.parameter] += elements_over_ranks(p, at);
+        return demand(act, p, true);
+      }
       if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);
       if (p.sum >= 0) sum.add(sums_[static_cast<size_t>(p.sum)]);
       if (p.slice < 0) return;
@@ -898,8 +904,9 @@ void Replay::play_transfer(const Act& act) {
   transfer(src, dst, changed);
   if (!joins) return;
   for_pieces(dst, [&](Piece& p) {
-    if (p.sum < 0 || p.parameter < 0) return;
+    if (p.sum < 0) return;
     Contributions& sum = sums_[static_cast<size_t>(p.sum)];
+    if (p.parameter < 0 && sum.normed.empty()) return;
     ledger_.give(key, role_index_, p.parameter, sum);
     sum.merged.push_back(key);
   });
@@ -935,6 +942,33 @@ void Replay::play_add(const Act& act) {
       sums_[static_cast<size_t>(p.sum)].add(other);
     }
   });
+}
+
+/// Elements of a piece within a region, counted over the ranks that share its tensor out.
+int64_t Replay::elements_over_ranks(const Piece& p, const Region& at) const {
+  const Type& type = language_.types.value_type(p.value_type);
+  int64_t n = std::min(p.end, at.end) - std::max(p.begin, at.begin);
+  for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
+    if (type.place[a].is_shard() && !at.shard.contains(static_cast<int>(a))) n *= plan_.mesh.axes[a].size;
+  return n;
+}
+
+/// What a kernel is given as a squared norm counts whole gradients, and what clips counts all of them.
+void Replay::check_norm(const Act& act, const Kernel& kernel) {
+  const bool clips = kernel.name == "clip_factor";
+  bool is_norm = false;
+  for (const int32_t slot : act.reads) {
+    const Region at = region(slot);
+    if (!at.storage->alive) continue;
+    for_pieces(at, [&](const Piece& p) {
+      if (p.sum < 0) return;
+      const Contributions& sum = sums_[static_cast<size_t>(p.sum)];
+      if (sum.normed.empty()) return;
+      is_norm = is_norm || slot == act.reads[0];
+      ledger_.demand({role_index_, -1, clips, segment_, act.op, call_, sum});
+    });
+  }
+  if (clips && !is_norm) fault(Rule::kGradients, "clips by %{}, which is no squared norm of gradients", slot_name(act.reads[0]));
 }
 
 void Replay::demand(const Act& act, const Piece& p, bool complete) {
@@ -1087,12 +1121,14 @@ void Replay::finish_metric(size_t root) {
     if (!axes_placed(t, plan_.mesh, Place::kPartial).empty())
       return fault(Rule::kTypes, "%{} is reported as an unreduced sum: {}", role_.buffers[root].name, type_text(p.value_type));
     if (t.micro != Micro::kSum || p.sum < 0) continue;
+    const Contributions& sum = sums_[static_cast<size_t>(p.sum)];
+    if (!sum.normed.empty()) ledger_.demand({role_index_, -1, true, nullptr, nullptr, nullptr, sum});
     if (p.owed != Rational(0) && p.owed != Rational(1))
       return fault(
           Rule::kTypes,
           "%{} is reported as {}/{} times what it sums up to: the mean loss of the step's targets, or the whole squared norm",
           role_.buffers[root].name, p.owed.num, p.owed.den);
-    for (const Source& s : sums_[static_cast<size_t>(p.sum)].sources)
+    for (const Source& s : sum.sources)
       if (!ledger_.is_complete(s))
         return fault(Rule::kValues, "%{} holds {} of the step's {} micro-batches", role_.buffers[root].name, s.count,
                      plan_.micro_batches);

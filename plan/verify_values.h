@@ -32,6 +32,8 @@ struct CrossRole {
 /// What a sum over micro-batches holds.
 struct Contributions {
   std::vector<Source> sources;
+  /// Of a squared norm: how many elements of each parameter's gradient it counts, over all ranks.
+  std::map<int32_t, int64_t> normed;
   std::vector<CrossRole> merged;  ///< sums over roles that it went through: the other roles' parts are looked up at the end
   /// A kernel made it of several parameters' gradients at once (a compressed bucket): the kernel is trusted to have kept their
   /// elements apart, so what belongs to another parameter is no fault.
@@ -87,11 +89,12 @@ struct Region {
   int32_t name = -1;
 };
 
-/// An update or norm that needs a complete gradient, or a kernel that needs to know whose it is, judged when all roles are known.
+/// An update or norm that needs a complete gradient, a kernel that needs to know whose it is, or the use of a squared norm, judged
+/// when all roles are known.
 struct Demand {
   int role = -1;
-  int32_t parameter = -1;
-  bool complete = true;  ///< false: it need not be all, but must be nothing else
+  int32_t parameter = -1;  ///< -1: of a squared norm
+  bool complete = true;    ///< false: it need not be all, but must be nothing else
   const Segment* segment = nullptr;
   const Op* op = nullptr;
   const Call* call = nullptr;
@@ -127,6 +130,7 @@ class GradientLedger {
     Contributions sum;
   };
   void settle(const Demand& d);
+  void settle_norm(const Demand& d);
   Contributions total(const Demand& d) const;
 
   const Plan& plan_;

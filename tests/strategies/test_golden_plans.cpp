@@ -1,5 +1,6 @@
 // Each strategy's plan of a tiny model as text. A change of lowering shows here, to be read.
 #include "plan/text.h"
+#include "plan/verify.h"
 #include "strategies/catalogue.h"
 #include "strategies/lower.h"
 #include "tests/strategies/cases.h"
@@ -116,6 +117,20 @@ TEST_CASE("golden plans") {
     const auto plan = lower(golden.config);
     REQUIRE((plan.ok() ? "" : to_string(plan.error())) == "");
     REQUIRE_GOLDEN("plans/" + golden.name + ".plan", print(*plan));
+  }
+}
+
+TEST_CASE("golden plans are read back as they were printed, and verify again") {
+  for (const Golden& golden : goldens()) {
+    INFO(golden.name);
+    const auto plan = lower(golden.config);
+    REQUIRE(plan.ok());
+    const std::string text = print(*plan);
+    const auto again = parse_plan(text);
+    REQUIRE((again.ok() ? "" : to_string(again.error())) == "");
+    REQUIRE(print(*again) == text);
+    const auto proved = verify(*again);
+    REQUIRE((proved.ok() ? "" : to_string(proved.error())) == "");
   }
 }
 

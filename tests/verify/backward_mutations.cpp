@@ -48,6 +48,9 @@ class BackwardMutator {
         targets = !targets;
       });
     if (std::holds_alternative<SquaredNorm>(op.work)) change_norm(s, i, op, place);
+    if (const auto* kernel = std::get_if<Kernel>(&op.work); kernel != nullptr && kernel->name == "clip_factor")
+      for (const size_t from : {0, 1})
+        jury_.judge("clipped by another number", place, [=](Plan& p) { op_at(p, s, i).reads[1 - from] = op.reads[from]; });
     change_settings(s, i, op, place);
   }
 
