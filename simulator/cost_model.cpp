@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "plan/collective_steps.h"
 #include "plan/work.h"
+#include "simulator/device_constants.h"
 
 namespace shardlab {
 namespace {
@@ -77,6 +79,42 @@ std::vector<int64_t> folded(const std::string& kernel, const std::vector<int64_t
 
 double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
 
+/// A constant of the device, or its default.
+double constant(const Device& device, double DeviceConstants::*field) {
+  for (const DeviceConstant& c : device_constants())
+    if (c.value == field)
+      if (const auto found = device.constants.find(std::string(c.name)); found != device.constants.end()) return found->second;
+  return DeviceConstants{}.*field;
+}
+
+bool touches(const Segment& segment, const Op& op, Space space) {
+  const auto there = [&](SlotId id) { return slot(segment, id).space == space; };
+  return std::ranges::any_of(op.reads, there) || std::ranges::any_of(op.writes, there);
+}
+
+/// Seconds of a transfer between host memory and a drive that `sharing` ranks use; nothing for every other op.
+std::optional<double> drive_seconds(const Device& device, const Segment& segment, const Op& op, double sharing) {
+  if (!touches(segment, op, Space::kNvme)) return std::nullopt;
+  using C = DeviceConstants;
+  const bool reads = slot(segment, op.reads[0]).space == Space::kNvme;
+  const double bytes = static_cast<double>(slot(segment, op.writes[0]).type.bytes());
+  return constant(device, &C::nvme_start_s) +
+         bytes * sharing / constant(device, reads ? &C::nvme_read_bytes_per_s : &C::nvme_write_bytes_per_s);
+}
+
+/// Seconds of what happens outside a device: copies over its link to the host, transfers to drives, and what the host computes.
+std::optional<double> outside_seconds(const Machine& machine, const Segment& segment, const Op& op, double memory_bytes) {
+  const Device& device = machine.device;
+  if (const auto drive = drive_seconds(device, segment, op, std::max(1, machine.devices_per_node))) return drive;
+  if (!touches(segment, op, Space::kHost)) return std::nullopt;
+  using C = DeviceConstants;
+  if (!touches(segment, op, Space::kDevice)) return memory_bytes / constant(device, &C::device_to_host_bytes_per_s);
+  const bool leaves = slot(segment, op.writes[0]).space == Space::kHost;
+  return constant(device, &C::host_copy_start_s) +
+         static_cast<double>(slot(segment, op.reads[0]).type.bytes()) /
+             constant(device, leaves ? &C::device_to_host_bytes_per_s : &C::host_to_device_bytes_per_s);
+}
+
 }  // namespace
 
 std::string kernel_of(const Op& op) {
@@ -132,6 +170,7 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
 CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::max(1, machine.cores)) {
   SHARDLAB_CHECK(machine.calibration != nullptr, "machine `{}` has no calibration", machine.id);
   calibration_ = machine.calibration;
+  device_.constants = machine.device.constants;
   if (const auto peak = machine.device.peak_flops.find("fp32"); peak != machine.device.peak_flops.end()) peak_flops_ = peak->second;
   memory_bytes_per_s_ = machine.device.memory_bytes_per_s;
 
@@ -168,6 +207,7 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
 
 RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   const std::string kernel = kernel_of(*instruction.segment, *instruction.op);
+  if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
   if (const auto levels = kernels_.find(kernel); levels != kernels_.end())
     return at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
   const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
@@ -212,6 +252,8 @@ DatasheetCostModel::DatasheetCostModel(const Machine& machine, const std::string
 
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
   const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
+  if (const auto outside = outside_seconds(machine_, *instruction.segment, *instruction.op, static_cast<double>(work.memory.value)))
+    return Seconds(*outside);
   const double flops = static_cast<double>(work.flops.value);
   const bool matmul =
       std::holds_alternative<Linear>(instruction.op->work) || std::holds_alternative<Attention>(instruction.op->work);

@@ -31,7 +31,9 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
 ///   all cores, and linear in the number of busy cores between the two. An attention's b * heads is one extent. Outside the grid
 ///   the outermost cell's slope goes on. A collective of ranks that outnumber the cores is returned as core time: the measured time
 ///   times cores / ranks, since whoever asks shares the cores out again. An op without points costs the greater of its flops at the
-///   machine's measured peak and its bytes at the measured memory bandwidth.
+///   machine's measured peak and its bytes at the measured memory bandwidth. Copies between device and host memory are copies like
+///   others, since both are this machine's memory; transfers to drives cost what `DatasheetCostModel` says, by the constants of
+///   the machine's file or their defaults, and count as extrapolated.
 /// Units: seconds.
 /// Source: Machine::calibration (simulator/calibrate).
 /// Valid when: the ranks run on this machine with the kernels that were measured (Calibration::kernel_variant), one thread a rank.
@@ -55,6 +57,7 @@ class CalibratedCostModel final : public CostModel {
   RateTable::Answer cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const;
 
   std::shared_ptr<const Calibration> calibration_;
+  Device device_;  ///< its constants
   int cores_ = 1;
   double peak_flops_ = 0;
   double memory_bytes_per_s_ = 0;
@@ -80,7 +83,10 @@ struct Efficiency {
 ///   applies to Linear and Attention only. Collectives: the sum over the steps of the algorithm (plan/collective_steps.h) of
 ///   latency + bytes sent in the step / bandwidth; the bandwidth is the link's within a node, else the least of the link's and of
 ///   the members of the group on one node times the network's (parallel rings, one per device). p2p: latency + bytes / bandwidth of
-///   the slowest hop.
+///   the slowest hop. A copy between device and host memory: start + bytes / bandwidth of the link, by direction; a transfer to or
+///   from NVMe: start + bytes * devices of the node / bandwidth of the node's drives; what the host computes: memory bytes / a
+///   device's share of host memory, taken to be what its link reaches. Constants: simulator/device_constants.h ("host.*",
+///   "nvme.*").
 /// Units: seconds.
 /// Source: Machine::device and Machine::inter_bytes_per_s (data sheets); `Efficiency` for what of them is reached.
 /// Valid when: each rank has a device of its own; never better than a factor, and so always reported as extrapolated.

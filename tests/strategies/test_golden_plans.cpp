@@ -88,6 +88,10 @@ std::vector<Golden> goldens() {
   away.layout.bucket_bytes = 32768;
   away.layout.offload.optimizer = OffloadTo::kCpu;
   all.push_back({"offload-optimizer", away});
+  Case drive = tiny_case(Family::kLlama);
+  drive.layout.bucket_bytes = 65536;
+  drive.layout.offload.optimizer = OffloadTo::kNvme;
+  all.push_back({"offload-optimizer-nvme", drive});
   return all;
 }
 

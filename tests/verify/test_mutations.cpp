@@ -124,6 +124,12 @@ std::vector<Plan> lowered_plans() {
        .bucket_bytes = 4096,
        .precision = "bf16",
        .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "optimizer's states on nvme, dp2 zero2",
+       .dp = 2,
+       .accumulation = 2,
+       .zero = 2,
+       .bucket_bytes = 8192,
+       .offload = {.optimizer = OffloadTo::kNvme}},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
