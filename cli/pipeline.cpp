@@ -223,7 +223,7 @@ void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
 
 }  // namespace
 
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& nvme_directory) {
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
@@ -235,10 +235,14 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
   options.seed = config.train.seed;
   options.learning_rate = config.train.learning_rate;
   options.timeout_s = config.measure.timeout_s;
+  options.nvme_directory = nvme_directory;
   RunOptions recorded = options;
   (*execution)->attach(recorded);
   auto session = Session::create(placed, recorded, (*execution)->transport(), (*execution)->backends(), &data->train());
   if (!session.ok()) return session.error();
+  if (!(*session)->direct_storage().value_or(true))
+    fmt::print(stderr, "{}: the files of what is offloaded to NVMe go by way of the page cache: times say little of the drive\n",
+               nvme_directory);
   (*session)->initialise_parameters();
   const auto first = first_step(config, **session);
   if (!first.ok()) return first.error();

@@ -213,7 +213,6 @@ Result<void> check_offload(const Case& c) {
   };
   if (!o.any()) return {};
   if (o.activations == OffloadTo::kNvme) return missing("activations=nvme", "activations: cpu");
-  if (o.optimizer == OffloadTo::kNvme) return missing("optimizer=nvme", "optimizer: cpu");
   if (o.parameters != OffloadTo::kNone) return missing(fmt::format("parameters={}", name_of(o.parameters)), "parameters: none");
   if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
   if (o.optimizer != OffloadTo::kNone && (c.train.clip_norm > 0 || c.train.grad_norm))

@@ -29,8 +29,8 @@ class Ledger {
   std::array<MemoryByClass, kSpaces> by_class_{}, at_peak_{};
 };
 
-/// Storage of one rank: of the process, or of the rank's device, whose memory is then poisoned in the order of stream 0. Not
-/// thread-safe: alloc and free happen on the rank's stream 0.
+/// Storage of one rank: of the process, or of the rank's device, whose memory is then poisoned in the order of stream 0. NVMe space
+/// has no addresses: it is the rank's BlockStore. Not thread-safe: alloc and free happen on the rank's stream 0.
 class Arena {
  public:
   struct Options {

@@ -56,6 +56,12 @@ class ThreadSession final : public Session {
   Result<void> set_state(const StateName& name, const LogicalTensor& value) override;
   const Ledger& ledger(int rank) const override { return ranks_[static_cast<size_t>(rank)]->ledger(); }
   int64_t arena_bytes(int rank, Space space) const override { return ranks_[static_cast<size_t>(rank)]->arena().bytes(space); }
+  std::optional<bool> direct_storage() const override {
+    std::optional<bool> direct;
+    for (const auto& rank : ranks_)
+      if (const BlockStore* store = rank->store()) direct = direct.value_or(true) && store->direct();
+    return direct;
+  }
   std::span<const int64_t> sent_by_comm(int rank) const override { return ranks_[static_cast<size_t>(rank)]->sent_by_comm(); }
 
  private:

@@ -24,6 +24,7 @@
 #include "plan/program.h"
 #include "runtime/arena.h"
 #include "runtime/backend.h"
+#include "runtime/block_store.h"
 #include "runtime/crew.h"
 #include "runtime/transport.h"
 
@@ -37,6 +38,8 @@ struct RunOptions {
   Recorder* recorder = nullptr;    ///< receives an event per instruction; none: no clock is read
   const Clock* clock = nullptr;    ///< none: this machine's
   Scheduler* scheduler = nullptr;  ///< none: tasks run freely
+  std::string nvme_directory;      ///< where ranks make their files for NVMe space; empty: the current directory
+  BlockStores block_stores;        ///< what stands for those files; none: `open_file_store`
   DeviceTracer* tracer = nullptr;  ///< told which op the work handed to a device belongs to; none: nobody is
 };
 
@@ -122,6 +125,8 @@ class Session {
   /// The high-water mark of live buffers as the instructions ran, and what was live then.
   virtual const Ledger& ledger(int rank) const = 0;
   virtual int64_t arena_bytes(int rank, Space space) const = 0;
+  /// Whether NVMe space is reached past the page cache; nothing where no rank has any.
+  virtual std::optional<bool> direct_storage() const = 0;
   /// Bytes the rank sent in the last step, by CommId.
   virtual std::span<const int64_t> sent_by_comm(int rank) const = 0;
 };

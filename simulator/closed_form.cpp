@@ -52,14 +52,20 @@ void set_whole_step(StageForm& form) {
   at(BufferClass::kOther) = form.other;
 }
 
-/// What the host keeps for the step: the optimizer's state, and a block of a gradient that it widens.
-void set_host(const Case& c, const State& state, SpaceForm& host) {
-  const auto at = [&](BufferClass cls) -> int64_t& { return host.at_peak.bytes[static_cast<size_t>(cls)]; };
-  at(BufferClass::kMaster) = state.host_masters;
-  at(BufferClass::kMoment) = state.host_moments;
-  at(BufferClass::kGradient) = state.host_gradients;
-  at(BufferClass::kBuffer) = state.host_results;
-  at(BufferClass::kWorkspace) = updates_on_host(c) && Widths(c).gradient < 4 ? held(kBlock) : 0;
+/// What stands outside the device for the step: the optimizer's state in host memory or on NVMe, and a block of a gradient that the
+/// host widens. With NVMe the rest passes through host memory.
+void set_outside(const Case& c, const State& state, StageForm& form) {
+  const bool nvme = c.layout.offload.optimizer == OffloadTo::kNvme;
+  const auto at = [](SpaceForm& space, BufferClass cls) -> int64_t& { return space.at_peak.bytes[static_cast<size_t>(cls)]; };
+  SpaceForm& states = nvme ? form.nvme : form.host;
+  at(states, BufferClass::kMaster) = state.host_masters;
+  at(states, BufferClass::kMoment) = state.host_moments;
+  if (!nvme) {
+    at(form.host, BufferClass::kGradient) = state.host_gradients;
+    at(form.host, BufferClass::kBuffer) = state.host_results;
+  }
+  at(form.host, BufferClass::kWorkspace) = updates_on_host(c) && Widths(c).gradient < 4 ? held(kBlock) : 0;
+  form.nvme.peak = form.nvme.at_peak.total();
 }
 
 StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage) {
@@ -82,7 +88,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
-  set_host(c, state, form.host);
+  set_outside(c, state, form);
   if (c.layout.zero >= 2 || c.layout.offload.any() || has_variants(c))
     walk_to_peak(c, sizes, state, part, stage, form);
   else

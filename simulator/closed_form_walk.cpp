@@ -40,7 +40,7 @@ struct Change {
 };
 struct Around {
   std::vector<Change> before_scatter, before_gather, fetched, vacated, freed_gather, freed_scatter, after;
-  std::vector<Change> host_after;  ///< in host memory
+  std::vector<Change> host_before, host_after;  ///< in host memory
 };
 
 /// Micro-batches' sums as they are kept apart: whether one begins a further copy (one that is not the step's sum, and is not at
@@ -92,24 +92,76 @@ void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Vi
   }
 }
 
-/// Gradients that the host is to have: a bucket is there from its first backward of the step until its last is done and it has been
-/// copied out, with overlap until the next unit is done. Without, ranks reduce them when all of backward is over. A tied table's
-/// waits for that of its other use.
+/// The visit with which a bucket's gradients are complete; past the last where they wait for the end of backward: without overlap
+/// for their reduction over ranks, a tied table's for its other use.
+size_t complete_at(const Case& c, const BucketForm& bucket, const std::vector<Visit>& visits) {
+  const bool apart = bucket.tied && (c.layout.pp > 1 || c.canonical);
+  if (apart) return visits.size() + 1;  // after the others
+  if (c.layout.dp > 1 && !c.layout.overlap && c.layout.zero < 2) return visits.size();
+  size_t last = 0;
+  for (size_t v = 0; v < visits.size(); ++v)
+    if (visits[v].backward && visits[v].unit == bucket.lowest) last = v;
+  return last;
+}
+
+/// With the optimizer's state on NVMe: what of it, and of gradients and results, is in host memory. With overlap the state of the
+/// update that comes next is read before this one's gradient arrives, when the one before the last has been written; without, one
+/// update at a time after backward.
+void add_staging(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits,
+                 std::vector<Around>& around) {
+  if (c.layout.offload.optimizer != OffloadTo::kNvme) return;
+  const Widths widths(c);
+  std::vector<BucketForm> jobs;
+  for (const BucketForm& b : state.buckets)
+    if (!is_shared(b, part)) jobs.push_back(b);
+  std::ranges::stable_sort(jobs, {}, [&](const BucketForm& b) { return complete_at(c, b, visits); });
+  const int64_t moments = c.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+  const auto change_state = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
+    list.push_back({BufferClass::kMaster, sign * b.slice_bytes(4)});
+    if (moments > 0) list.push_back({BufferClass::kMoment, sign * moments * b.slice_bytes(4)});
+  };
+  const auto change_gradient = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
+    list.push_back({BufferClass::kGradient, sign * b.slice_bytes(widths.gradient)});
+  };
+  const auto change_result = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
+    if (widths.master) list.push_back({BufferClass::kBuffer, sign * b.slice_bytes(widths.value)});
+  };
+  const auto forget = [&](std::vector<Change>& list, const BucketForm& b) {
+    change_state(list, b, -1), change_gradient(list, b, -1), change_result(list, b, -1);
+  };
+  std::vector<Change>& end = around.back().host_after;
+  const auto after = [&](const BucketForm& b) -> std::vector<Change>& {
+    return around[std::min(complete_at(c, b, visits), visits.size() - 1)].host_after;
+  };
+  if (!c.layout.overlap) {
+    for (const BucketForm& b : jobs) change_gradient(after(b), b, 1);
+    for (const BucketForm& b : jobs) change_state(end, b, 1), change_result(end, b, 1), forget(end, b);
+    return;
+  }
+  size_t first = 0;
+  while (!visits[first].backward || visits[first].unit != jobs.front().highest) ++first;
+  change_state(around[first].host_before, jobs.front(), 1);
+  for (size_t k = 0; k < jobs.size(); ++k) {
+    std::vector<Change>& list = after(jobs[k]);
+    if (k >= 2) forget(list, jobs[k - 2]);
+    if (k + 1 < jobs.size()) change_state(list, jobs[k + 1], 1);
+    change_gradient(list, jobs[k], 1);
+    change_result(list, jobs[k], 1);
+  }
+}
+
+/// Gradients that the host is to have: a bucket is there from its first backward of the step until it is complete and has been
+/// copied out, with overlap until the next unit is done.
 void add_open_buckets(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits,
                       std::vector<Around>& around) {
   const int64_t element = Widths(c).gradient;
   for (const BucketForm& bucket : state.buckets) {
     if (is_shared(bucket, part)) continue;
-    size_t first = visits.size(), last = 0;
-    for (size_t v = 0; v < visits.size(); ++v) {
-      if (!visits[v].backward) continue;
-      if (visits[v].unit == bucket.highest) first = std::min(first, v);
-      if (visits[v].unit == bucket.lowest) last = v;
-    }
-    const bool waits = (bucket.tied && (c.layout.pp > 1 || c.canonical)) || (c.layout.dp > 1 && !c.layout.overlap);
-    const size_t until = waits ? visits.size() : c.layout.overlap ? last + 1 : last;
+    size_t first = 0;
+    while (!visits[first].backward || visits[first].unit != bucket.highest) ++first;
     around[first].before_scatter.push_back({BufferClass::kGradient, bucket.bytes(element)});
-    if (until < visits.size() && until > last)
+    const size_t complete = complete_at(c, bucket, visits), until = c.layout.overlap ? complete + 1 : complete;
+    if (until > complete && until < visits.size())
       around[until].freed_scatter.push_back({BufferClass::kGradient, -bucket.bytes(element)});
     else
       around[std::min(until, visits.size() - 1)].after.push_back({BufferClass::kGradient, -bucket.bytes(element)});
@@ -348,6 +400,7 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
   }
   const std::array<LayerForm, 2> forms{layer_form(c, sizes, false), layer_form(c, sizes, true)};
   add_parking(c, sizes, forms[c.layout.recompute == Recompute::kFull ? 1 : 0], part, visits, around);
+  add_staging(c, state, part, visits, around);
   Level level(form);
   Outside host(form.host);
   const auto message = [&](bool there) {
@@ -362,6 +415,7 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     level.change(around[v].before_gather);
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
     level.change(around[v].fetched);
+    host.change(around[v].host_before);
     const Effect effect = effect_of(sizes, forms, part, visits[v], is_again(c, part, stage, visits[v].unit));
     level.rise(effect.rise);
     level.add(effect.left);

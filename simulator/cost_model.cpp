@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "plan/collective_steps.h"
 #include "plan/work.h"
+#include "simulator/device_constants.h"
 #include "simulator/peers.h"
 
 namespace shardlab {
@@ -91,6 +93,25 @@ bool reads_narrow(const Instruction& i) {
 
 double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
 
+/// A constant of the device, or its default.
+double constant(const Device& device, double DeviceConstants::*field) {
+  for (const DeviceConstant& c : device_constants())
+    if (c.value == field)
+      if (const auto found = device.constants.find(std::string(c.name)); found != device.constants.end()) return found->second;
+  return DeviceConstants{}.*field;
+}
+
+/// Seconds of a transfer between host memory and a drive that `sharing` ranks use; nothing for every other op.
+std::optional<double> drive_seconds(const Device& device, const Segment& segment, const Op& op, double sharing) {
+  const Where where = place_of(segment, op);
+  if (where != Where::kFromFile && where != Where::kToFile) return std::nullopt;
+  using C = DeviceConstants;
+  const bool reads = where == Where::kFromFile;
+  const double bytes = static_cast<double>(slot(segment, op.writes[0]).type.bytes());
+  return constant(device, &C::nvme_start_s) +
+         bytes * sharing / constant(device, reads ? &C::nvme_read_bytes_per_s : &C::nvme_write_bytes_per_s);
+}
+
 }  // namespace
 
 std::string kernel_of(const Op& op) {
@@ -173,6 +194,7 @@ Demand PlacedCostModel::demand(const Plan&, const Instruction& instruction, std:
 CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::max(1, machine.cores)) {
   SHARDLAB_CHECK(machine.calibration != nullptr, "machine `{}` has no calibration", machine.id);
   calibration_ = machine.calibration;
+  device_.constants = machine.device.constants;
   if (const auto peak = machine.device.peak_flops.find("fp32"); peak != machine.device.peak_flops.end()) peak_flops_ = peak->second;
   memory_bytes_per_s_ = machine.device.memory_bytes_per_s;
 
@@ -209,6 +231,7 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
 
 RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   const std::string kernel = kernel_of(*instruction.segment, *instruction.op);
+  if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
   if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
     RateTable::Answer answer = at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
     if (!std::holds_alternative<Linear>(instruction.op->work) && reads_narrow(instruction)) answer.extrapolated = true;

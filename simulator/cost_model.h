@@ -48,7 +48,9 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
 ///   all cores, and linear in the number of busy cores between the two. An attention's b * heads is one extent. Outside the grid
 ///   the outermost cell's slope goes on. A collective of ranks that outnumber the cores is returned as core time: the measured time
 ///   times cores / ranks, since whoever asks shares the cores out again. An op without points costs the greater of its flops at the
-///   machine's measured peak and its bytes at the measured memory bandwidth.
+///   machine's measured peak and its bytes at the measured memory bandwidth. Copies between device and host memory are copies like
+///   others, since both are this machine's memory; transfers to drives cost what `DatasheetCostModel` says, by the constants of
+///   the machine's file or their defaults, and count as extrapolated.
 /// Units: seconds.
 /// Source: Machine::calibration (simulator/calibrate).
 /// Valid when: the ranks run on this machine with the kernels that were measured (Calibration::kernel_variant), one thread a rank.
@@ -72,6 +74,7 @@ class CalibratedCostModel final : public PlacedCostModel {
   RateTable::Answer cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const;
 
   std::shared_ptr<const Calibration> calibration_;
+  Device device_;  ///< its constants
   int cores_ = 1;
   double peak_flops_ = 0;
   double memory_bytes_per_s_ = 0;

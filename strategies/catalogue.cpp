@@ -132,9 +132,10 @@ constexpr std::array kCatalogue{
              "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", narrows, master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
              [](const Case& c) { return !updates_on_host(c); }, optimizer},
-    Strategy{"offload-optimizer", "ZeRO-Offload: states and update on the host", Tier::kE0, "offload: optimizer",
-             "gradients out, parameters back: Psi each, Psi/N under ZeRO", "device: parameters and open buckets; host: the states",
-             "Ren et al. 2021", updates_on_host, offload_optimizer},
+    Strategy{"offload-optimizer", "Optimizer on the host, its states there or on NVMe", Tier::kE0, "offload: optimizer",
+             "gradients out, parameters back: Psi each, Psi/N under ZeRO; NVMe: states in and out",
+             "device: parameters and open buckets; host or NVMe: states", "Ren et al. 2021; Rajbhandari et al. 2021",
+             updates_on_host, offload_optimizer},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
 };
 

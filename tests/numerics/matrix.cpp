@@ -191,6 +191,7 @@ std::vector<Case> offload_layouts() {
   times<Offload>(list,
                  {{.activations = OffloadTo::kCpu},
                   {.optimizer = OffloadTo::kCpu},
+                  {.optimizer = OffloadTo::kNvme},
                   {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu}},
                  [](Case& c, Offload v) { c.layout.offload = v; });
   times<std::array<int, 4>>(list, {{1, 1, 1, 0}, {1, 2, 2, 0}, {2, 1, 1, 1}, {2, 1, 1, 0}, {4, 2, 1, 2}, {4, 1, 1, 3}},

@@ -61,4 +61,11 @@ TEST_CASE("states of four times the device's memory: the optimizer on the host t
   require_four_times(sliced, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu});
 }
 
+TEST_CASE("states of four times the device's memory: the optimizer's states on NVMe train to the same bits") {
+  require_four_times(deep_case(), {.optimizer = OffloadTo::kNvme});
+  Case sliced = deep_case();
+  set(sliced, {.dp = 2, .zero = 1});
+  require_four_times(sliced, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kNvme});
+}
+
 }  // namespace shardlab

@@ -13,10 +13,12 @@ namespace {
 
 using namespace testing;
 
-Case offloaded(Case c) {
-  c.layout.offload.optimizer = OffloadTo::kCpu;
+Case offloaded(Case c, OffloadTo where = OffloadTo::kCpu) {
+  c.layout.offload.optimizer = where;
   return c;
 }
+
+constexpr OffloadTo kPlaces[] = {OffloadTo::kCpu, OffloadTo::kNvme};
 
 constexpr Ranks kRanks[] = {
     {},
@@ -57,31 +59,30 @@ MemoryPeak peak(const Case& c, Space space) { return memory_peak(plan_of(c), 0)[
 
 TEST_CASE("the optimizer on the host: the plan's bytes are the closed form's in every space") {
   for_each_case([](Case c) {
-    require_closed_form(offloaded(c));
+    for (const OffloadTo where : kPlaces) require_closed_form(offloaded(c, where));
     c.layout.recompute = Recompute::kFull;
     c.train.optimizer = Optimizer::kSgd;
     c.layout.offload.activations = OffloadTo::kCpu;
-    require_closed_form(offloaded(c));
     c.canonical = c.layout.dp != 3;
-    require_closed_form(offloaded(c));
+    for (const OffloadTo where : kPlaces) require_closed_form(offloaded(c, where));
   });
 }
 
 TEST_CASE("the optimizer on the host: what is measured is what was planned") {
   int number = 0;
   for_each_case([&](const Case& c) {
-    if (number++ % 5 == 0) require_measured_as_planned(offloaded(c));
+    if (number++ % 13 == 0) require_measured_as_planned(offloaded(c, kPlaces[number % 2]));
   });
 }
 
 TEST_CASE("the optimizer on the host: the same bits as without") {
   int number = 0;
   for_each_case([&](Case c) {
-    if (number++ % 3 != 0) return;
-    c.train.optimizer = number % 2 == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
+    if (number++ % 11 != 0) return;
+    c.train.optimizer = number % 3 == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
     c.layout.recompute = number % 4 < 2 ? Recompute::kFull : Recompute::kNone;
     c.canonical = number % 5 == 0 && c.layout.dp != 3;
-    Case away = offloaded(c);
+    Case away = offloaded(c, kPlaces[number % 2]);
     if (number % 7 == 0) away.layout.offload.activations = OffloadTo::kCpu;
     require_same_bits(c, away);
   });

@@ -108,6 +108,10 @@ std::vector<Golden> goldens() {
   second.layout.recompute = Recompute::kFull;
   second.layout.recompute_options.every = 2;
   all.push_back({"recompute-every-second", second});
+  Case drive = tiny_case(Family::kLlama);
+  drive.layout.bucket_bytes = 65536;
+  drive.layout.offload.optimizer = OffloadTo::kNvme;
+  all.push_back({"offload-optimizer-nvme", drive});
   return all;
 }
 

@@ -164,6 +164,12 @@ std::vector<Plan> lowered_plans() {
       {.name = "fp16 dp2 zero2 guarded", .dp = 2, .accumulation = 2, .zero = 2, .precision = "fp16", .guarded = true},
       {.name = "guarded dp2 pp2", .dp = 2, .pp = 2, .schedule = Schedule::kAfab, .zero = 1, .guarded = true},
       {.name = "tp2 every second layer again", .tp = 2, .accumulation = 2, .recompute = true, .every = 2},
+      {.name = "optimizer's states on nvme, dp2 zero2",
+       .dp = 2,
+       .accumulation = 2,
+       .zero = 2,
+       .bucket_bytes = 8192,
+       .offload = {.optimizer = OffloadTo::kNvme}},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
