@@ -170,7 +170,8 @@ Result<void> check_execution(const Case& c) {
                    c.backend == "cuda" ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
                                        : "use transport: threads, or backend: cuda");
   if (c.canonical && c.transport == "nccl")
-    return refusal("canonical with transport=nccl: NCCL sums in an order of its own", "use transport: one-gpu, or canonical: false");
+    return refusal("canonical with transport=nccl: NCCL sums in an order of its own",
+                   "use transport: one-gpu, or canonical: false");
   return {};
 }
 
@@ -263,7 +264,8 @@ Result<void> check_compression(const Case& c) {
                    "set tp: 1, or compression.kind: int8");
   const bool selects = k.kind == CompressionKind::kTopK || k.kind == CompressionKind::kRandomK;
   if (selects && !(k.k > 0 && k.k <= 1))
-    return refusal(fmt::format("{} with compression.k={}", what, k.k), "set the share of elements that is sent, above 0 and up to 1");
+    return refusal(fmt::format("{} with compression.k={}", what, k.k),
+                   "set the share of elements that is sent, above 0 and up to 1");
   const Model& m = c.model;
   const int64_t largest = m.hidden * std::max({m.vocab, m.up_rows(), m.qkv_rows()});
   if (selects && largest + c.layout.bucket_bytes / 4 >= (int64_t{1} << 31))

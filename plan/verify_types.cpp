@@ -487,7 +487,8 @@ void TypeChecker::check(const Op& op) {
   for (const auto* operands : {&op.reads, &op.writes})
     for (const SlotId slot : *operands)
       if (type(slot).scale.factor != Rational(1))  // a named denominator may be its very purpose: unscaling
-        fault(op, Rule::kTypes, "%{} has scale {}, of which a kernel by name alone cannot know", name(slot), scale_name(type(slot).scale));
+        fault(op, Rule::kTypes, "%{} has scale {}, of which a kernel by name alone cannot know", name(slot),
+              scale_name(type(slot).scale));
 }
 
 void TypeChecker::check_written(const Op& op, const Equation& equation, const Written& w) {

@@ -287,10 +287,11 @@ int64_t kernel_scratch(const Kernel& w, const Operands& o) {
   }
   if (w.name == "orthogonalise") return aligned(8 * elements(o.read(0)));
   if (w.name == "project" && !is_narrow(o.read(0)) && !is_narrow(o.read(1)) && !is_narrow(o.write(0)))
-    return floats(std::min<int64_t>(rows_of(o.read(0)), 128) * std::min<int64_t>(rows_of(o.read(1)), 64)) +  // a block of the result
+    return floats(std::min<int64_t>(rows_of(o.read(0)), 128) *
+                  std::min<int64_t>(rows_of(o.read(1)), 64)) +  // a block of the result
            product_scratch(o.read(0).shape.last(), true);
   if (w.name == "random_k") return windows(o, kBlock) + floats(kBlock);  // a block of draws
-  if (w.name == "scatter") {  // and how far each part has come
+  if (w.name == "scatter") {                                             // and how far each part has come
     const int64_t parts = rows_of(o.read(0)), block = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, parts));
     return tree_scratch(parts, block) + aligned(8 * parts) + window(o.write(0), block);
   }

@@ -108,9 +108,9 @@ class Wires {
     }
     const bool zero = c_.layout.zero > 0;
     const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
-    const int64_t gradients =
-        compressed ? compression_of(c_, state, part).sent
-        : zero     ? sets_ * reduced(widths_.gradient * state.reduced, shards_) : all_reduced(widths_.gradient * state.reduced, dp_);
+    const int64_t gradients = compressed ? compression_of(c_, state, part).sent
+                              : zero     ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
+                                         : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
     at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);
     int64_t gathered = state.gathered;

@@ -2,13 +2,15 @@
 //
 // Formula, of a bucket of n elements over N ranks, b bits an element, blocks of at most 256 with a scale of 4 bytes:
 //   bf16, int8   errors 4 n (1 + 1/N); sent by the group: (N - 1) (n b / 8 + 4 N blocks) twice, in an all-to-all and an all-gather
-//                (an all-to-all by halving and doubling sends each part as often as its way has bits: N/2 log2 N parts in place of N - 1)
+//                (an all-to-all by halving and doubling sends each part as often as its way has bits: N/2 log2 N parts in place of
+//                N - 1)
 //   top-k        errors 4 n; sent: (N - 1) N k (4 + 4)
 //   random-k     errors 4 n; sent: 2 (N - 1) 4 k
 //   powersgd     of a matrix [R, C] at rank r: errors 4 R C, basis 4 r C; sent: 2 (N - 1) 4 r (R + C). Of vectors what plain data
 //                parallelism sends
 // Units: bytes.
-// Source: Wang et al., "ZeRO++" (2023), section 3.3; Stich et al., "Sparsified SGD with Memory" (2018); Vogels et al., "PowerSGD" (2019).
+// Source: Wang et al., "ZeRO++" (2023), section 3.3; Stich et al., "Sparsified SGD with Memory" (2018); Vogels et al., "PowerSGD"
+// (2019).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -80,7 +82,9 @@ std::vector<Matrix> matrices_of(const Case& c, const Part& part) {
 }
 
 /// Scratch of a canonical product over k elements.
-int64_t product_workspace(int64_t k) { return held(8 * k) + held(std::clamp<int64_t>((int64_t{1} << 18) / k / 64 * 64, 64, 512) * k); }
+int64_t product_workspace(int64_t k) {
+  return held(8 * k) + held(std::clamp<int64_t>((int64_t{1} << 18) / k / 64 * 64, 64, 512) * k);
+}
 
 CompressionForm low_rank(const Case& c, const State& state, const Part& part) {
   const int64_t n = c.layout.dp;

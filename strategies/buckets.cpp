@@ -36,7 +36,8 @@ class Bucketing {
         bucket.members.push_back({unit, p, bucket.elements});
         bucket.elements += value(unit, p).type.shape.elements();
         bucket.last_unit = unit;
-        if (kind.tied || kind.alone || (rule_.layers == 0 && bytes_of(precision_of(draft_.config).gradient, bucket.elements) >= rule_.bytes)) {
+        if (kind.tied || kind.alone ||
+            (rule_.layers == 0 && bytes_of(precision_of(draft_.config).gradient, bucket.elements) >= rule_.bytes)) {
           stage_.buckets.push_back(std::move(bucket));
           open.erase(kind);
         }

@@ -74,11 +74,18 @@ constexpr std::array kCatalogue{
     Strategy{"quantised-gradients", "Gradients in 16, 8 or 4 bits on the wire", Tier::kE3, "compression: bf16, int8 (bits)",
              "all-to-all and all-gather of codes and scales: 2 Psi (b + 1/8)/32 (N-1)/N, b = 8, 4; Psi (N-1)/N for bf16",
              "errors Psi (1 + 1/N); codes of a bucket", "Seide et al. 2014; Wang et al. 2023",
-             [](const Case& c) { return compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8}); }, quantised_gradients},
-    Strategy{"sparse-gradients", "The largest elements of gradients, or some by chance", Tier::kE3, "compression: top-k, random-k (k)",
+             [](const Case& c) {
+               return compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8});
+             },
+             quantised_gradients},
+    Strategy{"sparse-gradients", "The largest elements of gradients, or some by chance", Tier::kE3,
+             "compression: top-k, random-k (k)",
              "top-k: all-gather of values and indices, 2 k Psi (N-1); random-k: all-reduce of values, 2 k Psi (N-1)/N",
              "errors Psi; values of a bucket, indices", "Stich et al. 2018; Lin et al. 2018",
-             [](const Case& c) { return compresses(c, {CompressionKind::kTopK, CompressionKind::kRandomK}); }, sparse_gradients},
+             [](const Case& c) {
+               return compresses(c, {CompressionKind::kTopK, CompressionKind::kRandomK});
+             },
+             sparse_gradients},
     Strategy{"powersgd", "PowerSGD: low-rank gradients of matrices", Tier::kE3, "compression: powersgd (rank)",
              "two all-reduces a matrix: 2 r (R + C) (N-1)/N; vectors plain", "errors Psi, bases r C; P and Q of a matrix",
              "Vogels et al. 2019", [](const Case& c) { return compresses(c, {CompressionKind::kPowerSgd}); }, powersgd},
@@ -98,8 +105,8 @@ constexpr std::array kCatalogue{
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
-    Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp", "a few bytes",
-             "Pascanu et al. 2013", [](const Case& c) { return c.train.clip_norm > 0; }, clip_norm},
+    Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp",
+             "a few bytes", "Pascanu et al. 2013", [](const Case& c) { return c.train.clip_norm > 0; }, clip_norm},
     Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16", "nothing",
              "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", narrows, master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",

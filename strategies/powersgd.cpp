@@ -1,9 +1,9 @@
 // PowerSGD: the gradient of a matrix travels as two thin ones, the result of one step of subspace iteration, with error feedback.
 //
 // m = gradient + error, on every rank its own. P = m Q^T for the basis Q of the step before; P is summed over the ranks and its
-// columns made orthonormal; Q = P^T m is summed; P Q is the approximation of the sum of all m, and Q the next basis (warm start). Both
-// products are linear in m, so that the ranks' sums are those of the sum. Each rank keeps m less its share of P Q as the error. A basis
-// that has never been used is the first unit vectors. Vectors travel plain, in the buckets of data parallelism.
+// columns made orthonormal; Q = P^T m is summed; P Q is the approximation of the sum of all m, and Q the next basis (warm start).
+// Both products are linear in m, so that the ranks' sums are those of the sum. Each rank keeps m less its share of P Q as the
+// error. A basis that has never been used is the first unit vectors. Vectors travel plain, in the buckets of data parallelism.
 //
 // Shapes   m[R,C], Q[r,C], P[R,r]; r = min(rank, R, C), at which P Q is the sum itself but for rounding
 // Adds     two all-reduces a matrix: 2 r (R + C) (N-1)/N elements sent by each rank, in place of 2 R C (N-1)/N
@@ -27,9 +27,9 @@ class PowerSgd {
   PowerSgd(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage) {}
 
   void run() {
-    fill_buckets(draft_, stage_,
-                 {.bytes = draft_.config.layout.bucket_bytes,
-                  .alone = [&](int unit, int p) { return type_of(stage_.at(unit, p).value).shape.rank == 2; }});
+    fill_buckets(draft_, stage_, {.bytes = draft_.config.layout.bucket_bytes, .alone = [&](int unit, int p) {
+                                    return type_of(stage_.at(unit, p).value).shape.rank == 2;
+                                  }});
     for (Bucket& bucket : stage_.buckets) {
       declare_reduced(draft_, stage_, bucket);
       if (!is_matrix(bucket)) continue;
@@ -75,8 +75,10 @@ class PowerSgd {
     const auto type = [&](Shape shape, Placement place, Micro micro) {
       return message_type(draft_, whole, DType::f32, shape, place, micro);
     };
-    const Type p_type = type({rows, r}, Placement::partial(), Micro::kNone), q_type = type({r, columns}, Placement::partial(), Micro::kSum);
-    const Type p_sum = type({rows, r}, Placement::replicate(), Micro::kNone), q_sum = type({r, columns}, Placement::replicate(), Micro::kSum);
+    const Type p_type = type({rows, r}, Placement::partial(), Micro::kNone),
+               q_type = type({r, columns}, Placement::partial(), Micro::kSum);
+    const Type p_sum = type({rows, r}, Placement::replicate(), Micro::kNone),
+               q_sum = type({r, columns}, Placement::replicate(), Micro::kSum);
 
     Compressing ops(draft_, stage_, fmt::format("powersgd.{}x{}", rows, columns), kName);
     const SlotId gradient = ops.bound("gradient", state.gradient), sum = ops.bound("sum", state.reduced);
@@ -84,9 +86,11 @@ class PowerSgd {
     const SlotId basis =
         ops.bound("basis", add_error(stage_, bucket.name + ".basis", type({r, columns}, Placement::replicate(), Micro::kNone)));
     const SlotId m = ops.view("m", error, whole);
-    const SlotId p = ops.bound("p", add_message_view(stage_, bucket.name + ".p", p_type, left_)), p_all = ops.view("p.all", p, p_sum);
+    const SlotId p = ops.bound("p", add_message_view(stage_, bucket.name + ".p", p_type, left_)),
+                 p_all = ops.view("p.all", p, p_sum);
     const SlotId unit = ops.bound("p.orthonormal", add_message_view(stage_, bucket.name + ".p.orthonormal", p_sum, orthonormal_));
-    const SlotId q = ops.bound("q", add_message_view(stage_, bucket.name + ".q", q_type, right_)), q_all = ops.view("q.all", q, q_sum);
+    const SlotId q = ops.bound("q", add_message_view(stage_, bucket.name + ".q", q_type, right_)),
+                 q_all = ops.view("q.all", q, q_sum);
 
     ops.kernel("add", Kernel::Rule::kLinear, {gradient, error}, {m}, "feedback", n);
     ops.kernel("start_basis", Kernel::Rule::kOpaque, {basis}, {basis}, "start", 0);

@@ -1,20 +1,21 @@
 // Gradients in 16, 8 or 4 bits on the wire, with error feedback on both legs of the reduction.
 //
 // A ring that adds integers on its way overflows, and one that adds 16-bit floats rounds at every hop; so the sum is made of an
-// all-to-all and an all-gather (what a ring's two phases move, in other hands). Each rank quantises m = gradient + error, sends every
-// other rank its slice of that, adds up in fp32 the slices that it receives, quantises the sum with what the last sum lost, and
-// gathers. What either leg loses stays as an error: m less what was sent of it, on every rank, and the sum's, on the rank of the slice.
-// The difference of a number and what it was rounded to is a number of fp32, so not a bit is lost: sent + error = gradient + old error.
+// all-to-all and an all-gather (what a ring's two phases move, in other hands). Each rank quantises m = gradient + error, sends
+// every other rank its slice of that, adds up in fp32 the slices that it receives, quantises the sum with what the last sum lost,
+// and gathers. What either leg loses stays as an error: m less what was sent of it, on every rank, and the sum's, on the rank of
+// the slice. The difference of a number and what it was rounded to is a number of fp32, so not a bit is lost: sent + error =
+// gradient + old error.
 //
-// Buckets are those of data parallelism, padded so that every slice is cut in equal blocks of at most 256 elements, which share a scale
-// (their largest size / 127, or / 7). Codes of all buckets take turns in two buffers; scales have some of their own.
+// Buckets are those of data parallelism, padded so that every slice is cut in equal blocks of at most 256 elements, which share a
+// scale (their largest size / 127, or / 7). Codes of all buckets take turns in two buffers; scales have some of their own.
 //
 // Shapes   bucket[n], codes [n], scales [N blocks]; slices [n/N]
-// Adds     all-to-all and all-gather of the codes, and of the scales: 2 (N-1)/N (b/8 + 4/256) bytes an element; b = 16 has no scales
-// Memory   errors 4 (1 + 1/N) bytes an element; two buffers of the largest bucket's codes; 8 bytes a block of scales
-// Refuses  dp = 1; zero above 0; gradients narrower than fp32; checkpoints, which would lose the errors
-// Paper    Seide et al., "1-Bit Stochastic Gradient Descent" (2014): error feedback; Wang et al., "ZeRO++" (2023), section 3.3: the
-//          all-to-all; Tang et al., "1-bit Adam" (2021), section 4: errors on both legs
+// Adds     all-to-all and all-gather of the codes, and of the scales: 2 (N-1)/N (b/8 + 4/256) bytes an element; b = 16 has no
+// scales Memory   errors 4 (1 + 1/N) bytes an element; two buffers of the largest bucket's codes; 8 bytes a block of scales Refuses
+// dp = 1; zero above 0; gradients narrower than fp32; checkpoints, which would lose the errors Paper    Seide et al., "1-Bit
+// Stochastic Gradient Descent" (2014): error feedback; Wang et al., "ZeRO++" (2023), section 3.3: the
+//          all-to-all; Tang et al., "1-bit Adam" (2021): errors on both legs
 #include <algorithm>
 
 #include "strategies/compression.h"
@@ -46,9 +47,8 @@ class QuantisedGradients {
       : draft_(draft), stage_(stage), code_(code_of(draft.config.layout.compression)), ranks_(draft.plan.mesh.size("dp")) {}
 
   void run() {
-    fill_buckets(
-        draft_, stage_,
-        {.multiple = ranks_, .block = code_.scaled() ? kBlock : 0, .bytes = draft_.config.layout.bucket_bytes});
+    fill_buckets(draft_, stage_,
+                 {.multiple = ranks_, .block = code_.scaled() ? kBlock : 0, .bytes = draft_.config.layout.bucket_bytes});
     if (stage_.buckets.empty()) return;
     int64_t most = 0;
     for (Bucket& bucket : stage_.buckets) {
@@ -111,10 +111,9 @@ class QuantisedGradients {
              add_message_view(stage_, bucket.name + ".codes.mine", mine_type(bucket, code_.dtype, codes, sum), mine_),
              add_message_view(stage_, bucket.name + ".codes.parts", parts_type(bucket, code_.dtype, codes, sum), parts_)));
     if (code_.scaled())
-      code_wires_.push_back(
-          wire(ops, bucket, "scales", DType::f32, scales, none,
-               add_message(stage_, bucket.name + ".scales.mine", mine_type(bucket, DType::f32, scales, none)),
-               add_message(stage_, bucket.name + ".scales.parts", parts_type(bucket, DType::f32, scales, none))));
+      code_wires_.push_back(wire(ops, bucket, "scales", DType::f32, scales, none,
+                                 add_message(stage_, bucket.name + ".scales.mine", mine_type(bucket, DType::f32, scales, none)),
+                                 add_message(stage_, bucket.name + ".scales.parts", parts_type(bucket, DType::f32, scales, none))));
 
     ops.kernel("add", Kernel::Rule::kLinear, {gradient, error}, {m}, "feedback", n);
     quantise(ops, Kernel::Rule::kTrusted, m, &Wire::mine, n, "");
@@ -132,17 +131,17 @@ class QuantisedGradients {
   }
 
   /// Codes, and their scales where they have some.
-  std::vector<SlotId> slots(SlotId Wire::* which) const {
+  std::vector<SlotId> slots(SlotId Wire::*which) const {
     std::vector<SlotId> all;
     for (const Wire& w : code_wires_) all.push_back(w.*which);
     return all;
   }
   /// Amax, division, rounding.
-  void quantise(Compressing& ops, Kernel::Rule rule, SlotId x, SlotId Wire::* to, int64_t n, const std::string& suffix) const {
+  void quantise(Compressing& ops, Kernel::Rule rule, SlotId x, SlotId Wire::*to, int64_t n, const std::string& suffix) const {
     const std::string name = code_.scaled() ? code_.kernel("quantise") : "copy";
     ops.kernel(name, rule, {x}, slots(to), "quantise" + suffix, code_.scaled() ? 3 * n : 0);
   }
-  void dequantise(Compressing& ops, SlotId Wire::* from, SlotId y, int64_t n, const std::string& label) const {
+  void dequantise(Compressing& ops, SlotId Wire::*from, SlotId y, int64_t n, const std::string& label) const {
     const std::string name = code_.scaled() ? code_.kernel("dequantise") : "copy";
     ops.kernel(name, Kernel::Rule::kOpaque, slots(from), {y}, label, code_.scaled() ? n : 0);
   }
@@ -150,7 +149,7 @@ class QuantisedGradients {
     const std::string name = code_.scaled() ? code_.kernel("dequantise_sum") : "sum_rows";
     ops.kernel(name, Kernel::Rule::kOpaque, slots(&Wire::parts), {part}, "parts", code_.scaled() ? 2 * n : n);
   }
-  void exchange(Compressing& ops, CollectiveKind kind, SlotId Wire::* from, SlotId Wire::* to, const std::string& label) const {
+  void exchange(Compressing& ops, CollectiveKind kind, SlotId Wire::*from, SlotId Wire::*to, const std::string& label) const {
     for (size_t i = 0; i < code_wires_.size(); ++i)
       ops.collective(kind, code_wires_[i].*from, code_wires_[i].*to, label + (i == 0 ? "" : ".scales"));
   }

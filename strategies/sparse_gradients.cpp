@@ -1,9 +1,9 @@
 // A few elements of the gradient on the wire, with error feedback: the largest (top-k), or some drawn by chance (random-k).
 //
-// top-k: each rank sends the k largest elements of m = gradient + error, with their indices. Ranks choose differently, so nothing can
-// be added on the way: values and indices are gathered, and what travels grows with N. random-k: all ranks draw the same k elements
-// (the draw is keyed by seed, step and bucket), so that only values travel, and are reduced. What was not sent of m stays as the error:
-// m with zeros where something was sent, exactly.
+// top-k: each rank sends the k largest elements of m = gradient + error, with their indices. Ranks choose differently, so nothing
+// can be added on the way: values and indices are gathered, and what travels grows with N. random-k: all ranks draw the same k
+// elements (the draw is keyed by seed, step and bucket), so that only values travel, and are reduced. What was not sent of m stays
+// as the error: m with zeros where something was sent, exactly.
 //
 // Buckets are those of data parallelism, k a share of each, at least one element. Values of all buckets take turns in one buffer;
 // indices have one a bucket.
@@ -83,7 +83,8 @@ class SparseGradients {
     const Type indices = message(bucket, DType::i32, all, Placement::replicate(), Micro::kNone);
     const SlotId all_values = ops.bound("values", add_message_view(stage_, bucket.name + ".values", values, values_));
     const SlotId all_indices = ops.bound("indices", add_message(stage_, bucket.name + ".indices", indices));
-    const SlotId mine = ops.view("values.mine", all_values, message(bucket, DType::f32, row, Placement::shard(0), Micro::kSum), true);
+    const SlotId mine =
+        ops.view("values.mine", all_values, message(bucket, DType::f32, row, Placement::shard(0), Micro::kSum), true);
     const SlotId where =
         ops.view("indices.mine", all_indices, message(bucket, DType::i32, row, Placement::shard(0), Micro::kNone), true);
     ops.kernel("top_k", Kernel::Rule::kTrusted, {rest.m}, {mine, where}, "select", selection_flops(n));
