@@ -15,7 +15,7 @@
 // scales Memory   errors 4 (1 + 1/N) bytes an element; two buffers of the largest bucket's codes; 8 bytes a block of scales Refuses
 // dp = 1; zero above 0; gradients narrower than fp32; checkpoints, which would lose the errors Paper    Seide et al., "1-Bit
 // Stochastic Gradient Descent" (2014): error feedback; Wang et al., "ZeRO++" (2023), section 3.3: the
-//          all-to-all; Tang et al., "1-bit Adam" (2021), section 4: errors on both legs
+//          all-to-all; Tang et al., "1-bit Adam" (2021): errors on both legs
 #include <algorithm>
 
 #include "strategies/compression.h"

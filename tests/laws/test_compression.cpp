@@ -1,5 +1,5 @@
-// Compressed gradients under the closed forms: the grid's data-parallel layouts, dealt over techniques; and what the literature says
-// of bytes.
+// Compressed gradients under the closed forms: the grid's data-parallel layouts, dealt over techniques; and what the literature
+// says of bytes.
 #include <map>
 #include <string>
 
@@ -71,6 +71,27 @@ TEST_CASE("compressed: peak, classes and wire bytes of the plan equal the closed
   }
 }
 
+TEST_CASE("nothing but fp32 is added on the wire, where integers would overflow and narrow floats round at every hop") {
+  for (const Compression& kind : kKinds) {
+    Case c = compressed_cases().front();
+    c.layout.compression = kind;
+    int64_t moved = 0;
+    for (const Segment& segment : plan_of(c).segments)
+      for (const Step& step : segment.steps) {
+        const Op* op = std::get_if<Op>(&step);
+        const Collective* collective = op == nullptr ? nullptr : std::get_if<Collective>(&op->work);
+        if (collective == nullptr) continue;
+        const bool adds = collective->kind == CollectiveKind::kAllReduce || collective->kind == CollectiveKind::kReduceScatter;
+        const DType dtype = segment.slots[op->reads[0].index()].type.dtype;
+        CHECK((!adds || dtype == DType::f32 || dtype == DType::f64));
+        moved += dtype != DType::f32 && dtype != DType::f64;
+      }
+    const bool codes =
+        kind.kind == CompressionKind::kInt8 || kind.kind == CompressionKind::kBf16 || kind.kind == CompressionKind::kTopK;
+    CHECK((moved > 0) == codes);
+  }
+}
+
 /// Bytes that four ranks send of the gradients of a model whose extents are multiples of 2048, so that nothing is padded.
 int64_t sent(const Compression& compression) {
   Case c;
@@ -99,8 +120,8 @@ TEST_CASE("what is sent is the plain volume by the width of an element, scales c
   // 8 bytes an element that every rank sends to N - 1 others, where a reduction sends 4 (N - 1) / N twice: N k of the plain volume.
   CHECK(sent({.kind = CompressionKind::kTopK, .k = 1.0 / 64}) * 16 == plain);
   CHECK(sent({.kind = CompressionKind::kRandomK, .k = 1.0 / 64}) * 64 == plain);
-  // r (R + C) elements for each R C, rank 4: [6144 and 8192 and 2048, 2048] and [2048, 4096 and 2048], and two tables of [2048, 2048].
-  // The three norms travel plain.
+  // r (R + C) elements for each R C, rank 4: [6144 and 8192 and 2048, 2048] and [2048, 4096 and 2048], and two tables of [2048,
+  // 2048]. The three norms travel plain.
   const int64_t thin = 4 * (6144 + 2048 + 8192 + 2048 + 2048 + 2048 + 2048 + 4096 + 2 * 4096), norms = 3 * 2048;
   CHECK(sent({.kind = CompressionKind::kPowerSgd, .rank = 4}) == 2 * 3 * 4 * (thin + norms));
 }

@@ -120,8 +120,8 @@ auto Emulation::reduce(EmulatedBucket& bucket, size_t number, std::vector<Vector
 
 namespace {
 
-/// An orthonormal basis of the columns of p[rows, columns], from the left, each column twice; what its predecessors span is replaced
-/// by the first unit vector of which enough is left.
+/// An orthonormal basis of the columns of p[rows, columns], from the left, each column twice; what its predecessors span is
+/// replaced by the first unit vector of which enough is left.
 void orthonormalise(std::vector<float>& p, int64_t rows, int64_t columns) {
   std::vector<std::vector<double>> basis;
   const auto dot = [&](const std::vector<double>& a, const std::vector<double>& b) {
@@ -265,8 +265,7 @@ auto Emulation::reduce_selected(EmulatedBucket& bucket, size_t number, const std
     sent.push_back(std::move(values));
   }
   Vector sum(n);
-  for (size_t i = 0; i < n; ++i)
-    sum[i] = over_ranks(ranks_, [&](int64_t r) { return sent[static_cast<size_t>(r)][i]; });
+  for (size_t i = 0; i < n; ++i) sum[i] = over_ranks(ranks_, [&](int64_t r) { return sent[static_cast<size_t>(r)][i]; });
   return sum;
 }
 

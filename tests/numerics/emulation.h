@@ -1,5 +1,5 @@
-// Data parallelism with compressed gradients in one process: N ranks are a loop, a wire is a copy. Written apart from strategies and
-// kernels, on top of the reference trainer; canonical order throughout.
+// Data parallelism with compressed gradients in one process: N ranks are a loop, a wire is a copy. Written apart from strategies
+// and kernels, on top of the reference trainer; canonical order throughout.
 #pragma once
 
 #include <cstdint>
