@@ -10,6 +10,7 @@
 #include "cli/execution.h"
 #include "kernels/kernels.h"
 #include "plan/base/world_error.h"
+#include "plan/runnable.h"
 #include "plan/wire.h"
 #include "plan/work.h"
 #include "reports/format.h"
@@ -61,6 +62,7 @@ Result<void> fits(const Case& config, const PlacedPlan& placed) {
 }
 
 Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
+  SHARDLAB_TRY(check_runnable(*placed.plan));
   auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
   return predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);

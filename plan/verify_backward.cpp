@@ -504,7 +504,7 @@ void Replay::play_load(const Act& act) {
   by_content.label = std::get<LoadBatch>(act.op->work).targets ? hash_text("targets") : hash_text("tokens");
   const uint64_t k = key(by_content);
   int32_t node = rule_.find(k);
-  if (node < 0) node = rule_.add(k, act.op, act.settings, {}, 1);
+  if (node < 0) node = rule_.add(k, site(act), act.settings, {}, 1);
   write(act.writes[0], rule_.made(node, 0));
 }
 
@@ -513,7 +513,7 @@ void Replay::play_forward(const Act& act) {
   const uint64_t k = key(act);
   const int32_t first = act.again ? rule_.find(k) : -1;
   if (first >= 0) return play_again(act, first);
-  const int32_t node = rule_.add(k, act.op, act.settings, held_, act.writes.size());
+  const int32_t node = rule_.add(k, site(act), act.settings, held_, act.writes.size());
   consume(act, node);
   check_batch(act);
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
@@ -611,12 +611,10 @@ void Replay::check_same(const Act& act, size_t i, const Held& noted, std::string
   const auto called = [&](const Held& h) -> std::string {
     if (h.kind == Held::Kind::kParameter) return plan_.parameters[h.what].name;
     if (h.kind == Held::Kind::kGradient) return "a gradient";
-    return h.kind == Held::Kind::kValue ? fmt::format("what {} made", rule_.node(rule_.maker(h)).op->label) : "something else";
+    return h.kind == Held::Kind::kValue ? rule_.name_of(h) : "something else";
   };
-  fault(Rule::kValues, act,
-        "reads %{}, which is not {}: {} was expected, {} is there (of another layer or micro-batch, or changed "
-        "in place since, if the names are alike)",
-        name(act.reads[i]), which, called(noted), called(held));
+  fault(Rule::kValues, act, "reads %{}, which is not {}: {} is there, {} was expected", name(act.reads[i]), which, called(held),
+        called(noted));
 }
 
 void Replay::check_settings(const Act& act, int32_t node) {
@@ -625,26 +623,28 @@ void Replay::check_settings(const Act& act, int32_t node) {
     fault(Rule::kGradients, act, "{} where the forward op has {}", compiler_.settings(act.settings), compiler_.settings(first));
 }
 
-/// A kernel's results are known by its label; what it reads has a gradient that only the kernel's own backward knows.
+/// A kernel's results are known by its label; what it reads has a gradient that only the kernel's own backward knows. One of phase
+/// none that reads values may make a gradient of them (a loss).
 void Replay::play_kernel(const Act& act) {
   read_all(act);
   const Phase phase = phase_of(act.op->work);
   const bool goes_back = phase == Phase::kI || phase == Phase::kW;
   if (!goes_back)
     for (const int32_t slot : act.reads) for_values(slot, [&](const Held& value, bool) { rule_.hide(value); });
-  const bool slices = std::ranges::any_of(act.writes, [&](int32_t s) { return script_->slots[static_cast<size_t>(s)].slice; });
-  if (!slices) return;
+  const auto is_slice = [&](int32_t s) { return script_->slots[static_cast<size_t>(s)].slice; };
+  if (std::ranges::none_of(act.writes, is_slice)) return;
+  const bool reads_slices = std::ranges::any_of(act.reads, is_slice);
   int32_t node = -1;
   if (!goes_back) {
     const uint64_t k = key(act);
     node = act.again ? rule_.find(k) : -1;
     if (node < 0 || rule_.node(node).writes != act.writes.size())
-      node = rule_.add(k, act.op, act.settings, held_, act.writes.size());
+      node = rule_.add(k, site(act), act.settings, held_, act.writes.size());
   }
   for (size_t i = 0; i < act.writes.size(); ++i) {
-    if (!script_->slots[static_cast<size_t>(act.writes[i])].slice) continue;
+    if (!is_slice(act.writes[i])) continue;
     write(act.writes[i], node < 0 ? Held{} : rule_.made(node, i));
-    if (node >= 0 && phase == Phase::kNone) rule_.trust(rule_.made(node, i));
+    if (reads_slices && node >= 0 && phase == Phase::kNone) rule_.trust(rule_.made(node, i));
   }
 }
 

@@ -11,9 +11,9 @@ int32_t ChainRule::find(uint64_t key) const {
   return found == by_key_.end() ? -1 : found->second;
 }
 
-int32_t ChainRule::add(uint64_t key, const Op* op, int32_t settings, const std::vector<Held>& reads, size_t made) {
+int32_t ChainRule::add(uint64_t key, const Site& site, int32_t settings, const std::vector<Held>& reads, size_t made) {
   const auto n = static_cast<int32_t>(nodes_.size());
-  nodes_.push_back({op, settings, held_.size(), static_cast<uint32_t>(reads.size()), static_cast<uint32_t>(made)});
+  nodes_.push_back({site.op, site.call, settings, held_.size(), static_cast<uint32_t>(reads.size()), static_cast<uint32_t>(made)});
   held_.insert(held_.end(), reads.begin(), reads.end());
   for (size_t i = 0; i < made; ++i) {
     held_.push_back({Held::Kind::kValue, values_.size(), 0});
@@ -29,10 +29,12 @@ void ChainRule::pass(const Held& value, int32_t n) {
   v.first_pass = static_cast<int32_t>(passes_.size()) - 1;
 }
 
-/// The labels of those that read a value, for messages.
-std::string ChainRule::wanted(const Value& value) const {
-  const std::string& maker = nodes_[static_cast<size_t>(value.maker)].op->label;
-  return fmt::format("the gradient of what {} made, the sum over all that read it", maker);
+std::string ChainRule::name_of(const Held& value) const {
+  const Node& made_by = node(maker(value));
+  std::string text = "what ";
+  if (made_by.call->layer >= 0) text += fmt::format("layers.{} ", made_by.call->layer);
+  if (made_by.call->micro_batch >= 0) text += fmt::format("m{} ", made_by.call->micro_batch);
+  return text + made_by.op->label + " made";
 }
 
 void ChainRule::settle() {
@@ -47,9 +49,11 @@ void ChainRule::settle() {
     if (report_.full()) return;
     const Value& value = values_[check.value];
     if (value.hidden || value.terms == check.terms) continue;
-    report_.add(Rule::kGradients, check.site.role, op_name(*check.site.segment, *check.site.op, *check.site.call),
-                fmt::format("reads %{}, which is not {}: a path back is missing, one too many, or leads past an op", check.slot,
-                            wanted(value)));
+    report_.add(
+        Rule::kGradients, check.site.role, op_name(*check.site.segment, *check.site.op, *check.site.call),
+        fmt::format("reads %{}, which is not the gradient of {}, summed over all that read it: a path back is missing, one too "
+                    "many, or leads past an op",
+                    check.slot, name_of({Held::Kind::kValue, check.value, 0})));
   }
 }
 

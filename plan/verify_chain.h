@@ -45,6 +45,7 @@ struct Site {
 /// One run of a forward op.
 struct Node {
   const Op* op = nullptr;
+  const Call* call = nullptr;
   int32_t settings = -1;  ///< number of its attributes' text
   size_t first_held = 0;  ///< of its reads and then its writes, in ChainRule::held
   uint32_t reads = 0;
@@ -58,11 +59,13 @@ class ChainRule {
   /// The last node of this key (role, label, layer and micro-batch, as one number), or -1.
   int32_t find(uint64_t key) const;
   /// A new node of the key, with what it read; `made` values follow. It replaces an earlier one: a later step of the period.
-  int32_t add(uint64_t key, const Op* op, int32_t settings, const std::vector<Held>& reads, size_t made);
+  int32_t add(uint64_t key, const Site& site, int32_t settings, const std::vector<Held>& reads, size_t made);
 
   const Node& node(int32_t n) const { return nodes_[static_cast<size_t>(n)]; }
   const Held& read(int32_t n, size_t i) const { return held_[node(n).first_held + i]; }
   const Held& made(int32_t n, size_t i) const { return held_[node(n).first_held + node(n).reads + i]; }
+  /// "what layers.3 m2 attn.core made".
+  std::string name_of(const Held& value) const;
   /// The node that made a value.
   int32_t maker(const Held& value) const { return values_[value.what].maker; }
 
@@ -105,7 +108,6 @@ class ChainRule {
     Site site;
   };
   static uint64_t mix_term(int32_t n);
-  std::string wanted(const Value& value) const;
 
   Report& report_;
   std::vector<Node> nodes_;

@@ -12,6 +12,7 @@
 #include "kernels/initialise.h"
 #include "plan/base/check.h"
 #include "plan/run_state.h"
+#include "plan/runnable.h"
 #include "runtime/rank.h"
 #include "runtime/values.h"
 
@@ -539,6 +540,7 @@ Result<void> ThreadSession::give(int32_t parameter, std::string_view part, const
 
 Result<std::unique_ptr<Session>> Session::create(const PlacedPlan& placed, const RunOptions& options, Transport& transport,
                                                  const BackendFactory& backends, const BatchSource* source) {
+  SHARDLAB_TRY(check_runnable(*placed.plan));
   auto session = std::make_unique<ThreadSession>(placed, options);
   SHARDLAB_TRY(session->build(transport, backends, source));
   return std::unique_ptr<Session>(std::move(session));

@@ -88,8 +88,8 @@ PlacedPlan place(Plan plan);
 /// session. After a failure the session can only be destroyed.
 class Session {
  public:
-  /// Binds every instruction of every rank. Refuses an op that the back end lacks or a collective that the transport cannot
-  /// carry out. `placed`, `transport` and `source` must outlive the session. `source` may be null when no op reads a batch.
+  /// Binds every instruction of every rank. Refuses what no interpreter does (plan/runnable.h), an op that the back end lacks and a
+  /// collective that the transport cannot carry out. `placed`, `transport` and `source` must outlive the session. `source` may be null when no op reads a batch.
   static Result<std::unique_ptr<Session>> create(const PlacedPlan& placed, const RunOptions& options, Transport& transport,
                                                  const BackendFactory& backends, const BatchSource* source);
   virtual ~Session() = default;

@@ -10,7 +10,10 @@
 #include "plan/base/result.h"
 #include "plan/interfaces.h"
 #include "plan/machine.h"
+#include "simulator/device_model.h"
+#include "simulator/fabric.h"
 #include "simulator/rate_table.h"
+#include "simulator/resources.h"
 
 namespace shardlab {
 
@@ -21,6 +24,10 @@ class PlacedCostModel : public CostModel {
   /// collective its group, in group order. Where a model cannot tell ranks apart this is `communicate`.
   virtual Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                                     int busy_cores) const;
+  /// What the instruction asks of its rank's device, if alone it takes `alone`; `ranks` as above, of what communicates. A model
+  /// that knows no work says: all of what the op mainly needs, for all of its time. That is the multiprocessors, for a message the
+  /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
+  virtual Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const;
 };
 
 /// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
@@ -91,25 +98,39 @@ struct Efficiency {
 ///   latency + bytes sent in the step / bandwidth; the bandwidth is the link's within a node, else the least of the link's and of
 ///   the members of the group on the node with the fewest times the network's (parallel rings, one per device). p2p: latency +
 ///   bytes / bandwidth between the two ranks. `communicate` takes the group, or the slowest hop, that rank 0 belongs to.
+///   A copy between memories takes what DeviceModel says, and so does an op on host memory: its bytes pass at the copy engine's
+///   rate, which is taken to be a device's share of host memory; files are read and written by all devices of a node at once.
+///   Demands are work over the same rates: flops of the
+///   multiprocessors, bytes of memory, bytes sent of link and network; a collective moves Fabric's `memory_traffic` bytes of memory
+///   for each byte sent, and holds the multiprocessors of `Fabric::contention`. A message holds none.
 /// Units: seconds.
 /// Source: Machine::device and Machine::inter_bytes_per_s (data sheets); `Efficiency` for what of them is reached.
 /// Valid when: each rank has a device of its own; never better than a factor, and so always reported as extrapolated.
 class DatasheetCostModel final : public PlacedCostModel {
  public:
-  /// `precision` names the peak used ("fp32", "bf16"); a machine without it has its largest slower one.
+  /// The machine must be one that `cost_model_for` does not refuse. `precision` names the peak used ("fp32", "bf16"); a machine
+  /// without it has its largest slower one.
   DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency = {});
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                             int busy_cores) const override;
+  Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
   Seconds dispatch() const override { return Seconds(efficiency_.launch_s); }
   Seconds wake() const override { return Seconds(efficiency_.wake_s); }
   bool extrapolates(const Plan&, const Instruction&) const override { return true; }
 
  private:
+  struct Way;
+  Way way_between(std::span<const int> ranks) const;
+  Demand message_demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const;
+  Demand collective_demand(const Instruction& instruction, std::span<const int> ranks) const;
+
   Machine machine_;
   Efficiency efficiency_;
+  DeviceModel device_;
+  Fabric fabric_;
   double peak_flops_ = 0;
 };
 
@@ -132,7 +153,7 @@ class FixedCostModel final : public PlacedCostModel {
 };
 
 /// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine
-/// without calibration and a device without peak or bandwidth.
+/// without calibration, a device without peak or bandwidth, and constants that DeviceModel or Fabric refuse.
 Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision);
 
 }  // namespace shardlab

@@ -7,8 +7,10 @@
 //              ready than there are cores, each progresses at cores / ready of its speed (processor sharing). Blocked waits take
 //              none.
 //   memory     an op's own speed depends on how many cores are busy (CostModel: measured at concurrency 1 and at all cores).
-//   devices    on any other machine each rank has a device of its own, on which streams run side by side; the host launches
-//              instructions in issue order, `dispatch` seconds each, and no op starts before it was launched.
+//   devices    on any other machine each rank has a device of its own, on which streams run side by side and share multiprocessors,
+//              memory bandwidth, links, network and copy engines (simulator/resources.h); a meeting is one task, as slow as
+//              its slowest member. The host launches instructions in issue order, `dispatch` seconds each, and no op starts before
+//              it was launched.
 //   peers      a collective moves data once its whole group has arrived; a send and its receive once both have.
 //
 // On a local machine `dispatch` is core time before each op. A stream that had to block starts `wake` seconds after what it waited
@@ -32,7 +34,8 @@ struct SimulateOptions {
 };
 
 /// The predicted trace of one step. `programs` are indexed by role. Events exist for simulated ranks only; `step_interval` for
-/// every rank. The plan must have passed `verify`: one that deadlocks is a bug.
+/// every rank. The plan must have passed `verify` and `check_runnable` (plan/runnable.h): one that deadlocks is a bug, and so is
+/// one whose rows or steps this would count wrong.
 Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs,
                const SimulateOptions& options = {});
 

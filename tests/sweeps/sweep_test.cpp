@@ -171,7 +171,7 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("dp: 1\nmicro_batch: 1G\nseq_len: 1G\n")).find("come to more than can be counted") != std::string::npos);
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, cores: 0}\n") ==
         "machine.cores=0 on a local machine: its ranks run on cores");
-  CHECK(reason(small("precision: fp16\n")) == "precision=fp16 is not implemented in this version");
+  CHECK(reason(small("precision: fp8\n")) == "precision=fp8 is not implemented in this version");
   CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
   CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute of `attn`, which is no sub-layer that can be made again by itself");
   CHECK(reason(small("layout: {offload: {parameters: cpu}}\n")) == "offload.parameters=cpu is not implemented in this version");
