@@ -575,7 +575,7 @@ void Replay::write(const Region& at, int32_t sum) {
   const bool partial = !axes_placed(language_.types.value_type(at.value_type), plan_.mesh, Place::kPartial).empty();
   if (partial && loss != nullptr && loss->part == CrossEntropy::Part::kMax) whole.pending = Pending::kMax;
   if (partial && kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted))
-    whole.pending = Pending::kEither;
+    whole.pending = kernel->name == "found_inf" ? Pending::kMax : Pending::kEither;  // a flag is no count
   scratch_.clear();
   int64_t done = at.begin;
   if (at.root >= 0)

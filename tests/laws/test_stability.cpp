@@ -16,7 +16,8 @@ namespace {
 void require_equal(const Case& c) {
   INFO(c.name);
   REQUIRE(check(c).ok());
-  auto lowered = lower(c, {.after = {}, .verify = false});
+  auto lowered = lower(c);
+  INFO((lowered.ok() ? std::string() : to_string(lowered.error())));
   REQUIRE(lowered.ok());
   const Plan plan = std::move(lowered).value();
   const ClosedForm form = closed_form(c);
