@@ -11,10 +11,10 @@
 // scale (their largest size / 127, or / 7). Codes of all buckets take turns in two buffers; scales have some of their own.
 //
 // Shapes   bucket[n], codes [n], scales [N blocks]; slices [n/N]
-// Adds     all-to-all and all-gather of the codes, and of the scales: 2 (N-1)/N (b/8 + 4/256) bytes an element; b = 16 has no
-// scales Memory   errors 4 (1 + 1/N) bytes an element; two buffers of the largest bucket's codes; 8 bytes a block of scales Refuses
-// dp = 1; zero above 0; gradients narrower than fp32; fp16 and guards; checkpoints, which would lose the errors Paper    Seide et
-// al., "1-Bit Stochastic Gradient Descent" (2014): error feedback; Wang et al., "ZeRO++" (2023), section 3.3: the
+// Adds     all-to-all and all-gather of the codes, and of the scales: 2 (N-1)/N (b/8 + 4/256) bytes an element; b = 16: no scales
+// Memory   errors 4 (1 + 1/N) bytes an element; two buffers of the largest bucket's codes; 8 bytes a block of scales
+// Refuses  dp = 1; zero above 0; gradients narrower than fp32; fp16 and guards; checkpoints, which would lose the errors
+// Paper    Seide et al., "1-Bit Stochastic Gradient Descent" (2014): error feedback; Wang et al., "ZeRO++" (2023), section 3.3: the
 //          all-to-all; Tang et al., "1-bit Adam" (2021): errors on both legs
 #include <algorithm>
 
