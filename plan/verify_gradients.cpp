@@ -40,8 +40,12 @@ void GradientLedger::use(int32_t parameter, const Source& source) {
 
 Contributions GradientLedger::total(const Demand& d) const {
   Contributions sum;
-  for (const Source& s : d.sum.sources) sum.add(s);
-  sum.mixed = d.sum.mixed;
+  const auto take = [&](const Contributions& part) {
+    for (const Source& s : part.sources) sum.add(s);
+    for (const auto& [parameter, elements] : part.normed) sum.normed[parameter] += elements;
+    sum.mixed = sum.mixed || part.mixed;
+  };
+  take(d.sum);
   std::vector<std::pair<CrossRole, int>> open;  // sums over roles to look up, and the role that looks
   for (const CrossRole& key : d.sum.merged) open.emplace_back(key, d.role);
   while (!open.empty()) {
@@ -51,8 +55,7 @@ Contributions GradientLedger::total(const Demand& d) const {
     if (found == given_.end()) continue;
     for (const Given& g : found->second) {
       if (g.role == from || g.parameter != d.parameter) continue;
-      for (const Source& s : g.sum.sources) sum.add(s);
-      sum.mixed = sum.mixed || g.sum.mixed;
+      take(g.sum);
       for (const CrossRole& further : g.sum.merged) open.emplace_back(further, g.role);
     }
   }
