@@ -38,9 +38,6 @@ void permit([[maybe_unused]] std::byte* at, [[maybe_unused]] int64_t bytes) {
 #endif
 }
 
-/// What a buffer takes in its arena: in host memory whole blocks, which can travel to a drive as they are.
-int64_t extent(Space space, int64_t bytes) { return space == Space::kHost ? whole_blocks(bytes) : bytes; }
-
 void fill_with_poison(std::byte* at, int64_t bytes) {
   for (int64_t i = 0; i + 4 <= bytes; i += 4) std::memcpy(at + i, &kPoison, 4);
 }
@@ -96,10 +93,16 @@ std::byte* Arena::at(Space space, int64_t offset) const {
   return storage ? storage.get() + offset : nullptr;
 }
 
+int64_t Arena::extent(Space space, int64_t offset, int64_t bytes) const {
+  const int64_t whole = whole_blocks(bytes);
+  const bool has_blocks = space == Space::kHost && offset % kBlockBytes == 0 && offset + whole <= this->bytes(space);
+  return has_blocks ? whole : bytes;
+}
+
 void Arena::allocate(Space space, int64_t offset, int64_t bytes) {
   std::byte* p = at(space, offset);
   if (p == nullptr) return;
-  bytes = extent(space, bytes);
+  bytes = extent(space, offset, bytes);
   SHARDLAB_CHECK(offset >= 0 && offset + bytes <= bytes_[index_of(space)], "a buffer at {} of {} bytes lies outside an arena of {}",
                  offset, bytes, bytes_[index_of(space)]);
   if (!own(space)) {
@@ -113,7 +116,7 @@ void Arena::allocate(Space space, int64_t offset, int64_t bytes) {
 void Arena::free(Space space, int64_t offset, int64_t bytes) {
   std::byte* p = at(space, offset);
   if (p == nullptr) return;
-  bytes = extent(space, bytes);
+  bytes = extent(space, offset, bytes);
   if (!own(space)) {
     if (options_.poison) options_.device->fill(p, kPoisonByte, bytes, 0);
     return;

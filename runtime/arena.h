@@ -52,6 +52,8 @@ class Arena {
   int64_t bytes(Space space) const { return bytes_[static_cast<size_t>(space)]; }
 
  private:
+  /// What a buffer takes: in host memory, where it was placed by blocks, whole ones, which travel to a drive as they are.
+  int64_t extent(Space space, int64_t offset, int64_t bytes) const;
   /// Whether the space is this process's own, to be filled and guarded by hand.
   bool own(Space space) const { return options_.device == nullptr && storage_[static_cast<size_t>(space)] != nullptr; }
 
