@@ -36,7 +36,7 @@ TEST_CASE("a sweep of another framework is predicted by closed forms, with no pl
                     "version: 1\nname: many\nresolution: analytic\nmode: simulate\nprofile: megatron\n"
                     "model: llama-3.1-8b\nmachine: {preset: hgx-h100-ndr, nodes: 8}\n"
                     "train: {seq_len: 4096, global_batch_tokens: 4Mi, precision: bf16}\n"
-                    "axes:\n  tp: [1, 2, 4, 8, 16]\n  pp: [1, 2, 4]\n  zero: [0, 1, 3]\n  micro_batch: [1, 2, 4]\n"
+                    "axes:\n  tp: [1, 2, 4, 8, 64]\n  pp: [1, 2, 4]\n  zero: [0, 1, 3]\n  micro_batch: [1, 2, 4]\n"
                     "  recompute: [none, selective, full]\n  sequence_parallel: [false, true]\n");
   const Output o = shardlab_program(scratch, "run " + sweep + " --out " + (scratch / "run"));
   INFO(o.err);
@@ -59,8 +59,8 @@ TEST_CASE("a sweep of another framework is predicted by closed forms, with no pl
   }
   CHECK(statuses["ok"] > 100);
   CHECK(statuses["oom"] > 10);
-  CHECK(statuses["refused"] > 100);  // 8 kv heads are no multiple of 16
-  CHECK(rows.at("tp=16 pp=1 zero=0 micro_batch=1 recompute=none sequence_parallel=false").at("reason").find("tp 16") !=
+  CHECK(statuses["refused"] > 100);  // 32 heads are not cut by 64
+  CHECK(rows.at("tp=64 pp=1 zero=0 micro_batch=1 recompute=none sequence_parallel=false").at("reason").find("tp 64") !=
         std::string::npos);
   for (const auto& entry : fs::directory_iterator(scratch / "run")) CHECK(!entry.is_directory());
 }
