@@ -55,6 +55,7 @@ struct Rank {
   std::vector<int32_t> completed;      ///< instructions by stream
   std::vector<int32_t> launch_number;  ///< by instruction: how many ops the host launches up to and with it
   int first_stream = 0;                ///< index of its stream 0 in the list of all
+  std::vector<TraceEvent> events;      ///< by end
   double end = 0;
 };
 
@@ -156,6 +157,7 @@ class Simulation {
     int32_t launched = 0;
     for (const Instruction& i : r.program->instructions)
       r.launch_number.push_back(i.kind == Instruction::Kind::kRun ? ++launched : launched);
+    r.events.reserve(static_cast<size_t>(launched));
     r.first_stream = static_cast<int>(streams_.size());
     for (size_t s = 0; s < r.program->streams.size(); ++s) {
       Stream stream;
@@ -413,7 +415,7 @@ class Simulation {
     e.end = now_;
     e.peer_wait = peer_wait;
     e.sent_bytes = sent_bytes;
-    events_.push_back(e);
+    rank_of(s).events.push_back(e);
   }
 
   void check_finished() {
@@ -431,10 +433,15 @@ class Simulation {
     trace.world_size = plan_.mesh.world_size();
     trace.steps = 1;
     trace.streams = plan_.streams;
-    trace.events = std::move(events_);
-    std::stable_sort(trace.events.begin(), trace.events.end(), [](const TraceEvent& a, const TraceEvent& b) {
-      return std::tie(a.rank, a.begin, a.instruction) < std::tie(b.rank, b.begin, b.instruction);
-    });
+    size_t events = 0;
+    for (const Rank& r : ranks_) events += r.events.size();
+    trace.events.reserve(events);
+    for (Rank& r : ranks_) {
+      std::stable_sort(r.events.begin(), r.events.end(), [](const TraceEvent& a, const TraceEvent& b) {
+        return std::tie(a.begin, a.instruction) < std::tie(b.begin, b.instruction);
+      });
+      trace.events.insert(trace.events.end(), r.events.begin(), r.events.end());
+    }
     for (int rank = 0; rank < trace.world_size; ++rank)
       trace.step_interval.push_back({0, ranks_[static_cast<size_t>(simulated_.index_of(rank))].end});
     return trace;
@@ -457,7 +464,6 @@ class Simulation {
   double now_ = 0;
   std::optional<DeviceSharing> sharing_;  ///< of the ranks' devices; its tasks are numbered as `streams_`
   std::vector<DeviceSharing::Part> parts_;
-  std::vector<TraceEvent> events_;
 };
 
 }  // namespace
