@@ -307,6 +307,9 @@ Result<void> check_compression(const Case& c) {
   if (!(c.checkpoint == Checkpointing{}))
     return refusal(what + " with checkpoint: the errors belong to ranks and buckets, and no other layout could take them up",
                    "leave checkpoint out, or set compression.kind: none");
+  if (c.layout.pp > 1 && c.model.tied_embeddings)
+    return refusal(fmt::format("{} with pp={} and tied embeddings: the table's gradient is a sum over two stages", what, c.layout.pp),
+                   "set tied_embeddings: false, or pp: 1");
   if (k.kind == CompressionKind::kInt8 && k.bits != 8 && k.bits != 4)
     return refusal(fmt::format("{} with compression.bits={}", what, k.bits), "use 8 or 4");
   if (k.kind == CompressionKind::kPowerSgd && k.rank < 1)

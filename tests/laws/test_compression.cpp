@@ -41,6 +41,7 @@ std::vector<Case> compressed_cases() {
     if (i / 2 % 3 == 1) c.train.precision = "bf16";
     if (i / 2 % 3 == 2) c.train.clip_norm = 1;
     if (c.layout.compression.kind == CompressionKind::kPowerSgd) c.layout.tp = 1;
+    if (c.layout.pp > 1) c.model.tied_embeddings = false;
     if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
     c.name += " " + std::string(name_of(c.layout.compression.kind)) + " " + c.train.precision;
     all.push_back(std::move(c));
