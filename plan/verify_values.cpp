@@ -287,7 +287,7 @@ class Replay {
   }
   CrossRole message_key(CommId comm, int from, int to) { return {comm.value, from, to, messages_[{comm.value, from, to}]++}; }
   void demand(const Act& act, const Piece& p, bool complete);
-  int64_t elements_over_ranks(const Piece& p, const Region& at) const;
+  int64_t elements_over_ranks(const Piece& p, const Region& at, const Type& read_as) const;
   void check_norm(const Act& act, const Kernel& kernel);
 
   Language& language_;
@@ -758,7 +758,7 @@ void Replay::play_sum(const Act& act) {
         last = p.sum;
       }
       if (norm) {
-        if (p.parameter >= 0) sum.normed[p.parameter] += elements_over_ranks(p, at);
+        if (p.parameter >= 0) sum.normed[p.parameter] += elements_over_ranks(p, at, segment_->slots[static_cast<size_t>(act.reads[i])].type);
         return demand(act, p, true);
       }
       if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);
@@ -945,11 +945,14 @@ void Replay::play_add(const Act& act) {
 }
 
 /// Elements of a piece within a region, counted over the ranks that share its tensor out.
-int64_t Replay::elements_over_ranks(const Piece& p, const Region& at) const {
+int64_t Replay::elements_over_ranks(const Piece& p, const Region& at, const Type& read_as) const {
   const Type& type = language_.types.value_type(p.value_type);
   int64_t n = std::min(p.end, at.end) - std::max(p.begin, at.begin);
-  for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
-    if (type.place[a].is_shard() && !at.shard.contains(static_cast<int>(a))) n *= plan_.mesh.axes[a].size;
+  for (size_t a = 0; a < plan_.mesh.axes.size(); ++a) {
+    // What was written as a bucket of several gradients is cut as the view says by which it is read.
+    const Placement& place = type.place[a].kind == Place::kLocal ? read_as.place[a] : type.place[a];
+    if (place.is_shard() && !at.shard.contains(static_cast<int>(a))) n *= plan_.mesh.axes[a].size;
+  }
   return n;
 }
 
