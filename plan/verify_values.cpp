@@ -751,7 +751,7 @@ void Replay::play_sum(const Act& act) {
     for_pieces(at, [&](const Piece& p) {
       if (by_kernel && p.sum >= 0) {
         sum.mixed = sum.mixed || (parameter >= 0 && p.parameter >= 0 && parameter != p.parameter);
-        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand(act, p, false);  // the last to see what lies where
+        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand(act, p, true);  // the last to see what lies where
         parameter = p.parameter >= 0 ? p.parameter : parameter;
         // What a kernel wrote at once stands as a whole in each piece that it wrote: one for each parameter there, and the padding.
         if (last >= 0 && sums_[static_cast<size_t>(p.sum)].sources == sums_[static_cast<size_t>(last)].sources) return;

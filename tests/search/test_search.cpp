@@ -184,7 +184,7 @@ class StopAfter final : public Watcher {
   explicit StopAfter(int calls) : left_(calls) {}
   bool going(const Counts& counts, std::span<const Candidate> best) override {
     evaluated = counts.evaluated, had_answer = !best.empty();
-    return --left_ > 0;
+    return best.empty() || --left_ > 0;  // some way beyond the first answer
   }
   int64_t evaluated = 0;
   bool had_answer = false;

@@ -150,7 +150,8 @@ class BackwardMutator {
       const Op* op = std::get_if<Op>(&step);
       return op != nullptr && phase_of(op->work) != Phase::kNone && !std::holds_alternative<Kernel>(op->work);
     });
-    if (!forward_or_back) return;
+    // A compression's products run once a step, each call on state of its own: exchanged, that is another name for the same.
+    if (!forward_or_back || call.micro_batch < 0) return;
     for (size_t at = i + 1; at < program.size(); ++at) {
       const Call* other = std::get_if<Call>(&program[at]);
       if (other == nullptr || other->segment != call.segment) continue;
