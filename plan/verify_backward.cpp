@@ -266,6 +266,7 @@ class Replay {
   /// What a backward operand is, against what it must be; the gradient that it adds to the result, if it does.
   void check_operand(const Act& act, size_t i, int32_t node, std::optional<uint64_t>& sum);
   void check_gradient(const Act& act, size_t i, int32_t node);
+  void check_parameters(const Act& act, int32_t node);
   void check_same(const Act& act, size_t i, const Held& noted, std::string_view which);
   void check_settings(const Act& act, int32_t node);
 
@@ -573,11 +574,26 @@ void Replay::play_backward(const Act& act) {
     return;
   }
   check_settings(act, node);
+  if (phase_of(act.op->work) == Phase::kW) check_parameters(act, node);
   std::optional<uint64_t> sum = ChainRule::term_of(node);
   for (size_t i = 0; i < std::min(act.reads.size(), act.sources.size()); ++i) check_operand(act, i, node, sum);
   for (const int32_t slot : act.writes) {
     const bool slice = script_->slots[static_cast<size_t>(slot)].slice;
     if (slice) write(slot, sum ? Held{Held::Kind::kGradient, *sum, 0} : Held{});
+  }
+}
+
+/// The n-th result of an op of phase W is kept where the gradient of the n-th parameter of the forward op is.
+void Replay::check_parameters(const Act& act, int32_t node) {
+  size_t w = 0;
+  for (size_t i = 0; i < rule_.node(node).reads && w < act.writes.size(); ++i) {
+    const Held& noted = rule_.read(node, i);
+    if (noted.kind != Held::Kind::kParameter) continue;
+    const Held kept = parameter_at(region(act.writes[w]));
+    if (kept.kind == Held::Kind::kParameter && kept.what != noted.what)
+      fault(Rule::kGradients, act, "writes %{}, which belongs to {}, and the forward op of this label read {}", name(act.writes[w]),
+            plan_.parameters[kept.what].name, plan_.parameters[noted.what].name);
+    ++w;
   }
 }
 

@@ -156,7 +156,9 @@ class BackwardMutator {
       const Call* other = std::get_if<Call>(&program[at]);
       if (other == nullptr || other->segment != call.segment) continue;
       for (size_t slot = 0; slot < segment.slots.size(); ++slot) {
-        if (!call.binding[slot] || segment.slots[slot].type.micro == Micro::kSum || !is_input(segment, slot)) continue;
+        // A compression's own state between steps (errors, bases) is what its kernels make of it.
+        const bool followed = segment.slots[slot].type.micro == Micro::kSlice || segment.slots[slot].cls == BufferClass::kParameter;
+        if (!call.binding[slot] || !followed || !is_input(segment, slot)) continue;
         const char* kind = segment.slots[slot].cls == BufferClass::kParameter ? "exchanged parameter" : "exchanged value";
         if (call.binding[slot] == other->binding[slot]) {
           jury_.equivalent(kind);

@@ -116,12 +116,38 @@ class Mutator {
     return true;
   }
 
-  static bool made_by_unknown_kernel(const Segment& segment, SlotId slot) {
+  /// A kernel that the core does not know writes the slot, or, in another segment, the storage that it is bound to.
+  bool made_by_unknown_kernel(size_t s, SlotId slot) const {
+    if (kernel_writes(plan_->segments[s], [&](SlotId w) { return w == slot; })) return true;
+    const SlotId own = root_slot(plan_->segments[s], slot);
+    for (size_t r = 0; r < plan_->roles.size(); ++r)
+      for (const Item& item : plan_->roles[r].program) {
+        const Call* call = std::get_if<Call>(&item);
+        if (call == nullptr || call->segment.index() != s || !call->binding[own.index()]) continue;
+        if (kernel_writes_buffer(r, root_of(r, call->binding[own.index()]))) return true;
+      }
+    return false;
+  }
+
+  bool kernel_writes_buffer(size_t r, int32_t buffer) const {
+    return std::ranges::any_of(plan_->roles[r].program, [&](const Item& item) {
+      const Call* call = std::get_if<Call>(&item);
+      if (call == nullptr) return false;
+      const Segment& segment = plan_->segments[call->segment.index()];
+      return kernel_writes(segment, [&](SlotId w) {
+        const BufferId bound = call->binding[root_slot(segment, w).index()];
+        return bound && root_of(r, bound) == buffer;
+      });
+    });
+  }
+
+  template <class F>
+  static bool kernel_writes(const Segment& segment, const F& is_it) {
     return std::ranges::any_of(segment.steps, [&](const Step& step) {
       const Op* op = std::get_if<Op>(&step);
       const Kernel* kernel = op == nullptr ? nullptr : std::get_if<Kernel>(&op->work);
       if (kernel == nullptr || (kernel->rule != Kernel::Rule::kOpaque && kernel->rule != Kernel::Rule::kTrusted)) return false;
-      return std::ranges::find(op->writes, slot) != op->writes.end();
+      return std::ranges::any_of(op->writes, is_it);
     });
   }
 
@@ -148,7 +174,7 @@ class Mutator {
           judge("wrong axis", place + " over " + plan_->comms[other].name,
                 [&](Plan& p) { std::get<Collective>(edit(p).work).comm = id; });
       }
-      if (c->kind == CollectiveKind::kAllReduce && made_by_unknown_kernel(plan_->segments[s], op.reads[0]))
+      if (c->kind == CollectiveKind::kAllReduce && made_by_unknown_kernel(s, op.reads[0]))
         equivalent("sum for maximum");
       else if (c->kind == CollectiveKind::kAllReduce)
         judge("sum for maximum", place, [&](Plan& p) {
