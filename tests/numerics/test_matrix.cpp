@@ -105,7 +105,8 @@ std::string differences(const Case& config, const Expected<float>& want, const T
   const auto note = [&](const std::string& line) { text += line.empty() ? "" : line + "\n"; };
   note(first_difference("loss", want.losses, have.losses));
   note(first_difference("validation loss", {&want.validation_loss, 1}, {&have.validation_loss, 1}));
-  note(norm_difference(config.train.grad_norm || config.train.clip_norm > 0 ? want.squared_norms : std::vector<double>{}, have.squared_norms));
+  const bool norms = config.train.grad_norm || config.train.clip_norm > 0 || config.train.guard.spike != GuardAction::kNone;
+  note(norm_difference(norms ? want.squared_norms : std::vector<double>{}, have.squared_norms));
   for (const auto& [name, values] : want.parameters) {
     const auto found = have.parameters.find(name);
     note(found == have.parameters.end() ? name + " is missing" : first_difference(name, values, found->second));
