@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 #include "plan/base/world_error.h"
 #include "plan/runnable.h"
+#include "plan/verify.h"
 #include "plan/wire.h"
 #include "plan/work.h"
 #include "reports/format.h"
@@ -21,10 +22,30 @@
 
 namespace shardlab {
 
+namespace {
+
+/// Rule 5 of `verify`, on the programs that will run: their waits were derived after it.
+Result<void> check_order(const PlacedPlan& placed) {
+  for (const Program& program : placed.programs) {
+    const auto unordered = find_unordered(*placed.plan, program);
+    if (unordered.empty()) continue;
+    const Finding& first = unordered.front();
+    return Error{ExitCode::kBug,
+                 fmt::format("plan `{}`: stage {}: {}: {}", placed.plan->name, program.role, first.op, first.message),
+                 "this plan was not run: its streams do not wait for one another as they must, which is a bug of shardlab's",
+                 {}};
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<PlacedPlan> prepare(const Case& config) {
   auto plan = lower(config);
   if (!plan.ok()) return plan.error();
-  return place(std::move(*plan));
+  PlacedPlan placed = place(std::move(*plan));
+  SHARDLAB_TRY(check_order(placed));
+  return placed;
 }
 
 int64_t largest_arena(const PlacedPlan& placed) {

@@ -65,6 +65,8 @@ TEST_CASE("quickstart covers every strategy on 1, 2, 4 and 8 ranks with one glob
     note(l.zero == 2, "zero 2");
     note(l.zero == 3, "zero 3");
     note(l.hybrid_shard > 0, "hybrid shard");
+    note(l.offload.activations != OffloadTo::kNone, "offload of activations");
+    note(l.offload.optimizer != OffloadTo::kNone, "offload of the optimizer");
     note(l.tp == 2, "tp 2");
     note(l.tp == 4, "tp 4");
     note(l.schedule == Schedule::kAfab, "afab");
@@ -78,9 +80,26 @@ TEST_CASE("quickstart covers every strategy on 1, 2, 4 and 8 ranks with one glob
   CHECK(worlds == std::set<int>{1, 2, 4, 8});
   CHECK(batches.size() == 1);
   CHECK(seeds.size() == 1);
-  CHECK(covered == std::set<std::string>{"single", "dp naive", "dp bucketed", "dp overlap", "accumulation", "zero 1", "zero 2",
-                                         "zero 3", "hybrid shard", "tp 2", "tp 4", "afab", "1f1b", "recompute", "3-D",
-                                         "zero 1 across tied stages", "llama", "gpt"});
+  CHECK(covered == std::set<std::string>{"single",
+                                         "dp naive",
+                                         "dp bucketed",
+                                         "dp overlap",
+                                         "accumulation",
+                                         "zero 1",
+                                         "zero 2",
+                                         "zero 3",
+                                         "hybrid shard",
+                                         "offload of activations",
+                                         "offload of the optimizer",
+                                         "tp 2",
+                                         "tp 4",
+                                         "afab",
+                                         "1f1b",
+                                         "recompute",
+                                         "3-D",
+                                         "zero 1 across tied stages",
+                                         "llama",
+                                         "gpt"});
 }
 
 TEST_CASE("the claims load, each with points to run and sentences to test") {
