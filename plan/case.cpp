@@ -308,8 +308,9 @@ Result<void> check_compression(const Case& c) {
     return refusal(what + " with checkpoint: the errors belong to ranks and buckets, and no other layout could take them up",
                    "leave checkpoint out, or set compression.kind: none");
   if (c.layout.pp > 1 && c.model.tied_embeddings)
-    return refusal(fmt::format("{} with pp={} and tied embeddings: the table's gradient is a sum over two stages", what, c.layout.pp),
-                   "set tied_embeddings: false, or pp: 1");
+    return refusal(
+        fmt::format("{} with pp={} and tied embeddings: the table's gradient is a sum over two stages", what, c.layout.pp),
+        "set tied_embeddings: false, or pp: 1");
   if (k.kind == CompressionKind::kInt8 && k.bits != 8 && k.bits != 4)
     return refusal(fmt::format("{} with compression.bits={}", what, k.bits), "use 8 or 4");
   if (k.kind == CompressionKind::kPowerSgd && k.rank < 1)
@@ -412,6 +413,29 @@ Result<void> check_loss_scale(const Train& t) {
   return {};
 }
 
+/// A setting of a technique that is off would change the case's id and nothing else: what is asked for and not done is refused.
+Result<void> check_unused(const Case& c) {
+  const Layout& l = c.layout;
+  const auto unused = [](std::string_view settings, std::string_view without, std::string_view remedy) {
+    return refusal(fmt::format("{} without {}: they would change nothing", settings, without),
+                   fmt::format("{}, or leave them out (in a sweep `when` sets them where they count)", remedy));
+  };
+  Compression compression = l.compression;
+  compression.kind = CompressionKind::kNone;
+  if (l.compression.kind == CompressionKind::kNone && !(compression == Compression{}))
+    return unused("settings of compression", "compression.kind", "name a compression.kind");
+  if (l.diloco.steps == 0 && !(l.diloco == Diloco{})) return unused("settings of diloco", "diloco.steps", "set diloco.steps");
+  if (l.parameter_server.servers == 0 && !(l.parameter_server == ParameterServer{}))
+    return unused("settings of parameter_server", "parameter_server.servers", "set parameter_server.servers");
+  if (l.offload.delayed_update && l.offload.optimizer == OffloadTo::kNone)
+    return unused("offload.delayed_update", "offload.optimizer", "set offload.optimizer: cpu");
+  if (c.train.precision != "fp8" && c.train.fp8_scaling != Train{}.fp8_scaling)
+    return unused("fp8_scaling", "precision: fp8", "set precision: fp8");
+  if (!c.train.guard.any() && !(c.train.guard == Guard{}))
+    return unused("settings of guard", "guard.nonfinite and guard.spike", "set one of them to skip or stop");
+  return {};
+}
+
 Result<void> check_guard(const Case& c) {
   const Guard& g = c.train.guard;
   if (!g.any()) return {};
@@ -506,6 +530,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_optimizer(c.train));
   SHARDLAB_TRY(check_loss_scale(c.train));
   SHARDLAB_TRY(check_guard(c));
+  SHARDLAB_TRY(check_unused(c));
   SHARDLAB_TRY(check_checkpoint(c));
   return check_canonical(c);
 }

@@ -172,6 +172,10 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("dp: 1\nmicro_batch: 1G\nseq_len: 1G\n")).find("come to more than can be counted") != std::string::npos);
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, cores: 0}\n") ==
         "machine.cores=0 on a local machine: its ranks run on cores");
+  CHECK(reason(small("layout: {compression: {k: 0.5}}\n")) ==
+        "settings of compression without compression.kind: they would change nothing");
+  CHECK(reason(small("guard: {window: 5}\n")) ==
+        "settings of guard without guard.nonfinite and guard.spike: they would change nothing");
   CHECK(reason(small("precision: fp8\n")) == "precision=fp8 is not implemented in this version");
   CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
   CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute of `attn`, which is no sub-layer that can be made again by itself");
