@@ -12,7 +12,7 @@ namespace {
 class Meetings {
  public:
   Meetings(const Plan& plan, const Program& program, const SimulatedRanks& simulated, int rank)
-      : plan_(plan), program_(program), simulated_(simulated), rank_(rank) {
+      : program_(program), simulated_(simulated), rank_(rank) {
     for (const Comm& comm : plan.comms) groups_.push_back(group_of(plan.mesh, comm, rank));
   }
 
@@ -63,7 +63,6 @@ class Meetings {
     return sent_[i.op] = bytes_of(full->dtype, elements);
   }
 
-  const Plan& plan_;
   const Program& program_;
   const SimulatedRanks& simulated_;
   int rank_;

@@ -100,9 +100,11 @@ TEST_CASE("linear: F, I, W and the bias's gradient") {
       REQUIRE_SAME(reference::linear(x, w, &bias, b * s, in, out), y);
       REQUIRE_SAME(reference::linear_input(dy, w, b * s, in, out), dx);
       REQUIRE_SAME(
-          tree_of(b, [&](int64_t n) { return reference::linear_weight(part(x, n, s * in), part(dy, n, s * out), s, in, out); }),
+          tree_of(b, [&, s = s, in = in, out = out](
+                         int64_t n) { return reference::linear_weight(part(x, n, s * in), part(dy, n, s * out), s, in, out); }),
           dw);
-      REQUIRE_SAME(tree_of(b, [&](int64_t n) { return reference::bias_gradient(part(dy, n, s * out), s, out); }), dbias);
+      REQUIRE_SAME(tree_of(b, [&, s = s, out = out](int64_t n) { return reference::bias_gradient(part(dy, n, s * out), s, out); }),
+                   dbias);
     }
   });
 }

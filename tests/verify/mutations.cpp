@@ -309,7 +309,7 @@ class Mutator {
       if (call == nullptr) continue;
       if (const Send* send = only_work<Send>(*call)) {
         if (last_send < program.size() && only_work<Send>(std::get<Call>(program[last_send]))->comm == send->comm)
-          judge("swapped sends", fmt::format("stage {} item {}", r, i), [=, this](Plan& p) { move_item(p, r, last_send, i); });
+          judge("swapped sends", fmt::format("stage {} item {}", r, i), [=](Plan& p) { move_item(p, r, last_send, i); });
         last_send = i;
       }
       if (updates(*call)) stale_parameter(r, i);
