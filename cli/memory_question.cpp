@@ -225,6 +225,7 @@ whatif::Answer from_closed_form(const MemoryQuestion& q) {
 Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
   const auto placed = prepare(q.config);
   if (!placed.ok()) return placed.error();
+  answer.packed = true;
   for (StageAnswer& s : answer.stages) {
     const MemoryPeak peak = memory_peak(*placed->plan, s.stage)[static_cast<size_t>(Space::kDevice)];
     SHARDLAB_CHECK(peak.peak_bytes == s.live(), "stage {}: the plan's peak is {}, the closed form's {}", s.stage, peak.peak_bytes,
@@ -236,7 +237,7 @@ Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
   return {};
 }
 
-/// What packing an arena adds to the live peak stays below this share: tests/cli/test_memory.cpp holds plans to it.
+/// What packing an arena adds to the live peak stays below this share.
 constexpr double kPacking = 0.05;
 
 Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerOptions& options) {
@@ -287,10 +288,9 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
         "live bytes are those of the plan that `shardlab run` executes: every buffer rounded up to 64 bytes, summed over what is "
         "live "
         "at the peak");
-    const bool packed = std::ranges::any_of(answer.stages, [](const StageAnswer& s) { return s.of(ItemGroup::kReserved) != 0; });
     list.emplace_back(
-        packed ? "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets"
-               : "reserved is the live peak: what packing adds where the plan is large is not counted (--plan counts it)");
+        answer.packed ? "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets"
+                      : "reserved is the live peak: what packing adds where the plan is large is not counted (--plan counts it)");
     list.emplace_back(q.config.train.precision == "fp32"
                           ? "fp32 everywhere: parameters, gradients, optimizer state and activations have 4 bytes an element"
                           : fmt::format("{} parameters and activations of 2 bytes an element, fp32 master weights and moments",
