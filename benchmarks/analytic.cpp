@@ -53,12 +53,12 @@ void each_point(const Visit& visit) {
               for (const int tensor_overlap : {0, 1}) {
                 read(recompute, &p.recompute);
                 p.sequence_parallel = parallel, p.tensor_overlap = static_cast<int8_t>(tensor_overlap);
-                for (int schedule = 0; schedule < 12; ++schedule)
-                  for (int vpp = 1; vpp <= 12; vpp = vpp == 1 ? 2 : vpp + 2)
-                    for (int zero = 0; zero <= 3; ++zero)
-                      for (const int overlap : {0, 1})
-                        for (const Medium optimizer : {Medium::kDevice, Medium::kCpu})
-                          for (const Medium activations : {Medium::kDevice, Medium::kCpu}) {
+                for (int zero = 0; zero <= 3; ++zero)
+                  for (const int overlap : {0, 1})
+                    for (const Medium optimizer : {Medium::kDevice, Medium::kCpu})
+                      for (const Medium activations : {Medium::kDevice, Medium::kCpu})
+                        for (int schedule = 0; schedule < 12; ++schedule)
+                          for (int vpp = 1; vpp <= 12; vpp = vpp == 1 ? 2 : vpp + 2) {
                             p.schedule = static_cast<Schedule>(schedule), p.vpp = vpp, p.zero = zero;
                             p.overlap = static_cast<int8_t>(overlap), p.offload_optimizer = optimizer,
                             p.offload_activations = activations;

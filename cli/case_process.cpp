@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,10 +29,13 @@ constexpr int kTraceRanks = 64;
 
 /// Starts `program measure-case directory` in a process group of its own, its output in the case's log.
 pid_t start_child(const std::string& program, const CaseFiles& files) {
+  const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) throw WorldError("cannot start a process for the case", "fewer cases at once, or more memory");
   if (child > 0) return child;
   setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a case does not outlive the run that wanted it, however that ended
+  if (getppid() != parent) _exit(static_cast<int>(ExitCode::kEnvironment));
   const int log = open(files.log().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
   if (log >= 0) {
     dup2(log, STDOUT_FILENO);
@@ -83,7 +87,8 @@ std::string how_it_ended(int status, const CaseFiles& files) {
 }
 
 CaseOutcome refused(CaseOutcome outcome, const Error& error) {
-  outcome.status = error.code == ExitCode::kNo ? Status::kOom : Status::kRefused;
+  // A plan that does not verify is no illegal layout but a bug of ours.
+  outcome.status = error.code == ExitCode::kNo ? Status::kOom : error.code == ExitCode::kBug ? Status::kFailed : Status::kRefused;
   outcome.reason = error.hint.empty() ? error.message : error.message + "; " + error.hint;
   return outcome;
 }
@@ -127,7 +132,10 @@ CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
   if (!placed.ok()) return refused(std::move(outcome), placed.error());
 
   const CaseFiles files{directory_ + "/" + outcome.case_id};
-  std::filesystem::create_directories(files.directory);
+  std::error_code failure;
+  std::filesystem::create_directories(files.directory, failure);
+  if (failure)
+    throw WorldError(fmt::format("{}: {}", files.directory, failure.message()), "give the case a folder that can be made");
   write_file_atomically(files.config(), to_yaml(config));
   write_file_atomically(files.plan(), print(*placed->plan));
   if (mode != Mode::kMeasure) {

@@ -12,6 +12,7 @@
 
 #include "cli/environment.h"
 #include "kernels/kernels.h"
+#include "plan/base/files.h"
 #include "sweeps/machines.h"
 #include "sweeps/values.h"
 
@@ -45,7 +46,7 @@ std::string default_machine_file() {
 }
 
 Result<Machine> load_local_machine(const std::string& path) {
-  if (!std::filesystem::exists(path))
+  if (!is_there(path))
     return Error{ExitCode::kUsage,
                  fmt::format("this machine is not calibrated: there is no {}", path),
                  "run `shardlab calibrate` (about a minute), or name a machine file with --machine-file",

@@ -7,6 +7,7 @@
 #include "cli/environment.h"
 #include "cli/verbs.h"
 #include "kernels/kernels.h"
+#include "plan/base/files.h"
 #include "profiler/gpu/nvml.h"
 #include "profiler/gpu/recorder.h"
 #include "profiler/process.h"
@@ -63,7 +64,7 @@ std::vector<Check> cuda_checks() {
 
 Check calibration() {
   const std::string path = default_machine_file();
-  if (!std::filesystem::exists(path)) return {"calibration", "none", "run `shardlab calibrate` (about a minute)"};
+  if (!is_there(path)) return {"calibration", "none", "run `shardlab calibrate` (about a minute)"};
   const auto machine = load_local_machine(path);
   if (!machine.ok()) return {"calibration", "unreadable: " + machine.error().message, "run `shardlab calibrate` again"};
   return {"calibration",

@@ -3,6 +3,7 @@
 
 #include "cli/common.h"
 #include "cli/lists.h"
+#include "cli/pairs.h"
 #include "cli/verbs.h"
 #include "strategies/catalogue.h"
 #include "sweeps/machines.h"
@@ -13,6 +14,7 @@ namespace {
 
 struct ListFlags {
   std::string name, format;
+  bool pairs = false;
 };
 
 std::vector<Value> model_row(const Model& m) {
@@ -142,7 +144,15 @@ Result<ExitCode> show_machine(const ListFlags& flags) {
 Result<ExitCode> list_strategies(const ListFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
-  print(strategy_table(), *format);
+  if (!flags.pairs) {
+    print(strategy_table(), *format);
+  } else if (*format == TableFormat::kJson || *format == TableFormat::kCsv) {
+    print(pair_list(), *format);
+  } else {
+    print(pair_matrix(), *format);
+    fmt::print("\n");
+    print(refused_pairs(), *format);
+  }
   return ExitCode::kDone;
 }
 
@@ -153,6 +163,7 @@ void add_handler(CLI::App& parent, const char* name, const char* help, const cha
   auto flags = std::make_shared<ListFlags>();
   flags->format = "table";
   if (argument != nullptr) verb->add_option("name", flags->name, argument)->required();
+  if (handler == list_strategies) verb->add_flag("--pairs", flags->pairs, "which of them go together, and why others do not");
   add_format(*verb, flags->format);
   verb->callback([&action, flags, handler] { action = [flags, handler] { return handler(*flags); }; });
 }

@@ -62,7 +62,7 @@ int run(int argc, char** argv) {
   app.footer(kFooter);
   Action action;
   for (const auto add : {add_run, add_report, add_memory, add_plan, add_diff, add_explain, add_calibrate, add_model, add_machine,
-                         add_validate, add_strategies, add_doctor, add_measure_case})
+                         add_search, add_validate, add_strategies, add_doctor, add_measure_case})
     add(app, action, invocation);
   if (argc > 1 && argv[1][0] != '-')
     if (const auto known = check_verb(app, argv[1]); !known.ok()) return report(known.error());
@@ -79,7 +79,19 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  using shardlab::ExitCode;
   try {
     return run(argc, argv);
-  } catch (const shardlab::WorldError& error) { return report({shardlab::ExitCode::kEnvironment, error.what(), error.hint(), {}}); }
+  } catch (const shardlab::WorldError& error) {
+    return report({ExitCode::kEnvironment, error.what(), error.hint(), {}});
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report({ExitCode::kEnvironment, error.what(), "check the path, its permissions and the room on its disk", {}});
+  } catch (const std::bad_alloc&) {
+    return report({ExitCode::kEnvironment, "out of memory", "close other programs, or ask for less at once", {}});
+  } catch (const std::exception& error) {
+    return report({ExitCode::kBug,
+                   fmt::format("unexpected: {}", error.what()),
+                   "this is a bug of shardlab's: please report the command",
+                   {}});
+  }
 }

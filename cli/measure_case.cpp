@@ -22,7 +22,7 @@ Result<ExitCode> measure_case(const std::string& directory) {
   if (!placed.ok()) return placed.error();
   Case training = *config;
   if (training.checkpoint.save_every > 0 && training.checkpoint.folder.empty()) training.checkpoint.folder = files.checkpoints();
-  auto executed = execute_case(training, *placed);
+  auto executed = execute_case(training, *placed, directory);
   if (!executed.ok()) return executed.error();
 
   CaseOutcome outcome;

@@ -9,6 +9,8 @@
 #include "cli/environment.h"
 #include "cli/execution.h"
 #include "kernels/kernels.h"
+#include "plan/base/world_error.h"
+#include "plan/runnable.h"
 #include "plan/wire.h"
 #include "plan/work.h"
 #include "reports/format.h"
@@ -31,18 +33,36 @@ int64_t largest_arena(const PlacedPlan& placed) {
   return most;
 }
 
+namespace {
+
+/// What this case has not yet done to need less, the cheapest in time first.
+std::string what_saves_memory(const Case& c) {
+  const Layout& l = c.layout;
+  std::vector<std::string> ways;
+  if (l.dp > 1 && l.zero < 3) ways.push_back(fmt::format("zero: {}", l.zero + 1));
+  if (l.recompute == Recompute::kNone) ways.push_back("recompute: selective");
+  if (c.train.micro_batch > 1) ways.push_back("a smaller micro_batch");
+  if (l.recompute != Recompute::kFull) ways.push_back("recompute: full");
+  ways.push_back("more tp or pp");
+  std::string text = ways.front();
+  for (size_t i = 1; i < ways.size(); ++i) text += (i + 1 == ways.size() ? " or " : ", ") + ways[i];
+  return text;
+}
+
+}  // namespace
+
 Result<void> fits(const Case& config, const PlacedPlan& placed) {
   const int64_t need = largest_arena(placed), have = memory_per_rank(config);
   if (have <= 0 || need <= have) return {};
   return Error{
       ExitCode::kNo,
       fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
-      config.layout.recompute == Recompute::kFull ? "try a smaller micro_batch, more tp or pp, or zero: 3"
-                                                  : "try recompute: full, a smaller micro_batch, more tp or pp, or zero: 1",
+      "try " + what_saves_memory(config),
       {}};
 }
 
 Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
+  SHARDLAB_TRY(check_runnable(*placed.plan));
   auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
   return predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
@@ -167,7 +187,9 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
   }
   const MemoryReading after = execution.memory();
   m.resident_bytes = after.peak;
-  m.unplanned_memory_bytes = std::max<int64_t>(0, after.now - before.now - arenas);
+  // A peak that lies before this case began (reading the data, say) is none of its own.
+  const int64_t peak = after.peak > before.peak ? after.peak : after.now;
+  m.unplanned_memory_bytes = peak - before.now - arenas;
 }
 
 /// Number of the first step: 0, or what the checkpoint that the case resumes has done, whose state `session` then has.
@@ -189,9 +211,19 @@ Result<void> save_where_due(const Case& config, const Session& session, int64_t 
   return {};
 }
 
+/// Ends the run where its guard says so. The step's update was left out, so that what was saved last is what was trained last.
+void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
+  if (!result.fault) return;
+  const bool spike = result.fault->kind == Fault::Kind::kSpike;
+  if ((spike ? guard.spike : guard.nonfinite) != GuardAction::kStop) return;
+  throw WorldError(fmt::format("step {}: {}", step, result.fault->text),
+                   spike ? "lower learning_rate.peak, raise guard.loss_factor or guard.norm_factor, or set guard.spike: skip"
+                         : "lower learning_rate.peak, set clip_norm, or set guard.nonfinite: skip");
+}
+
 }  // namespace
 
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& nvme_directory) {
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
@@ -203,10 +235,14 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
   options.seed = config.train.seed;
   options.learning_rate = config.train.learning_rate;
   options.timeout_s = config.measure.timeout_s;
+  options.nvme_directory = nvme_directory;
   RunOptions recorded = options;
   (*execution)->attach(recorded);
   auto session = Session::create(placed, recorded, (*execution)->transport(), (*execution)->backends(), &data->train());
   if (!session.ok()) return session.error();
+  if (!(*session)->direct_storage().value_or(true))
+    fmt::print(stderr, "{}: the files of what is offloaded to NVMe go by way of the page cache: times say little of the drive\n",
+               nvme_directory);
   (*session)->initialise_parameters();
   const auto first = first_step(config, **session);
   if (!first.ok()) return first.error();
@@ -219,10 +255,13 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed) {
     if (step == warm) (*execution)->set_recording(true);
     const StepResult r = (*session)->step(step);
     if (r.loss) m.losses.push_back(*r.loss);
+    m.skipped_steps += r.skipped ? 1 : 0;
+    stop_at(config.train.guard, r, step);
+    m.loss_scale = r.loss_scale;
     SHARDLAB_TRY(save_where_due(config, **session, step + 1, step + 1 == end));
     if (step < warm) continue;
     seconds.push_back(r.seconds);
-    m.wire_bytes = r.sent_bytes;
+    if ((*execution)->transport().counts_wire()) m.wire_bytes = r.sent_bytes;
   }
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   m.samples = static_cast<int>(seconds.size());

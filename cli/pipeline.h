@@ -42,7 +42,8 @@ struct Executed {
 /// Trains the case as its `measure` block says, in this process: warm-up steps, then `repeat` blocks of `steps` steps, all of one
 /// training run, which begins where the checkpoint that it resumes ends. Saves in `checkpoint.folder`. Throws WorldError when a
 /// rank fails, a wait times out or a checkpoint cannot be written.
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed);
+/// What is offloaded to NVMe is kept in unnamed files in `nvme_directory`.
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& nvme_directory);
 
 /// The step of a trace whose duration is the median, alone: what is kept on disk, since all steps of a run fill it quickly.
 Trace median_step(const Trace& trace);

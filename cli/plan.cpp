@@ -2,13 +2,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
+#include <optional>
 #include <set>
+#include <sstream>
 
 #include "cli/common.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "plan/text.h"
+#include "plan/verify.h"
 #include "plan/wire.h"
 #include "plan/work.h"
 #include "reports/format.h"
@@ -49,22 +53,6 @@ Table op_table(const Plan& plan) {
   return table;
 }
 
-Result<ExitCode> plan_verb(const PlanFlags& flags) {
-  const auto format = parse_format(flags.format);
-  if (!format.ok()) return format.error();
-  const auto config = load_case(flags.file, load_options(flags.machine_file, flags.set));
-  if (!config.ok()) return config.error();
-  LowerOptions options;
-  options.after = flags.after;
-  const auto plan = lower(*config, options);
-  if (!plan.ok()) return plan.error();
-  if (*format != TableFormat::kTable)
-    print(op_table(*plan), *format);
-  else
-    fmt::print("{}", print(*plan));
-  return ExitCode::kDone;
-}
-
 /// What a plan comes to, as rows that can stand beside another's.
 std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed) {
   std::map<std::string, std::pair<int64_t, Unit>> rows;
@@ -82,6 +70,61 @@ std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed
       if (i.kind == Instruction::Kind::kRun) rows["ops " + std::string(kind_of(i.op->work))].first += 1;
   }
   return rows;
+}
+
+/// The file's text where it is a plan's, as `print` writes it and `run` leaves it in plan.txt; nothing for any other file.
+std::optional<std::string> plan_text(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!text.view().starts_with("shardlab plan ")) return std::nullopt;
+  return text.str();
+}
+
+/// What `verify` finds in a plan written by hand or left by a run; of a good one what it comes to.
+Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, TableFormat format) {
+  if (!flags.after.empty() || !flags.set.empty())
+    return Error{ExitCode::kUsage, "--after and --set change a case, and this is a plan's text", "name the case file", flags.file};
+  auto plan = parse_plan(text, flags.file);
+  if (!plan.ok()) return plan.error();
+  std::vector<Finding> findings = find_faults(*plan);
+  if (findings.empty())
+    for (size_t role = 0; role < plan->roles.size(); ++role) {
+      const auto unordered = find_unordered(*plan, expand_program(*plan, static_cast<int>(role)));
+      findings.insert(findings.end(), unordered.begin(), unordered.end());
+    }
+  if (!findings.empty()) {
+    Table table{{{"rule"}, {"role"}, {"op"}, {"finding"}}, {}};
+    for (const Finding& f : findings) table.rows.push_back({std::string(name_of(f.rule)), int64_t{f.role}, f.op, f.message});
+    print(table, format);
+    return ExitCode::kNo;
+  }
+  if (format != TableFormat::kTable) {
+    print(op_table(*plan), format);
+    return ExitCode::kDone;
+  }
+  const PlacedPlan placed = place(std::move(*plan));
+  fmt::print("{}: nothing found\n", flags.file);
+  for (const auto& [name, figure] : figures(placed))
+    fmt::print("  {}: {}\n", name, figure.second == Unit::kBytes ? bytes_text(figure.first) : fmt::format("{}", figure.first));
+  return ExitCode::kDone;
+}
+
+Result<ExitCode> plan_verb(const PlanFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  if (const auto text = plan_text(flags.file)) return check_text(flags, *text, *format);
+  const auto config = load_case(flags.file, load_options(flags.machine_file, flags.set));
+  if (!config.ok()) return config.error();
+  LowerOptions options;
+  options.after = flags.after;
+  const auto plan = lower(*config, options);
+  if (!plan.ok()) return plan.error();
+  if (*format != TableFormat::kTable)
+    print(op_table(*plan), *format);
+  else
+    fmt::print("{}", print(*plan));
+  return ExitCode::kDone;
 }
 
 /// Lines of `a` that are not in `b` and the other way round, in order, by longest common subsequence.
@@ -171,9 +214,10 @@ Result<ExitCode> diff(const DiffFlags& flags) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action, const Invocation&) {
-  auto* verb = app.add_subcommand("plan", "prints the plan of a case: what each rank does, in which order");
+  auto* verb = app.add_subcommand(
+      "plan", "prints the plan of a case: what each rank does, in which order; of a plan's own text, what verify finds");
   auto flags = std::make_shared<PlanFlags>();
-  verb->add_option("case", flags->file, "the case file")->required();
+  verb->add_option("case", flags->file, "the case file, or a plan's text")->required();
   verb->add_option("--after", flags->after,
                    "leave out the strategies that follow this pass (`shardlab strategies` lists them in order)");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");

@@ -8,6 +8,7 @@
 #include "cli/environment.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
+#include "plan/base/files.h"
 #include "profiler/trace_reader.h"
 #include "reports/columns.h"
 #include "reports/explain.h"
@@ -27,7 +28,7 @@ constexpr int kTimelines = 24;
 constexpr int64_t kIntervals = 8000;
 
 Result<Store> open_store(const std::string& directory) {
-  if (!std::filesystem::exists(directory + "/results.sqlite"))
+  if (!is_there(directory + "/results.sqlite"))
     return Error{
         ExitCode::kUsage, fmt::format("{} holds no results", directory), "name the directory that `shardlab run` wrote", {}};
   return Store::open_existing(directory + "/results.sqlite");
@@ -44,7 +45,7 @@ std::optional<CaseTimeline> timeline_of(const std::string& directory, const Case
   const auto measured = read_trace_lines(files.measured());
   const auto predicted = read_trace_lines(files.predicted());
   for (const auto* trace : {&measured, &predicted})
-    if (!trace->ok() && std::filesystem::exists(trace == &measured ? files.measured() : files.predicted()))
+    if (!trace->ok() && is_there(trace == &measured ? files.measured() : files.predicted()))
       fmt::print(stderr, "warning: no timeline from {}\n", to_string(trace->error()));
   if (!measured.ok() && !predicted.ok()) return std::nullopt;
   const auto placed = prepare(outcome.config);
@@ -108,15 +109,21 @@ struct ExplainFlags {
 std::pair<std::string, std::string> split_case(const std::string& where) {
   std::filesystem::path path = std::filesystem::path(where).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();  // a completed folder name ends in a slash
-  if (std::filesystem::exists(path / "results.sqlite")) return {path.string(), ""};
+  if (is_there(path / "results.sqlite")) return {path.string(), ""};
+  if (!path.has_parent_path()) return {where, ""};
   return {path.parent_path().string(), path.filename().string()};
 }
 
 Result<const CaseOutcome*> find_case(const std::vector<CaseOutcome>& cases, const std::string& name) {
-  const CaseOutcome* found = nullptr;
+  std::vector<const CaseOutcome*> found;
   for (const CaseOutcome& c : cases)
-    if (c.case_id.starts_with(name) || c.config.name == name) found = &c;
-  if (found != nullptr) return found;
+    if (c.case_id.starts_with(name) || c.config.name == name) found.push_back(&c);
+  if (found.size() == 1) return found.front();
+  if (found.size() > 1) {
+    std::string ids;
+    for (const CaseOutcome* c : found) ids += fmt::format("\n  {}  {}", c->case_id, c->config.name);
+    return Error{ExitCode::kUsage, fmt::format("`{}` names {} cases", name, found.size()), "take one by its id:" + ids, {}};
+  }
   std::string names;
   for (const CaseOutcome& c : cases) names += fmt::format("\n  {}  {}", c.case_id, c.config.name);
   return Error{ExitCode::kUsage, fmt::format("there is no case `{}`", name), "cases of this run:" + names, {}};

@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
+#include <span>
 #include <tuple>
 
+#include "cli/analytic_case.h"
 #include "cli/case_process.h"
 #include "cli/claims.h"
 #include "cli/common.h"
@@ -14,6 +17,7 @@
 #include "cli/pipeline.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
+#include "plan/base/files.h"
 #include "plan/base/world_error.h"
 #include "reports/columns.h"
 #include "reports/format.h"
@@ -21,12 +25,13 @@
 #include "reports/summary.h"
 #include "runtime/crew.h"
 #include "runtime/dataset.h"
+#include "sweeps/resolution.h"
 
 namespace shardlab {
 namespace {
 
 struct RunFlags {
-  std::string sweep, mode, out, machine_file, format, backend, transport;
+  std::string sweep, mode, resolution, out, machine_file, format, backend, transport;
   std::vector<std::string> set;
   bool dry_run = false, resume = false;
   int jobs = 1;
@@ -117,9 +122,42 @@ ExitCode dry_run(const Sweep& sweep, const Expansion& expansion, Mode mode, Tabl
   return expansion.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
 }
 
-Result<void> check_directory(const RunFlags& flags, const std::string& out) {
-  if (flags.resume || !std::filesystem::exists(out + "/results.sqlite")) return {};
-  return Error{ExitCode::kUsage, fmt::format("{} already holds results", out), "go on with --resume, or name another --out", {}};
+/// What predicts the sweep: the flag, or the file. The analytic resolution has no plan that could be measured.
+Result<Resolution> resolution_for(const RunFlags& flags, const Sweep& sweep, Mode mode) {
+  const auto named = resolution_named(flags.resolution);
+  if (!flags.resolution.empty() && !named)
+    return Error{ExitCode::kUsage, fmt::format("--resolution {} is unknown", flags.resolution), "use timeline or analytic", {}};
+  const Resolution resolution = named.value_or(resolution_of(sweep));
+  if (resolution == Resolution::kTimeline || mode == Mode::kSimulate) return resolution;
+  return Error{ExitCode::kUsage,
+               fmt::format("mode {} at the analytic resolution, which has no plan to measure", name_of(mode)),
+               "use --mode simulate, or --resolution timeline",
+               {}};
+}
+
+/// A directory holds one sweep, which --resume goes on with.
+Result<void> check_directory(const RunFlags& flags, const std::string& out, const Sweep& sweep) {
+  if (!is_there(out + "/results.sqlite")) return {};
+  if (!flags.resume)
+    return Error{ExitCode::kUsage, fmt::format("{} already holds results", out), "go on with --resume, or name another --out", {}};
+  const auto store = Store::open_existing(out + "/results.sqlite");
+  if (!store.ok()) return store.error();
+  const auto runs = store->runs();
+  if (runs.empty() || runs.back().sweep == sweep.name()) return {};
+  return Error{ExitCode::kUsage,
+               fmt::format("{} holds results of the sweep `{}`, and this one is `{}`", out, runs.back().sweep, sweep.name()),
+               "name another --out", sweep.file()};
+}
+
+/// Of what the directory holds, the points of this expansion. The rest are of an earlier text of the sweep.
+std::vector<CaseOutcome> of_expansion(std::vector<CaseOutcome> outcomes, const Expansion& expansion) {
+  std::set<std::string_view> ids;
+  for (const Point& point : expansion.points) ids.insert(point.id);
+  const auto others = std::erase_if(outcomes, [&](const CaseOutcome& o) { return !ids.contains(o.case_id); });
+  if (others > 0)
+    fmt::print(stderr, "{} of the directory's results are of points that this sweep no longer has: they stay in results.csv\n",
+               others);
+  return outcomes;
 }
 
 /// Opens every data set that the sweep trains on: what no case could read is refused before anything runs.
@@ -157,12 +195,50 @@ Result<void> check_checkpoint_folders(const Expansion& expansion) {
   return {};
 }
 
+/// Of more cases than a person reads, those predicted to be fastest.
+std::vector<CaseOutcome> fastest(const std::vector<CaseOutcome>& outcomes, size_t most) {
+  std::vector<CaseOutcome> some;
+  std::vector<std::pair<double, size_t>> order;
+  for (size_t i = 0; i < outcomes.size(); ++i)
+    if (outcomes[i].status == Status::kOk && outcomes[i].predicted) order.emplace_back(outcomes[i].predicted->step_s, i);
+  std::ranges::sort(order);
+  for (size_t i = 0; i < std::min(most, order.size()); ++i) some.push_back(outcomes[order[i].second]);
+  return some;
+}
+
 void print_results(const std::vector<CaseOutcome>& outcomes, const std::vector<Claim>& claims, TableFormat format) {
-  print(case_table(outcomes, summary_columns()), format);
+  constexpr size_t kReadable = 2000, kShown = 20;
+  if (format == TableFormat::kTable && outcomes.size() > kReadable) {
+    print(case_table(fastest(outcomes, kShown), summary_columns()), format);
+    fmt::print("\nthe fastest of {} cases\n", outcomes.size());
+  } else {
+    print(case_table(outcomes, summary_columns()), format);
+  }
   if (format != TableFormat::kTable) return;
   fmt::print("\n");
   for (const Statement& s : verdicts(claims, outcomes)) fmt::print("{}\n", s.text);
   for (const Statement& s : statements(outcomes, summarise(outcomes))) fmt::print("{}\n", s.text);
+}
+
+Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
+                                 const Invocation& invocation, const DriveOptions& options) {
+  ProcessCaseRunner runner(out, invocation.program, interrupted);
+  DirectorySink sink(directory);
+  ProgressPrinter progress(stderr_is_terminal());
+  const SteadyClock clock;
+  auto summary = drive(points, runner, sink, progress, clock, options);
+  progress.end();
+  return summary;
+}
+
+Result<DriveSummary> drive_analytic(std::span<const Point> points, RunDirectory& directory, const DriveOptions& options) {
+  AnalyticCaseRunner runner;
+  BatchSink sink(directory);
+  SparseProgress progress;
+  const SteadyClock clock;
+  auto summary = drive(points, runner, sink, progress, clock, options);
+  sink.flush();
+  return summary;
 }
 
 Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
@@ -174,16 +250,24 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const auto sweep = load_sweep(flags.sweep, *options);
   if (!sweep.ok()) return sweep.error();
   const Mode mode = options->mode.value_or(sweep->mode());
-  const auto expansion = expand(*sweep);
+  const auto resolution = resolution_for(flags, *sweep, mode);
+  if (!resolution.ok()) return resolution.error();
+  const auto expansion = expand(*sweep, *resolution);
   if (!expansion.ok()) return expansion.error();
   if (flags.dry_run) return dry_run(*sweep, *expansion, mode, *format);
 
+  if (flags.out.empty() && (sweep->name().find('/') != std::string::npos || sweep->name().starts_with(".")))
+    return Error{ExitCode::kUsage, fmt::format("the sweep's name `{}` cannot be that of a run directory", sweep->name()),
+                 "call it by a word without slashes, or name the directory with --out", sweep->file()};
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
-  SHARDLAB_TRY(check_directory(flags, out));
+  SHARDLAB_TRY(check_directory(flags, out, *sweep));
   SHARDLAB_TRY(check_backends(*expansion, mode));
   SHARDLAB_TRY(check_data(*expansion, mode));
   SHARDLAB_TRY(check_checkpoint_folders(*expansion));
   RunMetadata metadata = describe_environment(invocation.command());
+  // Rows of the other resolution are asked again.
+  if (*resolution == Resolution::kAnalytic) metadata.program_version += " analytic";
+  metadata.sweep = sweep->name();
   metadata.claims = sweep->claims();
   for (const Point& point : expansion->points)
     if (point.config.machine.calibration) metadata.calibration_id = point.config.machine.calibration->id;
@@ -198,15 +282,12 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   if (!directory.ok()) return directory.error();
 
   end_on_interrupt();
-  ProcessCaseRunner runner(out, invocation.program, interrupted);
-  DirectorySink sink(*directory);
-  ProgressPrinter progress(stderr_is_terminal());
-  const SteadyClock clock;
-  const auto summary = drive(expansion->points, runner, sink, progress, clock, drive_options);
+  const auto summary = *resolution == Resolution::kAnalytic
+                           ? drive_analytic(expansion->points, *directory, drive_options)
+                           : drive_cases(expansion->points, *directory, out, invocation, drive_options);
   directory->finish();
-  progress.end();
   if (!summary.ok()) return summary.error();
-  print_results(directory->store().outcomes(), sweep->claims(), *format);
+  print_results(of_expansion(directory->cases(), *expansion), sweep->claims(), *format);
   fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);
   if (summary->interrupted)
     fmt::print(stderr, "interrupted; to go on: {}{}\n", invocation.command(), flags.resume ? "" : " --resume");
@@ -220,6 +301,8 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   auto flags = std::make_shared<RunFlags>();
   verb->add_option("sweep", flags->sweep, "the sweep file (sweeps/README.md is its reference)")->required();
   verb->add_option("--mode", flags->mode, "simulate, measure or both, instead of the file's");
+  verb->add_option("--resolution", flags->resolution,
+                   "timeline or analytic (closed forms: many points, other frameworks), instead of the file's");
   verb->add_option("--out", flags->out, "the run directory; runs/NAME by default");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--backend", flags->backend,

@@ -9,6 +9,7 @@
 
 #include "cli/common.h"
 #include "cli/verbs.h"
+#include "plan/base/files.h"
 #include "plan/base/world_error.h"
 #include "simulator/validate/interval.h"
 #include "simulator/validate/predictor.h"
@@ -30,7 +31,7 @@ struct ValidateFlags {
 /// A path of a row is meant from the folder of its table, and where nothing is there, from the current one.
 std::string resolved_path(const std::string& name, const std::string& folder) {
   const std::string beside = (std::filesystem::path(folder) / name).string();
-  return std::filesystem::exists(beside) ? beside : name;
+  return is_there(beside) ? beside : name;
 }
 
 /// Presets, machines of the published runs, and files.

@@ -32,6 +32,7 @@ void add_calibrate(CLI::App& app, Action& action, const Invocation& invocation);
 void add_model(CLI::App& app, Action& action, const Invocation& invocation);
 void add_machine(CLI::App& app, Action& action, const Invocation& invocation);
 void add_validate(CLI::App& app, Action& action, const Invocation& invocation);
+void add_search(CLI::App& app, Action& action, const Invocation& invocation);
 void add_strategies(CLI::App& app, Action& action, const Invocation& invocation);
 void add_doctor(CLI::App& app, Action& action, const Invocation& invocation);
 

@@ -24,6 +24,11 @@
 namespace shardlab {
 namespace {
 
+/// What storage is placed at multiples of, and takes multiples of. Outside the device that is a drive's block, so that a buffer can
+/// travel between host memory and a file as it is.
+constexpr int64_t grain(Space space) { return space == Space::kDevice ? kAlignment : 4096; }
+constexpr int64_t grains(Space space, int64_t bytes) { return (bytes + grain(space) - 1) / grain(space) * grain(space); }
+
 constexpr size_t kGreedyLimit = 2048;  ///< buffers for which O(n^2) takes some milliseconds
 
 /// Positions of an allocation and of its free, or past the program.
@@ -288,13 +293,13 @@ std::vector<Storage> items_of(const Role& role, const Program& program, Space sp
   for (size_t b = 0; b < buffers.size(); ++b) {
     if (role.buffers[b].persistent || role.buffers[b].view || role.buffers[b].space != space || buffers[b].begin < 0) continue;
     items.push_back(buffers[b]);
-    items.back().bytes = aligned(role.buffers[b].type.bytes());
+    items.back().bytes = grains(space, role.buffers[b].type.bytes());
     items.back().buffer = static_cast<int32_t>(b);
   }
   for (size_t l = 0; l < locals.size(); ++l) {
     if (program.locals[l].space != space || locals[l].begin < 0) continue;
     items.push_back(locals[l]);
-    items.back().bytes = program.locals[l].bytes;
+    items.back().bytes = grains(space, program.locals[l].bytes);
     items.back().local = static_cast<int32_t>(l);
   }
   std::erase_if(items, [](const Storage& i) { return i.bytes == 0; });
@@ -311,14 +316,14 @@ ArenaSize place_arena(Plan& plan, Program& program) {
     if (b.view) continue;
     int64_t& end = size.bytes[static_cast<size_t>(b.space)];
     b.offset = b.persistent ? end : 0;
-    if (b.persistent) end += aligned(b.type.bytes());
+    if (b.persistent) end += grains(b.space, b.type.bytes());
   }
   for (LocalBuffer& local : program.locals) local.offset = size.bytes[static_cast<size_t>(local.space)];
   for (size_t s = 0; s < kSpaces; ++s) {
     const std::vector<Storage> items = items_of(role, program, static_cast<Space>(s));
     if (items.empty()) continue;
     const int64_t base = size.bytes[s];
-    const Packing packing = pack(items, peaks[s].peak_bytes - base);
+    const Packing packing = pack(items, peaks[s].peak_bytes - peaks[s].persistent_bytes);
     for (size_t i = 0; i < items.size(); ++i) {
       int64_t& offset = items[i].local >= 0 ? program.locals[static_cast<size_t>(items[i].local)].offset
                                             : role.buffers[static_cast<size_t>(items[i].buffer)].offset;

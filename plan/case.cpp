@@ -48,6 +48,11 @@ std::string_view name_of(OffloadTo v) {
   return kNames[static_cast<size_t>(v)];
 }
 
+std::string_view name_of(GuardAction v) {
+  static constexpr std::array<std::string_view, 3> kNames{"none", "stop", "skip"};
+  return kNames[static_cast<size_t>(v)];
+}
+
 std::string_view name_of(CompressionKind v) {
   static constexpr std::array<std::string_view, 7> kNames{"none", "bf16", "int8", "top-k", "random-k", "powersgd", "one-bit-adam"};
   return kNames[static_cast<size_t>(v)];
@@ -169,9 +174,16 @@ Result<void> check_execution(const Case& c) {
     return refusal(fmt::format("backend={} with transport={}", c.backend, c.transport),
                    c.backend == "cuda" ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
                                        : "use transport: threads, or backend: cuda");
+  if (c.backend == "cuda" && c.train.precision == "fp16")
+    return refusal("precision=fp16 with backend=cuda, which has no kernels of the loss scale",
+                   "use precision: bf16, or backend: cpu");
   if (c.canonical && c.transport == "nccl")
     return refusal("canonical with transport=nccl: NCCL sums in an order of its own",
                    "use transport: one-gpu, or canonical: false");
+  if (on_device && c.layout.collective_algorithm != AlgorithmChoice::kAuto)
+    return refusal(fmt::format("collective_algorithm={} with transport={}, which moves data by a way of its own",
+                               name_of(c.layout.collective_algorithm), c.transport),
+                   "leave collective_algorithm out, or use transport: threads");
   return {};
 }
 
@@ -201,9 +213,25 @@ Result<void> check_offload(const Case& c) {
   };
   if (!o.any()) return {};
   if (o.activations == OffloadTo::kNvme) return missing("activations=nvme", "activations: cpu");
-  if (o.optimizer != OffloadTo::kNone) return missing(fmt::format("optimizer={}", name_of(o.optimizer)), "optimizer: none");
   if (o.parameters != OffloadTo::kNone) return missing(fmt::format("parameters={}", name_of(o.parameters)), "parameters: none");
   if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
+  if (o.optimizer != OffloadTo::kNone && (c.train.clip_norm > 0 || c.train.grad_norm))
+    return refusal(
+        fmt::format("offload.optimizer={} with {}: the norm needs every gradient before the first update, and each leaves "
+                    "the device for its update as soon as it is complete",
+                    name_of(o.optimizer), c.train.clip_norm > 0 ? "clip_norm" : "grad_norm"),
+        "set clip_norm: 0 and grad_norm: false, or offload.optimizer: none");
+  if (o.optimizer != OffloadTo::kNone && (c.train.precision == "fp16" || c.train.guard.any()))
+    return refusal(
+        fmt::format(
+            "offload.optimizer={} with {}: whether the step is skipped is known when every gradient is there, and each leaves "
+            "the device for its update as soon as it is complete",
+            name_of(o.optimizer), c.train.precision == "fp16" ? "precision=fp16" : "guard"),
+        "use precision: bf16 and no guard, or offload.optimizer: none");
+  if (o.activations != OffloadTo::kNone && c.layout.recompute_options.every > 1)
+    return refusal(fmt::format("offload.activations={} with recompute_options.every={}: every layer is parked alike",
+                               name_of(o.activations), c.layout.recompute_options.every),
+                   "set recompute_options.every: 1, or offload.activations: none");
   if (c.backend == "cuda")
     return refusal(
         fmt::format("offload={} with backend=cuda: no test has yet moved state between a GPU and its host", offload_text(o)),
@@ -222,17 +250,15 @@ Result<void> check_implemented(const Case& c) {
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
-  if (l.recompute_options.every != 1)
-    return missing(fmt::format("recompute_options.every={}", l.recompute_options.every), "recompute_options.every: 1");
   if (l.recompute_options.budget_bytes != 0) return missing("recompute_options.budget_bytes", "recompute: none, selective or full");
   SHARDLAB_TRY(check_offload(c));
   if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
   if (l.parameter_server.servers > 0) return missing("parameter_server", "zero: 1, which shards the optimizer alike");
-  if (l.compression.kind != CompressionKind::kNone)
-    return missing(fmt::format("compression={}", name_of(l.compression.kind)), "compression.kind: none");
+  if (l.compression.kind == CompressionKind::kOneBitAdam)
+    return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
   if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
-  if (c.train.precision != "fp32" && c.train.precision != "bf16")
-    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32 or bf16");
+  if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16")
+    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16 or fp16");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
   SHARDLAB_TRY(check_gradient_dtypes(c.train));
   return check_execution(c);
@@ -245,6 +271,11 @@ Result<void> check_recompute(const Layout& l) {
   std::string_view left = l.recompute_options.modules;
   if (!left.empty() && l.recompute != Recompute::kSelective)
     return refusal(fmt::format("sub-layers `{}` with recompute={}", left, name_of(l.recompute)), "name them under recompute alone");
+  const int every = l.recompute_options.every;
+  if (every < 1) return refusal(fmt::format("recompute_options.every={}", every), "use 1 for every layer, or more");
+  if (every > 1 && l.recompute != Recompute::kFull)
+    return refusal(fmt::format("recompute_options.every={} with recompute={}", every, name_of(l.recompute)),
+                   "set recompute: full, of which every k-th layer is made again");
   while (!left.empty()) {
     const size_t end = std::min(left.find(' '), left.size());
     const std::string_view label = left.substr(0, end);
@@ -253,6 +284,49 @@ Result<void> check_recompute(const Layout& l) {
                      "name some of attn.norm, attn.core, mlp.norm and mlp.act, or set recompute: full");
     left.remove_prefix(std::min(end + 1, left.size()));
   }
+  return {};
+}
+
+Result<void> check_compression(const Case& c) {
+  const Compression& k = c.layout.compression;
+  if (k.kind == CompressionKind::kNone) return {};
+  const std::string what = fmt::format("compression.kind={}", name_of(k.kind));
+  if (c.layout.dp == 1) return refusal(what + " with dp=1: no gradient travels", "set dp above 1, or compression.kind: none");
+  if (c.layout.zero > 0)
+    return refusal(fmt::format("{} with zero={}: what is compressed is the all-reduce of whole gradients", what, c.layout.zero),
+                   "set zero: 0, or compression.kind: none");
+  for (const auto& [key, dtype] :
+       {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
+    if (!dtype->empty() && *dtype != "fp32")
+      return refusal(fmt::format("{} with {}={}: errors are kept of fp32 gradients", what, key, *dtype),
+                     fmt::format("leave {} out", key));
+  if (c.train.precision == "fp16" || c.train.guard.any())
+    return refusal(fmt::format("{} with {}: what a skipped step leaves in the errors would come back in the next", what,
+                               c.train.precision == "fp16" ? "precision=fp16" : "guard"),
+                   "use precision: fp32 or bf16 and no guard, or compression.kind: none");
+  if (!(c.checkpoint == Checkpointing{}))
+    return refusal(what + " with checkpoint: the errors belong to ranks and buckets, and no other layout could take them up",
+                   "leave checkpoint out, or set compression.kind: none");
+  if (c.layout.pp > 1 && c.model.tied_embeddings)
+    return refusal(fmt::format("{} with pp={} and tied embeddings: the table's gradient is a sum over two stages", what, c.layout.pp),
+                   "set tied_embeddings: false, or pp: 1");
+  if (k.kind == CompressionKind::kInt8 && k.bits != 8 && k.bits != 4)
+    return refusal(fmt::format("{} with compression.bits={}", what, k.bits), "use 8 or 4");
+  if (k.kind == CompressionKind::kPowerSgd && k.rank < 1)
+    return refusal(fmt::format("{} with compression.rank={}", what, k.rank), "set compression.rank to 1 or more");
+  if (k.kind == CompressionKind::kPowerSgd && c.layout.tp > 1)
+    return refusal(fmt::format("{} with tp={}: slices of a matrix would be approximated each by itself", what, c.layout.tp),
+                   "set tp: 1, or compression.kind: int8");
+  const bool selects = k.kind == CompressionKind::kTopK || k.kind == CompressionKind::kRandomK;
+  if (selects && !(k.k > 0 && k.k <= 1))
+    return refusal(fmt::format("{} with compression.k={}", what, k.k),
+                   "set the share of elements that is sent, above 0 and up to 1");
+  const Model& m = c.model;
+  const int64_t largest = m.hidden * std::max({m.vocab, m.up_rows(), m.qkv_rows()});
+  if (selects && largest + c.layout.bucket_bytes / 4 >= (int64_t{1} << 31))
+    return refusal(fmt::format("{} with bucket_bytes={} and a parameter of {} elements: an index of 32 bits numbers 2^31", what,
+                               c.layout.bucket_bytes, largest),
+                   "lower bucket_bytes, or use compression.kind: int8");
   return {};
 }
 
@@ -292,10 +366,13 @@ Result<void> check_layout(const Case& c) {
   if (l.zero > 0 && l.dp == 1)
     return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
   if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
-    for (const auto& [key, size] : {std::pair{"dp", l.replicas()},
-                                    {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()},
-                                    {"tp", l.tp},
-                                    {"pp", c.train.grad_norm || c.train.clip_norm > 0 ? l.pp : 1}})  // stages add their norms
+    for (const auto& [key, size] :
+         {std::pair{"dp", l.replicas()},
+          {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()},
+          {"tp", l.tp},
+          {"pp", c.train.grad_norm || c.train.clip_norm > 0 || c.train.guard.any() || c.train.precision == "fp16"
+                     ? l.pp
+                     : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
         return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
   return {};
@@ -312,6 +389,46 @@ Result<void> check_optimizer(const Train& t) {
     if (!(beta >= 0 && beta < 1))
       return refusal(fmt::format("{}={} is outside [0, 1)", key, beta), fmt::format("set {} between 0 and 1", key));
   if (!(t.epsilon > 0)) return refusal(fmt::format("epsilon={} is not positive", t.epsilon), "use a small number above 0, as 1e-8");
+  return {};
+}
+
+Result<void> check_loss_scale(const Train& t) {
+  const bool dynamic = t.loss_scale == 0, set = t.loss_scale != 0 || t.loss_scale_start != Train{}.loss_scale_start ||
+                                                t.loss_scale_interval != Train{}.loss_scale_interval;
+  if (t.precision != "fp16") {
+    if (!set) return {};
+    return refusal(fmt::format("loss_scale with precision={}: only fp16 gradients need a scale", t.precision),
+                   "set precision: fp16, or leave the keys of the loss scale out");
+  }
+  constexpr float kLeast = 1, kMost = 16777216;  // of the rule, kernels/loss_scale.h
+  if (!dynamic && !(t.loss_scale >= kLeast && t.loss_scale <= kMost))
+    return refusal(fmt::format("loss_scale={} is outside [{}, {:.0f}]", t.loss_scale, kLeast, kMost),
+                   "use a power of two between, or dynamic");
+  if (dynamic && !(t.loss_scale_start >= kLeast && t.loss_scale_start <= kMost))
+    return refusal(fmt::format("loss_scale_start={} is outside [{}, {:.0f}]", t.loss_scale_start, kLeast, kMost),
+                   "use a power of two between");
+  if (t.loss_scale_interval < 1 || t.loss_scale_interval > kMost)
+    return refusal(fmt::format("loss_scale_interval={}", t.loss_scale_interval), "use 1 step or more, and at most 2^24");
+  return {};
+}
+
+Result<void> check_guard(const Case& c) {
+  const Guard& g = c.train.guard;
+  if (!g.any()) return {};
+  if (c.backend == "cuda")
+    return refusal("guard with backend=cuda, which has no kernels of it", "leave guard out, or use backend: cpu");
+  if (g.nonfinite != GuardAction::kNone && c.train.precision == "fp16")
+    return refusal(fmt::format("guard.nonfinite={} with precision=fp16, whose loss scale overflows on purpose and skips such steps",
+                               name_of(g.nonfinite)),
+                   "leave guard.nonfinite out, or use precision: bf16");
+  for (const auto& [key, factor] : {std::pair{"loss_factor", g.loss_factor}, {"norm_factor", g.norm_factor}})
+    if (!(factor == 0 || factor > 1) || std::isinf(factor))
+      return refusal(fmt::format("guard.{}={}: a spike is above the mean", key, factor),
+                     "use a number above 1, or 0 to judge it not");
+  if (g.spike != GuardAction::kNone && g.loss_factor == 0 && g.norm_factor == 0)
+    return refusal(fmt::format("guard.spike={} with neither guard.loss_factor nor guard.norm_factor", name_of(g.spike)),
+                   "set one of them above 1");
+  if (g.window < 1 || g.window > 16777216) return refusal(fmt::format("guard.window={}", g.window), "use 1 step or more");
   return {};
 }
 
@@ -384,8 +501,11 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_implemented(c));
   SHARDLAB_TRY(check_layout(c));
   SHARDLAB_TRY(check_recompute(c.layout));
+  SHARDLAB_TRY(check_compression(c));
   SHARDLAB_TRY(check_batch(c));
   SHARDLAB_TRY(check_optimizer(c.train));
+  SHARDLAB_TRY(check_loss_scale(c.train));
+  SHARDLAB_TRY(check_guard(c));
   SHARDLAB_TRY(check_checkpoint(c));
   return check_canonical(c);
 }

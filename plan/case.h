@@ -18,6 +18,7 @@ enum class Recompute : uint8_t { kNone, kSelective, kFull };
 enum class Optimizer : uint8_t { kAdamW, kSgd };
 enum class OffloadTo : uint8_t { kNone, kCpu, kNvme };
 enum class CompressionKind : uint8_t { kNone, kBf16, kInt8, kTopK, kRandomK, kPowerSgd, kOneBitAdam };
+enum class GuardAction : uint8_t { kNone, kStop, kSkip };
 enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect };
 
 std::string_view name_of(Family v);
@@ -26,6 +27,7 @@ std::string_view name_of(Recompute v);        ///< "none", "selective", "full"
 std::string_view name_of(Optimizer v);        ///< "adamw", "sgd"
 std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct"
 std::string_view name_of(OffloadTo v);        ///< "none", "cpu", "nvme"
+std::string_view name_of(GuardAction v);      ///< "none", "stop", "skip"
 std::string_view name_of(CompressionKind v);  ///< "none", "bf16", "int8", "top-k", "random-k", "powersgd", "one-bit-adam"
 
 /// Which activations backward makes again, beyond the kind.
@@ -131,6 +133,18 @@ std::string offload_text(const Offload& offload);
 /// Learning rate of optimizer step `step`, counted from 0.
 float learning_rate_at(const LearningRate& lr, int64_t step);
 
+/// What becomes of a step whose numbers are not to be trusted: nothing, the end of the run, or no update.
+struct Guard {
+  GuardAction nonfinite = GuardAction::kNone;  ///< of a gradient that is infinite or no number
+  GuardAction spike = GuardAction::kNone;      ///< of a loss or a gradient norm far above its running mean
+  float loss_factor = 2;                       ///< times the mean beyond which a loss is a spike; 0: losses are not judged
+  float norm_factor = 10;                      ///< times the mean beyond which a gradient norm is a spike; 0: not judged
+  int64_t window = 20;                         ///< steps that the running mean remembers; the first so many are not judged
+  friend bool operator==(const Guard&, const Guard&) = default;
+
+  bool any() const { return nonfinite != GuardAction::kNone || spike != GuardAction::kNone; }
+};
+
 struct Train {
   int64_t seq_len = 0;
   int64_t global_batch_tokens = 0;  ///< seq_len * micro_batch * grad_accumulation * dp
@@ -140,6 +154,8 @@ struct Train {
   std::string reduce_dtype;             ///< of gradients on the wire: fp32, bf16 or fp16; empty: fp32
   std::string accumulate_dtype;         ///< of gradients summed over micro-batches; empty: fp32
   float loss_scale = 0;                 ///< of fp16: fixed above 0, dynamic at 0
+  float loss_scale_start = 65536;       ///< where a dynamic scale begins
+  int64_t loss_scale_interval = 2000;   ///< applied steps in a row after which a dynamic scale doubles
   std::string fp8_scaling = "current";  ///< of fp8: current, delayed, block
   Optimizer optimizer = Optimizer::kAdamW;
   LearningRate learning_rate;
@@ -148,6 +164,7 @@ struct Train {
   float dropout = 0;
   bool grad_norm = false;  ///< the squared norm of the gradient is computed each step
   float clip_norm = 0;     ///< gradients are scaled down to this global norm; 0: never
+  Guard guard;
   uint64_t seed = 1;
   friend bool operator==(const Train&, const Train&) = default;
 };

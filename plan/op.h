@@ -101,10 +101,14 @@ struct Dropout {
   int site = 0;
 };
 
+/// The named denominator of gradients that a loss scale has multiplied.
+inline constexpr std::string_view kLossScale = "loss_scale";
+
 /// Mean next-token cross-entropy over the step's `tokens` targets, on logits[b,s,V]. nll[b] is per sequence, unscaled.
-/// kFused: logits, targets -> nll, dlogits (in place of logits).   kLossOnly: logits, targets -> nll.
+/// kFused: logits, targets, (scale) -> nll, dlogits (in place of logits).   kLossOnly: logits, targets -> nll.
 /// Vocabulary-parallel: kMax: logits -> max[b,s].   kSum: logits, targets, max -> sums[b,s,2] (sum of exp(x - max), target's
-/// logit or 0).   kGrad: logits, targets, max, sums -> nll, dlogits (in place).
+/// logit or 0).   kGrad: logits, targets, max, sums, (scale) -> nll, dlogits (in place).
+/// scale f32[1]: dlogits are multiplied by it before they are rounded, and are per `kLossScale` in their type.
 struct CrossEntropy {
   enum class Part : uint8_t { kFused, kLossOnly, kMax, kSum, kGrad } part = Part::kFused;
   int64_t tokens = 1;  ///< dlogits are divided by this
@@ -126,12 +130,14 @@ struct SumScalars {
 /// gradients... -> squared norm f64[1]: the sum of squares of every element.
 struct SquaredNorm {};
 
-/// grad, param, (factor f32[1]) -> param (in place). param -= lr * (factor * grad + decay * param). The learning rate is the step's.
+/// grad, param, (factor f32[1]) -> param (in place). A factor whose type has a named denominator divides it out of the gradient.
+/// param -= lr * (factor * grad + decay * param). The learning rate is the step's.
 struct Sgd {
   float weight_decay = 0;
 };
 
-/// grad, param, m, v, (factor f32[1], of grad) -> param, m, v (in place). Decoupled decay; bias-corrected. Loshchilov & Hutter 2019.
+/// grad, param, m, v, (factor f32[1], of grad) -> param, m, v (in place). Decoupled decay; bias-corrected. Loshchilov & Hutter
+/// 2019.
 struct AdamW {
   float beta1 = 0.9f;
   float beta2 = 0.95f;

@@ -25,8 +25,8 @@ std::vector<Finding> find_faults(const Plan& plan, const VerifyOptions& options)
   check_form(plan, report);
   if (report.count() > 0) return report.take();  // the other rules follow ids that form has checked
   check_types(plan, report);
-  check_pairs(plan, report);
   check_values(plan, report);
+  check_backward(plan, report);
   check_messages(plan, report);
   if (options.budget && report.count() == 0) check_memory(plan, *options.budget, report);
   return report.take();

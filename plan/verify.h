@@ -1,15 +1,15 @@
 // Proves a plan before anything runs. Every finding names the rule, the role, the call and the op.
 //
 //  1. form        operands exist, bindings have exactly the slot's type, class and space, views lie inside their base,
-//                 in-place writes are views of the named read, shapes fit the op.
+//                 in-place writes are views of the named read, shapes and settings fit the op, names are unique.
 //  2. types       the placement, scale and micro-batch type of every write follows from the op's reads; reads of partial
 //                 values by nonlinear ops, mixed placements and unreduced sums are found here.
 //  3. values      no read before a write, of a stale name (overwritten since), outside the buffer's life, or after free;
-//                 persistent storage ends the period with the type it began with; backward ops and forward ops that run again read
-//                 values that came about as those of the first run.
+//                 persistent storage ends the period with the type it began with; ops that go back, and forward ops that run again,
+//                 read what the forward op of their label, layer and micro-batch read and made.
 //  4. gradients   before an optimizer op, a gradient has the parameter's own placement, scale 1, and every micro-batch of the
-//                 step exactly once; every parameter is updated exactly once. What changes a value in place going forward (rope,
-//                 dropout, positions) has its counterpart going back.
+//                 step exactly once; every parameter is updated exactly once; a squared norm counts each element once. As the gradient
+//                 of a result an op reads the sum of the terms of all that read the result going forward.
 //  5. order       the waits of an expanded program cover every conflict between streams (`find_unordered`). A plan's issue order is
 //                 itself an order that keeps every edge, so a plan alone cannot break this rule.
 //  6. messages    collectives are issued in equal order on every rank of their group, with equal sizes; sends match receives

@@ -1,6 +1,7 @@
 // Rule 1, form: ids exist, views lie inside their base, bindings are exact, operands fit the op. What every later rule relies on.
 #include <algorithm>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "plan/base/hash.h"
@@ -158,11 +159,28 @@ class FormChecker {
       fault(-1, "", "{} streams: a plan has at least `compute` and at most {}", plan_.streams.size(), kMaxStreams);
     if (plan_.micro_batches < 1) fault(-1, "", "{} micro-batches", plan_.micro_batches);
     if (plan_.period < 1) fault(-1, "", "a period of {} steps", plan_.period);
+    check_names(plan_.comms, -1, "communicators");
+    check_names(plan_.segments, -1, "segments");
+    check_names(plan_.parameters, -1, "parameters");
+    for (size_t i = 0; i < plan_.streams.size(); ++i)
+      if (std::ranges::find(plan_.streams.begin(), plan_.streams.begin() + static_cast<std::ptrdiff_t>(i), plan_.streams[i]) !=
+          plan_.streams.begin() + static_cast<std::ptrdiff_t>(i))
+        fault(-1, "streams", "two are called {}", plan_.streams[i]);
+    check_parameter_numbers();
     for (const Comm& c : plan_.comms) {
       if (c.axes.mask >> plan_.mesh.axes.size()) fault(-1, "", "communicator `{}` names an axis that the mesh lacks", c.name);
       if (c.span == Span::kEnds && c.axes.size() != 1)
         fault(-1, "", "communicator `{}` joins ends, so it must have one axis", c.name);
     }
+  }
+
+  /// Two parameters of one number and one shape would start with equal values.
+  void check_parameter_numbers() {
+    std::unordered_map<uint32_t, std::string_view> holders;
+    for (const Parameter& p : plan_.parameters)
+      if (const auto [holder, fresh] = holders.try_emplace(p.tensor, p.name); !fresh)
+        fault(-1, "", "parameters `{}` and `{}` are both tensor {}: they would be drawn from the same random numbers",
+              holder->second, p.name, p.tensor);
   }
 
   /// Shard dims exist, extents are positive, axes are those of the mesh.
@@ -273,7 +291,13 @@ class FormChecker {
         op.work);
     if (communicates && (comm.value < 0 || comm.index() >= plan_.comms.size()))
       return fault(-1, name, "communicator {} does not exist", comm.value);
-    if (const std::string text = operand_fault(plan_, segment, op); !text.empty()) fault(-1, name, "{}", text);
+    if (const std::string text = operand_fault(plan_, segment, op); !text.empty()) return fault(-1, name, "{}", text);
+    if (std::holds_alternative<LoadBatch>(op.work)) {
+      const int64_t rows = segment.slots[op.writes[0].index()].type.shape[0];
+      if (rows != plan_.sequences_per_micro_batch)
+        fault(-1, name, "loads {} sequences, and a micro-batch of the plan has {} on each rank", rows,
+              plan_.sequences_per_micro_batch);
+    }
   }
 
   /// A predicate that differs between ranks would let some of them enter a collective alone.

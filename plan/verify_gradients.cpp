@@ -26,7 +26,9 @@ void Contributions::add(const Source& s) {
 
 void Contributions::add(const Contributions& other) {
   for (const Source& s : other.sources) add(s);
+  for (const auto& [parameter, elements] : other.normed) normed[parameter] += elements;
   for (const CrossRole& key : other.merged) merged.push_back(key);
+  mixed = mixed || other.mixed;
 }
 
 void GradientLedger::use(int32_t parameter, const Source& source) {
@@ -38,7 +40,12 @@ void GradientLedger::use(int32_t parameter, const Source& source) {
 
 Contributions GradientLedger::total(const Demand& d) const {
   Contributions sum;
-  for (const Source& s : d.sum.sources) sum.add(s);
+  const auto take = [&](const Contributions& part) {
+    for (const Source& s : part.sources) sum.add(s);
+    for (const auto& [parameter, elements] : part.normed) sum.normed[parameter] += elements;
+    sum.mixed = sum.mixed || part.mixed;
+  };
+  take(d.sum);
   std::vector<std::pair<CrossRole, int>> open;  // sums over roles to look up, and the role that looks
   for (const CrossRole& key : d.sum.merged) open.emplace_back(key, d.role);
   while (!open.empty()) {
@@ -48,14 +55,29 @@ Contributions GradientLedger::total(const Demand& d) const {
     if (found == given_.end()) continue;
     for (const Given& g : found->second) {
       if (g.role == from || g.parameter != d.parameter) continue;
-      for (const Source& s : g.sum.sources) sum.add(s);
+      take(g.sum);
       for (const CrossRole& further : g.sum.merged) open.emplace_back(further, g.role);
     }
   }
   return sum;
 }
 
+/// A squared norm counts whole parameters, each once: not an element twice, and none of a parameter that it counts left out.
+void GradientLedger::settle_norm(const Demand& d) {
+  const Contributions sum = total(d);
+  for (size_t p = 0; p < plan_.parameters.size(); ++p) {
+    const int64_t elements = logical_shape(plan_.parameters[p].type, plan_.mesh).elements();
+    const auto found = sum.normed.find(static_cast<int32_t>(p));
+    const int64_t counted = found == sum.normed.end() ? 0 : found->second;
+    if (counted == elements || (counted == 0 && !d.complete)) continue;
+    return report_.add(Rule::kGradients, d.role, d.op == nullptr ? "" : op_name(*d.segment, *d.op, *d.call),
+                       fmt::format("the squared norm counts {} elements of the gradient of {}, which has {}", counted,
+                                   plan_.parameters[p].name, elements));
+  }
+}
+
 void GradientLedger::settle(const Demand& d) {
+  if (d.parameter < 0) return settle_norm(d);
   const std::string& name = plan_.parameters[static_cast<size_t>(d.parameter)].name;
   const Contributions sum = total(d);
   const auto fault = [&](std::string message) {
@@ -63,6 +85,7 @@ void GradientLedger::settle(const Demand& d) {
   };
   const auto& uses = uses_[static_cast<size_t>(d.parameter)];
   for (const Source& use : uses) {
+    if (!d.complete) break;
     const auto given = std::ranges::find(sum.sources, use.id, &Source::id);
     if (given == sum.sources.end()) {
       fault(fmt::format("the gradient of {} lacks the contribution of {}{}", name,
@@ -79,6 +102,7 @@ void GradientLedger::settle(const Demand& d) {
     else
       fault(fmt::format("the gradient of {} has some micro-batch twice and lacks another, from {}", name, use.op->label));
   }
+  if (sum.mixed) return;
   for (const Source& s : sum.sources)
     if (std::ranges::find(uses, s.id, &Source::id) == uses.end())
       fault(fmt::format("the gradient of {} contains {}{}, which is no use of it", name,

@@ -114,9 +114,9 @@ int peer_of(const Plan& plan, int role, const Comm& comm, int hop, bool cyclic);
 /// The passes. Each reports what it finds; a pass may rely on those before it having found nothing.
 void check_form(const Plan& plan, Report& report);
 void check_types(const Plan& plan, Report& report);
-/// Rope, dropout and learned positions change a value in place, so that no type shows where one is missing: each must have its
-/// counterpart in the backward pass, with the same settings.
-void check_pairs(const Plan& plan, Report& report);
+/// Backward from forward: what ops of phase I and W read is what the forward op of their label, layer and micro-batch read and
+/// made, and the gradient that the chain rule gives.
+void check_backward(const Plan& plan, Report& report);
 void check_values(const Plan& plan, Report& report);
 void check_messages(const Plan& plan, Report& report);
 void check_memory(const Plan& plan, const std::array<int64_t, kSpaces>& budget, Report& report);

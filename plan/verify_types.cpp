@@ -122,6 +122,8 @@ class Builder {
   std::string first_dims() const { return type_of_read(0) == nullptr ? "" : by_position(*type_of_read(0)); }
   std::string operands_fault() const;
   std::string extents_fault() const;
+  /// What an op's settings say of extents that no letter can: heads of rows, gates of pairs, numbers of statistics.
+  std::string settings_fault() const;
   std::string aliases_fault() const;
   const Slot& slot(SlotId id) const { return segment_.slots[id.index()]; }
   /// Two bound slots may be bound to one storage: only a call can tell.
@@ -268,13 +270,15 @@ void Builder::describe(const CrossEntropy& w) {
   read("targets", "bs", Pass::kNonlinear);
   if (w.part == Part::kFused || w.part == Part::kLossOnly) {
     equation.frozen = "V";
-    write("nll", "b");
+    if (w.part == Part::kFused && op_.reads.size() == 3) read("scale", "k", Pass::kNonlinear);
+    write("nll", "b", 0b11u);
     if (w.part == Part::kFused) write("dlogits", "bsV", ~0u, slot_of_read(0));
     return;
   }
   read("max", "bs", Pass::kNonlinear);
   if (w.part == Part::kSum) return write("sums", "bsk");
-  read("sums", "bsk", Pass::kNonlinear);
+  read("sums", "bsj", Pass::kNonlinear);
+  if (op_.reads.size() == 5) read("scale", "k", Pass::kNonlinear);
   write("nll", "b", 0b1110u);  // the target's logit comes with the sums
   if (op_.writes.size() != 1) write("dlogits", "bsV", ~0u, slot_of_read(0));
 }
@@ -358,6 +362,7 @@ std::string Builder::build() {
   std::visit([&](const auto& w) { describe(w); }, op_.work);
   if (std::string fault = operands_fault(); !fault.empty()) return fault;
   if (std::string fault = extents_fault(); !fault.empty()) return fault;
+  if (std::string fault = settings_fault(); !fault.empty()) return fault;
   return aliases_fault();
 }
 
@@ -400,6 +405,85 @@ std::string Builder::extents_fault() const {
   for (const Written& w : equation.writes)
     if (auto fault = check(w.slot, w.dims); !fault.empty()) return fault;
   return "";
+}
+
+namespace {
+
+/// Heads, and the rows of qkv that they make: kv_heads groups of heads / kv_heads queries, one key and one value.
+std::string heads_fault(int heads, int kv_heads, int head_dim, const Slot& qkv) {
+  if (heads < 1 || kv_heads < 1 || head_dim < 1 || heads % kv_heads != 0)
+    return fmt::format("heads={} kv_heads={} head_dim={}: positive numbers, and every kv head serves as many heads", heads,
+                       kv_heads, head_dim);
+  const int64_t rows = (static_cast<int64_t>(heads) + 2 * static_cast<int64_t>(kv_heads)) * head_dim;
+  if (qkv.type.shape.last() != rows)
+    return fmt::format("heads={} kv_heads={} head_dim={} make {} rows of q, k and v, but %{} has {}", heads, kv_heads, head_dim,
+                       rows, qkv.name, qkv.type.shape.last());
+  return "";
+}
+
+std::string extent_fault(const Slot& slot, int dim, int64_t expected, std::string_view why) {
+  if (slot.type.shape[dim] == expected) return "";
+  return fmt::format("%{} has extent {} along dim {}, and {} expects {}", slot.name, slot.type.shape[dim], dim, why, expected);
+}
+
+}  // namespace
+
+std::string Builder::settings_fault() const {
+  const auto read_slot = [&](size_t i) -> const Slot& { return slot(op_.reads[i]); };
+  const auto write_slot = [&](size_t i) -> const Slot& { return slot(op_.writes[i]); };
+  const auto of_attention = [&](const Attention& w) -> std::string {
+    const bool forward = w.phase == Phase::kF;
+    const Slot &qkv = forward ? read_slot(0) : read_slot(3), &o = forward ? write_slot(0) : read_slot(1),
+               &lse = forward ? write_slot(1) : read_slot(2);
+    if (std::string fault = heads_fault(w.heads, w.kv_heads, w.head_dim, qkv); !fault.empty()) return fault;
+    if (std::string fault = extent_fault(o, 2, static_cast<int64_t>(w.heads) * w.head_dim, "a row of every head"); !fault.empty())
+      return fault;
+    if (std::string fault = extent_fault(lse, 1, w.heads, "one a head"); !fault.empty() || forward) return fault;
+    if (std::string fault = extent_fault(read_slot(0), 2, o.type.shape[2], "the gradient of the rows"); !fault.empty())
+      return fault;
+    return extent_fault(write_slot(0), 2, qkv.type.shape[2], "the gradient of q, k and v");
+  };
+  const auto of_rope = [&](const Rope& w) -> std::string {
+    if (w.head_dim % 2 != 0) return fmt::format("head_dim={}: rotation takes pairs", w.head_dim);
+    return heads_fault(w.heads, w.kv_heads, w.head_dim, read_slot(0));
+  };
+  const auto of_activation = [&](const Activation& w) -> std::string {
+    if (!w.swiglu) return "";
+    const bool forward = w.phase == Phase::kF;
+    const Slot &u = forward ? read_slot(0) : read_slot(1), &a = forward ? write_slot(0) : read_slot(0);
+    if (std::string fault = extent_fault(u, u.type.shape.rank - 1, 2 * a.type.shape.last(), "a gate for each"); !fault.empty())
+      return fault;
+    return forward ? "" : extent_fault(write_slot(0), u.type.shape.rank - 1, u.type.shape.last(), "the gradient of gate and up");
+  };
+  const auto of_norm = [&](const Norm& w) -> std::string {
+    const Slot& stats = w.phase == Phase::kF ? write_slot(1) : read_slot(w.phase == Phase::kI ? 3 : 2);
+    return extent_fault(stats, stats.type.shape.rank - 1, w.rms ? 1 : 2, w.rms ? "1/rms" : "mean and 1/std");
+  };
+  const auto of_positions = [&](const Positions& w) -> std::string {
+    const Slot &table = w.phase == Phase::kF ? read_slot(1) : write_slot(0), &x = read_slot(0);
+    if (table.type.shape[0] >= x.type.shape[1]) return "";
+    return fmt::format("%{} has {} rows for {} tokens", table.name, table.type.shape[0], x.type.shape[1]);
+  };
+  const auto of_loss = [&](const CrossEntropy& w) -> std::string {
+    if (w.tokens < 1) return fmt::format("tokens={}: the mean of no target", w.tokens);
+    if (w.part == CrossEntropy::Part::kSum) return extent_fault(write_slot(0), 2, 2, "a sum and the target's logit");
+    if (w.part == CrossEntropy::Part::kGrad) return extent_fault(read_slot(3), 2, 2, "a sum and the target's logit");
+    return "";
+  };
+  const auto of_dropout = [&](const Dropout& w) -> std::string {
+    return w.p >= 0 && w.p < 1 ? "" : fmt::format("p={}: a share of elements below 1", w.p);
+  };
+  const auto of_kernel = [&](const Kernel& w) -> std::string {
+    if (w.name != "clip_factor") return "";
+    const auto one = [](const Slot& s, DType dtype) { return s.type.dtype == dtype && s.type.shape.elements() == 1; };
+    if (op_.reads.size() == 2 && op_.writes.size() == 1 && one(read_slot(0), DType::f64) && one(read_slot(1), DType::f32) &&
+        one(write_slot(0), DType::f32))
+      return "";
+    return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
+  };
+  return std::visit(Overload{of_kernel, of_attention, of_rope, of_activation, of_norm, of_positions, of_loss, of_dropout,
+                             [](const auto&) { return std::string(); }},
+                    op_.work);
 }
 
 /// A write lies over no read, except exactly over one that it is said to replace or may replace.
@@ -481,7 +565,19 @@ void TypeChecker::check(const Op& op) {
   if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
   Builder builder(segment_, op);
   builder.build();
+  if (std::holds_alternative<CrossEntropy>(op.work) && builder.equation.reads.back().dims == "k") {
+    const SlotId scale = builder.equation.reads.back().slot;
+    check_factor(op, scale);
+    if (!type(scale).scale.denominator.empty()) fault(op, Rule::kTypes, "the loss scale %{} must be at scale 1", name(scale));
+  }
   for (const Written& w : builder.equation.writes) check_written(op, builder.equation, w);
+  const auto* kernel = std::get_if<Kernel>(&op.work);
+  if (kernel == nullptr || (kernel->rule != Kernel::Rule::kOpaque && kernel->rule != Kernel::Rule::kTrusted)) return;
+  for (const auto* operands : {&op.reads, &op.writes})
+    for (const SlotId slot : *operands)
+      if (type(slot).scale.factor != Rational(1))  // a named denominator may be its very purpose: unscaling
+        fault(op, Rule::kTypes, "%{} has scale {}, of which a kernel by name alone cannot know", name(slot),
+              scale_name(type(slot).scale));
 }
 
 void TypeChecker::check_written(const Op& op, const Equation& equation, const Written& w) {
@@ -596,6 +692,8 @@ void TypeChecker::check_scale(const Op& op, const Equation& equation, const Writ
   if (ce != nullptr && w.dims == "bsV") {
     const int64_t targets = logical_shape(type(equation.reads[1].slot), plan_.mesh).elements() * plan_.micro_batches;
     derived.factor = Rational(ce->tokens, targets);
+    const bool scaled = equation.reads.back().dims == "k";
+    if (scaled) derived.denominator = kLossScale;
     if (type(w.slot).scale != derived)
       fault(op, Rule::kTypes, "%{} is declared at scale {}, but a division by {} of the step's {} targets leaves scale {}",
             name(w.slot), scale_name(type(w.slot).scale), ce->tokens, targets, scale_name(derived));
@@ -676,10 +774,14 @@ void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
         fault(op, Rule::kTypes, "along {}: {}, but it was {}", axis_name(axis), placed(op.writes[i], axis),
               placement_name(place(op.reads[1 + i], axis)));
   }
-  if (op.reads.size() > 1 + parameters) check_factor(op, op.reads[1 + parameters]);
-  if (type(grad).scale != Scale{})
-    fault(op, Rule::kGradients, "the gradient %{} has scale {}: it must be 1 before an update", name(grad),
-          scale_name(type(grad).scale));
+  Scale wanted;  // what the factor divides out
+  if (op.reads.size() > 1 + parameters) {
+    check_factor(op, op.reads[1 + parameters]);
+    wanted.denominator = type(op.reads[1 + parameters]).scale.denominator;
+  }
+  if (type(grad).scale != wanted)
+    fault(op, Rule::kGradients, "the gradient %{} has scale {}: it must be {} {}", name(grad), scale_name(type(grad).scale),
+          scale_name(wanted), wanted == Scale{} ? "before an update" : "as that of its factor");
   if (type(grad).micro == Micro::kSlice) fault(op, Rule::kGradients, "the gradient %{} is of one micro-batch", name(grad));
   for (size_t i = 0; i < parameters; ++i)
     if (type(op.writes[i]).micro != Micro::kNone || type(op.writes[i]).scale != Scale{} || type(op.reads[1 + i]).scale != Scale{})
@@ -693,7 +795,7 @@ void TypeChecker::check_factor(const Op& op, SlotId factor) {
       fault(op, Rule::kGradients, "along {}: the factor {}, and every rank must have the same", axis_name(axis),
             placed(factor, axis));
   const Type& t = type(factor);
-  if (t.dtype != DType::f32 || t.shape.elements() != 1 || t.scale != Scale{} || t.micro == Micro::kSlice)
+  if (t.dtype != DType::f32 || t.shape.elements() != 1 || t.scale.factor != Rational(1) || t.micro == Micro::kSlice)
     fault(op, Rule::kTypes, "the factor %{} must be one f32 at scale 1", name(factor));
 }
 

@@ -37,8 +37,6 @@ struct Act {
   bool uses_parameters = false;
   std::vector<int32_t> reads, writes;
   std::vector<Aliasing> aliasing;
-  /// A forward op notes how what it reads and writes came about; what runs it again or backwards must see the same.
-  enum class History : uint8_t { kNone, kNote, kCheck } history = History::kNone;
 };
 
 struct Script {
@@ -63,11 +61,6 @@ std::string_view use_label(std::string_view label) {
   return label.ends_with(kAgain) ? label.substr(0, label.size() - kAgain.size()) : label;
 }
 
-/// These change a value in place and leave its type as it was: without them it looks the same to every other rule.
-bool changes_in_place(const Work& work) {
-  return std::holds_alternative<Rope>(work) || std::holds_alternative<Dropout>(work) || std::holds_alternative<Positions>(work);
-}
-
 bool is_state(BufferClass c) { return c != BufferClass::kActivation && c != BufferClass::kTemporary; }
 
 /// What all roles share: types by number, the scripts of segments, and which type may be read where which was written.
@@ -90,10 +83,6 @@ class Language {
   const Plan& plan;
   TypeTable types;
   std::vector<Script> scripts;
-  /// By label: how the values that its forward op read and wrote came about, over all calls.
-  std::unordered_map<uint64_t, std::vector<uint64_t>> histories;
-  /// By label, phase and operand of an op that goes back: what changed the operand in place since it was made.
-  std::unordered_map<uint64_t, uint64_t> changes;
 
  private:
   bool decide(const Type& held, const Type& wanted, AxisSet cut) const;
@@ -128,10 +117,7 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
   act.source = hash_text(use_label(op.label));
   const auto micro = [&](SlotId s) { return segment.slots[s.index()].type.micro; };
   const bool sums = std::ranges::any_of(op.writes, [&](SlotId s) { return micro(s) == Micro::kSum; });
-  const Phase phase = phase_of(op.work);
-  act.uses_parameters = phase == Phase::kF;
-  if (phase != Phase::kNone && !std::holds_alternative<Kernel>(op.work))
-    act.history = phase == Phase::kF && use_label(op.label) == op.label ? Act::History::kNote : Act::History::kCheck;
+  act.uses_parameters = phase_of(op.work) == Phase::kF;
   if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work))
     act.kind = Act::Kind::kOptimizer;
   else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work))
@@ -241,11 +227,6 @@ class Replay {
   void play(const Call& call);
   void play(const Act& act);
   void perform(const Act& act);
-  uint64_t history_of(const Region& at) const;
-  uint64_t changes_of(const Region& at) const;
-  uint64_t history_after(const Act& act, const Region& at) const;
-  void note_history(const Act& act, const Region& at);
-  void check_history(const Act& act);
   Rational owed_by_reads(const Act& act);
   void check_aliasing(const Act& act);
   void play_sum(const Act& act);
@@ -305,7 +286,9 @@ class Replay {
       if (p.begin < at.end && at.begin < p.end) f(p);
   }
   CrossRole message_key(CommId comm, int from, int to) { return {comm.value, from, to, messages_[{comm.value, from, to}]++}; }
-  void demand_complete(const Act& act, const Piece& p, bool update);
+  void demand(const Act& act, const Piece& p, bool complete);
+  int64_t elements_over_ranks(const Piece& p, const Region& at, const Type& read_as) const;
+  void check_norm(const Act& act, const Kernel& kernel);
 
   Language& language_;
   const Plan& plan_;
@@ -585,9 +568,6 @@ void Replay::write(const Region& at, int32_t sum) {
   if (!at.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
   Piece whole = fresh_piece(at, at.begin, at.end);
   whole.sum = sum;
-  whole.made = history_after(*act_, at);
-  if (changes_in_place(act_->op->work) && phase_of(act_->op->work) == Phase::kI)
-    whole.changed = mix(changes_of(at) ^ mix(act_->source)) | 1;
   const auto* zero = std::get_if<Fill>(&act_->op->work);
   whole.zero = zero != nullptr && zero->value == 0;
   const auto* loss = std::get_if<CrossEntropy>(&act_->op->work);
@@ -595,7 +575,7 @@ void Replay::write(const Region& at, int32_t sum) {
   const bool partial = !axes_placed(language_.types.value_type(at.value_type), plan_.mesh, Place::kPartial).empty();
   if (partial && loss != nullptr && loss->part == CrossEntropy::Part::kMax) whole.pending = Pending::kMax;
   if (partial && kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted))
-    whole.pending = Pending::kEither;
+    whole.pending = kernel->name == "found_inf" ? Pending::kMax : Pending::kEither;  // a flag is no count
   scratch_.clear();
   int64_t done = at.begin;
   if (at.root >= 0)
@@ -652,8 +632,6 @@ void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
     q.version = p.version;
     q.zero = p.zero;
     q.owed = p.owed;
-    q.made = p.made;
-    q.changed = p.changed;
     if (changed.empty()) q.pending = p.pending;
     q.sum = copy_sum(p.sum);
     moved.push_back(q);
@@ -682,72 +660,6 @@ void Replay::check_aliasing(const Act& act) {
   }
 }
 
-/// The histories of a region's pieces as one number; 0 where one of them is unknown.
-uint64_t Replay::history_of(const Region& at) const {
-  if (!at.storage->alive) return 0;
-  uint64_t history = 0, last = 0;
-  for (const Piece& p : at.storage->pieces) {
-    if (p.end <= at.begin || at.end <= p.begin) continue;
-    if (p.made == 0) return 0;
-    if (p.made != last) history = mix(history ^ p.made ^ static_cast<uint64_t>(std::max(p.begin, at.begin) - at.begin));
-    last = p.made;
-  }
-  return history;
-}
-
-/// The changes in place of a region's pieces as one number; 0 where there was none.
-uint64_t Replay::changes_of(const Region& at) const {
-  uint64_t changes = 0, last = 0;
-  if (!at.storage->alive) return 0;
-  for (const Piece& p : at.storage->pieces) {
-    if (p.end <= at.begin || at.end <= p.begin) continue;
-    if (p.changed != last) changes = mix(changes ^ p.changed ^ static_cast<uint64_t>(std::max(p.begin, at.begin) - at.begin));
-    last = p.changed;
-  }
-  return changes;
-}
-
-/// How what the op leaves in a region it writes will have come about.
-uint64_t Replay::history_after(const Act& act, const Region& at) const {
-  if (phase_of(act.op->work) != Phase::kF || act.history == Act::History::kNone) return 0;
-  if (!changes_in_place(act.op->work)) return mix(act.source) | 1;
-  const uint64_t before = history_of(at);
-  return before == 0 ? 0 : mix(before ^ mix(act.source)) | 1;
-}
-
-void Replay::note_history(const Act& act, const Region& at) {
-  const uint64_t history = history_of(at);
-  if (history == 0) return;
-  auto& known = language_.histories[act.source];
-  if (std::ranges::find(known, history) == known.end()) known.push_back(history);
-}
-
-/// A forward op that runs again, and the ops that go back through it, must read what the forward op read or made, changed in place
-/// as often.
-void Replay::check_history(const Act& act) {
-  const Phase phase = phase_of(act.op->work);
-  for (size_t i = 0; i < act.reads.size() && phase != Phase::kF; ++i) {
-    const uint64_t changes = changes_of(region(act.reads[i]));
-    const uint64_t key = mix(act.source ^ mix(static_cast<uint64_t>(phase) * 64 + i));
-    const auto [known, fresh] = language_.changes.try_emplace(key, changes);
-    if (!fresh && known->second != changes)
-      return fault(Rule::kValues,
-                   "reads %{}, which was changed in place (rope, dropout) otherwise than in another segment with this op",
-                   slot_name(act.reads[i]));
-  }
-  const auto known = language_.histories.find(act.source);
-  if (known == language_.histories.end()) return;
-  for (const int32_t slot : act.reads) {
-    const uint64_t history = history_of(region(slot));
-    if (history == 0 || std::ranges::find(known->second, history) != known->second.end()) continue;
-    return fault(
-        Rule::kValues,
-        "reads %{}, which came about in another way than what the forward op of this label read or made: an op that changes "
-        "it in place (rope, dropout, positions) is missing or one too many",
-        slot_name(slot));
-  }
-}
-
 /// What the losses that an op adds up still owe; 0 where that is not known of all.
 Rational Replay::owed_by_reads(const Act& act) {
   std::optional<Rational> owed;
@@ -771,9 +683,7 @@ void Replay::play(const Act& act) {
   act_ = &act;
   if (!act.aliasing.empty()) check_aliasing(act);
   if (act.op == nullptr) return perform(act);
-  if (act.history == Act::History::kCheck && !script_->replayed) check_history(act);
-  if (act.history == Act::History::kNote)
-    for (const int32_t slot : act.reads) note_history(act, region(slot));
+  if (const auto* kernel = std::get_if<Kernel>(&act.op->work)) check_norm(act, *kernel);
   const auto* sum = std::get_if<SumScalars>(&act.op->work);
   const auto* loss = std::get_if<CrossEntropy>(&act.op->work);
   const bool states_loss = loss != nullptr && loss->part != CrossEntropy::Part::kMax && loss->part != CrossEntropy::Part::kSum;
@@ -785,7 +695,6 @@ void Replay::play(const Act& act) {
     if (!at.storage->alive) continue;
     if (sum != nullptr || norm || (states_loss && slot == act.op->writes[0].value))
       for_pieces(at, [&](Piece& p) { p.owed = owed; });
-    if (act.history == Act::History::kNote) note_history(act, at);
   }
 }
 
@@ -832,13 +741,26 @@ void Replay::play_sum(const Act& act) {
   if (send != nullptr)
     sent =
         message_key(send->comm, role_index_, peer_of(plan_, role_index_, plan_.comms[send->comm.index()], send->hop, send->cyclic));
+  const bool by_kernel = std::holds_alternative<Kernel>(act.op->work);
   for (size_t i = 0; i < act.reads.size(); ++i) {
     const Region at = region(act.reads[i]);
     read(act.reads[i], at);
     if (!at.storage->alive) continue;
     if (act.uses_parameters) note_use(at, act.ordinals[i]);
+    int32_t parameter = -1, last = -1;  // of the pieces before
     for_pieces(at, [&](const Piece& p) {
-      if (norm) return demand_complete(act, p, false);
+      if (by_kernel && p.sum >= 0) {
+        sum.mixed = sum.mixed || (parameter >= 0 && p.parameter >= 0 && parameter != p.parameter);
+        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand(act, p, false);  // the last to see what lies where
+        parameter = p.parameter >= 0 ? p.parameter : parameter;
+        // What a kernel wrote at once stands as a whole in each piece that it wrote: one for each parameter there, and the padding.
+        if (last >= 0 && sums_[static_cast<size_t>(p.sum)].sources == sums_[static_cast<size_t>(last)].sources) return;
+        last = p.sum;
+      }
+      if (norm) {
+        if (p.parameter >= 0) sum.normed[p.parameter] += elements_over_ranks(p, at, segment_->slots[static_cast<size_t>(act.reads[i])].type);
+        return demand(act, p, true);
+      }
       if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);
       if (p.sum >= 0) sum.add(sums_[static_cast<size_t>(p.sum)]);
       if (p.slice < 0) return;
@@ -971,17 +893,20 @@ void Replay::play_transfer(const Act& act) {
       owed = p.owed;
     });
     write(dst, copy_sum(sum));
+    const bool partial = !axes_placed(language_.types.value_type(dst.value_type), plan_.mesh, Place::kPartial).empty();
     for_pieces(dst, [&](Piece& p) {
       p.version = version;
       p.owed = owed;
+      if (reduces && partial && collective->reduce == ReduceOp::kMax) p.pending = Pending::kMax;  // along the other axes still
     });
     return;
   }
   transfer(src, dst, changed);
   if (!joins) return;
   for_pieces(dst, [&](Piece& p) {
-    if (p.sum < 0 || p.parameter < 0) return;
+    if (p.sum < 0) return;
     Contributions& sum = sums_[static_cast<size_t>(p.sum)];
+    if (p.parameter < 0 && sum.normed.empty()) return;
     ledger_.give(key, role_index_, p.parameter, sum);
     sum.merged.push_back(key);
   });
@@ -1010,7 +935,6 @@ void Replay::play_add(const Act& act) {
         fault(Rule::kGradients, "adds the gradient of {} to that of {}", plan_.parameters[static_cast<size_t>(q.parameter)].name,
               plan_.parameters[static_cast<size_t>(p.parameter)].name);
       p.zero = p.zero && q.zero;
-      p.made = p.changed = 0;
       p.owed = Rational(0);
       if (q.sum < 0) continue;
       if (p.sum < 0) p.sum = new_sum({});
@@ -1020,12 +944,42 @@ void Replay::play_add(const Act& act) {
   });
 }
 
-void Replay::demand_complete(const Act& act, const Piece& p, bool update) {
+/// Elements of a piece within a region, counted over the ranks that share its tensor out.
+int64_t Replay::elements_over_ranks(const Piece& p, const Region& at, const Type& read_as) const {
+  const Type& type = language_.types.value_type(p.value_type);
+  int64_t n = std::min(p.end, at.end) - std::max(p.begin, at.begin);
+  for (size_t a = 0; a < plan_.mesh.axes.size(); ++a) {
+    // What was written as a bucket of several gradients is cut as the view says by which it is read.
+    const Placement& place = type.place[a].kind == Place::kLocal ? read_as.place[a] : type.place[a];
+    if (place.is_shard() && !at.shard.contains(static_cast<int>(a))) n *= plan_.mesh.axes[a].size;
+  }
+  return n;
+}
+
+/// What a kernel is given as a squared norm counts whole gradients, and what clips counts all of them.
+void Replay::check_norm(const Act& act, const Kernel& kernel) {
+  const bool clips = kernel.name == "clip_factor";
+  bool is_norm = false;
+  for (const int32_t slot : act.reads) {
+    const Region at = region(slot);
+    if (!at.storage->alive) continue;
+    for_pieces(at, [&](const Piece& p) {
+      if (p.sum < 0) return;
+      const Contributions& sum = sums_[static_cast<size_t>(p.sum)];
+      if (sum.normed.empty()) return;
+      is_norm = is_norm || slot == act.reads[0];
+      ledger_.demand({role_index_, -1, clips, segment_, act.op, call_, sum});
+    });
+  }
+  if (clips && !is_norm) fault(Rule::kGradients, "clips by %{}, which is no squared norm of gradients", slot_name(act.reads[0]));
+}
+
+void Replay::demand(const Act& act, const Piece& p, bool complete) {
   if (p.parameter < 0) return;
   Demand d;
   d.role = role_index_;
   d.parameter = p.parameter;
-  d.update = update;
+  d.complete = complete;
   d.segment = segment_;
   d.op = act.op;
   d.call = call_;
@@ -1041,8 +995,8 @@ void Replay::play_optimizer(const Act& act) {
   if (!grad.storage->alive || !param.storage->alive) return;
   const bool unlinked = std::ranges::none_of(param.storage->pieces, [](const Piece& p) { return p.parameter >= 0; });
   const bool is_slice = (param.end - param.begin) * parts_[grad.shard.mask] == grad.end - grad.begin;
-  if (unlinked && param.storage->spread.empty() && param.shard.empty() && !grad.shard.empty() && param.begin == 0 && is_slice) {
-    // A flat shard of several parameters, whose layout its gradient tells.
+  if (unlinked && param.storage->spread.empty() && param.shard.empty() && param.begin == 0 && is_slice) {
+    // A flat copy or shard of several parameters, whose layout its gradient tells.
     const Piece was = param.storage->pieces.front();
     param.storage->spread = grad.shard;
     param.storage->pieces.clear();
@@ -1100,7 +1054,7 @@ void Replay::play_optimizer(const Act& act) {
       ledger_.updated(role_index_, p.parameter, (end - begin) * ranks);
       Piece whole = g;
       whole.parameter = p.parameter;
-      demand_complete(act, whole, true);
+      demand(act, whole, true);
     });
   });
   if (!updated.empty()) {
@@ -1170,12 +1124,14 @@ void Replay::finish_metric(size_t root) {
     if (!axes_placed(t, plan_.mesh, Place::kPartial).empty())
       return fault(Rule::kTypes, "%{} is reported as an unreduced sum: {}", role_.buffers[root].name, type_text(p.value_type));
     if (t.micro != Micro::kSum || p.sum < 0) continue;
+    const Contributions& sum = sums_[static_cast<size_t>(p.sum)];
+    if (!sum.normed.empty()) ledger_.demand({role_index_, -1, true, nullptr, nullptr, nullptr, sum});
     if (p.owed != Rational(0) && p.owed != Rational(1))
       return fault(
           Rule::kTypes,
           "%{} is reported as {}/{} times what it sums up to: the mean loss of the step's targets, or the whole squared norm",
           role_.buffers[root].name, p.owed.num, p.owed.den);
-    for (const Source& s : sums_[static_cast<size_t>(p.sum)].sources)
+    for (const Source& s : sum.sources)
       if (!ledger_.is_complete(s))
         return fault(Rule::kValues, "%{} holds {} of the step's {} micro-batches", role_.buffers[root].name, s.count,
                      plan_.micro_batches);

@@ -17,6 +17,7 @@ struct Source {
   int32_t count = 0;
   const Op* op = nullptr;  ///< one of the ops, for messages
   int32_t layer = -1;
+  friend bool operator==(const Source&, const Source&) = default;
 };
 
 /// Where a sum over micro-batches came from another role: the n-th collective of a communicator that joins roles, or the n-th such
@@ -31,7 +32,12 @@ struct CrossRole {
 /// What a sum over micro-batches holds.
 struct Contributions {
   std::vector<Source> sources;
+  /// Of a squared norm: how many elements of each parameter's gradient it counts, over all ranks.
+  std::map<int32_t, int64_t> normed;
   std::vector<CrossRole> merged;  ///< sums over roles that it went through: the other roles' parts are looked up at the end
+  /// A kernel made it of several parameters' gradients at once (a compressed bucket): the kernel is trusted to have kept their
+  /// elements apart, so what belongs to another parameter is no fault.
+  bool mixed = false;
 
   void add(const Source& s);
   void add(const Contributions& other);
@@ -60,11 +66,6 @@ struct Piece {
   /// By what a scalar must still be divided before it is reported: the targets of the step for a loss that was just computed, 1 for
   /// the mean and for a squared norm, 0 for what is neither or of unknown origin.
   Rational owed{0};
-  /// How a forward value came about, by the labels of the op that made it and of those that changed it in place; 0: unknown, or
-  /// none.
-  uint64_t made = 0;
-  /// Of a backward value: the labels of the ops that changed it in place since it was made; 0: none did.
-  uint64_t changed = 0;
 };
 
 inline constexpr int32_t kSlotName = 1 << 30;
@@ -88,11 +89,12 @@ struct Region {
   int32_t name = -1;
 };
 
-/// An update or norm that needs a complete gradient, judged when all roles are known.
+/// An update or norm that needs a complete gradient, a kernel that needs to know whose it is, or the use of a squared norm, judged
+/// when all roles are known.
 struct Demand {
   int role = -1;
-  int32_t parameter = -1;
-  bool update = true;
+  int32_t parameter = -1;  ///< -1: of a squared norm
+  bool complete = true;    ///< false: it need not be all, but must be nothing else
   const Segment* segment = nullptr;
   const Op* op = nullptr;
   const Call* call = nullptr;
@@ -128,6 +130,7 @@ class GradientLedger {
     Contributions sum;
   };
   void settle(const Demand& d);
+  void settle_norm(const Demand& d);
   Contributions total(const Demand& d) const;
 
   const Plan& plan_;

@@ -274,8 +274,32 @@ int64_t narrow_scratch(const AdamW&, const Operands& o, bool) {
   for (size_t i = 0; i < 3; ++i) bytes += window(o.write(i), kBlock);
   return bytes;
 }
-/// As much as elementwise kernels want; others that want more are lent it by the back end.
-int64_t narrow_scratch(const Kernel&, const Operands& o, bool) { return windows(o, kBlock); }
+/// A canonical tree over `rows` parts, a block of each at a time: the parts, and where they lie.
+int64_t tree_scratch(int64_t rows, int64_t block) { return floats(rows * block) + aligned(8 * rows); }
+
+/// As much as elementwise kernels want, but for those that are known here to want something else; others that want more are lent it
+/// by the back end.
+int64_t kernel_scratch(const Kernel& w, const Operands& o) {
+  if (w.name == "copy") return is_narrow(o.read(0)) && is_narrow(o.write(0)) ? floats(kBlock) : 0;
+  if (w.name == "dequantise_sum_int8" || w.name == "dequantise_sum_int4" || w.name == "sum_rows") {
+    const int64_t rows = o.read(0).shape[0], block = std::max<int64_t>(2, kBlock / std::max<int64_t>(1, rows) / 2 * 2);
+    return tree_scratch(rows, block) + window(o.write(0), block);
+  }
+  if (w.name == "orthogonalise") return aligned(8 * elements(o.read(0)));
+  if (w.name == "project" && !is_narrow(o.read(0)) && !is_narrow(o.read(1)) && !is_narrow(o.write(0)))
+    return floats(std::min<int64_t>(rows_of(o.read(0)), 128) *
+                  std::min<int64_t>(rows_of(o.read(1)), 64)) +  // a block of the result
+           product_scratch(o.read(0).shape.last(), true);
+  if (w.name == "random_k") return windows(o, kBlock) + floats(kBlock);  // a block of draws
+  if (w.name == "scatter") {                                             // and how far each part has come
+    const int64_t parts = rows_of(o.read(0)), block = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, parts));
+    return tree_scratch(parts, block) + aligned(8 * parts) + window(o.write(0), block);
+  }
+  // Those that find a maximum over many operands take one block for all.
+  if (w.name == "found_inf" || w.name == "amax") return std::min(floats(kBlock), windows(o, kBlock));
+  return windows(o, kBlock);
+}
+int64_t narrow_scratch(const Kernel& w, const Operands& o, bool) { return kernel_scratch(w, o); }
 template <class Other>
 int64_t narrow_scratch(const Other&, const Operands&, bool) {
   return 0;
@@ -303,6 +327,7 @@ int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical) {
                       (std::holds_alternative<AdamW>(op.work) && operands.reads() > 4);  // the gradient, in blocks
   if (scales || any_narrow(operands))
     return std::visit([&](const auto& w) { return narrow_scratch(w, operands, canonical); }, op.work);
+  if (const Kernel* kernel = std::get_if<Kernel>(&op.work)) return kernel_scratch(*kernel, operands);
   return std::visit([&](const auto& w) { return scratch_of(w, operands, canonical); }, op.work);
 }
 
@@ -317,17 +342,32 @@ std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op) {
   return extents_of(*linear, Operands(segment, op));
 }
 
+namespace {
+
+/// Whether no operand is in device memory: the host does the work, and lends the space.
+bool works_on_host(const Segment& segment, const Op& op) {
+  for (const auto* operands : {&op.reads, &op.writes})
+    for (const SlotId slot : *operands)
+      if (segment.slots[slot.index()].space == Space::kDevice) return false;
+  return true;
+}
+
+}  // namespace
+
 void add_workspaces(Plan& plan, bool canonical) {
   struct Needs {
     std::vector<int64_t> scratch;  ///< by stream
     int64_t table = 0;
   };
   std::vector<Needs> by_segment(plan.segments.size(), {std::vector<int64_t>(plan.streams.size()), 0});
+  std::vector<Space> space(plan.streams.size(), Space::kHost);  // of a stream's workspace: one that only hosts' ops need is theirs
   for (size_t s = 0; s < plan.segments.size(); ++s)
     for (const Step& step : plan.segments[s].steps)
       if (const Op* op = std::get_if<Op>(&step)) {
         int64_t& most = by_segment[s].scratch[op->stream.index()];
-        most = std::max(most, scratch_bytes(plan.segments[s], *op, canonical));
+        const int64_t bytes = scratch_bytes(plan.segments[s], *op, canonical);
+        if (bytes > 0 && !works_on_host(plan.segments[s], *op)) space[op->stream.index()] = Space::kDevice;
+        most = std::max(most, bytes);
         by_segment[s].table = std::max(by_segment[s].table, rope_table_elements(plan.segments[s], *op));
       }
   for (Role& role : plan.roles) {
@@ -338,7 +378,7 @@ void add_workspaces(Plan& plan, bool canonical) {
         for (size_t i = 0; i < needs.scratch.size(); ++i) needs.scratch[i] = std::max(needs.scratch[i], n.scratch[i]);
         needs.table = std::max(needs.table, n.table);
       }
-    const auto add = [&](std::string name, DType dtype, int64_t elements) {
+    const auto add = [&](std::string name, DType dtype, int64_t elements, Space where) {
       if (elements == 0) return;
       if (const auto known = std::ranges::find(role.buffers, name, &Buffer::name); known != role.buffers.end()) {
         known->type.shape = {elements};
@@ -352,11 +392,13 @@ void add_workspaces(Plan& plan, bool canonical) {
       for (size_t a = 0; a < plan.mesh.axes.size(); ++a)
         if (plan.mesh.axes[a].size > 1) b.type.place[a] = Placement::local();
       b.kind = BufferClass::kWorkspace;
+      b.space = where;
       b.persistent = true;
       role.buffers.push_back(std::move(b));
     };
-    for (size_t i = 0; i < needs.scratch.size(); ++i) add("workspace." + plan.streams[i], DType::f32, needs.scratch[i] / 4);
-    add("rope.table", DType::f32, needs.table);
+    for (size_t i = 0; i < needs.scratch.size(); ++i)
+      add("workspace." + plan.streams[i], DType::f32, needs.scratch[i] / 4, space[i]);
+    add("rope.table", DType::f32, needs.table, Space::kDevice);
   }
 }
 

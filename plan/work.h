@@ -32,7 +32,7 @@ int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical);
 int64_t rope_table_elements(const Segment& segment, const Op& op);
 
 /// Gives each role the buffers that kernels need beside operands: "workspace.<stream>" as large as the most that an op on the
-/// stream may use, and "rope.table" where one rotates. They live across steps. Where a role has them already they get
+/// stream may use (in host memory where all of those work there), and "rope.table" where one rotates. They live across steps. Where a role has them already they get
 /// the size that its program needs.
 void add_workspaces(Plan& plan, bool canonical);
 

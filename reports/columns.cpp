@@ -19,12 +19,28 @@ constexpr Value kNotApplicable = std::monostate{};
 Value text(std::string_view v) { return v.empty() ? kNotApplicable : Value(std::string(v)); }
 Value number(int64_t v) { return Value(v); }
 Value number(double v) { return Value(v); }
-Value maybe(const std::optional<double>& v) { return v ? Value(*v) : kNotApplicable; }
+template <class T>
+Value maybe(const std::optional<T>& v) {
+  return v ? Value(*v) : kNotApplicable;
+}
 
 /// Gradients accumulate and travel in one type.
 Value gradient_dtype(Outcome o) {
   const DType type = precision_of(o.config).gradient;
   return text(type == DType::bf16 ? "bf16" : type == DType::f16 ? "fp16" : "fp32");
+}
+
+/// "int8 bits=8", "top-k k=0.01": the technique with the option that it has.
+Value compression(Outcome o) {
+  const Compression& c = o.config.layout.compression;
+  const std::string kind{name_of(c.kind)};
+  switch (c.kind) {
+    case CompressionKind::kInt8: return text(fmt::format("{} bits={}", kind, c.bits));
+    case CompressionKind::kTopK:
+    case CompressionKind::kRandomK: return text(fmt::format("{} k={}", kind, c.k));
+    case CompressionKind::kPowerSgd: return text(fmt::format("{} rank={}", kind, c.rank));
+    default: return text(kind);
+  }
 }
 
 /// Tokens of one step of the whole job at `step_s` seconds a step.
@@ -100,7 +116,8 @@ constexpr std::array kColumns = {
     CaseColumn{"predicted_wire_bytes", Unit::kBytes, "predicted wire", "payload sent in one step, summed over ranks",
                PREDICTED(wire_bytes)},
     CaseColumn{"measured_wire_bytes", Unit::kBytes, "measured wire",
-               "payload sent in one step, summed over ranks, counted where it was sent", MEASURED(wire_bytes)},
+               "payload sent in one step, summed over ranks, counted where it was sent",
+               [](Outcome o) { return o.measured ? maybe(o.measured->wire_bytes) : kNotApplicable; }},
     CaseColumn{"predicted_compute_s", Unit::kSeconds, "predicted compute", "union of compute ops on the slowest rank",
                PREDICTED_TIME(compute_s)},
     CaseColumn{"measured_compute_s", Unit::kSeconds, "measured compute", "union of compute ops on the slowest rank",
@@ -135,6 +152,10 @@ constexpr std::array kColumns = {
                [](Outcome o) { return o.measured ? maybe(o.measured->val_loss) : kNotApplicable; }},
     CaseColumn{"loss_unigram", Unit::kNats, "unigram loss", "entropy of the unigram model on the same text",
                [](Outcome o) { return o.measured ? maybe(o.measured->loss_unigram) : kNotApplicable; }},
+    CaseColumn{"skipped_steps", Unit::kNone, "skipped", "steps whose update was left out, warm-up included",
+               MEASURED(skipped_steps)},
+    CaseColumn{"loss_scale", Unit::kNone, "", "after the last step",
+               [](Outcome o) { return o.measured ? maybe(o.measured->loss_scale) : kNotApplicable; }},
     CaseColumn{"seed", Unit::kNone, "", "of every random number",
                [](Outcome o) { return text(fmt::format("{}", o.config.train.seed)); }},
     CaseColumn{"program_version", Unit::kNone, "", "of shardlab", [](Outcome o) { return text(o.program_version); }},
@@ -164,7 +185,7 @@ constexpr std::array kColumns = {
     CaseColumn{"hybrid_shard", Unit::kNone, "", "size of the shard group", [](Outcome) { return text("none"); }},
     CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", [](Outcome) { return text("none"); }},
     CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", [](Outcome) { return text("none"); }},
-    CaseColumn{"compression", Unit::kNone, "", "of gradients", [](Outcome) { return text("none"); }},
+    CaseColumn{"compression", Unit::kNone, "", "of gradients", compression},
     CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", [](Outcome) { return text("none"); }},
     CaseColumn{"cp_kind", Unit::kNone, "", "kind of context parallelism", [](Outcome) { return text("none"); }},
     CaseColumn{"reduce_dtype", Unit::kNone, "", "element type of gradient reductions", gradient_dtype},

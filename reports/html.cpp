@@ -99,6 +99,7 @@ Json accuracy_json(int ranks, const Accuracy& a) {
           {"within_10", a.within_10},
           {"median_unplanned", json_of(a.median_unplanned)},
           {"peak_exact", a.peak_exact},
+          {"wire_cases", a.wire_cases},
           {"wire_exact", a.wire_exact}};
 }
 

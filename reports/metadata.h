@@ -16,6 +16,7 @@ struct RunMetadata {
   std::string compiler;
   std::string libraries;  ///< "oneDNN 2.7, fmt 9.1"
   std::string command;    ///< as typed
+  std::string sweep;      ///< name of the sweep
   std::string date;       ///< ISO 8601, UTC
   std::string host;       ///< name of the machine
   std::string processor;

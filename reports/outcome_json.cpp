@@ -36,6 +36,8 @@ inline constexpr int kValues<OffloadTo> = 3;
 template <>
 inline constexpr int kValues<CompressionKind> = 7;
 template <>
+inline constexpr int kValues<GuardAction> = 3;
+template <>
 inline constexpr int kValues<Optimizer> = 2;
 template <>
 inline constexpr int kValues<AlgorithmChoice> = 4;
@@ -180,6 +182,16 @@ void visit_fields(V& v, T& x) {
 }
 
 template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, Guard>
+void visit_fields(V& v, T& x) {
+  v("nonfinite", x.nonfinite);
+  v("spike", x.spike);
+  v("loss_factor", x.loss_factor);
+  v("norm_factor", x.norm_factor);
+  v("window", x.window);
+}
+
+template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, Train>
 void visit_fields(V& v, T& x) {
   v("seq_len", x.seq_len);
@@ -190,6 +202,8 @@ void visit_fields(V& v, T& x) {
   v("reduce_dtype", x.reduce_dtype);
   v("accumulate_dtype", x.accumulate_dtype);
   v("loss_scale", x.loss_scale);
+  v("loss_scale_start", x.loss_scale_start);
+  v("loss_scale_interval", x.loss_scale_interval);
   v("fp8_scaling", x.fp8_scaling);
   v("optimizer", x.optimizer);
   v("learning_rate", x.learning_rate);
@@ -200,6 +214,7 @@ void visit_fields(V& v, T& x) {
   v("dropout", x.dropout);
   v("grad_norm", x.grad_norm);
   v("clip_norm", x.clip_norm);
+  v("guard", x.guard);
   v("seed", x.seed);
 }
 
@@ -297,6 +312,8 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("resident_bytes", x.resident_bytes);
   v("unplanned_memory_bytes", x.unplanned_memory_bytes);
   v("wire_bytes", x.wire_bytes);
+  v("skipped_steps", x.skipped_steps);
+  v("loss_scale", x.loss_scale);
   v("loss_unigram", x.loss_unigram);
   v("val_loss", x.val_loss);
   v("energy_j", x.energy_j);
@@ -384,6 +401,7 @@ void visit_fields(V& v, T& x) {
   v("compiler", x.compiler);
   v("libraries", x.libraries);
   v("command", x.command);
+  v("sweep", x.sweep);
   v("date", x.date);
   v("host", x.host);
   v("processor", x.processor);

@@ -14,6 +14,7 @@
 #include <map>
 
 #include "plan/base/check.h"
+#include "plan/base/files.h"
 #include "plan/base/hash.h"
 #include "plan/base/world_error.h"
 #include "plan/op.h"
@@ -132,7 +133,7 @@ void Store::Close::operator()(sqlite3* handle) const { sqlite3_close(handle); }
 Result<Store> Store::open(const std::string& path) { return open_with(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, true); }
 
 Result<Store> Store::open_existing(const std::string& path) {
-  if (!std::filesystem::exists(path))
+  if (!is_there(path))
     return Error{ExitCode::kUsage, fmt::format("{}: no such results store", path),
                  "name a directory that `shardlab run` wrote (--out DIR)", ""};
   return open_with(path, SQLITE_OPEN_READONLY, false);
@@ -239,16 +240,19 @@ void Store::begin_run(const RunMetadata& run) {
   Statement(handle_.get(), "INSERT INTO runs (metadata) VALUES (?)").bind(1, run_to_json(run)).run();
 }
 
-void Store::append(const CaseOutcome& given) {
-  CaseOutcome outcome = given;
-  if (outcome.program_version.empty()) outcome.program_version = program_version_;
-  const std::string machine = machine_to_json(outcome.config.machine);
-  const std::string machine_key = fmt::format("{:016x}", hash_text(machine));
+void Store::append(const CaseOutcome& outcome) { append({&outcome, 1}); }
 
+void Store::append(std::span<const CaseOutcome> outcomes) {
   sqlite::Transaction transaction(handle_.get());
-  Statement(handle_.get(), "INSERT OR IGNORE INTO machines VALUES (?, ?)").bind(1, machine_key).bind(2, machine).run();
-  write_case(outcome, machine_key, outcome_to_json(outcome));
-  replace_details(outcome);
+  for (const CaseOutcome& given : outcomes) {
+    CaseOutcome outcome = given;
+    if (outcome.program_version.empty()) outcome.program_version = program_version_;
+    const std::string machine = machine_to_json(outcome.config.machine);
+    const std::string machine_key = fmt::format("{:016x}", hash_text(machine));
+    Statement(handle_.get(), "INSERT OR IGNORE INTO machines VALUES (?, ?)").bind(1, machine_key).bind(2, machine).run();
+    write_case(outcome, machine_key, outcome_to_json(outcome));
+    replace_details(outcome);
+  }
   transaction.commit();
 }
 
@@ -339,22 +343,33 @@ Result<RunDirectory> RunDirectory::open(const std::string& directory, const RunM
   RunDirectory out(directory, std::move(store).value());
   out.store_.begin_run(run);
   out.cases_ = out.store_.outcomes();
+  for (size_t i = 0; i < out.cases_.size(); ++i) out.position_.emplace(out.cases_[i].case_id, i);
   out.program_version_ = run.program_version;
   return out;
 }
 
-void RunDirectory::append(const CaseOutcome& given) {
-  CaseOutcome outcome = given;
+/// In the place of the case's earlier outcome, or behind all others.
+void RunDirectory::keep(CaseOutcome outcome) {
   if (outcome.program_version.empty()) outcome.program_version = program_version_;
-  store_.append(outcome);
-  const auto same = std::find_if(cases_.begin(), cases_.end(), [&](const CaseOutcome& o) { return o.case_id == outcome.case_id; });
-  if (same != cases_.end())
-    *same = std::move(outcome);
-  else
+  const auto [at, fresh] = position_.try_emplace(outcome.case_id, cases_.size());
+  if (fresh)
     cases_.push_back(std::move(outcome));
+  else
+    cases_[at->second] = std::move(outcome);
   ++unwritten_;
+}
+
+void RunDirectory::append(const CaseOutcome& outcome) {
+  store_.append({&outcome, 1});
+  keep(outcome);
   // Rewriting n rows after each of n cases is n^2: long sweeps rewrite once for every hundredth more, and in `finish`.
   if (unwritten_ >= static_cast<int64_t>(cases_.size()) / 100) finish();
+}
+
+void RunDirectory::append(std::span<const CaseOutcome> outcomes) {
+  store_.append(outcomes);
+  for (const CaseOutcome& outcome : outcomes) keep(outcome);
+  if (2 * unwritten_ >= static_cast<int64_t>(cases_.size())) finish();
 }
 
 void RunDirectory::finish() {

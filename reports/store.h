@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "plan/base/result.h"
@@ -36,6 +38,8 @@ class Store {
   /// Adds or, for a case id that is already there, replaces one outcome, in one transaction. A replaced case keeps its place in the
   /// order.
   void append(const CaseOutcome& outcome);
+  /// The same of many, in one transaction.
+  void append(std::span<const CaseOutcome> outcomes);
 
   /// The outcome stored for this case by this build of the program.
   std::optional<CaseOutcome> recorded(std::string_view case_id, std::string_view program_version) const;
@@ -82,17 +86,23 @@ class RunDirectory {
   /// Saves one outcome: the store first, then the CSV (after every case of a sweep below 200 cases, after every hundredth part of a
   /// longer one).
   void append(const CaseOutcome& outcome);
+  /// Saves many outcomes in one go, none of them half; the CSV when it has doubled, and in `finish`.
+  void append(std::span<const CaseOutcome> outcomes);
   /// Brings the CSV up to date; to be called once at the end.
   void finish();
   const Store& store() const { return store_; }
+  /// Every stored case, in order.
+  const std::vector<CaseOutcome>& cases() const { return cases_; }
 
  private:
   RunDirectory(std::string directory, Store store) : directory_(std::move(directory)), store_(std::move(store)) {}
   std::string directory_;
   Store store_;
   std::string program_version_;
-  std::vector<CaseOutcome> cases_;  ///< every stored case, in order
-  int64_t unwritten_ = 0;           ///< cases appended since the CSV was written
+  void keep(CaseOutcome outcome);
+  std::vector<CaseOutcome> cases_;                    ///< every stored case, in order
+  std::unordered_map<std::string, size_t> position_;  ///< of a case in `cases_`, by its id
+  int64_t unwritten_ = 0;                             ///< cases appended since the CSV was written
 };
 
 }  // namespace shardlab

@@ -7,6 +7,7 @@
 
 #include "plan/base/check.h"
 #include "plan/base/world_error.h"
+#include "runtime/block_store.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define SHARDLAB_ADDRESS_SANITIZER 1
@@ -63,6 +64,7 @@ void Ledger::free(Space space, BufferClass cls, int64_t bytes) {
 Arena::Arena(const ArenaSize& size, const Options& options) : options_(options), bytes_(size.bytes) {
   for (size_t s = 0; s < static_cast<size_t>(kSpaces); ++s) {
     if (!options_.reserve || bytes_[s] == 0) continue;
+    if (static_cast<Space>(s) == Space::kNvme && options_.device == nullptr) continue;  // a file of the rank's
     const size_t n = static_cast<size_t>(bytes_[s]);
     if (options_.device != nullptr) {
       storage_[s] = {options_.device->reserve(static_cast<Space>(s), bytes_[s]), Unmap{}};
@@ -91,9 +93,16 @@ std::byte* Arena::at(Space space, int64_t offset) const {
   return storage ? storage.get() + offset : nullptr;
 }
 
+int64_t Arena::extent(Space space, int64_t offset, int64_t bytes) const {
+  const int64_t whole = whole_blocks(bytes);
+  const bool has_blocks = space == Space::kHost && offset % kBlockBytes == 0 && offset + whole <= this->bytes(space);
+  return has_blocks ? whole : bytes;
+}
+
 void Arena::allocate(Space space, int64_t offset, int64_t bytes) {
   std::byte* p = at(space, offset);
   if (p == nullptr) return;
+  bytes = extent(space, offset, bytes);
   SHARDLAB_CHECK(offset >= 0 && offset + bytes <= bytes_[index_of(space)], "a buffer at {} of {} bytes lies outside an arena of {}",
                  offset, bytes, bytes_[index_of(space)]);
   if (!own(space)) {
@@ -107,6 +116,7 @@ void Arena::allocate(Space space, int64_t offset, int64_t bytes) {
 void Arena::free(Space space, int64_t offset, int64_t bytes) {
   std::byte* p = at(space, offset);
   if (p == nullptr) return;
+  bytes = extent(space, offset, bytes);
   if (!own(space)) {
     if (options_.poison) options_.device->fill(p, kPoisonByte, bytes, 0);
     return;

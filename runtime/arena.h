@@ -29,8 +29,8 @@ class Ledger {
   std::array<MemoryByClass, kSpaces> by_class_{}, at_peak_{};
 };
 
-/// Storage of one rank: of the process, or of the rank's device, whose memory is then poisoned in the order of stream 0. Not
-/// thread-safe: alloc and free happen on the rank's stream 0.
+/// Storage of one rank: of the process, or of the rank's device, whose memory is then poisoned in the order of stream 0. NVMe space
+/// has no addresses: it is the rank's BlockStore. Not thread-safe: alloc and free happen on the rank's stream 0.
 class Arena {
  public:
   struct Options {
@@ -52,6 +52,8 @@ class Arena {
   int64_t bytes(Space space) const { return bytes_[static_cast<size_t>(space)]; }
 
  private:
+  /// What a buffer takes: in host memory, where it was placed by blocks, whole ones, which travel to a drive as they are.
+  int64_t extent(Space space, int64_t offset, int64_t bytes) const;
   /// Whether the space is this process's own, to be filled and guarded by hand.
   bool own(Space space) const { return options_.device == nullptr && storage_[static_cast<size_t>(space)] != nullptr; }
 

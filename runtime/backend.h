@@ -40,7 +40,7 @@ struct BoundOp {
   std::vector<Tensor> reads, writes;
   std::span<std::byte> workspace;  ///< of the op's stream: `scratch_bytes` and more
   float* rope_table = nullptr;     ///< the rank's table of cosines and sines; zero until `Backend::enter_thread`
-  int32_t parameter = -1;  ///< ParameterId of the first operand whose storage belongs to one, or -1
+  int32_t parameter = -1;          ///< ParameterId of the first operand whose storage belongs to one, or -1
 
   const Op& op() const { return *instruction->op; }
   const Mesh& mesh() const { return plan->mesh; }
@@ -53,7 +53,8 @@ struct BoundOp {
 
 /// What changes from step to step.
 struct StepState {
-  int64_t step = 0;
+  int64_t step = 0;     ///< which data, which random numbers
+  int64_t applied = 0;  ///< updates made before this step: fewer than `step` where some were skipped
   float learning_rate = 0;
 };
 

@@ -386,11 +386,18 @@ Launch CpuBackend::bind_work(const BoundOp& op, const CrossEntropy& w) {
                              .vocab_part = part_of(op, logits, logits.shape.rank - 1),
                              .loss_tokens = w.tokens};
   if (w.part != Part::kMax) args.targets = op.reads[1].as<const int32_t>();
+  const auto scaled = [&](void (*kernel)(const kernels::CrossEntropy&), size_t operands) -> Launch {
+    if (op.reads.size() == operands) return launch(kernel, args);
+    return [kernel, args, scale = floats(op.reads[operands])](const StepState&) mutable {
+      args.loss_scale = *scale;
+      kernel(args);
+    };
+  };
   switch (w.part) {
     case Part::kFused:
       args.nll = mutable_floats(op.writes[0]);
       check_in_place(op, op.writes[1], op.reads[0]);
-      return launch(k_.cross_entropy_fused, args);
+      return scaled(k_.cross_entropy_fused, 2);
     case Part::kLossOnly: args.nll = mutable_floats(op.writes[0]); return launch(k_.cross_entropy_loss_only, args);
     case Part::kMax: args.max = mutable_floats(op.writes[0]); return launch(k_.cross_entropy_max, args);
     case Part::kSum:
@@ -403,7 +410,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const CrossEntropy& w) {
   args.sums = op.reads[3].as<float>();
   args.nll = mutable_floats(op.writes[0]);
   check_in_place(op, op.writes[1], op.reads[0]);
-  return launch(k_.cross_entropy_grad, args);
+  return scaled(k_.cross_entropy_grad, 4);
 }
 
 // ---- sums and updates
@@ -467,7 +474,7 @@ Launch CpuBackend::bind_work(const BoundOp& op, const AdamW& w) {
                       .epsilon = w.epsilon,
                       .weight_decay = w.weight_decay};
   return [kernel = k_.adamw, args](const StepState& state) mutable {
-    args.step = state.step;
+    args.step = state.applied;
     args.learning_rate = state.learning_rate;
     kernel(args);
   };

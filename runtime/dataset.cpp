@@ -178,7 +178,11 @@ Result<Streams> read_text(const std::string& path, const DatasetOptions& options
     auto mapped = map_file(file, "text");
     if (!mapped) return mapped.error();
     const auto bytes = mapped->bytes();
-    if (folder && looks_binary(bytes)) continue;
+    if (looks_binary(bytes)) {
+      if (folder) continue;
+      return Error{ExitCode::kUsage, fmt::format("`{}` is no text: it has zero bytes", path),
+                   "Name a text file in data.text, or a file of uint16 tokens in data.tokens.", ""};
+    }
     const auto cut = bytes.begin() + train_part(static_cast<int64_t>(bytes.size()), options.validation_fraction);
     streams.storage.insert(streams.storage.end(), bytes.begin(), cut);
     validation.insert(validation.end(), cut, bytes.end());

@@ -300,8 +300,14 @@ ScratchLaunch bind_work(const BoundOp& op, const CrossEntropy& w, const BindTool
   float* const written = statistics(op.writes[0]);
   (w.part == Part::kMax ? loss.max : w.part == Part::kSum ? loss.sums : loss.nll) = written;
   constexpr std::array<Form, 5> kForms{Form::kFused, Form::kLossOnly, Form::kMax, Form::kSum, Form::kGrad};
-  return launch<kernels::MixedCrossEntropy>(tools, &MixedKernels::cross_entropy,
-                                            {kForms[static_cast<size_t>(w.part)], stored(op.reads[0]), loss});
+  const kernels::MixedCrossEntropy args{kForms[static_cast<size_t>(w.part)], stored(op.reads[0]), loss};
+  const size_t operands = w.part == Part::kGrad ? 4 : 2;
+  if (w.part == Part::kMax || op.reads.size() <= operands)
+    return launch<kernels::MixedCrossEntropy>(tools, &MixedKernels::cross_entropy, args);
+  return counted_launch(
+      tools.kernels, args,
+      [](const MixedKernels& k, const kernels::MixedCrossEntropy& a, kernels::Scratch& s) { k.cross_entropy(a, s); },
+      [scale = statistics(op.reads[operands])](kernels::MixedCrossEntropy& a, const StepState&) { a.loss.loss_scale = *scale; });
 }
 
 // ---- sums and updates
@@ -377,7 +383,7 @@ ScratchLaunch bind_work(const BoundOp& op, const AdamW& w, const BindTools& tool
                 .weight_decay = w.weight_decay};
   return launch_update<kernels::MixedAdamW>(tools, &MixedKernels::adamw, args, factor_of(op, 4),
                                             [](kernels::MixedAdamW& a, const StepState& state) {
-                                              a.adamw.step = state.step;
+                                              a.adamw.step = state.applied;
                                               a.adamw.learning_rate = state.learning_rate;
                                             });
 }
@@ -406,9 +412,9 @@ FixedOperands statistics_of(const Work& work) {
     return w->phase == Phase::kF ? FixedOperands{{}, {1}} : w->phase == Phase::kI ? FixedOperands{{3}, {}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<Attention>(&work)) return w->phase == Phase::kF ? FixedOperands{{}, {1}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<CrossEntropy>(&work))
-    return w->part == CrossEntropy::Part::kGrad  ? FixedOperands{{2, 3}, {0}}
-           : w->part == CrossEntropy::Part::kSum ? FixedOperands{{2}, {0}}
-                                                 : FixedOperands{{}, {0}};
+    return w->part == CrossEntropy::Part::kGrad  ? FixedOperands{{2, 3, 4}, {0}}
+           : w->part == CrossEntropy::Part::kMax ? FixedOperands{{}, {0}}
+                                                 : FixedOperands{{2}, {0}};
   if (std::holds_alternative<SquaredNorm>(work)) return {{}, {0}, DType::f64};
   if (std::holds_alternative<Sgd>(work)) return {{2}, {}};
   if (std::holds_alternative<AdamW>(work)) return {{4}, {}};

@@ -91,6 +91,27 @@ Result<ScratchLaunch> bind_orthogonalise(const BoundOp& op, const BindTools& too
                         [](const MixedKernels&, const kernels::Orthogonalise& a, kernels::Scratch& s) { orthogonalise(a, s); });
 }
 
+/// A basis of zeros becomes the first unit vectors, a row each.
+struct StartBasis {
+  float* basis;
+  int64_t rows, columns;
+};
+
+Result<ScratchLaunch> bind_start_basis(const BoundOp& op, const BindTools& tools) {
+  Operands check = Operands(op).count(1, 1);
+  if (check.good())
+    check.type(op.reads[0], DType::f32)
+        .type(op.writes[0], DType::f32)
+        .that(op.reads[0].data == op.writes[0].data && op.reads[0].shape() == op.writes[0].shape(), "is not in place");
+  if (!check.good()) return check.refusal();
+  const Matrix m = matrix_of(op.writes[0]);
+  const StartBasis args{op.writes[0].as<float>(), m.rows, m.columns};
+  return counted_launch(tools.kernels, args, [](const MixedKernels&, const StartBasis& a, kernels::Scratch& s) {
+    if (s.counting() || std::any_of(a.basis, a.basis + a.rows * a.columns, [](float x) { return x != 0; })) return;
+    for (int64_t i = 0; i < std::min(a.rows, a.columns); ++i) a.basis[i * a.columns + i] = 1;
+  });
+}
+
 // ---- integers with block scales
 
 /// What x[.., columns] is cut into by its scales [.., blocks].
@@ -252,6 +273,7 @@ constexpr std::array kTable{
     NamedKernel{"subtract_share", "(m, approximation) -> error", bind_subtract_share},
     NamedKernel{"project", "(m[r,c], basis[k,c]) -> p[r,k]", bind_project},
     NamedKernel{"orthogonalise", "(p f32[r,k]) -> q f32[r,k]", bind_orthogonalise},
+    NamedKernel{"start_basis", "(q f32[k,c]) -> q", bind_start_basis},
     NamedKernel{"quantise_int8", "(x[..,c]) -> q i8[..,c], scales f32[..,blocks]", bind_quantise<8>},
     NamedKernel{"quantise_int4", "(x[..,c]) -> q u8[..,ceil(c/2)], scales f32[..,blocks]", bind_quantise<4>},
     NamedKernel{"dequantise_int8", "(q, scales) -> y[..,c]", bind_dequantise<8>},

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "kernels/loss_scale.h"
@@ -114,31 +115,46 @@ struct AmaxArgs {
   std::vector<std::pair<Stored, int64_t>> parts;
   float* amax = nullptr;
   int32_t* bad = nullptr;
+  int32_t* where = nullptr;  ///< the first part that is none, counted from 1, or 0
 };
 
-/// The largest size over all parts: itself, or whether it is none.
+/// The largest size over all parts: itself, or whether it is none. One block of scratch serves all.
 void find_amax(const MixedKernels& k, const AmaxArgs& a, kernels::Scratch& scratch) {
   float most = 0;
+  int64_t block = 0;
+  int32_t number = 0, first = 0;
   for (const auto& [x, n] : a.parts) {
+    ++number;
     float here = 0;
-    kernels::amax(k, {x, n, &here}, scratch);
+    kernels::Scratch shared = scratch;
+    kernels::amax(k, {x, n, &here}, shared);
+    block = std::max(block, shared.used() - scratch.used());
+    if (first == 0 && !std::isfinite(here)) first = number;
     if (std::isnan(here) || here > most) most = here;
     if (std::isnan(most)) break;
   }
-  if (scratch.counting()) return;
+  if (scratch.counting()) {
+    scratch.take_bytes(block);
+    return;
+  }
   if (a.amax != nullptr) *a.amax = most;
   if (a.bad != nullptr) *a.bad = std::isfinite(most) ? 0 : 1;
+  if (a.where != nullptr) *a.where = first;
 }
 
 Result<ScratchLaunch> bind_amax_of(const BoundOp& op, const BindTools& tools, DType result) {
-  Operands check = Operands(op).that(!op.reads.empty() && op.writes.size() == 1, "takes one read or more and one write");
+  const bool tells_where = result == DType::i32 && op.writes.size() == 2;
+  Operands check =
+      Operands(op).that(!op.reads.empty() && (op.writes.size() == 1 || tells_where), "takes one read or more and one write");
   if (check.good()) check.number(op.writes[0], result);
+  if (check.good() && tells_where) check.number(op.writes[1], result);
   for (const Tensor& t : op.reads) check.floating(t);
   if (!check.good()) return check.refusal();
   AmaxArgs args;
   for (const Tensor& t : op.reads) args.parts.emplace_back(stored(t), elements_of(t));
   (result == DType::f32 ? static_cast<void>(args.amax = op.writes[0].as<float>())
                         : static_cast<void>(args.bad = op.writes[0].as<int32_t>()));
+  if (tells_where) args.where = op.writes[1].as<int32_t>();
   return counted_launch(tools.kernels, args, find_amax);
 }
 Result<ScratchLaunch> bind_amax(const BoundOp& op, const BindTools& tools) { return bind_amax_of(op, tools, DType::f32); }
@@ -162,7 +178,7 @@ Result<ScratchLaunch> bind_unscale(const BoundOp& op, const BindTools& tools) {
   const Stored to = stored(op.writes[0]);
   const int64_t n = elements_of(op.writes[0]);
   const UnscaleArgs args{
-      {stored(op.reads[0]), to, n}, op.reads[1].as<const float>(), {{{to, n}}, nullptr, op.writes[1].as<int32_t>()}};
+      {stored(op.reads[0]), to, n}, op.reads[1].as<const float>(), {{{to, n}}, nullptr, op.writes[1].as<int32_t>(), nullptr}};
   return counted_launch(
       tools.kernels, args,
       [](const MixedKernels& k, const UnscaleArgs& a, kernels::Scratch& s) {
@@ -170,6 +186,19 @@ Result<ScratchLaunch> bind_unscale(const BoundOp& op, const BindTools& tools) {
         find_amax(k, a.result, s);
       },
       [](UnscaleArgs& a, const StepState&) { a.multiply.factor = 1.0f / *a.scale; });
+}
+
+Result<ScratchLaunch> bind_any(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).that(!op.reads.empty() && op.writes.size() == 1, "takes one read or more and one write");
+  if (check.good()) check.number(op.writes[0], DType::i32);
+  for (const Tensor& t : op.reads)
+    if (check.good()) check.number(t, DType::i32);
+  if (!check.good()) return check.refusal();
+  std::vector<const int32_t*> flags;
+  for (const Tensor& t : op.reads) flags.push_back(t.as<const int32_t>());
+  return plain([flags, to = op.writes[0].as<int32_t>()] {
+    *to = std::ranges::any_of(flags, [](const int32_t* flag) { return *flag != 0; }) ? 1 : 0;
+  });
 }
 
 Result<ScratchLaunch> bind_not(const BoundOp& op, const BindTools&) {
@@ -218,17 +247,88 @@ Result<ScratchLaunch> bind_clip_factor(const BoundOp& op, const BindTools&) {
   });
 }
 
+Result<ScratchLaunch> bind_unscale_factor(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(1, 1);
+  if (check.good()) check.number(op.reads[0]).number(op.writes[0]);
+  if (!check.good()) return check.refusal();
+  return plain([scale = op.reads[0].as<const float>(), factor = op.writes[0].as<float>()] { *factor = 1.0f / *scale; });
+}
+
+Result<ScratchLaunch> bind_unscale_norm(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(2, 1);
+  if (check.good()) check.number(op.reads[0], DType::f64).number(op.reads[1]).number(op.writes[0], DType::f64);
+  if (!check.good()) return check.refusal();
+  return plain([norm2 = op.reads[0].as<const double>(), factor = op.reads[1].as<const float>(), to = op.writes[0].as<double>()] {
+    *to = *norm2 * (static_cast<double>(*factor) * static_cast<double>(*factor));
+  });
+}
+
+/// A loss, f32, or a norm by its square, f64.
+std::function<double()> level_of(const Tensor& t) {
+  if (t.type->dtype == DType::f64) return [x = t.as<const double>()] { return std::sqrt(*x); };
+  return [x = t.as<const float>()] { return static_cast<double>(*x); };
+}
+
+Operands& level(Operands& check, const Tensor& t) { return check.number(t, t.type->dtype == DType::f64 ? DType::f64 : DType::f32); }
+
+Result<ScratchLaunch> bind_judge_spike(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(5, 1);
+  if (check.good())
+    level(check, op.reads[0])
+        .number(op.reads[1])
+        .number(op.reads[2], DType::i32)
+        .number(op.reads[3])
+        .number(op.reads[4])
+        .number(op.writes[0], DType::i32);
+  if (!check.good()) return check.refusal();
+  return plain([x = level_of(op.reads[0]), mean = op.reads[1].as<const float>(), seen = op.reads[2].as<const int32_t>(),
+                factor = op.reads[3].as<const float>(), window = op.reads[4].as<const float>(), bad = op.writes[0].as<int32_t>()] {
+    const bool judged = static_cast<float>(*seen) >= *window;
+    *bad = judged && !(x() <= static_cast<double>(*factor) * static_cast<double>(*mean)) ? 1 : 0;
+  });
+}
+
+Result<ScratchLaunch> bind_running_mean(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(4, 2);
+  if (check.good())
+    level(check, op.reads[0])
+        .number(op.reads[1])
+        .number(op.reads[2])
+        .number(op.reads[3], DType::i32)
+        .in_place(op.writes[0], op.reads[2])
+        .in_place(op.writes[1], op.reads[3]);
+  if (!check.good()) return check.refusal();
+  return plain([x = level_of(op.reads[0]), window = op.reads[1].as<const float>(), mean = op.writes[0].as<float>(),
+                seen = op.writes[1].as<int32_t>()] {
+    *seen = std::min(*seen + 1, static_cast<int32_t>(*window));
+    *mean += static_cast<float>((x() - static_cast<double>(*mean)) / static_cast<double>(*seen));
+  });
+}
+
+Result<ScratchLaunch> bind_count(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(1, 1);
+  if (check.good()) check.number(op.reads[0], DType::i32).in_place(op.writes[0], op.reads[0]);
+  if (!check.good()) return check.refusal();
+  return plain([n = op.writes[0].as<int32_t>()] { ++*n; });
+}
+
 constexpr std::array kTable{
     NamedKernel{"copy", "(a) -> b", bind_copy},
     NamedKernel{"add", "(a, b) -> c", bind_add},
     NamedKernel{"multiply", "(x, factor f32[1]) -> y", bind_multiply},
     NamedKernel{"cast_stochastic", "(x) -> y", bind_cast_stochastic},
     NamedKernel{"amax", "(x, ...) -> amax f32[1]", bind_amax},
-    NamedKernel{"found_inf", "(x, ...) -> bad i32[1]", bind_found_inf},
+    NamedKernel{"found_inf", "(x, ...) -> bad i32[1][, where i32[1]]", bind_found_inf},
     NamedKernel{"unscale", "(g, scale f32[1]) -> g32, bad i32[1]", bind_unscale},
+    NamedKernel{"any", "(a i32[1], ...) -> b i32[1]", bind_any},
     NamedKernel{"not", "(a i32[1]) -> b i32[1]", bind_not},
     NamedKernel{"start_scale", "(scale f32[1], first f32[1]) -> scale", bind_start_scale},
     NamedKernel{"adjust_scale", "(bad i32[1], scale f32[1][, good i32[1][, interval f32[1]]]) -> scale[, good]", bind_adjust_scale},
+    NamedKernel{"unscale_factor", "(scale f32[1]) -> factor f32[1]", bind_unscale_factor},
+    NamedKernel{"unscale_norm", "(squared_norm f64[1], factor f32[1]) -> squared_norm f64[1]", bind_unscale_norm},
+    NamedKernel{"judge_spike", "(x, mean f32[1], seen i32[1], factor f32[1], window f32[1]) -> bad i32[1]", bind_judge_spike},
+    NamedKernel{"running_mean", "(x, window f32[1], mean f32[1], seen i32[1]) -> mean, seen", bind_running_mean},
+    NamedKernel{"count", "(n i32[1]) -> n", bind_count},
     NamedKernel{"clip_factor", "(squared_norm f64[1], max_norm f32[1]) -> factor f32[1]", bind_clip_factor},
 };
 

@@ -35,6 +35,9 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       device_(backend_->device()),
       arena_(placed.arenas[role_index(plan_, at_)],
              {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_}) {
+  if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage() && device_ == nullptr)
+    store_ = options_.block_stores ? options_.block_stores(rank, bytes)
+                                   : open_file_store(options_.nvme_directory.empty() ? "." : options_.nvme_directory, bytes);
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
   for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);
@@ -52,7 +55,7 @@ bool Rank::persistent(BufferId buffer) const {
   return b->persistent;
 }
 
-void* Rank::address(BufferId buffer) const {
+int64_t Rank::offset_of(BufferId buffer) const {
   int64_t offset = 0;
   const Buffer* b = &role_.buffers[buffer.index()];
   while (b->view) {
@@ -60,19 +63,23 @@ void* Rank::address(BufferId buffer) const {
     if (!b->view->shard_axes.empty()) offset += plan_.mesh.index_in_group(b->view->shard_axes, at_) * b->type.bytes();
     b = &role_.buffers[static_cast<size_t>(b->view->base)];
   }
-  return arena_.at(b->space, b->offset + offset);
+  return b->offset + offset;
 }
 
-void* Rank::address(const Operand& operand) const {
+void* Rank::address(BufferId buffer) const { return arena_.at(role_.buffers[buffer.index()].space, offset_of(buffer)); }
+
+int64_t Rank::offset_of(const Operand& operand) const {
   int64_t offset = operand.offset;
   if (!operand.shard_axes.empty()) offset += plan_.mesh.index_in_group(operand.shard_axes, at_) * operand.shard_stride;
-  if (operand.root) {
-    const Buffer& owner = role_.buffers[operand.root.index()];
-    return arena_.at(owner.space, owner.offset + offset);
-  }
-  const LocalBuffer& owner = program_.locals[static_cast<size_t>(operand.local)];
-  return arena_.at(owner.space, owner.offset + offset);
+  return offset +
+         (operand.root ? role_.buffers[operand.root.index()].offset : program_.locals[static_cast<size_t>(operand.local)].offset);
 }
+
+Space Rank::space_of(const Operand& operand) const {
+  return operand.root ? role_.buffers[operand.root.index()].space : program_.locals[static_cast<size_t>(operand.local)].space;
+}
+
+void* Rank::address(const Operand& operand) const { return arena_.at(space_of(operand), offset_of(operand)); }
 
 // ---- binding
 
@@ -120,6 +127,9 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   if (const auto* w = std::get_if<Collective>(&work)) return bind_collective(instruction, *w, bound, transport);
   if (const auto* w = std::get_if<Send>(&work)) return bind_message(instruction, w->comm, w->hop, w->cyclic, bound, transport);
   if (const auto* w = std::get_if<Recv>(&work)) return bind_message(instruction, w->comm, w->hop, w->cyclic, bound, transport);
+  for (const auto operands : {program_.reads(instruction), program_.writes(instruction)})
+    for (const Operand& o : operands)
+      if (space_of(o) == Space::kNvme && backend_->has_storage()) return bind_block(instruction, bound);
   BoundOp op;
   op.plan = &plan_;
   op.instruction = &instruction;
@@ -137,6 +147,28 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   if (!launch.ok()) return launch.error();
   bound.kind = BoundInstruction::Kind::kLaunch;
   bound.launch = std::move(launch).value();
+  return {};
+}
+
+/// A copy between host memory and the rank's store. Buffers in host memory take whole blocks of their arena: where both ends begin
+/// and end with their buffers, what travels is whole blocks too.
+Result<void> Rank::bind_block(const Instruction& instruction, BoundInstruction& bound) {
+  const Operand& from = program_.reads(instruction)[0];
+  const Operand& to = program_.writes(instruction)[0];
+  const bool reads = space_of(from) == Space::kNvme;
+  const Operand& memory = reads ? to : from;
+  if (!std::holds_alternative<Copy>(instruction.op->work) || space_of(memory) != Space::kHost || from.type->dtype != to.type->dtype)
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` is no plain copy between host memory and NVMe, and nothing else reaches a drive",
+                             describe(plan_, instruction)),
+                 "copy to a buffer in host memory first", ""};
+  bound.kind = reads ? BoundInstruction::Kind::kBlockRead : BoundInstruction::Kind::kBlockWrite;
+  bound.call.source = bound.call.target = address(memory);
+  bound.offset = offset_of(reads ? from : to);
+  const auto whole = [&](const Operand& o) {
+    return o.root && o.offset == 0 && o.bytes == role_.buffers[o.root.index()].type.bytes();
+  };
+  bound.bytes = whole(from) && whole(to) ? whole_blocks(from.bytes) : from.bytes;
   return {};
 }
 
@@ -247,6 +279,7 @@ void Rank::enter_arena() {
 }
 
 void Rank::read(BufferId buffer, int64_t offset, std::span<std::byte> to) const {
+  if (role_.buffers[buffer.index()].space == Space::kNvme) return store_->read(offset_of(buffer) + offset, to);
   const std::byte* from = static_cast<const std::byte*>(address(buffer)) + offset;
   if (device_ == nullptr) {
     std::memcpy(to.data(), from, to.size());
@@ -258,6 +291,7 @@ void Rank::read(BufferId buffer, int64_t offset, std::span<std::byte> to) const 
 }
 
 void Rank::write(BufferId buffer, int64_t offset, std::span<const std::byte> from) {
+  if (role_.buffers[buffer.index()].space == Space::kNvme) return store_->write(offset_of(buffer) + offset, from);
   std::byte* to = static_cast<std::byte*>(address(buffer)) + offset;
   if (device_ == nullptr) {
     std::memcpy(to, from.data(), from.size());
@@ -434,6 +468,12 @@ Moved Rank::perform(const BoundInstruction& bound, const StepState& state, Task&
   Moved moved;
   switch (bound.kind) {
     case Kind::kLaunch: bound.launch(state); return moved;
+    case Kind::kBlockRead:
+      store_->read(bound.offset, {static_cast<std::byte*>(bound.call.target), static_cast<size_t>(bound.bytes)});
+      return moved;
+    case Kind::kBlockWrite:
+      store_->write(bound.offset, {static_cast<const std::byte*>(bound.call.source), static_cast<size_t>(bound.bytes)});
+      return moved;
     case Kind::kCollective: moved = bound.comm->collective(bound.call, task); break;
     case Kind::kSend: moved = bound.comm->send(bound.call.source, bound.bytes, bound.peer, task); break;
     case Kind::kReceive: moved = bound.comm->receive(bound.call.target, bound.bytes, bound.peer, task); break;

@@ -20,7 +20,7 @@ namespace shardlab {
 
 /// One instruction with everything looked up: what a step costs beside its kernels is a loop over these.
 struct BoundInstruction {
-  enum class Kind : uint8_t { kLaunch, kCollective, kSend, kReceive, kAlloc, kFree } kind = Kind::kLaunch;
+  enum class Kind : uint8_t { kLaunch, kCollective, kSend, kReceive, kAlloc, kFree, kBlockRead, kBlockWrite } kind = Kind::kLaunch;
   int32_t id = -1;
   std::span<const Wait> waits;
   const int32_t* predicate = nullptr;  ///< runs where it is not 0; none: always
@@ -28,11 +28,11 @@ struct BoundInstruction {
   Communicator* comm = nullptr;        ///< of kCollective, kSend, kReceive
   int32_t comm_id = -1;
   int peer = -1;                 ///< group index, of kSend and kReceive
-  CollectiveCall call;           ///< of kCollective; of kSend `source`, of kReceive `target`
+  CollectiveCall call;           ///< of kCollective; of kSend and kBlockWrite `source`, of kReceive and kBlockRead `target`
   Space space = Space::kDevice;  ///< of kAlloc and kFree, as the four below
   BufferClass cls = BufferClass::kTemporary;
-  int64_t offset = 0;
-  int64_t bytes = 0;                  ///< also of kSend and kReceive
+  int64_t offset = 0;                 ///< also of kBlockRead and kBlockWrite: in the rank's BlockStore
+  int64_t bytes = 0;                  ///< also of those, and of kSend and kReceive
   int metric = -1;                    ///< of a kFree that ends the life of a metric: which
   std::span<const EventWait> events;  ///< on a device, instead of `waits`
   int32_t record = -1;                ///< on a device: the event recorded behind it, or -1
@@ -66,6 +66,7 @@ class Rank {
   const Coordinates& coordinates() const { return at_; }
   const Ledger& ledger() const { return ledger_; }
   const Arena& arena() const { return arena_; }
+  const BlockStore* store() const { return store_.get(); }  ///< none without NVMe space
   Backend& backend() { return *backend_; }
   const Backend& backend() const { return *backend_; }
   double end_of_step() const;
@@ -99,6 +100,10 @@ class Rank {
                                Transport& transport);
   Result<void> bind_message(const Instruction& instruction, CommId comm, int hop, bool cyclic, BoundInstruction& bound,
                             Transport& transport);
+  Result<void> bind_block(const Instruction& instruction, BoundInstruction& bound);
+  Space space_of(const Operand& operand) const;
+  int64_t offset_of(const Operand& operand) const;
+  int64_t offset_of(BufferId buffer) const;
   void bind_workspace(BoundOp& op) const;
   void enter_arena();
   void bind_storage(const Instruction& instruction, BoundInstruction& bound);
@@ -132,6 +137,7 @@ class Rank {
   const std::unique_ptr<Backend> backend_;
   Accelerator* const device_;
   Arena arena_;
+  std::unique_ptr<BlockStore> store_;  ///< NVMe space; none where the role has no buffer there
   Ledger ledger_;
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Communicator>> communicators_;  ///< by CommId; none where the rank does not use it

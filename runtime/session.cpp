@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <set>
@@ -10,6 +11,8 @@
 
 #include "kernels/initialise.h"
 #include "plan/base/check.h"
+#include "plan/run_state.h"
+#include "plan/runnable.h"
 #include "runtime/rank.h"
 #include "runtime/values.h"
 
@@ -53,6 +56,12 @@ class ThreadSession final : public Session {
   Result<void> set_state(const StateName& name, const LogicalTensor& value) override;
   const Ledger& ledger(int rank) const override { return ranks_[static_cast<size_t>(rank)]->ledger(); }
   int64_t arena_bytes(int rank, Space space) const override { return ranks_[static_cast<size_t>(rank)]->arena().bytes(space); }
+  std::optional<bool> direct_storage() const override {
+    std::optional<bool> direct;
+    for (const auto& rank : ranks_)
+      if (const BlockStore* store = rank->store()) direct = direct.value_or(true) && store->direct();
+    return direct;
+  }
   std::span<const int64_t> sent_by_comm(int rank) const override { return ranks_[static_cast<size_t>(rank)]->sent_by_comm(); }
 
  private:
@@ -80,6 +89,11 @@ class ThreadSession final : public Session {
     return master.type != nullptr ? master : holding_of(rank, parameter, kValue);
   }
   Result<void> give(int32_t parameter, std::string_view part, const LogicalTensor& value);
+  Result<void> give_run_state(std::string_view buffer, const LogicalTensor& value);
+  std::optional<double> run_number(std::string_view buffer) const { return number_of(*ranks_.front(), buffer); }
+  std::optional<double> number_of(const Rank& rank, std::string_view buffer) const;
+  std::optional<Fault> find_fault(const StepResult& step) const;
+  std::string bad_gradient(const Rank& rank, int number) const;
   std::vector<float> read_piece(const Rank& rank, const Piece& piece) const;
   void write_piece(Rank& rank, const Piece& piece, const float* values) const;
   Result<int32_t> parameter_named(std::string_view name) const;
@@ -98,6 +112,19 @@ class ThreadSession final : public Session {
   const Round* round_ = nullptr;  ///< the one under way; none ends the tasks
   StepFrame frame_;
 };
+
+/// A buffer that lies where the operand does, by name.
+std::string gradient_name(const Role& role, const Operand& operand) {
+  for (const Buffer& b : role.buffers) {
+    if (b.kind != BufferClass::kGradient || !(b.type.shape == operand.type->shape)) continue;
+    int64_t offset = 0;
+    const Buffer* root = &b;
+    for (; root->view; root = &role.buffers[static_cast<size_t>(root->view->base)])
+      offset += bytes_of(root->type.dtype, root->view->offset);
+    if (root == &role.buffers[operand.root.index()] && offset == operand.offset) return b.name;
+  }
+  return role.buffers[operand.root.index()].name;
+}
 
 // ---- tasks and rounds
 
@@ -173,7 +200,8 @@ std::string ThreadSession::describe_task(const Task& task) const {
 StepResult ThreadSession::step(int64_t step) {
   crew_->throw_if_failed();
   for (const auto& rank : ranks_) rank->reset();
-  frame_.state = {step, learning_rate_at(options_.learning_rate, step)};
+  const int64_t applied = static_cast<int64_t>(run_number(kAppliedSteps).value_or(static_cast<double>(step)));
+  frame_.state = {step, applied, learning_rate_at(options_.learning_rate, applied)};
   frame_.begin = options_.clock->now();
   for (const auto& rank : ranks_) rank->mark_begin();
   if (options_.tracer != nullptr) options_.tracer->begin_step(frame_.number, frame_.begin, options_.clock->now() - frame_.begin);
@@ -190,8 +218,50 @@ StepResult ThreadSession::step(int64_t step) {
     for (const int64_t bytes : rank->sent_by_comm()) result.sent_bytes += bytes;
     if (options_.recorder != nullptr) options_.recorder->record_step(frame_.number, rank->number(), 0, rank->end_of_step());
   }
+  result.skipped = run_number(kAppliedSteps) == static_cast<double>(applied);
+  if (result.skipped) result.fault = find_fault(result);
+  result.loss_scale = run_number(kLossScaleBuffer);
   ++frame_.number;
   return result;
+}
+
+/// A number that lives on, of one rank; none where the plan keeps no such number or the back end no values. Those of the run are
+/// the same on every rank.
+std::optional<double> ThreadSession::number_of(const Rank& rank, std::string_view buffer) const {
+  const auto id = rank.find(buffer);
+  if (!id || !rank.persistent(*id) || !rank.backend().has_storage()) return std::nullopt;
+  return read_piece(rank, {*id, 0, 0, 1}).front();
+}
+
+/// What the guard's verdicts, which live on from the step, say of why it was skipped.
+std::optional<Fault> ThreadSession::find_fault(const StepResult& step) const {
+  for (const auto& rank : ranks_)
+    if (const double where = number_of(*rank, "guard.where").value_or(0); where > 0)
+      return Fault{Fault::Kind::kNonfinite, fmt::format("rank {} has an infinity or a NaN in {}", rank->number(),
+                                                        bad_gradient(*rank, static_cast<int>(where)))};
+  for (const auto& [what, value] : {std::pair{"loss", step.loss.value_or(0)}, {"norm", std::sqrt(step.grad_norm2.value_or(0))}})
+    for (const auto& rank : ranks_) {
+      const std::string name = fmt::format("guard.{}", what);
+      if (number_of(*rank, name + ".spike").value_or(0) == 0) continue;
+      const bool is_loss = what == std::string_view("loss");
+      return Fault{Fault::Kind::kSpike, fmt::format("rank {}: the {} is {:.6g}, and its running mean {:.6g}", rank->number(),
+                                                    is_loss ? "loss" : "gradient norm", value, *number_of(*rank, name + ".mean"))};
+    }
+  return std::nullopt;
+}
+
+/// The gradient that is the `number`-th (from 1) that the rank's guard reads.
+std::string ThreadSession::bad_gradient(const Rank& rank, int number) const {
+  const size_t role = static_cast<size_t>(&rank.role() - plan_.roles.data());
+  const Program& program = placed_.programs[role];
+  for (const Instruction& i : program.instructions) {
+    if (i.kind != Instruction::Kind::kRun) continue;
+    const auto* kernel = std::get_if<Kernel>(&i.op->work);
+    if (kernel == nullptr || kernel->name != "found_inf" || program.writes(i).size() != 2) continue;
+    const Operand& bad = program.reads(i)[static_cast<size_t>(number - 1)];
+    return gradient_name(rank.role(), bad);
+  }
+  return "a gradient";
 }
 
 // ---- state
@@ -306,7 +376,8 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
     if (holding.type == nullptr) continue;
     if (!rank->backend().has_storage()) return no_storage(what);
     const Type& type = *holding.type;
-    if (!kernels::is_float_storage(type.dtype) || !axes_placed(type, plan_.mesh, Place::kPartial).empty())
+    if ((!kernels::is_float_storage(type.dtype) && type.dtype != DType::i32) ||
+        !axes_placed(type, plan_.mesh, Place::kPartial).empty())
       return Error{ExitCode::kUsage, fmt::format("`{}` is no complete floating-point tensor", what), "read it by rank", ""};
     if (writer.empty()) {
       tensor.shape = logical_shape(type, plan_.mesh);
@@ -369,19 +440,26 @@ Result<int32_t> ThreadSession::parameter_named(std::string_view name) const {
   return static_cast<int32_t>(found - plan_.parameters.begin());
 }
 
-/// Whether a buffer outlives the step without being a parameter's state or what each step writes anew.
-bool is_other_state(const Buffer& buffer) {
-  if (!buffer.persistent || buffer.view) return false;
+/// Whether a buffer is of the run: numbers that outlive the step and are the same on every rank.
+bool is_run_state(const Buffer& buffer, const Mesh& mesh) {
+  if (!buffer.persistent || buffer.view || buffer.kind != BufferClass::kOther || !names_run_state(buffer.name)) return false;
+  return axes_placed(buffer.type, mesh, Place::kReplicate).size() == static_cast<int>(mesh.axes.size());
+}
+
+/// Whether a buffer outlives the step without being a parameter's state, the run's, or what each step writes anew.
+bool is_other_state(const Buffer& buffer, const Mesh& mesh) {
+  if (!buffer.persistent || buffer.view || is_run_state(buffer, mesh)) return false;
   if (buffer.kind == BufferClass::kMetric || buffer.kind == BufferClass::kWorkspace) return false;
   if (buffer.kind == BufferClass::kParameter) return false;  // its own, a slice, or the flat buffer that parameters are views of
   return part_of(buffer).empty() || (buffer.parameter < 0 && buffer.packed_as < 0);
 }
 
 Result<std::vector<StateName>> ThreadSession::states() const {
-  std::set<std::string, std::less<>> parts;
+  std::set<std::string, std::less<>> parts, of_run;
   for (const Role& role : plan_.roles)
     for (const Buffer& buffer : role.buffers) {
-      if (is_other_state(buffer))
+      if (is_run_state(buffer, plan_.mesh)) of_run.insert(buffer.name);
+      if (is_other_state(buffer, plan_.mesh))
         return Error{
             ExitCode::kUsage,
             fmt::format("`{}` ({}) lives from step to step but belongs to no parameter", buffer.name, name_of(buffer.kind)),
@@ -394,10 +472,12 @@ Result<std::vector<StateName>> ThreadSession::states() const {
       if (std::ranges::any_of(ranks_,
                               [&](const auto& rank) { return holding_of(*rank, static_cast<int32_t>(p), part).type != nullptr; }))
         names.push_back({plan_.parameters[p].name, part});
+  for (const std::string& name : of_run) names.push_back({std::string(kRunState), name});
   return names;
 }
 
 Result<LogicalTensor> ThreadSession::state(const StateName& name) const {
+  if (name.parameter == kRunState) return gather_buffer(name.part);
   const auto p = parameter_named(name.parameter);
   if (!p.ok()) return p.error();
   return gather(name.part == kValue ? name.parameter : name.parameter + "." + name.part,
@@ -418,9 +498,25 @@ Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTe
 }
 
 Result<void> ThreadSession::set_state(const StateName& name, const LogicalTensor& value) {
+  if (name.parameter == kRunState) return give_run_state(name.part, value);
   const auto p = parameter_named(name.parameter);
   if (!p.ok()) return p.error();
   return give(*p, name.part, value);
+}
+
+Result<void> ThreadSession::give_run_state(std::string_view buffer, const LogicalTensor& value) {
+  for (const auto& rank : ranks_) {
+    const auto id = rank->find(buffer);
+    if (!id) continue;
+    const Type& type = rank->role().buffers[id->index()].type;
+    if (!rank->backend().has_storage()) return no_storage(buffer);
+    if (!(type.shape == value.shape))
+      return Error{ExitCode::kUsage,
+                   fmt::format("`{}` has {} elements in this plan, not {}", buffer, type.shape.elements(), value.shape.elements()),
+                   "", ""};
+    write_piece(*rank, {*id, 0, 0, type.shape.elements()}, value.values.data());
+  }
+  return {};
 }
 
 /// Ranks that hold nothing of the part are left as they are.
@@ -450,6 +546,7 @@ Result<void> ThreadSession::give(int32_t parameter, std::string_view part, const
 
 Result<std::unique_ptr<Session>> Session::create(const PlacedPlan& placed, const RunOptions& options, Transport& transport,
                                                  const BackendFactory& backends, const BatchSource* source) {
+  SHARDLAB_TRY(check_runnable(*placed.plan));
   auto session = std::make_unique<ThreadSession>(placed, options);
   SHARDLAB_TRY(session->build(transport, backends, source));
   return std::unique_ptr<Session>(std::move(session));

@@ -24,6 +24,7 @@
 #include "plan/program.h"
 #include "runtime/arena.h"
 #include "runtime/backend.h"
+#include "runtime/block_store.h"
 #include "runtime/crew.h"
 #include "runtime/transport.h"
 
@@ -37,7 +38,15 @@ struct RunOptions {
   Recorder* recorder = nullptr;    ///< receives an event per instruction; none: no clock is read
   const Clock* clock = nullptr;    ///< none: this machine's
   Scheduler* scheduler = nullptr;  ///< none: tasks run freely
+  std::string nvme_directory;      ///< where ranks make their files for NVMe space; empty: the current directory
+  BlockStores block_stores;        ///< what stands for those files; none: `open_file_store`
   DeviceTracer* tracer = nullptr;  ///< told which op the work handed to a device belongs to; none: nobody is
+};
+
+/// Why the guard (strategies/guard.cpp) left an update out.
+struct Fault {
+  enum class Kind : uint8_t { kNonfinite, kSpike } kind = Kind::kNonfinite;
+  std::string text;  ///< "rank 3 has an infinity or a NaN in layers.1.mlp.wup.grad"
 };
 
 /// What one step came to.
@@ -48,6 +57,9 @@ struct StepResult {
   std::vector<std::optional<double>> loss_by_rank;
   std::vector<std::array<double, 2>> interval_by_rank;  ///< begin and end, seconds from the common start
   int64_t sent_bytes = 0;                               ///< over all ranks, counted where they were sent
+  bool skipped = false;                                 ///< the plan may leave an update out (plan/run_state.h), and did
+  std::optional<Fault> fault;                           ///< of a skipped step, where the guard found one
+  std::optional<double> loss_scale;                     ///< after the step, where the plan has one that lives on
 };
 
 /// A logical tensor put together from the ranks that hold it, row-major.
@@ -56,12 +68,15 @@ struct LogicalTensor {
   std::vector<float> values;
 };
 
-/// What is kept of a parameter from step to step, by names that no layout changes.
+/// What is kept from step to step, by names that no layout changes.
 struct StateName {
-  std::string parameter;  ///< "layers.3.attn.wqkv"
-  std::string part;       ///< "value"; what optimizers keep beside it: "master", "m", "v"
+  std::string parameter;  ///< "layers.3.attn.wqkv", or `kRunState`
+  std::string part;       ///< "value"; what optimizers keep beside it: "master", "m", "v". Of the run: the buffer's name
   friend auto operator<=>(const StateName&, const StateName&) = default;
 };
+
+/// In place of a parameter's name: numbers that belong to none, the same on every rank (plan/run_state.h).
+inline constexpr std::string_view kRunState = "run";
 
 /// Every role's program, expanded and placed: what `Session`, `simulate` and `analyse` share. Moves `plan` in, so that the
 /// pointers inside stay valid.
@@ -76,8 +91,8 @@ PlacedPlan place(Plan plan);
 /// session. After a failure the session can only be destroyed.
 class Session {
  public:
-  /// Binds every instruction of every rank. Refuses an op that the back end lacks or a collective that the transport cannot
-  /// carry out. `placed`, `transport` and `source` must outlive the session. `source` may be null when no op reads a batch.
+  /// Binds every instruction of every rank. Refuses what no interpreter does (plan/runnable.h), an op that the back end lacks and a
+  /// collective that the transport cannot carry out. `placed`, `transport` and `source` must outlive the session. `source` may be null when no op reads a batch.
   static Result<std::unique_ptr<Session>> create(const PlacedPlan& placed, const RunOptions& options, Transport& transport,
                                                  const BackendFactory& backends, const BatchSource* source);
   virtual ~Session() = default;
@@ -99,8 +114,8 @@ class Session {
   /// Gives every rank its part of a parameter's value: how a validation plan or another layout takes over a model.
   virtual Result<void> set_parameter(std::string_view name, const LogicalTensor& value) = 0;
 
-  /// All that a run needs to go on from here, by parameter as the plan lists them and then by part. Refuses a plan that keeps
-  /// anything else from step to step, metrics aside: it could not be given to another layout.
+  /// All that a run needs to go on from here, by parameter as the plan lists them and then by part; last what is the run's. Refuses
+  /// a plan that keeps anything else from step to step, metrics aside: it could not be given to another layout.
   virtual Result<std::vector<StateName>> states() const = 0;
   /// One of `states`, put together over the ranks as `parameter` is.
   virtual Result<LogicalTensor> state(const StateName& name) const = 0;
@@ -110,6 +125,8 @@ class Session {
   /// The high-water mark of live buffers as the instructions ran, and what was live then.
   virtual const Ledger& ledger(int rank) const = 0;
   virtual int64_t arena_bytes(int rank, Space space) const = 0;
+  /// Whether NVMe space is reached past the page cache; nothing where no rank has any.
+  virtual std::optional<bool> direct_storage() const = 0;
   /// Bytes the rank sent in the last step, by CommId.
   virtual std::span<const int64_t> sent_by_comm(int rank) const = 0;
 };

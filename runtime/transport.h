@@ -66,6 +66,9 @@ class Transport {
   /// Rank `rank` joins communicator `comm` with `members` (ranks in group order, itself included). Safe from several threads.
   /// A rank may join the same communicator several times: the handles share one order of messages per pair.
   virtual std::unique_ptr<Communicator> join(int rank, CommId comm, std::span<const int> members) = 0;
+  /// Does `Moved::sent_bytes` count what was sent? False where another library or one kernel moves it: then it is the payload that
+  /// the plan's algorithm would send, and no measurement.
+  virtual bool counts_wire() const { return true; }
   /// Ends what a device still does for a session that has failed, so that it can be torn down. Safe from any thread.
   virtual void abort() {}
 };

@@ -64,6 +64,23 @@ Plan linear_plan(int ranks, bool large) {
   return b.take();
 }
 
+/// Products of 16-bit operands, on a coarser grid: precision: bf16 and fp16.
+Plan narrow_linear_plan(int ranks, DType dtype) {
+  Bench b(fmt::format("calibration linear {} x{}", name_of(dtype), ranks), "rank", ranks, {}, dtype);
+  for (const int64_t rows : {64, 256, 1024})
+    for (const int64_t out : {64, 256, 512})
+      for (const int64_t in : {64, 256, 512}) {
+        const Type x = b.typed(rows_of(rows, in)), y = b.typed(rows_of(rows, out)), w = b.typed(tensor({out, in}));
+        const Type bias = b.typed(tensor({out}));
+        b.op(Linear{Phase::kF}, {b.warm(x), b.cold(w)}, {{b.result(y)}});
+        b.op(Linear{Phase::kF, true}, {b.warm(x), b.cold(w), b.cold(bias)}, {{b.result(y)}});
+        b.op(Linear{Phase::kI}, {b.warm(y), b.cold(w)}, {{b.passing(x)}});
+        b.op(Linear{Phase::kW}, {b.cold(x), b.warm(y)}, {{b.result(w)}});
+        b.op(Linear{Phase::kW, true}, {b.cold(x), b.warm(y)}, {{b.result(w)}, {b.result(bias)}});
+      }
+  return b.take();
+}
+
 // --- attention -----------------------------------------------------------------------------------------------------------
 
 Plan attention_plan(int ranks, bool large) {
@@ -317,6 +334,7 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
         add(rows_plan(ranks, large), ranks, 3);
         add(flat_plan(ranks, large), ranks, 6);
       }
+      for (const DType dtype : {DType::bf16, DType::f16}) add(narrow_linear_plan(ranks, dtype), ranks, 2);
     }
     for (const int ranks : options.group_sizes) add(collective_plan(ranks), 1, 3);
     add(point_to_point_plan(), 1, 3);

@@ -48,7 +48,24 @@ void set_whole_step(StageForm& form) {
   at(BufferClass::kGradient) = form.gradients;
   at(BufferClass::kMetric) = form.metrics;
   at(BufferClass::kWorkspace) = form.workspace;
+  at(BufferClass::kBuffer) = form.buffers;
   at(BufferClass::kOther) = form.other;
+}
+
+/// What stands outside the device for the step: the optimizer's state in host memory or on NVMe, and a block of a gradient that the
+/// host widens. With NVMe the rest passes through host memory.
+void set_outside(const Case& c, const State& state, StageForm& form) {
+  const bool nvme = c.layout.offload.optimizer == OffloadTo::kNvme;
+  const auto at = [](SpaceForm& space, BufferClass cls) -> int64_t& { return space.at_peak.bytes[static_cast<size_t>(cls)]; };
+  SpaceForm& states = nvme ? form.nvme : form.host;
+  at(states, BufferClass::kMaster) = state.host_masters;
+  at(states, BufferClass::kMoment) = state.host_moments;
+  if (!nvme) {
+    at(form.host, BufferClass::kGradient) = state.host_gradients;
+    at(form.host, BufferClass::kBuffer) = state.host_results;
+  }
+  at(form.host, BufferClass::kWorkspace) = updates_on_host(c) && Widths(c).gradient < 4 ? held(kBlock) : 0;
+  form.nvme.peak = form.nvme.at_peak.total();
 }
 
 StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage) {
@@ -61,13 +78,18 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.moments = state.moments;
   form.gradients = state.gradients;
   form.metrics = metrics.step + metrics.persistent;
-  form.workspace = workspace_of(c, part);
-  form.other = c.train.clip_norm > 0 ? 2 * kScalar : 0;  // the bound and the factor
-  form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace;
+  const CompressionForm compression = compression_of(c, state, part);
+  form.workspace = workspace_of(c, part, compression.workspace);
+  form.buffers = compression.messages;
+  const Others others = others_of(c, part);
+  form.other = others.step + others.persistent + compression.errors;
+  form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace + others.persistent +
+                    compression.errors;
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
-  if (c.layout.zero >= 2 || c.layout.offload.any())
+  set_outside(c, state, form);
+  if (c.layout.zero >= 2 || c.layout.offload.any() || has_variants(c))
     walk_to_peak(c, sizes, state, part, stage, form);
   else
     find_peak(sizes, slots, Timetable(c, part, stage), form);
@@ -99,13 +121,16 @@ class Wires {
 
   void add_stage(int64_t stage, const Part& part, const State& state) {
     if (tp_ > 1) {
-      const int64_t per_layer = c_.layout.recompute == Recompute::kFull ? 5 : 4;
-      const int64_t whole = part.layers * per_layer + (part.first ? 1 : 0) + (part.last ? 1 : 0);
+      int64_t again = 0;  // layers whose forward, less its last all-reduce, runs twice
+      for (int64_t layer = 0; layer < part.layers; ++layer) again += made_again(c_, first_layer_of(c_, stage) + layer) ? 1 : 0;
+      const int64_t whole = part.layers * 4 + again + (part.first ? 1 : 0) + (part.last ? 1 : 0);
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
     }
     const bool zero = c_.layout.zero > 0;
-    const int64_t gradients =
-        zero ? sets_ * reduced(widths_.gradient * state.reduced, shards_) : all_reduced(widths_.gradient * state.reduced, dp_);
+    const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
+    const int64_t gradients = compressed ? compression_of(c_, state, part).sent
+                              : zero     ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
+                                         : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
     at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);
     int64_t gathered = state.gathered;
@@ -131,11 +156,17 @@ class Wires {
       at(Channel::kMetricsTp) += dp_ * all_reduced(8, tp_);
       if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
     }
+    if (finds_inf(c_)) {  // a flag of 4 bytes
+      at(Channel::kMetricsTp) += dp_ * all_reduced(4, tp_);
+      if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(4, shards_);
+    }
   }
 
   void add_across_stages() {
     if (pp_ == 1) return;
     if (has_norm(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(8, pp_);
+    if (finds_inf(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(4, pp_);
+    if (judges_loss(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(4, pp_);
     if (!c_.model.tied_embeddings) return;
     const int64_t slices = c_.layout.zero > 0 ? shards_ : 1;
     at(Channel::kEnds) += dp_ * tp_ * all_reduced(widths_.gradient * ((table_ + slices - 1) / slices), 2);

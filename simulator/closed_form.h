@@ -75,7 +75,8 @@ struct StageForm {
   int64_t gradients = 0;                  ///< for the whole step: buckets padded, copies of canonical accumulation included
   int64_t metrics = 0;                    ///< losses, norms and their sums
   int64_t workspace = 0;                  ///< of kernels
-  int64_t other = 0;                      ///< factors of gradients
+  int64_t buffers = 0;                    ///< compressed gradients on their way
+  int64_t other = 0;                      ///< factors of gradients; what compression owes them
   int64_t persistent = 0;                 ///< what lives across steps
   int64_t in_flight = 0;                  ///< most micro-batches between their forward and their backward
   int64_t bytes_in_flight = 0;            ///< activations that each of them keeps, messages under way not counted

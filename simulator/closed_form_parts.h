@@ -99,12 +99,12 @@ struct BucketSums {
 };
 
 /// One kind of bucket as it fills: closed once it has `bucket_bytes`, or by whoever fills it; padded to a multiple of the ranks
-/// that slice it.
+/// that slice it, and where slices are cut in blocks of at most `block`, to equal blocks of an even size.
 class Filling {
  public:
   Filling(int64_t bucket_bytes, int64_t element, int64_t ranks, std::vector<BucketForm>& out, bool tied = false,
-          bool biases = false)
-      : bucket_bytes_(bucket_bytes), element_(element), ranks_(ranks), tied_(tied), biases_(biases), out_(&out) {}
+          bool biases = false, int64_t block = 0)
+      : bucket_bytes_(bucket_bytes), element_(element), ranks_(ranks), block_(block), tied_(tied), biases_(biases), out_(&out) {}
 
   void add(int64_t unit, int64_t elements) {
     if (open_ == 0) highest_ = unit;
@@ -113,13 +113,16 @@ class Filling {
     if (bucket_bytes_ >= 0 && open_ * element_ >= bucket_bytes_) close();
   }
   void close() {
-    if (open_ > 0) out_->push_back({highest_, lowest_, (open_ + ranks_ - 1) / ranks_ * ranks_, ranks_, tied_, biases_});
+    const auto rounded_up = [](int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; };
+    const int64_t slice = (open_ + ranks_ - 1) / ranks_;
+    const int64_t blocks = block_ > 0 ? 2 * ((slice + block_ - 1) / block_) : 1;
+    if (open_ > 0) out_->push_back({highest_, lowest_, rounded_up(open_, ranks_ * blocks), ranks_, tied_, biases_});
     open_ = 0;
   }
 
  private:
   int64_t bucket_bytes_;  ///< below 0: closed from outside only
-  int64_t element_, ranks_;
+  int64_t element_, ranks_, block_;
   bool tied_, biases_;
   std::vector<BucketForm>* out_;
   int64_t open_ = 0, highest_ = 0, lowest_ = 0;
@@ -151,6 +154,13 @@ struct Elements {
   int64_t hidden, wqkv, bqkv, wo, wup, bup, wdown, table, positions;
 };
 
+constexpr int64_t kScaleBlock = 256;  // elements that share a scale on the wire, at most
+
+/// Whether each rank adds up, and so owns, a slice of every bucket.
+inline bool quantises(const Case& c) {
+  return c.layout.compression.kind == CompressionKind::kBf16 || c.layout.compression.kind == CompressionKind::kInt8;
+}
+
 /// A stage's buckets in the order in which backward finishes gradients: from the head to the embedding, a unit's parameters from
 /// the last to the first. Parameters with weight decay and without have buckets of their own, and so have slices and whole copies.
 /// Under ZeRO-3 they end where a unit of `fsdp.unit` layers of the model ends (`first_layer` is the stage's first); else when they
@@ -159,12 +169,17 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
                                           bool head_table) {
   std::vector<BucketForm> all;
   const bool by_unit = c.layout.zero == 3;
-  const int64_t ranks = c.layout.zero > 0 ? c.layout.shard_ranks() : 1, bytes = by_unit ? -1 : c.layout.bucket_bytes;
+  const int64_t ranks = c.layout.zero > 0 || quantises(c) ? c.layout.shard_ranks() : 1;
+  const int64_t bytes = by_unit ? -1 : c.layout.bucket_bytes;
+  const int64_t block = c.layout.compression.kind == CompressionKind::kInt8 ? kScaleBlock : 0;
   const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
   const int64_t element = Widths(c).gradient;
-  const Filling empty(bytes, element, ranks, all);
-  Filling matrices = empty, vectors = empty, cut_vectors(bytes, element, ranks, all, false, true), positions = empty;
-  Filling tables(0, element, ranks, all, true);  // a tied table is alone
+  const Filling empty(bytes, element, ranks, all, false, false, block);
+  // Under PowerSGD matrices are approximated one by one.
+  const bool alone = c.layout.compression.kind == CompressionKind::kPowerSgd;
+  Filling matrices = alone ? Filling(0, element, ranks, all) : empty;
+  Filling vectors = empty, cut_vectors(bytes, element, ranks, all, false, true, block), positions = empty;
+  Filling tables(0, element, ranks, all, true, false, block);  // a tied table is alone
   int64_t unit = (part.first ? 1 : 0) + part.layers;
   const auto add_bias = [&](int64_t elements) { (cut ? cut_vectors : vectors).add(unit, elements); };
   const auto add_norm = [&] {
@@ -209,7 +224,16 @@ struct State {
   int64_t reduced = 0;   ///< elements of gradients that are reduced over dp
   int64_t gathered = 0;  ///< elements of parameters that are gathered over dp
   std::vector<BucketForm> buckets;
+  /// In host memory, where the optimizer works there: its copies, moments and the gradients that it reads, and what it rounds its
+  /// result into.
+  int64_t host_masters = 0, host_moments = 0, host_gradients = 0, host_results = 0;
 };
+
+/// Whether the optimizer works on the host.
+inline bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
+
+/// Whether a bucket's values are another's: the head's share of a table that is tied on one stage.
+inline bool is_shared(const BucketForm& b, const Part& part) { return b.tied && b.lowest != 0 && part.first; }
 
 inline State state_of(const Case& c, const Elements& n, const Part& part, int64_t first_layer) {
   const int zero = c.layout.zero;
@@ -217,7 +241,7 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
   // A table tied on one stage is stored and updated once. Its two gradients are added before they are reduced unless canonical, or
   // scattered as they are made.
   const bool shares_table = tied && both_ends;
-  const bool added_early = shares_table && !c.canonical && zero < 2;
+  const bool added_early = shares_table && !c.canonical && zero < 2, away = updates_on_host(c);
   const Widths widths(c);
   const auto separate = [&](int64_t e) {  // every parameter in a buffer of its own
     int64_t bytes = part.layers * n.layer_bytes(e);
@@ -233,23 +257,30 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
               .moments = moments * values(4),
               .gradients = separate(widths.gradient),
               .buckets = {}};
-  if (c.layout.dp > 1) {
+  if (c.layout.dp > 1 || away) {
     state.buckets = buckets_of(c, n, part, first_layer, !added_early);
-    BucketSums of_gradients{widths.gradient}, of_values{widths.value}, of_states{4};
-    for (const BucketForm& b : state.buckets)
-      for (BucketSums* sums : {&of_gradients, &of_values, &of_states}) sums->add(b);
+    BucketSums of_gradients{widths.gradient}, of_values{widths.value}, of_states{4}, of_updates{widths.gradient};
+    for (const BucketForm& b : state.buckets) {
+      of_gradients.add(b);
+      if (is_shared(b, part)) continue;
+      for (BucketSums* sums : {&of_values, &of_states, &of_updates}) sums->add(b);
+    }
     state.gradients =
         zero >= 2 ? of_gradients.slice_bytes : of_gradients.bytes + (added_early ? held(n.table, widths.gradient) : 0);
     state.reduced = of_gradients.elements;
-    if (zero > 0) {
-      if (shares_table && !added_early)
-        for (const BucketForm& b : state.buckets)
-          if (b.tied && b.lowest != 0)  // the head's
-            for (BucketSums* sums : {&of_values, &of_states}) sums->add(b, -1);
+    if (zero > 0 || away) {
       state.parameters = zero == 3 ? of_values.slice_bytes : of_values.bytes;
       state.masters = masters * of_states.slice_bytes;
       state.moments = moments * of_states.slice_bytes;
-      state.gathered = of_values.elements;
+    }
+    if (zero > 0) state.gathered = of_values.elements;
+    if (away) {
+      if (zero < 2) state.gradients -= of_updates.bytes;  // come and go
+      state.host_masters = of_states.slice_bytes;
+      state.host_moments = moments * of_states.slice_bytes;
+      state.host_gradients = of_updates.slice_bytes;
+      state.host_results = masters * of_values.slice_bytes;
+      state.masters = state.moments = 0;
     }
   }
   // Canonical accumulation counts in binary: a partial sum for each bit of the number of micro-batches. Slices come and go.
@@ -262,7 +293,9 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
 inline bool shares_micro_batches_out(const Case& c) { return c.canonical && c.layout.zero >= 2 && c.train.grad_accumulation > 1; }
 
 /// Whether the norm of the gradients is computed.
-inline bool has_norm(const Case& c) { return c.train.grad_norm || c.train.clip_norm > 0; }
+inline bool judges_norm(const Case& c) { return c.train.guard.spike != GuardAction::kNone && c.train.guard.norm_factor > 0; }
+inline bool judges_loss(const Case& c) { return c.train.guard.spike != GuardAction::kNone && c.train.guard.loss_factor > 0; }
+inline bool has_norm(const Case& c) { return c.train.grad_norm || c.train.clip_norm > 0 || judges_norm(c); }
 
 /// Scalars and losses; those that outlive the step apart.
 struct Metrics {
@@ -278,7 +311,36 @@ inline Metrics metrics_of(const Case& c, const Part& part) {
     m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;  // of slices, of whole gradients, and their sum
     m.persistent += kScalar;
   }
+  if (c.train.guard.nonfinite != GuardAction::kNone) m.persistent += kScalar;  // which gradient it was
+  if (judges_norm(c)) m.persistent += kScalar;                                 // the verdicts
+  if (judges_loss(c) && part.last) m.persistent += kScalar;
   return m;
+}
+
+/// Numbers beside the state.
+struct Others {
+  int64_t step = 0, persistent = 0;
+};
+
+/// Whether ranks look for infinities and agree on what they found.
+inline bool finds_inf(const Case& c) { return c.train.precision == "fp16" || c.train.guard.nonfinite != GuardAction::kNone; }
+
+inline Others others_of(const Case& c, const Part& part) {
+  const bool clips = c.train.clip_norm > 0, scales = c.train.precision == "fp16", dynamic = scales && c.train.loss_scale == 0;
+  int64_t step = 0, persistent = 0;
+  if (clips) step += 2;  // the bound and the factor
+  // What updates multiply by, and that with clipping; the scale, and of a dynamic one its begin, its interval and its good steps.
+  if (scales) step += (clips ? 2 : 1) + (dynamic ? 2 : 1);
+  if (dynamic) persistent += 2;
+  int64_t flags = finds_inf(c) ? 1 : 0;
+  step += flags;
+  const bool losses_here = judges_loss(c) && part.last;
+  for (const bool judged : {judges_norm(c), losses_here})  // factor and window; mean and count. Flags are metrics
+    if (judged) step += 2, persistent += 2;
+  if (judges_loss(c) && c.layout.pp > 1) step += 1;  // the last stage's word
+  flags += (judges_norm(c) ? 1 : 0) + (judges_loss(c) ? 1 : 0);
+  if (flags > 0) step += 1 + (flags > 1 ? 1 : 0), persistent += 1;  // some flag, no flag; the count of updates
+  return {step * kScalar, persistent * kScalar};
 }
 
 // What comes and goes.
@@ -351,9 +413,20 @@ struct LayerForm {
 /// Under selective recompute (closed_form_layer.cpp).
 LayerForm selective_layer(const Case& c, const Sizes& n);
 
-inline LayerForm layer_form(const Case& c, const Sizes& n) {
+/// Whether full recompute makes a layer of the model again: every k-th.
+inline bool made_again(const Case& c, int64_t layer) {
+  return c.layout.recompute == Recompute::kFull && layer % c.layout.recompute_options.every == 0;
+}
+/// Whether some layers are made again and others not: then the peak is found by going through the step.
+inline bool has_variants(const Case& c) { return c.layout.recompute == Recompute::kFull && c.layout.recompute_options.every > 1; }
+
+inline int64_t first_layer_of(const Case& c, int64_t stage) {
+  return stage * (c.model.layers / c.layout.pp) + std::min(stage, c.model.layers % c.layout.pp);
+}
+
+/// Of one layer; `full` where it is made again as a whole.
+inline LayerForm layer_form(const Case& c, const Sizes& n, bool full) {
   if (c.layout.recompute == Recompute::kSelective) return selective_layer(c, n);
-  const bool full = c.layout.recompute == Recompute::kFull;
   const int64_t inner = layer_of(n).inner();
   LayerForm form{layer_forward(n, full), layer_backward(n, full), full ? 0 : inner};
   if (full) form.backward.live = form.backward.live + temporary(inner);  // all that it keeps inside is there again
@@ -367,7 +440,7 @@ struct Slots {
 };
 
 inline Slots slots_of(const Case& c, const Sizes& n, const Part& part) {
-  const LayerForm layer = layer_form(c, n);
+  const LayerForm layer = layer_form(c, n, c.layout.recompute == Recompute::kFull);
   const Live kept_inside = activation(layer.kept);
   const Live embedded = part.first ? input(n.ids) + activation(n.x) : Live{};
   const Live head_kept = activation(n.x + n.statistics + n.logits);
@@ -448,22 +521,33 @@ inline int64_t narrow_workspace(const Case& c, const Part& part) {
   return most;
 }
 
-/// What kernels need beside their operands: as much as the op that needs most, and the table of a rotation.
-inline int64_t workspace_of(const Case& c, const Part& part) {
+/// What compressing gradients costs (closed_form_compression.cpp).
+struct CompressionForm {
+  int64_t errors = 0;     ///< bytes kept from step to step
+  int64_t messages = 0;   ///< bytes of what is sent and received, for the whole step
+  int64_t workspace = 0;  ///< of its kernels
+  int64_t sent = 0;       ///< bytes that the data-parallel ranks of one group send together
+};
+CompressionForm compression_of(const Case& c, const State& state, const Part& part);
+
+/// What kernels need beside their operands: as much as the op that needs most, and the table of a rotation. `reducing` is what
+/// compressing gradients needs, on the stream that reduces them.
+inline int64_t workspace_of(const Case& c, const Part& part, int64_t reducing) {
+  const int64_t apart = c.layout.overlap ? reducing : 0, shared = c.layout.overlap ? 0 : reducing;
   const int64_t tokens = c.train.micro_batch * c.train.seq_len;
   const int64_t table = c.model.is_llama() ? held(c.train.seq_len * c.model.head_dim) : 0;
   const Widths widths(c);
   if (widths.master) {
     // Slices of 16-bit gradients are added on the stream that reduces them.
     const bool adds_apart = c.layout.zero >= 2 && c.layout.overlap && c.train.grad_accumulation > 1 && widths.gradient < 4;
-    return narrow_workspace(c, part) + table + (adds_apart ? 3 * held(kBlock) : 0);
+    return std::max(narrow_workspace(c, part), shared) + apart + table + (adds_apart ? 3 * held(kBlock) : 0);
   }
-  int64_t most = c.train.clip_norm > 0 ? held(kBlock) : 0;  // updates scale gradients block by block
+  int64_t most = std::max(shared, c.train.clip_norm > 0 ? held(kBlock) : 0);  // updates scale gradients block by block
   most = std::max(most, attention_workspace(c));
   if (part.first) most = std::max(most, 2 * aligned(8 * tokens));
   for (const Product& p : products_of(c, part))
     for (const int64_t k : {p.in, p.out, tokens}) most = std::max(most, product_workspace(c, k));
-  return most + table;
+  return most + apart + table;
 }
 
 /// The order in which a stage works: `warm_up` forwards, then one forward and one backward in turn, then the backwards that are

@@ -1,6 +1,6 @@
-// ZeRO-2, ZeRO-3 and offload from the configuration: what is gathered and what waits for its reduction changes from unit to unit,
-// so the peak is found by going through a stage's step, unit by unit, with the sizes of the literature. Nothing of a plan is known
-// here: the rules of when a bucket is there are those of the papers, written a second time.
+// ZeRO-2, ZeRO-3, offload, and layers that differ, from the configuration: what is gathered and what waits for its reduction
+// changes from unit to unit, so the peak is found by going through a stage's step, unit by unit, with the sizes of the literature.
+// Nothing of a plan is known here: the rules of when a bucket is there are those of the papers, written a second time.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -40,7 +40,7 @@ struct Change {
 };
 struct Around {
   std::vector<Change> before_scatter, before_gather, fetched, vacated, freed_gather, freed_scatter, after;
-  std::vector<Change> host_after;  ///< in host memory
+  std::vector<Change> host_before, host_after;  ///< in host memory
 };
 
 /// Micro-batches' sums as they are kept apart: whether one begins a further copy (one that is not the step's sum, and is not at
@@ -92,6 +92,82 @@ void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Vi
   }
 }
 
+/// The visit with which a bucket's gradients are complete; past the last where they wait for the end of backward: without overlap
+/// for their reduction over ranks, a tied table's for its other use.
+size_t complete_at(const Case& c, const BucketForm& bucket, const std::vector<Visit>& visits) {
+  const bool apart = bucket.tied && (c.layout.pp > 1 || c.canonical);
+  if (apart) return visits.size() + 1;  // after the others
+  if (c.layout.dp > 1 && !c.layout.overlap && c.layout.zero < 2) return visits.size();
+  size_t last = 0;
+  for (size_t v = 0; v < visits.size(); ++v)
+    if (visits[v].backward && visits[v].unit == bucket.lowest) last = v;
+  return last;
+}
+
+/// With the optimizer's state on NVMe: what of it, and of gradients and results, is in host memory. With overlap the state of the
+/// update that comes next is read before this one's gradient arrives, when the one before the last has been written; without, one
+/// update at a time after backward.
+void add_staging(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits,
+                 std::vector<Around>& around) {
+  if (c.layout.offload.optimizer != OffloadTo::kNvme) return;
+  const Widths widths(c);
+  std::vector<BucketForm> jobs;
+  for (const BucketForm& b : state.buckets)
+    if (!is_shared(b, part)) jobs.push_back(b);
+  std::ranges::stable_sort(jobs, {}, [&](const BucketForm& b) { return complete_at(c, b, visits); });
+  const int64_t moments = c.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+  const auto change_state = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
+    list.push_back({BufferClass::kMaster, sign * b.slice_bytes(4)});
+    if (moments > 0) list.push_back({BufferClass::kMoment, sign * moments * b.slice_bytes(4)});
+  };
+  const auto change_gradient = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
+    list.push_back({BufferClass::kGradient, sign * b.slice_bytes(widths.gradient)});
+  };
+  const auto change_result = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
+    if (widths.master) list.push_back({BufferClass::kBuffer, sign * b.slice_bytes(widths.value)});
+  };
+  const auto forget = [&](std::vector<Change>& list, const BucketForm& b) {
+    change_state(list, b, -1), change_gradient(list, b, -1), change_result(list, b, -1);
+  };
+  std::vector<Change>& end = around.back().host_after;
+  const auto after = [&](const BucketForm& b) -> std::vector<Change>& {
+    return around[std::min(complete_at(c, b, visits), visits.size() - 1)].host_after;
+  };
+  if (!c.layout.overlap) {
+    for (const BucketForm& b : jobs) change_gradient(after(b), b, 1);
+    for (const BucketForm& b : jobs) change_state(end, b, 1), change_result(end, b, 1), forget(end, b);
+    return;
+  }
+  size_t first = 0;
+  while (!visits[first].backward || visits[first].unit != jobs.front().highest) ++first;
+  change_state(around[first].host_before, jobs.front(), 1);
+  for (size_t k = 0; k < jobs.size(); ++k) {
+    std::vector<Change>& list = after(jobs[k]);
+    if (k >= 2) forget(list, jobs[k - 2]);
+    if (k + 1 < jobs.size()) change_state(list, jobs[k + 1], 1);
+    change_gradient(list, jobs[k], 1);
+    change_result(list, jobs[k], 1);
+  }
+}
+
+/// Gradients that the host is to have: a bucket is there from its first backward of the step until it is complete and has been
+/// copied out, with overlap until the next unit is done.
+void add_open_buckets(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits,
+                      std::vector<Around>& around) {
+  const int64_t element = Widths(c).gradient;
+  for (const BucketForm& bucket : state.buckets) {
+    if (is_shared(bucket, part)) continue;
+    size_t first = 0;
+    while (!visits[first].backward || visits[first].unit != bucket.highest) ++first;
+    around[first].before_scatter.push_back({BufferClass::kGradient, bucket.bytes(element)});
+    const size_t complete = complete_at(c, bucket, visits), until = c.layout.overlap ? complete + 1 : complete;
+    if (until > complete && until < visits.size())
+      around[until].freed_scatter.push_back({BufferClass::kGradient, -bucket.bytes(element)});
+    else
+      around[std::min(until, visits.size() - 1)].after.push_back({BufferClass::kGradient, -bucket.bytes(element)});
+  }
+}
+
 /// The bucket that holds the values of each: another one's for the head's share of a table that is tied on one stage.
 std::vector<size_t> owners_of(const State& state, const Part& part) {
   std::vector<size_t> owners(state.buckets.size());
@@ -104,22 +180,33 @@ std::vector<size_t> owners_of(const State& state, const Part& part) {
   return owners;
 }
 
+/// Whether full recompute makes the unit again.
+bool is_again(const Case& c, const Part& part, int64_t stage, int64_t unit) {
+  const int64_t layer = unit - (part.first ? 1 : 0);
+  return layer >= 0 && layer < part.layers && made_again(c, first_layer_of(c, stage) + layer);
+}
+
 /// From the visit before which a bucket is gathered to the visit after which it is freed.
 struct Stay {
   size_t issued, last;
 };
 
 /// By bucket. Visits that follow one another and need the same count as one, and `prefetch` of those are fetched ahead.
-std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits) {
+std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, int64_t stage,
+                                        const std::vector<Visit>& visits) {
   const std::vector<size_t> owners = owners_of(state, part);
   // By direction and unit. Backward has no use for the tables of an embedding, nor for biases but where it runs forward again.
   std::array<std::vector<std::set<size_t>>, 2> needs_of;
   for (const bool backward : {false, true}) {
     needs_of[backward].resize(static_cast<size_t>(units_of(part)));
     for (size_t b = 0; b < owners.size(); ++b) {
-      if (backward && state.buckets[b].biases && c.layout.recompute != Recompute::kFull) continue;
+      const auto reads = [&](int64_t u) {
+        if (!backward) return true;
+        if (part.first && u == 0) return false;
+        return !state.buckets[b].biases || is_again(c, part, stage, u);
+      };
       for (int64_t u = state.buckets[b].lowest; u <= state.buckets[b].highest; ++u)
-        if (!(backward && part.first && u == 0)) needs_of[backward][static_cast<size_t>(u)].insert(owners[b]);
+        if (reads(u)) needs_of[backward][static_cast<size_t>(u)].insert(owners[b]);
     }
   }
   const auto needs = [&](const Visit& v) -> const std::set<size_t>& { return needs_of[v.backward][static_cast<size_t>(v.unit)]; };
@@ -269,8 +356,9 @@ struct Effect {
   Live left;
 };
 
-Effect effect_of(const Case& c, const Sizes& n, const LayerForm& layer, const Part& part, const Visit& v) {
-  const bool recompute = c.layout.recompute == Recompute::kFull;
+/// `forms`: of a layer that keeps what it made, and of one that is made again.
+Effect effect_of(const Sizes& n, const std::array<LayerForm, 2>& forms, const Part& part, const Visit& v, bool recompute) {
+  const LayerForm& layer = forms[recompute ? 1 : 0];
   const bool embed = part.first && v.unit == 0, head = part.last && v.unit == units_of(part) - 1;
   const Live inner = activation(layer.kept);
   const Live head_kept = activation(n.x + n.statistics + n.logits);
@@ -289,7 +377,7 @@ Effect effect_of(const Case& c, const Sizes& n, const LayerForm& layer, const Pa
 
 std::vector<int64_t> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage) {
   std::vector<int64_t> times;
-  for (const auto& stays : stays_of(c, state, part, visits_of(part, Timetable(c, part, stage))))
+  for (const auto& stays : stays_of(c, state, part, stage, visits_of(part, Timetable(c, part, stage))))
     times.push_back(static_cast<int64_t>(stays.size()));
   return times;
 }
@@ -300,16 +388,19 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
   std::vector<Around> around(visits.size());
   if (c.layout.zero >= 2)
     for (const BucketForm& bucket : state.buckets) add_gradients(c, bucket, visits, around);
+  else if (updates_on_host(c))
+    add_open_buckets(c, state, part, visits, around);
   if (c.layout.zero == 3) {
-    const auto stays = stays_of(c, state, part, visits);
+    const auto stays = stays_of(c, state, part, stage, visits);
     for (size_t b = 0; b < stays.size(); ++b)
       for (const Stay& stay : stays[b]) {
         around[stay.issued].before_gather.push_back({BufferClass::kBuffer, state.buckets[b].bytes(Widths(c).value)});
         around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes(Widths(c).value)});
       }
   }
-  const LayerForm layer = layer_form(c, sizes);
-  add_parking(c, sizes, layer, part, visits, around);
+  const std::array<LayerForm, 2> forms{layer_form(c, sizes, false), layer_form(c, sizes, true)};
+  add_parking(c, sizes, forms[c.layout.recompute == Recompute::kFull ? 1 : 0], part, visits, around);
+  add_staging(c, state, part, visits, around);
   Level level(form);
   Outside host(form.host);
   const auto message = [&](bool there) {
@@ -324,7 +415,8 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     level.change(around[v].before_gather);
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
     level.change(around[v].fetched);
-    const Effect effect = effect_of(c, sizes, layer, part, visits[v]);
+    host.change(around[v].host_before);
+    const Effect effect = effect_of(sizes, forms, part, visits[v], is_again(c, part, stage, visits[v].unit));
     level.rise(effect.rise);
     level.add(effect.left);
     level.change(around[v].vacated);

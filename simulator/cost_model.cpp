@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "plan/collective_steps.h"
 #include "plan/work.h"
+#include "simulator/device_constants.h"
+#include "simulator/peers.h"
 
 namespace shardlab {
 namespace {
@@ -53,18 +56,6 @@ std::string_view name_of(CrossEntropy::Part part) {
   return "?";
 }
 
-const Comm& comm_of(const Plan& plan, const Op& op) {
-  const CommId id = std::visit(Overload{
-                                   [](const Collective& c) { return c.comm; },
-                                   [](const Send& s) { return s.comm; },
-                                   [](const Recv& r) { return r.comm; },
-                                   [](const auto&) { return CommId{}; },
-                               },
-                               op.work);
-  SHARDLAB_CHECK(id && id.index() < plan.comms.size(), "op `{}` has no communicator", op.label);
-  return plan.comms[id.index()];
-}
-
 bool is_collective_kernel(const std::string& kernel) {
   return kernel.starts_with("all_") || kernel.starts_with("reduce_scatter") || kernel.starts_with("broadcast");
 }
@@ -75,7 +66,51 @@ std::vector<int64_t> folded(const std::string& kernel, const std::vector<int64_t
   return shape;
 }
 
+/// Where an op works: on the device, on host memory, or copying between the device, the host and files.
+enum class Where : uint8_t { kDevice, kToDevice, kToHost, kHost, kFromFile, kToFile };
+
+Where place_of(const Segment& segment, const Op& op) {
+  const auto any = [&](const std::vector<SlotId>& slots, Space space) {
+    return std::any_of(slots.begin(), slots.end(), [&](SlotId s) { return slot(segment, s).space == space; });
+  };
+  if (any(op.writes, Space::kNvme)) return Where::kToFile;
+  if (any(op.reads, Space::kNvme)) return Where::kFromFile;
+  const bool host = any(op.reads, Space::kHost) || any(op.writes, Space::kHost);
+  if (!host) return Where::kDevice;
+  if (!any(op.reads, Space::kDevice) && !any(op.writes, Space::kDevice)) return Where::kHost;
+  return any(op.writes, Space::kHost) ? Where::kToHost : Where::kToDevice;
+}
+
+/// Does the op read 16-bit floats? Only products were measured on those.
+bool reads_narrow(const Instruction& i) {
+  return std::ranges::any_of(i.op->reads,
+                             [&](SlotId s) {
+                               const DType type = slot(*i.segment, s).type.dtype;
+                               return type == DType::bf16 || type == DType::f16;
+                             }) &&
+         !std::holds_alternative<Collective>(i.op->work) && !std::holds_alternative<Send>(i.op->work);
+}
+
 double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
+
+/// A constant of the device, or its default.
+double constant(const Device& device, double DeviceConstants::*field) {
+  for (const DeviceConstant& c : device_constants())
+    if (c.value == field)
+      if (const auto found = device.constants.find(std::string(c.name)); found != device.constants.end()) return found->second;
+  return DeviceConstants{}.*field;
+}
+
+/// Seconds of a transfer between host memory and a drive that `sharing` ranks use; nothing for every other op.
+std::optional<double> drive_seconds(const Device& device, const Segment& segment, const Op& op, double sharing) {
+  const Where where = place_of(segment, op);
+  if (where != Where::kFromFile && where != Where::kToFile) return std::nullopt;
+  using C = DeviceConstants;
+  const bool reads = where == Where::kFromFile;
+  const double bytes = static_cast<double>(slot(segment, op.writes[0]).type.bytes());
+  return constant(device, &C::nvme_start_s) +
+         bytes * sharing / constant(device, reads ? &C::nvme_read_bytes_per_s : &C::nvme_write_bytes_per_s);
+}
 
 }  // namespace
 
@@ -127,11 +162,39 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
   return {bytes};
 }
 
+Seconds PlacedCostModel::communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int>,
+                                           int busy_cores) const {
+  return communicate(plan, instruction, busy_cores);
+}
+
+Demand PlacedCostModel::demand(const Plan&, const Instruction& instruction, std::span<const int>, Seconds alone) const {
+  Demand d;
+  const Work& work = instruction.op->work;
+  if (std::holds_alternative<Collective>(work)) {
+    d.of(Resource::kLinkOut) = d.of(Resource::kLinkIn) = alone.value;
+  } else if (std::holds_alternative<Send>(work)) {
+    d.of(Resource::kLinkOut) = alone.value;
+  } else if (std::holds_alternative<Recv>(work)) {
+    d.of(Resource::kLinkIn) = alone.value;
+  } else {
+    switch (place_of(*instruction.segment, *instruction.op)) {
+      case Where::kDevice: d.of(Resource::kUnits) = alone.value; break;
+      case Where::kToDevice: d.of(Resource::kToDevice) = alone.value; break;
+      case Where::kToHost: d.of(Resource::kToHost) = alone.value; break;
+      case Where::kHost:
+      case Where::kFromFile:
+      case Where::kToFile: break;
+    }
+  }
+  return d;
+}
+
 // --- calibrated ------------------------------------------------------------------------------------------------------
 
 CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::max(1, machine.cores)) {
   SHARDLAB_CHECK(machine.calibration != nullptr, "machine `{}` has no calibration", machine.id);
   calibration_ = machine.calibration;
+  device_.constants = machine.device.constants;
   if (const auto peak = machine.device.peak_flops.find("fp32"); peak != machine.device.peak_flops.end()) peak_flops_ = peak->second;
   memory_bytes_per_s_ = machine.device.memory_bytes_per_s;
 
@@ -168,8 +231,12 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
 
 RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   const std::string kernel = kernel_of(*instruction.segment, *instruction.op);
-  if (const auto levels = kernels_.find(kernel); levels != kernels_.end())
-    return at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
+  if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
+  if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
+    RateTable::Answer answer = at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
+    if (!std::holds_alternative<Linear>(instruction.op->work) && reads_narrow(instruction)) answer.extrapolated = true;
+    return answer;
+  }
   const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
   const double bytes = static_cast<double>(std::max(work.memory.value, work.payload.value));
   return {std::max(time_at(static_cast<double>(work.flops.value), peak_flops_), time_at(bytes, memory_bytes_per_s_)), true};
@@ -202,63 +269,180 @@ double peak_flops_of(const Device& device, const std::string& precision) {
   return 0;
 }
 
+/// The model of a machine that `cost_model_for` has let pass.
+template <class T>
+T must(Result<T> model) {
+  SHARDLAB_CHECK(model.ok(), "{}", to_string(model.error()));
+  return std::move(model).value();
+}
+
 }  // namespace
 
 DatasheetCostModel::DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency)
-    : machine_(machine), efficiency_(efficiency), peak_flops_(peak_flops_of(machine.device, precision)) {
+    : machine_(machine),
+      efficiency_(efficiency),
+      device_(must(DeviceModel::of(machine.device))),
+      fabric_(must(Fabric::of(machine))),
+      peak_flops_(peak_flops_of(machine.device, precision)) {
   SHARDLAB_CHECK(peak_flops_ > 0 && machine.device.memory_bytes_per_s > 0, "machine `{}` has no peak or bandwidth for {}",
                  machine.id, precision);
 }
 
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
-  const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
+  const Segment& segment = *instruction.segment;
+  const Op& op = *instruction.op;
+  const WorkAmount work = work_of(segment, op, plan.mesh);
+  const double bytes = static_cast<double>(work.memory.value);
+  switch (place_of(segment, op)) {
+    case Where::kDevice: break;
+    // A copy reads and writes its bytes once each, and passes them once.
+    case Where::kToDevice: return Seconds(device_.host_copy_seconds(bytes / 2, HostCopy::kToDevice));
+    case Where::kToHost: return Seconds(device_.host_copy_seconds(bytes / 2, HostCopy::kToHost));
+    case Where::kHost: return Seconds(device_.host_copy_seconds(bytes, HostCopy::kToHost));
+    case Where::kFromFile: return Seconds(device_.nvme_seconds(bytes / 2, false, machine_.devices_per_node));
+    case Where::kToFile: return Seconds(device_.nvme_seconds(bytes / 2, true, machine_.devices_per_node));
+  }
   const double flops = static_cast<double>(work.flops.value);
-  const bool matmul =
-      std::holds_alternative<Linear>(instruction.op->work) || std::holds_alternative<Attention>(instruction.op->work);
+  const bool matmul = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work);
   const double reached = efficiency_.matmul * (matmul ? flops / (flops + efficiency_.ramp_flops) : 1.0);
-  return Seconds(std::max(time_at(flops, peak_flops_ * reached), time_at(static_cast<double>(work.memory.value),
-                                                                         machine_.device.memory_bytes_per_s * efficiency_.memory)));
+  return Seconds(
+      std::max(time_at(flops, peak_flops_ * reached), time_at(bytes, machine_.device.memory_bytes_per_s * efficiency_.memory)));
+}
+
+Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                  Seconds alone) const {
+  const Op& op = *instruction.op;
+  if (std::holds_alternative<Collective>(op.work)) return collective_demand(instruction, ranks);
+  if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
+    return message_demand(plan, instruction, ranks);
+  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh);
+  const double memory = time_at(static_cast<double>(work.memory.value), machine_.device.memory_bytes_per_s * efficiency_.memory);
+  Demand d = PlacedCostModel::demand(plan, instruction, ranks, alone);
+  switch (place_of(*instruction.segment, op)) {
+    case Where::kDevice:
+      d.of(Resource::kUnits) = time_at(static_cast<double>(work.flops.value), peak_flops_ * efficiency_.matmul);
+      d.of(Resource::kMemory) = memory;
+      break;
+    case Where::kToDevice:
+    case Where::kToHost: d.of(Resource::kMemory) = memory / 2; break;
+    case Where::kHost:
+    case Where::kFromFile:
+    case Where::kToFile: break;
+  }
+  return d;
 }
 
 namespace {
 
-/// How the ranks of a communicator lie on nodes, seen from rank 0: groups of one communicator lie alike.
+/// How a group lies on nodes.
 struct Spread {
   int nodes = 1;
-  int most_on_a_node = 1;
+  int fewest_on_a_node = 1;
 };
 
-Spread spread_of(const std::vector<int>& group, int devices_per_node) {
+Spread spread_of(std::span<const int> group, int devices_per_node) {
   std::map<int, int> members;
-  Spread spread{0, 0};
-  for (const int rank : group) spread.most_on_a_node = std::max(spread.most_on_a_node, ++members[rank / devices_per_node]);
-  spread.nodes = static_cast<int>(members.size());
+  for (const int rank : group) ++members[rank / devices_per_node];
+  Spread spread{static_cast<int>(members.size()), static_cast<int>(group.size())};
+  for (const auto& [node, count] : members) spread.fewest_on_a_node = std::min(spread.fewest_on_a_node, count);
   return spread;
 }
 
 }  // namespace
 
-Seconds DatasheetCostModel::communicate(const Plan& plan, const Instruction& instruction, int) const {
+Seconds DatasheetCostModel::communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   const Op& op = *instruction.op;
   const std::vector<int> group = group_of(plan.mesh, comm_of(plan, op), 0);
-  const Spread spread = spread_of(group, std::max(1, machine_.devices_per_node));
-  const bool network = spread.nodes > 1;
-  const double link = machine_.device.link_bytes_per_s * efficiency_.link;
-  const double inter = machine_.inter_bytes_per_s * efficiency_.network;
-  const double latency = network ? efficiency_.network_latency_s : efficiency_.step_latency_s;
+  if (std::holds_alternative<Collective>(op.work)) return communicate_among(plan, instruction, group, busy_cores);
+  Seconds slowest(0);
+  for (size_t i = 0; i < group.size(); ++i)
+    if (const auto hop = hop_of(op, group, i)) slowest = std::max(slowest, communicate_among(plan, instruction, *hop, busy_cores));
+  return slowest;
+}
 
+/// What lies between the ranks of a group.
+struct DatasheetCostModel::Way {
+  Spread spread;
+  bool network = false;
+  double link = 0;   ///< bytes/s of a device within its node
+  double inter = 0;  ///< bytes/s of a device between nodes
+};
+
+DatasheetCostModel::Way DatasheetCostModel::way_between(std::span<const int> ranks) const {
+  const Spread spread = spread_of(ranks, std::max(1, machine_.devices_per_node));
+  return {spread, spread.nodes > 1, machine_.device.link_bytes_per_s * efficiency_.link,
+          machine_.inter_bytes_per_s * efficiency_.network};
+}
+
+namespace {
+
+/// Bytes that a rank of a group sends in a collective.
+double sent_in(const Segment& segment, const Op& op, int ranks) {
+  const Collective& c = std::get<Collective>(op.work);
+  const Type& full = full_type(segment, op, c);
+  return static_cast<double>(bytes_of(full.dtype, sent_elements(c.kind, c.algorithm, full.shape.elements(), ranks, 0, c.root)));
+}
+
+CollectiveUse use_of(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllReduce: return CollectiveUse::kAllReduce;
+    case CollectiveKind::kReduceScatter: return CollectiveUse::kReduceScatter;
+    case CollectiveKind::kAllGather: return CollectiveUse::kAllGather;
+    case CollectiveKind::kBroadcast: return CollectiveUse::kBroadcast;
+    case CollectiveKind::kAllToAll: return CollectiveUse::kAllToAll;
+  }
+  return CollectiveUse::kAllReduce;
+}
+
+}  // namespace
+
+Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                              int) const {
+  const Op& op = *instruction.op;
+  const Way way = way_between(ranks);
+  const double latency = way.network ? efficiency_.network_latency_s : efficiency_.step_latency_s;
   const auto* c = std::get_if<Collective>(&op.work);
   if (c == nullptr) {
-    const int64_t bytes = cost_shape_of(plan, *instruction.segment, op)[0];
-    return Seconds(latency + time_at(static_cast<double>(bytes), network ? inter : link));
+    const double bytes = static_cast<double>(cost_shape_of(plan, *instruction.segment, op)[0]);
+    return Seconds(latency + time_at(bytes, way.network ? way.inter : way.link));
   }
-  const int size = static_cast<int>(group.size());
+  const int size = static_cast<int>(ranks.size());
   if (size == 1) return Seconds(0);
-  const Type& full = full_type(*instruction.segment, op, *c);
   const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
-  const int64_t sent = bytes_of(full.dtype, sent_elements(c->kind, c->algorithm, full.shape.elements(), size, 0, c->root));
-  const double bandwidth = network ? (link > 0 ? std::min(link, inter * spread.most_on_a_node) : inter) : link;
-  return Seconds(static_cast<double>(steps) * latency + time_at(static_cast<double>(sent), bandwidth));
+  const double rails = way.inter * way.spread.fewest_on_a_node;
+  const double bandwidth = !way.network ? way.link : way.link > 0 ? std::min(way.link, rails) : rails;
+  return Seconds(static_cast<double>(steps) * latency + time_at(sent_in(*instruction.segment, op, size), bandwidth));
+}
+
+Demand DatasheetCostModel::message_demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const {
+  const Way way = way_between(ranks);
+  const bool sends = std::holds_alternative<Send>(instruction.op->work);
+  const double bytes = static_cast<double>(cost_shape_of(plan, *instruction.segment, *instruction.op)[0]);
+  Demand d;
+  const Resource out = way.network ? Resource::kNetworkOut : Resource::kLinkOut;
+  const Resource in = way.network ? Resource::kNetworkIn : Resource::kLinkIn;
+  d.of(sends ? out : in) = time_at(bytes, way.network ? way.inter : way.link);
+  d.of(Resource::kMemory) = time_at(bytes, machine_.device.memory_bytes_per_s * efficiency_.memory);
+  return d;
+}
+
+/// Of the k members on a node each has a ring of its own that leaves by its rail: it sends one part in k of its bytes there.
+Demand DatasheetCostModel::collective_demand(const Instruction& instruction, std::span<const int> ranks) const {
+  Demand d;
+  const int size = static_cast<int>(ranks.size());
+  if (size == 1) return d;
+  const Way way = way_between(ranks);
+  const double sent = sent_in(*instruction.segment, *instruction.op, size);
+  const double remote = way.network ? 1.0 / way.spread.fewest_on_a_node : 0;
+  d.of(Resource::kLinkOut) = d.of(Resource::kLinkIn) = time_at(sent * (1 - remote), way.link);
+  d.of(Resource::kNetworkOut) = d.of(Resource::kNetworkIn) = time_at(sent * remote, way.inter);
+  d.of(Resource::kMemory) =
+      time_at(fabric_.constants().memory_traffic * sent, machine_.device.memory_bytes_per_s * efficiency_.memory);
+  const Group group{way.spread.fewest_on_a_node, way.spread.nodes,
+                    way.network ? std::max(1, machine_.devices_per_node / way.spread.fewest_on_a_node) : 1};
+  const Contention contention = fabric_.contention(use_of(std::get<Collective>(instruction.op->work).kind), group);
+  d.held_units = contention.taken_sms / std::max(1.0, device_.constants().sms);
+  return d;
 }
 
 // --- fixed -------------------------------------------------------------------------------------------------------------
@@ -274,16 +458,18 @@ Seconds FixedCostModel::communicate(const Plan& plan, const Instruction& instruc
 
 // --- choice ------------------------------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<CostModel>> cost_model_for(const Machine& machine, const std::string& precision) {
-  if (machine.calibration) return std::unique_ptr<CostModel>(std::make_unique<CalibratedCostModel>(machine));
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision) {
+  if (machine.calibration) return std::unique_ptr<PlacedCostModel>(std::make_unique<CalibratedCostModel>(machine));
   if (machine.local)
     return Error{ExitCode::kEnvironment, fmt::format("machine `{}` is this machine, and it was never measured", machine.id),
                  "run `shardlab calibrate` first"};
   if (machine.device.memory_bytes_per_s <= 0 || machine.device.peak_flops.empty())
     return Error{ExitCode::kUsage, fmt::format("machine `{}` states no memory bandwidth or no peak flops", machine.id),
                  "give device.memory_bandwidth and device.peak_flops in its machine file"};
+  if (const auto device = DeviceModel::of(machine.device); !device.ok()) return device.error();
+  if (const auto fabric = Fabric::of(machine); !fabric.ok()) return fabric.error();
   if (peak_flops_of(machine.device, precision) > 0)
-    return std::unique_ptr<CostModel>(std::make_unique<DatasheetCostModel>(machine, precision));
+    return std::unique_ptr<PlacedCostModel>(std::make_unique<DatasheetCostModel>(machine, precision));
   return Error{ExitCode::kUsage, fmt::format("machine `{}` states no peak for precision {} nor a wider one", machine.id, precision),
                "add it to device.peak_flops in its machine file"};
 }

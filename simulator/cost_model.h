@@ -3,15 +3,32 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "plan/base/result.h"
 #include "plan/interfaces.h"
 #include "plan/machine.h"
+#include "simulator/device_model.h"
+#include "simulator/fabric.h"
 #include "simulator/rate_table.h"
+#include "simulator/resources.h"
 
 namespace shardlab {
+
+/// A cost model that also knows where ranks lie: what the timeline asks.
+class PlacedCostModel : public CostModel {
+ public:
+  /// Seconds of a collective or message among `ranks`, once they are all there: of a message its sender and its receiver, of a
+  /// collective its group, in group order. Where a model cannot tell ranks apart this is `communicate`.
+  virtual Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                    int busy_cores) const;
+  /// What the instruction asks of its rank's device, if alone it takes `alone`; `ranks` as above, of what communicates. A model
+  /// that knows no work says: all of what the op mainly needs, for all of its time. That is the multiprocessors, for a message the
+  /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
+  virtual Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const;
+};
 
 /// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
 /// "linear.F.bias", "norm.I.rms", "activation.F.swiglu", "cross_entropy.fused", "all_reduce.ring", "p2p" (send and receive alike).
@@ -31,11 +48,13 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
 ///   all cores, and linear in the number of busy cores between the two. An attention's b * heads is one extent. Outside the grid
 ///   the outermost cell's slope goes on. A collective of ranks that outnumber the cores is returned as core time: the measured time
 ///   times cores / ranks, since whoever asks shares the cores out again. An op without points costs the greater of its flops at the
-///   machine's measured peak and its bytes at the measured memory bandwidth.
+///   machine's measured peak and its bytes at the measured memory bandwidth. Copies between device and host memory are copies like
+///   others, since both are this machine's memory; transfers to drives cost what `DatasheetCostModel` says, by the constants of
+///   the machine's file or their defaults, and count as extrapolated.
 /// Units: seconds.
 /// Source: Machine::calibration (simulator/calibrate).
 /// Valid when: the ranks run on this machine with the kernels that were measured (Calibration::kernel_variant), one thread a rank.
-class CalibratedCostModel final : public CostModel {
+class CalibratedCostModel final : public PlacedCostModel {
  public:
   /// `machine.calibration` must be there.
   explicit CalibratedCostModel(const Machine& machine);
@@ -55,6 +74,7 @@ class CalibratedCostModel final : public CostModel {
   RateTable::Answer cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const;
 
   std::shared_ptr<const Calibration> calibration_;
+  Device device_;  ///< its constants
   int cores_ = 1;
   double peak_flops_ = 0;
   double memory_bytes_per_s_ = 0;
@@ -79,25 +99,41 @@ struct Efficiency {
 /// Formula: compute = max(flops / (peak * matmul * flops / (flops + ramp)), memory bytes / (bandwidth * memory)), where the ramp
 ///   applies to Linear and Attention only. Collectives: the sum over the steps of the algorithm (plan/collective_steps.h) of
 ///   latency + bytes sent in the step / bandwidth; the bandwidth is the link's within a node, else the least of the link's and of
-///   the members of the group on one node times the network's (parallel rings, one per device). p2p: latency + bytes / bandwidth of
-///   the slowest hop.
+///   the members of the group on the node with the fewest times the network's (parallel rings, one per device). p2p: latency +
+///   bytes / bandwidth between the two ranks. `communicate` takes the group, or the slowest hop, that rank 0 belongs to.
+///   A copy between memories takes what DeviceModel says, and so does an op on host memory: its bytes pass at the copy engine's
+///   rate, which is taken to be a device's share of host memory; files are read and written by all devices of a node at once.
+///   Demands are work over the same rates: flops of the
+///   multiprocessors, bytes of memory, bytes sent of link and network; a collective moves Fabric's `memory_traffic` bytes of memory
+///   for each byte sent, and holds the multiprocessors of `Fabric::contention`. A message holds none.
 /// Units: seconds.
 /// Source: Machine::device and Machine::inter_bytes_per_s (data sheets); `Efficiency` for what of them is reached.
 /// Valid when: each rank has a device of its own; never better than a factor, and so always reported as extrapolated.
-class DatasheetCostModel final : public CostModel {
+class DatasheetCostModel final : public PlacedCostModel {
  public:
-  /// `precision` names the peak used ("fp32", "bf16"); a machine without it has its largest slower one.
+  /// The machine must be one that `cost_model_for` does not refuse. `precision` names the peak used ("fp32", "bf16"); a machine
+  /// without it has its largest slower one.
   DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency = {});
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                            int busy_cores) const override;
+  Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
   Seconds dispatch() const override { return Seconds(efficiency_.launch_s); }
   Seconds wake() const override { return Seconds(efficiency_.wake_s); }
   bool extrapolates(const Plan&, const Instruction&) const override { return true; }
 
  private:
+  struct Way;
+  Way way_between(std::span<const int> ranks) const;
+  Demand message_demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const;
+  Demand collective_demand(const Instruction& instruction, std::span<const int> ranks) const;
+
   Machine machine_;
   Efficiency efficiency_;
+  DeviceModel device_;
+  Fabric fabric_;
   double peak_flops_ = 0;
 };
 
@@ -105,7 +141,7 @@ class DatasheetCostModel final : public CostModel {
 ///
 /// Formula: seconds[label], or `otherwise`. With `contention` c an op takes 1 + c * (busy cores - 1) times as long.
 /// Units: seconds. Source: the caller. Valid when: always.
-class FixedCostModel final : public CostModel {
+class FixedCostModel final : public PlacedCostModel {
  public:
   std::map<std::string, double> seconds;
   double otherwise = 1;
@@ -120,7 +156,7 @@ class FixedCostModel final : public CostModel {
 };
 
 /// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine
-/// without calibration and a device without peak or bandwidth.
-Result<std::unique_ptr<CostModel>> cost_model_for(const Machine& machine, const std::string& precision);
+/// without calibration, a device without peak or bandwidth, and constants that DeviceModel or Fabric refuse.
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision);
 
 }  // namespace shardlab

@@ -126,6 +126,13 @@ Provenance DeviceModel::provenance(std::string_view what, Precision precision) c
   return least;
 }
 
+/// How much longer a matmul takes in a long run, at the clock that keeps the device within its power: at the clock f it draws what
+/// multipliers that are busy `used` of the time do, used f^3, and matmul_sustained is f where they always are.
+double DeviceModel::throttled(double used) const {
+  const double kept = constants_.matmul_sustained * constants_.matmul_sustained * constants_.matmul_sustained;
+  return used > kept ? std::cbrt(used / kept) : 1;
+}
+
 double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   if (x.grouped && x.batch > kGroupStreams) {
     Matmul together = x;
@@ -155,7 +162,7 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   const double operand = bytes_of(x.precision);
   const double bytes =
       x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
-  if (!short_run) best = std::max(best, 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms * c.matmul_sustained));
+  if (!short_run) best *= throttled(2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best);
   return c.matmul_start_s + std::max(best, bytes / memory);
 }
 

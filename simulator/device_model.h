@@ -99,8 +99,10 @@ class DeviceModel {
   ///     waves * (2 tm tn (k / s + k0) / (rate / sms * tile efficiency)) + reduction of the split,
   ///   waves between tiles / sms and its ceiling (`matmul.quantisation`), tiles = batch * ceil(m/tm) * ceil(n/tn) * s;
   ///   at least the time of its bytes at the memory bandwidth; plus the start of a kernel.
-  ///   A long run of matmuls is also held to the rate at which the device stays within its power, whatever the waves
-  ///   (`matmul.sustained`); `short_run` leaves that out, as in a benchmark of a few milliseconds.
+  ///   A long run of matmuls goes at the clock at which the device stays within its power (`matmul.sustained`): switching draws the
+  ///   clock times the voltage squared, which rises with the clock, so that used f^3 = sustained^3 where the multipliers are busy
+  ///   `used` of the time. What partly filled waves leave idle is partly given back as clock. `short_run` leaves that out, as in a
+  ///   benchmark of a few milliseconds.
   double matmul_seconds(const Matmul& matmul, bool short_run = false) const;
 
   /// Formula, fused: flops / (rate * seen / (seen + half)), `seen` the keys a row sees on average, flops = 2 queries keys heads
@@ -138,6 +140,7 @@ class DeviceModel {
   DeviceModel() = default;
   double fused_attention_seconds(const AttentionShape& attention) const;
   double head_rate(double head_dim) const;
+  double throttled(double used) const;
   double unfused_attention_seconds(const AttentionShape& attention) const;
 
   DeviceConstants constants_;

@@ -166,17 +166,19 @@ Machine local_machine(const Calibration& calibration, int cores, int64_t memory_
   m.devices_per_node = cores;
   m.device.id = "local-cpu";
   m.device.memory_bytes = memory_bytes;
-  double peak = 0;
   for (const RatePoint& p : calibration.points) {
     if (p.concurrency != 1) continue;
-    if (p.kernel.starts_with("linear.") && p.shape.size() == 3)
+    if (p.kernel.starts_with("linear.") && p.shape.size() == 3) {
+      const std::string precision = p.kernel.ends_with(".bf16") ? "bf16" : p.kernel.ends_with(".f16") ? "fp16" : "fp32";
+      double& peak = m.device.peak_flops[precision];
       peak = std::max(peak, 2.0 * static_cast<double>(p.shape[0]) * static_cast<double>(p.shape[1]) *
                                 static_cast<double>(p.shape[2]) / p.seconds);
+      m.device.provenance["peak_flops." + precision] = Provenance::kMeasured;
+    }
     if (p.kernel == "adamw" && p.shape.size() == 1 && p.shape[0] >= (16 << 20))  // all operands beyond the caches
       m.device.memory_bytes_per_s = std::max(m.device.memory_bytes_per_s, static_cast<double>(p.shape[0]) / p.seconds);
   }
-  if (peak > 0) m.device.peak_flops["fp32"] = peak;
-  m.device.provenance = {{"peak_flops.fp32", Provenance::kMeasured}, {"memory_bandwidth", Provenance::kMeasured}};
+  m.device.provenance["memory_bandwidth"] = Provenance::kMeasured;
   m.device.link_bytes_per_s = m.device.memory_bytes_per_s;
   m.calibration = std::make_shared<const Calibration>(calibration);
   return m;
@@ -185,15 +187,6 @@ Machine local_machine(const Calibration& calibration, int cores, int64_t memory_
 Machine local_gpu_machine(const Calibration& calibration, const std::string& device, int devices, int64_t memory_bytes) {
   Machine m = local_machine(calibration, devices, memory_bytes);
   m.device.id = device;
-  m.device.peak_flops.clear();
-  for (const RatePoint& p : calibration.points) {
-    if (!p.kernel.starts_with("linear.") || p.shape.size() != 3) continue;
-    const std::string_view precision = p.kernel.ends_with(".bf16") ? "bf16" : p.kernel.ends_with(".f16") ? "fp16" : "fp32";
-    double& peak = m.device.peak_flops[std::string(precision)];
-    peak = std::max(peak, 2.0 * static_cast<double>(p.shape[0]) * static_cast<double>(p.shape[1]) *
-                              static_cast<double>(p.shape[2]) / p.seconds);
-    m.device.provenance[fmt::format("peak_flops.{}", precision)] = Provenance::kMeasured;
-  }
   return m;
 }
 

@@ -60,9 +60,9 @@ class Tuner {
         generation_(static_cast<int>(topology.generation)),
         nodes_row_(topology.nodes <= 2 ? topology.nodes - 1 : 2),
         intra_(topology.nvlink ? kNvlink : kPci),
-        steps_(kind == CollectiveUse::kAllReduce                                         ? 2 * (topology.ranks - 1)
+        steps_(kind == CollectiveUse::kAllReduce                                            ? 2 * (topology.ranks - 1)
                : kind == CollectiveUse::kReduceScatter || kind == CollectiveUse::kAllGather ? topology.ranks - 1
-                                                                                      : topology.ranks) {
+                                                                                            : topology.ranks) {
     // The limit of LL depends on the device within a node and on the host's processor between nodes.
     ll_max_ = kLlMax[topology.nodes == 1 ? generation_ : topology.amd_cpu ? 1 : 0][nodes_row_];
   }

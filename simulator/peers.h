@@ -1,7 +1,10 @@
 // Who meets whom: the simulated ranks, and for every message of a program its number, its group and its bytes.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <tuple>
 #include <vector>
 
@@ -20,12 +23,15 @@ class SimulatedRanks {
   int index_of(int rank) const;
   /// Index of the role that `rank` plays: its coordinate on the pipeline axis.
   int role_of(int rank) const;
+  /// The ranks that simulated rank `rank` stands for: itself, or all of its role.
+  const std::vector<int>& represented_by(int rank) const { return members_[static_cast<size_t>(index_of(rank))]; }
 
  private:
   const Mesh* mesh_;
   bool individually_;
   int pipeline_axis_ = -1;
   std::vector<int> ranks_;
+  std::vector<std::vector<int>> members_;  ///< whom each of `ranks_` stands for
 };
 
 /// What a communication instruction needs before it can move data.
@@ -44,5 +50,16 @@ struct Meeting {
 std::vector<Meeting> meetings_of(const Plan& plan, const Program& program, const SimulatedRanks& simulated, int rank);
 
 bool communicates(const Instruction& instruction);
+
+/// The communicator of a collective or p2p op.
+const Comm& comm_of(const Plan& plan, const Op& op);
+
+/// Sender and receiver of the message that member `index` of `group` sends (`op` is a Send) or receives (a Recv); nothing where the
+/// hop leaves the group or leads back to the member itself.
+std::optional<std::array<int, 2>> hop_of(const Op& op, std::span<const int> group, size_t index);
+
+/// The ranks who meet, once for each meeting that `rank`'s communication stands for: a message's sender and receiver, or a
+/// collective's group. An individual rank has one, a representative as many as differ among the ranks of its role.
+std::vector<std::vector<int>> who_meet(const Plan& plan, const Op& op, const SimulatedRanks& simulated, int rank);
 
 }  // namespace shardlab

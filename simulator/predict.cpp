@@ -10,7 +10,7 @@
 namespace shardlab {
 namespace {
 
-bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, const CostModel& costs) {
+bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, const PlacedCostModel& costs) {
   std::set<const Op*> seen;
   for (const Program& program : programs)
     for (const Instruction& i : program.instructions)
@@ -21,7 +21,7 @@ bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, co
 }  // namespace
 
 Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
-                  const CostModel& costs) {
+                  const PlacedCostModel& costs) {
   Predicted out;
   out.trace = simulate(plan, programs, config.machine, costs);
   const int rank = longest_rank(out.trace);

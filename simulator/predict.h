@@ -3,10 +3,10 @@
 
 #include <vector>
 
-#include "plan/interfaces.h"
 #include "plan/outcome.h"
 #include "plan/program.h"
 #include "plan/trace.h"
+#include "simulator/cost_model.h"
 
 namespace shardlab {
 
@@ -20,6 +20,6 @@ struct Predicted {
 /// `compute_s` and `exposed_comm_s` as plan/trace.h `analyse` has them. `extrapolated` is set when any op's cost was not
 /// interpolated, or the case asks for more threads a rank than were calibrated.
 Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
-                  const CostModel& costs);
+                  const PlacedCostModel& costs);
 
 }  // namespace shardlab

@@ -5,14 +5,21 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <optional>
 #include <queue>
 #include <tuple>
+#include <unordered_map>
 
 #include "plan/base/check.h"
+#include "plan/runnable.h"
 #include "simulator/peers.h"
+#include "simulator/resources.h"
 
 namespace shardlab {
 namespace {
+
+/// Events that happen together may differ in the last bits of their times: a thousandth of a nanosecond is together.
+constexpr double kTogether = 1e-12;
 
 /// What a stream is doing. In brackets: what ends it.
 enum class Doing : uint8_t {
@@ -36,6 +43,8 @@ struct Stream {
   double begin = 0;      ///< of the op
   double moving = 0;     ///< of a communication op: when every peer was there
   double remaining = 0;  ///< fraction of the phase's core work left
+  int64_t timer = -1;    ///< number of the one that ends the phase; earlier ones are void
+  bool shares = false;   ///< its op is a task of `sharing_`
 };
 
 struct Rank {
@@ -46,35 +55,74 @@ struct Rank {
   std::vector<int32_t> completed;      ///< instructions by stream
   std::vector<int32_t> launch_number;  ///< by instruction: how many ops the host launches up to and with it
   int first_stream = 0;                ///< index of its stream 0 in the list of all
+  std::vector<TraceEvent> events;      ///< by end
   double end = 0;
 };
 
-/// Seconds of each op by number of busy cores, asked of the cost model once: calls of a segment cost the same.
+/// What an op costs, asked of the cost model once: calls of a segment cost the same, and so does a message between the same ranks.
 class Costs {
  public:
-  Costs(const Plan& plan, const CostModel& model, int levels) : plan_(plan), model_(model), levels_(static_cast<size_t>(levels)) {}
+  struct OnDevice {
+    double seconds = -1;  ///< alone
+    Demand demand;
+  };
 
-  double of(const Instruction& i, int busy_cores) {
+  Costs(const Plan& plan, const PlacedCostModel& model, const SimulatedRanks& simulated, int levels)
+      : plan_(plan), model_(model), simulated_(simulated), levels_(static_cast<size_t>(levels)) {}
+
+  /// Seconds by number of busy cores.
+  double of(const Instruction& i, int rank, int busy_cores) {
     const size_t level = std::min(static_cast<size_t>(busy_cores), levels_) - 1;
-    std::vector<double>& known = seconds_[i.op];
+    std::vector<double>& known = by_cores_[key(i, rank)];
     if (known.empty()) known.resize(levels_, -1.0);
     if (known[level] < 0) {
       const int busy = static_cast<int>(level) + 1;
-      known[level] = (communicates(i) ? model_.communicate(plan_, i, busy) : model_.compute(plan_, i, busy)).value;
+      known[level] = communicates(i) ? slowest(i, rank, busy).second : model_.compute(plan_, i, busy).value;
     }
     return known[level];
   }
 
+  const OnDevice& on_device(const Instruction& i, int rank) {
+    OnDevice& known = on_devices_[key(i, rank)];
+    if (known.seconds >= 0) return known;
+    std::vector<int> ranks;
+    if (communicates(i))
+      std::tie(ranks, known.seconds) = slowest(i, rank, 1);
+    else
+      known.seconds = model_.compute(plan_, i, 1).value;
+    known.demand = model_.demand(plan_, i, ranks, Seconds(known.seconds));
+    return known;
+  }
+
  private:
+  using Key = std::pair<const Op*, int>;
+  struct Hash {
+    size_t operator()(const Key& k) const { return std::hash<const void*>()(k.first) * 31 + static_cast<size_t>(k.second); }
+  };
+  /// Only communication costs differently from rank to rank.
+  static Key key(const Instruction& i, int rank) { return {i.op, communicates(i) ? rank : -1}; }
+
+  /// Of the meetings that a representative stands for, the slowest: who meets, and for how long.
+  std::pair<std::vector<int>, double> slowest(const Instruction& i, int rank, int busy) {
+    std::pair<std::vector<int>, double> worst{{rank}, 0};
+    for (std::vector<int>& ranks : who_meet(plan_, *i.op, simulated_, rank)) {
+      const double seconds = model_.communicate_among(plan_, i, ranks, busy).value;
+      if (seconds > worst.second) worst = {std::move(ranks), seconds};
+    }
+    return worst;
+  }
+
   const Plan& plan_;
-  const CostModel& model_;
+  const PlacedCostModel& model_;
+  const SimulatedRanks& simulated_;
   size_t levels_;
-  std::map<const Op*, std::vector<double>> seconds_;
+  std::unordered_map<Key, std::vector<double>, Hash> by_cores_;
+  std::unordered_map<Key, OnDevice, Hash> on_devices_;
 };
 
 class Simulation {
  public:
-  Simulation(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
+  Simulation(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs,
              const SimulateOptions& options)
       : plan_(plan),
         local_(machine.local),
@@ -82,8 +130,9 @@ class Simulation {
         dispatch_(costs.dispatch().value),
         wake_(costs.wake().value),
         simulated_(plan.mesh, machine.local || plan.mesh.world_size() <= options.max_individual_ranks),
-        costs_(plan, costs, machine.local ? std::max(1, machine.cores) : 1) {
+        costs_(plan, costs, simulated_, machine.local ? std::max(1, machine.cores) : 1) {
     for (const int rank : simulated_.ranks()) add_rank(rank, programs);
+    sharing_.emplace(static_cast<int>(ranks_.size()), static_cast<int>(streams_.size()));
   }
 
   Trace run() {
@@ -108,6 +157,7 @@ class Simulation {
     int32_t launched = 0;
     for (const Instruction& i : r.program->instructions)
       r.launch_number.push_back(i.kind == Instruction::Kind::kRun ? ++launched : launched);
+    r.events.reserve(static_cast<size_t>(launched));
     r.first_stream = static_cast<int>(streams_.size());
     for (size_t s = 0; s < r.program->streams.size(); ++s) {
       Stream stream;
@@ -189,17 +239,35 @@ class Simulation {
     double waited = 0;
     for (const int a : arrived) waited = std::max(waited, now_ - streams_[static_cast<size_t>(a)].begin);
     const double delay = std::min(wake_, waited);
-    for (const int a : arrived) start_timer(a, Doing::kGather, now_ + delay);
+    if (local_) {
+      for (const int a : arrived) start_timer(a, Doing::kGather, now_ + delay);
+      return;
+    }
+    start_timer(mover(arrived), Doing::kGather, now_ + delay);
   }
 
-  /// Everybody is there and awake: data moves. A sender has nothing to do but wait for its receiver.
+  /// Whose task on devices stands for all who arrived: the receiver's, or the first's.
+  int mover(const std::vector<int>& arrived) {
+    for (const int a : arrived)
+      if (!meeting(streams_[static_cast<size_t>(a)]).sender) return a;
+    return arrived.front();
+  }
+
+  /// Everybody is there and awake: data moves. A sender has nothing to do but wait for its receiver. On devices the whole meeting
+  /// is one task, as slow as its slowest member.
   void move(int index) {
     Stream& s = streams_[static_cast<size_t>(index)];
     s.moving = now_;
-    if (meeting(s).sender)
+    if (local_ && meeting(s).sender) {
       s.phase = Doing::kRun;
-    else
-      start_task(index, Doing::kRun);
+      return;
+    }
+    if (!local_)
+      for (const int a : meetings_[meeting(s).key]) {
+        streams_[static_cast<size_t>(a)].moving = now_;
+        streams_[static_cast<size_t>(a)].phase = Doing::kRun;
+      }
+    start_task(index, Doing::kRun);
   }
 
   /// The op's work is done; for a receive, so is its sender's.
@@ -209,7 +277,7 @@ class Simulation {
       const auto met = meetings_.find(meeting(s).key);
       const std::vector<int> arrived = met->second;
       std::erase(met->second, index);
-      if (std::holds_alternative<Recv>(current(s).op->work)) {
+      if (!local_ || std::holds_alternative<Recv>(current(s).op->work)) {
         for (const int a : arrived)
           if (a != index) finish_alone(a);
         met->second.clear();
@@ -240,18 +308,43 @@ class Simulation {
     }
   }
 
-  /// Core work on a local machine; on a device of its own, a duration known beforehand.
+  /// Core work on a local machine; elsewhere work on the devices of all who take part.
   void start_task(int index, Doing phase) {
+    if (!local_) return start_on_devices(index, phase);
     Stream& s = streams_[static_cast<size_t>(index)];
-    if (!local_) return start_timer(index, phase, now_ + costs_.of(current(s), 1));
     s.phase = phase;
     s.remaining = 1;
     tasks_.push_back(index);
   }
 
+  void start_on_devices(int index, Doing phase) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    const double seconds = costs_.on_device(current(s), rank_of(s).rank).seconds;
+    if (seconds <= 0) return start_timer(index, phase, now_);
+    s.phase = phase;
+    s.shares = true;
+    parts_.clear();
+    const auto add = [&](const Stream& of) {
+      parts_.push_back({of.rank, &costs_.on_device(current(of), rank_of(of).rank).demand});
+    };
+    if (communicates(current(s)) && meeting(s).parties > 1)
+      for (const int a : meetings_[meeting(s).key]) add(streams_[static_cast<size_t>(a)]);
+    else
+      add(s);
+    sharing_->start(index, seconds, parts_, now_);
+    reset_timers();
+  }
+
+  /// Tasks that share a device with one that began or ended will end at another time.
+  void reset_timers() {
+    for (const int task : sharing_->changed()) start_timer(task, streams_[static_cast<size_t>(task)].phase, sharing_->end_of(task));
+  }
+
   void start_timer(int index, Doing phase, double when) {
-    streams_[static_cast<size_t>(index)].phase = phase;
-    timers_.push({when, timer_number_++, index});
+    Stream& s = streams_[static_cast<size_t>(index)];
+    s.phase = phase;
+    s.timer = timer_number_++;
+    timers_.push({when, s.timer, index});
   }
 
   /// Seconds until the task of stream `index` ends if as many tasks as now go on.
@@ -259,19 +352,19 @@ class Simulation {
     const Stream& s = streams_[static_cast<size_t>(index)];
     const int ready = static_cast<int>(tasks_.size());
     const double share = std::min(1.0, static_cast<double>(cores_) / ready);
-    const double alone = s.phase == Doing::kLaunch ? dispatch_ : costs_.of(current(s), std::min(ready, cores_));
+    const double alone = s.phase == Doing::kLaunch ? dispatch_ : costs_.of(current(s), rank_of(s).rank, std::min(ready, cores_));
     return s.remaining * alone / share;
   }
 
   /// Moves the clock to the next end of a task or timer, and ends every task and timer that is due.
   void advance_to_next_event() {
+    if (!local_) return advance_to_next_timer();
     std::vector<double> left(tasks_.size());
     double dt = timers_.empty() ? std::numeric_limits<double>::infinity() : std::get<0>(timers_.top()) - now_;
     for (size_t t = 0; t < tasks_.size(); ++t) dt = std::min(dt, left[t] = time_to_finish(tasks_[t]));
     now_ += dt;
 
-    // Tasks that end together may differ in the last bits of their times: a thousandth of a nanosecond is together.
-    const double together = dt + 1e-12;
+    const double together = dt + kTogether;
     std::vector<int> finished, going;
     for (size_t t = 0; t < tasks_.size(); ++t) {
       Stream& s = streams_[static_cast<size_t>(tasks_[t])];
@@ -284,6 +377,20 @@ class Simulation {
       timers_.pop();
     }
     for (const int index : finished) phase_over(index);
+  }
+
+  void advance_to_next_timer() {
+    const auto [when, number, index] = timers_.top();
+    timers_.pop();
+    Stream& s = streams_[static_cast<size_t>(index)];
+    if (s.timer != number) return;
+    if (when > now_ + kTogether) now_ = when;
+    if (s.shares) {
+      s.shares = false;
+      sharing_->finish(index, now_);
+      reset_timers();
+    }
+    phase_over(index);
   }
 
   void phase_over(int index) {
@@ -308,7 +415,7 @@ class Simulation {
     e.end = now_;
     e.peer_wait = peer_wait;
     e.sent_bytes = sent_bytes;
-    events_.push_back(e);
+    rank_of(s).events.push_back(e);
   }
 
   void check_finished() {
@@ -326,10 +433,15 @@ class Simulation {
     trace.world_size = plan_.mesh.world_size();
     trace.steps = 1;
     trace.streams = plan_.streams;
-    trace.events = std::move(events_);
-    std::stable_sort(trace.events.begin(), trace.events.end(), [](const TraceEvent& a, const TraceEvent& b) {
-      return std::tie(a.rank, a.begin, a.instruction) < std::tie(b.rank, b.begin, b.instruction);
-    });
+    size_t events = 0;
+    for (const Rank& r : ranks_) events += r.events.size();
+    trace.events.reserve(events);
+    for (Rank& r : ranks_) {
+      std::stable_sort(r.events.begin(), r.events.end(), [](const TraceEvent& a, const TraceEvent& b) {
+        return std::tie(a.begin, a.instruction) < std::tie(b.begin, b.instruction);
+      });
+      trace.events.insert(trace.events.end(), r.events.begin(), r.events.end());
+    }
     for (int rank = 0; rank < trace.world_size; ++rank)
       trace.step_interval.push_back({0, ranks_[static_cast<size_t>(simulated_.index_of(rank))].end});
     return trace;
@@ -350,14 +462,17 @@ class Simulation {
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
   int64_t timer_number_ = 0;
   double now_ = 0;
-  std::vector<TraceEvent> events_;
+  std::optional<DeviceSharing> sharing_;  ///< of the ranks' devices; its tasks are numbered as `streams_`
+  std::vector<DeviceSharing::Part> parts_;
 };
 
 }  // namespace
 
-Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
+Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs,
                const SimulateOptions& options) {
   SHARDLAB_CHECK(programs.size() == plan.roles.size(), "{} programs for {} roles", programs.size(), plan.roles.size());
+  const Result<void> runnable = check_runnable(plan);
+  SHARDLAB_CHECK(runnable.ok(), "{}", to_string(runnable.error()));
   return Simulation(plan, programs, machine, costs, options).run();
 }
 

@@ -7,8 +7,10 @@
 //              ready than there are cores, each progresses at cores / ready of its speed (processor sharing). Blocked waits take
 //              none.
 //   memory     an op's own speed depends on how many cores are busy (CostModel: measured at concurrency 1 and at all cores).
-//   devices    on any other machine each rank has a device of its own, on which streams run side by side; the host launches
-//              instructions in issue order, `dispatch` seconds each, and no op starts before it was launched.
+//   devices    on any other machine each rank has a device of its own, on which streams run side by side and share multiprocessors,
+//              memory bandwidth, links, network and copy engines (simulator/resources.h); a meeting is one task, as slow as
+//              its slowest member. The host launches instructions in issue order, `dispatch` seconds each, and no op starts before
+//              it was launched.
 //   peers      a collective moves data once its whole group has arrived; a send and its receive once both have.
 //
 // On a local machine `dispatch` is core time before each op. A stream that had to block starts `wake` seconds after what it waited
@@ -17,11 +19,11 @@
 
 #include <vector>
 
-#include "plan/interfaces.h"
 #include "plan/machine.h"
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "plan/trace.h"
+#include "simulator/cost_model.h"
 
 namespace shardlab {
 
@@ -32,8 +34,9 @@ struct SimulateOptions {
 };
 
 /// The predicted trace of one step. `programs` are indexed by role. Events exist for simulated ranks only; `step_interval` for
-/// every rank. The plan must have passed `verify`: one that deadlocks is a bug.
-Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const CostModel& costs,
+/// every rank. The plan must have passed `verify` and `check_runnable` (plan/runnable.h): one that deadlocks is a bug, and so is
+/// one whose rows or steps this would count wrong.
+Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs,
                const SimulateOptions& options = {});
 
 /// The time of the step: from its start to the end of the last rank.

@@ -11,7 +11,7 @@ namespace shardlab {
 namespace {
 
 struct Kind {
-  bool decay = true, sliced = false, tied = false;
+  bool decay = true, sliced = false, tied = false, alone = false;
   friend auto operator<=>(const Kind&, const Kind&) = default;
 };
 
@@ -36,7 +36,8 @@ class Bucketing {
         bucket.members.push_back({unit, p, bucket.elements});
         bucket.elements += value(unit, p).type.shape.elements();
         bucket.last_unit = unit;
-        if (kind.tied || (rule_.layers == 0 && bytes_of(precision_of(draft_.config).gradient, bucket.elements) >= rule_.bytes)) {
+        if (kind.tied || kind.alone ||
+            (rule_.layers == 0 && bytes_of(precision_of(draft_.config).gradient, bucket.elements) >= rule_.bytes)) {
           stage_.buckets.push_back(std::move(bucket));
           open.erase(kind);
         }
@@ -62,14 +63,15 @@ class Bucketing {
     const Parameter& parameter = draft_.plan.parameters[u.parameters[static_cast<size_t>(p)].index()];
     const bool tied = draft_.config.model.tied_embeddings && parameter.name == "embed.tokens";
     const int tp = draft_.plan.mesh.axis("tp");
-    return {parameter.decay, parameter.type.place[static_cast<size_t>(tp)].is_shard(), tied};
+    return {parameter.decay, parameter.type.place[static_cast<size_t>(tp)].is_shard(), tied, rule_.alone && rule_.alone(unit, p)};
   }
 
   /// Makes the flat buffer and turns the members' gradients into views of it.
   void declare(Bucket& bucket, std::string name) {
     bucket.name = std::move(name);
     const int64_t filled = bucket.elements;
-    bucket.elements = (filled + rule_.multiple - 1) / rule_.multiple * rule_.multiple;
+    const int64_t multiple = multiple_for(filled);
+    bucket.elements = (filled + multiple - 1) / multiple * multiple;
     if (!draft_.training) return;
     const Bucket::Member& first = bucket.members.front();
     const int tp = draft_.plan.mesh.axis("tp");
@@ -90,6 +92,13 @@ class Bucketing {
     if (!rule_.whole_step) return;
     stage_.whole_step.push_back(bucket.gradient);
     if (auto zeros = padding_event(draft_, stage_, bucket)) stage_.events.insert(stage_.events.begin(), std::move(*zeros));
+  }
+
+  /// With blocks: as many to each slice as hold it, and two elements more or less in each.
+  int64_t multiple_for(int64_t filled) const {
+    if (rule_.block == 0) return rule_.multiple;
+    const int64_t slice = (filled + rule_.multiple - 1) / rule_.multiple;
+    return rule_.multiple * ((slice + rule_.block - 1) / rule_.block) * 2;
   }
 
   void declare_padding(Bucket& bucket, int64_t filled) {
@@ -160,6 +169,16 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
     return one_op_segment(name, stage, {bucket.gradient, target}, std::move(op), {0}, {1});
   });
   return call_event(bind(segment, {bucket.gradient, target}), bucket.last_unit, micro_batch);
+}
+
+void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bucket&)>& make) {
+  const BackwardTimes times(draft, stage);
+  Insertions insertions;
+  for (Bucket& bucket : stage.buckets) {
+    const size_t last = times.last(bucket, draft.micro_batches() - 1);
+    insertions.after(draft.config.layout.overlap ? last : stage.events.size() - 1, make(bucket));
+  }
+  insertions.apply(stage.events);
 }
 
 void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,

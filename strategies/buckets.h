@@ -10,8 +10,10 @@ namespace shardlab {
 /// Which parameters share a bucket, and for how long its gradients live.
 struct BucketRule {
   int64_t multiple = 1;  ///< sizes are padded to a multiple of so many elements
+  int64_t block = 0;     ///< above 0: until each of `multiple` slices is cut in equal blocks of an even number, at most so many
   int64_t bytes = 0;     ///< a bucket is closed once it has so many; 0: one parameter each
   int layers = 0;  ///< above 0, instead: closed where a unit of so many layers ends, the embedding and the head being their own
+  std::function<bool(int unit, int parameter)> alone = {};  ///< which parameters have a bucket of their own; empty: none
   bool whole_step = true;  ///< gradients live for the step; otherwise whoever fills buckets allocates, pads and frees them
 };
 
@@ -45,6 +47,10 @@ class BackwardTimes {
   std::vector<Times> times_;
   std::vector<size_t> next_;
 };
+
+/// `make` a bucket's event once a step, where its gradients are complete: with `overlap` right after the last event that touches
+/// them, else after all of backward.
+void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bucket&)>& make);
 
 /// The reduction of a bucket's gradients over data-parallel ranks into `target`: an all-reduce, or a reduce-scatter.
 Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, BufferId target, CollectiveKind kind,

@@ -273,7 +273,7 @@ void add_units(Draft& draft) {
   for (const ModelParameter& p : parameters_of(model)) number.emplace(p.name, static_cast<int32_t>(number.size()));
   draft.plan.parameters.resize(number.size());
   const auto add_unit = [&](UnitKind kind, int layer) {
-    Unit unit{kind, layer, {}};
+    Unit unit{.kind = kind, .layer = layer, .parameters = {}};
     for (const UnitParameter& up : draft.of(kind).parameters) {
       const std::string name = layer < 0 ? up.name : "layers." + std::to_string(layer) + "." + up.name;
       const auto found = number.find(name);

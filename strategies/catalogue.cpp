@@ -1,18 +1,25 @@
 #include "strategies/catalogue.h"
 
+#include <algorithm>
 #include <array>
+#include <initializer_list>
 
 #include "plan/precision.h"
 #include "strategies/accumulation.h"
 #include "strategies/clip_norm.h"
+#include "strategies/compression.h"
 #include "strategies/data_parallel.h"
 #include "strategies/draft.h"
 #include "strategies/fsdp.h"
+#include "strategies/guard.h"
+#include "strategies/loss_scale.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_activations.h"
+#include "strategies/offload_optimizer.h"
 #include "strategies/optimizer.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
+#include "strategies/skipped_update.h"
 #include "strategies/state.h"
 #include "strategies/tensor_parallel.h"
 #include "strategies/tied_embeddings.h"
@@ -35,16 +42,24 @@ namespace {
 
 bool always(const Case&) { return true; }
 bool narrows(const Case& c) { return precision_of(c).has_master(); }
+bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
+bool compresses(const Case& c, std::initializer_list<CompressionKind> kinds) {
+  return std::ranges::find(kinds, c.layout.compression.kind) != kinds.end();
+}
+bool scales_loss(const Case& c) { return c.train.precision == "fp16"; }
+bool may_skip(const Case& c) { return scales_loss(c) || c.train.guard.any(); }
 bool ties(const Case& c) { return c.model.tied_embeddings; }
 
 constexpr std::array kCatalogue{
-    Strategy{"mixed-precision", "16-bit parameters and activations, fp32 sums", Tier::kE2, "precision: bf16, accumulate_dtype",
-             "nothing; half the bytes on the wire", "parameters and activations 1/2", "Micikevicius et al. 2018", narrows,
-             mixed_precision, true},
+    Strategy{"mixed-precision", "16-bit parameters and activations, fp32 sums", Tier::kE2,
+             "precision: bf16 or fp16, accumulate_dtype", "nothing; half the bytes on the wire", "parameters and activations 1/2",
+             "Micikevicius et al. 2018", narrows, mixed_precision, true},
     Strategy{"tensor-parallel", "Tensor parallel: columns, rows, heads, vocabulary", Tier::kE1, "tp",
              "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss",
              "matrices, states, inner activations 1/t", "Shoeybi et al. 2019", [](const Case& c) { return c.layout.tp > 1; },
              tensor_parallel, true},
+    Strategy{"scaled-loss", "fp16 gradients of a scaled loss", Tier::kE2, "precision: fp16, loss_scale", "nothing", "none",
+             "Micikevicius et al. 2018", scales_loss, scale_loss},
     Strategy{"full-recompute", "Full recompute of each layer", Tier::kE0, "recompute: full",
              "one more forward less its last matmul", "b*s*h a layer and micro-batch", "Chen et al. 2016",
              [](const Case& c) { return c.layout.recompute == Recompute::kFull; }, full_recompute},
@@ -64,7 +79,26 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return ties(c) && tied_gradients_meet_early(c); }, tie_before_reduction},
     Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap",
              "all-reduce: 2 Psi (N-1)/N", "none", "Li et al. 2020",
-             [](const Case& c) { return c.layout.dp > 1 && c.layout.zero == 0; }, data_parallel},
+             [](const Case& c) { return c.layout.dp > 1 && c.layout.zero == 0 && compresses(c, {CompressionKind::kNone}); },
+             data_parallel},
+    Strategy{"quantised-gradients", "Gradients in 16, 8 or 4 bits on the wire", Tier::kE3, "compression: bf16, int8 (bits)",
+             "all-to-all and all-gather of codes and scales: 2 Psi (b + 1/8)/32 (N-1)/N, b = 8, 4; Psi (N-1)/N for bf16",
+             "errors Psi (1 + 1/N); codes of a bucket", "Seide et al. 2014; Wang et al. 2023",
+             [](const Case& c) {
+               return compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8});
+             },
+             quantised_gradients},
+    Strategy{"sparse-gradients", "The largest elements of gradients, or some by chance", Tier::kE3,
+             "compression: top-k, random-k (k)",
+             "top-k: all-gather of values and indices, 2 k Psi (N-1); random-k: all-reduce of values, 2 k Psi (N-1)/N",
+             "errors Psi; values of a bucket, indices", "Stich et al. 2018; Lin et al. 2018",
+             [](const Case& c) {
+               return compresses(c, {CompressionKind::kTopK, CompressionKind::kRandomK});
+             },
+             sparse_gradients},
+    Strategy{"powersgd", "PowerSGD: low-rank gradients of matrices", Tier::kE3, "compression: powersgd (rank)",
+             "two all-reduces a matrix: 2 r (R + C) (N-1)/N; vectors plain", "errors Psi, bases r C; P and Q of a matrix",
+             "Vogels et al. 2019", [](const Case& c) { return compresses(c, {CompressionKind::kPowerSgd}); }, powersgd},
     Strategy{"zero-1", "ZeRO-1: sharded optimizer states", Tier::kE1, "zero: 1", "reduce-scatter and all-gather: Psi (N-1)/N each",
              "moments 1/N", "Rajbhandari et al. 2020", [](const Case& c) { return c.layout.zero == 1; }, zero1},
     Strategy{"zero-2", "ZeRO-2: sharded gradients", Tier::kE1, "zero: 2",
@@ -85,12 +119,23 @@ constexpr std::array kCatalogue{
              "per layer and micro-batch what it keeps, out and in", "activations of two or three layers; the rest on the host",
              "Rhu et al. 2016", [](const Case& c) { return c.layout.offload.activations != OffloadTo::kNone; },
              offload_activations},
-    Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp", "a few bytes",
-             "Pascanu et al. 2013", [](const Case& c) { return c.train.clip_norm > 0; }, clip_norm},
-    Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16", "nothing",
+    Strategy{"loss-scale", "Dynamic or fixed loss scale, overflowing steps skipped", Tier::kE2, "precision: fp16, loss_scale",
+             "one i32 (maximum) over tp, dp (ZeRO) and pp", "a few bytes", "Micikevicius et al. 2018", scales_loss, loss_scaling},
+    Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp",
+             "a few bytes", "Pascanu et al. 2013", [](const Case& c) { return c.train.clip_norm > 0; }, clip_norm},
+    Strategy{"guard", "NaN guard; spikes of loss and gradient norm", Tier::kE0, "guard",
+             "one i32 (maximum) over tp, dp (ZeRO) and pp", "a few bytes", "Chowdhery et al. 2022",
+             [](const Case& c) { return c.train.guard.any(); }, guard},
+    Strategy{"skipped-update", "Steps without an update, agreed by all ranks", Tier::kE0, "precision: fp16, guard", "nothing",
+             "a few bytes", "Micikevicius et al. 2018", may_skip, skip_updates},
+    Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16 or fp16", "nothing",
              "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", narrows, master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
-             always, optimizer},
+             [](const Case& c) { return !updates_on_host(c); }, optimizer},
+    Strategy{"offload-optimizer", "Optimizer on the host, its states there or on NVMe", Tier::kE0, "offload: optimizer",
+             "gradients out, parameters back: Psi each, Psi/N under ZeRO; NVMe: states in and out",
+             "device: parameters and open buckets; host or NVMe: states", "Ren et al. 2021; Rajbhandari et al. 2021",
+             updates_on_host, offload_optimizer},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
 };
 

@@ -32,6 +32,13 @@ BufferId number(StageDraft& stage, std::string name) {
   return id;
 }
 
+Kernel kernel(std::string name) {
+  Kernel k;
+  k.rule = Kernel::Rule::kOpaque;
+  k.name = std::move(name);
+  return k;
+}
+
 void append(Draft& draft, StageDraft& stage, std::string name, const std::vector<BufferId>& buffers, Work work,
             const std::vector<int>& reads, int write) {
   const SegmentId segment = draft.cached(name + "." + std::to_string(stage.role.stage), [&] {
@@ -49,13 +56,18 @@ void append(Draft& draft, StageDraft& stage, std::string name, const std::vector
 void clip_norm(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     declare_updates(draft, stage);
-    const BufferId norm = squared_gradient_norm(draft, stage), most = number(stage, "clip.norm");
-    stage.gradient_factor = number(stage, "clip.factor");
+    const BufferId norm = squared_gradient_norm(draft, stage), most = number(stage, "clip.norm"),
+                   factor = number(stage, "clip.factor");
     append(draft, stage, "clip.norm", {most}, Fill{draft.config.train.clip_norm}, {}, 0);
-    Kernel factor;
-    factor.rule = Kernel::Rule::kOpaque;
-    factor.name = "clip_factor";
-    append(draft, stage, "clip.factor", {norm, most, stage.gradient_factor}, std::move(factor), {0, 1}, 2);
+    append(draft, stage, "clip.factor", {norm, most, factor}, kernel("clip_factor"), {0, 1}, 2);
+    if (stage.unscale) {  // one factor does both
+      const BufferId both = number(stage, "clip.unscale");
+      stage.role.buffers[both.index()].type = stage.role.buffers[stage.unscale.index()].type;
+      append(draft, stage, "clip.unscale", {factor, stage.unscale, both}, kernel("multiply"), {0, 1}, 2);
+      stage.gradient_factor = both;
+    } else {
+      stage.gradient_factor = factor;
+    }
   }
 }
 

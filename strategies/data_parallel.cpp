@@ -20,9 +20,7 @@
 #include "strategies/state.h"
 
 namespace shardlab {
-namespace {
 
-/// The reduced bucket, and the reduced gradients as views of it.
 void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
   const int dp = draft.plan.mesh.axis("dp");
   Buffer sum = stage.role.buffers[bucket.gradient.index()];
@@ -38,8 +36,6 @@ void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
     state.reduced = add_buffer(stage, std::move(piece));
   }
 }
-
-}  // namespace
 
 void data_parallel(Draft& draft) {
   for (StageDraft& stage : draft.stages) {

@@ -1,5 +1,7 @@
 #include "strategies/draft.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -64,6 +66,11 @@ CommId Draft::comm(std::string_view name, AxisSet axes, Span span) {
 }
 
 SegmentId Draft::register_segment(Segment segment) {
+  const auto taken = [&](const std::string& name) {
+    return std::ranges::any_of(plan.segments, [&](const Segment& s) { return s.name == name; });
+  };
+  const std::string name = segment.name;
+  for (int n = 2; taken(segment.name); ++n) segment.name = fmt::format("{}.{}", name, n);  // the text of a plan calls by name
   plan.segments.push_back(std::move(segment));
   return SegmentId(static_cast<int32_t>(plan.segments.size()) - 1);
 }

@@ -34,6 +34,7 @@ enum class Use : uint8_t {
   kGradientIn,     ///< gradient of the unit's output
   kGradientOut,    ///< gradient of the unit's input: the previous unit's kGradientIn
   kLoss,           ///< the micro-batch's losses by sequence
+  kNamed,          ///< a buffer of the stage: `StageDraft::named`, by the slot's name
   kView,           ///< a view of another slot
 };
 
@@ -78,7 +79,8 @@ struct UnitTemplate {
 struct Unit {
   UnitKind kind = UnitKind::kLayer;
   int layer = -1;
-  std::vector<ParameterId> parameters;  ///< by index in the template; a tied head names the embedding's table
+  size_t form = static_cast<size_t>(kind);  ///< which of the draft's templates: that of its kind, or a variant of it
+  std::vector<ParameterId> parameters;      ///< by index in the template; a tied head names the embedding's table
 };
 
 /// The buffers of one parameter of one unit on a stage.
@@ -172,8 +174,12 @@ struct StageDraft {
   std::vector<Event> events;
   std::vector<Bucket> buckets;
   std::vector<Update> updates;
-  BufferId counted_elsewhere;  ///< the gradient of a tied table that another stage has too and counts in the norm, or none
-  BufferId gradient_factor;    ///< f32[1] by which updates multiply gradients, or none
+  BufferId counted_elsewhere;   ///< the gradient of a tied table that another stage has too and counts in the norm, or none
+  BufferId gradient_factor;     ///< f32[1] by which updates multiply gradients, or none
+  BufferId unscale;             ///< f32[1] by which the loss scale is divided out of gradients, or none
+  std::vector<BufferId> flags;  ///< i32[1], not 0 where the step must make no update, the same on every rank
+  BufferId go;                  ///< i32[1], 0 where the step makes no update, or none: every step makes one
+  std::map<std::string, BufferId, std::less<>> named;  ///< what slots of use kNamed are bound to
 
   ParameterState& at(int unit, int parameter) {
     return state[static_cast<size_t>(unit - first_unit)][static_cast<size_t>(parameter)];
@@ -186,14 +192,15 @@ struct StageDraft {
 struct Draft {
   Case config;
   Plan plan;  ///< mesh, comms, streams, parameters and registered segments grow here; roles come last
-  std::array<UnitTemplate, kUnitKinds> templates;
+  std::vector<UnitTemplate> templates{kUnitKinds};  ///< by kind; then variants of some (layers of which backward makes more again)
   std::vector<Unit> units;
   std::vector<StageDraft> stages;
   std::map<std::string, SegmentId> segment_cache;  ///< small segments by what they do
   bool training = true;
 
   UnitTemplate& of(UnitKind kind) { return templates[static_cast<size_t>(kind)]; }
-  UnitTemplate& of_unit(int unit) { return of(units[static_cast<size_t>(unit)].kind); }
+  UnitTemplate& of_unit(int unit) { return templates[units[static_cast<size_t>(unit)].form]; }
+  const UnitTemplate& of_unit(int unit) const { return templates[units[static_cast<size_t>(unit)].form]; }
   int micro_batches() const { return static_cast<int>(config.train.grad_accumulation); }
   int unit_count() const { return static_cast<int>(units.size()); }
 

@@ -182,6 +182,11 @@ class StageEmitter {
         return backward ? held(saved_pool(unit, slot.name), micro) : take(saved_pool(unit, slot.name), micro, slot, unit);
       case Use::kGradientIn: return held(gradient_of(unit), micro);
       case Use::kGradientOut: return take(gradient_of(unit - 1), micro, slot, unit);
+      case Use::kNamed: {
+        const auto found = stage_.named.find(slot.name);
+        SHARDLAB_CHECK(found != stage_.named.end(), "stage {} has no buffer for {}", stage_.role.stage, slot.name);
+        return found->second;
+      }
       case Use::kLoss: return stage_.losses[static_cast<size_t>(micro)];
     }
     return {};

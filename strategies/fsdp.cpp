@@ -83,7 +83,7 @@ class FullyShard {
         if (reads(m, backward)) needs[static_cast<size_t>(m.unit - stage_.first_unit)].push_back(owners_[b]);
     for (auto& list : needs) {
       std::ranges::sort(list);
-      list.erase(std::ranges::unique(list).begin(), list.end());
+      list.erase(std::unique(list.begin(), list.end()), list.end());
     }
     return needs;
   }

@@ -35,7 +35,8 @@ void narrow(DraftSegment& segment, const Precision& precision) {
   }
 }
 
-/// The fp32 copy of what an update writes. It has no storage in common with the parameter, but its place.
+}  // namespace
+
 BufferId add_master(StageDraft& stage, BufferId value) {
   Buffer master = stage.role.buffers[value.index()];
   master.name += ".master";
@@ -45,8 +46,6 @@ BufferId add_master(StageDraft& stage, BufferId value) {
   master.persistent = true;
   return add_buffer(stage, std::move(master));
 }
-
-}  // namespace
 
 void mixed_precision(Draft& draft) {
   const Precision precision = precision_of(draft.config);

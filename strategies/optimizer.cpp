@@ -12,6 +12,8 @@
 #include "strategies/optimizer.h"
 
 #include "plan/text.h"
+#include "strategies/draft.h"
+#include "strategies/offload_optimizer.h"
 #include "strategies/state.h"
 
 namespace shardlab {
@@ -47,10 +49,13 @@ void add_moments(Draft& draft, StageDraft& stage, Update& update) {
   }
 }
 
-Event update_event(Draft& draft, StageDraft& stage, const Update& update) {
+}  // namespace
+
+Event update_event(Draft& draft, StageDraft& stage, const Update& update, StreamId stream) {
   std::vector<BufferId> buffers{update.gradient, update.value};
   if (update.m) buffers.insert(buffers.end(), {update.m, update.v});
   if (stage.gradient_factor) buffers.push_back(stage.gradient_factor);
+  if (stage.go) buffers.push_back(stage.go);
   const Buffer& value = stage.role.buffers[update.value.index()];
   const Buffer& gradient = stage.role.buffers[update.gradient.index()];
   const std::string name =
@@ -59,26 +64,32 @@ Event update_event(Draft& draft, StageDraft& stage, const Update& update) {
     std::vector<int> reads = update.m ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
     if (stage.gradient_factor) reads.push_back(static_cast<int>(reads.size()));
     const std::vector<int> writes = update.m ? std::vector{1, 2, 3} : std::vector{1};
-    return one_op_segment("update" + std::to_string(draft.segment_cache.size()), stage, buffers,
-                          update_op(draft.config, update.decay), reads, writes);
+    Op op = update_op(draft.config, update.decay);
+    op.stream = stream;
+    if (stage.go) op.when = SlotId(static_cast<int32_t>(buffers.size()) - 1);
+    return one_op_segment("update" + std::to_string(draft.segment_cache.size()), stage, buffers, std::move(op), reads, writes);
   });
   Event event;
   event.call = bind(segment, std::move(buffers));
   return event;
 }
 
+namespace {
+
 /// The updated copy, rounded into the parameter.
 Event round_event(Draft& draft, StageDraft& stage, const Update& update) {
   const std::string name = "round " + print(stage.role.buffers[update.stored.index()].type, draft.plan.mesh);
+  std::vector<BufferId> buffers{update.value, update.stored};
+  if (stage.go) buffers.push_back(stage.go);
   const SegmentId segment = draft.cached(name, [&] {
     Op op;
     op.work = Copy{};
     op.label = "round";
     op.strategy = "master-weights";
-    return one_op_segment("round" + std::to_string(draft.segment_cache.size()), stage, {update.value, update.stored}, std::move(op),
-                          {0}, {1});
+    if (stage.go) op.when = SlotId(2);
+    return one_op_segment("round" + std::to_string(draft.segment_cache.size()), stage, buffers, std::move(op), {0}, {1});
   });
-  return call_event(bind(segment, {update.value, update.stored}));
+  return call_event(bind(segment, std::move(buffers)));
 }
 
 /// One update a parameter.
@@ -129,22 +140,6 @@ void append(Draft& draft, StageDraft& stage, std::string name, const std::vector
   stage.events.push_back(std::move(event));
 }
 
-/// Sums a partial scalar over one axis; the result is a view of it.
-BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis_name) {
-  const int axis = draft.plan.mesh.axis(axis_name);
-  Buffer sum = stage.role.buffers[part.index()];
-  sum.name += "." + std::string(axis_name);
-  sum.type = placed(sum.type, axis, Placement::replicate());
-  if (!sum.view) sum.view = View{part.value, 0, {}};
-  const std::string name = sum.name;
-  const BufferId whole = add_buffer(stage, std::move(sum));
-  append(draft, stage, name, {part, whole},
-         Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("metrics." + std::string(axis_name), AxisSet::of(axis)),
-                    draft.algorithm()},
-         {0}, {1});
-  return whole;
-}
-
 /// The losses of every sequence, in the order of sequences: where the ranks share each micro-batch out, a sum over ranks last would
 /// be another tree.
 std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
@@ -164,7 +159,7 @@ std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
   return all;
 }
 
-void loss_metric(Draft& draft, StageDraft& stage) {
+BufferId loss_metric(Draft& draft, StageDraft& stage) {
   const Case& c = draft.config;
   const int64_t targets = c.sequences_per_step() * c.train.seq_len;
   const Type whole = scalar(draft, DType::f32);
@@ -183,6 +178,7 @@ void loss_metric(Draft& draft, StageDraft& stage) {
   if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
   const BufferId mean = metric(stage, "loss", whole, true);
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
+  return mean;
 }
 
 /// Slices are summed over the axes that cut them, copies are counted once.
@@ -196,6 +192,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
     (stage.role.buffers[u.gradient.index()].type.place[tp].kind == Place::kReplicate ? whole : sliced).push_back(u.gradient);
   }
   Type type = scalar(draft, DType::f64);
+  type.scale.denominator = stage.role.buffers[stage.updates.front().gradient.index()].type.scale.denominator;
   if (zero) type.place[dp] = Placement::partial();
   if (draft.config.layout.pp > 1) type.place[pp] = Placement::partial();
   std::vector<BufferId> parts;
@@ -218,18 +215,61 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   }
   if (zero) total = all_reduce_scalar(draft, stage, total, "dp");
   if (draft.config.layout.pp > 1) total = all_reduce_scalar(draft, stage, total, "pp");
-  const BufferId result = metric(stage, "grad_norm2", stage.role.buffers[total.index()].type, true);
-  append(draft, stage, "grad_norm2", {total, result}, Copy{}, {0}, {1});
+  Type whole_type = stage.role.buffers[total.index()].type;
+  const bool scaled = !whole_type.scale.denominator.empty();
+  whole_type.scale = {};
+  const BufferId result = metric(stage, "grad_norm2", whole_type, true);
+  if (!scaled) {
+    append(draft, stage, "grad_norm2", {total, result}, Copy{}, {0}, {1});
+    return result;
+  }
+  Kernel unscale;
+  unscale.rule = Kernel::Rule::kOpaque;
+  unscale.name = "unscale_norm";
+  append(draft, stage, "grad_norm2", {total, stage.unscale, result}, std::move(unscale), {0, 1}, {2});
   return result;
 }
 
 }  // namespace
 
 void declare_updates(Draft& draft, StageDraft& stage) {
-  if (stage.updates.empty()) update_every_parameter(draft, stage);
+  if (!stage.updates.empty()) return;
+  if (draft.config.layout.offload.optimizer != OffloadTo::kNone)
+    update_every_bucket(draft, stage);
+  else
+    update_every_parameter(draft, stage);
 }
 
-BufferId squared_gradient_norm(Draft& draft, StageDraft& stage) { return gradient_norm(draft, stage); }
+BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis_name, ReduceOp reduce) {
+  const int axis = draft.plan.mesh.axis(axis_name);
+  Buffer sum = stage.role.buffers[part.index()];
+  sum.name += "." + std::string(axis_name);
+  sum.type = placed(sum.type, axis, Placement::replicate());
+  if (!sum.view) sum.view = View{part.value, 0, {}};
+  const std::string name = sum.name;
+  const BufferId whole = add_buffer(stage, std::move(sum));
+  append(draft, stage, name, {part, whole},
+         Collective{CollectiveKind::kAllReduce, reduce, draft.comm("metrics." + std::string(axis_name), AxisSet::of(axis)),
+                    draft.algorithm()},
+         {0}, {1});
+  return whole;
+}
+
+BufferId squared_gradient_norm(Draft& draft, StageDraft& stage) {
+  const auto found = stage.named.find("grad_norm2");
+  if (found != stage.named.end()) return found->second;
+  return stage.named["grad_norm2"] = gradient_norm(draft, stage);
+}
+
+BufferId step_loss(Draft& draft, StageDraft& last) {
+  const auto found = last.named.find("loss");
+  if (found != last.named.end()) return found->second;
+  const DraftSegment& head = draft.of(UnitKind::kHead).forward;
+  const Type by_sequence = head.segment.slots[head.find("loss").index()].type;
+  for (int j = 0; j < draft.micro_batches(); ++j)
+    last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
+  return last.named["loss"] = loss_metric(draft, last);
+}
 
 void optimizer(Draft& draft) {
   if (!draft.training) return;
@@ -237,7 +277,7 @@ void optimizer(Draft& draft) {
     declare_updates(draft, stage);
     for (Update& update : stage.updates) {
       add_moments(draft, stage, update);
-      stage.events.push_back(update_event(draft, stage, update));
+      stage.events.push_back(update_event(draft, stage, update, StreamId(0)));
       if (update.stored) stage.events.push_back(round_event(draft, stage, update));
       if (!update.after) continue;
       Event gather;
@@ -248,14 +288,9 @@ void optimizer(Draft& draft) {
 }
 
 void metrics(Draft& draft) {
-  StageDraft& last = draft.stages.back();
-  Type by_sequence = draft.of(UnitKind::kHead).forward.slot(draft.of(UnitKind::kHead).forward.find("loss")).type;
-  for (int j = 0; j < draft.micro_batches(); ++j)
-    last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
-  loss_metric(draft, last);
-  const bool clipped = draft.config.train.clip_norm > 0;  // the norm is there
-  if (draft.training && draft.config.train.grad_norm && !clipped)
-    for (StageDraft& stage : draft.stages) gradient_norm(draft, stage);
+  step_loss(draft, draft.stages.back());
+  if (draft.training && draft.config.train.grad_norm)
+    for (StageDraft& stage : draft.stages) squared_gradient_norm(draft, stage);
 }
 
 }  // namespace shardlab

@@ -1,14 +1,25 @@
 #pragma once
-#include "plan/base/units.h"
+#include <string_view>
+
+#include "plan/op.h"
 namespace shardlab {
 struct Draft;
+struct Event;
 struct StageDraft;
+struct Update;
 /// See optimizer.cpp.
 void optimizer(Draft& draft);
-/// One update a parameter, for layouts in which no strategy said otherwise.
+/// The call of an update on `stream`: one segment for each type that is updated.
+Event update_event(Draft& draft, StageDraft& stage, const Update& update, StreamId stream);
+/// One update a parameter, for layouts in which no strategy said otherwise; one a bucket where the optimizer is offloaded.
 void declare_updates(Draft& draft, StageDraft& stage);
 /// Appends the squared norm of all gradients of the step, f64[1], the same on every rank: what the updates read, each element once.
+/// Where a loss scale has multiplied them, of what they are without it.
 BufferId squared_gradient_norm(Draft& draft, StageDraft& stage);
+/// Appends the step's mean loss, f32[1], on the last stage; what was appended before is not computed again, nor is the norm.
+BufferId step_loss(Draft& draft, StageDraft& last);
+/// Appends the all-reduce of a partial number over one axis; the result is a view of it.
+BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis, ReduceOp reduce = ReduceOp::kSum);
 /// The step's loss, and the squared norm of its gradients where the case asks for it.
 void metrics(Draft& draft);
 }  // namespace shardlab

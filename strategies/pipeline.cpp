@@ -50,7 +50,11 @@ void localise(Draft& draft) {
   };
   for (UnitTemplate& unit : draft.templates) {
     for (DraftSegment* segment : {&unit.forward, &unit.backward})
-      for (Slot& slot : segment->segment.slots) slot.type.place[axis] = placement(slot.name);
+      for (size_t s = 0; s < segment->uses.size(); ++s) {
+        if (segment->uses[s].use == Use::kNamed) continue;  // the same on every stage
+        Slot& slot = segment->segment.slots[s];
+        slot.type.place[axis] = placement(slot.name);
+      }
     for (UnitParameter& p : unit.parameters) p.type.place[axis] = placement(p.name);
   }
   for (Parameter& p : draft.plan.parameters) p.type.place[axis] = placement(p.name);

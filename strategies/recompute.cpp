@@ -1,12 +1,14 @@
 // Recompute (activation checkpointing): what forward made is given up and made again in backward, from what is still there.
 //
 // Full: a layer saves nothing but its input, and backward runs the layer's forward again for what it needs, all of it first. Ops
-// of forward whose results backward does not need (the last projection and residual) are not repeated.
+// of forward whose results backward does not need (the last projection and residual) are not repeated. `recompute_options.every: k`
+// does so for every k-th layer of the model only, the first included, whichever stage has it; the others keep what they made.
 // Selective: a layer gives up the results of named sub-layers without a matrix product, and backward makes each again right before
 // the first op that reads it, so that no two sub-layers' results stand beside each other longer than they must.
 //
 // Shapes   as without
-// Adds     full: per layer one forward less its last matmul; under tensor parallelism the all-reduces of the ops that are repeated
+// Adds     full: per layer (of every k) one forward less its last matmul; under tensor parallelism the all-reduces of the ops that
+// are repeated
 //          selective: the ops of the sub-layers; no collective
 // Memory   full: per layer and micro-batch in flight b*s*h (the input); one layer's activations while its backward runs
 //          selective: what the sub-layers made is no longer kept: attn.core b*s*(h + a)/t, mlp.act b*s*f/t, a norm b*s*(h + 1 or 2)
@@ -118,10 +120,24 @@ bool has_word(std::string_view list, std::string_view word) {
   return padded.find(" " + std::string(word) + " ") != std::string::npos;
 }
 
+/// The template of the layers that are made again: all of them, or every k-th, which then go by a variant of it.
+UnitTemplate& layers_made_again(Draft& draft) {
+  const int every = draft.config.layout.recompute_options.every;
+  if (every == 1) return draft.of(UnitKind::kLayer);
+  const size_t variant = draft.templates.size();
+  UnitTemplate again = draft.of(UnitKind::kLayer);
+  again.forward.segment.name = "layer.again.F";
+  again.backward.segment.name = "layer.again.B";
+  draft.templates.push_back(std::move(again));
+  for (Unit& unit : draft.units)
+    if (unit.kind == UnitKind::kLayer && unit.layer % every == 0) unit.form = variant;
+  return draft.templates.back();
+}
+
 }  // namespace
 
 void full_recompute(Draft& draft) {
-  UnitTemplate& layer = draft.of(UnitKind::kLayer);
+  UnitTemplate& layer = layers_made_again(draft);
   const Slots saved = saved_slots(layer);
   std::vector<Op> again = ops_that_make(layer.forward, saved, {});
   give_up(layer.forward, layer.backward, saved);

@@ -7,6 +7,7 @@
 
 #include "plan/outcome.h"
 #include "sweeps/expression.h"
+#include "sweeps/resolution.h"
 #include "sweeps/settings.h"
 #include "sweeps/sweep.h"
 
@@ -46,6 +47,7 @@ struct Sweep::Content {
   std::string name;
   std::string description;
   Mode mode = Mode::kSimulate;
+  Resolution resolution = Resolution::kTimeline;
   Sources sources;
   Settings base;
   std::vector<SweepAxis> axes;

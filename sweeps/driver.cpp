@@ -42,7 +42,10 @@ CaseOutcome outcome_of(const Point& point, Status status, std::string reason) {
 }
 
 /// A refusal as it stands in a table.
-std::string one_line(const Error& e) { return e.hint.empty() ? e.message : fmt::format("{}; {}", e.message, e.hint); }
+std::string one_line(const Error& e) {
+  std::string text = e.hint.empty() ? e.message : fmt::format("{}; {}", e.message, e.hint);
+  return e.where.empty() ? text : fmt::format("{} ({})", text, e.where);
+}
 
 /// One case, whatever happens to it: the boundary where the world's failures end.
 CaseOutcome run_point(const Point& point, CaseRunner& runner, Mode mode) {
@@ -53,6 +56,8 @@ CaseOutcome run_point(const Point& point, CaseRunner& runner, Mode mode) {
   } catch (const WorldError& e) {
     return outcome_of(point, Status::kFailed,
                       e.hint().empty() ? std::string(e.what()) : fmt::format("{} ({})", e.what(), e.hint()));
+  } catch (const std::exception& e) {  // the standard library's: of files, of memory; whatever it is, it costs this row alone
+    return outcome_of(point, Status::kFailed, e.what());
   }
 }
 
@@ -248,6 +253,8 @@ Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, Re
         progress.started(point, tally.progress());
         outcome = outcomes.next();
         if (!outcome) return tally.summary(true);
+        if (options.interrupted && options.interrupted->load() && outcome->status == Status::kFailed)
+          return tally.summary(true);  // ended by us, not by itself: --resume runs it again
         keep_other_half(*outcome, point, sink, options);
         tally.ran();
       }

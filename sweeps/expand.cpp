@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <unordered_set>
 
 #include "plan/base/hash.h"
@@ -20,9 +21,21 @@ struct Candidate {
   Settings settings;
 };
 
+/// Where `word` stands in `text` by itself; npos where it does not.
+size_t word_in(std::string_view text, std::string_view word) {
+  const auto part_of_word = [&](size_t at) {
+    return at < text.size() && (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == '_');
+  };
+  size_t at = text.find(word);
+  while (at != std::string_view::npos && ((at > 0 && part_of_word(at - 1)) || part_of_word(at + word.size())))
+    at = text.find(word, at + 1);
+  return at;
+}
+
 class Expander {
  public:
-  explicit Expander(const Sweep::Content& content) : content_(content), problems_(content.file) {}
+  Expander(const Sweep::Content& content, Resolution resolution)
+      : content_(content), resolution_(resolution), problems_(content.file) {}
 
   Result<Expansion> run() {
     if (!count_combinations()) return problems_.take();
@@ -135,8 +148,9 @@ class Expander {
     if (!point.refusal) point.refusal = broken_constraint(draft);
     if (!point.refusal)
       if (auto possible = check_point(draft, content_.mode); !possible.ok()) point.refusal = possible.error();
-    if (!point.refusal)
+    if (!point.refusal && resolution_ == Resolution::kTimeline)
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
+    if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
     point.id = id_of(draft);
     if (!seen_.insert(point.id).second) {
       ++expansion_.duplicates;
@@ -145,6 +159,23 @@ class Expander {
     point.config = std::move(draft.config);
     point.unheld = std::move(draft.unheld);
     expansion_.points.push_back(std::move(point));
+  }
+
+  /// Where the file (or the command line) says what a refusal is about: the setting that its message names first, else the file.
+  std::string place_of(const Error& refusal, const Settings& settings) const {
+    const std::string text = refusal.message + " " + refusal.hint;
+    size_t first = std::string::npos;
+    const Setting* blamed = nullptr;
+    bool typed = false;
+    for (const auto& [path, setting] : settings) {
+      const size_t at = word_in(text, short_name(path));
+      if (at >= first) continue;
+      first = at;
+      blamed = &setting;
+      typed = content_.overrides.contains(path);
+    }
+    if (typed) return "command line";
+    return problems_.where(blamed == nullptr ? Mark{} : blamed->mark);
   }
 
   std::optional<Error> broken_constraint(const Draft& draft) {
@@ -166,6 +197,7 @@ class Expander {
   }
 
   const Sweep::Content& content_;
+  const Resolution resolution_;
   Problems problems_;
   Expansion expansion_;
   std::unordered_set<std::string> seen_;
@@ -185,6 +217,14 @@ std::string_view name_of(Mode mode) {
 std::optional<Mode> mode_named(std::string_view name) {
   for (const Mode mode : {Mode::kSimulate, Mode::kMeasure, Mode::kBoth})
     if (name_of(mode) == name) return mode;
+  return std::nullopt;
+}
+
+std::string_view name_of(Resolution resolution) { return resolution == Resolution::kAnalytic ? "analytic" : "timeline"; }
+
+std::optional<Resolution> resolution_named(std::string_view name) {
+  for (const Resolution resolution : {Resolution::kTimeline, Resolution::kAnalytic})
+    if (name_of(resolution) == name) return resolution;
   return std::nullopt;
 }
 
@@ -218,6 +258,9 @@ const std::vector<Claim>& Sweep::claims() const { return content_->claims; }
 const std::string& Sweep::file() const { return content_->file; }
 Mode Sweep::mode() const { return content_->mode; }
 
-Result<Expansion> expand(const Sweep& sweep) { return Expander(sweep.content()).run(); }
+Resolution resolution_of(const Sweep& sweep) { return sweep.content().resolution; }
+
+Result<Expansion> expand(const Sweep& sweep) { return expand(sweep, resolution_of(sweep)); }
+Result<Expansion> expand(const Sweep& sweep, Resolution resolution) { return Expander(sweep.content(), resolution).run(); }
 
 }  // namespace shardlab

@@ -130,6 +130,18 @@ bool set_recompute(Case& c, const std::string& text) {
   return !l.recompute_options.modules.empty();
 }
 
+bool set_loss_scale(Case& c, const std::string& text) {
+  if (text == "dynamic") return c.train.loss_scale = 0, true;
+  const auto value = parse_number(text);
+  if (!value || !(*value >= 1 && *value <= 16777216)) return false;
+  c.train.loss_scale = static_cast<float>(*value);
+  return true;
+}
+
+std::string get_loss_scale(const Case& c) {
+  return c.train.loss_scale == 0 ? "dynamic" : to_text(static_cast<double>(c.train.loss_scale));
+}
+
 std::string get_recompute(const Case& c) {
   const std::string& modules = c.layout.recompute_options.modules;
   if (modules.empty()) return std::string(name_of(c.layout.recompute));
@@ -278,7 +290,14 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"train.precision", "precision", Form::kWord, "fp32 bf16 fp16 fp8 fp4", "", FIELD_TEXT(train.precision)},
     {"train.reduce_dtype", "reduce_dtype", Form::kWord, "fp32 bf16 fp16", "", FIELD_DTYPE(train.reduce_dtype)},
     {"train.accumulate_dtype", "accumulate_dtype", Form::kWord, "fp32 bf16 fp16", "", FIELD_DTYPE(train.accumulate_dtype)},
-    {"train.loss_scale", "loss_scale", Form::kNumber, "", "", FIELD_FLOAT(train.loss_scale)},
+    {"train.loss_scale", "loss_scale", Form::kAny, "dynamic", "dynamic, or a number", set_loss_scale, get_loss_scale},
+    {"train.loss_scale_start", "loss_scale_start", Form::kNumber, "", "", FIELD_FLOAT(train.loss_scale_start)},
+    {"train.loss_scale_interval", "loss_scale_interval", Form::kCount, "", "", FIELD_COUNT(train.loss_scale_interval)},
+    {"train.guard.nonfinite", "guard.nonfinite", Form::kWord, "none stop skip", "", FIELD_NAMED(train.guard.nonfinite, GuardAction::kNone, GuardAction::kStop, GuardAction::kSkip)},
+    {"train.guard.spike", "guard.spike", Form::kWord, "none stop skip", "", FIELD_NAMED(train.guard.spike, GuardAction::kNone, GuardAction::kStop, GuardAction::kSkip)},
+    {"train.guard.loss_factor", "guard.loss_factor", Form::kNumber, "", "", FIELD_FLOAT(train.guard.loss_factor)},
+    {"train.guard.norm_factor", "guard.norm_factor", Form::kNumber, "", "", FIELD_FLOAT(train.guard.norm_factor)},
+    {"train.guard.window", "guard.window", Form::kCount, "", "", FIELD_COUNT(train.guard.window)},
     {"train.fp8_scaling", "fp8_scaling", Form::kWord, "current delayed block", "", FIELD_TEXT(train.fp8_scaling)},
     {"train.optimizer", "optimizer", Form::kWord, "adamw sgd", "", FIELD_NAMED(train.optimizer, Optimizer::kAdamW, Optimizer::kSgd)},
     {"train.learning_rate.peak", "learning_rate train.learning_rate", Form::kNumber, "", "", FIELD_FLOAT(train.learning_rate.peak)},
@@ -378,7 +397,11 @@ constexpr KeyRange kRanges[] = {
     {"train.learning_rate.total_steps", {0, kExact}},
     {"train.learning_rate.decay_steps", {0, kExact}},
     {"train.learning_rate.floor", {0, 1e6}},
-    {"train.loss_scale", {0, 1e30}},
+    {"train.loss_scale_start", {1, 16777216}},
+    {"train.loss_scale_interval", {1, 16777216}},
+    {"train.guard.loss_factor", {0, 1e30}},
+    {"train.guard.norm_factor", {0, 1e30}},
+    {"train.guard.window", {1, 16777216}},
     {"train.clip_norm", {0, 1e30}},
     {"train.weight_decay", {0, 1e6}},
     {"train.beta1", {0, 1, false, true}},

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
+#include "plan/base/files.h"
 #include "sweeps/document.h"
 #include "sweeps/values.h"
 
@@ -13,18 +15,22 @@ namespace {
 
 /// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
 const std::vector<std::string>& top_keys() {
-  static const std::vector<std::string> keys = {"version",    "name",        "description",
-                                                "mode",       "model",       "machine",
-                                                "profile",    "data",        "layout",
-                                                "train",      "execution",   "measure",
-                                                "checkpoint", "axes",        "zip",
-                                                "when",       "constraints", "exclude",
-                                                "include",    "claims",      "and the short forms of case keys (tp, seq_len, ...)"};
+  static const std::vector<std::string> keys = {"version",     "name",
+                                                "description", "mode",
+                                                "model",       "machine",
+                                                "profile",     "data",
+                                                "layout",      "train",
+                                                "execution",   "measure",
+                                                "checkpoint",  "axes",
+                                                "zip",         "when",
+                                                "constraints", "exclude",
+                                                "include",     "claims",
+                                                "resolution",  "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
-const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",    "zip",   "when",
-                                             "constraints", "exclude", "include", "claims"};
+const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",    "zip",    "when",
+                                             "constraints", "exclude", "include", "claims", "resolution"};
 
 constexpr int64_t kMaxAxisLength = 1'000'000;
 
@@ -94,6 +100,7 @@ class Loader {
     reader_.read(root, content_.base, skip, top_keys());
     if (const YamlNode* d = root.find("description")) content_.description = d->text;
     read_mode(root.find("mode"));
+    read_resolution(root.find("resolution"));
     if (const YamlNode* axes = root.find("axes")) read_axes(*axes);
     each(root.find("zip"), "zip", [&](const YamlNode& n) { read_zip(n); });
     each(root.find("when"), "when", [&](const YamlNode& n) { read_when(n); });
@@ -135,6 +142,14 @@ class Loader {
         problems_.add(mode->mark, fmt::format("`mode` is `{}`", to_flow(*mode)), "one of: simulate measure both");
     }
     if (options_.mode) content_.mode = *options_.mode;
+  }
+
+  void read_resolution(const YamlNode* resolution) {
+    if (!resolution) return;
+    if (const auto named = resolution_named(resolution->text))
+      content_.resolution = *named;
+    else
+      problems_.add(resolution->mark, fmt::format("`resolution` is `{}`", to_flow(*resolution)), "one of: timeline analytic");
   }
 
   /// Calls `read` for every item of a list; anything but a list is a problem.
@@ -322,6 +337,9 @@ class Loader {
       inclusion.name = name->second.text;
       inclusion.settings.erase(name);
     }
+    if (!inclusion.name.empty() && !included_names_.insert(inclusion.name).second)
+      problems_.add(rule.mark, fmt::format("a second point is called `{}`", inclusion.name),
+                    "results and claims tell points by their names");
     content_.inclusions.push_back(std::move(inclusion));
   }
 
@@ -347,7 +365,7 @@ class Loader {
                     "add `data: {text: FILE-OR-FOLDER}` or {tokens: FILE.bin}");
     each_layer([&](const Settings& layer) {
       for (const char* path : {"data.text", "data.tokens"})
-        if (const auto it = layer.find(path); it != layer.end() && !std::filesystem::exists(it->second.text))
+        if (const auto it = layer.find(path); it != layer.end() && !is_there(it->second.text))
           problems_.add(it->second.mark, fmt::format("{} is not there", it->second.text),
                         "paths in a file are relative to the folder of that file");
     });
@@ -416,6 +434,7 @@ class Loader {
   const LoadOptions& options_;
   Vocabulary vocabulary_;
   SettingsReader reader_;
+  std::set<std::string> included_names_;
 };
 
 enum class Document : uint8_t { kSweep, kCase };
@@ -446,7 +465,6 @@ Result<Point> single_point(const Result<Sweep>& loaded) {
   if (!expansion.ok()) return expansion.error();
   SHARDLAB_CHECK(expansion->points.size() == 1, "a case file made {} points", expansion->points.size());
   Point& point = expansion->points.front();
-  if (point.refusal && point.refusal->where.empty()) point.refusal->where = loaded->file();
   return std::move(point);
 }
 

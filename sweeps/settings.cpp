@@ -151,7 +151,8 @@ std::optional<Setting> SettingsReader::value_of(const std::string& path, std::st
   if (setting.text == "auto" && contains(kDerived, path)) return setting;
   const bool scalar = value.is_scalar() || (key->form == Form::kAny && !value.is_null());
   if (!scalar || !has_form(*key, setting.text)) {
-    const std::string close = key->form == Form::kWord
+    const bool number = setting.text.find_first_not_of("0123456789.-") == std::string::npos;  // has no near spelling
+    const std::string close = key->form == Form::kWord && !number
                                   ? nearest(setting.text,
                                             [&] {
                                               std::vector<std::string> words;

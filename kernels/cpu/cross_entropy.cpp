@@ -74,7 +74,7 @@ int64_t target_column(const CrossEntropy& a, int64_t row) {
 void cross_entropy_fused(const CrossEntropy& a) {
   check(a);
   const PartLeaves leaves(a.vocab_part, a.vocab);
-  const float scale = 1.0f / static_cast<float>(a.loss_tokens);
+  const float scale = a.loss_scale / static_cast<float>(a.loss_tokens);
   sum_losses(a, [&](int64_t row) {
     float* x = a.logits + row * a.vocab;
     const int64_t target = target_column(a, row);
@@ -116,7 +116,7 @@ void cross_entropy_sum(const CrossEntropy& a) {
 
 void cross_entropy_grad(const CrossEntropy& a) {
   check(a);
-  const float scale = 1.0f / static_cast<float>(a.loss_tokens);
+  const float scale = a.loss_scale / static_cast<float>(a.loss_tokens);
   sum_losses(a, [&](int64_t row) {
     float* x = a.logits + row * a.vocab;
     const float max = a.max[row], sum = a.sums[2 * row];

@@ -112,7 +112,7 @@
     const body = rows.map(a => el('tr', {}, el('td', { class: 'n' }, a.ranks === 0 ? 'all' : String(a.ranks)), cell(String(a.cases)),
       el('td', { class: 'n ' + (a.median_abs_pct <= 10 ? 'near' : 'far') }, a.median_abs_pct.toFixed(2) + ' %'), cell(a.worst_abs_pct.toFixed(2) + ' %'),
       cell(a.within_10 + ' of ' + a.cases), cell((a.median_unplanned * 100).toFixed(2) + ' %'),
-      cell(a.peak_exact + ' of ' + a.cases), cell(a.wire_exact + ' of ' + a.cases)));
+      cell(a.peak_exact + ' of ' + a.cases), cell(a.wire_exact + ' of ' + a.wire_cases)));
     document.getElementById('accuracy').append(el('h3', {}, 'How good the predictions were'), el('div', { class: 'scroll compact', style: 'width:fit-content', tabindex: 0, role: 'region', 'aria-label': 'Accuracy by ranks' },
       el('table', { class: 'compact' }, el('thead', {}, el('tr', {}, head.map(h => el('th', { scope: 'col', class: 'n' }, h)))), el('tbody', {}, body))));
   }

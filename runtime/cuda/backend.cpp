@@ -561,7 +561,7 @@ Launch CudaBackend::bind_work(const BoundOp& op, const AdamW& w) {
                   .epsilon = w.epsilon,
                   .weight_decay = w.weight_decay};
   return [this, args, s = op.instruction->stream](const StepState& state) mutable {
-    args.step = state.step;
+    args.step = state.applied;
     args.learning_rate = state.learning_rate;
     k_.adamw(args, stream(s));
   };

@@ -29,6 +29,7 @@ class NcclTransport final : public Transport {
   ~NcclTransport() override;
 
   std::unique_ptr<Communicator> join(int rank, CommId comm, std::span<const int> members) override;
+  bool counts_wire() const override { return false; }  // NCCL chooses its algorithm
   /// Aborts every communicator: kernels that wait for a peer end.
   void abort() override;
   /// A rank's handle on a communicator; null before its group is complete, or for a rank that did not join it.

@@ -53,6 +53,7 @@ class OneGpuTransport final : public Transport {
  public:
   explicit OneGpuTransport(Node& node) : node_(node) {}
   std::unique_ptr<Communicator> join(int rank, CommId comm, std::span<const int> members) override;
+  bool counts_wire() const override { return false; }  // nothing is sent: one kernel reads and writes every rank's memory
 
  private:
   Meeting& meeting(CommId comm, std::span<const int> members);

@@ -57,7 +57,7 @@ class BlockMemo {
 
 bool chosen(int8_t wish, bool otherwise) { return wish < 0 ? otherwise : wish != 0; }
 
-Frame frame_of(const Prepared::Inside& in, const Point& point, const Block& block, CollectiveMemo& collectives) {
+Frame frame_of(const Prepared::Inside& in, const Point& point, const Block& block, CollectiveMemo& collectives, StepMemo& steps) {
   const FrameworkProfile& p = in.profile;
   const bool gathers = point.zero == 3;
   const bool keeps = gathers && (!chosen(point.reshard, p.overlap_reshard) || (point.pp > 1 && p.overlap_keeps_gathered));
@@ -65,6 +65,7 @@ Frame frame_of(const Prepared::Inside& in, const Point& point, const Block& bloc
           .point = point,
           .block = block,
           .collectives = collectives,
+          .steps = steps,
           .groups = StageGroups(in.shape, point),
           .bytes = StateBytes(p, point),
           .replicas = Replicas(point),
@@ -211,11 +212,12 @@ struct Estimator::State {
     const Prepared::Inside& in = prepared.inside();
     const LayerKey key = layer_key(point, in.profile);
     const Block& block = blocks.get(key, [&] { return block_cost(in.layers(), key); });
-    return frame_of(in, point, block, collectives);
+    return frame_of(in, point, block, collectives, steps);
   }
 
   Prepared prepared;
   CollectiveMemo collectives;
+  StepMemo steps;
   BlockMemo blocks;
   ExecutorForm executor;
 };
@@ -273,7 +275,8 @@ std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const P
   const LayerKey key = layer_key(point, in.profile);
   const Block block = block_cost(in.layers(), key);
   CollectiveMemo collectives(in.fabric);
-  const Frame frame = frame_of(in, point, block, collectives);
+  StepMemo steps;
+  const Frame frame = frame_of(in, point, block, collectives, steps);
   return events_of(frame, frame.groups.of(stage), stage, key);
 }
 
@@ -283,7 +286,8 @@ std::vector<ActivationItem> activations_by_kind(const Prepared& prepared, const 
   const LayerKey key = layer_key(point, in.profile);
   const Block block = block_cost(in.layers(), key);
   CollectiveMemo collectives(in.fabric);
-  return items_of(frame_of(in, point, block, collectives), key);
+  StepMemo steps;
+  return items_of(frame_of(in, point, block, collectives, steps), key);
 }
 
 Estimate estimate(const Prepared& prepared, const Point& point) { return Estimator(prepared)(point); }

@@ -2,6 +2,9 @@
 // to.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "simulator/analytic/inside.h"
 
 namespace shardlab::analytic {
@@ -41,22 +44,6 @@ void set_layout(const Point& p, Case& c) {
   c.train.precision = name_of(p.precision);
   c.train.seq_len = p.seq_len, c.train.micro_batch = p.micro_batch, c.train.grad_accumulation = p.grad_accumulation;
   c.train.global_batch_tokens = p.tokens_per_step();
-}
-
-/// The modules of a layer that the case has backward make again; a norm alone counts as both.
-uint16_t modules_of(const Layout& l) {
-  if (l.recompute == shardlab::Recompute::kNone) return 0;
-  if (l.recompute == shardlab::Recompute::kFull) return Recompute::kLayer;
-  const std::string& named = l.recompute_options.modules;
-  if (named.empty()) return Recompute::kSelective;
-  const auto has = [&](std::string_view label) {
-    return (" " + named + " ").find(fmt::format(" {} ", label)) != std::string::npos;
-  };
-  uint16_t modules = 0;
-  if (has("attn.core")) modules |= Recompute::kAttentionCore;
-  if (has("attn.norm") || has("mlp.norm")) modules |= Recompute::kNorms;
-  if (has("mlp.act")) modules |= Recompute::kActivation;
-  return modules;
 }
 
 static_assert(static_cast<int>(Schedule::k1F1B) == static_cast<int>(shardlab::Schedule::k1F1B));
@@ -118,14 +105,84 @@ void estimate_memory(const Prepared::Inside& in, const ExecutorBytes& form, Esti
   wire(WireUse::kMetrics) = static_cast<double>(form.wire.metrics);
 }
 
+namespace {
+
+Error no_form(std::string what, std::string hint) {
+  return {.code = ExitCode::kUsage, .message = std::move(what) + " has no closed form", .hint = std::move(hint), .where = {}};
+}
+
+/// Sub-layers by their labels in plans.
+Result<void> set_recompute(const Case& c, Point& p) {
+  const RecomputeOptions& options = c.layout.recompute_options;
+  if (options.budget_bytes > 0) return no_form("recompute within a budget", "resolution: timeline, or recompute without budget");
+  if (options.every > 1) return no_form("recompute of every k-th layer", "resolution: timeline, or all layers");
+  if (c.layout.recompute == shardlab::Recompute::kNone) return {};
+  p.recompute.modules = c.layout.recompute == shardlab::Recompute::kFull ? Recompute::kLayer : Recompute::kSelective;
+  if (p.recompute.full() || options.modules.empty()) return {};
+  p.recompute.modules = 0;
+  for (size_t begin = 0; begin < options.modules.size();) {
+    const size_t end = std::min(options.modules.find(' ', begin), options.modules.size());
+    const std::string_view word = std::string_view(options.modules).substr(begin, end - begin);
+    begin = end + 1;
+    if (word == "attn.core")
+      p.recompute.modules |= Recompute::kAttentionCore;
+    else if (word == "mlp.act")
+      p.recompute.modules |= Recompute::kActivation;
+    else if (!word.empty())
+      return no_form(fmt::format("recompute of {}", word), "resolution: timeline, or attn.core and mlp.act");
+  }
+  return {};
+}
+
+Result<void> set_offload(const Offload& o, Point& p) {
+  if (o.delayed_update) return no_form("a delayed update", "offload without delay");
+  const auto medium = [](OffloadTo to) {
+    return to == OffloadTo::kNone ? Medium::kDevice : to == OffloadTo::kCpu ? Medium::kCpu : Medium::kNvme;
+  };
+  p.offload_activations = medium(o.activations), p.offload_optimizer = medium(o.optimizer),
+  p.offload_parameters = medium(o.parameters);
+  return {};
+}
+
+Result<void> set_compression(const shardlab::Compression& given, Point& p) {
+  switch (given.kind) {
+    case CompressionKind::kNone: return {};
+    case CompressionKind::kInt8:
+      if (given.bits == 8) return p.compression = Compression::kInt8, Result<void>();
+      break;
+    case CompressionKind::kPowerSgd: p.compression = Compression::kPowerSgd, p.compression_rank = given.rank; return {};
+    case CompressionKind::kTopK:
+      p.compression = Compression::kTopK, p.compression_rank = static_cast<int32_t>(std::lround(1000 * given.k));
+      return {};
+    case CompressionKind::kOneBitAdam: return p.compression = Compression::kOneBit, Result<void>();
+    case CompressionKind::kBf16:
+    case CompressionKind::kRandomK: break;
+  }
+  return no_form(fmt::format("compression {}", name_of(given.kind)), "none, int8 of 8 bits, top-k, powersgd or one-bit-adam");
+}
+
+/// What the estimate does not know at all.
+Result<void> check_known(const Layout& l) {
+  if (l.zero_plus_plus != ZeroPlusPlus{}) return no_form("zero_plus_plus", "leave it out");
+  if (l.parameter_server != ParameterServer{}) return no_form("a parameter server", "leave it out");
+  if (l.diloco != Diloco{}) return no_form("diloco", "leave it out");
+  return {};
+}
+
+}  // namespace
+
 Result<Point> point_of(const Case& c) {
+  SHARDLAB_TRY(check_known(c.layout));
   Point p{.dp = c.layout.dp, .tp = c.layout.tp, .pp = c.layout.pp, .vpp = c.layout.vpp, .cp = c.layout.cp, .ep = c.layout.ep};
   p.zero = c.layout.zero;
   p.hybrid_shard = c.layout.hybrid_shard;
   if (c.layout.zero == 3) p.reshard = c.layout.fsdp.reshard ? 1 : 0;
-  p.schedule = static_cast<Schedule>(c.layout.schedule);
+  if (!read(name_of(c.layout.schedule), &p.schedule))
+    return no_form(fmt::format("schedule {}", name_of(c.layout.schedule)), "another schedule");
   p.sequence_parallel = c.layout.sequence_parallel;
-  p.recompute.modules = modules_of(c.layout);
+  SHARDLAB_TRY(set_recompute(c, p));
+  SHARDLAB_TRY(set_offload(c.layout.offload, p));
+  SHARDLAB_TRY(set_compression(c.layout.compression, p));
   p.overlap = c.layout.overlap ? 1 : 0;
   const std::optional<Precision> precision = precision_named(c.train.precision);
   if (!precision)
@@ -145,6 +202,10 @@ Result<Point> point_of(const Case& c) {
 Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
   Result<FrameworkProfile> profile = profile_named(c.profile);
   if (!profile) return profile.error();
+  const auto bytes = [](const std::string& dtype) { return dtype == "fp32" ? 4.0 : 2.0; };
+  if (!c.train.reduce_dtype.empty()) profile->state_gradient_wire = bytes(c.train.reduce_dtype);
+  if (!c.train.accumulate_dtype.empty()) profile->state_gradient = bytes(c.train.accumulate_dtype);
+  if (c.train.optimizer == Optimizer::kSgd) profile->state_moments = 0;
   return prepare(shape_of(c.model), c.machine, *profile, measured,
                  {.bucket_bytes = c.layout.bucket_bytes,
                   .fsdp = c.layout.fsdp,

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -62,13 +63,14 @@ struct StageGroup {
 /// At most the first, the last, those beside the boundary between q + 1 and q layers and between dense and mixture.
 class StageGroups {
  public:
+  static constexpr size_t kMost = 12;
   StageGroups(const ModelShape& shape, const Point& point);
   std::span<const StageGroup> all() const { return {groups_.data(), static_cast<size_t>(count_)}; }
   const StageGroup& of(int32_t stage) const;
 
  private:
   void add(int32_t first, int32_t count, const ModelShape& shape, const Point& point);
-  std::array<StageGroup, 12> groups_;
+  std::array<StageGroup, kMost> groups_;
   int count_ = 0;
 };
 
@@ -106,12 +108,30 @@ class CollectiveMemo {
   size_t used_ = 0;
 };
 
+/// Seconds of each kind of stage, kept from point to point while these differ in the order of their stages (schedule, vpp) alone.
+class StepMemo {
+ public:
+  StepMemo();
+  ~StepMemo();
+  StepMemo(const StepMemo&) = delete;
+  StepMemo& operator=(const StepMemo&) = delete;
+  /// Forgets, unless `point` is such a point.
+  void begin(const Point& point);
+  struct Steps;  ///< time.cpp
+  Steps& steps() { return *steps_; }
+
+ private:
+  Point last_;
+  std::unique_ptr<Steps> steps_;
+};
+
 /// One point in work.
 struct Frame {
   const Prepared::Inside& in;
   const Point& point;
   const Block& block;
   CollectiveMemo& collectives;
+  StepMemo& steps;
   StageGroups groups;
   StateBytes bytes;
   Replicas replicas;

@@ -35,7 +35,7 @@ EndCost Pricer::head() const {
   };
   const double norm = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
   const double norm_back = moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, MemoryKernel::kNormBackward);
-  const double loss = moved(logits, p_.passes_loss / 2, 3, MemoryKernel::kCrossEntropy);
+  const double loss = moved(logits, p_.passes_loss / 2, 3, MemoryKernel::kSoftmax);
   cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward) + loss;
   cost.backward.compute_s =
       norm_back + loss + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);

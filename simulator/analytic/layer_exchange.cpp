@@ -18,14 +18,7 @@ void Pricer::add_context_exchange(double core_forward, double core_backward, Lay
     cost.wire.context += (again ? 3 : 2) * ring_bytes(e_ * n_.tokens * (n_.qkv() + n_.o), n_.c);
     return;
   }
-  if (key_.cp_kind == CpKind::kAllGather) {
-    const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, kv * n_.c, context_group_);
-    const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
-    add(cost.forward, gather, 0), add(cost.input, gather + scatter, 0);
-    if (again) add(cost.recompute, gather, 0);
-    cost.wire.context += (again ? 4 : 3) * ring_bytes(kv * n_.c, n_.c);
-    return;
-  }
+  if (key_.cp_kind == CpKind::kAllGather) return add_context_gather(core_forward, core_backward, cost);
   // A ring of c - 1 hops beside c blocks of attention; backward carries the gradients of k and v too, and brings them home.
   const bool remote = context_group_.nodes > 1;
   const double sharing = context_group_.groups_per_node;
@@ -35,6 +28,34 @@ void Pricer::add_context_exchange(double core_forward, double core_backward, Lay
   add(cost.input, hops * std::max(0.0, hop_back - block_back) + hop, hops * std::min(hop_back, block_back));
   if (again) add(cost.recompute, hops * std::max(0.0, hop - block), hops * std::min(hop, block));
   cost.wire.context += hops * kv * (again ? 2 : 1) + hops * 2 * kv + kv;
+}
+
+/// Keys and values are gathered. One call then attends to all of them; or one to each rank's part, merged with what came before, so
+/// that the first part is computed meanwhile and gradients travel around beside the others.
+void Pricer::add_context_gather(double core_forward, double core_backward, LayerCost& cost) const {
+  const double elements = n_.tokens * (p_.attention_repeats_kv ? 2 * n_.o : n_.k_width + n_.v_width), kv = e_ * elements;
+  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, kv * n_.c, context_group_);
+  const double gathers = remade(Recompute::kAttentionCore) ? 3 : 2;
+  const auto add = [&](PhaseCost& phase, double seconds, double beside, double merged) {
+    phase.context_s += std::max(0.0, seconds - beside);
+    phase.hidden_s += std::min(seconds, beside);
+    phase.compute_s += moved(n_.c * n_.tokens * n_.o, merged, 4 * n_.c);
+  };
+  if (p_.passes_merge <= 0) {
+    const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
+    add(cost.forward, gather, 0, 0), add(cost.input, gather + scatter, 0, 0);
+    if (gathers > 2) add(cost.recompute, gather, 0, 0);
+    cost.wire.context += (gathers + 1) * ring_bytes(kv * n_.c, n_.c);
+    return;
+  }
+  const double block = core_forward / n_.c, block_back = core_backward / n_.c;
+  const double gradients = elements * p_.state_context_gradient * (fp32_ ? 2 : 1);
+  const double hop = fabric_.send_seconds(gradients, context_group_.nodes > 1, context_group_.groups_per_node);
+  add(cost.forward, gather, block, p_.passes_merge);
+  if (gathers > 2) add(cost.recompute, gather, block, p_.passes_merge);
+  add(cost.input, gather, block_back, p_.passes_merge_backward);
+  add(cost.input, n_.c * hop, n_.c * block_back, 0);
+  cost.wire.context += gathers * ring_bytes(kv * n_.c, n_.c) + n_.c * gradients;
 }
 
 double Pricer::slowed_matmuls(double taken_sms) const {
@@ -74,50 +95,60 @@ double Pricer::cut_matmuls() const {
 
 void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   if (key_.tp == 1) return;
-  const double bytes = e_ * n_.tokens * n_.h;
   // A layer of experts exchanges among them what a dense one exchanges over tp; its shared experts still do.
   const double pairs = moe && shape_.shared_experts == 0 ? 1 : 2;
+  if (key_.sequence_parallel) return add_sequence_exchange(pairs, cost);
+  const double bytes = e_ * n_.tokens * n_.h;
   const double all_again = key_.recompute.full() ? pairs : alternate() ? 1 : 0;
-  const double ring = ring_bytes(bytes, n_.t);
-  if (!key_.sequence_parallel) {
-    const double reduce = fabric_.collective_seconds(CollectiveUse::kAllReduce, bytes, tensor_group_);
-    cost.forward.tensor_s += pairs * reduce;
-    cost.recompute.tensor_s += all_again * reduce;
-    const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 2 : 0;
-    const double exposed = std::max(0.0, reduce - shelter);
-    cost.input.tensor_s += pairs * exposed;
-    cost.input.hidden_s += pairs * (reduce - exposed);
-    cost.input.tensor_s += slowed(pairs * (reduce - exposed));
-    cost.wire.tensor += (2 * pairs + all_again) * 2 * ring;
-    return;
-  }
-  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, tensor_group_);
-  const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_);
-  // Asynchronous tensor parallelism cuts each exchange in tp parts that run beside parts of the matmul that feeds or needs them:
-  // one part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
-  const double cut = key_.tensor_overlap ? cut_matmuls() : 0;
-  const auto exposed = [&](double exchange, double beside) {
+  const double reduce = fabric_.collective_seconds(CollectiveUse::kAllReduce, bytes, tensor_group_);
+  cost.forward.tensor_s += pairs * reduce;
+  cost.recompute.tensor_s += all_again * reduce;
+  const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 2 : 0;
+  const double exposed = std::max(0.0, reduce - shelter);
+  cost.input.tensor_s += pairs * exposed;
+  cost.input.hidden_s += pairs * (reduce - exposed);
+  cost.input.tensor_s += slowed(pairs * (reduce - exposed));
+  cost.wire.tensor += (2 * pairs + all_again) * 2 * ring_bytes(bytes, n_.t);
+}
+
+/// Asynchronous tensor parallelism cuts each exchange in tp parts that run beside parts of the matmul that feeds or needs them: one
+/// part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
+void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
+  const double bytes = e_ * n_.tokens * n_.h;
+  const double narrow = low_ && p_.state_fp8_exchange ? 1 / e_ : 1;  // of gathers: sums stay in 16 bit
+  // Copies beside a collective go with it; those of an exchange that a matmul does piece by piece are not made.
+  const auto copied = [&](double part, double hidden) {
+    return key_.tensor_overlap && hidden > 0 ? 0 : moved(part * n_.tokens * n_.h, p_.passes_exchanged, 1);
+  };
+  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, narrow * bytes, tensor_group_) +
+                        copied(narrow, p_.overlap_gather_hidden);
+  const double scatter =
+      fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_) + copied(1, p_.overlap_tensor_hidden);
+  const double cut = key_.tensor_overlap ? cut_matmuls() : 0, beside = cost.forward.compute_s / 4;
+  const auto exposed = [&](double exchange, double hidden) {
     if (!key_.tensor_overlap) return exchange;
-    const double rest = p_.overlap_tensor_hidden * exchange * (n_.t - 1) / n_.t;
+    const double rest = hidden * exchange * (n_.t - 1) / n_.t;
     return exchange - rest + std::max(0.0, rest - beside);
   };
-  const double beside = cost.forward.compute_s / 4;
-  const double forward = pairs * (exposed(gather, beside) + exposed(scatter, beside)) + cut;
+  const double gather_open = exposed(gather, p_.overlap_gather_hidden), scatter_open = exposed(scatter, p_.overlap_tensor_hidden);
+  const double forward = pairs * (gather_open + scatter_open) + cut;
   cost.forward.tensor_s += forward;
   cost.forward.hidden_s += std::max(0.0, pairs * (gather + scatter) - forward);
-  cost.recompute.tensor_s += all_again / pairs * forward;
-  // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one is gathered again
-  // beside the input gradient, and its gradient scattered beside the weight gradient.
+  // Operator-wise checkpointing keeps what was scattered and gathers again.
+  const double scatters_again = key_.recompute.full() ? pairs : 0, gathers_again = alternate() ? pairs : scatters_again;
+  cost.recompute.tensor_s += key_.recompute.full() ? forward : gathers_again * gather_open;
+  // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one, where it was kept
+  // cut, is gathered again beside the input gradient, and its gradient scattered beside the weight gradient.
   const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 4 : 0;
-  const auto sheltered = [&](double exchange) {
-    return key_.tensor_overlap ? exposed(exchange, beside) : std::max(0.0, exchange - shelter);
+  const auto sheltered = [&](double exchange, double open) {
+    return key_.tensor_overlap ? open : std::max(0.0, exchange - shelter);
   };
-  const double back = pairs * (exposed(gather, beside) + sheltered(gather) + sheltered(scatter)) + cut;
+  const double regathers = p_.overlap_regathers ? 1 : 0, all = pairs * ((1 + regathers) * gather + scatter);
+  const double back = pairs * (gather_open + regathers * sheltered(gather, gather_open) + sheltered(scatter, scatter_open)) + cut;
   cost.input.tensor_s += back;
-  const double beside_weights = key_.tensor_overlap ? 0 : std::max(0.0, pairs * (2 * gather + scatter) - back);
-  cost.input.hidden_s += std::max(0.0, pairs * (2 * gather + scatter) - back);
-  cost.input.tensor_s += slowed(beside_weights);
-  cost.wire.tensor += (pairs * 5 + 2 * all_again) * ring;
+  cost.input.hidden_s += std::max(0.0, all - back);
+  if (!key_.tensor_overlap) cost.input.tensor_s += slowed(std::max(0.0, all - back));
+  cost.wire.tensor += ((pairs * (2 + regathers) + gathers_again) * narrow + 2 * pairs + scatters_again) * ring_bytes(bytes, n_.t);
 }
 
 void Pricer::add_host(bool moe, LayerCost& cost) const {

@@ -102,14 +102,16 @@ class Pricer {
   };
   void add_linear(const Linear& l, LayerCost& cost) const {
     const double quantise = low_ ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
-    const double cast = moved(l.in * l.out * l.batch, p_.passes_cast, 1);
+    const double cast = moved(l.in * l.out * l.batch, p_.passes_cast + (low_ ? p_.passes_quantise_weight : 0), 1);
+    const double rescale = low_ ? p_.passes_rescale : 0;
     const double forward = matmul(l.rows, l.out, l.in, Product::kForward, l.batch) + quantise + cast;
     cost.forward.compute_s += forward;
     if (l.remade) cost.recompute.compute_s += forward;
     matmul_s_ += (l.remade ? 4 : 3) * forward;
     const double quantise_gradient = low_ ? moved(l.rows * l.out * l.batch, p_.passes_quantise, 1) : 0;
-    cost.input.compute_s += matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient;
-    cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch);
+    cost.input.compute_s +=
+        matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient + moved(l.rows * l.in * l.batch, rescale, 1);
+    cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch) + moved(l.in * l.out * l.batch, rescale, 1);
     if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
     if (p_.overlap_wgrad_fused <= 0)
       cost.weight.compute_s += device_.memory_bound_seconds(l.in * l.out * l.batch * (e_ + 2 * p_.state_gradient), 1);
@@ -133,6 +135,7 @@ class Pricer {
   void add_projections(LayerCost& cost) const;
   void add_core(LayerCost& cost) const;
   void add_context_exchange(double core_forward, double core_backward, LayerCost& cost) const;
+  void add_context_gather(double core_forward, double core_backward, LayerCost& cost) const;
   void add_feed_forward(LayerCost& cost) const;
   void add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
@@ -145,6 +148,7 @@ class Pricer {
     return seconds * (1 - 1 / slowed_matmuls(fabric_.contention(CollectiveUse::kAllReduce, tensor_group_).taken_sms));
   }
   void add_tensor_exchange(bool moe, LayerCost& cost) const;
+  void add_sequence_exchange(double pairs, LayerCost& cost) const;
   void add_host(bool moe, LayerCost& cost) const;
   void add_kept(bool moe, LayerCost& cost) const;
   void add_state(bool moe, LayerCost& cost) const;

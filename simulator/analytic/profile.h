@@ -52,6 +52,8 @@ struct FrameworkProfile {
   double state_weight_wire = 2;          ///< as gathered
   double state_fp8_weight = 0;           ///< extra bytes a matrix parameter of fp8 copies (with the transposed one)
   bool state_fp8_gather = false;         ///< fp8 weights are gathered as 1 byte
+  bool state_fp8_exchange = false;       ///< under fp8, tensor-parallel gathers carry 1 byte an element
+  double state_context_gradient = 2;     ///< gradients of k and v on the wire of context parallelism that gathers
   bool state_gradient_with_step = true;  ///< gradients are allocated for the whole step, not made by backward and given back
 
   // saved: bytes an element that backward needs, and which are shared with a neighbour (0)
@@ -91,12 +93,17 @@ struct FrameworkProfile {
   double passes_rotation = 4, passes_rotation_backward = 4;      ///< an element of q and k
   double passes_layout = 0, passes_layout_backward = 0;          ///< an element of q, k, v: transposes and copies
   double passes_activation = 4, passes_activation_backward = 6;  ///< an element read by the non-linearity
-  double passes_bias = 2;      ///< an output element of a matmul with bias: the sum of its gradient over tokens
-  double passes_gathered = 0;  ///< a gathered parameter, a pass: copies out of the buffer of the collective
-  double passes_reduced = 0;   ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
-  double passes_loss = 12;     ///< a logit, forward and backward
-  double passes_cast = 0;      ///< a matrix parameter and micro-batch: weights cast under autocast
-  double passes_quantise = 4;  ///< a matmul input element under fp8: amax and cast
+  double passes_bias = 2;  ///< an output element of a matmul with bias: the sum of its gradient over tokens
+  double passes_merge = 0, passes_merge_backward = 0;  ///< an output element of attention and block of a gathered context: 0 for
+                                                       ///< one call over all that was gathered
+  double passes_exchanged = 0;        ///< an element exchanged under sequence parallelism: copies that turn its pieces into rows
+  double passes_gathered = 0;         ///< a gathered parameter, a pass: copies out of the buffer of the collective
+  double passes_reduced = 0;          ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
+  double passes_loss = 12;            ///< a logit, forward and backward
+  double passes_cast = 0;             ///< a matrix parameter and micro-batch: weights cast under autocast
+  double passes_quantise = 4;         ///< a matmul input element under fp8: amax, cast, the transposed copy
+  double passes_quantise_weight = 0;  ///< a matrix parameter and micro-batch under fp8: casts and the transposed copy
+  double passes_rescale = 0;          ///< a result of a backward matmul under fp8: scales that its kernel does not apply
   double passes_permute = 8, passes_permute_backward = 8;  ///< an element of each routed copy
 
   // launches: kernels that the host starts, a layer
@@ -132,6 +139,9 @@ struct FrameworkProfile {
   double overlap_bucket_bytes = 40e6;   ///< of gradients reduced together
   bool overlap_tensor = false;          ///< tensor-parallel all-reduce of backward runs beside the weight gradient
   double overlap_tensor_hidden = 0.5;   ///< of what asynchronous tensor parallelism could hide, what it does
+  double overlap_gather_hidden = 0.5;   ///< the same of gathers, which a framework may fail to fuse
+  bool overlap_regathers = true;        ///< sequence parallelism: backward gathers the inputs of matmuls again, which were kept cut
+  bool overlap_by_tensor = false;       ///< zero 3 gathers tensor by tensor, none of a matrix before it is needed
   double overlap_unit_layers = 1;       ///< layers of one FSDP unit
   int64_t overlap_prefetch = 1;         ///< units gathered ahead
   bool overlap_keeps_gathered = true;   ///< zero 3 in a pipeline: gathered and reduced once a step, whole in between

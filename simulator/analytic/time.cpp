@@ -114,6 +114,13 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     return seconds(CollectiveUse::kReduceScatter, dense, f.bytes.gradient_wire, shard) +
            seconds(CollectiveUse::kReduceScatter, expert, f.bytes.gradient_wire, expert_shard);
   };
+  // Tensor by tensor, vectors (biases and norms) cost what a collective's latency is.
+  const bool by_tensor = f.in.profile.overlap_by_tensor;
+  const double matrices = f.in.shape.swiglu ? 7 : 4, vectors = f.in.shape.biases ? 8 : 2;
+  const auto gather_unit = [&](double dense, double expert) {
+    if (!by_tensor) return gather(dense, expert);
+    return matrices * gather(dense / matrices, expert / matrices) + vectors * gather(of(f.in.shape.hidden), 0);
+  };
   const bool overlaps = f.overlap_gradients || f.overlap_weights;
   double exposed = 0, hidden = 0;
   const auto pass = [&](double communication, double compute, double units, bool first) {
@@ -128,8 +135,10 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     const double dense = size * of(c.matrix + c.replicated), expert = size * of(c.expert);
     PhaseCost back = c.recompute;
     (back += c.input) += c.weight;
-    pass(gather(dense, expert), size * c.forward.total_s(), units, true);
-    pass((f.keeps_gathered ? 0 : gather(dense, expert)) + scatter(dense, expert), size * back.total_s(), units, true);
+    const double forward_gather = gather_unit(dense, expert), back_gather = f.keeps_gathered ? 0 : forward_gather;
+    if (by_tensor) exposed += units * (forward_gather + back_gather);
+    pass(by_tensor ? 0 : forward_gather, size * c.forward.total_s(), units, true);
+    pass((by_tensor ? 0 : back_gather) + scatter(dense, expert), size * back.total_s(), units, true);
   };
   layers(of(g.dense), f.block.dense);
   layers(of(g.moe), f.block.moe);
@@ -198,9 +207,8 @@ double update_of(const Frame& f, const StageGroup& g) {
   const DeviceModel& d = f.in.device;
   const double launches = p.update_launches + p.update_launches_per_layer * of(g.dense + g.moe);
   const double wide = f.point.precision == Precision::kFp32 ? 28.0 / 30 : 1;
-  double device =
-      d.memory_bound_seconds(own * p.update_passes * wide + own * p.update_norm_passes, launches, MemoryKernel::kOptimizer) +
-      d.memory_bound_seconds(held * p.update_zero_passes, 1, MemoryKernel::kElementwise);
+  double device = d.memory_bound_seconds(own * p.update_passes * wide, launches, MemoryKernel::kOptimizer) +
+                  d.memory_bound_seconds(own * p.update_norm_passes + held * p.update_zero_passes, 1, MemoryKernel::kElementwise);
   if (f.point.offload_optimizer != Medium::kDevice) {
     // Gradients go to the host, weights come back; Adam moves its state through host memory, of which a device's share is taken to
     // be what its copy engine reaches. From and to NVMe the state is read and written besides.
@@ -250,6 +258,52 @@ StageStep step_of(const Frame& f, const StageGroup& g) {
   s.update_s += copies * f.point.grad_accumulation;
   s.micro_batch_s = s.work.forward.device_s() + s.work.backward().device_s() + s.wait_s + s.data_each_s;
   return s;
+}
+
+}  // namespace
+
+// Steps that are remembered.
+
+struct StepMemo::Steps {
+  struct Entry {
+    StageGroup group;
+    Schedule schedule;
+    StageStep step;
+  };
+  std::array<Entry, 32> entries;
+  size_t count = 0;
+  double model_flops = 0;  ///< of the step; 0: not worked out
+};
+
+StepMemo::StepMemo() : steps_(std::make_unique<Steps>()) {}
+StepMemo::~StepMemo() = default;
+
+void StepMemo::begin(const Point& point) {
+  Point same = point;
+  same.schedule = Schedule::kNone, same.vpp = 1;
+  // Entries stay where they are while a point is in work.
+  const bool room = steps_->count + StageGroups::kMost <= steps_->entries.size();
+  if (same == last_ && room) return;
+  if (!(same == last_)) steps_->model_flops = 0;
+  last_ = same;
+  steps_->count = 0;
+}
+
+namespace {
+
+/// As `step_of`, which asks of the schedule only whether it runs two micro-batches at once.
+const StageStep& remembered_step(const Frame& f, const StageGroup& g) {
+  StepMemo::Steps& steps = f.steps.steps();
+  const bool pair = f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV;
+  const Schedule schedule = pair ? f.point.schedule : Schedule::kNone;
+  for (size_t i = 0; i < steps.count; ++i) {
+    const StepMemo::Steps::Entry& e = steps.entries[i];
+    const bool ends = e.group.embedding == g.embedding && e.group.head == g.head && e.group.holds_embedding == g.holds_embedding &&
+                      e.group.holds_head == g.holds_head;
+    if (ends && e.group.dense == g.dense && e.group.moe == g.moe && e.schedule == schedule) return e.step;
+  }
+  steps.entries[steps.count] = {g, schedule, step_of(f, g)};
+  return steps.entries[steps.count++].step;
 }
 
 // The pipeline.
@@ -308,33 +362,34 @@ void estimate_time(Frame& f, Estimate& e) {
   const Point& p = f.point;
   const double m = p.grad_accumulation;
   StageTimes times;
-  StageStep slowest;
+  const StageStep* slowest = nullptr;
+  f.steps.begin(p);
   double data_once = 0, update = 0;
   for (const StageGroup& g : f.groups.all()) {
-    const StageStep s = step_of(f, g);
+    const StageStep& s = remembered_step(f, g);
     const double n = g.count;
     times.sum += n * s.micro_batch_s;
     times.forward += n * s.work.forward.total_s() / p.pp;
     times.input += n * (s.work.recompute.total_s() + s.work.input.total_s()) / p.pp;
     times.weight += n * s.work.weight.total_s() / p.pp;
-    if (s.micro_batch_s > times.longest) times.longest = s.micro_batch_s, slowest = s;
+    if (slowest == nullptr || s.micro_batch_s > times.longest) times.longest = s.micro_batch_s, slowest = &s;
     // A stage behind the first is done with its last backward earlier by a backward of each stage before it.
     const double early = g.first * (s.work.backward().total_s()) / std::max(1, p.vpp);
     data_once = std::max(data_once, s.data_once_s - early);
     update = std::max(update, s.update_s);
     e.hidden_comm_s = std::max(e.hidden_comm_s, s.hidden_s);
   }
-  const StageWork& w = slowest.work;
+  const StageWork& w = slowest->work;
   const auto part = [&](TimePart t) -> double& { return e.parts[static_cast<size_t>(t)]; };
   const PhaseCost back = w.backward();
   part(TimePart::kForward) = m * w.forward.compute_s;
   part(TimePart::kRecompute) = m * w.recompute.compute_s;
   part(TimePart::kBackward) = m * (w.input.compute_s + w.weight.compute_s);
-  part(TimePart::kLaunch) = m * slowest.wait_s + f.in.profile.host_step_s;
+  part(TimePart::kLaunch) = m * slowest->wait_s + f.in.profile.host_step_s;
   part(TimePart::kTensorParallel) = m * (w.forward.tensor_s + back.tensor_s);
   part(TimePart::kContextParallel) = m * (w.forward.context_s + back.context_s);
   part(TimePart::kExpertParallel) = m * (w.forward.expert_s + back.expert_s);
-  part(TimePart::kDataParallel) = m * slowest.data_each_s + std::max(0.0, data_once);
+  part(TimePart::kDataParallel) = m * slowest->data_each_s + std::max(0.0, data_once);
   part(TimePart::kPipeline) = bubble_s(p.schedule, p.pp, p.vpp, times) + sends_of(f);
   part(TimePart::kUpdate) = update;
   if (p.pp > 1 && f.in.shape.tied_embeddings) {
@@ -346,7 +401,9 @@ void estimate_time(Frame& f, Estimate& e) {
   e.hidden_comm_s += m * (w.forward.hidden_s + back.hidden_s);
   e.step_s = 0;
   for (const double s : e.parts) e.step_s += s;
-  e.model_flops = model_flops_per_token(f.in.shape, p.seq_len) * of(p.tokens_per_step());
+  double& model_flops = f.steps.steps().model_flops;
+  if (model_flops == 0) model_flops = model_flops_per_token(f.in.shape, p.seq_len) * of(p.tokens_per_step());
+  e.model_flops = model_flops;
   add_wires(f, e);
 }
 

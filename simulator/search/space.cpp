@@ -172,9 +172,13 @@ std::vector<State> states_of(const Space& space, const Point& cut, int32_t devic
 }
 
 std::vector<Order> orders_of(const Space& space, int64_t layers, int32_t stages) {
-  if (stages == 1 && space.schedule.empty()) return {{Schedule::kNone, 1}};
+  // Of the schedules given, those for this number of stages; where there are none, all are asked for and refused.
+  std::vector<Schedule> schedules = either(space.schedule, {std::begin(kAllSchedules), std::end(kAllSchedules)});
+  if (stages == 1 && space.schedule.empty()) schedules = {Schedule::kNone};
+  const auto fits = [&](Schedule s) { return (s == Schedule::kNone) == (stages == 1); };
+  if (std::any_of(schedules.begin(), schedules.end(), fits)) std::erase_if(schedules, [&](Schedule s) { return !fits(s); });
   std::vector<Order> orders;
-  for (const Schedule schedule : either(space.schedule, {std::begin(kAllSchedules), std::end(kAllSchedules)})) {
+  for (const Schedule schedule : schedules) {
     std::vector<int32_t> loops{1};
     if (!space.vpp.empty()) {
       loops = space.vpp;

@@ -67,6 +67,13 @@ Result<FrameworkProfile> profile_of(const Run& run, Notes& notes) {
     else
       notes.add("predicted without torch.compile");
   }
+  if (l.fp8_scaling == "rowwise" || l.fp8_scaling == "blockwise") {
+    auto scaled = analytic::profile_named(run.profile + "-rowwise");
+    if (scaled.ok() && l.fp8_scaling == "rowwise")
+      found = std::move(scaled);
+    else
+      notes.add(l.fp8_scaling + " scaling is predicted as tensorwise");
+  }
   FrameworkProfile p = std::move(*found);
   if (l.dropout) p.dropout = *l.dropout > 0;
   if (l.fused_attention) set_attention(*l.fused_attention, p);
@@ -74,7 +81,6 @@ Result<FrameworkProfile> profile_of(const Run& run, Notes& notes) {
   if (const auto bytes = element_bytes(l.accumulate_dtype)) p.state_gradient = *bytes;
   if (l.bucket_bytes && *l.bucket_bytes > 0) p.overlap_bucket_bytes = static_cast<double>(*l.bucket_bytes);
   if (l.optimizer == "sgd") p.state_moments = 0, notes.add("the update takes as long as AdamW's");
-  if (l.fp8_scaling == "rowwise" || l.fp8_scaling == "blockwise") notes.add(l.fp8_scaling + " scaling is predicted as tensorwise");
   return p;
 }
 

@@ -4,9 +4,12 @@
 #include <sys/wait.h>
 
 #include <array>
+#include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -48,6 +51,24 @@ void sql(const std::string& path, const std::string& statement) {
   sqlite3_close(handle);
 }
 
+/// The folder of checkpoints of the one case of a run directory; empty while there is none.
+std::string checkpoints_in(const std::string& run) {
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(run, none))
+    if (fs::exists(entry.path() / "checkpoints")) return (entry.path() / "checkpoints").string();
+  return "";
+}
+
+/// Kills, without warning, the process whose command line ends with `argument`.
+void kill_process(const std::string& argument) {
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const std::string line = slurp(entry.path() / "cmdline");  // arguments, each ended by a zero
+    if (line.ends_with(argument + '\0')) kill(static_cast<pid_t>(std::stol(name)), SIGKILL);
+  }
+}
+
 using Rows = std::vector<std::vector<std::string>>;
 
 std::string cell(const Rows& rows, size_t row, const std::string& column) {
@@ -84,6 +105,33 @@ TEST_CASE("bad input is refused before anything runs, with a remedy and exit cod
   REQUIRE(shardlab_program(scratch, "run " + many + machine_option() + " --jobs 2 --out " + (scratch / "out")).code == 2);
   REQUIRE_FALSE(fs::exists(scratch / "out"));
   REQUIRE(shardlab_program(scratch, "model list --format xml").code == 2);
+}
+
+TEST_CASE("what the file system refuses is said, with exit code 6 or in its row, and never an abort") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string file = scratch.write("sweep.yaml", tiny_sweep("include: [{name: a, dp: 1}, {name: b, dp: 2}]\n"));
+  const std::string long_name(300, 'x');
+  const Output too_long = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / long_name));
+  INFO(too_long.err);
+  REQUIRE(too_long.code == 6);
+  REQUIRE(too_long.err.find("File name too long") != std::string::npos);
+  REQUIRE(shardlab_program(scratch, "explain " + (scratch / long_name)).code == 2);
+  REQUIRE(shardlab_program(scratch, "explain nowhere").err.find("nowhere holds no results") != std::string::npos);
+
+  // A file where the folder of a case should be.
+  const Output first = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "first"));
+  REQUIRE(first.code == 0);
+  const std::string id = cell(parse_csv(slurp(scratch / "first/results.csv")), 1, "case_id");
+  fs::create_directory(scratch / "second");
+  scratch.write("second/" + id, "in the way");
+  const Output second = shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / "second"));
+  INFO(second.err);
+  REQUIRE(second.code == 4);
+  const Rows rows = parse_csv(slurp(scratch / "second/results.csv"));
+  REQUIRE(cell(rows, 1, "status") == "failed");
+  REQUIRE(cell(rows, 1, "reason").find(id) != std::string::npos);
+  REQUIRE(cell(rows, 2, "status") == "ok");
 }
 
 TEST_CASE("illegal points keep their row and their reason, and cost nothing else") {
@@ -123,6 +171,24 @@ TEST_CASE("illegal points keep their row and their reason, and cost nothing else
     INFO(again.err);
     REQUIRE(again.code == 0);
     REQUIRE(slurp(scratch / "out/results.csv") == before);
+  }
+  SECTION("--resume of another sweep is refused: a directory holds one") {
+    std::string other = tiny_sweep("include: [{name: good, dp: 1}]\n");
+    other.replace(other.find("name: tiny"), 10, "name: other");
+    const Output mixed = shardlab_program(
+        scratch, "run " + scratch.write("other.yaml", other) + machine_option() + " --resume --out " + (scratch / "out"));
+    REQUIRE(mixed.code == 2);
+    REQUIRE(mixed.err.find("holds results of the sweep `tiny`, and this one is `other`") != std::string::npos);
+  }
+  SECTION("--resume of a sweep that has lost points speaks of those it has") {
+    const Output fewer =
+        shardlab_program(scratch, "run " + scratch.write("sweep.yaml", tiny_sweep("include: [{name: good2, dp: 2, zero: 1}]\n")) +
+                                      machine_option() + " --resume --out " + (scratch / "out"));
+    INFO(fewer.err);
+    REQUIRE(fewer.code == 0);
+    REQUIRE(fewer.out.find("good2") != std::string::npos);
+    REQUIRE(fewer.out.find("heads") == std::string::npos);
+    REQUIRE(fewer.err.find("4 of the directory's results are of points that this sweep no longer has") != std::string::npos);
   }
   SECTION("--resume runs again what another build stored") {
     const std::string version = cell(rows, 1, "program_version");
@@ -182,6 +248,70 @@ TEST_CASE("a run that is saved under one layout and resumed under another ends a
   const Output refused = shardlab_program(scratch, "run " + two + machine_option() + " --out " + (scratch / "two"));
   CHECK(refused.code == 2);
   CHECK(refused.err.find("two cases save their checkpoints in") != std::string::npos);
+}
+
+TEST_CASE(
+    "a case whose process is killed in a step is named with its signal, and its last checkpoint goes on under another layout") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string file =
+      scratch.write("sweep.yaml", tiny_sweep("execution: {canonical: true}\ninclude: [{name: only, dp: 1}]\n"));
+  const auto command = [&](const std::string& out, const std::string& flags) {
+    return "run " + file + machine_option() + " --out " + (scratch / out) + flags;
+  };
+  // Far more steps than it will live for; killed when three checkpoints are complete.
+  std::future<Output> killed = std::async(std::launch::async, [&] {
+    return shardlab_program(scratch, command("killed", " --set measure.warmup=200000 --set checkpoint.save_every=1 --set dp=2"));
+  });
+  std::string folder;
+  while (killed.wait_for(std::chrono::milliseconds(2)) == std::future_status::timeout) {
+    folder = checkpoints_in(scratch / "killed");
+    if (folder.empty() || !fs::exists(folder + "/step-00000003.manifest")) continue;
+    kill_process(fs::path(folder).parent_path().string());
+    break;
+  }
+  const Output output = killed.get();
+  INFO(output.err);
+  REQUIRE(output.code == 4);
+  const Rows rows = parse_csv(slurp(scratch / "killed/results.csv"));
+  CHECK(cell(rows, 1, "status") == "failed");
+  CHECK(cell(rows, 1, "reason").find("ended by signal 9") != std::string::npos);
+
+  int64_t saved = 0;  // what is there is complete: a manifest is placed last
+  while (fs::exists(fmt::format("{}/step-{:08}.manifest", folder, saved + 1))) ++saved;
+  REQUIRE(saved >= 3);
+  const auto loss = [&](const std::string& out, int64_t steps, const std::string& flags) {
+    const Output ran = shardlab_program(scratch, command(out, fmt::format(" --set measure.steps={}{}", steps, flags)));
+    INFO(ran.err);
+    REQUIRE(ran.code == 0);
+    return cell(parse_csv(slurp(scratch / (out + "/results.csv"))), 1, "loss_last");
+  };
+  const std::string whole = loss("whole", saved + 2, "");  // one step of warm-up more
+  CHECK(loss("resumed", 2, " --set tp=2 --set checkpoint.resume=" + folder) == whole);
+}
+
+TEST_CASE("plan prints a case's plan, and says what verify finds in a plan's text") {
+  const Scratch scratch;
+  const std::string file =
+      scratch.write("case.yaml", "model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 2\nseq_len: 32\nmicro_batch: 1\n");
+  const Output printed = shardlab_program(scratch, "plan " + file);
+  INFO(printed.err);
+  REQUIRE(printed.code == 0);
+  const Output good = shardlab_program(scratch, "plan " + scratch.write("good.plan", printed.out));
+  INFO(good.err);
+  REQUIRE(good.code == 0);
+  CHECK(good.out.find("nothing found\n") != std::string::npos);
+  CHECK(good.out.find("  ranks: 2\n") != std::string::npos);
+
+  std::string text = printed.out;  // without its first reduction
+  const size_t reduce = text.find("all_reduce");
+  REQUIRE(reduce != std::string::npos);
+  text.erase(text.rfind('\n', reduce), text.find('\n', reduce) - text.rfind('\n', reduce));
+  const Output bad = shardlab_program(scratch, "plan " + scratch.write("bad.plan", text));
+  CHECK(bad.code == 3);
+  CHECK(bad.out.find("gradients") != std::string::npos);
+  CHECK(shardlab_program(scratch, "plan " + scratch.write("torn.plan", text.substr(0, text.size() / 2))).code == 2);
+  CHECK(shardlab_program(scratch, "plan " + (scratch / "good.plan") + " --set tp=2").code == 2);
 }
 
 TEST_CASE("an empty text is refused before anything runs; a case that does not fit is oom") {

@@ -114,10 +114,18 @@ TEST_CASE("a permutation mixes: positions move far, and each target is as likely
   REQUIRE(moved / 1000 < 366);
 }
 
+TEST_CASE("a file with zero bytes is no text, alone as in a folder") {
+  const Scratch scratch("binary");
+  const auto data = open_dataset({scratch.write("a.bin", std::string(1000, '\0')), ""}, {8, 256, 0.1, 1});
+  REQUIRE_FALSE(data.ok());
+  REQUIRE(data.error().message.find("a.bin` is no text") != std::string::npos);
+  REQUIRE(data.error().hint.find("data.tokens") != std::string::npos);
+}
+
 TEST_CASE("a text file is cut at a stride of seq_len into sequences of seq_len + 1 bytes") {
   const Scratch scratch("cut");
   std::string text;
-  for (int i = 0; i < 100; ++i) text += static_cast<char>(i);
+  for (int i = 8; i < 108; ++i) text += static_cast<char>(i);
   const auto data = open_dataset({scratch.write("a.txt", text), ""}, {8, 256, 0.1, 1});
   REQUIRE(data.ok());
   REQUIRE(data->files() == 1);
@@ -133,11 +141,11 @@ TEST_CASE("a text file is cut at a stride of seq_len into sequences of seq_len +
     starts.insert(s[0]);
   }
   REQUIRE(starts.size() == 11);  // an epoch shows each sequence once
-  REQUIRE(*starts.rbegin() == 80);
+  REQUIRE(*starts.rbegin() == 88);
 
   const auto validation = data->validation();
   REQUIRE(validation.ok());
-  REQUIRE(sequence(**validation, 0, 8) == std::vector<int32_t>{90, 91, 92, 93, 94, 95, 96, 97, 98});
+  REQUIRE(sequence(**validation, 0, 8) == std::vector<int32_t>{98, 99, 100, 101, 102, 103, 104, 105, 106});
   REQUIRE(sequence(**validation, 1, 8) == sequence(**validation, 0, 8));  // from the first again
 }
 

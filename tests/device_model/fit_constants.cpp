@@ -1,7 +1,8 @@
 // Fits the constants of DeviceModel and Fabric to simulator/published/kernels and prints them as lines of a machine file.
 //
 //   fit_constants DEVICE_OR_MACHINE NAME...      e.g. fit_constants a100-sxm4-80gb matmul.bf16.rate matmul.ramp_k
-//   fit_constants --source SOURCE DEVICE_OR_MACHINE NAME...   rows of one source only
+//   fit_constants [--source SOURCE] [--above SECONDS] DEVICE_OR_MACHINE NAME...   rows of one source only, rows that take longer
+//   only
 //
 // A coordinate search in the logarithms of the named constants, from their values in the shipped machine file; the others stay. The
 // loss is the mean of |log(predicted / measured)|, each row counting for at most log 2, so that rows of another regime do not pull.
@@ -87,16 +88,20 @@ bool concerns(const std::string& name, const KernelSample& s) {
 int main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   std::string source;
-  if (words.size() > 2 && words[0] == "--source") {
-    source = words[1];
+  double above_s = 0;
+  while (words.size() > 2 && words[0].starts_with("--")) {
+    if (words[0] == "--above")
+      above_s = std::stod(words[1]);
+    else
+      source = words[1];
     words.erase(words.begin(), words.begin() + 2);
   }
   if (words.size() < 2) {
-    fmt::print(stderr, "usage: fit_constants [--source SOURCE] DEVICE_OR_MACHINE NAME...\n");
+    fmt::print(stderr, "usage: fit_constants [--source SOURCE] [--above SECONDS] DEVICE_OR_MACHINE NAME...\n");
     return 2;
   }
   Problem p;
-  const auto machine = load_machine(words[0]);
+  const auto machine = sample_machine(words[0]);
   if (!machine.ok()) {
     fmt::print(stderr, "{}\n", to_string(machine.error()));
     return 2;
@@ -116,7 +121,7 @@ int main(int argc, char** argv) {
     for (const DeviceConstant& c : device_constants())
       if (c.name == name) x = DeviceConstants{}.*(c.value);
   }
-  const auto wanted = [&](const auto& s) { return source.empty() || s.source == source; };
+  const auto wanted = [&](const auto& s) { return (source.empty() || s.source == source) && s.seconds >= above_s; };
   if (fabric) {
     for (const CollectiveSample& s : collective_samples())
       if (s.machine == words[0] && wanted(s)) p.collectives.push_back(s);

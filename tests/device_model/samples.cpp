@@ -6,6 +6,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "sweeps/machines.h"
+
 namespace shardlab::testing {
 
 namespace {
@@ -123,6 +125,12 @@ double harness_seconds(const KernelSample& s) {
 }
 
 }  // namespace
+
+Result<Machine> sample_machine(const std::string& name) {
+  const std::vector<std::string> presets = list_machines();
+  if (std::find(presets.begin(), presets.end(), name) != presets.end()) return load_machine(name);
+  return load_machine(std::string(SHARDLAB_SOURCE_DIR) + "/simulator/published/runs/machines/" + name + ".yaml");
+}
 
 double predicted(const DeviceModel& model, const KernelSample& s) {
   switch (s.table) {

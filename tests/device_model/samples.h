@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/base/result.h"
 #include "plan/machine.h"
 #include "simulator/device_model.h"
 #include "simulator/fabric.h"
@@ -40,6 +41,9 @@ struct CollectiveSample {
 /// All rows of simulator/published/kernels.
 std::vector<KernelSample> kernel_samples();
 std::vector<CollectiveSample> collective_samples();
+
+/// The preset of this name, or the machine of simulator/published/runs/machines.
+Result<Machine> sample_machine(const std::string& name);
 
 /// Seconds by the model.
 double predicted(const DeviceModel& model, const KernelSample& sample);

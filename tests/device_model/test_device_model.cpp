@@ -46,6 +46,22 @@ TEST_CASE("a matmul takes whole waves of tiles") {
   CHECK(model.matmul_seconds({.m = 10 * 128, .n = 10 * 256, .k = k, .taken_sms = 1}) > 1.05 * tile);
 }
 
+TEST_CASE("power takes clock from long runs, less where waves leave multiprocessors idle") {
+  Device d = plain();
+  d.constants["matmul.sustained"] = 0.5, d.constants["matmul.small_tile"] = 1e-3;
+  const DeviceModel model = model_of(d);
+  const Matmul full{.m = 10 * 128, .n = 10 * 256, .k = 512}, over{.m = 10 * 128, .n = 10 * 256 + 1, .k = 512};
+  const double tile = 2 * 128 * 256 * 512 / (1e14 / 100);
+  CHECK(model.matmul_seconds(full, true) == Approx(tile));
+  CHECK(model.matmul_seconds(full) == Approx(2 * tile));
+  // A second wave for one column: half of the multipliers are busy, 0.5 f^3 = 0.5^3.
+  CHECK(model.matmul_seconds(over, true) == Approx(2 * tile));
+  CHECK(model.matmul_seconds(over) == Approx(2 * tile * std::cbrt(4.0)).epsilon(1e-3));
+  // So few that the full clock is within the power.
+  const Matmul few{.m = 64, .n = 5 * 256, .k = 512};
+  CHECK(model.matmul_seconds(few) == model.matmul_seconds(few, true));
+}
+
 TEST_CASE("a matmul with few tiles splits its contraction") {
   Device d = plain();
   const Matmul thin{.m = 128, .n = 256, .k = 65536};

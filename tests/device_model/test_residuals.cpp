@@ -30,7 +30,7 @@ Groups kernel_ratios() {
   std::map<std::string, DeviceModel> models;
   for (const KernelSample& s : kernel_samples()) {
     auto it = models.find(s.device);
-    if (it == models.end()) it = models.emplace(s.device, *DeviceModel::of(load_machine(s.device)->device)).first;
+    if (it == models.end()) it = models.emplace(s.device, *DeviceModel::of(sample_machine(s.device)->device)).first;
     groups[{s.device, s.family + (s.burst ? " (short runs)" : "")}].push_back(predicted(it->second, s) / s.seconds);
   }
   return groups;
@@ -42,7 +42,7 @@ Groups collective_ratios() {
   for (const CollectiveSample& s : collective_samples()) {
     auto it = fabrics.find(s.machine);
     if (it == fabrics.end()) {
-      Machine machine = *load_machine(s.machine);
+      Machine machine = *sample_machine(s.machine);
       machine.nodes = 4096;
       it = fabrics.emplace(s.machine, *Fabric::of(machine)).first;
     }

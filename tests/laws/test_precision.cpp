@@ -26,7 +26,7 @@ std::vector<Case> precision_cases() {
   struct Kind {
     const char *precision, *accumulate;
   };
-  constexpr Kind kKinds[] = {{"bf16", ""}, {"bf16", "bf16"}, {"fp32", ""}, {"bf16", "fp32"}};
+  constexpr Kind kKinds[] = {{"bf16", ""}, {"bf16", "bf16"}, {"fp32", ""}, {"fp16", "fp16"}, {"fp16", "fp32"}};
   std::vector<Case> all;
   const std::vector<Case> grid = testing::legal_cases();
   for (size_t i = 0; i < grid.size(); i += 7) {
@@ -34,6 +34,7 @@ std::vector<Case> precision_cases() {
     const Kind& kind = kKinds[i / 7 % std::size(kKinds)];
     c.train.precision = kind.precision;
     c.train.accumulate_dtype = kind.accumulate;
+    if (c.train.precision == "fp16") c.train.loss_scale = i / 7 % 2 == 0 ? 1024.0f : 0.0f;
     c.train.clip_norm = i / 7 % 3 == 0 || c.train.precision == "fp32" ? 1.0f : 0.0f;
     c.name += std::string(" ") + kind.precision + " " + kind.accumulate + (c.train.clip_norm > 0 ? " clipped" : "");
     // The norm that clipping wants is added over stages, whose number halving-doubling may not serve.
@@ -114,8 +115,23 @@ TEST_CASE("16-bit gradients without 16-bit parameters, and two types for one gra
   c.train.accumulate_dtype = "";
   CHECK(refusal().find("reduce_dtype=fp16 with precision=bf16") != std::string::npos);
   c.train.reduce_dtype = "";
+  c.train.loss_scale = 1024;
+  CHECK(refusal().find("loss_scale with precision=bf16") != std::string::npos);
   c.train.precision = "fp16";
-  CHECK(refusal().find("precision=fp16 is not implemented") != std::string::npos);
+  CHECK(refusal().empty());
+  c.train.loss_scale = 3e7f;
+  CHECK(refusal().find("is outside [1, 16777216]") != std::string::npos);
+  c.train.loss_scale = 0;
+  c.train.loss_scale_start = 0.5f;
+  CHECK(refusal().find("loss_scale_start=0.5") != std::string::npos);
+  c.train.loss_scale_start = 65536;
+  c.backend = "cuda";
+  c.transport = "one-gpu";
+  CHECK(refusal().find("precision=fp16 with backend=cuda") != std::string::npos);
+  c.backend = "cpu";
+  c.transport = "threads";
+  c.train.precision = "fp8";
+  CHECK(refusal().find("precision=fp8 is not implemented") != std::string::npos);
 }
 
 }  // namespace

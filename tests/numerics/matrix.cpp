@@ -61,6 +61,26 @@ void add(std::vector<Subject>& list, std::string name, Model model, int64_t seq_
   list.push_back({name + " adamw", model, t, sequences});
 }
 
+/// Each schedule of the learning rate on some subjects; a guard that finds nothing on others; a scale that nothing overflows.
+void schedule_and_guard(std::vector<Subject>& list) {
+  using Kind = LearningRate::Kind;
+  constexpr Kind kKinds[] = {Kind::kConstant, Kind::kCosine, Kind::kLinear, Kind::kWsd};
+  for (size_t i = 0; i < list.size(); ++i) {
+    Train& t = list[i].train;
+    const Kind kind = kKinds[i / 2 % std::size(kKinds)];
+    const float peak = t.learning_rate.peak;
+    if (kind != Kind::kConstant)
+      t.learning_rate = {.kind = kind, .peak = peak, .warmup_steps = 2, .total_steps = 5, .decay_steps = 2, .floor = peak / 8};
+    if (i / 2 % 3 == 2)
+      t.guard = {
+          .nonfinite = GuardAction::kSkip, .spike = GuardAction::kSkip, .loss_factor = 100, .norm_factor = 1000, .window = 2};
+    if (t.precision != "fp16") continue;
+    t.guard.nonfinite = GuardAction::kNone;
+    t.loss_scale_start = 1024;
+    t.loss_scale_interval = 2;
+  }
+}
+
 /// Replaces every case of `list` by one for each value.
 template <class T>
 void times(std::vector<Case>& list, std::initializer_list<T> values, void (*set)(Case&, T)) {
@@ -89,6 +109,8 @@ std::vector<Subject> subjects() {
   add(list, "llama, 6 sequences", llama(), 16, 0, 6);
   add(list, "gpt tied bf16 clipped", gpt(), 16, 0, 8, 0.5f, "bf16");
   add(list, "llama bf16", llama(), 24, 0.25f, 8, 0, "bf16");
+  add(list, "gpt tied fp16 clipped", gpt(), 16, 0, 8, 0.5f, "fp16");
+  schedule_and_guard(list);
   return list;
 }
 
@@ -142,6 +164,22 @@ std::vector<Case> selective_layouts() {
     c.layout.tp = v[1];
     c.layout.zero = v[2];
   });
+  for (const int every : {2, 3}) {  // beside them, every second and every third layer made again
+    Case c = base;
+    c.layout.recompute = Recompute::kFull;
+    c.layout.recompute_options.every = every;
+    for (const std::array<int, 3> v : {std::array{1, 1, 0}, {1, 2, 0}, {2, 1, 1}, {4, 1, 3}}) {
+      c.layout.dp = v[0];
+      c.layout.tp = v[1];
+      c.layout.zero = v[2];
+      list.push_back(c);
+    }
+    c.layout.dp = 1;
+    c.layout.zero = 0;
+    c.layout.pp = 2;
+    c.layout.schedule = Schedule::k1F1B;
+    list.push_back(c);
+  }
   times<int>(list, {1, 2}, [](Case& c, int v) { c.train.grad_accumulation = v; });
   return list;
 }
@@ -150,7 +188,12 @@ std::vector<Case> offload_layouts() {
   Case base;
   base.canonical = true;
   std::vector<Case> list{base};
-  times<Offload>(list, {{.activations = OffloadTo::kCpu}}, [](Case& c, Offload v) { c.layout.offload = v; });
+  times<Offload>(list,
+                 {{.activations = OffloadTo::kCpu},
+                  {.optimizer = OffloadTo::kCpu},
+                  {.optimizer = OffloadTo::kNvme},
+                  {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu}},
+                 [](Case& c, Offload v) { c.layout.offload = v; });
   times<std::array<int, 4>>(list, {{1, 1, 1, 0}, {1, 2, 2, 0}, {2, 1, 1, 1}, {2, 1, 1, 0}, {4, 2, 1, 2}, {4, 1, 1, 3}},
                             [](Case& c, std::array<int, 4> v) {
                               c.layout.dp = v[0];
@@ -210,7 +253,7 @@ std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts)
     c.train.global_batch_tokens = subject.sequences * subject.train.seq_len;
     c.name = layout_name(c);
     // Half of the rows have the gradient's norm computed too.
-    c.train.grad_norm = mix(hash_text(c.name)) >> 63;
+    c.train.grad_norm = c.layout.offload.optimizer == OffloadTo::kNone && mix(hash_text(c.name)) >> 63;
     if (check(c).ok()) rows.push_back(std::move(c));
   }
   return rows;
@@ -228,6 +271,7 @@ std::string layout_name(const Case& config) {
   if (l.overlap) name += " overlap";
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));
   if (l.offload.any()) name += fmt::format(" offload {}", offload_text(l.offload));
+  if (l.recompute_options.every > 1) name += fmt::format(" every {}", l.recompute_options.every);
   if (!l.recompute_options.modules.empty()) name += fmt::format(" ({})", l.recompute_options.modules);
   return name;
 }

@@ -218,6 +218,7 @@ CaseOutcome small_outcome() {
   m.unplanned_time_s = 0.001;
   m.peak_bytes = 50'000'000;
   m.arena_bytes = 50'004'096;
+  m.wire_bytes = 0;
   m.losses = {5.5, 4.25, 3.5, 3.0, 2.75};
   m.loss_unigram = 3.25;
   m.kernel_variant = "avx2";

@@ -291,6 +291,25 @@ TEST_CASE("a run directory keeps store and CSV in step, and resumes") {
   CHECK(files == 2);  // no temporary file is left behind
 }
 
+TEST_CASE("many outcomes saved in one go are those saved one by one") {
+  const Folder folder;
+  const RunMetadata metadata = sweep_report().metadata;
+  std::vector<CaseOutcome> cases = sweep_outcomes();
+  for (CaseOutcome& o : cases) o.program_version = metadata.program_version;
+  Result<RunDirectory> directory = RunDirectory::open(folder / "run", metadata);
+  REQUIRE(directory.ok());
+  directory->append(std::span<const CaseOutcome>(cases).first(5));
+  cases[2].reason = "said again";
+  directory->append(std::span<const CaseOutcome>(cases).subspan(2));  // replaces three, adds the others
+  directory->finish();
+  CHECK(contents(folder / "run/results.csv") == print_csv(case_table(cases)));
+  const std::vector<CaseOutcome> stored = directory->store().outcomes();
+  REQUIRE(stored.size() == cases.size());
+  for (size_t i = 0; i < cases.size(); ++i) CHECK(fingerprint(stored[i]) == fingerprint(cases[i]));
+  REQUIRE(directory->cases().size() == cases.size());
+  CHECK(directory->cases()[2].reason == "said again");
+}
+
 TEST_CASE("writing into a missing directory throws and leaves nothing") {
   const Folder folder;
   CHECK_THROWS_AS(write_file_atomically(folder / "no/such/file.csv", "x"), WorldError);

@@ -22,6 +22,20 @@ CaseOutcome variant(const std::string& name, double measured_step_s, int dp = 1)
 
 }  // namespace
 
+TEST_CASE("what a transport does not count is no measurement, and is not called exact") {
+  std::vector<CaseOutcome> cases{variant("counted", 0.096), variant("not counted", 0.08)};
+  cases[1].measured->wire_bytes.reset();
+  const Summary s = summarise(cases);
+  CHECK(s.all.wire_cases == 1);
+  CHECK(s.all.wire_exact == 1);
+  bool said = false;
+  for (const Statement& statement : statements(cases, s))
+    said = said ||
+           statement.text ==
+               "Peak memory was predicted exactly, 0 bytes off, in all 2 cases; wire bytes in the 1 whose transport counts them.";
+  CHECK(said);
+}
+
 TEST_CASE("fastest, smallest and accuracy of three cases") {
   std::vector<CaseOutcome> cases{variant("a", 0.096), variant("b", 0.08), variant("c", 0.12, 2)};
   cases[2].measured->peak_bytes = 40'000'000;
@@ -37,6 +51,7 @@ TEST_CASE("fastest, smallest and accuracy of three cases") {
   CHECK(s.all.peak_exact == 2);
   CHECK(s.all.peak_largest_miss == 10'000'000);
   CHECK(s.all.wire_exact == 3);
+  CHECK(s.all.wire_cases == 3);
   REQUIRE(s.by_world_size.size() == 2);
   CHECK(s.by_world_size[0].first == 1);
   CHECK(s.by_world_size[0].second.cases == 2);

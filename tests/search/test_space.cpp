@@ -79,6 +79,16 @@ TEST_CASE("virtual stages are equal, two or more to a rank") {
   CHECK(orders_of(space, 96, 1).size() == 1);
 }
 
+TEST_CASE("of given schedules each number of stages takes its own") {
+  Space space{.devices = {16}, .seq_len = 2048, .sequences = 16, .schedule = {Schedule::kNone, Schedule::k1F1B, Schedule::kAfab}};
+  REQUIRE(orders_of(space, 96, 1).size() == 1);
+  CHECK(orders_of(space, 96, 1)[0].schedule == Schedule::kNone);
+  CHECK(orders_of(space, 96, 4).size() == 2);
+  space.schedule = {Schedule::k1F1B};
+  REQUIRE(orders_of(space, 96, 1).size() == 1);
+  CHECK(orders_of(space, 96, 1)[0].schedule == Schedule::k1F1B);  // to be refused
+}
+
 TEST_CASE("what is given is all there is") {
   Space space{.devices = {8}, .seq_len = 1024, .sequences = 8};
   space.tp = {2, 4}, space.zero = {1}, space.schedule = {Schedule::k1F1B}, space.recompute = {{Recompute::kLayer}};

@@ -17,7 +17,7 @@ namespace {
 using namespace testing;
 
 /// A made-up machine: every extent of the shape costs a nanosecond, an op 7 more a busy core.
-class MadeUpCosts final : public CostModel {
+class MadeUpCosts final : public PlacedCostModel {
  public:
   Seconds compute(const Plan& plan, const Instruction& i, int busy) const override {
     return Seconds(seconds(cost_shape_of(plan, *i.segment, *i.op), busy));

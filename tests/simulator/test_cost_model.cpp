@@ -195,6 +195,92 @@ TEST_CASE("a data sheet model adds up latency and bandwidth") {
   CHECK(DatasheetCostModel(m, "fp32", f).communicate(*e.plan, op(e, "send"), 1).value == Approx(1e-5 + 4.0 * 2 * 32 * 32 / 5e9));
 }
 
+TEST_CASE("a message costs the way between its two ranks, a collective its own group") {
+  const Expanded e = expanded(kOps);
+  Machine m;
+  m.device.peak_flops = {{"fp32", 1e12}};
+  m.device.memory_bytes_per_s = 1e12;
+  m.device.link_bytes_per_s = 1e11;
+  m.inter_bytes_per_s = 1e10;
+  m.devices_per_node = 3;  // ranks 0 to 2 on one node, 3 on the next
+  Efficiency f;
+  f.link = f.network = 1;
+  f.step_latency_s = 1e-6;
+  f.network_latency_s = 1e-5;
+  const DatasheetCostModel costs(m, "fp32", f);
+  const auto among = [&](const char* label, std::vector<int> ranks) {
+    return costs.communicate_among(*e.plan, op(e, label), ranks, 1).value;
+  };
+  const double sent = 4.0 * 2 * 32 * 32, gathered = 4.0 * 128 * 32;
+  CHECK(among("send", {0, 1}) == Approx(1e-6 + sent / 1e11));
+  CHECK(among("send", {2, 3}) == Approx(1e-5 + sent / 1e10));
+  CHECK(among("send", {3, 0}) == Approx(1e-5 + sent / 1e10));
+  CHECK(among("gather", {0, 1}) == Approx(1e-6 + gathered / 2 / 1e11));
+  CHECK(among("gather", {0, 1, 2, 3}) == Approx(3e-5 + 0.75 * gathered / 1e10));  // a single device on the second node
+  // Where nobody says between which ranks, it is the slowest hop of the group.
+  CHECK(costs.communicate(*e.plan, op(e, "send"), 1).value == Approx(1e-5 + sent / 1e10));
+}
+
+TEST_CASE("copies between memories cost what the device model says, ops on host memory their bytes at a copy engine's rate") {
+  const Expanded e = expanded(R"(shardlab plan 1
+name places
+mesh dp=1
+streams compute
+
+segment s
+  bound %x activation f32[250000]
+  bound %h activation f32[250000] host
+  bound %i activation f32[250000] host
+  bound %n activation f32[250000] nvme
+
+  copy out (%x) -> (%h)
+  copy in (%h) -> (%x)
+  add sum (%h, %i) -> (%i)
+  copy store (%h) -> (%n)
+  copy load (%n) -> (%h)
+
+role 0
+  %x activation f32[250000] persistent
+  %h activation f32[250000] host persistent
+  %i activation f32[250000] host persistent
+  %n activation f32[250000] nvme persistent
+  call s (x=%x, h=%h, i=%i, n=%n)
+)");
+  Machine m;
+  m.devices_per_node = 4;
+  m.device.peak_flops = {{"fp32", 1e12}};
+  m.device.memory_bytes_per_s = 1e12;
+  m.device.link_bytes_per_s = 1e11;
+  m.device.constants = {{"host.to_device_bytes_per_s", 2e10}, {"host.from_device_bytes_per_s", 1e10}, {"host.copy_start_s", 1e-6},
+                        {"nvme.read_bytes_per_s", 4e9},       {"nvme.write_bytes_per_s", 2e9},        {"nvme.start_s", 1e-4}};
+  const DatasheetCostModel costs(m, "fp32");
+  const auto seconds = [&](const char* label) { return costs.compute(*e.plan, op(e, label), 1).value; };
+  CHECK(seconds("out") == Approx(1e-6 + 1e6 / 1e10));
+  CHECK(seconds("in") == Approx(1e-6 + 1e6 / 2e10));
+  CHECK(seconds("sum") == Approx(1e-6 + 3e6 / 1e10));
+  CHECK(seconds("store") == Approx(1e-4 + 4 * 1e6 / 2e9));
+  CHECK(seconds("load") == Approx(1e-4 + 4 * 1e6 / 4e9));
+  // A copy keeps its engine and, for its part, device memory; what the host does asks nothing of the device.
+  const auto asks = [&](const char* label) { return costs.demand(*e.plan, op(e, label), {}, Seconds(seconds(label))); };
+  CHECK(asks("out").of(Resource::kToHost) == Approx(seconds("out")));
+  CHECK(asks("out").of(Resource::kMemory) == Approx(1e6 / 0.8e12));
+  CHECK(asks("in").of(Resource::kToDevice) == Approx(seconds("in")));
+  CHECK(asks("sum").busy_s == Demand{}.busy_s);
+  CHECK(asks("load").busy_s == Demand{}.busy_s);
+}
+
+TEST_CASE("a machine of several devices that nothing joins is refused") {
+  Machine m;
+  m.devices_per_node = 2;
+  m.device.peak_flops = {{"fp32", 1e12}};
+  m.device.memory_bytes_per_s = 1e12;
+  CHECK_FALSE(cost_model_for(m, "fp32").ok());
+  m.device.link_bytes_per_s = 1e11;
+  CHECK(cost_model_for(m, "fp32").ok());
+  m.nodes = 2;
+  CHECK_FALSE(cost_model_for(m, "fp32").ok());
+}
+
 TEST_CASE("a machine without figures is refused with the remedy") {
   Machine local;
   local.local = true;

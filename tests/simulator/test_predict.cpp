@@ -38,7 +38,7 @@ role 0
   free %g
 )";
 
-class Extrapolating final : public CostModel {
+class Extrapolating final : public PlacedCostModel {
  public:
   explicit Extrapolating(std::string label) : label_(std::move(label)) {}
   Seconds compute(const Plan&, const Instruction&, int) const override { return Seconds(1); }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <map>
+
 #include "simulator/cost_model.h"
 #include "simulator/timeline.h"
 #include "tests/simulator/plans.h"
@@ -227,6 +229,58 @@ TEST_CASE("two stages of 1F1B, event by event") {
         "rank 1 bwd.out 5 7.5 (send.dx)\n"
         "rank 1 compute 5.5 7.5 B\n"
         "rank 1 bwd.out 7.5 8 send.dx\n");
+}
+
+TEST_CASE("only the hops between nodes pay the network") {
+  // Four stages on two nodes of two devices: stages 0 and 1 share a node, and so do 2 and 3.
+  Machine m;
+  m.nodes = 2;
+  m.device.peak_flops = {{"fp32", 1e12}};
+  m.device.memory_bytes_per_s = 1e15;
+  m.device.link_bytes_per_s = 64e6;  // 64 bytes take a microsecond
+  m.inter_bytes_per_s = 16e6;
+  Efficiency f;
+  f.link = f.network = 1;
+  f.step_latency_s = f.network_latency_s = f.launch_s = f.wake_s = 0;
+  for (const int replicas : {1, 2, 32}) {
+    INFO(replicas << " replicas of each stage");
+    Expanded e = pipeline(4, 1, true);
+    if (replicas > 1) e.plan->mesh.axes.push_back({"dp", replicas});
+    m.devices_per_node = 2 * replicas;
+    const Trace trace = simulate(*e.plan, e.programs, m, DatasheetCostModel(m, "fp32", f));
+    std::map<std::pair<int, std::string>, double> moved;
+    for (const TraceEvent& event : trace.events) {
+      const int stage = event.rank / replicas;
+      const Instruction& i = e.programs[static_cast<size_t>(stage)].instructions[static_cast<size_t>(event.instruction)];
+      if (event.kind == TraceEvent::Kind::kOp) moved[{stage, i.op->label}] = event.end - event.begin - event.peer_wait;
+    }
+    for (const auto& [stage, label, seconds] : std::vector<std::tuple<int, std::string, double>>{
+             {1, "recv.x", 1e-6}, {2, "recv.x", 4e-6}, {3, "recv.x", 1e-6}, {2, "recv.dy", 1e-6}, {1, "recv.dy", 4e-6}}) {
+      INFO("stage " << stage << " " << label);
+      CHECK(moved[{stage, label}] == Approx(seconds));
+    }
+  }
+}
+
+TEST_CASE("a representative takes the time of the slowest whom it stands for") {
+  // Three replicas of a stage on nodes of four devices: the first lies on one node with its neighbour, the second does not.
+  Machine m;
+  m.devices_per_node = 4;
+  m.nodes = 2;
+  m.device.peak_flops = {{"fp32", 1e12}};
+  m.device.memory_bytes_per_s = 1e15;
+  m.device.link_bytes_per_s = 64e6;
+  m.inter_bytes_per_s = 16e6;
+  Efficiency f;
+  f.link = f.network = 1;
+  f.step_latency_s = f.network_latency_s = f.launch_s = f.wake_s = 0;
+  Expanded e = pipeline(2, 1, true);
+  e.plan->mesh.axes.push_back({"dp", 3});
+  const DatasheetCostModel costs(m, "fp32", f);
+  const double each = step_seconds(simulate(*e.plan, e.programs, m, costs));
+  const double representative = step_seconds(simulate(*e.plan, e.programs, m, costs, {.max_individual_ranks = 1}));
+  CHECK(each == Approx(8e-6).epsilon(1e-3));
+  CHECK(representative == Approx(each));
 }
 
 TEST_CASE("large meshes are simulated by one rank a role") {

@@ -1,5 +1,6 @@
 // Each strategy's plan of a tiny model as text. A change of lowering shows here, to be read.
 #include "plan/text.h"
+#include "plan/verify.h"
 #include "strategies/catalogue.h"
 #include "strategies/lower.h"
 #include "tests/strategies/cases.h"
@@ -29,6 +30,13 @@ std::vector<Golden> goldens() {
   dp.layout.overlap = true;
   dp.layout.bucket_bytes = 32768;
   all.push_back({"data-parallel-bucketed", dp});
+  Case compressed = dp;
+  compressed.layout.compression.kind = CompressionKind::kInt8;
+  all.push_back({"quantised-gradients", compressed});
+  compressed.layout.compression.kind = CompressionKind::kTopK;
+  all.push_back({"sparse-gradients", compressed});
+  compressed.layout.compression.kind = CompressionKind::kPowerSgd;
+  all.push_back({"powersgd", compressed});
   dp.layout.zero = 1;
   all.push_back({"zero-1", dp});
   dp.layout.zero = 2;
@@ -82,6 +90,28 @@ std::vector<Golden> goldens() {
   parked.layout.recompute = Recompute::kFull;
   parked.layout.offload.activations = OffloadTo::kCpu;
   all.push_back({"offload-activations", parked});
+  Case away = dp;  // in 16 bits
+  away.layout.zero = 1;
+  away.layout.fsdp = {};
+  away.layout.bucket_bytes = 32768;
+  away.layout.offload.optimizer = OffloadTo::kCpu;
+  all.push_back({"offload-optimizer", away});
+  Case scaled = with_pipeline(tied, 2, Schedule::kAfab, 1);
+  scaled.layout.tp = 2;
+  scaled.train.clip_norm = 1;
+  scaled.train.precision = "fp16";
+  all.push_back({"loss-scale", scaled});
+  Case guarded = with_pipeline(tied, 2, Schedule::kAfab, 1);
+  guarded.train.guard = {.nonfinite = GuardAction::kStop, .spike = GuardAction::kSkip};
+  all.push_back({"guard", guarded});
+  Case second = tiny_case(Family::kLlama);
+  second.layout.recompute = Recompute::kFull;
+  second.layout.recompute_options.every = 2;
+  all.push_back({"recompute-every-second", second});
+  Case drive = tiny_case(Family::kLlama);
+  drive.layout.bucket_bytes = 65536;
+  drive.layout.offload.optimizer = OffloadTo::kNvme;
+  all.push_back({"offload-optimizer-nvme", drive});
   return all;
 }
 
@@ -91,6 +121,20 @@ TEST_CASE("golden plans") {
     const auto plan = lower(golden.config);
     REQUIRE((plan.ok() ? "" : to_string(plan.error())) == "");
     REQUIRE_GOLDEN("plans/" + golden.name + ".plan", print(*plan));
+  }
+}
+
+TEST_CASE("golden plans are read back as they were printed, and verify again") {
+  for (const Golden& golden : goldens()) {
+    INFO(golden.name);
+    const auto plan = lower(golden.config);
+    REQUIRE(plan.ok());
+    const std::string text = print(*plan);
+    const auto again = parse_plan(text);
+    REQUIRE((again.ok() ? "" : to_string(again.error())) == "");
+    REQUIRE(print(*again) == text);
+    const auto proved = verify(*again);
+    REQUIRE((proved.ok() ? "" : to_string(proved.error())) == "");
   }
 }
 

@@ -1,6 +1,7 @@
 // The driver with fakes: order, resume, failures that cost one case, interruption, exit codes, jobs.
 #include "sweeps/driver.h"
 
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -26,6 +27,8 @@ class FakeRunner : public CaseRunner {
     if (clock) clock->time += 2;
     if (interrupt && config.name == interrupt_at) interrupt->store(true);
     if (broken == config.name) throw WorldError("rank 1 died", "look at its log");
+    if (blocked == config.name)
+      throw std::filesystem::filesystem_error("cannot make it", std::make_error_code(std::errc::no_space_on_device));
     CaseOutcome outcome;
     outcome.config = config;
     outcome.status = statuses.contains(config.name) ? statuses[config.name] : Status::kOk;
@@ -38,7 +41,7 @@ class FakeRunner : public CaseRunner {
   std::mutex mutex;
   std::vector<std::string> ran;
   std::map<std::string, Status> statuses;
-  std::string broken, interrupt_at;
+  std::string broken, blocked, interrupt_at;
   std::atomic<bool>* interrupt = nullptr;
   FakeClock* clock = nullptr;
   int64_t predicted_bytes = 0;
@@ -237,6 +240,31 @@ TEST_CASE("an interruption ends after the case it falls into") {
   CHECK(summary->exit == ExitCode::kInterrupted);
   CHECK(ids_of(s.sink) == Names{"id-a", "id-b"});
   CHECK(summary->progress.done == 2);
+}
+
+TEST_CASE("a case that we end is not stored as one that failed: --resume runs it again") {
+  Stage s;
+  std::atomic<bool> interrupted{false};
+  s.options.interrupted = &interrupted;
+  s.runner.interrupt = &interrupted;
+  s.runner.interrupt_at = "b";
+  s.runner.statuses["b"] = Status::kFailed;
+  const auto summary = s.drive(points_named({"a", "b", "c"}));
+  REQUIRE(summary.ok());
+  CHECK(summary->exit == ExitCode::kInterrupted);
+  CHECK(ids_of(s.sink) == Names{"id-a"});
+}
+
+TEST_CASE("an exception of the standard library costs its row and nothing else") {
+  Stage s;
+  s.runner.blocked = "b";
+  const auto summary = s.drive(points_named({"a", "b", "c"}));
+  REQUIRE(summary.ok());
+  CHECK(summary->exit == ExitCode::kSomeFailed);
+  REQUIRE(s.sink.appended.size() == 3);
+  CHECK(s.sink.appended[1].status == Status::kFailed);
+  CHECK(s.sink.appended[1].reason.find("No space left on device") != std::string::npos);
+  CHECK(s.sink.appended[2].status == Status::kOk);
 }
 
 TEST_CASE("a sink that cannot keep results ends the sweep as a failure of the environment") {

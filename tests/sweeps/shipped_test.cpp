@@ -78,8 +78,9 @@ TEST_CASE("quickstart covers every strategy on 1, 2, 4 and 8 ranks with one glob
   CHECK(worlds == std::set<int>{1, 2, 4, 8});
   CHECK(batches.size() == 1);
   CHECK(seeds.size() == 1);
-  CHECK(covered == std::set<std::string>{"single", "dp naive", "dp bucketed", "dp overlap", "accumulation", "zero 1", "zero 2", "zero 3", "hybrid shard", "tp 2",
-                                         "tp 4", "afab", "1f1b", "recompute", "3-D", "zero 1 across tied stages", "llama", "gpt"});
+  CHECK(covered == std::set<std::string>{"single", "dp naive", "dp bucketed", "dp overlap", "accumulation", "zero 1", "zero 2",
+                                         "zero 3", "hybrid shard", "tp 2", "tp 4", "afab", "1f1b", "recompute", "3-D",
+                                         "zero 1 across tied stages", "llama", "gpt"});
 }
 
 TEST_CASE("the claims load, each with points to run and sentences to test") {

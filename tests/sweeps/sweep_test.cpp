@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 
+#include "sweeps/resolution.h"
 #include "tests/test.h"
 
 using namespace shardlab;
@@ -64,6 +65,23 @@ bool says(const std::string& text, const std::string& part) {
 using Names = std::vector<std::string>;
 
 }  // namespace
+
+TEST_CASE("a refused point says where the file, or the command line, asks for what cannot be") {
+  const std::string text = small("layout: {dp: 1}\ninclude:\n  - {name: a, dp: 1}\n  - {name: b, tp: 3}\n");
+  const Expansion e = points_of(text);
+  REQUIRE(e.points.size() == 2);
+  REQUIRE(e.points[1].refusal);
+  CHECK(e.points[1].refusal->where == "s.yaml:6:19");
+  const Expansion typed = points_of(small("layout: {dp: 1}\n"), with_local({"tp=3"}));
+  REQUIRE(typed.points[0].refusal);
+  CHECK(typed.points[0].refusal->where == "command line");
+}
+
+TEST_CASE("two points of one name are refused: results and claims tell them by it") {
+  const std::string errors = errors_of(small("include:\n  - {name: a, dp: 1}\n  - {name: a, dp: 2}\n"));
+  CHECK(says(errors, "s.yaml:5"));
+  CHECK(says(errors, "a second point is called `a`"));
+}
 
 TEST_CASE("axes multiply in order, the last fastest") {
   const Expansion e = points_of(small("axes: {tp: [1, 2], micro_batch: {pow2: [1, 4]}}\n"));
@@ -154,10 +172,10 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("dp: 1\nmicro_batch: 1G\nseq_len: 1G\n")).find("come to more than can be counted") != std::string::npos);
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, cores: 0}\n") ==
         "machine.cores=0 on a local machine: its ranks run on cores");
-  CHECK(reason(small("precision: fp16\n")) == "precision=fp16 is not implemented in this version");
+  CHECK(reason(small("precision: fp8\n")) == "precision=fp8 is not implemented in this version");
   CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
   CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute of `attn`, which is no sub-layer that can be made again by itself");
-  CHECK(reason(small("layout: {offload: {optimizer: cpu}}\n")) == "offload is not implemented in this version");
+  CHECK(reason(small("layout: {offload: {parameters: cpu}}\n")) == "offload.parameters=cpu is not implemented in this version");
 
   CHECK(reason("machine: local\nmodel: {preset: tiny-gpt, experts: 8}\n") == "model.experts=8 is not implemented in this version");
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, inter_bandwidth: 5}\n") ==
@@ -169,6 +187,20 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   // The values at which a key means nothing are accepted.
   CHECK(points_of(small("layout: {offload: none, fsdp: none, compression: none}\ntrain: {clip_norm: 0, reduce_dtype: fp32}\n"))
             .refused() == 0);
+}
+
+TEST_CASE("the analytic resolution refuses nothing for want of a plan") {
+  const std::string text = small("dp: 1\naxes: {tp: [1, 3]}\nprofile: megatron\n");
+  const auto sweep = load_sweep_text(text, "s.yaml", with_local());
+  REQUIRE(sweep.ok());
+  CHECK(resolution_of(*sweep) == Resolution::kTimeline);
+  CHECK(expand(*sweep)->refused() == 2);
+  CHECK(expand(*sweep, Resolution::kAnalytic)->refused() == 0);
+  const auto said = load_sweep_text(text + "resolution: analytic\n", "s.yaml", with_local());
+  REQUIRE(said.ok());
+  CHECK(resolution_of(*said) == Resolution::kAnalytic);
+  CHECK(expand(*said)->refused() == 0);
+  CHECK(says(errors_of(small("resolution: exact\n")), "one of: timeline analytic"));
 }
 
 TEST_CASE("points that differ in a value no case can hold are different points") {

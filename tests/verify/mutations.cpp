@@ -7,6 +7,7 @@
 
 #include "plan/program.h"
 #include "plan/verify.h"
+#include "tests/verify/backward_mutations.h"
 
 namespace shardlab::testing {
 namespace {
@@ -16,9 +17,10 @@ constexpr const char* kEquivalenceRules =
     "broadcast done "
     "twice, or any collective that leaves its source as it was; an exchange of two operands that are one buffer, or of the order "
     "of two "
-    "updates of one parameter; a divisor of a loss part that divides nothing (max, sum, loss only); sum for maximum of what a "
+    "updates of one parameter; a divisor of a loss that divides nothing (loss only); sum for maximum of what a "
     "kernel made whose "
-    "name alone says what its parts are";
+    "name alone says what its parts are; another operand of a product that goes back through no forward op (a compression's own "
+    "arithmetic, which only its author knows)";
 
 /// Axes of a communicator along which there is more than one rank.
 AxisSet real_axes(const Plan& plan, CommId id) {
@@ -43,6 +45,10 @@ class Mutator {
     for (const Plan& plan : plans_) {
       plan_ = &plan;
       mutate_segments();
+      mutate_backward(plan, {[this](const std::string& kind, const std::string& place, const std::function<void(Plan&)>& change) {
+                               judge(kind, place, change);
+                             },
+                             [this](const std::string& kind) { equivalent(kind); }});
       for (size_t r = 0; r < plan.roles.size(); ++r) mutate_role(r);
       for (size_t r = 0; r < plan.roles.size(); ++r) skip_waits(static_cast<int>(r));
     }
@@ -163,8 +169,7 @@ class Mutator {
           f = f * Rational(factor);
         });
     if (const auto* loss = std::get_if<CrossEntropy>(&op.work)) {
-      const bool divides =
-          loss->part == CrossEntropy::Part::kFused || (loss->part == CrossEntropy::Part::kGrad && op.writes.size() == 2);
+      const bool divides = loss->part != CrossEntropy::Part::kLossOnly;
       if (!divides) return equivalent("wrong loss divisor");
       for (const int64_t factor : {2, 3})
         judge("wrong loss divisor", place, [&](Plan& p) { std::get<CrossEntropy>(edit(p).work).tokens *= factor; });

@@ -28,6 +28,9 @@ struct Mix {
   const char* precision = "fp32";
   int layers = 2;
   Offload offload;
+  Compression compression = {};
+  bool guarded = false;
+  int every = 1;
 };
 
 Case case_of(const Mix& mix) {
@@ -63,7 +66,11 @@ Case case_of(const Mix& mix) {
   c.train.dropout = mix.dropout;
   c.train.clip_norm = mix.clip_norm;
   c.train.precision = mix.precision;
+  c.layout.compression = mix.compression;
   c.canonical = mix.canonical;
+  if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
+  if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
+  c.layout.recompute_options.every = mix.every;
   return c;
 }
 
@@ -116,6 +123,53 @@ std::vector<Plan> lowered_plans() {
        .recompute = true,
        .layers = 3,
        .offload = {.activations = OffloadTo::kCpu}},
+      {.name = "optimizer offloaded", .accumulation = 2, .bucket_bytes = 4096, .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "optimizer offloaded, bf16 dp2 zero1",
+       .tied = false,
+       .dp = 2,
+       .zero = 1,
+       .bucket_bytes = 4096,
+       .precision = "bf16",
+       .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "int8 dp2 tp2",
+       .dp = 2,
+       .tp = 2,
+       .accumulation = 2,
+       .bucket_bytes = 4096,
+       .compression = {.kind = CompressionKind::kInt8}},
+      {.name = "bf16 on the wire dp4", .dp = 4, .compression = {.kind = CompressionKind::kBf16}},
+      {.name = "top-k dp2 clipped",
+       .dp = 2,
+       .bucket_bytes = 4096,
+       .clip_norm = 1,
+       .compression = {.kind = CompressionKind::kTopK, .k = 0.1}},
+      {.name = "powersgd dp2",
+       .tied = false,
+       .dp = 2,
+       .accumulation = 2,
+       .compression = {.kind = CompressionKind::kPowerSgd, .rank = 2}},
+      {.name = "random-k dp2 pp2",
+       .tied = false,
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .compression = {.kind = CompressionKind::kRandomK, .k = 0.1}},
+      {.name = "fp16 tp2 pp2 tied clipped",
+       .tp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .clip_norm = 1,
+       .precision = "fp16"},
+      {.name = "fp16 dp2 zero2 guarded", .dp = 2, .accumulation = 2, .zero = 2, .precision = "fp16", .guarded = true},
+      {.name = "guarded dp2 pp2", .dp = 2, .pp = 2, .schedule = Schedule::kAfab, .zero = 1, .guarded = true},
+      {.name = "tp2 every second layer again", .tp = 2, .accumulation = 2, .recompute = true, .every = 2},
+      {.name = "optimizer's states on nvme, dp2 zero2",
+       .dp = 2,
+       .accumulation = 2,
+       .zero = 2,
+       .bucket_bytes = 8192,
+       .offload = {.optimizer = OffloadTo::kNvme}},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;

@@ -48,6 +48,10 @@ TEST_CASE("form: operands, views and bindings") {
           {"binding of another class", "%nll@1     metric    f32[2]", "%nll@1     buffer    f32[2]", Rule::kForm,
            "whose class differs"},
           {"a micro-batch too many", "call micro m=1", "call micro m=2", Rule::kForm, "micro-batch 2 of a plan with 2"},
+          {"micro-batches of another size", "sequences_per_micro_batch 2", "sequences_per_micro_batch 4", Rule::kForm,
+           "loads 2 sequences, and a micro-batch of the plan has 4 on each rank"},
+          {"two parameters of one number", "decay tensor 1", "decay tensor 0", Rule::kForm,
+           "parameters `table` and `head` are both tensor 0"},
       });
 }
 

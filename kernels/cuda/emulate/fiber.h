@@ -25,8 +25,10 @@ class Fiber {
   /// What the sanitizers want to hear first on a stack that goes on.
   void entered();
 
-  void* stack_pointer_ = nullptr;  ///< while it is left, on x86-64
-  ucontext_t context_{};           ///< elsewhere
+  void* stack_pointer_ = nullptr;  ///< while it is left, on x86-64 but under the thread sanitizer
+#if !defined(__x86_64__) || defined(__SANITIZE_THREAD__)
+  ucontext_t context_{};  ///< elsewhere
+#endif
   Fiber* from_ = nullptr;          ///< who switched here last
   void (*entry_)(void*) = nullptr;
   void* argument_ = nullptr;

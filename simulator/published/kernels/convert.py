@@ -114,6 +114,27 @@ def cudnn(out):
                                      flops * factor / (rate * 1e12), "cudnn-frontend"])
 
 
+# Large products of random numbers, repeated, Tflop/s. H100 SXM: torch.matmul of n x n matrices in PyTorch 2.7 with CUDA 12.8
+# (zzc0721/torch-performance-test-data#79). The H100 of 96 GB that is held to 500 W: cuBLAS in bf16, and the fp8 product with scales of
+# rows of FBGEMM (pytorch/FBGEMM#2546).
+LONG_RUNS = [("h100-sxm5-80gb", "bf16", (4096, 4096, 4096), 788.72), ("h100-sxm5-80gb", "bf16", (8192, 8192, 8192), 797.51),
+             ("h100-sxm5-80gb", "bf16", (10240, 10240, 10240), 719.72), ("h100-sxm5-80gb", "fp16", (4096, 4096, 4096), 760.04),
+             ("h100-sxm5-80gb", "fp16", (8192, 8192, 8192), 736.19), ("h100-sxm5-80gb", "fp16", (10240, 10240, 10240), 668.42),
+             ("grand-teton-h100-96gb", "bf16", (8192, 8192, 8192), 585.23),
+             ("grand-teton-h100-96gb", "bf16", (65536, 8192, 7168), 575.12),
+             ("grand-teton-h100-96gb", "bf16", (65536, 3584, 8192), 546.31),
+             ("grand-teton-h100-96gb", "fp8", (8192, 8192, 8192), 1125.51),
+             ("grand-teton-h100-96gb", "fp8", (65536, 8192, 7168), 1082.75),
+             ("grand-teton-h100-96gb", "fp8", (65536, 3584, 8192), 1141.38)]
+
+
+def long_runs(out):
+    for device, precision, (m, n, k), tflops in LONG_RUNS:
+        source = "fbgemm" if device.startswith("grand") else "zzc0721"
+        out["matmul"].append([device, "large", "sustained", precision, "forward", m, n, k, 1, 2, 0, 2 * m * n * k / (tflops * 1e12),
+                              source])
+
+
 OPERATOR_DEVICE = {"A100-SXM4-80GB": "a100-sxm4-80gb", "GH200-120GB (H100 96GB HBM3)": "gh200-96gb"}
 
 
@@ -274,6 +295,7 @@ def main():
     kernels(raw, out)
     operators(raw, out)
     cudnn(out)
+    long_runs(out)
     liger(raw, out)
     collectives(raw, out)
     stas00(out)

@@ -105,7 +105,7 @@ def narayanan(rows):
             continue
         zero3 = r["zero"] == "3"
         stated = r["vp"].isdigit()
-        out.add(source="narayanan-2021", row=i + 2, profile="deepspeed" if zero3 else "megatron-2022", model_name=r["model"],
+        out.add(source="narayanan-2021", row=i + 2, profile="deepspeed-2021" if zero3 else "megatron-2021", model_name=r["model"],
                 **model_columns(r, vocab=r["vocab"], **GPT), machine="hgx-a100-hdr", devices=r["gpus"], tp=r["tp"], pp=r["pp"],
                 vpp=r["vp"] if stated else 1, zero=r["zero"], sequence_parallel="false", recompute="full", precision="fp16",
                 micro_batch=r["micro_batch"], seq_len=r["seq_len"], global_batch_tokens=int(r["global_batch"]) * int(r["seq_len"]),
@@ -199,7 +199,8 @@ def torchtitan(rows):
 
 
 def simumax(rows):
-    """Megatron-Core on one node of B200, models with few layers. Peak memory is what the allocator had handed out (live)."""
+    """Megatron-Core on one node of B200, models with few layers. Peak memory is what the allocator had handed out (live). The launch
+    scripts of the runs (simu_tools/megatron_scripts/scripts/run_pretrain_*.sh) ask for no overlap of gradients or weights."""
     mla = {"kv_heads": 128, "head_dim": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128,
            "dense_layers": 1}
     experts = {"deepseekv2": {"experts": 160, "top_k": 6, "moe_ffn": 1536, "shared_experts": 2, **mla},
@@ -213,7 +214,8 @@ def simumax(rows):
                 sequence_parallel="true" if r["tp"] != "1" else "false", recompute="none", precision="bf16", micro_batch=r["micro_batch"],
                 seq_len=r["seq_len"],
                 global_batch_tokens=int(r["micro_batch"]) * int(r["microbatches"]) * int(r["dp"]) * int(r["seq_len"]), attention="fused",
-                cp_kind="ulysses" if cp > 1 else "", measured_step_s=number(f"{float(r['real_iter_ms']) / 1000:.5f}"),
+                overlap="false", cp_kind="ulysses" if cp > 1 else "",
+                measured_step_s=number(f"{float(r['real_iter_ms']) / 1000:.5f}"),
                 measured_bytes=round(float(r["real_peak_alloc_gib"]) * GIB), measured_memory_kind="live", measured_status="ok",
                 assumed="dense_layers" if r["model"] == "deepseekv2" else "")
     return out

@@ -271,9 +271,28 @@ T Trainer<T>::validation_loss(std::span<const int32_t> tokens) const {
   return still.loss(tokens);
 }
 
+namespace {
+
+/// The learning rate of step n, counted from 0: warm-up peak (n + 1) / w; then, of the steps that are left to fall in, the share p
+/// that has passed gives floor + (peak - floor) times 1 - p (linear; of WSD over its last steps) or (1 + cos(pi p)) / 2.
+float scheduled_rate(const LearningRate& lr, int64_t n) {
+  using Kind = LearningRate::Kind;
+  const double peak = lr.peak, fall = lr.peak - lr.floor;
+  if (n + 1 < lr.warmup_steps)
+    return static_cast<float>(peak * (static_cast<double>(n + 1) / static_cast<double>(lr.warmup_steps)));
+  if (lr.kind == Kind::kConstant) return lr.peak;
+  const int64_t from = lr.kind == Kind::kWsd ? lr.total_steps - lr.decay_steps : lr.warmup_steps;
+  double p = static_cast<double>(n - from) / static_cast<double>(lr.total_steps - from);
+  if (p < 0) p = 0;
+  const double left = lr.kind == Kind::kCosine ? (std::cos(std::acos(-1.0) * p) + 1) / 2 : 1 - p;
+  return static_cast<float>(double{lr.floor} + fall * left);
+}
+
+}  // namespace
+
 template <class T>
 void Trainer<T>::update_one(size_t parameter, const Tensor<T>& gradient) {
-  const float lr = learning_rate_at(train_.learning_rate, step_);
+  const float lr = scheduled_rate(train_.learning_rate, step_);
   const float decay = decays(parameters_[parameter].kind) ? train_.weight_decay : 0.0f;
   if (train_.optimizer == Optimizer::kSgd) {
     sgd(values_[parameter], gradient, lr, decay);

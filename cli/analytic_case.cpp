@@ -1,0 +1,127 @@
+#include "cli/analytic_case.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "reports/format.h"
+
+namespace shardlab {
+namespace {
+
+using analytic::MemoryPart;
+using analytic::TimePart;
+
+bool same(const Device& a, const Device& b) {
+  return a.id == b.id && a.architecture == b.architecture && a.memory_bytes == b.memory_bytes &&
+         a.memory_bytes_per_s == b.memory_bytes_per_s && a.peak_flops == b.peak_flops && a.link_bytes_per_s == b.link_bytes_per_s &&
+         a.power_w == b.power_w && a.constants == b.constants && a.provenance == b.provenance;
+}
+
+/// All that the estimate reads of a machine.
+bool same(const Machine& a, const Machine& b) {
+  return a.id == b.id && a.devices_per_node == b.devices_per_node && a.nodes == b.nodes &&
+         a.inter_bytes_per_s == b.inter_bytes_per_s && a.fabric == b.fabric && a.local == b.local && same(a.device, b.device);
+}
+
+/// Whether two cases differ in their points alone.
+bool same_study(const Case& a, const Case& b) {
+  return a.profile == b.profile && a.model == b.model && a.layout.bucket_bytes == b.layout.bucket_bytes &&
+         a.layout.fsdp == b.layout.fsdp && a.train.grad_norm == b.train.grad_norm && a.canonical == b.canonical &&
+         a.train.dropout == b.train.dropout && a.train.optimizer == b.train.optimizer && same(a.machine, b.machine);
+}
+
+CaseOutcome refused(CaseOutcome outcome, const Error& error) {
+  outcome.status = Status::kRefused;
+  outcome.reason = error.hint.empty() ? error.message : error.message + "; " + error.hint;
+  return outcome;
+}
+
+}  // namespace
+
+struct AnalyticCaseRunner::Study {
+  Case config;  ///< the first of its cases
+  analytic::Prepared prepared;
+  analytic::Estimator estimator;
+};
+
+AnalyticCaseRunner::AnalyticCaseRunner() = default;
+AnalyticCaseRunner::~AnalyticCaseRunner() = default;
+
+Prediction prediction_of(const analytic::Estimate& e) {
+  Prediction p;
+  p.step_s = e.step_s;
+  p.compute_s = e.part(TimePart::kForward) + e.part(TimePart::kBackward) + e.part(TimePart::kRecompute) + e.part(TimePart::kUpdate);
+  p.exposed_comm_s = e.part(TimePart::kTensorParallel) + e.part(TimePart::kContextParallel) + e.part(TimePart::kExpertParallel) +
+                     e.part(TimePart::kDataParallel);
+  p.bubble_fraction = e.step_s > 0 ? e.part(TimePart::kPipeline) / e.step_s : 0;
+  p.peak_bytes = e.memory.live();
+  p.arena_bytes = e.memory.reserved();
+  p.wire_bytes = std::llround(e.wire_total());
+  const auto at = [&](BufferClass c) -> int64_t& { return p.memory.bytes[static_cast<size_t>(c)]; };
+  at(BufferClass::kParameter) = e.memory[MemoryPart::kParameters];
+  at(BufferClass::kGradient) = e.memory[MemoryPart::kGradients];
+  at(BufferClass::kMaster) = e.memory[MemoryPart::kMaster];
+  at(BufferClass::kMoment) = e.memory[MemoryPart::kMoments];
+  at(BufferClass::kActivation) = e.memory[MemoryPart::kActivations];
+  at(BufferClass::kTemporary) = e.memory[MemoryPart::kTransient] + e.memory[MemoryPart::kLogits];
+  at(BufferClass::kBuffer) = e.memory[MemoryPart::kBuckets] + e.memory[MemoryPart::kGathered];
+  at(BufferClass::kWorkspace) = e.memory[MemoryPart::kWorkspace];
+  p.extrapolated = e.transferred;
+  return p;
+}
+
+Result<AnalyticCaseRunner::Study*> AnalyticCaseRunner::study_of(const Case& config) {
+  for (size_t i = studies_.size(); i-- > 0;)  // the last is the likeliest
+    if (same_study(studies_[i]->config, config)) return studies_[i].get();
+  auto prepared = analytic::prepare(config);
+  if (!prepared.ok()) return prepared.error();
+  studies_.push_back(std::make_unique<Study>(Study{config, *prepared, analytic::Estimator(*prepared)}));
+  return studies_.back().get();
+}
+
+CaseOutcome AnalyticCaseRunner::run(const Case& config, Mode) {
+  const std::lock_guard lock(mutex_);
+  CaseOutcome outcome;
+  outcome.config = config;
+  outcome.parameters = parameter_count(config.model);
+  const auto study = study_of(config);
+  if (!study.ok()) return refused(std::move(outcome), study.error());
+  const auto point = analytic::point_of(config);
+  if (!point.ok()) return refused(std::move(outcome), point.error());
+  if (const auto legal = explain((*study)->prepared, *point); !legal.ok()) return refused(std::move(outcome), legal.error());
+  const analytic::Estimate estimate = (*study)->estimator(*point);
+  outcome.predicted = prediction_of(estimate);
+  const int64_t need = estimate.memory.device(), have = memory_per_rank(config);
+  if (have <= 0 || need <= have) return outcome;
+  outcome.status = Status::kOom;
+  outcome.reason =
+      fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id);
+  return outcome;
+}
+
+std::optional<CaseOutcome> BatchSink::recorded(std::string_view id, std::string_view version) const {
+  return directory_.store().recorded(id, version);
+}
+
+void BatchSink::append(const CaseOutcome& outcome) {
+  constexpr size_t kMost = 4096;
+  waiting_.push_back(outcome);
+  if (waiting_.size() >= kMost || std::chrono::steady_clock::now() - saved_ > std::chrono::seconds(1)) flush();
+}
+
+void BatchSink::flush() {
+  if (!waiting_.empty()) directory_.append(std::span<const CaseOutcome>(waiting_));
+  waiting_.clear();
+  saved_ = std::chrono::steady_clock::now();
+}
+
+void SparseProgress::finished(const CaseOutcome&, const Progress& p) {
+  constexpr double kPeriod = 2;
+  if (p.elapsed_s - told_ < kPeriod) return;
+  told_ = p.elapsed_s;
+  fmt::print(stderr, "[{}/{}] {} ok, {} refused, {} do not fit{}\n", p.done, p.total, p.ok, p.refused, p.oom,
+             p.remaining_s ? fmt::format(", {} left", seconds_text(*p.remaining_s)) : "");
+}
+
+}  // namespace shardlab

@@ -1,0 +1,58 @@
+// A sweep's cases at the analytic resolution: no plan, no files of their own, saved in batches.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "reports/store.h"
+#include "simulator/analytic/analytic.h"
+#include "sweeps/driver.h"
+
+namespace shardlab {
+
+/// The estimate of one case as a row of results.csv. `peak_bytes` is the worst stage's live peak, `arena_bytes` what the
+/// framework's allocator holds; `extrapolated` says that a constant was transferred from another device.
+Prediction prediction_of(const analytic::Estimate& estimate);
+
+/// Estimates cases. Remembers what cases of one model, machine and profile share.
+class AnalyticCaseRunner final : public CaseRunner {
+ public:
+  AnalyticCaseRunner();
+  ~AnalyticCaseRunner() override;
+  CaseOutcome run(const Case& config, Mode mode) override;
+
+ private:
+  struct Study;
+  Result<Study*> study_of(const Case& config);
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Study>> studies_;
+};
+
+/// Keeps outcomes in the run directory, many at a time: after a second, or a few thousand.
+class BatchSink final : public ResultSink {
+ public:
+  explicit BatchSink(RunDirectory& directory) : directory_(directory) {}
+  std::optional<CaseOutcome> recorded(std::string_view id, std::string_view version) const override;
+  void append(const CaseOutcome& outcome) override;
+  /// Saves what is waiting; to be called once at the end.
+  void flush();
+
+ private:
+  RunDirectory& directory_;
+  std::vector<CaseOutcome> waiting_;
+  std::chrono::steady_clock::time_point saved_ = std::chrono::steady_clock::now();
+};
+
+/// Progress of many short cases: a line every two seconds.
+class SparseProgress final : public ProgressSink {
+ public:
+  void started(const Point&, const Progress&) override {}
+  void finished(const CaseOutcome& outcome, const Progress& progress) override;
+
+ private:
+  double told_ = 0;
+};
+
+}  // namespace shardlab

@@ -1,0 +1,17 @@
+// Which strategies go together: every pair of choices on a small model that each can be used on, put before `check`.
+#pragma once
+
+#include "reports/table.h"
+
+namespace shardlab {
+
+/// One row and one column a choice: "yes" where the two go together, and where not the number of the reason in `refused_pairs`.
+Table pair_matrix();
+
+/// The pairs that are refused: number, the two choices, why, and what to do instead.
+Table refused_pairs();
+
+/// Every pair once: the two choices, whether they go together, why not, what to do instead. For programs.
+Table pair_list();
+
+}  // namespace shardlab

@@ -1,0 +1,336 @@
+#include "cli/search_space.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "cli/common.h"
+#include "sweeps/machines.h"
+#include "sweeps/models.h"
+#include "sweeps/values.h"
+
+namespace shardlab {
+namespace {
+
+using search::Space;
+
+Error usage(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(at, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+/// A whole number that the axes can hold; they say themselves what is too small.
+Result<int32_t> number(const std::string& key, const std::string& text) {
+  const auto value = parse_count(text);
+  if (!value || *value < std::numeric_limits<int32_t>::min() || *value > std::numeric_limits<int32_t>::max())
+    return usage(fmt::format("{} `{}` is no number of this size", key, text), "whole numbers, several separated by commas");
+  return static_cast<int32_t>(*value);
+}
+
+Result<void> read_numbers(const std::string& key, const std::string& text, std::vector<int32_t>& values) {
+  for (const std::string& word : split(text, ',')) {
+    const auto value = number(key, word);
+    if (!value.ok()) return value.error();
+    values.push_back(*value);
+  }
+  return {};
+}
+
+/// Words of one of the estimate's enumerations.
+template <class Enum>
+Result<void> read_words(const std::string& key, const std::string& text, const std::string& known, std::vector<Enum>& values) {
+  for (const std::string& word : split(text, ',')) {
+    Enum value{};
+    if (!analytic::read(word, &value)) return usage(fmt::format("{} `{}` is unknown", key, word), "use " + known);
+    values.push_back(value);
+  }
+  return {};
+}
+
+/// "none", or "optimizer=cpu,activations=cpu".
+Result<void> read_offload(const std::string& text, Space& space) {
+  search::Offload offload;
+  if (text != "none")
+    for (const std::string& word : split(text, ',')) {
+      const std::vector<std::string> sides = split(word, '=');
+      search::Medium medium{};
+      const bool known = sides.size() == 2 && (sides[0] == "activations" || sides[0] == "optimizer" || sides[0] == "parameters");
+      if (!known || !analytic::read(sides[1], &medium))
+        return usage(fmt::format("offload `{}` is unknown", word), "use none, or a list like optimizer=cpu,activations=nvme");
+      (sides[0] == "activations" ? offload.activations : sides[0] == "optimizer" ? offload.optimizer : offload.parameters) = medium;
+    }
+  space.offload = {offload};
+  return {};
+}
+
+Result<void> read_flags(const std::string& key, const std::string& text, std::vector<uint8_t>& values) {
+  for (const std::string& word : split(text, ',')) {
+    const auto value = parse_bool(word);
+    if (!value) return usage(fmt::format("{} `{}` is no truth", key, word), "use true or false");
+    values.push_back(*value ? 1 : 0);
+  }
+  return {};
+}
+
+constexpr const char* kSchedules =
+    "none, afab, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, v-half, v-min, dualpipe, dualpipe-v";
+
+/// One axis that a flag can pin.
+struct AxisFlag {
+  const char* key;
+  const char* help;
+};
+constexpr std::array<AxisFlag, 16> kAxes{{
+    {"dp", "data-parallel ranks"},
+    {"tp", "tensor-parallel ranks"},
+    {"pp", "pipeline stages"},
+    {"vpp", "virtual stages a rank"},
+    {"cp", "context-parallel ranks"},
+    {"ep", "expert-parallel ranks"},
+    {"zero", "0 to 3"},
+    {"schedule", "none, afab, 1f1b, ..."},
+    {"sequence_parallel", "true or false"},
+    {"recompute", "none, selective, full, or modules joined by +"},
+    {"offload", "none, or optimizer=cpu,activations=cpu (one value)"},
+    {"precision", "fp32, bf16, fp16, fp8 or fp4 (one value; bf16 where none is given)"},
+    {"micro_batch", "sequences of a micro-batch on one rank"},
+    {"grad_accumulation", "micro-batches of a step"},
+    {"hybrid_shard", "ranks that share one copy of the state under zero 3; 0: all"},
+    {"cp_kind", "ring, zigzag, striped, all-gather, ulysses"},
+}};
+
+Result<void> read_axis(const std::string& key, const std::string& text, Space& space) {
+  const std::pair<const char*, std::vector<int32_t>*> numbers[] = {{"dp", &space.dp},
+                                                                   {"tp", &space.tp},
+                                                                   {"pp", &space.pp},
+                                                                   {"vpp", &space.vpp},
+                                                                   {"cp", &space.cp},
+                                                                   {"ep", &space.ep},
+                                                                   {"zero", &space.zero},
+                                                                   {"micro_batch", &space.micro_batch},
+                                                                   {"grad_accumulation", &space.grad_accumulation},
+                                                                   {"hybrid_shard", &space.hybrid_shard}};
+  for (const auto& [name, values] : numbers)
+    if (key == name) return read_numbers(key, text, *values);
+  if (key == "schedule") return read_words(key, text, kSchedules, space.schedule);
+  if (key == "cp_kind") return read_words(key, text, "ring, zigzag, striped, all-gather, ulysses", space.cp_kind);
+  if (key == "recompute") return read_words(key, text, "none, selective, full, or modules joined by +", space.recompute);
+  if (key == "sequence_parallel") return read_flags(key, text, space.sequence_parallel);
+  if (key == "offload") return read_offload(text, space);
+  const auto precision = precision_named(text);
+  if (!precision) return usage(fmt::format("precision `{}` is unknown", text), "use fp32, bf16, fp16, fp8 or fp4");
+  space.precision = *precision;
+  return {};
+}
+
+std::string hyphenated(std::string key) {
+  std::replace(key.begin(), key.end(), '_', '-');
+  return key;
+}
+
+Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& space) {
+  space.seq_len = std::min<int64_t>(model.max_positions > 0 ? model.max_positions : 4096, 4096);
+  if (!flags.seq_len.empty()) {
+    const auto value = parse_count(flags.seq_len);
+    if (!value || *value < 1) return usage(fmt::format("--seq-len {} is no size", flags.seq_len), "a whole number from 1");
+    space.seq_len = *value;
+  }
+  if (model.max_positions > 0 && space.seq_len > model.max_positions)
+    return usage(fmt::format("--seq-len {}, and {} has {} positions", space.seq_len, model.name, model.max_positions),
+                 "lower --seq-len");
+  const auto tokens = parse_count(flags.global_batch_tokens);
+  if (!tokens || *tokens < 1)
+    return usage(fmt::format("--global-batch-tokens {} is no size", flags.global_batch_tokens), "a whole number: 4Mi, 1048576");
+  if (*tokens % space.seq_len != 0)
+    return usage(
+        fmt::format("--global-batch-tokens {} is no multiple of seq_len {}", *tokens, space.seq_len),
+        fmt::format("{} and {} are", *tokens / space.seq_len * space.seq_len, (*tokens / space.seq_len + 1) * space.seq_len));
+  space.sequences = *tokens / space.seq_len;
+  return {};
+}
+
+Result<Space> space_of(const SearchFlags& flags, const Model& model) {
+  Space space;
+  SHARDLAB_TRY(read_numbers("devices", flags.devices, space.devices));
+  std::sort(space.devices.begin(), space.devices.end());
+  space.devices.erase(std::unique(space.devices.begin(), space.devices.end()), space.devices.end());
+  for (const auto& [key, text] : flags.axes)
+    if (!text.empty()) SHARDLAB_TRY(read_axis(key, text, space));
+  SHARDLAB_TRY(read_batch(flags, model, space));
+  SHARDLAB_TRY(check(space));
+  return space;
+}
+
+Result<double> tokens_of(const SearchFlags& flags) {
+  if (flags.tokens.empty()) return 0.0;
+  const auto tokens = parse_number(flags.tokens);
+  if (!tokens || *tokens <= 0) return usage(fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T");
+  return *tokens;
+}
+
+std::string text_of(bool v) { return v ? "true" : "false"; }
+
+}  // namespace
+
+void add_search_flags(CLI::App& verb, SearchFlags& flags) {
+  verb.add_option("--model", flags.model, "a preset (`shardlab model list`) or the path of a Hugging Face config.json")->required();
+  verb.add_option("--machine", flags.machine, "a preset (`shardlab machine list`), a machine file, or `local`")->required();
+  verb.add_option("--machine-file", flags.machine_file, "calibrated machine file that `local` means");
+  verb.add_option("--devices", flags.devices, "devices to use, all of them; several numbers separated by commas are all searched")
+      ->required();
+  verb.add_option("--global-batch-tokens,--global_batch_tokens", flags.global_batch_tokens, "tokens of a step over all ranks")
+      ->required();
+  verb.add_option("--seq-len,--seq_len", flags.seq_len, "tokens of a sequence; the model's positions, at most 4096, by default");
+  verb.add_option("--profile", flags.profile, "the framework whose run is predicted")->default_val("shardlab");
+  verb.add_option("--objective", flags.objective, "time, memory or cost (device hours)")->default_val("time");
+  verb.add_option("--top", flags.top, "layouts to rank")->default_val(10)->check(number_in(1, 100'000));
+  verb.add_option("--tokens", flags.tokens, "tokens of a whole training run: adds its days, cost, energy and CO2");
+  verb.add_option("--device-hour-usd", flags.device_hour_usd, "price of one device for an hour")->check(number_in(0, 1e6));
+  verb.add_option("--site-overhead", flags.site_overhead, "energy of the site over that of the devices")
+      ->default_val(1.5)
+      ->check(number_in(1, 100));
+  verb.add_option("--kg-co2-per-kwh", flags.kg_co2_per_kwh, "of the electricity")->default_val(0.4)->check(number_in(0, 100));
+  verb.add_option("--out", flags.out, "a folder for results.csv, pareto.csv, lost.csv and best.yaml, saved as the search goes");
+  flags.axes.reserve(kAxes.size());
+  for (const auto& [key, help] : kAxes) {
+    flags.axes.emplace_back(key, "");
+    std::string names = "--" + hyphenated(key);
+    if (hyphenated(key) != key) names += std::string(",--") + key;
+    verb.add_option(names, flags.axes.back().second, fmt::format("pins an axis to these values: {}", help));
+  }
+}
+
+const search::Study& SearchTask::study_of(const search::Point& point) const {
+  for (const search::Study& study : studies)
+    if (study.devices == point.world_size()) return study;
+  return studies.front();
+}
+
+Result<SearchTask> search_task(const SearchFlags& flags) {
+  const auto objective = search::objective_named(flags.objective);
+  if (!objective) return usage(fmt::format("--objective {} is unknown", flags.objective), "use time, memory or cost");
+  const auto model = load_model(flags.model);
+  if (!model.ok()) return model.error();
+  auto machine = flags.machine == "local"
+                     ? load_local_machine(flags.machine_file.empty() ? default_machine_file() : flags.machine_file)
+                     : load_machine(flags.machine);
+  if (!machine.ok()) return machine.error();
+  const auto profile = analytic::profile_named(flags.profile);
+  if (!profile.ok()) return profile.error();
+  const auto space = space_of(flags, *model);
+  if (!space.ok()) return space.error();
+  const auto tokens = tokens_of(flags);
+  if (!tokens.ok()) return tokens.error();
+
+  SearchTask task{.model_name = model->name, .machine = *machine, .parameters = parameter_count(*model), .space = *space};
+  task.tokens = *tokens;
+  task.price = {flags.device_hour_usd, 0, flags.site_overhead, flags.kg_co2_per_kwh};
+  task.options = {.objective = *objective, .top = flags.top, .capacity_bytes = machine->device.memory_bytes};
+  for (const int32_t devices : space->devices) {
+    task.machine.nodes = (devices + machine->devices_per_node - 1) / machine->devices_per_node;
+    if (machine->local && task.machine.nodes > 1)
+      return usage(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
+    // What shardlab's own executor has besides is as sweep files have it where they do not say.
+    auto prepared = prepare(analytic::shape_of(*model), task.machine, *profile, {}, {.bucket_bytes = Layout{}.bucket_bytes});
+    if (!prepared.ok()) return prepared.error();
+    task.studies.push_back({devices, *prepared});
+  }
+  return task;
+}
+
+std::string offload_words(const search::Point& p) {
+  std::string text;
+  for (const auto& [what, medium] :
+       {std::pair{"activations", p.offload_activations}, {"optimizer", p.offload_optimizer}, {"parameters", p.offload_parameters}})
+    if (medium != search::Medium::kDevice) text += fmt::format("{}{}={}", text.empty() ? "" : ",", what, name_of(medium));
+  return text.empty() ? "none" : text;
+}
+
+std::vector<std::pair<std::string, std::string>> words_of(const search::Point& p) {
+  std::vector<std::pair<std::string, std::string>> words{{"dp", fmt::to_string(p.dp)},
+                                                         {"tp", fmt::to_string(p.tp)},
+                                                         {"pp", fmt::to_string(p.pp)},
+                                                         {"vpp", fmt::to_string(p.vpp)},
+                                                         {"cp", fmt::to_string(p.cp)},
+                                                         {"ep", fmt::to_string(p.ep)},
+                                                         {"zero", fmt::to_string(p.zero)},
+                                                         {"schedule", std::string(name_of(p.schedule))},
+                                                         {"sequence_parallel", text_of(p.sequence_parallel)},
+                                                         {"recompute", name_of(p.recompute)},
+                                                         {"offload", offload_words(p)},
+                                                         {"precision", std::string(name_of(p.precision))},
+                                                         {"micro_batch", fmt::to_string(p.micro_batch)},
+                                                         {"grad_accumulation", fmt::to_string(p.grad_accumulation)},
+                                                         {"seq_len", fmt::to_string(p.seq_len)}};
+  if (p.hybrid_shard > 0) words.emplace_back("hybrid_shard", fmt::to_string(p.hybrid_shard));
+  if (p.cp > 1) words.emplace_back("cp_kind", std::string(name_of(p.cp_kind)));
+  return words;
+}
+
+std::string layout_words(const search::Point& p) {
+  std::string text = fmt::format("dp{}", p.dp);
+  for (const auto& [name, size] : {std::pair{"tp", p.tp}, {"pp", p.pp}, {"vpp", p.vpp}, {"cp", p.cp}, {"ep", p.ep}})
+    if (size > 1) text += fmt::format(" {}{}", name, size);
+  if (p.zero > 0) text += fmt::format(" zero{}", p.zero);
+  if (p.hybrid_shard > 0) text += fmt::format(" shard{}", p.hybrid_shard);
+  if (p.pp > 1 || p.schedule != analytic::Schedule::kNone) text += fmt::format(" {}", name_of(p.schedule));
+  if (p.sequence_parallel) text += " sp";
+  if (p.cp > 1) text += fmt::format(" {}", name_of(p.cp_kind));
+  if (p.recompute.modules != 0) text += fmt::format(" {}", name_of(p.recompute));
+  if (offload_words(p) != "none") text += fmt::format(" offload:{}", offload_words(p));
+  return text + fmt::format(" mb{} x{}", p.micro_batch, p.grad_accumulation);
+}
+
+std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const search::Point& point) {
+  // Paths in a sweep file are relative to its folder.
+  const auto named = [](const std::string& name, bool is_path) {
+    return is_path ? std::filesystem::absolute(name).string() : name;
+  };
+  const bool model_file = flags.model.find('/') != std::string::npos || flags.model.ends_with(".json");
+  const bool machine_file =
+      flags.machine.find('/') != std::string::npos || flags.machine.ends_with(".yaml") || flags.machine.ends_with(".yml");
+  const Machine& machine = task.study_of(point).prepared.machine();
+  std::string text = fmt::format("version: 1\nname: {}-on-{}\nmode: simulate\n", task.model_name, point.world_size());
+  text += fmt::format("model: {}\n", named(flags.model, model_file));
+  if (flags.machine == "local")
+    text += "machine: {local: true}\n";
+  else
+    text += fmt::format("machine: {{{}: {}, nodes: {}}}\n", machine_file ? "file" : "preset", named(flags.machine, machine_file),
+                        machine.nodes);
+  text += fmt::format("profile: {}\n", flags.profile);
+  for (const auto& [key, value] : words_of(point)) {
+    if (key == "offload" && value != "none") {
+      std::string map = value;
+      std::string yaml;
+      for (const char c : map) yaml += c == '=' ? ": " : c == ',' ? ", " : std::string(1, c);
+      text += fmt::format("offload: {{{}}}\n", yaml);
+    } else {
+      text += fmt::format("{}: {}\n", key, value);
+    }
+  }
+  return text;
+}
+
+std::string options_of(const SearchFlags& flags, const search::Point& point) {
+  std::string text = fmt::format("--model {} --machine {} --devices {}", flags.model, flags.machine, point.world_size());
+  if (!flags.machine_file.empty()) text += " --machine-file " + flags.machine_file;
+  if (flags.profile != "shardlab") text += " --profile " + flags.profile;
+  for (const auto& [key, value] : words_of(point)) {
+    const bool plain = (value == "1" && (key == "vpp" || key == "cp" || key == "ep")) || value == "none" || value == "false";
+    if (!plain) text += fmt::format(" --{} {}", hyphenated(key), value);
+  }
+  return text;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,48 @@
+// The words of `shardlab search` as a space of layouts, and layouts back as words.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "simulator/search/search.h"
+
+namespace shardlab {
+
+struct SearchFlags {
+  std::string model, machine, machine_file, profile = "shardlab", objective = "time", out, format;
+  std::string devices, global_batch_tokens, seq_len, tokens;
+  std::vector<std::pair<std::string, std::string>> axes;  ///< key and values, in the words of the sweep file
+  int top = 10;
+  double device_hour_usd = 0, site_overhead = 1.5, kg_co2_per_kwh = 0.4;
+};
+void add_search_flags(CLI::App& verb, SearchFlags& flags);
+
+/// What the flags ask for.
+struct SearchTask {
+  std::string model_name;
+  Machine machine;  ///< with as many nodes as the largest number of devices needs
+  int64_t parameters = 0;
+  search::Space space;
+  search::Options options;
+  std::vector<search::Study> studies;
+  double tokens = 0;  ///< of a whole training run; 0: not asked
+  analytic::RunPrice price;
+
+  const search::Study& study_of(const search::Point& point) const;
+};
+Result<SearchTask> search_task(const SearchFlags& flags);
+
+/// Every layout key of a point with its value, in the words of the command line and of sweep files.
+std::vector<std::pair<std::string, std::string>> words_of(const search::Point& point);
+/// "dp8 tp8 pp4 1f1b full mb2": sizes of 1 and what is the default left out.
+std::string layout_words(const search::Point& point);
+std::string offload_words(const search::Point& point);
+/// The same layout as a sweep file with one point, and as options of another verb.
+std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const search::Point& point);
+std::string options_of(const SearchFlags& flags, const search::Point& point);
+
+}  // namespace shardlab

@@ -1,0 +1,244 @@
+#include "cli/search_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "plan/base/hash.h"
+#include "reports/columns.h"
+#include "sweeps/values.h"
+
+namespace shardlab {
+namespace {
+
+using analytic::TimePart;
+using search::Candidate;
+
+/// Whole numbers and truths of `words_of` as such.
+Value typed(const std::string& word) {
+  if (const auto truth = parse_bool(word)) return *truth;
+  const bool digits = !word.empty() && std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (const auto count = digits ? parse_count(word) : std::nullopt) return *count;
+  return word;
+}
+
+/// A figure of a layout under the name that it has in results.csv.
+struct Figure {
+  std::string name;
+  Unit unit;
+  std::string heading;
+  Value value;
+};
+
+Value mfu(const SearchTask& task, const Candidate& c) {
+  const auto& peaks = task.machine.device.peak_flops;
+  const Precision precision = c.point.precision;
+  auto peak = peaks.find(std::string(name_of(precision)));
+  if (peak == peaks.end() && precision == Precision::kFp16) peak = peaks.find("bf16");
+  if (peak == peaks.end() || peak->second <= 0) return {};
+  return c.estimate.model_flops / (c.device_seconds() * peak->second);
+}
+
+double seconds_in(const Candidate& c, std::initializer_list<TimePart> parts) {
+  double sum = 0;
+  for (const TimePart part : parts) sum += c.estimate.part(part);
+  return sum;
+}
+
+std::vector<Figure> figures_of(const SearchTask& task, const Candidate& c) {
+  const analytic::Estimate& e = c.estimate;
+  std::vector<Figure> figures{
+      {"predicted_step_s", Unit::kSeconds, "step", e.step_s},
+      {"predicted_tokens_per_s", Unit::kTokensPerSecond, "tokens/s", e.tokens_per_s(c.point)},
+      {"predicted_mfu", Unit::kFraction, "MFU", mfu(task, c)},
+      {"predicted_peak_bytes", Unit::kBytes, "live peak", e.memory.live()},
+      {"predicted_reserved_bytes", Unit::kBytes, "reserved", e.memory.reserved()},
+      {"predicted_device_bytes", Unit::kBytes, "device", e.memory.device()},
+      {"predicted_wire_bytes", Unit::kBytes, "wire", e.wire_total()},
+      {"predicted_compute_s", Unit::kSeconds, "compute",
+       seconds_in(c, {TimePart::kForward, TimePart::kBackward, TimePart::kRecompute, TimePart::kUpdate})},
+      {"predicted_exposed_comm_s", Unit::kSeconds, "exposed comm",
+       seconds_in(c, {TimePart::kTensorParallel, TimePart::kContextParallel, TimePart::kExpertParallel, TimePart::kDataParallel})},
+      {"predicted_bubble_fraction", Unit::kFraction, "bubble", e.part(TimePart::kPipeline) / e.step_s},
+      {"predicted_device_s", Unit::kSeconds, "device time", c.device_seconds()}};
+  if (task.tokens <= 0) return figures;
+  const analytic::RunBill bill = analytic::bill(task.study_of(c.point).prepared, c.point, e, task.tokens, task.price);
+  figures.push_back({"predicted_days", Unit::kNone, "days", bill.days});
+  figures.push_back({"predicted_device_hours", Unit::kCount, "device hours", bill.device_hours});
+  figures.push_back({"predicted_usd", Unit::kCount, "USD", task.price.device_hour_usd > 0 ? Value(bill.usd) : Value()});
+  figures.push_back({"predicted_kwh", Unit::kCount, "kWh", bill.kwh});
+  figures.push_back({"predicted_kg_co2", Unit::kCount, "kg CO2", bill.kg_co2});
+  return figures;
+}
+
+nlohmann::ordered_json json_of(const Value& value) {
+  if (const auto* truth = std::get_if<bool>(&value)) return *truth;
+  if (const auto* count = std::get_if<int64_t>(&value)) return *count;
+  if (const auto* number = std::get_if<double>(&value)) return *number;
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  return nullptr;
+}
+
+nlohmann::ordered_json layout_json(const search::Point& point) {
+  nlohmann::ordered_json json;
+  for (const auto& [key, word] : words_of(point)) json[key] = json_of(typed(word));
+  return json;
+}
+
+nlohmann::ordered_json candidate_json(const SearchTask& task, const Candidate& c) {
+  nlohmann::ordered_json json = layout_json(c.point);
+  for (const Figure& f : figures_of(task, c)) json[f.name] = json_of(f.value);
+  for (size_t i = 0; i < analytic::kTimeParts; ++i)
+    json["predicted_parts_s"][std::string(name_of(static_cast<TimePart>(i)))] = c.estimate.parts[i];
+  for (size_t i = 0; i < analytic::kMemoryParts; ++i)
+    json["predicted_memory_bytes"][std::string(name_of(static_cast<analytic::MemoryPart>(i)))] = c.estimate.memory.bytes[i];
+  json["worst_stage"] = c.estimate.worst_stage;
+  json["transferred"] = c.estimate.transferred;
+  return json;
+}
+
+nlohmann::ordered_json loser_json(const search::Loser& l) {
+  nlohmann::ordered_json json{{"reason", l.reason()}, {"points", l.points}, {"nearest", layout_json(l.nearest)}};
+  json["predicted_step_s"] = l.seconds > 0 ? nlohmann::ordered_json(l.seconds) : nlohmann::ordered_json();
+  json["predicted_device_bytes"] = l.bytes > 0 ? nlohmann::ordered_json(l.bytes) : nlohmann::ordered_json();
+  return json;
+}
+
+/// Values by the names of results.csv of one layout that is `ok`.
+std::map<std::string, Value> row_of(const SearchTask& task, const Candidate& c) {
+  std::map<std::string, Value> row{{"status", std::string("ok")},
+                                   {"name", layout_words(c.point)},
+                                   {"model", task.model_name},
+                                   {"parameters", task.parameters},
+                                   {"machine", task.machine.id},
+                                   {"world_size", c.point.world_size()},
+                                   {"global_batch_tokens", c.point.tokens_per_step()}};
+  uint64_t id = hash_text(task.model_name + " " + task.machine.id);
+  for (const auto& [key, word] : words_of(c.point)) {
+    row[key] = typed(word);
+    id = hash_text(fmt::format(" {}={}", key, word), id);
+  }
+  row["case_id"] = fmt::format("{:016x}", id);
+  for (const Figure& f : figures_of(task, c)) row[f.name] = f.value;
+  return row;
+}
+
+}  // namespace
+
+Table layout_table(const SearchTask& task, std::span<const Candidate> layouts) {
+  // A layout has the keys that some need and others do not; a row of each.
+  std::vector<std::map<std::string, Value>> rows;
+  std::vector<TableColumn> keys, figures;
+  const auto add = [](std::vector<TableColumn>& columns, TableColumn column) {
+    const bool known = std::any_of(columns.begin(), columns.end(), [&](const TableColumn& c) { return c.name == column.name; });
+    if (!known) columns.push_back(std::move(column));
+  };
+  for (const Candidate& c : layouts) {
+    std::map<std::string, Value> row;
+    for (const auto& [key, word] : words_of(c.point)) row[key] = typed(word), add(keys, {key});
+    for (const Figure& f : figures_of(task, c)) row[f.name] = f.value, add(figures, {f.name, f.unit, f.heading});
+    rows.push_back(std::move(row));
+  }
+  Table table{{{"rank"}}, {}};
+  table.columns.insert(table.columns.end(), keys.begin(), keys.end());
+  table.columns.insert(table.columns.end(), figures.begin(), figures.end());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::vector<Value> cells{static_cast<int64_t>(i + 1)};
+    for (size_t c = 1; c < table.columns.size(); ++c) cells.push_back(rows[i][table.columns[c].name]);
+    table.rows.push_back(std::move(cells));
+  }
+  return table;
+}
+
+Table without_usual_columns(const Table& table) {
+  const std::map<std::string, std::vector<Value>> usual{{"vpp", {int64_t{1}}},
+                                                        {"cp", {int64_t{1}}},
+                                                        {"ep", {int64_t{1}}},
+                                                        {"sequence_parallel", {false}},
+                                                        {"offload", {std::string("none")}},
+                                                        {"hybrid_shard", {Value()}},
+                                                        {"cp_kind", {Value()}},
+                                                        {"predicted_usd", {Value()}}};
+  // Of all rows alike, and said above the table or of interest to files alone.
+  const auto left_out = [](const std::string& name) {
+    for (const char* n : {"seq_len", "precision", "predicted_wire_bytes", "predicted_compute_s", "predicted_device_s"})
+      if (name == n) return true;
+    return false;
+  };
+  Table kept;
+  kept.rows.resize(table.rows.size());
+  for (size_t c = 0; c < table.columns.size(); ++c) {
+    const auto known = usual.find(table.columns[c].name);
+    const bool plain = known != usual.end() && std::all_of(table.rows.begin(), table.rows.end(),
+                                                           [&](const auto& row) { return row[c] == known->second[0]; });
+    if (plain || left_out(table.columns[c].name)) continue;
+    kept.columns.push_back(table.columns[c]);
+    for (size_t r = 0; r < table.rows.size(); ++r) kept.rows[r].push_back(table.rows[r][c]);
+  }
+  return kept;
+}
+
+Table loser_table(const search::Found& found) {
+  Table table{{{"points", Unit::kCount},
+               {"reason", Unit::kNone, "lost because"},
+               {"nearest", Unit::kNone, "nearest", true},
+               {"predicted_step_s", Unit::kSeconds, "its step"},
+               {"predicted_device_bytes", Unit::kBytes, "its bytes"}},
+              {}};
+  for (const search::Loser& l : found.losers)
+    table.rows.push_back({l.points, l.reason(), layout_words(l.nearest), l.seconds > 0 ? Value(l.seconds) : Value(),
+                          l.bytes > 0 ? Value(l.bytes) : Value()});
+  return table;
+}
+
+nlohmann::ordered_json to_json(const SearchTask& task, const search::Found& found, double seconds) {
+  nlohmann::ordered_json json{{"model", task.model_name},
+                              {"machine", task.machine.id},
+                              {"objective", std::string(name_of(task.options.objective))},
+                              {"points", found.counts.points},
+                              {"evaluated", found.counts.evaluated},
+                              {"bounded", found.counts.bounded},
+                              {"seconds", seconds},
+                              {"complete", !found.stopped}};
+  for (const auto& [key, list] : {std::pair{"layouts", &found.best}, {"pareto", &found.front}}) {
+    json[key] = nlohmann::ordered_json::array();
+    for (const Candidate& c : *list) json[key].push_back(candidate_json(task, c));
+  }
+  json["refused"] = nlohmann::ordered_json::object();
+  json["lost"] = nlohmann::ordered_json::array();
+  for (const search::Loser& l : found.losers) {
+    const bool refused =
+        l.loss == search::Loss::kIllegal || l.loss == search::Loss::kUndivided || l.loss == search::Loss::kTooLarge;
+    if (refused) json["refused"][l.reason()] = l.points;
+    json["lost"].push_back(loser_json(l));
+  }
+  return json;
+}
+
+Table results_table(const SearchTask& task, const search::Found& found) {
+  Table table;
+  for (const CaseColumn& column : case_columns()) table.columns.push_back({std::string(column.name), column.unit});
+  const size_t shared = table.columns.size();
+  table.columns.push_back({"rank"});
+  table.columns.push_back({"pareto"});
+  const auto add = [&](const Candidate& c, Value rank, bool pareto) {
+    const auto row = row_of(task, c);
+    std::vector<Value> cells;
+    for (size_t i = 0; i < shared; ++i) {
+      const auto at = row.find(table.columns[i].name);
+      cells.push_back(at == row.end() ? Value() : at->second);
+    }
+    cells.push_back(std::move(rank)), cells.emplace_back(pareto);
+    table.rows.push_back(std::move(cells));
+  };
+  const auto holds = [](const std::vector<Candidate>& list, const Candidate& c) {
+    return std::any_of(list.begin(), list.end(), [&](const Candidate& o) { return o.point == c.point; });
+  };
+  for (size_t i = 0; i < found.best.size(); ++i) add(found.best[i], static_cast<int64_t>(i + 1), holds(found.front, found.best[i]));
+  for (const Candidate& c : found.front)
+    if (!holds(found.best, c)) add(c, {}, true);
+  return table;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,23 @@
+// What a run keeps from step to step beside its parameters' state: persistent buffers of class `other`, the same on every rank,
+// which the session reads by name and checkpoints carry from one layout to another.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace shardlab {
+
+/// i32[1]: updates made so far. Where a role has it, the learning rate and the optimizer's bias correction go by it; elsewhere
+/// every step makes one, and they go by the step's number.
+inline constexpr std::string_view kAppliedSteps = "steps.applied";
+/// f32[1]: what the loss is multiplied by; persistent where it moves.
+inline constexpr std::string_view kLossScaleBuffer = "loss_scale";
+
+/// Whether buffers of that name are the run's: what else strategies keep (an error that is fed back, say) is a rank's own.
+constexpr bool names_run_state(std::string_view name) {
+  for (const std::string_view family : std::array<std::string_view, 4>{"steps.", "loss_scale", "guard.", "amax."})
+    if (name.starts_with(family)) return true;
+  return false;
+}
+
+}  // namespace shardlab

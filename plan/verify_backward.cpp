@@ -1,0 +1,710 @@
+// Rules 3 and 4, backward from forward: an op of phase I or W reads what the forward op of its label, layer and micro-batch read
+// and made, the same parameters, and as the gradient of that op's result exactly what the chain rule gives.
+//
+// The programs of all roles are replayed together, a message passing what it carries on to its receiver, with nothing known of a
+// window but what it holds (`Held`). Forward ops enter a ledger (`ChainRule`); backward ops are held to it by the table in
+// `sources_of`, which says for each operand what it must be. A forward op that runs again must read what it read the first time,
+// and makes the same values. What kernels make that the core does not know by name is identified but not derived; sums over
+// micro-batches are followed by rule 4 (plan/verify_gradients.cpp) and not here.
+//
+// Gradients that the plan takes of a value that was read in parts are not derived either.
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string_view>
+
+#include "plan/base/hash.h"
+#include "plan/op_fields.h"
+#include "plan/verify_chain.h"
+
+namespace shardlab::verifying {
+namespace {
+
+constexpr std::string_view kAgain = ".again";
+
+/// What an operand of a backward op must be.
+struct Source {
+  enum class Kind : uint8_t {
+    kGradient,  ///< the gradient of the forward op's first result
+    kRead,      ///< the forward op's read `index`
+    kMade,      ///< the forward op's write `index`
+    kTerm,      ///< another gradient, added to the result
+    kFree,      ///< an old value of a sum over micro-batches
+  } kind = Kind::kFree;
+  size_t index = 0;
+};
+
+/// The operands of an op of phase I or W in order, as plan/op.h states them. Those beyond the list are free.
+std::vector<Source> sources_of(const Work& work) {
+  using Kind = Source::Kind;
+  constexpr Source kGradient{Kind::kGradient, 0}, kX{Kind::kRead, 0}, kParameter{Kind::kRead, 1}, kY{Kind::kMade, 0},
+      kSaved{Kind::kMade, 1}, kTerm{Kind::kTerm, 0};
+  const bool input = phase_of(work) == Phase::kI;
+  return std::visit(Overload{
+                        [&](const Embed&) {
+                          return std::vector{kX, kGradient};
+                        },
+                        [&](const Norm&) {
+                          return input ? std::vector{kGradient, kX, kParameter, kSaved, kTerm} : std::vector{kGradient, kX, kSaved};
+                        },
+                        [&](const Linear&) {
+                          return input ? std::vector{kGradient, kParameter} : std::vector{kX, kGradient};
+                        },
+                        [&](const Attention&) {
+                          return std::vector{kGradient, kY, kSaved, kX};
+                        },
+                        [&](const Activation&) {
+                          return std::vector{kGradient, kX};
+                        },
+                        [&](const auto&) { return std::vector{kGradient}; },  // positions, rope, residual, dropout
+                    },
+                    work);
+}
+
+/// How a forward op depends on a read, for its gradient.
+enum class Way : uint8_t { kNone, kTerm, kPass };
+
+Way way_of(const Work& work, size_t read) {
+  return std::visit(Overload{
+                        [&](const Embed&) { return Way::kNone; },
+                        [&](const Residual&) { return read < 2 ? Way::kPass : Way::kNone; },
+                        [&](const Add&) { return Way::kPass; },
+                        [&](const Positions&) { return read == 0 ? Way::kPass : Way::kNone; },
+                        [&](const CrossEntropy& w) {
+                          const bool back = w.part == CrossEntropy::Part::kFused || w.part == CrossEntropy::Part::kGrad;
+                          return read == 0 && back ? Way::kTerm : Way::kNone;
+                        },
+                        [&](const auto&) { return read == 0 ? Way::kTerm : Way::kNone; },
+                    },
+                    work);
+}
+
+/// All that the ops of one label must agree on, as text. Apart are what accumulates or adds a residual, a bias, which a gradient of
+/// the input has no use for, and the part of a loss.
+class Settings {
+ public:
+  static std::string of(Work work) {
+    Settings s;
+    s.text_ = kind_of(work);
+    std::visit([&](auto& w) { op_fields(s, w); }, work);
+    return s.text_;
+  }
+  void flag(std::string_view name, bool on) {
+    if (on && name != "accumulate" && name != "residual" && name != "bias") text_ += fmt::format(" {}", name);
+  }
+  template <class T>
+  void number(std::string_view name, const T& value, const T&) {
+    if constexpr (std::is_arithmetic_v<T>) text_ += fmt::format(" {}={}", name, value);
+  }
+  template <class T, class Names>
+  void choice(std::string_view, T, const Names&, T) {}
+  void text(std::string_view, const std::string&) {}
+  void comm(std::string_view, CommId) {}
+
+ private:
+  std::string text_;
+};
+
+/// A slot, followed to what owns its storage.
+struct Place {
+  Window window;
+  bool bound = false;  ///< its root is
+  bool slice = false;  ///< belongs to one micro-batch
+  bool flat = false;   ///< neither: a parameter, perhaps
+};
+
+struct Act {
+  enum class Kind : uint8_t { kAlloc, kFree, kLoad, kForward, kBackward, kKernel, kAdd, kFill, kTransfer, kSend, kReceive, kOther };
+  Kind kind = Kind::kOther;
+  const Op* op = nullptr;
+  uint64_t label = 0;
+  bool again = false;
+  int32_t settings = -1;
+  std::vector<int32_t> reads, writes;  ///< slots
+  std::vector<Source> sources;         ///< of kBackward
+};
+
+struct Script {
+  std::vector<Place> slots;
+  std::vector<Act> acts;
+};
+
+Act::Kind kind_of_act(const Op& op) {
+  using Kind = Act::Kind;
+  const Phase phase = phase_of(op.work);
+  if (std::holds_alternative<Kernel>(op.work)) return Kind::kKernel;
+  if (phase == Phase::kF || std::holds_alternative<CrossEntropy>(op.work)) return Kind::kForward;
+  if (phase != Phase::kNone) return Kind::kBackward;
+  if (std::holds_alternative<LoadBatch>(op.work)) return Kind::kLoad;
+  if (std::holds_alternative<Add>(op.work)) return Kind::kAdd;
+  if (std::holds_alternative<Fill>(op.work)) return Kind::kFill;
+  if (std::holds_alternative<Copy>(op.work) || std::holds_alternative<Collective>(op.work)) return Kind::kTransfer;
+  if (std::holds_alternative<Send>(op.work)) return Kind::kSend;
+  if (std::holds_alternative<Recv>(op.work)) return Kind::kReceive;
+  return Kind::kOther;
+}
+
+class Compiler {
+ public:
+  Script compile(const Segment& segment) {
+    Script script;
+    for (size_t s = 0; s < segment.slots.size(); ++s) {
+      const Slot& slot = segment.slots[s];
+      const Window w = window_of(segment, SlotId(static_cast<int32_t>(s)));
+      script.slots.push_back({w, segment.slots[static_cast<size_t>(w.root)].kind == SlotKind::kBound,
+                              slot.type.micro == Micro::kSlice, slot.type.micro == Micro::kNone});
+    }
+    for (const Step& step : segment.steps) script.acts.push_back(act_of(step));
+    return script;
+  }
+
+  const std::string& settings(int32_t number) const { return texts_[static_cast<size_t>(number)]; }
+
+ private:
+  Act act_of(const Step& step) {
+    Act act;
+    if (const auto* alloc = std::get_if<AllocSlot>(&step)) {
+      act.kind = Act::Kind::kAlloc;
+      act.writes = {alloc->slot.value};
+      return act;
+    }
+    if (const auto* free = std::get_if<FreeSlot>(&step)) {
+      act.kind = Act::Kind::kFree;
+      act.writes = {free->slot.value};
+      return act;
+    }
+    const Op& op = std::get<Op>(step);
+    act.op = &op;
+    act.kind = kind_of_act(op);
+    std::string_view label = op.label;
+    act.again = label.ends_with(kAgain);
+    if (act.again) label.remove_suffix(kAgain.size());
+    act.label = hash_text(label);
+    const std::string text = Settings::of(op.work);
+    const auto [at, fresh] = numbers_.try_emplace(text, static_cast<int32_t>(texts_.size()));
+    if (fresh) texts_.push_back(text);
+    act.settings = at->second;
+    if (act.kind == Act::Kind::kBackward) act.sources = sources_of(op.work);
+    for (const SlotId s : op.reads) act.reads.push_back(s.value);
+    for (const SlotId s : op.writes) act.writes.push_back(s.value);
+    return act;
+  }
+
+  std::map<std::string, int32_t> numbers_;
+  std::vector<std::string> texts_;
+};
+
+/// Elements [begin, end) of a storage hold one thing.
+struct Extent {
+  int64_t begin = 0, end = 0;
+  Held held;
+};
+using Storage = std::vector<Extent>;
+
+struct Region {
+  Storage* storage = nullptr;
+  int64_t begin = 0, end = 0;
+  int32_t root = -1;  ///< role buffer, or -1 for a local
+};
+
+/// What the roles send one another: the n-th send of a communicator from one role to another is for the n-th receive there.
+class Mail {
+ public:
+  void send(CommId comm, int from, int to, const Held& held) { brought_[next(comm, from, to, 0)] = held; }
+  /// The number of a message, which may not have been sent yet.
+  size_t receive(CommId comm, int from, int to) { return next(comm, from, to, 1); }
+  const std::optional<Held>& brought(uint64_t message) const { return brought_[message]; }
+  /// It is not known what the message brings.
+  void give_up(uint64_t message) { brought_[message] = Held{}; }
+
+ private:
+  struct Line {
+    std::vector<size_t> messages;
+    std::array<size_t, 2> used{};  ///< sends and receives so far
+  };
+  size_t next(CommId comm, int from, int to, size_t side) {
+    Line& line = lines_[{comm.value, from, to}];
+    const size_t n = line.used[side]++;
+    if (n == line.messages.size()) {
+      line.messages.push_back(brought_.size());
+      brought_.emplace_back();
+    }
+    return line.messages[n];
+  }
+
+  std::map<std::array<int, 3>, Line> lines_;
+  std::vector<std::optional<Held>> brought_;
+};
+
+/// The program of one role, which stops where it reads what no message has brought yet.
+class Replay {
+ public:
+  Replay(const Plan& plan, int role, const Compiler& compiler, const std::vector<Script>& scripts, ChainRule& rule, Mail& mail,
+         Report& report);
+
+  /// Plays on to the end, or to an op whose message is not there yet; with `give_up` past that op. True if it came any further.
+  bool advance(bool give_up);
+  bool is_done() const { return item_ >= role_.program.size(); }
+
+ private:
+  bool play_call(bool give_up);
+  void play(const Act& act);
+  bool has_mail(const Act& act, bool give_up);
+  void play_load(const Act& act);
+  void play_forward(const Act& act);
+  void play_again(const Act& act, int32_t node);
+  void play_backward(const Act& act);
+  void play_kernel(const Act& act);
+  void play_add(const Act& act);
+  void play_transfer(const Act& act);
+  void send(const Act& act, const Send& send);
+  void receive(const Act& act, const Recv& receive);
+  void check_batch(const Act& act);
+  void check_loss_parts(const Act& act, int32_t node);
+  /// What a backward operand is, against what it must be; the gradient that it adds to the result, if it does.
+  void check_operand(const Act& act, size_t i, int32_t node, std::optional<uint64_t>& sum);
+  void check_gradient(const Act& act, size_t i, int32_t node);
+  void check_same(const Act& act, size_t i, const Held& noted, std::string_view which);
+  void check_settings(const Act& act, int32_t node);
+
+  Region region(int32_t slot);
+  Held parameter_at(const Region& at) const;
+  Held read(int32_t slot);
+  void read_all(const Act& act);
+  void write(int32_t slot, const Held& held);
+  template <class F>
+  void for_values(int32_t slot, F f);
+  void consume(const Act& act, int32_t node);
+  uint64_t key(const Act& act) const {
+    const uint64_t at = static_cast<uint64_t>(call_->layer + 1) << 32 | static_cast<uint64_t>(call_->micro_batch + 1);
+    return mix(mix(act.label + static_cast<uint64_t>(role_index_)) + at);
+  }
+  Site site(const Act& act) const { return {role_index_, segment_, act.op, call_}; }
+  const std::string& name(int32_t slot) const { return segment_->slots[static_cast<size_t>(slot)].name; }
+  template <class... T>
+  void fault(Rule rule, const Act& act, fmt::format_string<T...> format, T&&... values) {
+    report_.add(rule, role_index_, op_name(*segment_, *act.op, *call_), fmt::format(format, std::forward<T>(values)...));
+  }
+
+  const Plan& plan_;
+  const Role& role_;
+  const int role_index_;
+  const Compiler& compiler_;
+  const std::vector<Script>& scripts_;
+  ChainRule& rule_;
+  Mail& mail_;
+  Report& report_;
+  struct Link {
+    int64_t begin, end;
+    int32_t parameter;
+  };
+  std::vector<Window> buffers_;
+  std::vector<std::vector<Link>> links_;  ///< by root: where parameters lie in it
+  std::vector<Storage> storages_, locals_;
+  std::vector<Held> held_;  ///< what the op in play reads
+  size_t item_ = 0, act_ = 0;
+  const Call* call_ = nullptr;
+  const Segment* segment_ = nullptr;
+  const Script* script_ = nullptr;
+};
+
+Replay::Replay(const Plan& plan, int role, const Compiler& compiler, const std::vector<Script>& scripts, ChainRule& rule,
+               Mail& mail, Report& report)
+    : plan_(plan),
+      role_(plan.roles[static_cast<size_t>(role)]),
+      role_index_(role),
+      compiler_(compiler),
+      scripts_(scripts),
+      rule_(rule),
+      mail_(mail),
+      report_(report),
+      links_(role_.buffers.size()),
+      storages_(role_.buffers.size()) {
+  for (size_t b = 0; b < role_.buffers.size(); ++b) {
+    buffers_.push_back(window_of(role_, BufferId(static_cast<int32_t>(b))));
+    const Window& w = buffers_.back();
+    if (role_.buffers[b].parameter >= 0 && w.shard.empty())
+      links_[static_cast<size_t>(w.root)].push_back({w.begin, w.begin + w.length, role_.buffers[b].parameter});
+  }
+  for (auto& links : links_) std::ranges::stable_sort(links, {}, &Link::begin);
+}
+
+bool Replay::advance(bool give_up) {
+  const size_t item = item_, act = act_;
+  for (; item_ < role_.program.size() && !report_.full(); ++item_) {
+    const Item& at = role_.program[item_];
+    if (const auto* alloc = std::get_if<Alloc>(&at)) {
+      storages_[alloc->buffer.index()].clear();
+    } else if (const auto* call = std::get_if<Call>(&at)) {
+      call_ = call;
+      segment_ = &plan_.segments[call->segment.index()];
+      script_ = &scripts_[call->segment.index()];
+      if (!play_call(give_up)) break;
+      give_up = false;
+    }
+  }
+  return item_ != item || act_ != act;
+}
+
+bool Replay::play_call(bool give_up) {
+  if (locals_.size() < script_->slots.size()) locals_.resize(script_->slots.size());
+  for (; act_ < script_->acts.size(); ++act_) {
+    if (!has_mail(script_->acts[act_], give_up)) return false;
+    play(script_->acts[act_]);
+  }
+  act_ = 0;
+  return true;
+}
+
+/// Puts what messages brought where the op reads it. A receive may be issued long before what it waits for can be sent, so that
+/// only a read waits.
+bool Replay::has_mail(const Act& act, bool give_up) {
+  for (const int32_t slot : act.reads) {
+    const Region at = region(slot);
+    for (Extent& e : *at.storage) {
+      if (e.held.kind != Held::Kind::kMessage || e.end <= at.begin || at.end <= e.begin) continue;
+      if (!mail_.brought(e.held.what) && give_up) mail_.give_up(e.held.what);
+      const auto& brought = mail_.brought(e.held.what);
+      if (!brought) return false;
+      e.held = *brought;
+    }
+  }
+  return true;
+}
+
+Region Replay::region(int32_t slot) {
+  const Place& place = script_->slots[static_cast<size_t>(slot)];
+  Region at;
+  AxisSet shard = place.window.shard;
+  at.begin = place.window.begin;
+  if (place.bound) {
+    const Window& w = buffers_[call_->binding[static_cast<size_t>(place.window.root)].index()];
+    at.storage = &storages_[static_cast<size_t>(w.root)];
+    at.root = w.root;
+    at.begin += w.begin;
+    shard = shard | w.shard;
+  } else {
+    at.storage = &locals_[static_cast<size_t>(place.window.root)];
+  }
+  at.end = at.begin + place.window.length * plan_.mesh.size(shard);
+  return at;
+}
+
+/// By the buffer's own word: that what is gathered or copied there is this parameter is for rule 3 to prove.
+Held Replay::parameter_at(const Region& at) const {
+  if (at.root < 0) return {};
+  const auto& links = links_[static_cast<size_t>(at.root)];
+  const auto after = std::upper_bound(links.begin(), links.end(), at.begin, [](int64_t v, const Link& l) { return v < l.begin; });
+  if (after == links.begin()) return {};
+  const Link& link = *(after - 1);
+  if (at.end > link.end) return {};
+  return {Held::Kind::kParameter, static_cast<uint64_t>(link.parameter), at.begin - link.begin};
+}
+
+Held Replay::read(int32_t slot) {
+  const Place& place = script_->slots[static_cast<size_t>(slot)];
+  const Region at = region(slot);
+  if (place.flat) return parameter_at(at);
+  if (!place.slice) return {};
+  Held held;
+  uint64_t several = 0;
+  for (const Extent& e : *at.storage) {
+    if (e.end <= at.begin || at.end <= e.begin || e.held.kind == Held::Kind::kUnknown) continue;
+    Held here = e.held;
+    here.shift += std::max(at.begin, e.begin) - e.begin;
+    several = mix(several ^ mix(here.what) ^ mix(static_cast<uint64_t>(here.shift) * 8 + static_cast<uint64_t>(here.kind)));
+    if (held.kind == Held::Kind::kUnknown || held.kind == Held::Kind::kZero)
+      held = here;
+    else if (here.kind != Held::Kind::kZero)
+      held = {Held::Kind::kSeveral, several, 0};
+  }
+  return held;
+}
+
+void Replay::read_all(const Act& act) {
+  held_.clear();
+  for (const int32_t slot : act.reads) held_.push_back(read(slot));
+}
+
+void Replay::write(int32_t slot, const Held& held) {
+  const Region at = region(slot);
+  Storage& storage = *at.storage;
+  if (storage.empty() || (storage.size() == 1 && at.begin <= storage[0].begin && storage[0].end <= at.end)) {
+    storage.assign(1, {at.begin, at.end, held});
+    return;
+  }
+  Storage kept;
+  for (const Extent& e : storage) {
+    if (e.begin < at.begin) kept.push_back({e.begin, std::min(e.end, at.begin), e.held});
+    if (e.end <= at.end) continue;
+    Extent right = e;
+    right.begin = std::max(e.begin, at.end);
+    right.held.shift += right.begin - e.begin;
+    kept.push_back(right);
+  }
+  kept.push_back({at.begin, at.end, held});
+  storage = std::move(kept);
+}
+
+/// Calls f(value, whole) for every value that lies in the slot.
+template <class F>
+void Replay::for_values(int32_t slot, F f) {
+  if (!script_->slots[static_cast<size_t>(slot)].slice) return;
+  const Region at = region(slot);
+  for (const Extent& e : *at.storage)
+    if (e.begin < at.end && at.begin < e.end && e.held.kind == Held::Kind::kValue)
+      f(e.held, e.held.shift == 0 && at.begin <= e.begin && e.end <= at.end);
+}
+
+/// Enters the op's readings of values into the ledger.
+void Replay::consume(const Act& act, int32_t node) {
+  for (size_t i = 0; i < act.reads.size(); ++i) {
+    const Way way = way_of(act.op->work, i);
+    if (way == Way::kNone) continue;
+    const bool alone = held_[i].kind == Held::Kind::kValue;
+    for_values(act.reads[i], [&](const Held& value, bool whole) {
+      if (!whole || !alone)
+        rule_.hide(value);
+      else if (way == Way::kTerm)
+        rule_.consume(value, node);
+      else
+        rule_.pass(value, node);
+    });
+  }
+}
+
+void Replay::play(const Act& act) {
+  using Kind = Act::Kind;
+  switch (act.kind) {
+    case Kind::kAlloc:
+    case Kind::kFree: return region(act.writes[0]).storage->clear();
+    case Kind::kLoad: return play_load(act);
+    case Kind::kForward: return play_forward(act);
+    case Kind::kBackward: return play_backward(act);
+    case Kind::kKernel: return play_kernel(act);
+    case Kind::kAdd: return play_add(act);
+    case Kind::kTransfer: return play_transfer(act);
+    case Kind::kSend: return send(act, std::get<Send>(act.op->work));
+    case Kind::kReceive: return receive(act, std::get<Recv>(act.op->work));
+    case Kind::kFill: {
+      const bool zero = std::get<Fill>(act.op->work).value == 0;
+      return write(act.writes[0], zero ? Held{Held::Kind::kZero, 0, 0} : Held{});
+    }
+    case Kind::kOther: break;
+  }
+  for (const int32_t slot : act.writes)
+    if (script_->slots[static_cast<size_t>(slot)].slice) write(slot, {});
+}
+
+/// The batch of a micro-batch is one, however often it is read.
+void Replay::play_load(const Act& act) {
+  Act by_content = act;
+  by_content.label = std::get<LoadBatch>(act.op->work).targets ? hash_text("targets") : hash_text("tokens");
+  const uint64_t k = key(by_content);
+  int32_t node = rule_.find(k);
+  if (node < 0) node = rule_.add(k, site(act), act.settings, {}, 1);
+  write(act.writes[0], rule_.made(node, 0));
+}
+
+void Replay::play_forward(const Act& act) {
+  read_all(act);
+  const uint64_t k = key(act);
+  const int32_t first = act.again ? rule_.find(k) : -1;
+  if (first >= 0) return play_again(act, first);
+  const int32_t node = rule_.add(k, site(act), act.settings, held_, act.writes.size());
+  consume(act, node);
+  check_batch(act);
+  const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
+  if (loss) check_loss_parts(act, node);
+  for (size_t i = 0; i < act.writes.size(); ++i)
+    write(act.writes[i], loss && i == 1 ? Held{Held::Kind::kGradient, ChainRule::term_of(node), 0} : rule_.made(node, i));
+}
+
+/// An op that runs again reads what it read, and makes the same values.
+void Replay::play_again(const Act& act, int32_t node) {
+  check_settings(act, node);
+  if (rule_.node(node).reads != act.reads.size() || rule_.node(node).writes != act.writes.size())
+    return fault(Rule::kValues, act, "runs again with other operands than the first time");
+  for (size_t i = 0; i < act.reads.size(); ++i) check_same(act, i, rule_.read(node, i), "what the op read when it first ran");
+  const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
+  for (size_t i = 0; i < act.writes.size(); ++i)
+    write(act.writes[i], loss && i == 1 ? Held{Held::Kind::kGradient, ChainRule::term_of(node), 0} : rule_.made(node, i));
+}
+
+/// Embeddings read tokens; losses read targets, which are the tokens shifted by one.
+void Replay::check_batch(const Act& act) {
+  const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
+  const size_t at = loss ? 1 : 0;
+  if ((!loss && !std::holds_alternative<Embed>(act.op->work)) || held_.size() <= at) return;
+  if (held_[at].kind != Held::Kind::kValue) return;
+  const auto* load = std::get_if<LoadBatch>(&rule_.node(rule_.maker(held_[at])).op->work);
+  if (load != nullptr && load->targets != loss)
+    fault(Rule::kValues, act, "reads %{}, which are {}", name(act.reads[at]),
+          load->targets ? "targets and no tokens" : "tokens and no targets");
+}
+
+/// The parts of a loss over a vocabulary in slices are of one loss: the same logits and targets, and what the part before made.
+void Replay::check_loss_parts(const Act& act, int32_t node) {
+  for (size_t i = 2; i < act.reads.size(); ++i) {
+    if (held_[i].kind != Held::Kind::kValue || rule_.is_trusted(held_[i])) continue;
+    const int32_t part = rule_.maker(held_[i]);
+    const Node& before = rule_.node(part);
+    if (!std::holds_alternative<CrossEntropy>(before.op->work)) {
+      fault(Rule::kValues, act, "reads %{}, which {} made and no part of a loss", name(act.reads[i]), before.op->label);
+      continue;
+    }
+    check_settings(act, part);
+    for (size_t j = 0; j < std::min<size_t>(before.reads, i); ++j)
+      if (rule_.read(part, j) != rule_.read(node, j) && rule_.read(part, j).kind != Held::Kind::kUnknown &&
+          rule_.read(node, j).kind != Held::Kind::kUnknown)
+        fault(Rule::kValues, act, "reads %{} with other operands than {}, which made %{}", name(act.reads[j]), before.op->label,
+              name(act.reads[i]));
+  }
+}
+
+void Replay::play_backward(const Act& act) {
+  read_all(act);
+  const int32_t node = rule_.find(key(act));
+  const bool of_slice = std::ranges::any_of(act.reads, [&](int32_t s) { return script_->slots[static_cast<size_t>(s)].slice; });
+  if (node < 0) {
+    if (of_slice) fault(Rule::kGradients, act, "goes back through what no forward op of this label, layer and micro-batch did");
+    return;
+  }
+  check_settings(act, node);
+  std::optional<uint64_t> sum = ChainRule::term_of(node);
+  for (size_t i = 0; i < std::min(act.reads.size(), act.sources.size()); ++i) check_operand(act, i, node, sum);
+  for (const int32_t slot : act.writes) {
+    const bool slice = script_->slots[static_cast<size_t>(slot)].slice;
+    if (slice) write(slot, sum ? Held{Held::Kind::kGradient, *sum, 0} : Held{});
+  }
+}
+
+void Replay::check_operand(const Act& act, size_t i, int32_t node, std::optional<uint64_t>& sum) {
+  const Source source = act.sources[i];
+  switch (source.kind) {
+    case Source::Kind::kGradient: return check_gradient(act, i, node);
+    case Source::Kind::kRead: return check_same(act, i, rule_.read(node, source.index), "what the forward op of this label read");
+    case Source::Kind::kMade: return check_same(act, i, rule_.made(node, source.index), "what the forward op of this label made");
+    case Source::Kind::kTerm:
+      if (held_[i].kind == Held::Kind::kGradient && sum) *sum += held_[i].what;
+      if (held_[i].kind == Held::Kind::kValue && !rule_.is_trusted(held_[i]))
+        fault(Rule::kGradients, act, "adds %{} to a gradient, and it is a forward value", name(act.reads[i]));
+      if (held_[i].kind != Held::Kind::kGradient && held_[i].kind != Held::Kind::kZero) sum.reset();
+      return;
+    case Source::Kind::kFree: return;
+  }
+}
+
+void Replay::check_gradient(const Act& act, size_t i, int32_t node) {
+  const Held& held = held_[i];
+  if (held.kind == Held::Kind::kGradient || held.kind == Held::Kind::kZero)
+    return rule_.expect(node, held.kind == Held::Kind::kZero ? 0 : held.what, name(act.reads[i]), site(act));
+  if (held.kind == Held::Kind::kParameter || (held.kind == Held::Kind::kValue && !rule_.is_trusted(held)))
+    fault(Rule::kGradients, act, "reads %{} as a gradient, and it is a forward value", name(act.reads[i]));
+}
+
+void Replay::check_same(const Act& act, size_t i, const Held& noted, std::string_view which) {
+  const Held& held = held_[i];
+  if (held == noted || held.kind == Held::Kind::kUnknown || noted.kind == Held::Kind::kUnknown) return;
+  const auto called = [&](const Held& h) -> std::string {
+    if (h.kind == Held::Kind::kParameter) return plan_.parameters[h.what].name;
+    if (h.kind == Held::Kind::kGradient) return "a gradient";
+    return h.kind == Held::Kind::kValue ? rule_.name_of(h) : "something else";
+  };
+  fault(Rule::kValues, act, "reads %{}, which is not {}: {} is there, {} was expected", name(act.reads[i]), which, called(held),
+        called(noted));
+}
+
+void Replay::check_settings(const Act& act, int32_t node) {
+  const int32_t first = rule_.node(node).settings;
+  if (first != act.settings)
+    fault(Rule::kGradients, act, "{} where the forward op has {}", compiler_.settings(act.settings), compiler_.settings(first));
+}
+
+/// A kernel's results are known by its label; what it reads has a gradient that only the kernel's own backward knows. One of phase
+/// none that reads values may make a gradient of them (a loss).
+void Replay::play_kernel(const Act& act) {
+  read_all(act);
+  const Phase phase = phase_of(act.op->work);
+  const bool goes_back = phase == Phase::kI || phase == Phase::kW;
+  if (!goes_back)
+    for (const int32_t slot : act.reads) for_values(slot, [&](const Held& value, bool) { rule_.hide(value); });
+  const auto is_slice = [&](int32_t s) { return script_->slots[static_cast<size_t>(s)].slice; };
+  if (std::ranges::none_of(act.writes, is_slice)) return;
+  const bool reads_slices = std::ranges::any_of(act.reads, is_slice);
+  int32_t node = -1;
+  if (!goes_back) {
+    const uint64_t k = key(act);
+    node = act.again ? rule_.find(k) : -1;
+    if (node < 0 || rule_.node(node).writes != act.writes.size())
+      node = rule_.add(k, site(act), act.settings, held_, act.writes.size());
+  }
+  for (size_t i = 0; i < act.writes.size(); ++i) {
+    if (!is_slice(act.writes[i])) continue;
+    write(act.writes[i], node < 0 ? Held{} : rule_.made(node, i));
+    if (reads_slices && node >= 0 && phase == Phase::kNone) rule_.trust(rule_.made(node, i));
+  }
+}
+
+/// Of values a value, through which the gradient passes to both; of gradients the sum of their terms.
+void Replay::play_add(const Act& act) {
+  if (!script_->slots[static_cast<size_t>(act.writes[0])].slice) return;
+  read_all(act);
+  const auto is = [&](Held::Kind kind) { return held_[0].kind == kind && held_[1].kind == kind; };
+  const auto zero = [&](size_t i) { return held_[i].kind == Held::Kind::kZero; };
+  const bool trusted =
+      std::ranges::any_of(held_, [&](const Held& h) { return h.kind == Held::Kind::kValue && rule_.is_trusted(h); });
+  if (zero(0) || zero(1)) return write(act.writes[0], zero(0) ? held_[1] : held_[0]);
+  if (is(Held::Kind::kGradient)) return write(act.writes[0], {Held::Kind::kGradient, held_[0].what + held_[1].what, 0});
+  if (is(Held::Kind::kValue) && !trusted) return play_forward(act);
+  for (const int32_t slot : act.reads) for_values(slot, [&](const Held& value, bool) { rule_.hide(value); });
+  write(act.writes[0], {});
+}
+
+/// Copies and collectives leave a value what it is. What other roles bring is not known here.
+void Replay::play_transfer(const Act& act) {
+  if (!script_->slots[static_cast<size_t>(act.writes[0])].slice) return;
+  const auto* collective = std::get_if<Collective>(&act.op->work);
+  const bool joins = collective != nullptr && joins_roles(plan_, plan_.comms[collective->comm.index()]);
+  write(act.writes[0], joins ? Held{} : read(act.reads[0]));
+}
+
+void Replay::send(const Act& act, const Send& send) {
+  const int to = peer_of(plan_, role_index_, plan_.comms[send.comm.index()], send.hop, send.cyclic);
+  if (to >= 0) mail_.send(send.comm, role_index_, to, read(act.reads[0]));
+}
+
+void Replay::receive(const Act& act, const Recv& receive) {
+  const int from = peer_of(plan_, role_index_, plan_.comms[receive.comm.index()], receive.hop, receive.cyclic);
+  if (from < 0) return write(act.writes[0], {});
+  const Held message{Held::Kind::kMessage, mail_.receive(receive.comm, from, role_index_), 0};
+  write(act.writes[0], script_->slots[static_cast<size_t>(act.writes[0])].slice ? message : Held{});
+}
+
+}  // namespace
+
+void check_backward(const Plan& plan, Report& report) {
+  Compiler compiler;
+  std::vector<Script> scripts;
+  for (const Segment& s : plan.segments) scripts.push_back(compiler.compile(s));
+  ChainRule rule(report);
+  Mail mail;
+  std::deque<Replay> roles;
+  for (size_t r = 0; r < plan.roles.size(); ++r)
+    roles.emplace_back(plan, static_cast<int>(r), compiler, scripts, rule, mail, report);
+  const size_t before = report.count();
+  const auto done = [](const Replay& r) { return r.is_done(); };
+  while (!report.full() && !std::ranges::all_of(roles, done)) {
+    bool any = false;
+    for (Replay& r : roles) any |= r.advance(false);
+    if (any) continue;
+    // Rule 6 has proved that no plan gets here; what the message brings is not known then.
+    const auto waiting = std::ranges::find_if(roles, [&](const Replay& r) { return !done(r); });
+    waiting->advance(true);
+  }
+  if (report.count() == before) rule.settle();
+}
+
+}  // namespace shardlab::verifying

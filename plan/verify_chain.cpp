@@ -1,0 +1,60 @@
+#include "plan/verify_chain.h"
+
+#include "plan/base/hash.h"
+
+namespace shardlab::verifying {
+
+uint64_t ChainRule::mix_term(int32_t n) { return mix(static_cast<uint64_t>(n) + 1); }
+
+int32_t ChainRule::find(uint64_t key) const {
+  const auto found = by_key_.find(key);
+  return found == by_key_.end() ? -1 : found->second;
+}
+
+int32_t ChainRule::add(uint64_t key, const Site& site, int32_t settings, const std::vector<Held>& reads, size_t made) {
+  const auto n = static_cast<int32_t>(nodes_.size());
+  nodes_.push_back({site.op, site.call, settings, held_.size(), static_cast<uint32_t>(reads.size()), static_cast<uint32_t>(made)});
+  held_.insert(held_.end(), reads.begin(), reads.end());
+  for (size_t i = 0; i < made; ++i) {
+    held_.push_back({Held::Kind::kValue, values_.size(), 0});
+    values_.push_back({.maker = n});
+  }
+  by_key_[key] = n;
+  return n;
+}
+
+void ChainRule::pass(const Held& value, int32_t n) {
+  Value& v = values_[value.what];
+  passes_.push_back({made(n, 0).what, v.first_pass});
+  v.first_pass = static_cast<int32_t>(passes_.size()) - 1;
+}
+
+std::string ChainRule::name_of(const Held& value) const {
+  const Node& made_by = node(maker(value));
+  std::string text = "what ";
+  if (made_by.call->layer >= 0) text += fmt::format("layers.{} ", made_by.call->layer);
+  if (made_by.call->micro_batch >= 0) text += fmt::format("m{} ", made_by.call->micro_batch);
+  return text + made_by.op->label + " made";
+}
+
+void ChainRule::settle() {
+  // A result is numbered after what it was made of, so that one way back through the numbers meets every gradient complete.
+  for (size_t v = values_.size(); v-- > 0;)
+    for (int32_t p = values_[v].first_pass; p >= 0; p = passes_[static_cast<size_t>(p)].next) {
+      const Value& result = values_[passes_[static_cast<size_t>(p)].result];
+      values_[v].terms += result.terms;
+      values_[v].hidden |= result.hidden;
+    }
+  for (const Check& check : checks_) {
+    if (report_.full()) return;
+    const Value& value = values_[check.value];
+    if (value.hidden || value.terms == check.terms) continue;
+    report_.add(
+        Rule::kGradients, check.site.role, op_name(*check.site.segment, *check.site.op, *check.site.call),
+        fmt::format("reads %{}, which is not the gradient of {}, summed over all that read it: a path back is missing, one too "
+                    "many, or leads past an op",
+                    check.slot, name_of({Held::Kind::kValue, check.value, 0})));
+  }
+}
+
+}  // namespace shardlab::verifying

@@ -1,0 +1,121 @@
+// The chain rule as a ledger: which forward op made each value, who read it, and so of which terms its gradient is the sum.
+// Internal to plan/verify_backward.cpp and plan/verify_chain.cpp.
+//
+// A VALUE is a logical tensor of one micro-batch: copies, collectives and messages carry it about and leave it the value it is,
+// however its shards lie. A NODE is one run of a forward op. The backward op of a node, which reads the gradient of the node's
+// result, gives one TERM: the node's part of the gradient of what it read. So the gradient of a value is the sum of the terms
+// of all nodes that read it; where a node is linear with factor one (a residual's operands, an addition, positions) its term is the
+// gradient of its own result. A sum of terms is held as a sum of hashes: the order in which contributions are joined does not
+// matter, and one that is missing or there twice shows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "plan/verify_internal.h"
+
+namespace shardlab::verifying {
+
+/// What a window holds, as far as the chain rule cares.
+struct Held {
+  enum class Kind : uint8_t {
+    kUnknown,    ///< not followed: a sum over micro-batches, or made of such
+    kZero,       ///< filled with zeroes
+    kValue,      ///< value number `what`, from its element `shift` on
+    kGradient,   ///< the sum of terms `what`
+    kParameter,  ///< parameter number `what`, from its element `shift` on
+    kSeveral,    ///< unlike parts: `what` tells them apart
+    kMessage,    ///< what message number `what` brings
+  } kind = Kind::kUnknown;
+  uint64_t what = 0;
+  int64_t shift = 0;
+  friend bool operator==(const Held&, const Held&) = default;
+};
+
+/// Where an op stands, for messages.
+struct Site {
+  int role = -1;
+  const Segment* segment = nullptr;
+  const Op* op = nullptr;
+  const Call* call = nullptr;
+};
+
+/// One run of a forward op.
+struct Node {
+  const Op* op = nullptr;
+  const Call* call = nullptr;
+  int32_t settings = -1;  ///< number of its attributes' text
+  size_t first_held = 0;  ///< of its reads and then its writes, in ChainRule::held
+  uint32_t reads = 0;
+  uint32_t writes = 0;
+};
+
+class ChainRule {
+ public:
+  explicit ChainRule(Report& report) : report_(report) {}
+
+  /// The last node of this key (role, label, layer and micro-batch, as one number), or -1.
+  int32_t find(uint64_t key) const;
+  /// A new node of the key, with what it read; `made` values follow. It replaces an earlier one: a later step of the period.
+  int32_t add(uint64_t key, const Site& site, int32_t settings, const std::vector<Held>& reads, size_t made);
+
+  const Node& node(int32_t n) const { return nodes_[static_cast<size_t>(n)]; }
+  const Held& read(int32_t n, size_t i) const { return held_[node(n).first_held + i]; }
+  const Held& made(int32_t n, size_t i) const { return held_[node(n).first_held + node(n).reads + i]; }
+  /// "what layers.3 m2 attn.core made".
+  std::string name_of(const Held& value) const;
+  /// The node that made a value.
+  int32_t maker(const Held& value) const { return values_[value.what].maker; }
+
+  /// The gradient that the backward op of node `n` makes.
+  static uint64_t term_of(int32_t n) { return mix_term(n); }
+
+  /// Node `n` read the value as a whole, and its backward op gives a term.
+  void consume(const Held& value, int32_t n) { values_[value.what].terms += term_of(n); }
+  /// Node `n` read the value as a whole and passes the gradient of its result on as it is.
+  void pass(const Held& value, int32_t n);
+  /// The value was read in parts, or by a kernel whose backward the core does not know: its gradient is not derived.
+  void hide(const Held& value) { values_[value.what].hidden = true; }
+  /// What a kernel makes may be a gradient by its own account.
+  void trust(const Held& value) { values_[value.what].trusted = true; }
+  bool is_trusted(const Held& value) const { return values_[value.what].trusted; }
+
+  /// The op at `site` reads a sum of terms as the gradient of the result of node `n`; judged by `settle`, when all readers are
+  /// known.
+  void expect(int32_t n, uint64_t terms, std::string_view slot, const Site& site) {
+    checks_.push_back({made(n, 0).what, terms, slot, site});
+  }
+  void settle();
+
+ private:
+  struct Value {
+    int32_t maker = -1;
+    int32_t first_pass = -1;  ///< into passes_
+    uint64_t terms = 0;
+    bool hidden = false;
+    bool trusted = false;
+  };
+  struct PassOn {
+    uint64_t result;
+    int32_t next;
+  };
+  struct Check {
+    uint64_t value;
+    uint64_t terms;
+    std::string_view slot;
+    Site site;
+  };
+  static uint64_t mix_term(int32_t n);
+
+  Report& report_;
+  std::vector<Node> nodes_;
+  std::vector<Held> held_;
+  std::vector<Value> values_;
+  std::vector<PassOn> passes_;
+  std::vector<Check> checks_;
+  std::unordered_map<uint64_t, int32_t> by_key_;
+};
+
+}  // namespace shardlab::verifying

@@ -1,0 +1,102 @@
+#include "strategies/compression.h"
+
+namespace shardlab {
+
+Compressing::Compressing(Draft& draft, StageDraft& stage, std::string name, std::string_view strategy)
+    : draft_(draft), stage_(stage), strategy_(strategy) {
+  segment_.name = std::move(name);
+}
+
+SlotId Compressing::bound(std::string name, BufferId buffer) {
+  const Buffer& b = stage_.role.buffers[buffer.index()];
+  Slot slot;
+  slot.name = std::move(name);
+  slot.type = b.type;
+  slot.cls = b.kind;
+  slot.space = b.space;
+  slot.kind = SlotKind::kBound;
+  segment_.slots.push_back(std::move(slot));
+  binding_.push_back(buffer);
+  return SlotId(static_cast<int32_t>(segment_.slots.size()) - 1);
+}
+
+SlotId Compressing::view(std::string name, SlotId base, Type type, bool slice) {
+  Slot slot = segment_.slots[base.index()];
+  slot.name = std::move(name);
+  slot.type = std::move(type);
+  slot.kind = SlotKind::kLocal;
+  slot.view = View{base.value, 0, slice ? AxisSet::of(draft_.plan.mesh.axis("dp")) : AxisSet{}};
+  segment_.slots.push_back(std::move(slot));
+  binding_.emplace_back();
+  return SlotId(static_cast<int32_t>(segment_.slots.size()) - 1);
+}
+
+void Compressing::op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label) {
+  Op op;
+  op.work = std::move(work);
+  op.reads = std::move(reads);
+  op.writes = std::move(writes);
+  op.stream = reduction_stream(draft_);
+  op.label = std::move(label);
+  op.strategy = strategy_;
+  segment_.steps.emplace_back(std::move(op));
+}
+
+void Compressing::kernel(std::string_view name, Kernel::Rule rule, std::vector<SlotId> reads, std::vector<SlotId> writes,
+                         std::string label, int64_t flops) {
+  Kernel work;
+  work.rule = rule;
+  work.name = name;
+  work.flops = flops;
+  op(std::move(work), std::move(reads), std::move(writes), std::move(label));
+}
+
+void Compressing::collective(CollectiveKind kind, SlotId from, SlotId to, std::string label) {
+  const CommId comm = draft_.comm("dp.grads", AxisSet::of(draft_.plan.mesh.axis("dp")));
+  op(Collective{kind, ReduceOp::kSum, comm, draft_.algorithm()}, {from}, {to}, std::move(label));
+}
+
+Event Compressing::event(int unit) {
+  const std::string name = segment_.name;
+  const SegmentId id = draft_.cached(name, [&] { return std::move(segment_); });
+  return call_event(bind(id, std::move(binding_)), unit, draft_.micro_batches() - 1);
+}
+
+BufferId add_error(StageDraft& stage, std::string name, Type like) {
+  Buffer error;
+  error.name = std::move(name);
+  error.type = std::move(like);
+  error.type.micro = Micro::kNone;
+  error.kind = BufferClass::kOther;
+  error.persistent = true;
+  return add_buffer(stage, std::move(error));
+}
+
+BufferId add_message(StageDraft& stage, std::string name, Type type) {
+  Buffer message;
+  message.name = std::move(name);
+  message.type = std::move(type);
+  message.kind = BufferClass::kBuffer;
+  const BufferId id = add_buffer(stage, std::move(message));
+  stage.whole_step.push_back(id);
+  return id;
+}
+
+BufferId add_message_view(StageDraft& stage, std::string name, Type type, BufferId base) {
+  Buffer message;
+  message.name = std::move(name);
+  message.type = std::move(type);
+  message.kind = BufferClass::kBuffer;
+  message.view = View{base.value, 0, {}};
+  return add_buffer(stage, std::move(message));
+}
+
+Type message_type(const Draft& draft, Type type, DType dtype, Shape shape, Placement place, Micro micro) {
+  type = placed(std::move(type), draft.plan.mesh.axis("dp"), place);
+  type.dtype = dtype;
+  type.shape = shape;
+  type.micro = micro;
+  return type;
+}
+
+}  // namespace shardlab

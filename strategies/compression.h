@@ -1,0 +1,59 @@
+// Gradients compressed on the wire of data parallelism: what the techniques share. Each has a file of its own:
+// quantised_gradients.cpp, sparse_gradients.cpp, powersgd.cpp.
+//
+// Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what compression loses of a step's gradient stays on the rank, in
+// fp32, and is added to the next step's. The sum m = gradient + error takes the error's storage, under a type of its own, so that
+// a plan which forgets to add the one to the other is a type error; after sending, what was not sent of m stays there.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "strategies/buckets.h"
+
+namespace shardlab {
+
+void quantised_gradients(Draft& draft);
+void sparse_gradients(Draft& draft);
+void powersgd(Draft& draft);
+
+/// A segment of several ops on one stream over buffers of a stage, written op by op.
+class Compressing {
+ public:
+  Compressing(Draft& draft, StageDraft& stage, std::string name, std::string_view strategy);
+
+  /// A slot bound to `buffer`, of its type.
+  SlotId bound(std::string name, BufferId buffer);
+  /// Another name for the storage of `base`: all of it, or with `slice` this data-parallel rank's part.
+  SlotId view(std::string name, SlotId base, Type type, bool slice = false);
+  /// `flops` are per launch.
+  void kernel(std::string_view name, Kernel::Rule rule, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label,
+              int64_t flops);
+  /// Over the data-parallel ranks.
+  void collective(CollectiveKind kind, SlotId from, SlotId to, std::string label);
+  void op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label);
+  const Type& type(SlotId slot) const { return segment_.slots[slot.index()].type; }
+
+  /// The call of it. Segments of one name are alike: the first is kept.
+  Event event(int unit);
+
+ private:
+  Draft& draft_;
+  StageDraft& stage_;
+  std::string_view strategy_;
+  Segment segment_;
+  std::vector<BufferId> binding_;
+};
+
+/// What a rank keeps of one step for the next: fp32, zero at first. `like` is the type of what it is added to.
+BufferId add_error(StageDraft& stage, std::string name, Type like);
+/// A buffer for messages that lives for the step.
+BufferId add_message(StageDraft& stage, std::string name, Type type);
+/// A part of `base`, from its first element on, as a message of `type`.
+BufferId add_message_view(StageDraft& stage, std::string name, Type type, BufferId base);
+
+/// `type` with other elements: element type, extents on this rank, placement along dp, and whether it is a sum over micro-batches.
+Type message_type(const Draft& draft, Type type, DType dtype, Shape shape, Placement place, Micro micro);
+
+}  // namespace shardlab

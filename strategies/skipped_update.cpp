@@ -1,0 +1,106 @@
+// Updates that may be left out: where some rank found a reason to trust no gradient of the step, no rank updates anything.
+//
+// What finds a reason (the loss scale an overflow, the guard a spike) leaves a flag, the same on every rank, in
+// `StageDraft::flags`. They become one predicate of every update, and of the count of updates made, by which bias correction and
+// the learning rate's schedule go. All collectives run in either case: a skipped step costs what another does, less the updates.
+//
+// Shapes   flags and count [1]
+// Adds     nothing
+// Memory   a few bytes
+// Refuses  nothing
+// Paper    Micikevicius et al., "Mixed Precision Training" (2018), section 3.2
+#include "strategies/skipped_update.h"
+
+#include "plan/run_state.h"
+#include "strategies/guard.h"
+#include "strategies/optimizer.h"
+
+namespace shardlab {
+
+BufferId StageNumbers::number(std::string name, DType dtype, bool persistent) const {
+  Buffer b;
+  b.name = std::move(name);
+  b.type.dtype = dtype;
+  b.type.shape = {1};
+  b.kind = BufferClass::kOther;
+  b.persistent = persistent;
+  const BufferId id = add_buffer(stage_, std::move(b));
+  if (!persistent) stage_.whole_step.push_back(id);
+  return id;
+}
+
+Event StageNumbers::call(std::string name, std::vector<BufferId> buffers, Work work, const std::vector<int>& reads,
+                         const std::vector<int>& writes, BufferId when) const {
+  if (when) buffers.push_back(when);
+  const SegmentId segment = draft_.cached(name + "." + std::to_string(stage_.role.stage), [&] {
+    Op op;
+    op.work = std::move(work);
+    op.label = name;
+    op.strategy = strategy_;
+    if (when) op.when = SlotId(static_cast<int32_t>(buffers.size()) - 1);
+    return one_op_segment(name, stage_, buffers, std::move(op), reads, writes);
+  });
+  return call_event(bind(segment, std::move(buffers)));
+}
+
+Kernel StageNumbers::kernel(std::string name) {
+  Kernel k;
+  k.rule = Kernel::Rule::kOpaque;
+  k.name = std::move(name);
+  return k;
+}
+
+BufferId StageNumbers::found_inf(std::string where) const {
+  declare_updates(draft_, stage_);
+  std::vector<BufferId> buffers;
+  for (const Update& u : stage_.updates) buffers.push_back(u.gradient);
+  std::vector<int> reads(buffers.size());
+  for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
+  BufferId bad = number("found_inf", DType::i32);
+  // Who holds a slice, or other layers, speaks for that alone.
+  const Mesh& mesh = draft_.plan.mesh;
+  std::vector<std::string_view> apart;
+  for (const auto& [axis, cut] :
+       {std::pair<std::string_view, bool>{"tp", true}, {"dp", draft_.config.layout.zero > 0}, {"pp", true}})
+    if (cut && mesh.size(axis) > 1) apart.push_back(axis);
+  for (const std::string_view axis : apart) {
+    Type& type = stage_.role.buffers[bad.index()].type;
+    type = placed(type, mesh.axis(axis), Placement::partial());
+  }
+  std::vector<int> writes{static_cast<int>(reads.size())};
+  buffers.push_back(bad);
+  if (!where.empty()) {
+    Buffer number = stage_.role.buffers[bad.index()];
+    number.name = std::move(where);
+    for (const std::string_view axis : apart) number.type = placed(number.type, mesh.axis(axis), Placement::local());
+    number.kind = BufferClass::kMetric;
+    number.persistent = true;
+    writes.push_back(static_cast<int>(buffers.size()));
+    buffers.push_back(add_buffer(stage_, std::move(number)));
+  }
+  append("found_inf", buffers, kernel("found_inf"), reads, writes);
+  for (const std::string_view axis : apart) bad = all_reduce_scalar(draft_, stage_, bad, axis, ReduceOp::kMax);
+  return bad;
+}
+
+void skip_updates(Draft& draft) {
+  for (StageDraft& stage : draft.stages) {
+    const StageNumbers numbers(draft, stage, "skipped-update");
+    BufferId bad = stage.flags.front();
+    if (stage.flags.size() > 1) {
+      std::vector<BufferId> buffers = stage.flags;
+      std::vector<int> reads(buffers.size());
+      for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
+      bad = numbers.number("skip", DType::i32);
+      buffers.push_back(bad);
+      numbers.append("skip", buffers, StageNumbers::kernel("any"), reads, {static_cast<int>(reads.size())});
+    }
+    stage.go = numbers.number("go", DType::i32);
+    numbers.append("go", {bad, stage.go}, StageNumbers::kernel("not"), {0}, {1});
+    const BufferId applied = numbers.number(std::string(kAppliedSteps), DType::i32, true);
+    numbers.append("count", {applied}, StageNumbers::kernel("count"), {0}, {0}, stage.go);
+    take_into_means(draft, stage);
+  }
+}
+
+}  // namespace shardlab

@@ -1,0 +1,25 @@
+// Which of the simulator's two resolutions predicts a sweep.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "sweeps/sweep.h"
+
+namespace shardlab {
+
+/// timeline: the plan of each case is lowered and its events are simulated. analytic: closed forms with no plan, for grids of many
+/// points and for other frameworks than shardlab.
+enum class Resolution : uint8_t { kTimeline, kAnalytic };
+std::string_view name_of(Resolution resolution);  ///< "timeline", "analytic"
+std::optional<Resolution> resolution_named(std::string_view name);
+
+/// What the file says; kTimeline where it does not.
+Resolution resolution_of(const Sweep& sweep);
+
+/// The points of `sweep`, as `expand(sweep)`. Under kAnalytic no plan is made: whether a layout is legal is for the estimate to
+/// say, and what this version does not execute is not refused for that.
+Result<Expansion> expand(const Sweep& sweep, Resolution resolution);
+
+}  // namespace shardlab

@@ -1,0 +1,115 @@
+// Sweeps at the analytic resolution: many points, other frameworks, the same bytes as the plans.
+#include <filesystem>
+#include <map>
+
+#include "reports/table.h"
+#include "tests/cli/program.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using testing::Output;
+using testing::Scratch;
+using testing::shardlab_program;
+using testing::slurp;
+namespace fs = std::filesystem;
+
+using Row = std::map<std::string, std::string>;
+
+/// Rows of results.csv by name.
+std::map<std::string, Row> rows_of(const std::string& directory) {
+  const auto table = parse_csv(slurp(directory + "/results.csv"));
+  std::map<std::string, Row> rows;
+  for (size_t r = 1; r < table.size(); ++r) {
+    Row row;
+    for (size_t c = 0; c < table[0].size(); ++c) row[table[0][c]] = table[r][c];
+    rows[row["name"]] = row;
+  }
+  return rows;
+}
+
+TEST_CASE("a sweep of another framework is predicted by closed forms, with no plan and no folder a case") {
+  const Scratch scratch;
+  const std::string sweep =
+      scratch.write("many.yaml",
+                    "version: 1\nname: many\nresolution: analytic\nmode: simulate\nprofile: megatron\n"
+                    "model: llama-3.1-8b\nmachine: {preset: hgx-h100-ndr, nodes: 8}\n"
+                    "train: {seq_len: 4096, global_batch_tokens: 4Mi, precision: bf16}\n"
+                    "axes:\n  tp: [1, 2, 4, 8, 64]\n  pp: [1, 2, 4]\n  zero: [0, 1, 3]\n  micro_batch: [1, 2, 4]\n"
+                    "  recompute: [none, selective, full]\n  sequence_parallel: [false, true]\n");
+  const Output o = shardlab_program(scratch, "run " + sweep + " --out " + (scratch / "run"));
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  const auto rows = rows_of(scratch / "run");
+  CHECK(rows.size() == 810);
+  std::map<std::string, int> statuses;
+  for (const auto& [name, row] : rows) {
+    ++statuses[row.at("status")];
+    INFO(name);
+    if (row.at("status") == "refused") {
+      CHECK(!row.at("reason").empty());
+      continue;
+    }
+    CHECK(std::stod(row.at("predicted_step_s")) > 0);
+    CHECK(std::stod(row.at("predicted_compute_s")) < std::stod(row.at("predicted_step_s")));
+    CHECK(std::stoll(row.at("predicted_peak_bytes")) > 0);
+    CHECK(std::stoll(row.at("predicted_wire_bytes")) > 0);
+    CHECK(std::stod(row.at("predicted_mfu")) < 1);
+  }
+  CHECK(statuses["ok"] > 100);
+  CHECK(statuses["oom"] > 10);
+  CHECK(statuses["refused"] > 100);  // 32 heads are not cut by 64
+  CHECK(rows.at("tp=64 pp=1 zero=0 micro_batch=1 recompute=none sequence_parallel=false").at("reason").find("tp 64") !=
+        std::string::npos);
+  for (const auto& entry : fs::directory_iterator(scratch / "run")) CHECK(!entry.is_directory());
+}
+
+TEST_CASE("where shardlab runs the layout both resolutions say the same bytes") {
+  const Scratch scratch;
+  const std::string sweep = scratch.write("both.yaml",
+                                          "version: 1\nname: both\nmodel: tiny-llama\nmachine: {preset: hgx-h100-ndr, nodes: 1}\n"
+                                          "train: {seq_len: 128, global_batch_tokens: 8Ki}\naxes:\n  tp: [1, 2]\n  pp: [1, 2]\n  "
+                                          "zero: [0, 1, 2, 3]\n  recompute: [none, full]\n");
+  REQUIRE(shardlab_program(scratch, "run " + sweep + " --resolution timeline --out " + (scratch / "timeline")).code == 0);
+  REQUIRE(shardlab_program(scratch, "run " + sweep + " --resolution analytic --out " + (scratch / "analytic")).code == 0);
+  const auto timeline = rows_of(scratch / "timeline"), analytic = rows_of(scratch / "analytic");
+  REQUIRE(timeline.size() == 32);
+  REQUIRE(analytic.size() == 32);
+  for (const auto& [name, row] : timeline) {
+    INFO(name);
+    CHECK(row.at("case_id") == analytic.at(name).at("case_id"));
+    CHECK(row.at("predicted_peak_bytes") == analytic.at(name).at("predicted_peak_bytes"));
+    CHECK(row.at("predicted_wire_bytes") == analytic.at(name).at("predicted_wire_bytes"));
+  }
+  CHECK(timeline.begin()->second.at("program_version") != analytic.begin()->second.at("program_version"));
+}
+
+TEST_CASE("what the analytic resolution cannot do is said before anything runs") {
+  const Scratch scratch;
+  const std::string sweep = scratch.write("s.yaml", "model: tiny-llama\nmachine: hgx-h100-ndr\n");
+  const Output measure = shardlab_program(scratch, "run " + sweep + " --mode measure --resolution analytic");
+  CHECK(measure.code == 2);
+  CHECK((measure.err.find("no plan to measure") != std::string::npos || measure.err.find("data") != std::string::npos));
+  const Output unknown = shardlab_program(scratch, "run " + sweep + " --resolution exact");
+  CHECK(unknown.code == 2);
+  CHECK(unknown.err.find("timeline or analytic") != std::string::npos);
+  const std::string bad = scratch.write("bad.yaml", "model: tiny-llama\nmachine: hgx-h100-ndr\nresolution: closed\n");
+  const Output file = shardlab_program(scratch, "run " + bad);
+  CHECK(file.code == 2);
+  CHECK(file.err.find("bad.yaml:3:") != std::string::npos);
+  CHECK(file.err.find("timeline analytic") != std::string::npos);
+}
+
+TEST_CASE("an analytic sweep goes on where it ended") {
+  const Scratch scratch;
+  const std::string sweep = scratch.write(
+      "s.yaml", "name: s\nresolution: analytic\nmodel: gpt2\nmachine: hgx-h100-ndr\naxes: {micro_batch: [1, 2, 4]}\n");
+  REQUIRE(shardlab_program(scratch, "run " + sweep + " --out " + (scratch / "run")).code == 0);
+  const std::string first = slurp(scratch / "run/results.csv");
+  REQUIRE(shardlab_program(scratch, "run " + sweep + " --resume --out " + (scratch / "run")).code == 0);
+  CHECK(slurp(scratch / "run/results.csv") == first);
+}
+
+}  // namespace
+}  // namespace shardlab

@@ -1,0 +1,171 @@
+// Compressed gradients under the closed forms: the grid's data-parallel layouts, dealt over techniques; and what the literature
+// says of bytes.
+#include <map>
+#include <string>
+
+#include "plan/memory.h"
+#include "plan/wire.h"
+#include "simulator/closed_form.h"
+#include "strategies/lower.h"
+#include "tests/laws/grid.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+Plan plan_of(const Case& c) {
+  auto plan = lower(c, {.after = {}, .verify = false});
+  INFO(c.name);
+  REQUIRE(plan.ok());
+  return std::move(plan).value();
+}
+
+constexpr Compression kKinds[] = {
+    {.kind = CompressionKind::kInt8},
+    {.kind = CompressionKind::kBf16},
+    {.kind = CompressionKind::kTopK, .k = 0.05},
+    {.kind = CompressionKind::kInt8, .bits = 4},
+    {.kind = CompressionKind::kRandomK, .k = 0.3},
+    {.kind = CompressionKind::kTopK, .k = 1.0},
+    {.kind = CompressionKind::kPowerSgd, .rank = 2},
+    {.kind = CompressionKind::kPowerSgd, .rank = 100},
+};
+
+/// Every layout of the grid that reduces whole gradients, each under one technique; a third with 16-bit parameters or clipping.
+std::vector<Case> compressed_cases() {
+  std::vector<Case> all;
+  for (Case& c : testing::legal_cases()) {
+    if (c.layout.dp == 1 || c.layout.zero > 0) continue;
+    const size_t i = all.size();
+    c.layout.compression = kKinds[i % std::size(kKinds)];
+    if (i / 2 % 3 == 1) c.train.precision = "bf16";
+    if (i / 2 % 3 == 2) c.train.clip_norm = 1;
+    if (c.layout.compression.kind == CompressionKind::kPowerSgd) c.layout.tp = 1;
+    if (c.layout.pp > 1) c.model.tied_embeddings = false;
+    if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
+    c.name += " " + std::string(name_of(c.layout.compression.kind)) + " " + c.train.precision;
+    all.push_back(std::move(c));
+  }
+  return all;
+}
+
+TEST_CASE("compressed: peak, classes and wire bytes of the plan equal the closed forms") {
+  const std::vector<Case> cases = compressed_cases();
+  CHECK(cases.size() == 1512);
+  for (const Case& c : cases) {
+    INFO(c.name);
+    REQUIRE(check(c).ok());
+    const Plan plan = plan_of(c);
+    const ClosedForm form = closed_form(c);
+    for (size_t stage = 0; stage < plan.roles.size(); ++stage) {
+      const StageForm& f = form.stages[stage];
+      const MemoryPeak peak = memory_peak(plan, static_cast<int>(stage))[static_cast<size_t>(Space::kDevice)];
+      INFO("stage " << stage << ", the plan's peak at " << peak.moment << ", the formula's at " << name_of(f.moment));
+      REQUIRE(f.at_peak.bytes == peak.at_peak.bytes);
+      REQUIRE(f.peak == peak.peak_bytes);
+      REQUIRE(f.persistent == peak.persistent_bytes);
+    }
+    std::map<std::string, int64_t> wire;
+    for (size_t i = 0; i < kChannels; ++i)
+      if (form.wire[i] != 0) wire.emplace(name_of(static_cast<Channel>(i)), form.wire[i]);
+    REQUIRE(wire == total_wire_bytes(plan));
+  }
+}
+
+TEST_CASE("nothing but fp32 is added on the wire, where integers would overflow and narrow floats round at every hop") {
+  for (const Compression& kind : kKinds) {
+    Case c = compressed_cases().front();
+    c.layout.compression = kind;
+    int64_t moved = 0;
+    for (const Segment& segment : plan_of(c).segments)
+      for (const Step& step : segment.steps) {
+        const Op* op = std::get_if<Op>(&step);
+        const Collective* collective = op == nullptr ? nullptr : std::get_if<Collective>(&op->work);
+        if (collective == nullptr) continue;
+        const bool adds = collective->kind == CollectiveKind::kAllReduce || collective->kind == CollectiveKind::kReduceScatter;
+        const DType dtype = segment.slots[op->reads[0].index()].type.dtype;
+        CHECK((!adds || dtype == DType::f32 || dtype == DType::f64));
+        moved += dtype != DType::f32 && dtype != DType::f64;
+      }
+    const bool codes =
+        kind.kind == CompressionKind::kInt8 || kind.kind == CompressionKind::kBf16 || kind.kind == CompressionKind::kTopK;
+    CHECK((moved > 0) == codes);
+  }
+}
+
+/// Bytes that four ranks send of the gradients of a model whose extents are multiples of 2048, so that nothing is padded.
+int64_t sent(const Compression& compression) {
+  Case c;
+  Model& m = c.model;
+  m.family = Family::kLlama;
+  m.layers = 1;
+  m.hidden = 2048;
+  m.heads = m.kv_heads = 16;
+  m.head_dim = 128;
+  m.ffn = 4096;
+  m.vocab = 2048;
+  c.train.seq_len = 8;
+  c.layout.dp = 4;
+  c.layout.compression = compression;
+  const ClosedForm form = closed_form(c);
+  REQUIRE(total_wire_bytes(plan_of(c)).at("dp.grads") == form.wire[static_cast<size_t>(Channel::kDpGradients)]);
+  return form.wire[static_cast<size_t>(Channel::kDpGradients)];
+}
+
+TEST_CASE("what is sent is the plain volume by the width of an element, scales counted") {
+  const int64_t plain = sent({});
+  CHECK(2 * sent({.kind = CompressionKind::kBf16}) == plain);
+  // 8 bits and a scale of 32 for each 256 elements: 8.125 of 32 bits.
+  CHECK(sent({.kind = CompressionKind::kInt8}) * 32 * 8 == plain * 65);
+  CHECK(sent({.kind = CompressionKind::kInt8, .bits = 4}) * 32 * 8 == plain * 33);
+  // 8 bytes an element that every rank sends to N - 1 others, where a reduction sends 4 (N - 1) / N twice: N k of the plain volume.
+  CHECK(sent({.kind = CompressionKind::kTopK, .k = 1.0 / 64}) * 16 == plain);
+  CHECK(sent({.kind = CompressionKind::kRandomK, .k = 1.0 / 64}) * 64 == plain);
+  // r (R + C) elements for each R C, rank 4: [6144 and 8192 and 2048, 2048] and [2048, 4096 and 2048], and two tables of [2048,
+  // 2048]. The three norms travel plain.
+  const int64_t thin = 4 * (6144 + 2048 + 8192 + 2048 + 2048 + 2048 + 2048 + 4096 + 2 * 4096), norms = 3 * 2048;
+  CHECK(sent({.kind = CompressionKind::kPowerSgd, .rank = 4}) == 2 * 3 * 4 * (thin + norms));
+}
+
+TEST_CASE("compression is refused where it has no meaning, with what to do instead") {
+  Case c = compressed_cases().front();
+  const auto refusal = [&] {
+    const Result<void> checked = check(c);
+    return checked.ok() ? std::string() : to_string(checked.error());
+  };
+  const Case good = c;
+  const auto refused = [&](std::string_view words) {
+    INFO(words << " in\n" << refusal());
+    CHECK(refusal().find(words) != std::string::npos);
+    c = good;
+  };
+  REQUIRE(refusal().empty());
+  c.layout.dp = 1;
+  refused("compression.kind=int8 with dp=1");
+  c.layout.zero = 1;
+  refused("compression.kind=int8 with zero=1");
+  c.layout.compression.bits = 5;
+  refused("compression.bits=5");
+  c.train.precision = "bf16";
+  c.train.reduce_dtype = "bf16";
+  refused("reduce_dtype=bf16: errors are kept of fp32 gradients");
+  c.checkpoint.save_every = 1;
+  refused("the errors belong to ranks and buckets");
+  c.layout.compression = {.kind = CompressionKind::kTopK, .k = 0};
+  refused("compression.k=0");
+  c.layout.compression = {.kind = CompressionKind::kRandomK, .k = 1.5};
+  refused("compression.k=1.5");
+  c.layout.compression = {.kind = CompressionKind::kPowerSgd, .rank = 0};
+  refused("compression.rank=0");
+  c.layout.compression = {.kind = CompressionKind::kPowerSgd};
+  c.layout.tp = 2;
+  refused("powersgd with tp=2");
+  c.layout.compression = {.kind = CompressionKind::kOneBitAdam};
+  refused("compression.kind=one-bit-adam is not implemented");
+  c.layout.compression = {.kind = CompressionKind::kTopK};
+  c.model.vocab = int64_t{1} << 30;
+  refused("an index of 32 bits");
+}
+
+}  // namespace
+}  // namespace shardlab

@@ -1,0 +1,103 @@
+// Guards, loss scales and layers of which every k-th is made again, under the closed forms: part of the grid's layouts, dealt over
+// them.
+#include <map>
+#include <string>
+
+#include "plan/memory.h"
+#include "plan/wire.h"
+#include "simulator/closed_form.h"
+#include "strategies/lower.h"
+#include "tests/laws/grid.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+void require_equal(const Case& c) {
+  INFO(c.name);
+  REQUIRE(check(c).ok());
+  auto lowered = lower(c);
+  INFO((lowered.ok() ? std::string() : to_string(lowered.error())));
+  REQUIRE(lowered.ok());
+  const Plan plan = std::move(lowered).value();
+  const ClosedForm form = closed_form(c);
+  for (size_t stage = 0; stage < plan.roles.size(); ++stage) {
+    const StageForm& f = form.stages[stage];
+    const MemoryPeak peak = memory_peak(plan, static_cast<int>(stage))[static_cast<size_t>(Space::kDevice)];
+    INFO("stage " << stage << ", the plan's peak at " << peak.moment << ", the formula's at " << name_of(f.moment));
+    REQUIRE(f.at_peak.bytes == peak.at_peak.bytes);
+    REQUIRE(f.peak == peak.peak_bytes);
+    REQUIRE(f.persistent == peak.persistent_bytes);
+  }
+  std::map<std::string, int64_t> wire;
+  for (size_t i = 0; i < kChannels; ++i)
+    if (form.wire[i] != 0) wire.emplace(name_of(static_cast<Channel>(i)), form.wire[i]);
+  REQUIRE(wire == total_wire_bytes(plan));
+}
+
+/// Halving-doubling may not serve the number of stages over which flags and norms travel.
+void make_legal(Case& c) {
+  if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
+}
+
+}  // namespace
+
+TEST_CASE("guards and loss scales: peak, classes and wire bytes of the plan equal the closed forms") {
+  const std::vector<Case> grid = testing::legal_cases();
+  for (size_t i = 0; i < grid.size(); i += 11) {
+    Case c = grid[i];
+    const size_t kind = i / 11 % 6;
+    Guard& g = c.train.guard;
+    if (kind != 3 && kind != 5) g.nonfinite = GuardAction::kSkip;
+    if (kind > 0) g.spike = GuardAction::kStop;
+    if (kind == 1 || kind == 5) g.norm_factor = 0;
+    if (kind == 2) g.loss_factor = 0;
+    if (kind >= 4) c.train.clip_norm = 1;
+    if (kind == 5) c.train.precision = "fp16";
+    c.name += " guard " + std::to_string(kind);
+    make_legal(c);
+    require_equal(c);
+  }
+}
+
+TEST_CASE("every k-th layer made again: peak, classes and wire bytes of the plan equal the closed forms") {
+  const std::vector<Case> grid = testing::legal_cases();
+  int64_t compared = 0;
+  for (size_t i = 0; i < grid.size(); ++i) {
+    if (grid[i].layout.recompute != Recompute::kFull || i % 5 != 0) continue;
+    Case c = grid[i];
+    c.layout.recompute_options.every = 2 + static_cast<int>(i / 5 % 3);
+    c.model.layers += static_cast<int64_t>(i / 15 % 4);
+    c.name += " L" + std::to_string(c.model.layers) + " every " + std::to_string(c.layout.recompute_options.every);
+    make_legal(c);
+    require_equal(c);
+    ++compared;
+  }
+  CHECK(compared > 500);
+}
+
+TEST_CASE("every k-th layer made again: activations of the others stay, and k = 1 is full recompute") {
+  Case c = testing::legal_cases().front();
+  c.model.layers = 6;
+  const auto peak = [&](Recompute recompute, int every) {
+    c.layout.recompute = recompute;
+    c.layout.recompute_options.every = every;
+    return closed_form(c).peak();
+  };
+  const int64_t none = peak(Recompute::kNone, 1), full = peak(Recompute::kFull, 1);
+  int64_t last = full;
+  for (const int every : {2, 3, 6}) {
+    const int64_t here = peak(Recompute::kFull, every);
+    CHECK(here > last);
+    CHECK(here < none);
+    last = here;
+  }
+  c.layout.recompute_options.every = 0;
+  CHECK_FALSE(check(c).ok());
+  c.layout.recompute_options.every = 2;
+  c.layout.recompute = Recompute::kSelective;
+  REQUIRE_FALSE(check(c).ok());
+  CHECK(check(c).error().message == "recompute_options.every=2 with recompute=selective");
+}
+
+}  // namespace shardlab

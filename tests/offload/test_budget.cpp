@@ -1,0 +1,71 @@
+// A device too small for the states: the model trains all the same, to the bits of the run that fits.
+#include <algorithm>
+#include <string>
+
+#include "plan/memory.h"
+#include "strategies/lower.h"
+#include "tests/offload/cases.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using namespace testing;
+
+/// Twenty layers in 16 bits with fp32 copies and AdamW: 18 bytes a parameter.
+Case deep_case() {
+  Case c = small_case(Family::kGpt, 20);
+  c.model.hidden = 64;
+  c.model.head_dim = 16;
+  c.model.ffn = 256;
+  c.train.micro_batch = 1;
+  c.train.precision = "bf16";
+  return c;
+}
+
+/// Bytes of parameters, gradients, fp32 copies and moments on the device.
+int64_t states_bytes(const Case& c) {
+  const MemoryPeak peak = memory_peak(plan_of(c), 0)[static_cast<size_t>(Space::kDevice)];
+  int64_t bytes = 0;
+  for (const BufferClass cls : {BufferClass::kParameter, BufferClass::kGradient, BufferClass::kMaster, BufferClass::kMoment})
+    bytes += peak.peak_by_class.bytes[static_cast<size_t>(cls)];
+  return bytes;
+}
+
+int64_t device_arena(const Case& c) {
+  int64_t bytes = 0;
+  for (const ArenaSize& a : place(plan_of(c)).arenas) bytes = std::max(bytes, a.bytes[static_cast<size_t>(Space::kDevice)]);
+  return bytes;
+}
+
+void require_four_times(Case c, const Offload& offload) {
+  const Case roomy = c;
+  c.machine.device.memory_bytes = states_bytes(c) / 4;
+  const LowerOptions held{.after = {}, .budget = true};
+  const auto refused = lower(c, held);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ExitCode::kNo);
+  c.layout.offload = offload;
+  REQUIRE(lower(c, held).ok());
+  CHECK(device_arena(c) <= c.machine.device.memory_bytes);  // what is reserved, not only what is live
+  require_same_bits(roomy, c);
+  require_measured_as_planned(c);
+}
+
+}  // namespace
+
+TEST_CASE("states of four times the device's memory: the optimizer on the host trains to the same bits") {
+  require_four_times(deep_case(), {.optimizer = OffloadTo::kCpu});
+  Case sliced = deep_case();
+  set(sliced, {.dp = 2, .zero = 1});
+  require_four_times(sliced, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu});
+}
+
+TEST_CASE("states of four times the device's memory: the optimizer's states on NVMe train to the same bits") {
+  require_four_times(deep_case(), {.optimizer = OffloadTo::kNvme});
+  Case sliced = deep_case();
+  set(sliced, {.dp = 2, .zero = 1});
+  require_four_times(sliced, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kNvme});
+}
+
+}  // namespace shardlab

@@ -1,0 +1,119 @@
+// The optimizer on the host: bytes of every space to the closed form, as measured and as planned; the same bits as without.
+#include <algorithm>
+#include <string>
+
+#include "plan/memory.h"
+#include "plan/model.h"
+#include "strategies/lower.h"
+#include "tests/offload/cases.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using namespace testing;
+
+Case offloaded(Case c, OffloadTo where = OffloadTo::kCpu) {
+  c.layout.offload.optimizer = where;
+  return c;
+}
+
+constexpr OffloadTo kPlaces[] = {OffloadTo::kCpu, OffloadTo::kNvme};
+
+constexpr Ranks kRanks[] = {
+    {},
+    {.accumulation = 3},
+    {.dp = 2, .accumulation = 2},
+    {.dp = 3, .zero = 1},
+    {.dp = 2, .zero = 1, .accumulation = 2},
+    {.dp = 2, .zero = 2, .accumulation = 4},
+    {.dp = 2, .zero = 3, .accumulation = 2},
+    {.tp = 2, .accumulation = 2},
+    {.pp = 2, .schedule = Schedule::k1F1B, .accumulation = 4},
+    {.dp = 2, .zero = 1, .tp = 2, .pp = 2, .schedule = Schedule::kAfab, .accumulation = 2},
+};
+
+/// Calls `visit` with a case for every family, layout, tie, precision, bucket and overlap.
+template <class Visit>
+void for_each_case(const Visit& visit) {
+  for (const Family family : {Family::kGpt, Family::kLlama})
+    for (const Ranks& ranks : kRanks)
+      for (const bool tied : {false, true})
+        for (const char* precision : {"fp32", "bf16", "bf16 gradients"})
+          for (const int64_t bucket_bytes : {0, 20000})
+            for (const bool overlap : {false, true}) {
+              Case c = small_case(family, 4);
+              set(c, ranks);
+              c.model.tied_embeddings = tied;
+              c.train.precision = precision[0] == 'b' ? "bf16" : "fp32";
+              if (precision == std::string("bf16 gradients")) c.train.accumulate_dtype = "bf16";
+              c.layout.bucket_bytes = c.layout.zero == 3 ? 0 : bucket_bytes;  // whose buckets are units
+              c.layout.overlap = overlap;
+              visit(std::move(c));
+            }
+}
+
+MemoryPeak peak(const Case& c, Space space) { return memory_peak(plan_of(c), 0)[static_cast<size_t>(space)]; }
+
+}  // namespace
+
+TEST_CASE("the optimizer on the host: the plan's bytes are the closed form's in every space") {
+  for_each_case([](Case c) {
+    for (const OffloadTo where : kPlaces) require_closed_form(offloaded(c, where));
+    c.layout.recompute = Recompute::kFull;
+    c.train.optimizer = Optimizer::kSgd;
+    c.layout.offload.activations = OffloadTo::kCpu;
+    c.canonical = c.layout.dp != 3;
+    for (const OffloadTo where : kPlaces) require_closed_form(offloaded(c, where));
+  });
+}
+
+TEST_CASE("the optimizer on the host: what is measured is what was planned") {
+  int number = 0;
+  for_each_case([&](const Case& c) {
+    if (number++ % 13 == 0) require_measured_as_planned(offloaded(c, kPlaces[number % 2]));
+  });
+}
+
+TEST_CASE("the optimizer on the host: the same bits as without") {
+  int number = 0;
+  for_each_case([&](Case c) {
+    if (number++ % 11 != 0) return;
+    c.train.optimizer = number % 3 == 0 ? Optimizer::kSgd : Optimizer::kAdamW;
+    c.layout.recompute = number % 4 < 2 ? Recompute::kFull : Recompute::kNone;
+    c.canonical = number % 5 == 0 && c.layout.dp != 3;
+    Case away = offloaded(c, kPlaces[number % 2]);
+    if (number % 7 == 0) away.layout.offload.activations = OffloadTo::kCpu;
+    require_same_bits(c, away);
+  });
+}
+
+TEST_CASE("the norm of gradients is refused with the optimizer on the host, by name") {
+  Case c = offloaded(small_case(Family::kGpt));
+  c.train.clip_norm = 1;
+  const auto clipped = check(c);
+  REQUIRE_FALSE(clipped.ok());
+  CHECK(clipped.error().message.find("offload.optimizer=cpu with clip_norm") != std::string::npos);
+  c.train.clip_norm = 0;
+  c.train.grad_norm = true;
+  CHECK(check(c).error().message.find("with grad_norm") != std::string::npos);
+  c.train.grad_norm = false;
+  CHECK(check(c).ok());
+}
+
+TEST_CASE("without overlap the device's memory is no larger, and states are the host's either way") {
+  for (const bool overlap : {false, true}) {
+    Case c = offloaded(small_case(Family::kGpt, 8));
+    c.layout.overlap = overlap;
+    const MemoryPeak device = peak(c, Space::kDevice), host = peak(c, Space::kHost);
+    const auto of = [](const MemoryPeak& p, BufferClass cls) { return p.peak_by_class.bytes[static_cast<size_t>(cls)]; };
+    const int64_t copies = of(host, BufferClass::kMaster);
+    CHECK(copies >= 4 * parameter_count(c.model));
+    CHECK(of(host, BufferClass::kMoment) == 2 * copies);
+    CHECK(of(host, BufferClass::kGradient) == copies);
+    CHECK(of(device, BufferClass::kMaster) + of(device, BufferClass::kMoment) == 0);
+    CHECK(of(device, BufferClass::kGradient) < copies / 2);  // two or three of eight layers
+  }
+}
+
+}  // namespace shardlab
