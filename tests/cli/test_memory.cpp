@@ -105,7 +105,7 @@ TEST_CASE("packing adds less to the live peak than memory assumes where it does 
        {"--model tiny-llama --machine a100-sxm4-80gb --devices 1 --seq-len 128",
         "--model tiny-gpt --machine a100-sxm4-80gb --devices 4 --pp 2 --grad-accumulation 4 --seq-len 128",
         "--model gpt2 --machine a100-sxm4-80gb --devices 8 --zero 3 --seq-len 512",
-        "--model gpt2-medium --machine hgx-h100-ndr --devices 8 --tp 2 --pp 2 --grad-accumulation 2 --seq-len 256"}) {
+        "--model smollm-1.7b --machine hgx-h100-ndr --devices 8 --tp 2 --pp 2 --grad-accumulation 2 --seq-len 256"}) {
     const auto json = json_of(scratch, std::string(words) + " --plan", 0);
     for (const auto& stage : json["stages"]) {
       INFO(words << ", stage " << stage["stage"]);
