@@ -3,6 +3,7 @@
 
 #include "cli/common.h"
 #include "cli/lists.h"
+#include "cli/model_shape.h"
 #include "cli/pairs.h"
 #include "cli/verbs.h"
 #include "strategies/catalogue.h"
@@ -17,10 +18,12 @@ struct ListFlags {
   bool pairs = false;
 };
 
-std::vector<Value> model_row(const Model& m) {
+std::vector<Value> model_row(const ModelConfig& c) {
+  const Model& m = c.model;
+  const analytic::ModelShape shape = model_shape(c);
   return {m.name,
-          std::string(name_of(m.family)),
-          parameter_count(m),
+          c.unexecuted.empty() ? std::string(name_of(m.family)) : c.type,
+          parameter_count(shape),
           m.layers,
           m.hidden,
           m.heads,
@@ -29,14 +32,28 @@ std::vector<Value> model_row(const Model& m) {
           m.ffn,
           m.vocab,
           m.max_positions,
-          m.tied_embeddings};
+          m.tied_embeddings,
+          c.experts > 0 ? Value(c.experts) : Value(),
+          active_parameter_count(shape),
+          c.unexecuted.empty()};
 }
 
 const std::vector<TableColumn>& model_columns() {
-  static const std::vector<TableColumn> columns{{"name"},     {"family"},        {"parameters", Unit::kCount},
-                                                {"layers"},   {"hidden"},        {"heads"},
-                                                {"kv_heads"}, {"head_dim"},      {"ffn"},
-                                                {"vocab"},    {"max_positions"}, {"tied_embeddings"}};
+  static const std::vector<TableColumn> columns{{"name"},
+                                                {"family"},
+                                                {"parameters", Unit::kCount},
+                                                {"layers"},
+                                                {"hidden"},
+                                                {"heads"},
+                                                {"kv_heads"},
+                                                {"head_dim"},
+                                                {"ffn"},
+                                                {"vocab"},
+                                                {"max_positions"},
+                                                {"tied_embeddings"},
+                                                {"experts"},
+                                                {"active_parameters", Unit::kCount, "active"},
+                                                {"executed"}};
   return columns;
 }
 
@@ -45,7 +62,7 @@ Result<ExitCode> list_all_models(const ListFlags& flags) {
   if (!format.ok()) return format.error();
   Table table{model_columns(), {}};
   for (const std::string& name : list_models()) {
-    const auto model = load_model(name);
+    const auto model = load_model_config(name);
     if (!model.ok()) return model.error();
     table.rows.push_back(model_row(*model));
   }
@@ -53,20 +70,48 @@ Result<ExitCode> list_all_models(const ListFlags& flags) {
   return ExitCode::kDone;
 }
 
-Result<ExitCode> show_model(const ListFlags& flags) {
-  const auto format = parse_format(flags.format);
-  if (!format.ok()) return format.error();
-  const auto model = load_model(flags.name);
-  if (!model.ok()) return model.error();
-  if (*format == TableFormat::kTable) print(Table{model_columns(), {model_row(*model)}}, *format), fmt::print("\n");
+/// Every parameter by name, as plans and checkpoints have them.
+Table parameter_table(const Model& model) {
   Table table{{{"name", Unit::kNone, "parameter"}, {"shape"}, {"elements", Unit::kNone}}, {}};
-  for (const ModelParameter& p : parameters_of(*model)) {
+  for (const ModelParameter& p : parameters_of(model)) {
     int64_t elements = 1;
     std::string shape;
     for (const int64_t e : p.shape) elements *= e, shape += fmt::format("{}{}", shape.empty() ? "" : " x ", e);
     table.rows.push_back({p.name, shape, elements});
   }
-  print(table, *format);
+  return table;
+}
+
+/// Of what is only predicted: the elements of each kind of layer, by how layouts cut them, and of the ends.
+Table layer_table(const ModelConfig& c) {
+  const analytic::ModelShape s = model_shape(c);
+  Table table{{{"name", Unit::kNone, "part"}, {"count"}, {"elements", Unit::kNone}}, {}};
+  const auto add = [&](const std::string& kind, int64_t count, const analytic::LayerParameters& p) {
+    if (count == 0) return;
+    for (const auto& [name, elements] :
+         {std::pair{"cut by tp", p.matrix}, {"whole on each rank", p.replicated}, {"experts", p.expert}})
+      if (elements > 0) table.rows.push_back({fmt::format("{}, {}", kind, name), count, elements});
+  };
+  add("dense layer", s.layers - s.moe_layers(), dense_layer_parameters(s));
+  if (s.moe_layers() > 0) add("layer with experts", s.moe_layers(), moe_layer_parameters(s));
+  table.rows.push_back({std::string("table of tokens"), int64_t{1}, s.vocab * s.hidden});
+  if (!s.tied_embeddings) table.rows.push_back({std::string("head"), int64_t{1}, s.vocab * s.hidden});
+  table.rows.push_back({std::string("final norm"), int64_t{1}, s.hidden});
+  return table;
+}
+
+Result<ExitCode> show_model(const ListFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  const auto model = load_model_config(flags.name);
+  if (!model.ok()) return model.error();
+  if (const auto checked = check(model_shape(*model)); !checked.ok()) return checked.error();  // before anything is multiplied
+  const bool executed = model->unexecuted.empty();
+  if (*format == TableFormat::kTable) {
+    print(Table{model_columns(), {model_row(*model)}}, *format);
+    fmt::print("{}\n", executed ? "" : fmt::format("\npredicted, not executed: {}\n", model->unexecuted));
+  }
+  print(executed ? parameter_table(model->model) : layer_table(*model), *format);
   return ExitCode::kDone;
 }
 

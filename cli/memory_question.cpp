@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "cli/model_shape.h"
 #include "cli/pipeline.h"
 #include "plan/memory.h"
 #include "simulator/closed_form.h"
@@ -112,9 +113,11 @@ Result<void> check_sizes(const Case& c) {
   return {};
 }
 
-Result<MemoryQuestion> framework_question(const CaseFlags& flags, const shardlab::Point& said) {
+Result<MemoryQuestion> framework_question(const CaseFlags& flags, ModelConfig model, const shardlab::Point& said) {
   MemoryQuestion q;
   q.config = said.config;
+  model.model = said.config.model;  // with what `--set` changes of it
+  q.shape = model_shape(model);
   if (!said.derived) return *said.refusal;
   const auto profile = profile_for(q.config);
   if (!profile.ok()) return profile.error();
@@ -130,7 +133,7 @@ Result<MemoryQuestion> framework_question(const CaseFlags& flags, const shardlab
   SHARDLAB_TRY(apply_unheld(said.unheld, q.config.profile, q.point));
   apply_defaults(flags, q.config, q.point, q.notes);
   q.config.train.precision = name_of(q.point.precision);
-  auto prepared = analytic::prepare(analytic::shape_of(q.config.model), q.config.machine, *profile);
+  auto prepared = analytic::prepare(q.shape, q.config.machine, *profile);
   if (!prepared.ok()) return prepared.error();
   if (prepared->shape().moe()) q.point.expert_tp = q.point.tp;
   if (auto legal = explain(*prepared, q.point); !legal.ok()) {
@@ -155,6 +158,7 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   }
   MemoryQuestion q;
   q.config = std::move(*config);
+  q.shape = analytic::shape_of(q.config.model);
   q.exact = true;
   auto point = analytic::point_of(q.config);
   if (!point.ok()) return point.error();
@@ -225,6 +229,7 @@ whatif::Answer from_closed_form(const MemoryQuestion& q) {
 Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
   const auto placed = prepare(q.config);
   if (!placed.ok()) return placed.error();
+  answer.packed = true;
   for (StageAnswer& s : answer.stages) {
     const MemoryPeak peak = memory_peak(*placed->plan, s.stage)[static_cast<size_t>(Space::kDevice)];
     SHARDLAB_CHECK(peak.peak_bytes == s.live(), "stage {}: the plan's peak is {}, the closed form's {}", s.stage, peak.peak_bytes,
@@ -255,13 +260,37 @@ Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerO
 
 }  // namespace
 
+namespace {
+
+/// A model that no case can hold, as words: the sizes of its body, key by key, on a preset that every key of them replaces.
+void say_body(const Model& m, std::vector<std::string>& words) {
+  std::vector<std::string> body{"model=tiny-llama",
+                                fmt::format("model.name={}", m.name),
+                                fmt::format("model.layers={}", m.layers),
+                                fmt::format("model.hidden={}", m.hidden),
+                                fmt::format("model.heads={}", m.heads),
+                                fmt::format("model.kv_heads={}", m.kv_heads),
+                                fmt::format("model.head_dim={}", m.head_dim),
+                                fmt::format("model.ffn={}", m.ffn),
+                                fmt::format("model.vocab={}", m.vocab),
+                                fmt::format("model.max_positions={}", m.max_positions),
+                                fmt::format("model.tied_embeddings={}", m.tied_embeddings)};
+  words.erase(words.begin());  // "model=..."
+  words.insert(words.begin(), body.begin(), body.end());
+}
+
+}  // namespace
+
 Result<MemoryQuestion> memory_question(const CaseFlags& flags) {
+  auto model = load_model_config(flags.model);
+  if (!model.ok()) return model.error();
   auto words = words_from_flags(flags);
   if (!words.ok()) return words.error();
+  if (!model->unexecuted.empty()) say_body(model->model, *words);
   const auto said = point_from_words(load_options(flags.machine_file, std::move(*words)));
   if (!said.ok()) return said.error();
   if (said->config.profile == "shardlab") return executor_question(flags);
-  auto question = framework_question(flags, *said);
+  auto question = framework_question(flags, std::move(*model), *said);
   if (question.ok() && flags.devices > 0 && question->point.world_size() != flags.devices)
     return usage(fmt::format("--devices {} and a layout of dp*tp*pp*cp = {} ranks", flags.devices, question->point.world_size()),
                  "leave out --devices, or --dp, which then follows from it");
@@ -287,10 +316,9 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
         "live bytes are those of the plan that `shardlab run` executes: every buffer rounded up to 64 bytes, summed over what is "
         "live "
         "at the peak");
-    const bool packed = std::ranges::any_of(answer.stages, [](const StageAnswer& s) { return s.of(ItemGroup::kReserved) != 0; });
     list.emplace_back(
-        packed ? "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets"
-               : "reserved is the live peak: what packing adds where the plan is large is not counted (--plan counts it)");
+        answer.packed ? "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets"
+                      : "reserved is the live peak: what packing adds where the plan is large is not counted (--plan counts it)");
     list.emplace_back(q.config.train.precision == "fp32"
                           ? "fp32 everywhere: parameters, gradients, optimizer state and activations have 4 bytes an element"
                           : fmt::format("{} parameters and activations of 2 bytes an element, fp32 master weights and moments",

@@ -17,6 +17,7 @@ namespace shardlab {
 /// One layout to be told about.
 struct MemoryQuestion {
   Case config;  ///< model, machine, batch and, of shardlab's executor, everything
+  analytic::ModelShape shape;
   analytic::Point point;
   bool exact = false;                          ///< shardlab's executor runs it
   std::optional<analytic::Prepared> prepared;  ///< absent on a machine whose rates nobody stated: then nothing is timed

@@ -191,8 +191,8 @@ std::string memory_page(const ToldMemory& told, int width) {
   const MemoryQuestion& q = told.question;
   const StageAnswer& worst = told.answer.worst();
   std::string page = fmt::format("{}, {} parameters, on {} of {}: {}\n\n", q.config.model.name,
-                                 count_text(static_cast<double>(parameter_count(analytic::shape_of(q.config.model)))),
-                                 q.point.world_size(), q.config.machine.id, layout_line(q.point));
+                                 count_text(static_cast<double>(parameter_count(q.shape))), q.point.world_size(),
+                                 q.config.machine.id, layout_line(q.point));
   page += "bytes of one rank at its peak, by stage\n" + print_table(stage_table(told.answer), TableFormat::kTable, width);
   page += fmt::format("\nstage {}, which needs most, item by item\n", worst.stage) +
           print_table(item_table(worst), TableFormat::kTable, width);
@@ -223,7 +223,7 @@ nlohmann::ordered_json memory_json(const ToldMemory& told) {
   const Answer& a = told.answer;
   const auto range = [](whatif::Interval i) { return Json{{"low", i.low}, {"high", i.high}}; };
   Json json;
-  json["parameters"] = parameter_count(analytic::shape_of(q.config.model));
+  json["parameters"] = parameter_count(q.shape);
   json["devices"] = q.point.world_size();
   json["layout"] = layout_json(q);
   json["stages"] = Json::array();

@@ -60,6 +60,17 @@ class ConfigReader {
       refuse(fmt::format("`{}` is \"{}\", which is not implemented", key, value),
              fmt::format("implemented: {}", fmt::join(values, " ")));
   }
+  /// A list of layers that must be the first ones; how many. 0 where the key is absent.
+  int64_t leading_layers(const char* key) {
+    if (!has(key)) return 0;
+    const Json& list = json_[key];
+    int64_t count = 0;
+    if (list.is_array())
+      for (const Json& layer : list) count += layer.is_number_integer() && layer.get<int64_t>() == count ? 1 : int64_t{1} << 31;
+    if (list.is_array() && count <= static_cast<int64_t>(list.size())) return count;
+    refuse(fmt::format("`{}` is {}, which is not implemented", key, list.dump()), "implemented: none, or the first layers: [0, 1]");
+    return 0;
+  }
   void must_be_off(const char* key) {
     if (flag_or(key, false)) refuse(fmt::format("`{}` is true, which is not implemented", key), "implemented: false");
   }
@@ -92,7 +103,7 @@ void read_gpt(ConfigReader& in, Model& m) {
   m.head_dim = m.heads > 0 ? m.hidden / m.heads : 0;
 }
 
-void read_llama(ConfigReader& in, Model& m) {
+void read_llama_sizes(ConfigReader& in, Model& m) {
   m.family = Family::kLlama;
   m.layers = in.size("num_hidden_layers");
   m.hidden = in.size("hidden_size");
@@ -104,15 +115,107 @@ void read_llama(ConfigReader& in, Model& m) {
   m.ffn = in.size("intermediate_size");
   m.vocab = in.size("vocab_size");
   m.max_positions = in.size_or("max_position_embeddings", 0);
-  if (const int64_t window = in.size_or("sliding_window", 0); window > 0)
+  // Qwen states a window beside the switch that leaves it off.
+  if (const int64_t window = in.size_or("sliding_window", 0); window > 0 && in.flag_or("use_sliding_window", true))
     m.max_positions = m.max_positions > 0 ? std::min(m.max_positions, window) : window;
   m.tied_embeddings = in.flag_or("tie_word_embeddings", false);
   m.norm_epsilon = in.number_or("rms_norm_eps", 1e-6f);
   m.rope_theta = in.number_or("rope_theta", 10000.0f);
   in.must_be("hidden_act", {"silu", "swish"});
+}
+
+void read_llama(ConfigReader& in, ModelConfig& c) {
+  read_llama_sizes(in, c.model);
   in.must_be_off("attention_bias");
   in.must_be_off("mlp_bias");
 }
+
+void read_qwen2(ConfigReader& in, ModelConfig& c) {
+  read_llama_sizes(in, c.model);
+  in.must_be_off("use_sliding_window");
+  c.qkv_biases = true;
+  c.unexecuted = "its projections of q, k and v have biases";
+}
+
+void read_qwen3(ConfigReader& in, ModelConfig& c) {
+  read_llama(in, c);
+  in.must_be_off("use_sliding_window");
+  c.qk_norm = true;
+  c.unexecuted = "it has norms over the heads of q and k";
+}
+
+constexpr const char* kMixture = "its layers are mixtures of experts";
+
+void read_mixtral(ConfigReader& in, ModelConfig& c) {
+  read_llama(in, c);
+  c.experts = in.size("num_local_experts"), c.top_k = in.size("num_experts_per_tok");
+  c.moe_ffn = c.model.ffn;
+  c.unexecuted = kMixture;
+}
+
+void read_qwen3_moe(ConfigReader& in, ModelConfig& c) {
+  read_qwen3(in, c);
+  c.experts = in.has("num_experts") ? in.size("num_experts") : in.size("num_local_experts");
+  c.top_k = in.size("num_experts_per_tok");
+  c.moe_ffn = in.size("moe_intermediate_size");
+  if (const int64_t step = in.size_or("decoder_sparse_step", 1); step != 1)
+    in.refuse(fmt::format("`decoder_sparse_step` is {}, which is not implemented", step), "implemented: 1");
+  c.dense_layers = in.leading_layers("mlp_only_layers");
+  c.unexecuted = kMixture;
+}
+
+void read_deepseek(ConfigReader& in, ModelConfig& c) {
+  read_llama(in, c);
+  c.experts = in.size("n_routed_experts"), c.top_k = in.size("num_experts_per_tok");
+  c.moe_ffn = in.size("moe_intermediate_size");
+  c.shared_experts = in.size_or("n_shared_experts", 0);
+  c.dense_layers = in.size_or("first_k_dense_replace", 0);
+  c.router_bias = true;
+  c.q_rank = in.size_or("q_lora_rank", 0), c.kv_rank = in.size("kv_lora_rank");
+  c.nope_dim = in.size("qk_nope_head_dim"), c.rope_dim = in.size("qk_rope_head_dim"), c.v_dim = in.size("v_head_dim");
+  c.model.head_dim = c.nope_dim + c.rope_dim;
+  c.model.kv_heads = c.model.heads;  // every head has k and v of its own, made from one latent
+  if (const int64_t frequency = in.size_or("moe_layer_freq", 1); frequency != 1)
+    in.refuse(fmt::format("`moe_layer_freq` is {}, which is not implemented", frequency), "implemented: 1");
+  c.unexecuted = "its attention is latent and its layers are mixtures of experts";
+}
+
+/// Sizes that only a prediction reads: none negative or so large that products overflow.
+Result<void> check_sizes(const ModelConfig& c) {
+  const auto refusal = [](std::string message, std::string hint) {
+    return Error{ExitCode::kUsage, std::move(message), std::move(hint), {}};
+  };
+  for (const auto& [name, value] : {std::pair{"experts", c.experts},
+                                    {"experts a token", c.top_k},
+                                    {"moe_ffn", c.moe_ffn},
+                                    {"shared experts", c.shared_experts},
+                                    {"dense layers", c.dense_layers},
+                                    {"q_lora_rank", c.q_rank},
+                                    {"kv_lora_rank", c.kv_rank},
+                                    {"qk_nope_head_dim", c.nope_dim},
+                                    {"qk_rope_head_dim", c.rope_dim},
+                                    {"v_head_dim", c.v_dim}})
+    if (value < 0 || value >= int64_t{1} << 31)
+      return refusal(fmt::format("{}={} is outside [0, 2^31)", name, value), "write a size that a model can have");
+  const bool mixture = c.unexecuted.find("experts") != std::string::npos;
+  if (mixture && (c.experts < 1 || c.top_k < 1 || c.top_k > c.experts || c.moe_ffn < 1 || c.dense_layers > c.model.layers))
+    return refusal(fmt::format("{} experts, {} a token, of width {}, after {} dense layers of {}", c.experts, c.top_k, c.moe_ffn,
+                               c.dense_layers, c.model.layers),
+                   "a token passes from 1 to all experts, and there are no more dense layers than layers");
+  return {};
+}
+
+using Reader = void (*)(ConfigReader&, ModelConfig&);
+constexpr std::pair<std::string_view, Reader> kReaders[] = {
+    {"gpt2", [](ConfigReader& in, ModelConfig& c) { read_gpt(in, c.model); }},
+    {"llama", read_llama},
+    {"mistral", read_llama},
+    {"qwen2", read_qwen2},
+    {"qwen3", read_qwen3},
+    {"mixtral", read_mixtral},
+    {"qwen3_moe", read_qwen3_moe},
+    {"deepseek_v3", read_deepseek},
+    {"kimi_k2", read_deepseek}};
 
 }  // namespace
 
@@ -122,47 +225,68 @@ std::vector<std::string> list_models() {
   return names;
 }
 
-Result<Model> parse_model(std::string_view text, const std::string& name) {
+Result<ModelConfig> parse_model_config(std::string_view text, const std::string& name) {
   const auto refusal = [&](std::string message, std::string hint) {
     return Error{ExitCode::kUsage, std::move(message), std::move(hint), name};
   };
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return refusal("is not a JSON object", "a Hugging Face config.json is expected");
+  const Json file = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!file.is_object()) return refusal("is not a JSON object", "a Hugging Face config.json is expected");
+  const bool nested = file.contains("text_config") && file["text_config"].is_object();
+  const Json& json = nested ? file["text_config"] : file;
   ConfigReader in(json, name);
-  Model model;
-  model.name = name;
+  ModelConfig config;
+  config.model.name = name;
   const std::string type = in.text_or("model_type", "");
-  if (type == "gpt2")
-    read_gpt(in, model);
-  else if (type == "llama" || type == "mistral")
-    read_llama(in, model);
-  else
+  const auto reader = std::ranges::find(kReaders, type, &std::pair<std::string_view, Reader>::first);
+  if (reader == std::end(kReaders)) {
+    std::string known;
+    for (const auto& [word, read] : kReaders) known += fmt::format(" {}", word);
     return refusal(type.empty() ? "`model_type` is missing" : fmt::format("`model_type` \"{}\" is not implemented", type),
-                   "implemented: gpt2 llama mistral; describe other models with `inline`");
-  model.init_deviation = in.number_or("initializer_range", 0.02f);
+                   fmt::format("implemented:{}; describe other models with `inline`", known));
+  }
+  config.type = type;
+  reader->second(in, config);
+  config.model.init_deviation = in.number_or("initializer_range", 0.02f);
   if (in.error()) return *in.error();
-  if (const auto checked = check(model); !checked.ok()) return refusal(checked.error().message, checked.error().hint);
-  return model;
+  if (const auto checked = check(config.model); !checked.ok()) return refusal(checked.error().message, checked.error().hint);
+  if (const auto checked = check_sizes(config); !checked.ok()) return refusal(checked.error().message, checked.error().hint);
+  return config;
 }
 
-Result<Model> load_model(const std::string& name_or_path) {
+namespace {
+
+Result<Model> executed(Result<ModelConfig> config) {
+  if (!config.ok()) return config.error();
+  if (config->unexecuted.empty()) return std::move(config->model);
+  return Error{ExitCode::kUsage,
+               fmt::format("{} is not executed: {}", config->model.name, config->unexecuted),
+               "it is predicted as a framework runs it: `shardlab memory --profile megatron`",
+               {}};
+}
+
+}  // namespace
+
+Result<Model> parse_model(std::string_view text, const std::string& name) { return executed(parse_model_config(text, name)); }
+Result<Model> load_model(const std::string& name_or_path) { return executed(load_model_config(name_or_path)); }
+
+Result<ModelConfig> load_model_config(const std::string& name_or_path) {
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json")) {
     auto text = read_text_file(name_or_path);
     if (!text.ok()) return text.error();
-    auto model = parse_model(*text, name_or_path);
+    auto model = parse_model_config(*text, name_or_path);
     if (!model.ok()) return model.error();
     // A config.json is named by its folder, as on the hub.
     std::string stem =
         name_or_path.substr(0, name_or_path.find_last_of('/') == std::string::npos ? 0 : name_or_path.find_last_of('/'));
     const std::string file = name_or_path.substr(stem.empty() ? 0 : stem.size() + 1);
     if (file == "config.json" && !stem.empty() && stem != "." && stem != "..")
-      model->name = stem.substr(stem.find_last_of('/') + 1);
+      model->model.name = stem.substr(stem.find_last_of('/') + 1);
     else
-      model->name = file.ends_with(".json") ? file.substr(0, file.size() - 5) : file;
+      model->model.name = file.ends_with(".json") ? file.substr(0, file.size() - 5) : file;
     return model;
   }
   for (const Preset& preset : model_presets())
-    if (preset.name == name_or_path) return parse_model(preset.text, name_or_path);
+    if (preset.name == name_or_path) return parse_model_config(preset.text, name_or_path);
   const std::string close = nearest(name_or_path, list_models());
   return Error{
       ExitCode::kUsage,

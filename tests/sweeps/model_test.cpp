@@ -28,9 +28,19 @@ TEST_CASE("parameter counts equal the published ones") {
                                                        {"tinyllama-1.1b", 1'100'048'384},
                                                        {"smollm-135m", 134'515'008},
                                                        {"smollm-360m", 361'821'120},
-                                                       {"smollm-1.7b", 1'711'376'384}};
+                                                       {"smollm-1.7b", 1'711'376'384},
+                                                       {"llama-7b", 6'738'415'616},
+                                                       {"llama-13b", 13'015'864'320},
+                                                       {"llama-30b", 32'528'943'616},
+                                                       {"llama-65b", 65'285'660'672},
+                                                       {"yi-34b", 34'388'917'248},
+                                                       {"codellama-34b", 33'743'970'304},
+                                                       {"mistral-nemo-12b", 12'247'782'400},
+                                                       {"mistral-small-24b", 23'572'403'200},
+                                                       {"mistral-large-123b", 122'610'069'504}};
   std::set<std::string> listed;
-  for (const std::string& name : list_models()) listed.insert(name);
+  for (const std::string& name : list_models())
+    if (load_model_config(name)->unexecuted.empty()) listed.insert(name);
   for (const auto& [name, count] : published) {
     INFO(name);
     CHECK(listed.erase(name) == 1);
@@ -160,6 +170,58 @@ TEST_CASE("what a config.json asks for and cannot have is refused") {
   CHECK(parse_model("{", "m").error().message == "is not a JSON object");
   CHECK(parse_model("{}", "m").error().message == "`model_type` is missing");
   CHECK(parse_model(R"({"model_type": "rwkv"})", "m").error().message == "`model_type` \"rwkv\" is not implemented");
+}
+
+TEST_CASE("families that are predicted are read whole, and refused as cases with the reason") {
+  const ModelConfig v3 = *load_model_config("deepseek-v3");
+  CHECK(v3.type == "deepseek_v3");
+  CHECK(v3.experts == 256);
+  CHECK(v3.top_k == 8);
+  CHECK(v3.shared_experts == 1);
+  CHECK(v3.dense_layers == 3);
+  CHECK(v3.q_rank == 1536);
+  CHECK(v3.kv_rank == 512);
+  CHECK(v3.nope_dim + v3.rope_dim == 192);
+  CHECK(v3.router_bias);
+  CHECK(load_model_config("moonlight-16b-a3b")->q_rank == 0);  // null in the file
+  CHECK(load_model_config("qwen2.5-7b")->qkv_biases);
+  CHECK(load_model_config("qwen3-8b")->qk_norm);
+  CHECK(load_model_config("mixtral-8x7b")->moe_ffn == 14336);
+  CHECK(load_model("mixtral-8x7b").error().message == "mixtral-8x7b is not executed: its layers are mixtures of experts");
+  CHECK(load_model("qwen3-8b").error().message == "qwen3-8b is not executed: it has norms over the heads of q and k");
+  CHECK(load_model("qwen2.5-7b").error().hint.find("--profile") != std::string::npos);
+
+  const auto message = [](const std::string& extra) {
+    const auto result = parse_model_config(
+        R"({"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96,
+            "vocab_size": 100, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32)" +
+            extra + "}",
+        "m");
+    return result.ok() ? std::string("accepted ") + std::to_string(result->dense_layers) : result.error().message;
+  };
+  CHECK(message("") == "accepted 0");
+  CHECK(message(R"(, "mlp_only_layers": [0, 1])") == "accepted 2");
+  CHECK(message(R"(, "mlp_only_layers": [1])") == "`mlp_only_layers` is [1], which is not implemented");
+  CHECK(message(R"(, "decoder_sparse_step": 2)") == "`decoder_sparse_step` is 2, which is not implemented");
+  CHECK(message(R"(, "num_experts_per_tok": 9)") == "8 experts, 9 a token, of width 32, after 0 dense layers of 4");
+  CHECK(message(R"(, "num_experts": 99999999999)").find("experts=99999999999 is outside") == 0);
+  CHECK(message(R"(, "num_experts": -1)").find("experts=-1 is outside") == 0);
+  CHECK(message(R"(, "moe_intermediate_size": "x")") == "`moe_intermediate_size` is \"x\", not a whole number");
+  // A window that is switched off limits nothing.
+  const auto qwen2 = parse_model_config(
+      R"({"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
+          "vocab_size": 100, "max_position_embeddings": 64, "sliding_window": 8, "use_sliding_window": false})",
+      "q");
+  REQUIRE(qwen2.ok());
+  CHECK(qwen2->model.max_positions == 64);
+  // The text part of a multimodal file.
+  const auto nested = parse_model_config(
+      R"({"model_type": "vision", "text_config": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100}})",
+      "n");
+  REQUIRE(nested.ok());
+  CHECK(nested->unexecuted.empty());
+  CHECK(nested->model.hidden == 64);
 }
 
 TEST_CASE("models are found by name or path") {

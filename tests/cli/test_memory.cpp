@@ -1,0 +1,198 @@
+// `shardlab memory` as its users meet it: what-if, several values, frameworks, models that are only predicted, refusals.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/program.h"
+
+namespace shardlab {
+namespace {
+
+using testing::Output;
+using testing::Scratch;
+using testing::shardlab_program;
+
+nlohmann::json json_of(const Scratch& scratch, const std::string& words, int code) {
+  const Output output = shardlab_program(scratch, "memory " + words + " --format json");
+  INFO(words << "\n" << output.err);
+  REQUIRE(output.code == code);
+  return nlohmann::json::parse(output.out);
+}
+
+/// What every answer keeps to, whoever's run it is.
+void check_answer(const nlohmann::json& json) {
+  for (const char* key : {"parameters", "devices", "layout", "stages", "peak", "capacity", "fits", "assumptions", "reserved",
+                          "device", "interval", "verdict", "headroom", "changes"})
+    REQUIRE(json.contains(key));
+  int64_t peak = 0, device = 0;
+  for (const auto& stage : json["stages"]) {
+    int64_t parts = 0, live = 0, beyond = 0;
+    for (const char* part : {"parameters", "gradients", "optimizer", "activations", "buffers", "workspace"})
+      parts += stage[part].get<int64_t>();
+    for (const auto& item : stage["items"])
+      (item["group"] == "reserved" || item["group"] == "device" ? beyond : live) += item["bytes"].get<int64_t>();
+    CHECK(parts == stage["peak"]);
+    CHECK(live == stage["peak"]);
+    CHECK(live + beyond == stage["device"]);
+    CHECK(stage["reserved"] >= stage["peak"]);
+    CHECK_FALSE(stage["moment"].get<std::string>().empty());
+    peak = std::max(peak, stage["peak"].get<int64_t>()), device = std::max(device, stage["device"].get<int64_t>());
+  }
+  CHECK(json["peak"] == peak);
+  CHECK(json["device"] == device);
+  CHECK(json["headroom"] == json["capacity"].get<int64_t>() - device);
+  CHECK(json["fits"] == (device <= json["capacity"].get<int64_t>()));
+  CHECK(json["interval"]["device"]["low"] <= device);
+  CHECK(json["interval"]["device"]["high"] >= device);
+}
+
+TEST_CASE("memory tells of shardlab's run to the byte, of a framework's with an interval, and what to change") {
+  const Scratch scratch;
+  const auto own = json_of(scratch, "--model gpt2 --machine a100-sxm4-80gb --devices 8 --pp 2 --seq-len 1024", 0);
+  check_answer(own);
+  CHECK(own["exact"] == true);
+  CHECK(own["interval"]["live"]["low"] == own["interval"]["live"]["high"]);
+  CHECK(own["changes"].empty());
+
+  const std::string words = "--model llama-3-8b --machine hgx-h100-ndr --devices 8 --micro-batch 2 --profile megatron";
+  const auto framework = json_of(scratch, words, 3);
+  check_answer(framework);
+  CHECK(framework["exact"] == false);
+  CHECK(framework["profile"] == "megatron");
+  CHECK(framework["layout"]["precision"] == "bf16");
+  CHECK(framework["interval"]["live"]["low"] < framework["interval"]["live"]["high"]);
+  REQUIRE_FALSE(framework["changes"].empty());
+  // What is proposed does fit, asked again in its own words.
+  std::string changed = words;
+  for (const auto& [key, value] : framework["changes"][0]["set"].items())
+    changed += key == "dp" ? "" : fmt::format(" --{} {}", key, value.get<std::string>());
+  CHECK(json_of(scratch, changed, 0)["fits"] == true);
+}
+
+TEST_CASE("what if prints both and the difference, several values a row each") {
+  const Scratch scratch;
+  const std::string base = "--model llama-3-8b --machine hgx-h100-ndr --devices 8 --profile megatron";
+  const auto json = json_of(scratch, base + " --what-if zero=3,recompute=full", 0);
+  check_answer(json["what_if"]);
+  CHECK(json["layout"]["zero"] == 0);
+  CHECK(json["what_if"]["layout"]["zero"] == 3);
+  CHECK(json["what_if"]["layout"]["recompute"] == "full");
+  int64_t before = 0, after = 0;
+  for (const auto& line : json["difference"]) before += line["before"].get<int64_t>(), after += line["after"].get<int64_t>();
+  CHECK(before == json["device"]);
+  CHECK(after == json["what_if"]["device"]);
+  const auto offload = json_of(scratch, base + " --what-if offload=optimizer=cpu,activations=cpu,zero=1", 0);
+  CHECK(offload["what_if"]["layout"]["offload"] == "activations=cpu,optimizer=cpu");
+  CHECK(offload["what_if"]["layout"]["zero"] == 1);
+  CHECK(offload["what_if"]["stages"][0]["host"] > 0);
+
+  const auto table = json_of(scratch, base + " --zero 0,1,2,3 --micro-batch 1,2", 0);
+  REQUIRE(table["variants"].size() == 8);
+  CHECK(table["variants"][1]["set"]["zero"] == "0");
+  CHECK(table["variants"][1]["set"]["micro_batch"] == "2");
+  for (const auto& variant : table["variants"]) check_answer(variant);
+  CHECK(table["variants"][0]["peak"] > table["variants"][6]["peak"]);
+  const Output refused = shardlab_program(scratch, "memory " + base + " --tp 1,3,8 --dp 1 --devices 0");
+  CHECK(refused.code == 2);  // no machine has no devices
+  const Output some =
+      shardlab_program(scratch, "memory --model llama-3-8b --machine hgx-h100-ndr --profile megatron --tp 1,3,8 --zero 3");
+  CHECK(some.code == 0);
+  CHECK(some.out.find("refused") != std::string::npos);
+}
+
+TEST_CASE("packing adds less to the live peak than memory assumes where it does not lower the plan") {
+  const Scratch scratch;
+  for (const char* words :
+       {"--model tiny-llama --machine a100-sxm4-80gb --devices 1 --seq-len 128",
+        "--model tiny-gpt --machine a100-sxm4-80gb --devices 4 --pp 2 --grad-accumulation 4 --seq-len 128",
+        "--model gpt2 --machine a100-sxm4-80gb --devices 8 --zero 3 --seq-len 512",
+        "--model smollm-1.7b --machine hgx-h100-ndr --devices 8 --tp 2 --pp 2 --grad-accumulation 2 --seq-len 256"}) {
+    const auto json = json_of(scratch, std::string(words) + " --plan", 0);
+    for (const auto& stage : json["stages"]) {
+      INFO(words << ", stage " << stage["stage"]);
+      CHECK(stage["reserved"].get<double>() <= 1.05 * stage["peak"].get<double>());
+    }
+  }
+}
+
+TEST_CASE("memory of models that are only predicted") {
+  const Scratch scratch;
+  const auto v3 = json_of(scratch,
+                          "--model deepseek-v3 --machine hgx-h100-ndr --devices 2048 --pp 16 --ep 64 --zero 1 --profile megatron "
+                          "--set profile=megatron --seq-len 4096 --grad-accumulation 32 --recompute full",
+                          0);
+  check_answer(v3);
+  CHECK(v3["parameters"] == 671'026'419'200);
+  CHECK(v3["stages"].size() == 16);
+  const Output own = shardlab_program(scratch, "memory --model mixtral-8x7b --machine hgx-h100-ndr --devices 8");
+  CHECK(own.code == 2);
+  CHECK(own.err.find("is not executed: its layers are mixtures of experts") != std::string::npos);
+  CHECK(own.err.find("--profile") != std::string::npos);
+  // A case of a sweep that names one is refused the same way, before anything runs.
+  const std::string sweep = scratch.write("moe.yaml", "mode: simulate\nmodel: mixtral-8x7b\nmachine: hgx-h100-ndr\n");
+  const Output run = shardlab_program(scratch, "run " + sweep + " --dry-run");
+  CHECK(run.code == 2);
+  CHECK(run.err.find("mixtral-8x7b is not executed: its layers are mixtures of experts") != std::string::npos);
+}
+
+TEST_CASE("model list and show tell what is executed and what is only predicted") {
+  const Scratch scratch;
+  const Output list = shardlab_program(scratch, "model list --format json");
+  REQUIRE(list.code == 0);
+  size_t executed = 0, predicted = 0;
+  for (const auto& row : nlohmann::json::parse(list.out)) {
+    ++(row["executed"] == true ? executed : predicted);
+    if (row["name"] != "deepseek-v3") continue;
+    CHECK(row["family"] == "deepseek_v3");
+    CHECK(row["parameters"] == 671'026'419'200);
+    CHECK(row["experts"] == 256);
+    CHECK(row["executed"] == false);
+  }
+  CHECK(executed >= 20);
+  CHECK(predicted >= 20);
+  // The parts of a predicted model add up to it.
+  const Output show = shardlab_program(scratch, "model show deepseek-v3 --format json");
+  REQUIRE(show.code == 0);
+  int64_t all = 0;
+  for (const auto& row : nlohmann::json::parse(show.out)) all += row["count"].get<int64_t>() * row["elements"].get<int64_t>();
+  CHECK(all == 671'026'419'200);
+  CHECK(shardlab_program(scratch, "model show qwen3-8b").out.find("predicted, not executed: it has norms") != std::string::npos);
+  const std::string huge = scratch.write("huge.json", R"({"model_type": "mixtral", "hidden_size": 2147483647,
+      "num_hidden_layers": 2147483647, "num_attention_heads": 1, "head_dim": 2147483646, "intermediate_size": 2147483647,
+      "vocab_size": 2147483647, "num_local_experts": 2147483647, "num_experts_per_tok": 2})");
+  CHECK(shardlab_program(scratch, "model show " + huge).code == 2);
+}
+
+TEST_CASE("memory refuses what it cannot tell, with the reason") {
+  const Scratch scratch;
+  const std::string base = "memory --model llama-3-8b --machine hgx-h100-ndr --devices 8 ";
+  for (const char* words : {"--profile nobody",
+                            "--profile megatron --tp 3",
+                            "--profile megatron --schedule zb-h1",
+                            "--profile megatron --vpp 0",
+                            "--profile megatron --seq-len 99999999999999999999",
+                            "--profile megatron --micro-batch 0",
+                            "--profile megatron --seq-len nan",
+                            "--profile megatron --micro-batch 1000000000 --grad-accumulation 1000000000",
+                            "--profile megatron --set diloco.steps=4",
+                            "--profile megatron --set canonical=true",
+                            "--profile megatron --recompute some+thing",
+                            "--what-if zero",
+                            "--what-if =3",
+                            "--what-if zero=",
+                            "--what-if zero=9",
+                            "--zero 0,,1",
+                            "--zero 0,1 --what-if zero=2",
+                            "--cp 2",
+                            "--profile megatron --zero 2 --pp 2",
+                            "--profile megatron --micro-batch 1,2,3,4,5,6,7,8,9 --seq-len 1,2,3,4,5,6,7,8,9 --tp 1,2,3,4,5,6,7,8,9 "
+                            "--pp 1,2,3,4,5,6,7,8,9"}) {
+    const Output output = shardlab_program(scratch, base + words);
+    INFO(words << "\n" << output.out << output.err);
+    CHECK(output.code == 2);
+    CHECK(output.out.empty());
+    CHECK_FALSE(output.err.empty());
+  }
+}
+
+}  // namespace
+}  // namespace shardlab
