@@ -62,7 +62,8 @@ std::vector<double> transients_of(const FrameworkProfile& p, const LayerCost& co
   };
   for (double e = p.transient_backward; e > 0; e -= 2) take(residual);
   const double inner = std::max(1.0, std::round(p.transient_ffn / 2 * (swiglu ? 2 : 1)));
-  for (const double each = left / inner; left > 1;) take(each);
+  const double each = left / inner;
+  while (left > 1) take(each);  // takes from `left`
   return pieces;
 }
 

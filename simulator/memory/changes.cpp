@@ -155,9 +155,9 @@ Words changed_words(const Point& from, const Point& to) {
   Words changed;
   std::ranges::copy_if(after, std::back_inserter(changed),
                        [&](const auto& word) { return std::ranges::find(before, word) == before.end(); });
-  for (const auto& [key, value] : before)  // back to what is neutral
-    if (std::ranges::none_of(after, [&](const auto& word) { return word.first == key; }))
-      changed.emplace_back(key, key == "schedule" ? "none" : "1");
+  for (const auto& said : before)  // back to what is neutral
+    if (std::ranges::none_of(after, [&](const auto& word) { return word.first == said.first; }))
+      changed.emplace_back(said.first, said.first == "schedule" ? "none" : "1");
   return changed;
 }
 
