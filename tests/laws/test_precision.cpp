@@ -8,18 +8,14 @@
 #include "plan/wire.h"
 #include "simulator/closed_form.h"
 #include "strategies/lower.h"
+#include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
 #include "tests/test.h"
 
 namespace shardlab {
 namespace {
 
-Plan plan_of(const Case& c) {
-  auto plan = lower(c, {.after = {}, .verify = false});
-  INFO(c.name);
-  REQUIRE(plan.ok());
-  return std::move(plan).value();
-}
+using testing::plan_of;
 
 /// Every seventh case of the grid (which is coprime to the lengths of its lists) in another precision, half of them clipped.
 std::vector<Case> precision_cases() {
@@ -45,24 +41,7 @@ std::vector<Case> precision_cases() {
 }
 
 TEST_CASE("clipped and in 16 bits: peak, classes and wire bytes of the plan equal the closed forms") {
-  for (const Case& c : precision_cases()) {
-    INFO(c.name);
-    REQUIRE(check(c).ok());
-    const Plan plan = plan_of(c);
-    const ClosedForm form = closed_form(c);
-    for (size_t stage = 0; stage < plan.roles.size(); ++stage) {
-      const StageForm& f = form.stages[stage];
-      const MemoryPeak peak = memory_peak(plan, static_cast<int>(stage))[static_cast<size_t>(Space::kDevice)];
-      INFO("stage " << stage << ", the plan's peak at " << peak.moment << ", the formula's at " << name_of(f.moment));
-      REQUIRE(f.at_peak.bytes == peak.at_peak.bytes);
-      REQUIRE(f.peak == peak.peak_bytes);
-      REQUIRE(f.persistent == peak.persistent_bytes);
-    }
-    std::map<std::string, int64_t> wire;
-    for (size_t i = 0; i < kChannels; ++i)
-      if (form.wire[i] != 0) wire.emplace(name_of(static_cast<Channel>(i)), form.wire[i]);
-    REQUIRE(wire == total_wire_bytes(plan));
-  }
+  for (const Case& c : precision_cases()) { testing::require_equal(c); }
 }
 
 TEST_CASE("mixed precision: 2 + 2 + 4 + 8 bytes a parameter, as many as in fp32") {

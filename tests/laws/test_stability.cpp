@@ -7,33 +7,14 @@
 #include "plan/wire.h"
 #include "simulator/closed_form.h"
 #include "strategies/lower.h"
+#include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
 #include "tests/test.h"
 
 namespace shardlab {
 namespace {
 
-void require_equal(const Case& c) {
-  INFO(c.name);
-  REQUIRE(check(c).ok());
-  auto lowered = lower(c);
-  INFO((lowered.ok() ? std::string() : to_string(lowered.error())));
-  REQUIRE(lowered.ok());
-  const Plan plan = std::move(lowered).value();
-  const ClosedForm form = closed_form(c);
-  for (size_t stage = 0; stage < plan.roles.size(); ++stage) {
-    const StageForm& f = form.stages[stage];
-    const MemoryPeak peak = memory_peak(plan, static_cast<int>(stage))[static_cast<size_t>(Space::kDevice)];
-    INFO("stage " << stage << ", the plan's peak at " << peak.moment << ", the formula's at " << name_of(f.moment));
-    REQUIRE(f.at_peak.bytes == peak.at_peak.bytes);
-    REQUIRE(f.peak == peak.peak_bytes);
-    REQUIRE(f.persistent == peak.persistent_bytes);
-  }
-  std::map<std::string, int64_t> wire;
-  for (size_t i = 0; i < kChannels; ++i)
-    if (form.wire[i] != 0) wire.emplace(name_of(static_cast<Channel>(i)), form.wire[i]);
-  REQUIRE(wire == total_wire_bytes(plan));
-}
+void require_equal(const Case& c) { testing::require_equal(c, true); }
 
 /// Halving-doubling may not serve the number of stages over which flags and norms travel.
 void make_legal(Case& c) {
