@@ -12,6 +12,7 @@
 #include "strategies/draft.h"
 #include "strategies/fsdp.h"
 #include "strategies/guard.h"
+#include "strategies/hybrid_shard.h"
 #include "strategies/loss_scale.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_activations.h"
@@ -111,7 +112,7 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return c.layout.zero == 3; }, fsdp, true},
     Strategy{"hybrid-shard", "Hybrid sharding: sets of shards", Tier::kE1, "hybrid_shard: n",
              "per step an all-reduce of the slices over the dp/n sets: 2 Psi/n (sets-1)/sets", "ZeRO's 1/N with N = n",
-             "Zhao et al. 2023", [](const Case& c) { return c.layout.hybrid_shard > 0; }, [](Draft&) {}, true},
+             "Zhao et al. 2023", [](const Case& c) { return c.layout.hybrid_shard > 0; }, hybrid_shard, true},
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
