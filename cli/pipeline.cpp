@@ -24,16 +24,20 @@ namespace shardlab {
 
 namespace {
 
-/// Rule 5 of `verify`, on the programs that will run: their waits were derived after it.
-Result<void> check_order(const PlacedPlan& placed) {
-  for (const Program& program : placed.programs) {
-    const auto unordered = find_unordered(*placed.plan, program);
-    if (unordered.empty()) continue;
-    const Finding& first = unordered.front();
-    return Error{ExitCode::kBug,
-                 fmt::format("plan `{}`: stage {}: {}: {}", placed.plan->name, program.role, first.op, first.message),
-                 "this plan was not run: its streams do not wait for one another as they must, which is a bug of shardlab's",
-                 {}};
+/// Rules 5 and 7 of `verify` on what will run: its waits and its arenas are derived from the plan that was verified.
+Result<void> check_placed(const PlacedPlan& placed) {
+  for (size_t r = 0; r < placed.programs.size(); ++r) {
+    const Program& program = placed.programs[r];
+    const auto refuse = [&](const std::vector<Finding>& found, const char* why) -> Result<void> {
+      if (found.empty()) return {};
+      return Error{
+          ExitCode::kBug,
+          fmt::format("plan `{}`: stage {}: {}: {}", placed.plan->name, program.role, found.front().op, found.front().message),
+          fmt::format("this plan was not run: {}, which is a bug of shardlab's", why),
+          {}};
+    };
+    SHARDLAB_TRY(refuse(find_unordered(*placed.plan, program), "its streams do not wait for one another as they must"));
+    SHARDLAB_TRY(refuse(find_overlaps(*placed.plan, program, placed.arenas[r]), "two of its buffers share bytes while both live"));
   }
   return {};
 }
@@ -44,13 +48,13 @@ Result<PlacedPlan> prepare(const Case& config) {
   auto plan = lower(config);
   if (!plan.ok()) return plan.error();
   PlacedPlan placed = place(std::move(*plan));
-  SHARDLAB_TRY(check_order(placed));
+  SHARDLAB_TRY(check_placed(placed));
   return placed;
 }
 
 int64_t largest_arena(const PlacedPlan& placed) {
   int64_t most = 0;
-  for (const ArenaSize& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(Space::kDevice)]);
+  for (const ArenaLayout& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(Space::kDevice)]);
   return most;
 }
 

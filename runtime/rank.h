@@ -133,6 +133,7 @@ class Rank {
   const Coordinates at_;
   const Role& role_;
   const Program& program_;
+  const ArenaLayout& layout_;
   const RunOptions options_;
   const std::unique_ptr<Backend> backend_;
   Accelerator* const device_;

@@ -20,7 +20,7 @@ namespace shardlab {
 
 PlacedPlan place(Plan plan) {
   PlacedPlan placed;
-  placed.plan = std::make_unique<Plan>(std::move(plan));
+  placed.plan = std::make_unique<const Plan>(std::move(plan));
   for (size_t role = 0; role < placed.plan->roles.size(); ++role) {
     placed.programs.push_back(expand_program(*placed.plan, static_cast<int>(role)));
     placed.arenas.push_back(place_arena(*placed.plan, placed.programs.back()));
@@ -191,8 +191,7 @@ std::string ThreadSession::describe_task(const Task& task) const {
   const int32_t id = task.instruction();
   if (id < 0) return fmt::format("stream {} between instructions", stream);
   const Coordinates at = plan_.mesh.coordinates(task.rank());
-  const auto pp = plan_.mesh.find("pp");
-  const size_t role = pp ? static_cast<size_t>(at[static_cast<size_t>(*pp)]) : 0;
+  const auto role = static_cast<size_t>(plan_.mesh.role_of(at));
   return fmt::format("stream {} op #{} `{}`", stream, id,
                      describe(plan_, placed_.programs[role].instructions[static_cast<size_t>(id)]));
 }

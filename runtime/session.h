@@ -81,9 +81,9 @@ inline constexpr std::string_view kRunState = "run";
 /// Every role's program, expanded and placed: what `Session`, `simulate` and `analyse` share. Moves `plan` in, so that the
 /// pointers inside stay valid.
 struct PlacedPlan {
-  std::unique_ptr<Plan> plan;
-  std::vector<Program> programs;  ///< by role
-  std::vector<ArenaSize> arenas;  ///< by role
+  std::unique_ptr<const Plan> plan;
+  std::vector<Program> programs;    ///< by role
+  std::vector<ArenaLayout> arenas;  ///< by role
 };
 PlacedPlan place(Plan plan);
 
@@ -92,7 +92,8 @@ PlacedPlan place(Plan plan);
 class Session {
  public:
   /// Binds every instruction of every rank. Refuses what no interpreter does (plan/runnable.h), an op that the back end lacks and a
-  /// collective that the transport cannot carry out. `placed`, `transport` and `source` must outlive the session. `source` may be null when no op reads a batch.
+  /// collective that the transport cannot carry out. `placed`, `transport` and `source` must outlive the session. `source` may be
+  /// null when no op reads a batch.
   static Result<std::unique_ptr<Session>> create(const PlacedPlan& placed, const RunOptions& options, Transport& transport,
                                                  const BackendFactory& backends, const BatchSource* source);
   virtual ~Session() = default;
