@@ -19,8 +19,6 @@ double share(int64_t part, int64_t whole) { return whole > 0 ? static_cast<doubl
 
 Value seconds(double s) { return s > 0 ? Value(s) : Value(); }
 
-std::string signed_bytes(int64_t bytes) { return (bytes < 0 ? "-" : "+") + bytes_text(bytes < 0 ? -bytes : bytes); }
-
 Json stage_json(const StageAnswer& s) {
   Json json{{"stage", s.stage}};
   for (size_t g = 0; g < whatif::kLiveGroups; ++g) {
@@ -54,7 +52,11 @@ Json change_json(const whatif::Change& c) {
           {"slowdown", c.slowdown}};
 }
 
-Json layout_json(const MemoryQuestion& q) {
+}  // namespace
+
+std::string signed_bytes(int64_t bytes) { return (bytes < 0 ? "-" : "+") + bytes_text(bytes < 0 ? -bytes : bytes); }
+
+nlohmann::ordered_json layout_json(const MemoryQuestion& q) {
   const analytic::Point& p = q.point;
   const Case& c = q.config;
   return {{"dp", p.dp},
@@ -73,8 +75,6 @@ Json layout_json(const MemoryQuestion& q) {
           {"grad_accumulation", p.grad_accumulation},
           {"seq_len", p.seq_len}};
 }
-
-}  // namespace
 
 std::string layout_line(const analytic::Point& p) {
   std::string out;
