@@ -62,6 +62,11 @@ constexpr std::array kChoices{
     Choice{"recompute: selective", [](Case& c) { c.layout.recompute = Recompute::kSelective; }},
     Choice{"offload.activations: cpu", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu; }},
     Choice{"offload.optimizer: cpu", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
+    Choice{"parameter_server.servers: 2",
+           [](Case& c) {
+             c.layout.parameter_server.servers = 2;
+             if (c.layout.dp == 1) c.layout.dp = 2;
+           }},
     Choice{"compression: bf16", [](Case& c) { compress(c, CompressionKind::kBf16); }},
     Choice{"compression: int8", [](Case& c) { compress(c, CompressionKind::kInt8); }},
     Choice{"compression: top-k", [](Case& c) { compress(c, CompressionKind::kTopK); }},

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <span>
 #include <tuple>
 
 #include "cli/environment.h"
@@ -246,9 +249,34 @@ void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
                          : "lower learning_rate.peak, set clip_norm, or set guard.nonfinite: skip");
 }
 
+/// A file a server.
+void write_arrivals(std::span<const ArrivalLog> logs, const CaseFiles& files) {
+  for (const ArrivalLog& log : logs) {
+    const std::string path = files.arrivals(log.server);
+    std::ofstream file(path, std::ios::binary);
+    if (!(file << print(log)) || !file.flush())
+      throw WorldError(fmt::format("cannot write the arrivals of server {} to {}", log.server, path),
+                       "make room, or give another --out");
+  }
+}
+
+/// The logs that lie beside the case to be repeated; none: none are.
+Result<std::vector<ArrivalLog>> read_replay(const Case& config, const CaseFiles& files) {
+  std::vector<ArrivalLog> logs;
+  for (int server = 0; server < config.layout.parameter_server.servers; ++server) {
+    std::ifstream file(files.replay(server), std::ios::binary);
+    if (!file) continue;
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    auto log = parse_arrivals(text);
+    if (!log.ok()) return Error{log.error().code, log.error().message, log.error().hint, files.replay(server)};
+    logs.push_back(std::move(*log));
+  }
+  return logs;
+}
+
 }  // namespace
 
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& nvme_directory) {
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& directory) {
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
@@ -260,14 +288,19 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   options.seed = config.train.seed;
   options.learning_rate = config.train.learning_rate;
   options.timeout_s = config.measure.timeout_s;
-  options.nvme_directory = nvme_directory;
+  options.nvme_directory = directory;
+  const CaseFiles files{directory.empty() ? "." : directory};
   RunOptions recorded = options;
+  if (config.layout.parameter_server.servers > 0) recorded.staleness = config.layout.parameter_server.staleness;
+  auto replay = read_replay(config, files);
+  if (!replay.ok()) return replay.error();
+  recorded.replay = std::move(*replay);
   (*execution)->attach(recorded);
   auto session = Session::create(placed, recorded, (*execution)->transport(), (*execution)->backends(), &data->train());
   if (!session.ok()) return session.error();
   if (!(*session)->direct_storage().value_or(true))
     fmt::print(stderr, "{}: the files of what is offloaded to NVMe go by way of the page cache: times say little of the drive\n",
-               nvme_directory);
+               directory);
   (*session)->initialise_parameters();
   const auto first = first_step(config, **session);
   if (!first.ok()) return first.error();
@@ -276,18 +309,27 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   Measurement& m = result.figures;
   std::vector<double> seconds;
   const int64_t warm = *first + config.measure.warmup, end = warm + measured_steps;
-  for (int64_t step = *first; step < end; ++step) {
-    if (step == warm) (*execution)->set_recording(true);
-    const StepResult r = (*session)->step(step);
-    if (r.loss) m.losses.push_back(*r.loss);
-    m.skipped_steps += r.skipped ? 1 : 0;
-    stop_at(config.train.guard, r, step);
-    m.loss_scale = r.loss_scale;
-    SHARDLAB_TRY(save_where_due(config, **session, step + 1, step + 1 == end));
-    if (step < warm) continue;
-    seconds.push_back(r.seconds);
-    if ((*execution)->transport().counts_wire()) m.wire_bytes = r.sent_bytes;
+  // Workers that may run apart do so through the warm-up and through each repeat.
+  const bool apart = recorded.staleness >= 0;
+  for (int64_t begin = *first; begin < end;) {
+    if (begin == warm) (*execution)->set_recording(true);
+    const int64_t count = !apart ? 1 : begin < warm ? warm - begin : config.measure.steps;
+    int64_t step = begin;
+    for (const StepResult& r : (*session)->run(begin, count)) {
+      if (r.loss) m.losses.push_back(*r.loss);
+      m.skipped_steps += r.skipped ? 1 : 0;
+      stop_at(config.train.guard, r, step);
+      m.loss_scale = r.loss_scale;
+      ++step;
+      SHARDLAB_TRY(save_where_due(config, **session, step, step == end));
+      if (step <= warm) continue;
+      seconds.push_back(r.seconds);
+      if ((*execution)->transport().counts_wire()) m.wire_bytes = r.sent_bytes;
+    }
+    begin += count;
   }
+  write_arrivals((*session)->arrivals(), files);
+  if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   m.samples = static_cast<int>(seconds.size());
   m.repeats = static_cast<int>(config.measure.repeat);

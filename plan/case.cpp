@@ -253,7 +253,6 @@ Result<void> check_implemented(const Case& c) {
   if (l.recompute_options.budget_bytes != 0) return missing("recompute_options.budget_bytes", "recompute: none, selective or full");
   SHARDLAB_TRY(check_offload(c));
   if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
-  if (l.parameter_server.servers > 0) return missing("parameter_server", "zero: 1, which shards the optimizer alike");
   if (l.compression.kind == CompressionKind::kOneBitAdam)
     return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
   if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
@@ -329,6 +328,67 @@ Result<void> check_compression(const Case& c) {
                                c.layout.bucket_bytes, largest),
                    "lower bucket_bytes, or use compression.kind: int8");
   return {};
+}
+
+/// Workers that are steps apart: no op may be of all of them at once.
+Result<void> check_staleness(const Case& c) {
+  const Layout& l = c.layout;
+  if (l.parameter_server.staleness < 0) return {};
+  const std::string what = fmt::format("parameter_server.staleness={}", l.parameter_server.staleness);
+  constexpr std::string_view kInStep = "parameter_server.staleness: sync";
+  for (const auto& [key, size] : {std::pair{"tp", l.tp}, {"pp", l.pp}})
+    if (size > 1)
+      return refusal(fmt::format("{} with {}={}: a worker of several ranks would pull values of several versions", what, key, size),
+                     fmt::format("set {}: 1, or {}", key, kInStep));
+  const Train& t = c.train;
+  if (t.clip_norm > 0 || t.grad_norm || t.guard.any() || t.precision == "fp16")
+    return refusal(fmt::format("{} with {}: it is found from all gradients of a step, and servers apply them as they arrive", what,
+                               t.clip_norm > 0         ? "clip_norm"
+                               : t.grad_norm           ? "grad_norm"
+                               : t.precision == "fp16" ? "precision=fp16"
+                                                       : "guard"),
+                   fmt::format("leave it out, or set {}", kInStep));
+  if (c.model.tied_embeddings)
+    return refusal(what + " with tied embeddings: the table's gradient is a sum of two",
+                   fmt::format("set tied_embeddings: false, or {}", kInStep));
+  if (l.offload.any())
+    return refusal(fmt::format("{} with offload={}: what moves is timed by the steps of one rank", what, offload_text(l.offload)),
+                   fmt::format("set offload: none, or {}", kInStep));
+  if (!l.overlap)
+    return refusal(what + " with overlap=false: a push never waits", fmt::format("leave overlap out, or set {}", kInStep));
+  if (!(c.checkpoint == Checkpointing{}))
+    return refusal(what + " with checkpoint: there is no moment at which all ranks have made the same steps",
+                   fmt::format("leave checkpoint out, or set {}", kInStep));
+  return {};
+}
+
+/// Every data-parallel rank serves one slice.
+Result<void> check_parameter_server(const Case& c) {
+  const Layout& l = c.layout;
+  const ParameterServer& p = l.parameter_server;
+  if (p.servers < 0 || p.staleness < -1)
+    return refusal(fmt::format("parameter_server.servers={} parameter_server.staleness={}", p.servers, p.staleness),
+                   "set servers to dp, or 0 for none, and staleness to 0 or more, or -1 for workers in step");
+  if (p.servers == 0) return {};
+  const std::string what = fmt::format("parameter_server.servers={}", p.servers);
+  if (l.dp == 1) return refusal(what + " with dp=1: there is one worker", "set dp above 1, or parameter_server.servers: 0");
+  if (p.servers != l.dp)
+    return refusal(fmt::format("{} with dp={}: each worker's rank serves a slice, so that all have one program", what, l.dp),
+                   fmt::format("set parameter_server.servers: {}", l.dp));
+  if (l.zero > 0)
+    return refusal(fmt::format("{} with zero={}: servers own the optimizer's state already", what, l.zero),
+                   "set zero: 0, or parameter_server.servers: 0");
+  if (l.compression.kind != CompressionKind::kNone)
+    return refusal(
+        fmt::format("{} with compression.kind={}: what is compressed is an all-reduce", what, name_of(l.compression.kind)),
+        "set compression.kind: none, or parameter_server.servers: 0");
+  if (l.diloco.steps > 0)
+    return refusal(fmt::format("{} with diloco.steps={}: servers update at every step", what, l.diloco.steps),
+                   "set diloco.steps: 0, or parameter_server.servers: 0");
+  if (c.transport != "threads")
+    return refusal(fmt::format("{} with transport={}, which moves data by a way of its own", what, c.transport),
+                   "use transport: threads, or zero: 1, which shards the optimizer alike");
+  return check_staleness(c);
 }
 
 Result<void> check_layout(const Case& c) {
@@ -526,6 +586,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_layout(c));
   SHARDLAB_TRY(check_recompute(c.layout));
   SHARDLAB_TRY(check_compression(c));
+  SHARDLAB_TRY(check_parameter_server(c));
   SHARDLAB_TRY(check_batch(c));
   SHARDLAB_TRY(check_optimizer(c.train));
   SHARDLAB_TRY(check_loss_scale(c.train));

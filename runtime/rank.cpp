@@ -325,6 +325,17 @@ void Rank::run(int stream, const StepFrame& frame, Task& task) {
   s.end = clock.now() - frame.begin;
 }
 
+void Rank::carry_out(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
+  if (frame.number < 0)
+    perform(bound, frame.state, task);
+  else
+    run_one(bound, stream, frame, task);
+}
+
+void Rank::note(const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, const Moved& moved) {
+  if (options_.recorder != nullptr) record(TraceEvent::Kind::kOp, bound, stream, frame, begin, options_.clock->now(), moved);
+}
+
 /// Performs an instruction; a recorder is told of it.
 Moved Rank::run_one(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
   if (options_.recorder == nullptr) return perform(bound, frame.state, task);

@@ -13,6 +13,7 @@
 #include "plan/base/check.h"
 #include "plan/run_state.h"
 #include "plan/runnable.h"
+#include "runtime/parameter_servers.h"
 #include "runtime/rank.h"
 #include "runtime/values.h"
 
@@ -46,6 +47,13 @@ class ThreadSession final : public Session {
 
   void initialise_parameters() override;
   StepResult step(int64_t step) override;
+  std::vector<StepResult> run(int64_t first, int64_t count) override;
+  std::span<const ArrivalLog> arrivals() const override {
+    return servers_ == nullptr ? std::span<const ArrivalLog>() : servers_->log();
+  }
+  std::optional<StalenessFigures> staleness() const override {
+    return servers_ == nullptr ? std::nullopt : std::optional(servers_->staleness());
+  }
   void cancel(const std::string& reason) override { crew_->fail(reason); }
   Result<std::vector<float>> read_buffer(int rank, std::string_view buffer) const override;
   Result<LogicalTensor> gather_buffer(std::string_view buffer) const override;
@@ -80,6 +88,7 @@ class ThreadSession final : public Session {
   using Pick = std::function<Holding(const Rank&)>;
 
   void start_crew();
+  std::vector<StepResult> run_apart(int64_t first, int64_t count);
   void run_round(const Round& round);
   std::string describe_task(const Task& task) const;
   Holding holding_of(const Rank& rank, int32_t parameter, std::string_view part) const;
@@ -106,6 +115,7 @@ class ThreadSession final : public Session {
   std::unique_ptr<Scheduler> own_scheduler_;
   Transport* transport_ = nullptr;
   std::vector<std::unique_ptr<Rank>> ranks_;
+  std::unique_ptr<ParameterServers> servers_;  ///< of workers that run apart; else none
   std::unique_ptr<Crew> crew_;
   Counter start_, done_;  ///< rounds started; rounds completed, over all tasks
   uint64_t rounds_ = 0;
@@ -132,6 +142,11 @@ Result<void> ThreadSession::build(Transport& transport, const BackendFactory& ba
   transport_ = &transport;
   for (int r = 0; r < plan_.mesh.world_size(); ++r) ranks_.push_back(std::make_unique<Rank>(placed_, r, options_, backends(r)));
   for (const auto& rank : ranks_) SHARDLAB_TRY(rank->bind(transport, source));
+  if (options_.staleness >= 0) {
+    auto servers = ParameterServers::create(placed_, ranks_, options_);
+    if (!servers.ok()) return servers.error();
+    servers_ = std::move(*servers);
+  }
   start_crew();
   run_round([](Rank& rank, int stream, Task&) { rank.enter(stream); });
   return {};
@@ -196,7 +211,44 @@ std::string ThreadSession::describe_task(const Task& task) const {
                      describe(plan_, placed_.programs[role].instructions[static_cast<size_t>(id)]));
 }
 
+std::vector<StepResult> ThreadSession::run(int64_t first, int64_t count) {
+  if (servers_ != nullptr) return run_apart(first, count);
+  std::vector<StepResult> results;
+  for (int64_t step = first; step < first + count; ++step) results.push_back(this->step(step));
+  return results;
+}
+
+/// Losses are parts of the mean over all targets, one a worker.
+std::vector<StepResult> ThreadSession::run_apart(int64_t first, int64_t count) {
+  crew_->throw_if_failed();
+  for (const auto& rank : ranks_) rank->reset();
+  servers_->begin(first, count, frame_.number);
+  const double begin = options_.clock->now();
+  run_round([this](Rank& rank, int stream, Task& task) { servers_->run(rank, stream, task); });
+  const double seconds = (options_.clock->now() - begin) / static_cast<double>(count);
+  int64_t sent = 0;  // every step sends the same
+  for (const auto& rank : ranks_)
+    for (const int64_t bytes : rank->sent_by_comm()) sent += bytes;
+  std::vector<StepResult> results(static_cast<size_t>(count));
+  for (size_t k = 0; k < results.size(); ++k) {
+    StepResult& result = results[k];
+    result.seconds = seconds;
+    result.sent_bytes = sent / count;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const ParameterServers::WorkerStep& own = servers_->steps()[r][k];
+      result.loss_by_rank.push_back(own.loss);
+      if (own.loss) result.loss = result.loss.value_or(0) + *own.loss;
+      result.interval_by_rank.push_back({0, own.seconds});
+      if (options_.recorder != nullptr)
+        options_.recorder->record_step(frame_.number + static_cast<int32_t>(k), static_cast<int>(r), 0, own.seconds);
+    }
+  }
+  frame_.number += static_cast<int32_t>(count);
+  return results;
+}
+
 StepResult ThreadSession::step(int64_t step) {
+  if (servers_ != nullptr) return run_apart(step, 1).front();
   crew_->throw_if_failed();
   for (const auto& rank : ranks_) rank->reset();
   const int64_t applied = static_cast<int64_t>(run_number(kAppliedSteps).value_or(static_cast<double>(step)));

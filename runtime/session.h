@@ -23,6 +23,7 @@
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "runtime/arena.h"
+#include "runtime/arrivals.h"
 #include "runtime/backend.h"
 #include "runtime/block_store.h"
 #include "runtime/crew.h"
@@ -40,6 +41,8 @@ struct RunOptions {
   Scheduler* scheduler = nullptr;  ///< none: tasks run freely
   std::string nvme_directory;      ///< where ranks make their files for NVMe space; empty: the current directory
   BlockStores block_stores;        ///< what stands for those files; none: `open_file_store`
+  int staleness = -1;              ///< of a parameter server: steps that a worker may be ahead of the slowest; below 0: in step
+  std::vector<ArrivalLog> replay;  ///< by server: arrivals to be repeated; none: gradients are applied as they come
   DeviceTracer* tracer = nullptr;  ///< told which op the work handed to a device belongs to; none: nobody is
 };
 
@@ -102,6 +105,12 @@ class Session {
   virtual void initialise_parameters() = 0;
   /// Runs optimizer step number `step`. Throws WorldError when a rank fails, a wait times out or the session was cancelled.
   virtual StepResult step(int64_t step) = 0;
+  /// Runs optimizer steps `first` to `first + count - 1`. With a staleness workers run apart between the first and the last: a
+  /// step's seconds are then the mean over all, and its interval by rank is that of the worker's own step.
+  virtual std::vector<StepResult> run(int64_t first, int64_t count) = 0;
+  /// By server, from the session's first step on; empty where ranks run in step.
+  virtual std::span<const ArrivalLog> arrivals() const = 0;
+  virtual std::optional<StalenessFigures> staleness() const = 0;
   /// Ends the session from another thread: the running step throws WorldError with this reason.
   virtual void cancel(const std::string& reason) = 0;
 

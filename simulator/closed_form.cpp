@@ -80,11 +80,11 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.metrics = metrics.step + metrics.persistent;
   const CompressionForm compression = compression_of(c, state, part);
   form.workspace = workspace_of(c, part, compression.workspace);
-  form.buffers = compression.messages;
+  form.buffers = compression.messages + state.sums;
   const Others others = others_of(c, part);
   form.other = others.step + others.persistent + compression.errors;
   form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace + others.persistent +
-                    compression.errors;
+                    compression.errors + state.sums;
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
@@ -126,10 +126,10 @@ class Wires {
       const int64_t whole = part.layers * 4 + again + (part.first ? 1 : 0) + (part.last ? 1 : 0);
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
     }
-    const bool zero = c_.layout.zero > 0;
+    const bool sliced = updates_slices(c_);
     const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
     const int64_t gradients = compressed ? compression_of(c_, state, part).sent
-                              : zero     ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
+                              : sliced   ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
                                          : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
     at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);
@@ -146,7 +146,7 @@ class Wires {
            {even ? Channel::kForwardEven : Channel::kForwardOdd, even ? Channel::kBackwardEven : Channel::kBackwardOdd})
         at(channel) += dp_ * tp_ * m_ * message_;
     }
-    if (part.last) {  // the loss, in fp32: its sum, or every sequence's
+    if (part.last && !runs_apart(c_)) {  // the loss, in fp32: its sum, or every sequence's
       at(Channel::kMetricsDp) +=
           tp_ * sets_ *
           (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_) : all_reduced(4, shards_));
@@ -154,11 +154,11 @@ class Wires {
     }
     if (has_norm(c_)) {  // the squared norm, in fp64
       at(Channel::kMetricsTp) += dp_ * all_reduced(8, tp_);
-      if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
+      if (sliced) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
     }
     if (finds_inf(c_)) {  // a flag of 4 bytes
       at(Channel::kMetricsTp) += dp_ * all_reduced(4, tp_);
-      if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(4, shards_);
+      if (sliced) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(4, shards_);
     }
   }
 
@@ -168,7 +168,7 @@ class Wires {
     if (finds_inf(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(4, pp_);
     if (judges_loss(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(4, pp_);
     if (!c_.model.tied_embeddings) return;
-    const int64_t slices = c_.layout.zero > 0 ? shards_ : 1;
+    const int64_t slices = updates_slices(c_) ? shards_ : 1;
     at(Channel::kEnds) += dp_ * tp_ * all_reduced(widths_.gradient * ((table_ + slices - 1) / slices), 2);
   }
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <functional>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "plan/precision.h"
@@ -161,6 +162,12 @@ inline bool quantises(const Case& c) {
   return c.layout.compression.kind == CompressionKind::kBf16 || c.layout.compression.kind == CompressionKind::kInt8;
 }
 
+/// Whether each data-parallel rank updates a slice of every bucket: under ZeRO, and where it serves the slice (a parameter server).
+inline bool updates_slices(const Case& c) { return c.layout.zero > 0 || c.layout.parameter_server.servers > 0; }
+
+/// Whether workers may be steps apart, so that servers have copies of their own.
+inline bool runs_apart(const Case& c) { return c.layout.parameter_server.staleness >= 0; }
+
 /// A stage's buckets in the order in which backward finishes gradients: from the head to the embedding, a unit's parameters from
 /// the last to the first. Parameters with weight decay and without have buckets of their own, and so have slices and whole copies.
 /// Under ZeRO-3 they end where a unit of `fsdp.unit` layers of the model ends (`first_layer` is the stage's first); else when they
@@ -169,7 +176,7 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
                                           bool head_table) {
   std::vector<BucketForm> all;
   const bool by_unit = c.layout.zero == 3;
-  const int64_t ranks = c.layout.zero > 0 || quantises(c) ? c.layout.shard_ranks() : 1;
+  const int64_t ranks = updates_slices(c) || quantises(c) ? c.layout.shard_ranks() : 1;
   const int64_t bytes = by_unit ? -1 : c.layout.bucket_bytes;
   const int64_t block = c.layout.compression.kind == CompressionKind::kInt8 ? kScaleBlock : 0;
   const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
@@ -223,6 +230,7 @@ struct State {
   int64_t parameters = 0, masters = 0, moments = 0, gradients = 0;
   int64_t reduced = 0;   ///< elements of gradients that are reduced over dp
   int64_t gathered = 0;  ///< elements of parameters that are gathered over dp
+  int64_t sums = 0;      ///< gradients that a server adds up apart from its worker's
   std::vector<BucketForm> buckets;
   /// In host memory, where the optimizer works there: its copies, moments and the gradients that it reads, and what it rounds its
   /// result into.
@@ -237,6 +245,7 @@ inline bool is_shared(const BucketForm& b, const Part& part) { return b.tied && 
 
 inline State state_of(const Case& c, const Elements& n, const Part& part, int64_t first_layer) {
   const int zero = c.layout.zero;
+  const bool sliced = updates_slices(c);
   const bool tied = c.model.tied_embeddings, both_ends = part.first && part.last;
   // A table tied on one stage is stored and updated once. Its two gradients are added before they are reduced unless canonical, or
   // scattered as they are made.
@@ -268,12 +277,17 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
     state.gradients =
         zero >= 2 ? of_gradients.slice_bytes : of_gradients.bytes + (added_early ? held(n.table, widths.gradient) : 0);
     state.reduced = of_gradients.elements;
-    if (zero > 0 || away) {
+    if (sliced || away) {
       state.parameters = zero == 3 ? of_values.slice_bytes : of_values.bytes;
       state.masters = masters * of_states.slice_bytes;
       state.moments = moments * of_states.slice_bytes;
     }
-    if (zero > 0) state.gathered = of_values.elements;
+    if (runs_apart(c)) {  // what is served, rounded where that computes, and its gradients
+      state.masters = of_states.slice_bytes;
+      state.parameters += masters * of_values.slice_bytes;
+      state.sums = of_gradients.slice_bytes;
+    }
+    if (sliced) state.gathered = of_values.elements;
     if (away) {
       if (zero < 2) state.gradients -= of_updates.bytes;  // come and go
       state.host_masters = of_states.slice_bytes;
@@ -305,6 +319,7 @@ struct Metrics {
 inline Metrics metrics_of(const Case& c, const Part& part) {
   Metrics m;
   if (part.last) m = {c.train.grad_accumulation * held(c.train.micro_batch) + kScalar, kScalar};
+  if (part.last && runs_apart(c)) m.step += std::exchange(m.persistent, 0);  // a worker's part of the loss
   if (part.last && shares_micro_batches_out(c))
     m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
   if (has_norm(c)) {

@@ -18,6 +18,7 @@
 #include "strategies/offload_activations.h"
 #include "strategies/offload_optimizer.h"
 #include "strategies/optimizer.h"
+#include "strategies/parameter_server.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
 #include "strategies/skipped_update.h"
@@ -49,6 +50,7 @@ bool compresses(const Case& c, std::initializer_list<CompressionKind> kinds) {
 }
 bool scales_loss(const Case& c) { return c.train.precision == "fp16"; }
 bool may_skip(const Case& c) { return scales_loss(c) || c.train.guard.any(); }
+bool has_servers(const Case& c) { return c.layout.parameter_server.servers > 0; }
 bool ties(const Case& c) { return c.model.tied_embeddings; }
 
 constexpr std::array kCatalogue{
@@ -80,7 +82,9 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return ties(c) && tied_gradients_meet_early(c); }, tie_before_reduction},
     Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap",
              "all-reduce: 2 Psi (N-1)/N", "none", "Li et al. 2020",
-             [](const Case& c) { return c.layout.dp > 1 && c.layout.zero == 0 && compresses(c, {CompressionKind::kNone}); },
+             [](const Case& c) {
+               return c.layout.dp > 1 && c.layout.zero == 0 && !has_servers(c) && compresses(c, {CompressionKind::kNone});
+             },
              data_parallel},
     Strategy{"quantised-gradients", "Gradients in 16, 8 or 4 bits on the wire", Tier::kE3, "compression: bf16, int8 (bits)",
              "all-to-all and all-gather of codes and scales: 2 Psi (b + 1/8)/32 (N-1)/N, b = 8, 4; Psi (N-1)/N for bf16",
@@ -100,6 +104,11 @@ constexpr std::array kCatalogue{
     Strategy{"powersgd", "PowerSGD: low-rank gradients of matrices", Tier::kE3, "compression: powersgd (rank)",
              "two all-reduces a matrix: 2 r (R + C) (N-1)/N; vectors plain", "errors Psi, bases r C; P and Q of a matrix",
              "Vogels et al. 2019", [](const Case& c) { return compresses(c, {CompressionKind::kPowerSgd}); }, powersgd},
+    Strategy{"parameter-server", "Parameter server on the workers' ranks", Tier::kE1, "parameter_server: servers",
+             "push and pull: Psi (N-1)/N each, in direct messages", "moments 1/N", "Li et al. 2014; Jiang et al. 2020", has_servers,
+             parameter_server},
+    Strategy{"bounded-staleness", "Workers apart by at most s steps", Tier::kE3, "parameter_server: staleness", "nothing",
+             "what is served and its gradients: Psi/N each", "Ho et al. 2013", runs_apart, [](Draft&) {}},
     Strategy{"zero-1", "ZeRO-1: sharded optimizer states", Tier::kE1, "zero: 1", "reduce-scatter and all-gather: Psi (N-1)/N each",
              "moments 1/N", "Rajbhandari et al. 2020", [](const Case& c) { return c.layout.zero == 1; }, zero1},
     Strategy{"zero-2", "ZeRO-2: sharded gradients", Tier::kE1, "zero: 2",

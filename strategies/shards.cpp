@@ -5,6 +5,8 @@
 
 namespace shardlab {
 
+bool updates_slices(const Layout& layout) { return layout.zero > 0 || layout.parameter_server.servers > 0; }
+
 Shards::Shards(Draft& draft, StageDraft& stage, std::string_view strategy)
     : draft_(draft), stage_(stage), strategy_(strategy), axis_(draft.plan.mesh.axis("dp")), ranks_(draft.plan.mesh.size("dp")) {}
 

@@ -6,6 +6,9 @@
 
 namespace shardlab {
 
+/// Whether each data-parallel rank updates a slice of every bucket: under ZeRO, and where it serves the slice.
+bool updates_slices(const Layout& layout);
+
 /// The slices of one stage's buckets over the ranks of "dp".
 class Shards {
  public:

@@ -37,6 +37,12 @@ std::vector<Golden> goldens() {
   all.push_back({"sparse-gradients", compressed});
   compressed.layout.compression.kind = CompressionKind::kPowerSgd;
   all.push_back({"powersgd", compressed});
+  Case served = dp;
+  served.layout.parameter_server.servers = 2;
+  all.push_back({"parameter-server", served});
+  served.layout.parameter_server.staleness = 2;
+  served.train.grad_norm = false;
+  all.push_back({"parameter-server-stale", served});
   dp.layout.zero = 1;
   all.push_back({"zero-1", dp});
   dp.layout.zero = 2;

@@ -31,6 +31,8 @@ struct Mix {
   Compression compression = {};
   bool guarded = false;
   int every = 1;
+  bool served = false;
+  int staleness = -1;
 };
 
 Case case_of(const Mix& mix) {
@@ -71,6 +73,7 @@ Case case_of(const Mix& mix) {
   if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
   if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
   c.layout.recompute_options.every = mix.every;
+  if (mix.served) c.layout.parameter_server = {.servers = mix.dp, .staleness = mix.staleness};
   return c;
 }
 
@@ -164,6 +167,14 @@ std::vector<Plan> lowered_plans() {
       {.name = "fp16 dp2 zero2 guarded", .dp = 2, .accumulation = 2, .zero = 2, .precision = "fp16", .guarded = true},
       {.name = "guarded dp2 pp2", .dp = 2, .pp = 2, .schedule = Schedule::kAfab, .zero = 1, .guarded = true},
       {.name = "tp2 every second layer again", .tp = 2, .accumulation = 2, .recompute = true, .every = 2},
+      {.name = "served dp2 tp2 clipped", .dp = 2, .tp = 2, .accumulation = 2, .bucket_bytes = 4096, .clip_norm = 1, .served = true},
+      {.name = "served apart, bf16 dp2",
+       .tied = false,
+       .dp = 2,
+       .bucket_bytes = 4096,
+       .precision = "bf16",
+       .served = true,
+       .staleness = 1},
       {.name = "optimizer's states on nvme, dp2 zero2",
        .dp = 2,
        .accumulation = 2,
