@@ -10,6 +10,7 @@
 #include "cli/execution.h"
 #include "kernels/kernels.h"
 #include "plan/base/world_error.h"
+#include "plan/period.h"
 #include "plan/runnable.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
@@ -99,6 +100,7 @@ Prediction predict_bytes(const PlacedPlan& placed) {
   }
   p.arena_bytes = largest_arena(placed);
   for (const auto& [comm, bytes] : total_wire_bytes(*placed.plan)) p.wire_bytes += bytes;
+  p.wire_bytes = bytes_of_step(*placed.plan, p.wire_bytes);
   return p;
 }
 
@@ -143,8 +145,8 @@ void add(IdleBreakdown& sum, const IdleBreakdown& idle, double share) {
     sum.*part += share * idle.*part;
 }
 
-/// The parts of a step over the recorded steps, on the rank whose step was longest: medians, and means of the idle time's causes,
-/// so that these add up.
+/// The parts of a step over the recorded steps (periods, of which a step has its share), on the rank whose step was longest:
+/// medians, and means of the idle time's causes, so that these add up.
 void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m) {
   std::vector<double> compute, exposed, bubble, unplanned;
   for (int step = 0; step < trace.steps; ++step) {
@@ -157,11 +159,13 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
     for (int rank = 1; rank < trace.world_size; ++rank)
       if (length(rank) > length(longest)) longest = rank;
     const Breakdown b = analyse(*placed.plan, placed.programs, trace, longest, step);
-    compute.push_back(b.compute_s);
-    exposed.push_back(b.exposed_comm_s);
+    const int period = placed.plan->period;
+    compute.push_back(b.compute_s / period);
+    exposed.push_back(b.exposed_comm_s / period);
     bubble.push_back(b.bubble_fraction);
-    unplanned.push_back(b.unplanned_s);
-    add(m.idle, idle_by_cause(*placed.plan, placed.programs, trace, longest, step), 1.0 / trace.steps);
+    unplanned.push_back(b.unplanned_s / period);
+    const IdleBreakdown idle = idle_by_cause(*placed.plan, placed.programs, trace, longest, step);
+    add(m.idle, idle_of_step(*placed.plan, idle), 1.0 / trace.steps);
   }
   m.compute_s = median(compute);
   m.exposed_comm_s = median(exposed);
@@ -213,6 +217,18 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
   m.unplanned_memory_bytes = peak - before.now - arenas;
 }
 
+/// A run is of whole periods.
+Result<void> check_periods(const Case& config, int period) {
+  for (const auto& [key, steps] : {std::pair{"warmup", config.measure.warmup}, {"steps", config.measure.steps}}) {
+    if (steps % period == 0) continue;
+    return Error{ExitCode::kUsage,
+                 fmt::format("measure.{}={} with diloco.steps={}: a run ends where a period does", key, steps, period),
+                 fmt::format("set measure.{} to {}, or another multiple", key, (steps + period - 1) / period * period),
+                 {}};
+  }
+  return {};
+}
+
 /// Number of the first step: 0, or what the checkpoint that the case resumes has done, whose state `session` then has.
 Result<int64_t> first_step(const Case& config, Session& session) {
   if (config.checkpoint.save_every > 0) SHARDLAB_TRY(prepare_checkpoints(session, config.checkpoint.folder));
@@ -245,11 +261,13 @@ void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
 }  // namespace
 
 Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& nvme_directory) {
+  const int period = placed.plan->period;
+  SHARDLAB_TRY(check_periods(config, period));
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
-  SHARDLAB_TRY(check_recording(placed, measured_steps));
-  auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps)));
+  SHARDLAB_TRY(check_recording(placed, measured_steps / period));
+  auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps / period)));
   if (!execution.ok()) return execution.error();
   const MemoryReading before = (*execution)->memory();
   RunOptions options;
@@ -272,17 +290,18 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   Measurement& m = result.figures;
   std::vector<double> seconds;
   const int64_t warm = *first + config.measure.warmup, end = warm + measured_steps;
-  for (int64_t step = *first; step < end; ++step) {
+  for (int64_t step = *first; step < end; step += period) {
     if (step == warm) (*execution)->set_recording(true);
     const StepResult r = (*session)->step(step);
-    if (r.loss) m.losses.push_back(*r.loss);
+    for (const auto& loss : r.losses)
+      if (loss) m.losses.push_back(*loss);
     m.skipped_steps += r.skipped ? 1 : 0;
     stop_at(config.train.guard, r, step);
     m.loss_scale = r.loss_scale;
-    SHARDLAB_TRY(save_where_due(config, **session, step + 1, step + 1 == end));
+    SHARDLAB_TRY(save_where_due(config, **session, step + period, step + period == end));
     if (step < warm) continue;
-    seconds.push_back(r.seconds);
-    if ((*execution)->transport().counts_wire()) m.wire_bytes = r.sent_bytes;
+    seconds.push_back(r.seconds / period);
+    if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, r.sent_bytes);
   }
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   m.samples = static_cast<int>(seconds.size());

@@ -201,7 +201,9 @@ StepResult ThreadSession::step(int64_t step) {
   crew_->throw_if_failed();
   for (const auto& rank : ranks_) rank->reset();
   const int64_t applied = static_cast<int64_t>(run_number(kAppliedSteps).value_or(static_cast<double>(step)));
-  frame_.state = {step, applied, learning_rate_at(options_.learning_rate, applied)};
+  frame_.states.clear();
+  for (int64_t i = 0; i < plan_.period; ++i)
+    frame_.states.push_back({step + i, applied + i, learning_rate_at(options_.learning_rate, applied + i)});
   frame_.begin = options_.clock->now();
   for (const auto& rank : ranks_) rank->mark_begin();
   if (options_.tracer != nullptr) options_.tracer->begin_step(frame_.number, frame_.begin, options_.clock->now() - frame_.begin);
@@ -209,9 +211,13 @@ StepResult ThreadSession::step(int64_t step) {
   for (const auto& rank : ranks_) rank->report_times(frame_.number);
 
   StepResult result;
+  const int last = plan_.period - 1;
+  result.losses.resize(frame_.states.size());
   for (const auto& rank : ranks_) {
-    result.loss_by_rank.push_back(rank->metric(Rank::kLoss));
+    result.loss_by_rank.push_back(rank->metric(Rank::kLoss, last));
     if (!result.loss) result.loss = result.loss_by_rank.back();
+    for (int i = 0; i <= last; ++i)
+      if (auto& loss = result.losses[static_cast<size_t>(i)]; !loss) loss = rank->metric(Rank::kLoss, i);
     if (!result.grad_norm2) result.grad_norm2 = rank->metric(Rank::kGradNorm2);
     result.interval_by_rank.push_back({0, rank->end_of_step()});
     result.seconds = std::max(result.seconds, rank->end_of_step());
