@@ -72,6 +72,11 @@ constexpr std::array kChoices{
     Choice{"compression: top-k", [](Case& c) { compress(c, CompressionKind::kTopK); }},
     Choice{"compression: random-k", [](Case& c) { compress(c, CompressionKind::kRandomK); }},
     Choice{"compression: powersgd", [](Case& c) { compress(c, CompressionKind::kPowerSgd); }},
+    Choice{"diloco.steps: 4",
+           [](Case& c) {
+             c.layout.diloco.steps = 4;
+             if (c.layout.dp == 1) c.layout.dp = 2;
+           }},
     Choice{"precision: bf16", [](Case& c) { c.train.precision = "bf16"; }},
     Choice{"precision: fp16", [](Case& c) { c.train.precision = "fp16"; }},
     Choice{"loss_scale: 1024",

@@ -13,6 +13,7 @@
 #include "cli/execution.h"
 #include "kernels/kernels.h"
 #include "plan/base/world_error.h"
+#include "plan/period.h"
 #include "plan/runnable.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
@@ -106,6 +107,7 @@ Prediction predict_bytes(const PlacedPlan& placed) {
   }
   p.arena_bytes = largest_arena(placed);
   for (const auto& [comm, bytes] : total_wire_bytes(*placed.plan)) p.wire_bytes += bytes;
+  p.wire_bytes = bytes_of_step(*placed.plan, p.wire_bytes);
   return p;
 }
 
@@ -150,8 +152,8 @@ void add(IdleBreakdown& sum, const IdleBreakdown& idle, double share) {
     sum.*part += share * idle.*part;
 }
 
-/// The parts of a step over the recorded steps, on the rank whose step was longest: medians, and means of the idle time's causes,
-/// so that these add up.
+/// The parts of a step over the recorded steps (periods, of which a step has its share), on the rank whose step was longest:
+/// medians, and means of the idle time's causes, so that these add up.
 void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m) {
   std::vector<double> compute, exposed, bubble, unplanned;
   for (int step = 0; step < trace.steps; ++step) {
@@ -164,11 +166,13 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
     for (int rank = 1; rank < trace.world_size; ++rank)
       if (length(rank) > length(longest)) longest = rank;
     const Breakdown b = analyse(*placed.plan, placed.programs, trace, longest, step);
-    compute.push_back(b.compute_s);
-    exposed.push_back(b.exposed_comm_s);
+    const int period = placed.plan->period;
+    compute.push_back(b.compute_s / period);
+    exposed.push_back(b.exposed_comm_s / period);
     bubble.push_back(b.bubble_fraction);
-    unplanned.push_back(b.unplanned_s);
-    add(m.idle, idle_by_cause(*placed.plan, placed.programs, trace, longest, step), 1.0 / trace.steps);
+    unplanned.push_back(b.unplanned_s / period);
+    const IdleBreakdown idle = idle_by_cause(*placed.plan, placed.programs, trace, longest, step);
+    add(m.idle, idle_of_step(*placed.plan, idle), 1.0 / trace.steps);
   }
   m.compute_s = median(compute);
   m.exposed_comm_s = median(exposed);
@@ -218,6 +222,18 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
   // A peak that lies before this case began (reading the data, say) is none of its own.
   const int64_t peak = after.peak > before.peak ? after.peak : after.now;
   m.unplanned_memory_bytes = peak - before.now - arenas;
+}
+
+/// A run is of whole periods.
+Result<void> check_periods(const Case& config, int period) {
+  for (const auto& [key, steps] : {std::pair{"warmup", config.measure.warmup}, {"steps", config.measure.steps}}) {
+    if (steps % period == 0) continue;
+    return Error{ExitCode::kUsage,
+                 fmt::format("measure.{}={} with diloco.steps={}: a run ends where a period does", key, steps, period),
+                 fmt::format("set measure.{} to {}, or another multiple", key, (steps + period - 1) / period * period),
+                 {}};
+  }
+  return {};
 }
 
 /// Number of the first step: 0, or what the checkpoint that the case resumes has done, whose state `session` then has.
@@ -277,11 +293,13 @@ Result<std::vector<ArrivalLog>> read_replay(const Case& config, const CaseFiles&
 }  // namespace
 
 Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& directory) {
+  const int period = placed.plan->period;
+  SHARDLAB_TRY(check_periods(config, period));
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
-  SHARDLAB_TRY(check_recording(placed, measured_steps));
-  auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps)));
+  SHARDLAB_TRY(check_recording(placed, measured_steps / period));
+  auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps / period)));
   if (!execution.ok()) return execution.error();
   const MemoryReading before = (*execution)->memory();
   RunOptions options;
@@ -313,20 +331,21 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   const bool apart = recorded.staleness >= 0;
   for (int64_t begin = *first; begin < end;) {
     if (begin == warm) (*execution)->set_recording(true);
-    const int64_t count = !apart ? 1 : begin < warm ? warm - begin : config.measure.steps;
+    const int64_t count = !apart ? period : begin < warm ? warm - begin : config.measure.steps;
     int64_t step = begin;
     for (const StepResult& r : (*session)->run(begin, count)) {
-      if (r.loss) m.losses.push_back(*r.loss);
+      for (const auto& loss : r.losses)
+        if (loss) m.losses.push_back(*loss);
       m.skipped_steps += r.skipped ? 1 : 0;
       stop_at(config.train.guard, r, step);
       m.loss_scale = r.loss_scale;
-      ++step;
+      step += period;
       SHARDLAB_TRY(save_where_due(config, **session, step, step == end));
       if (step <= warm) continue;
-      seconds.push_back(r.seconds);
-      if ((*execution)->transport().counts_wire()) m.wire_bytes = r.sent_bytes;
+      seconds.push_back(r.seconds / period);
+      if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, r.sent_bytes);
     }
-    begin += count;
+    begin = step;
   }
   write_arrivals((*session)->arrivals(), files);
   if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;

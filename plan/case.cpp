@@ -255,7 +255,6 @@ Result<void> check_implemented(const Case& c) {
   if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
   if (l.compression.kind == CompressionKind::kOneBitAdam)
     return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
-  if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
   if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16")
     return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16 or fp16");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
@@ -389,6 +388,56 @@ Result<void> check_parameter_server(const Case& c) {
     return refusal(fmt::format("{} with transport={}, which moves data by a way of its own", what, c.transport),
                    "use transport: threads, or zero: 1, which shards the optimizer alike");
   return check_staleness(c);
+}
+
+/// Most inner steps that a period is planned of: its program is as long as all of them.
+constexpr int kMostInnerSteps = 4096;
+
+Result<void> check_diloco(const Case& c) {
+  const Diloco& d = c.layout.diloco;
+  if (d.steps == 0) return {};
+  const Layout& l = c.layout;
+  const std::string what = fmt::format("diloco.steps={}", d.steps);
+  if (d.steps < 0 || d.steps > kMostInnerSteps)
+    return refusal(what + " is no number of inner steps that can be planned", fmt::format("use 1 to {}", kMostInnerSteps));
+  const double runs = static_cast<double>(d.steps) * static_cast<double>(c.model.layers * c.train.grad_accumulation);
+  if (runs > kMostLayerRuns)
+    return refusal(fmt::format("{} with layers {} and grad_accumulation {} = {:.0f} runs of a layer in one period", what,
+                               c.model.layers, c.train.grad_accumulation, runs),
+                   fmt::format("at most {:.0f} are planned: lower diloco.steps", kMostLayerRuns));
+  if (!(d.learning_rate > 0) || std::isinf(d.learning_rate))
+    return refusal(fmt::format("diloco.learning_rate={} moves nothing, or everything", d.learning_rate),
+                   "use a number above 0; 1 without momentum averages");
+  if (!(d.momentum >= 0 && d.momentum < 1))
+    return refusal(fmt::format("diloco.momentum={} is outside [0, 1)", d.momentum), "set diloco.momentum between 0 and 1");
+  if (l.dp == 1) return refusal(what + " with dp=1: one worker has nobody to average with", "set dp above 1, or diloco.steps: 0");
+  const auto apart = [&](const std::string& with, std::string_view why, std::string_view remedy) {
+    return refusal(fmt::format("{} with {}: {}", what, with, why), fmt::format("{}, or diloco.steps: 0", remedy));
+  };
+  if (l.zero > 0)
+    return apart(fmt::format("zero={}", l.zero), "workers have parameters and moments of their own, and nothing to share out",
+                 "set zero: 0");
+  if (l.compression.kind != CompressionKind::kNone)
+    return apart(fmt::format("compression.kind={}", name_of(l.compression.kind)), "no gradient travels",
+                 "set compression.kind: none");
+  if (l.offload.optimizer != OffloadTo::kNone)
+    return apart(fmt::format("offload.optimizer={}", name_of(l.offload.optimizer)),
+                 "the outer step moves what the optimizer updates, and that on the device", "set offload.optimizer: none");
+  if (l.bucket_bytes != 0)
+    return apart(fmt::format("bucket_bytes={}", l.bucket_bytes), "parameters are averaged where they are, one by one",
+                 "leave bucket_bytes out");
+  if (c.train.precision == "fp16" || c.train.guard.any())
+    return apart(c.train.precision == "fp16" ? "precision=fp16" : "guard",
+                 "whether a step is skipped all ranks must agree on, and workers do not talk within a period",
+                 "use precision: fp32 or bf16 and no guard");
+  if (c.train.clip_norm > 0 || c.train.grad_norm)
+    return apart(c.train.clip_norm > 0 ? "clip_norm" : "grad_norm",
+                 "each worker's gradient has a norm of its own, and a factor of updates must be the same on every rank",
+                 "set clip_norm: 0 and grad_norm: false");
+  if (!(c.checkpoint == Checkpointing{}))
+    return apart("checkpoint", "the moments belong to workers, and no other layout could take them up", "leave checkpoint out");
+  if (c.backend == "cuda") return apart("backend=cuda", "which has no kernel of the outer step", "use backend: cpu");
+  return {};
 }
 
 Result<void> check_layout(const Case& c) {
@@ -587,6 +636,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_recompute(c.layout));
   SHARDLAB_TRY(check_compression(c));
   SHARDLAB_TRY(check_parameter_server(c));
+  SHARDLAB_TRY(check_diloco(c));
   SHARDLAB_TRY(check_batch(c));
   SHARDLAB_TRY(check_optimizer(c.train));
   SHARDLAB_TRY(check_loss_scale(c.train));

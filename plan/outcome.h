@@ -63,8 +63,8 @@ struct Measurement {
   std::vector<int64_t> peak_by_rank;
 };
 
-/// Work, predicted and measured seconds of one op, summed over a step of one rank of the role; `count` instructions share the
-/// label.
+/// Work, predicted and measured seconds of one op, summed over a period of the plan (a step, but under diloco) on one rank of the
+/// role; `count` instructions share the label.
 struct OpComparison {
   int stage = 0;
   std::string label;  ///< "layer.F attn.qkv"

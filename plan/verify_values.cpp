@@ -228,6 +228,7 @@ class Replay {
   void play(const Act& act);
   void perform(const Act& act);
   Rational owed_by_reads(const Act& act);
+  int64_t means_joined(const Act& act);
   void check_aliasing(const Act& act);
   void play_sum(const Act& act);
   void play_transfer(const Act& act);
@@ -679,6 +680,16 @@ Rational Replay::owed_by_reads(const Act& act) {
   return owed.value_or(Rational(0));
 }
 
+/// How many losses of ranks that train apart become summands of one here: their mean owes a division by as many.
+int64_t Replay::means_joined(const Act& act) {
+  int64_t ranks = 1;
+  const Type& to = segment_->slots[static_cast<size_t>(act.writes[0])].type;
+  const Type& from = segment_->slots[static_cast<size_t>(act.reads[0])].type;
+  for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
+    if (to.place[a].is_partial() && from.place[a].kind == Place::kLocal) ranks *= plan_.mesh.axes[a].size;
+  return ranks;
+}
+
 void Replay::play(const Act& act) {
   act_ = &act;
   if (!act.aliasing.empty()) check_aliasing(act);
@@ -688,7 +699,10 @@ void Replay::play(const Act& act) {
   const auto* loss = std::get_if<CrossEntropy>(&act.op->work);
   const bool states_loss = loss != nullptr && loss->part != CrossEntropy::Part::kMax && loss->part != CrossEntropy::Part::kSum;
   const bool norm = std::holds_alternative<SquaredNorm>(act.op->work);
-  const Rational owed = sum != nullptr ? owed_by_reads(act) * sum->factor : Rational(states_loss ? loss->tokens : norm ? 1 : 0);
+  const Rational owed = sum != nullptr ? owed_by_reads(act) * sum->factor * Rational(means_joined(act))
+                                       : Rational(states_loss ? loss->tokens
+                                                  : norm      ? 1
+                                                              : 0);
   perform(act);
   for (const int32_t slot : act.writes) {
     const Region at = region(slot);
@@ -758,7 +772,8 @@ void Replay::play_sum(const Act& act) {
         last = p.sum;
       }
       if (norm) {
-        if (p.parameter >= 0) sum.normed[p.parameter] += elements_over_ranks(p, at, segment_->slots[static_cast<size_t>(act.reads[i])].type);
+        if (p.parameter >= 0)
+          sum.normed[p.parameter] += elements_over_ranks(p, at, segment_->slots[static_cast<size_t>(act.reads[i])].type);
         return demand(act, p, true);
       }
       if (send != nullptr && p.sum >= 0) ledger_.give(sent, role_index_, p.parameter, sums_[static_cast<size_t>(p.sum)]);

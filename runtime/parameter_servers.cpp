@@ -134,7 +134,7 @@ void ParameterServers::work(Rank& rank, Task& task) {
   Progress& progress = *progress_[static_cast<size_t>(rank.number())];
   for (int64_t k = 0; k < count_; ++k) {
     StepFrame frame;
-    frame.state = {first_ + k, first_ + k, learning_rate_at(options_.learning_rate, first_ + k)};
+    frame.states = {{first_ + k, first_ + k, learning_rate_at(options_.learning_rate, first_ + k)}};
     frame.number = number_ + static_cast<int32_t>(k);
     frame.begin = options_.clock->now();
     progress.begins[static_cast<size_t>(k)] = frame.begin;
@@ -275,7 +275,7 @@ void ParameterServers::apply(Rank& rank, size_t bucket, const std::vector<Arriva
   const Bucket& b = buckets_[bucket];
   StepFrame frame = frame_of_server(server);
   const int64_t progress = s.gradients / workers, updates = static_cast<int64_t>(log.updates.size());
-  frame.state = {progress, updates, learning_rate_at(options_.learning_rate, progress)};
+  frame.states = {{progress, updates, learning_rate_at(options_.learning_rate, progress)}};
   const auto& ids = program_.streams[static_cast<size_t>(stream_)];
   task.set_instruction(ids[b.update.front()]);
   const BoundInstruction& own = bound(server, b.push);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "plan/base/check.h"
+#include "plan/period.h"
 
 namespace shardlab {
 
@@ -78,6 +79,7 @@ void* Rank::address(const Operand& operand) const { return arena_.at(space_of(op
 // ---- binding
 
 Result<void> Rank::bind(Transport& transport, const BatchSource* source) {
+  const std::vector<int32_t> steps = steps_of_calls(plan_, role_);
   for (size_t s = 0; s < plan_.streams.size(); ++s) {
     streams_.push_back(std::make_unique<Stream>());
     streams_.back()->instructions.reserve(program_.streams[s].size());
@@ -85,6 +87,7 @@ Result<void> Rank::bind(Transport& transport, const BatchSource* source) {
       const Instruction& instruction = program_.instructions[static_cast<size_t>(id)];
       BoundInstruction& bound = streams_.back()->instructions.emplace_back();
       bound.id = id;
+      if (instruction.call >= 0) bound.step = steps[static_cast<size_t>(instruction.call)];
       bound.waits = program_.waits_of(instruction);
       if (instruction.kind == Instruction::Kind::kRun)
         SHARDLAB_TRY(bind_run(instruction, bound, transport, source));
@@ -327,7 +330,7 @@ void Rank::run(int stream, const StepFrame& frame, Task& task) {
 
 void Rank::carry_out(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
   if (frame.number < 0)
-    perform(bound, frame.state, task);
+    perform(bound, frame.states.front(), task);
   else
     run_one(bound, stream, frame, task);
 }
@@ -338,9 +341,10 @@ void Rank::note(const BoundInstruction& bound, int stream, const StepFrame& fram
 
 /// Performs an instruction; a recorder is told of it.
 Moved Rank::run_one(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
-  if (options_.recorder == nullptr) return perform(bound, frame.state, task);
+  const StepState& state = frame.states[static_cast<size_t>(bound.step)];
+  if (options_.recorder == nullptr) return perform(bound, state, task);
   const double begin = options_.clock->now();
-  const Moved moved = perform(bound, frame.state, task);
+  const Moved moved = perform(bound, state, task);
   record(TraceEvent::Kind::kOp, bound, stream, frame, begin, options_.clock->now(), moved);
   return moved;
 }
@@ -530,16 +534,17 @@ void Rank::keep_metric(int which) {
   metric_kept_[static_cast<size_t>(which)] = true;
 }
 
-std::optional<double> Rank::metric(int which) const {
+std::optional<double> Rank::metric(int which, int step) const {
   const size_t m = static_cast<size_t>(which);
   if (!metric_buffers_[m] || !backend_->has_storage()) return std::nullopt;
-  const DType dtype = role_.buffers[metric_buffers_[m]->index()].type.dtype;
+  const Type& type = role_.buffers[metric_buffers_[m]->index()].type;
+  const DType dtype = type.dtype;
   std::array<std::byte, 8> value{};
   const size_t bytes = static_cast<size_t>(bytes_of(dtype, 1));
   if (metric_kept_[m])
     std::memcpy(value.data(), host_bytes_ + 8 * which, bytes);
   else if (persistent(*metric_buffers_[m]))
-    read(*metric_buffers_[m], 0, std::span(value).first(bytes));
+    read(*metric_buffers_[m], bytes_of(dtype, std::min<int64_t>(step, type.shape.elements() - 1)), std::span(value).first(bytes));
   else
     return std::nullopt;
   if (dtype == DType::f64) return std::bit_cast<double>(value);

@@ -214,7 +214,7 @@ std::string ThreadSession::describe_task(const Task& task) const {
 std::vector<StepResult> ThreadSession::run(int64_t first, int64_t count) {
   if (servers_ != nullptr) return run_apart(first, count);
   std::vector<StepResult> results;
-  for (int64_t step = first; step < first + count; ++step) results.push_back(this->step(step));
+  for (int64_t step = first; step < first + count; step += plan_.period) results.push_back(this->step(step));
   return results;
 }
 
@@ -242,6 +242,7 @@ std::vector<StepResult> ThreadSession::run_apart(int64_t first, int64_t count) {
       if (options_.recorder != nullptr)
         options_.recorder->record_step(frame_.number + static_cast<int32_t>(k), static_cast<int>(r), 0, own.seconds);
     }
+    result.losses = {result.loss};
   }
   frame_.number += static_cast<int32_t>(count);
   return results;
@@ -252,7 +253,9 @@ StepResult ThreadSession::step(int64_t step) {
   crew_->throw_if_failed();
   for (const auto& rank : ranks_) rank->reset();
   const int64_t applied = static_cast<int64_t>(run_number(kAppliedSteps).value_or(static_cast<double>(step)));
-  frame_.state = {step, applied, learning_rate_at(options_.learning_rate, applied)};
+  frame_.states.clear();
+  for (int64_t i = 0; i < plan_.period; ++i)
+    frame_.states.push_back({step + i, applied + i, learning_rate_at(options_.learning_rate, applied + i)});
   frame_.begin = options_.clock->now();
   for (const auto& rank : ranks_) rank->mark_begin();
   if (options_.tracer != nullptr) options_.tracer->begin_step(frame_.number, frame_.begin, options_.clock->now() - frame_.begin);
@@ -260,9 +263,13 @@ StepResult ThreadSession::step(int64_t step) {
   for (const auto& rank : ranks_) rank->report_times(frame_.number);
 
   StepResult result;
+  const int last = plan_.period - 1;
+  result.losses.resize(frame_.states.size());
   for (const auto& rank : ranks_) {
-    result.loss_by_rank.push_back(rank->metric(Rank::kLoss));
+    result.loss_by_rank.push_back(rank->metric(Rank::kLoss, last));
     if (!result.loss) result.loss = result.loss_by_rank.back();
+    for (int i = 0; i <= last; ++i)
+      if (auto& loss = result.losses[static_cast<size_t>(i)]; !loss) loss = rank->metric(Rank::kLoss, i);
     if (!result.grad_norm2) result.grad_norm2 = rank->metric(Rank::kGradNorm2);
     result.interval_by_rank.push_back({0, rank->end_of_step()});
     result.seconds = std::max(result.seconds, rank->end_of_step());

@@ -52,11 +52,12 @@ struct Fault {
   std::string text;  ///< "rank 3 has an infinity or a NaN in layers.1.mlp.wup.grad"
 };
 
-/// What one step came to.
+/// What one period of the plan came to: a step, or as many as its period has.
 struct StepResult {
-  double seconds = 0;                ///< from the common start to the end of the last rank
-  std::optional<double> loss;        ///< of the buffer named "loss", where a role has it
-  std::optional<double> grad_norm2;  ///< of the buffer named "grad_norm2"
+  double seconds = 0;                         ///< from the common start to the end of the last rank
+  std::optional<double> loss;                 ///< of the buffer named "loss", where a role has it; of a period's last step
+  std::vector<std::optional<double>> losses;  ///< by step of the plan's period
+  std::optional<double> grad_norm2;           ///< of the buffer named "grad_norm2"
   std::vector<std::optional<double>> loss_by_rank;
   std::vector<std::array<double, 2>> interval_by_rank;  ///< begin and end, seconds from the common start
   int64_t sent_bytes = 0;                               ///< over all ranks, counted where they were sent
@@ -103,10 +104,13 @@ class Session {
 
   /// Draws every parameter from the seed by logical element; moments and other persistent state start at zero.
   virtual void initialise_parameters() = 0;
-  /// Runs optimizer step number `step`. Throws WorldError when a rank fails, a wait times out or the session was cancelled.
+  /// Runs optimizer step number `step`, or the period of the plan that begins with it: each of its steps has the data, the random
+  /// numbers and the learning rate of its own number. Throws WorldError when a rank fails, a wait times out or the session was
+  /// cancelled.
   virtual StepResult step(int64_t step) = 0;
-  /// Runs optimizer steps `first` to `first + count - 1`. With a staleness workers run apart between the first and the last: a
-  /// step's seconds are then the mean over all, and its interval by rank is that of the worker's own step.
+  /// Runs optimizer steps `first` to `first + count - 1`, whole periods of the plan, one result each. With a staleness workers run
+  /// apart between the first and the last: a step's seconds are then the mean over all, and its interval by rank is that of the
+  /// worker's own step.
   virtual std::vector<StepResult> run(int64_t first, int64_t count) = 0;
   /// By server, from the session's first step on; empty where ranks run in step.
   virtual std::span<const ArrivalLog> arrivals() const = 0;

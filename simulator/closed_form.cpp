@@ -19,19 +19,22 @@ namespace {
 /// Finds the peak, given what is live throughout the step. The receive for the next slot is posted before a slot begins, while two
 /// messages sent may be under way; even so it never is the peak. Beyond what a slot of forward ends with there are at most those
 /// two, as much as the slot's last projection and residual took; after a slot of backward one micro-batch less is in flight.
-void find_peak(const Sizes& n, const Slots& slots, const Timetable& table, StageForm& form) {
+/// `again`: the period has further steps, which begin with what the step before still sends.
+void find_peak(const Sizes& n, const Slots& slots, const Timetable& table, bool again, StageForm& form) {
   Live best;
   const auto consider = [&](Moment moment, const Live& live) {
     if (live.total() <= best.total()) return;
     best = live;
     form.moment = moment;
   };
-  table.corners([&](int64_t slot) {
-    const int under_way = table.receives(slot) + table.receives(slot + 1) + table.sends(slot - 1);
+  const auto visit = [&](int64_t slot, bool sent) {
+    const int under_way = table.receives(slot) + table.receives(slot + 1) + sent;
     const Live level = table.in_flight(slot) * slots.kept + under_way * activation(n.x);
     const Rise& rise = table.backward(slot) ? slots.backward : slots.forward;
     consider(rise.moment, level + rise.live);
-  });
+  };
+  table.corners([&](int64_t slot) { visit(slot, table.sends(slot - 1)); });
+  if (again) visit(1, table.sends(table.slots()));
   const auto at = [&](BufferClass c) -> int64_t& { return form.at_peak.bytes[static_cast<size_t>(c)]; };
   at(BufferClass::kActivation) = best.activation;
   at(BufferClass::kTemporary) = best.temporary;
@@ -74,7 +77,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   StageForm form;
   form.layers = part.layers;
   form.parameters = state.parameters;
-  form.masters = state.masters;
+  form.masters = state.masters + state.started;
   form.moments = state.moments;
   form.gradients = state.gradients;
   form.metrics = metrics.step + metrics.persistent;
@@ -92,7 +95,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   if (c.layout.zero >= 2 || c.layout.offload.any() || has_variants(c))
     walk_to_peak(c, sizes, state, part, stage, form);
   else
-    find_peak(sizes, slots, Timetable(c, part, stage), form);
+    find_peak(sizes, slots, Timetable(c, part, stage), c.layout.diloco.steps > 1, form);
   return form;
 }
 
@@ -139,7 +142,7 @@ class Wires {
       const std::vector<int64_t> times = gathers_of(c_, state, part, stage);
       for (size_t b = 0; b < times.size(); ++b) gathered += times[b] * state.buckets[b].elements;
     }
-    at(Channel::kDpParameters) += tp_ * sets_ * reduced(widths_.value * gathered, shards_);
+    at(Channel::kDpParameters) += tp_ * (sets_ * reduced(widths_.value * gathered, shards_) + all_reduced(4 * state.moved, dp_));
     if (!part.last) {
       const bool even = stage % 2 == 0;
       for (const Channel channel :
@@ -147,9 +150,9 @@ class Wires {
         at(channel) += dp_ * tp_ * m_ * message_;
     }
     if (part.last && !runs_apart(c_)) {  // the loss, in fp32: its sum, or every sequence's
-      at(Channel::kMetricsDp) +=
-          tp_ * sets_ *
-          (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_) : all_reduced(4, shards_));
+      at(Channel::kMetricsDp) += tp_ * sets_ *
+                                 (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_)
+                                                               : all_reduced(4 * std::max(1, c_.layout.diloco.steps), shards_));
       at(Channel::kMetricsReplica) += tp_ * shards_ * all_reduced(4, sets_);
     }
     if (has_norm(c_)) {  // the squared norm, in fp64
@@ -170,6 +173,12 @@ class Wires {
     if (!c_.model.tied_embeddings) return;
     const int64_t slices = updates_slices(c_) ? shards_ : 1;
     at(Channel::kEnds) += dp_ * tp_ * all_reduced(widths_.gradient * ((table_ + slices - 1) / slices), 2);
+  }
+
+  /// Everything again in each step of a period, but what workers that train apart exchange when it ends.
+  void repeat(int64_t steps) {
+    for (size_t i = 0; i < kChannels; ++i)
+      if (i != static_cast<size_t>(Channel::kDpParameters) && i != static_cast<size_t>(Channel::kMetricsDp)) form_.wire[i] *= steps;
   }
 
  private:
@@ -244,6 +253,7 @@ ClosedForm closed_form(const Case& config) {
     wires.add_stage(stage, part, state);
   }
   wires.add_across_stages();
+  if (config.layout.diloco.steps > 0) wires.repeat(config.layout.diloco.steps);
   return form;
 }
 

@@ -149,6 +149,11 @@ struct Elements {
     const int64_t matrices = held(wqkv, e) + held(wo, e) + held(wup, e) + held(wdown, e);
     return matrices + (gpt ? 6 * held(hidden, e) + held(bqkv, e) + held(bup, e) : 2 * held(hidden, e));
   }
+  /// Elements of the parameters of a stage; a table that both its ends have counts twice.
+  int64_t of(const Part& part) const {
+    const int64_t layer = wqkv + wo + wup + wdown + (gpt ? 6 * hidden + bqkv + bup : 2 * hidden);
+    return part.layers * layer + (part.first ? table + positions : 0) + (part.last ? (gpt ? 2 : 1) * hidden + table : 0);
+  }
   int64_t final_norm_bytes(int64_t e) const { return (gpt ? 2 : 1) * held(hidden, e); }
 
   bool gpt;
@@ -231,6 +236,8 @@ struct State {
   int64_t reduced = 0;   ///< elements of gradients that are reduced over dp
   int64_t gathered = 0;  ///< elements of parameters that are gathered over dp
   int64_t sums = 0;      ///< gradients that a server adds up apart from its worker's
+  int64_t started = 0;   ///< what workers that train apart began the period with
+  int64_t moved = 0;     ///< elements of parameters that the outer step moves
   std::vector<BucketForm> buckets;
   /// In host memory, where the optimizer works there: its copies, moments and the gradients that it reads, and what it rounds its
   /// result into.
@@ -259,14 +266,19 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
     return bytes;
   };
   const auto values = [&](int64_t e) { return separate(e) - (shares_table ? held(n.table, e) : 0); };
-  const int64_t moments = c.train.optimizer == Optimizer::kAdamW ? 2 : 0, masters = widths.master ? 1 : 0;
+  // Workers that train apart keep what they began with for the period, and the outer momentum beyond it.
+  const bool apart = c.layout.diloco.steps > 0;
+  const int64_t moments = (c.train.optimizer == Optimizer::kAdamW ? 2 : 0) + (apart && c.layout.diloco.momentum != 0 ? 1 : 0),
+                masters = widths.master ? 1 : 0;
 
   State state{.parameters = values(widths.value),
               .masters = masters * values(4),
               .moments = moments * values(4),
               .gradients = separate(widths.gradient),
+              .started = apart ? values(4) : 0,
+              .moved = apart ? n.of(part) - (shares_table ? n.table : 0) : 0,
               .buckets = {}};
-  if (c.layout.dp > 1 || away) {
+  if ((c.layout.dp > 1 && !apart) || away) {
     state.buckets = buckets_of(c, n, part, first_layer, !added_early);
     BucketSums of_gradients{widths.gradient}, of_values{widths.value}, of_states{4}, of_updates{widths.gradient};
     for (const BucketForm& b : state.buckets) {
@@ -318,7 +330,8 @@ struct Metrics {
 
 inline Metrics metrics_of(const Case& c, const Part& part) {
   Metrics m;
-  if (part.last) m = {c.train.grad_accumulation * held(c.train.micro_batch) + kScalar, kScalar};
+  const int64_t losses = held(std::max(1, c.layout.diloco.steps));  // of every step of a period
+  if (part.last) m = {c.train.grad_accumulation * held(c.train.micro_batch) + losses, losses};
   if (part.last && runs_apart(c)) m.step += std::exchange(m.persistent, 0);  // a worker's part of the loss
   if (part.last && shares_micro_batches_out(c))
     m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
@@ -347,6 +360,7 @@ inline Others others_of(const Case& c, const Part& part) {
   // What updates multiply by, and that with clipping; the scale, and of a dynamic one its begin, its interval and its good steps.
   if (scales) step += (clips ? 2 : 1) + (dynamic ? 2 : 1);
   if (dynamic) persistent += 2;
+  if (c.layout.diloco.steps > 0) step += c.layout.diloco.momentum != 0 ? 3 : 2;  // of the outer step: share, rate, momentum
   int64_t flags = finds_inf(c) ? 1 : 0;
   step += flags;
   const bool losses_here = judges_loss(c) && part.last;

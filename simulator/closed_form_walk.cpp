@@ -407,8 +407,10 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     if (there) level.change(BufferClass::kActivation, sizes.x);
   };
   int64_t sent_before = 0, sent_last = 0;  // messages of the slot before the last, and of the last
-  message(table.receives(1));
-  for (size_t v = 0; v < visits.size(); ++v) {
+  const size_t steps = c.layout.diloco.steps > 1 ? 2 : 1;  // a further step begins with what the one before still sends
+  for (size_t i = 0; i < steps * visits.size(); ++i) {
+    const size_t v = i % visits.size();
+    if (v == 0) message(table.receives(1));
     const bool begins = v == 0 || visits[v - 1].slot != visits[v].slot;
     if (begins) message(table.receives(visits[v].slot + 1));
     level.change(around[v].before_scatter);

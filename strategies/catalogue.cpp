@@ -9,6 +9,7 @@
 #include "strategies/clip_norm.h"
 #include "strategies/compression.h"
 #include "strategies/data_parallel.h"
+#include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/fsdp.h"
 #include "strategies/guard.h"
@@ -51,6 +52,7 @@ bool compresses(const Case& c, std::initializer_list<CompressionKind> kinds) {
 bool scales_loss(const Case& c) { return c.train.precision == "fp16"; }
 bool may_skip(const Case& c) { return scales_loss(c) || c.train.guard.any(); }
 bool has_servers(const Case& c) { return c.layout.parameter_server.servers > 0; }
+bool works_apart(const Case& c) { return c.layout.diloco.steps > 0; }
 bool ties(const Case& c) { return c.model.tied_embeddings; }
 
 constexpr std::array kCatalogue{
@@ -74,6 +76,8 @@ constexpr std::array kCatalogue{
              "layers and states 1/p; activations of min(m, p - stage) micro-batches (1f1b) or m (afab)",
              "Huang et al. 2019; Narayanan et al. 2021", always, pipeline, true},
     Strategy{"state", "One value and one gradient a parameter", Tier::kE0, "", "nothing", "2 Psi", "", always, declare_state, true},
+    Strategy{"local-workers", "Workers with parameters of their own", Tier::kE3, "diloco: steps", "nothing", "none", "Stich 2019",
+             works_apart, local_workers},
     Strategy{"accumulation", "Gradient accumulation", Tier::kE1, "grad_accumulation", "nothing",
              "none; canonical: floor(log2 m) copies of gradients", "Ott et al. 2018",
              [](const Case& c) { return c.train.grad_accumulation > 1; }, accumulate},
@@ -83,7 +87,8 @@ constexpr std::array kCatalogue{
     Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap",
              "all-reduce: 2 Psi (N-1)/N", "none", "Li et al. 2020",
              [](const Case& c) {
-               return c.layout.dp > 1 && c.layout.zero == 0 && !has_servers(c) && compresses(c, {CompressionKind::kNone});
+               return c.layout.dp > 1 && c.layout.zero == 0 && !has_servers(c) && !works_apart(c) &&
+                      compresses(c, {CompressionKind::kNone});
              },
              data_parallel},
     Strategy{"quantised-gradients", "Gradients in 16, 8 or 4 bits on the wire", Tier::kE3, "compression: bf16, int8 (bits)",
@@ -147,6 +152,9 @@ constexpr std::array kCatalogue{
              "device: parameters and open buckets; host or NVMe: states", "Ren et al. 2021; Rajbhandari et al. 2021",
              updates_on_host, offload_optimizer},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
+    Strategy{"diloco", "Local SGD and DiLoCo: an outer step every H steps", Tier::kE3, "diloco: steps, learning_rate, momentum",
+             "every H steps an all-reduce of the parameters: 2 Psi (N-1)/(N H) a step",
+             "Psi as the period began; Psi of outer momentum", "Stich 2019; Douillard et al. 2023", works_apart, outer_step},
 };
 
 }  // namespace

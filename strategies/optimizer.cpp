@@ -12,6 +12,7 @@
 #include "strategies/optimizer.h"
 
 #include "plan/text.h"
+#include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/offload_optimizer.h"
 #include "strategies/parameter_server.h"
@@ -272,7 +273,7 @@ BufferId step_loss(Draft& draft, StageDraft& last) {
   const Type by_sequence = head.segment.slots[head.find("loss").index()].type;
   for (int j = 0; j < draft.micro_batches(); ++j)
     last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
-  return last.named["loss"] = loss_metric(draft, last);
+  return last.named["loss"] = trains_apart(draft) ? worker_loss(draft, last) : loss_metric(draft, last);
 }
 
 void optimizer(Draft& draft) {

@@ -118,6 +118,11 @@ std::vector<Golden> goldens() {
   drive.layout.bucket_bytes = 65536;
   drive.layout.offload.optimizer = OffloadTo::kNvme;
   all.push_back({"offload-optimizer-nvme", drive});
+  Case apart = tiny_case(Family::kLlama);
+  apart.layout.dp = 2;
+  apart.layout.diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f};
+  apart.train.grad_norm = false;
+  all.push_back({"diloco", apart});
   return all;
 }
 

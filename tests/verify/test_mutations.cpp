@@ -33,6 +33,7 @@ struct Mix {
   int every = 1;
   bool served = false;
   int staleness = -1;
+  Diloco diloco = {};
 };
 
 Case case_of(const Mix& mix) {
@@ -74,6 +75,7 @@ Case case_of(const Mix& mix) {
   if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
   c.layout.recompute_options.every = mix.every;
   if (mix.served) c.layout.parameter_server = {.servers = mix.dp, .staleness = mix.staleness};
+  c.layout.diloco = mix.diloco;
   return c;
 }
 
@@ -181,6 +183,14 @@ std::vector<Plan> lowered_plans() {
        .zero = 2,
        .bucket_bytes = 8192,
        .offload = {.optimizer = OffloadTo::kNvme}},
+      {.name = "local sgd dp2 tp2", .tied = false, .dp = 2, .tp = 2, .optimizer = Optimizer::kSgd, .diloco = {.steps = 2}},
+      {.name = "diloco bf16 dp2 pp2",
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .precision = "bf16",
+       .diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f}},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
