@@ -18,6 +18,7 @@
 #include <tuple>
 
 #include "plan/base/hash.h"
+#include "plan/run_state.h"
 
 namespace shardlab::verifying {
 namespace {
@@ -1131,12 +1132,15 @@ void Replay::finish_storage(size_t root) {
   }
 }
 
-/// What is reported must be whole: reduced, and over every micro-batch.
+/// What is reported must be whole: reduced, and over every micro-batch. Where servers keep a pace of their own, so do the workers, and
+/// each reports its part.
 void Replay::finish_metric(size_t root) {
+  const bool by_worker = std::ranges::find(plan_.streams, kServerStream) != plan_.streams.end() &&
+                         !axes_placed(role_.buffers[root].type, plan_.mesh, Place::kPartial).empty();
   for (const Piece& p : storages_[root].pieces) {
     if (!p.written || p.zero || p.initial) continue;
     const Type& t = language_.types.value_type(p.value_type);
-    if (!axes_placed(t, plan_.mesh, Place::kPartial).empty())
+    if (!by_worker && !axes_placed(t, plan_.mesh, Place::kPartial).empty())
       return fault(Rule::kTypes, "%{} is reported as an unreduced sum: {}", role_.buffers[root].name, type_text(p.value_type));
     if (t.micro != Micro::kSum || p.sum < 0) continue;
     const Contributions& sum = sums_[static_cast<size_t>(p.sum)];

@@ -5,7 +5,6 @@
 #include <bit>
 #include <functional>
 #include <initializer_list>
-#include <utility>
 #include <vector>
 
 #include "plan/precision.h"
@@ -332,7 +331,6 @@ inline Metrics metrics_of(const Case& c, const Part& part) {
   Metrics m;
   const int64_t losses = held(std::max(1, c.layout.diloco.steps));  // of every step of a period
   if (part.last) m = {c.train.grad_accumulation * held(c.train.micro_batch) + losses, losses};
-  if (part.last && runs_apart(c)) m.step += std::exchange(m.persistent, 0);  // a worker's part of the loss
   if (part.last && shares_micro_batches_out(c))
     m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
   if (has_norm(c)) {

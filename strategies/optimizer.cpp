@@ -180,8 +180,7 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
   BufferId sum = buffers.back();
   if (draft.plan.mesh.size("dp") > 1 && !dealt_together && !apart) sum = all_reduce_scalar(draft, stage, sum, "dp");
   if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
-  // A worker's part of it is no result that outlives the step: whoever runs the plan adds the parts up.
-  const BufferId mean = metric(stage, "loss", apart ? part_type : whole, !apart);
+  const BufferId mean = metric(stage, "loss", apart ? part_type : whole, true);  // or a worker's part of it
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
   return mean;
 }
