@@ -195,9 +195,10 @@ Result<void> check_gradient_dtypes(const Train& t) {
       return refusal(
           fmt::format("{}={} with precision=fp32: gradients would be narrower than what they are computed from", key, *dtype),
           fmt::format("set {}: fp32, or precision: bf16, or compression.kind: bf16, which keeps what rounding loses", key));
-    if (*dtype != t.precision)
+    const std::string& computed = t.precision == "fp8" ? "bf16" : t.precision;  // what matrix products leave
+    if (*dtype != computed)
       return refusal(fmt::format("{}={} with precision={}", key, *dtype, t.precision),
-                     fmt::format("use fp32, or the precision itself: {}: {}", key, t.precision));
+                     fmt::format("use fp32, or what gradients are computed in: {}: {}", key, computed));
   }
   if (!t.reduce_dtype.empty() && !t.accumulate_dtype.empty() && t.reduce_dtype != t.accumulate_dtype)
     return refusal(fmt::format("reduce_dtype={} with accumulate_dtype={}: gradients are reduced where they accumulate, in one type",
@@ -257,8 +258,8 @@ Result<void> check_implemented(const Case& c) {
   if (l.compression.kind == CompressionKind::kOneBitAdam)
     return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
   if (l.diloco.steps > 0) return missing("diloco", "diloco.steps: 0");
-  if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16")
-    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16 or fp16");
+  if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16" && c.train.precision != "fp8")
+    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16, fp16 or fp8");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
   SHARDLAB_TRY(check_gradient_dtypes(c.train));
   return check_execution(c);
@@ -413,6 +414,28 @@ Result<void> check_loss_scale(const Train& t) {
   return {};
 }
 
+/// Blocks of a slice are blocks of the whole, so that the scales do not depend on the layout.
+Result<void> check_fp8(const Case& c) {
+  const Train& t = c.train;
+  if (t.precision != "fp8") return {};
+  if (t.fp8_scaling != "current" && t.fp8_scaling != "delayed" && t.fp8_scaling != "block")
+    return refusal(fmt::format("fp8_scaling={}", t.fp8_scaling), "use current, delayed or block");
+  if (c.backend == "cuda")
+    return refusal("precision=fp8 with backend=cuda, which has no kernels of it", "use precision: bf16, or backend: cpu");
+  if (t.fp8_scaling != "block" || c.layout.tp == 1) return {};
+  constexpr int64_t kBlock = 128;
+  const Model& m = c.model;
+  for (const auto& [what, width] : {std::pair{"rows of q, k and v", m.qkv_rows()},
+                                    {"heads * head_dim", m.heads * m.head_dim},
+                                    {"rows of the feed-forward", m.up_rows()},
+                                    {"ffn", m.ffn}})
+    if (width / c.layout.tp % kBlock != 0)
+      return refusal(fmt::format("fp8_scaling=block with tp={}: a rank's {} of the {} {} are no whole blocks of {}", c.layout.tp,
+                                 width / c.layout.tp, width, what, kBlock),
+                     "lower tp, or use fp8_scaling: current or delayed");
+  return {};
+}
+
 /// A setting of a technique that is off would change the case's id and nothing else: what is asked for and not done is refused.
 Result<void> check_unused(const Case& c) {
   const Layout& l = c.layout;
@@ -529,6 +552,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_batch(c));
   SHARDLAB_TRY(check_optimizer(c.train));
   SHARDLAB_TRY(check_loss_scale(c.train));
+  SHARDLAB_TRY(check_fp8(c));
   SHARDLAB_TRY(check_guard(c));
   SHARDLAB_TRY(check_unused(c));
   SHARDLAB_TRY(check_checkpoint(c));
