@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "plan/collective_steps.h"
-#include "plan/precision.h"
 #include "plan/work.h"
 #include "simulator/device_constants.h"
 #include "simulator/peers.h"
@@ -16,6 +15,13 @@ namespace shardlab {
 namespace {
 
 const Slot& slot(const Segment& segment, SlotId id) { return segment.slots[id.index()]; }
+
+/// A product of 8-bit factors.
+bool multiplies_narrow(const Segment& segment, const Op& op) {
+  if (!std::holds_alternative<Linear>(op.work)) return false;
+  const DType factor = slot(segment, op.reads[0]).type.dtype;
+  return factor == DType::f8e4m3 || factor == DType::f8e5m2;
+}
 
 std::vector<int64_t> rows_and_width(const Shape& shape) {
   const int64_t width = std::max<int64_t>(shape.last(), 1);
@@ -232,8 +238,7 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
 
 RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   // Factors of 8 bits are widened, and multiplied as fp32.
-  const bool emulated = std::holds_alternative<Linear>(instruction.op->work) &&
-                        has_scales(slot(*instruction.segment, instruction.op->reads[0]).type.dtype);
+  const bool emulated = multiplies_narrow(*instruction.segment, *instruction.op);
   const std::string kernel = emulated ? kernel_of(*instruction.op) : kernel_of(*instruction.segment, *instruction.op);
   if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
   if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
@@ -276,7 +281,7 @@ double peak_flops_of(const Device& device, const std::string& precision) {
 
 /// Of the case's peak, what an op can have: 8 bits are for products of 8-bit factors, the rest computes in 16 or more.
 double peak_of(const Device& device, const Segment& segment, const Op& op, double peak) {
-  if (std::holds_alternative<Linear>(op.work) && has_scales(slot(segment, op.reads[0]).type.dtype)) return peak;
+  if (multiplies_narrow(segment, op)) return peak;
   const auto fp8 = device.peak_flops.find("fp8"), bf16 = device.peak_flops.find("bf16");
   const bool narrow = fp8 != device.peak_flops.end() && bf16 != device.peak_flops.end() && peak == fp8->second;
   return narrow ? std::min(peak, bf16->second) : peak;

@@ -166,6 +166,35 @@ TEST_CASE("fp8: sub-layers made again are rounded as they were, whatever the sca
   }
 }
 
+TEST_CASE("fp8 with state parked elsewhere and guards that find nothing: the same bits; with compressed gradients: near") {
+  for (const char* scaling : {"current", "delayed", "block"}) {
+    const Subject subject = fp8_subject(scaling);
+    const Case plain = case_of(subject, {.dp = 2, .zero = 1, .accumulation = 2});
+    const Trained one = train(plain);
+    Case c = plain;
+    INFO(scaling);
+    c.layout.offload.activations = OffloadTo::kCpu;
+    CHECK(difference(one, train(c)) == "");
+    c = plain;
+    c.train.guard = {.nonfinite = GuardAction::kSkip, .spike = GuardAction::kSkip, .loss_factor = 100, .norm_factor = 1000};
+    CHECK(difference(one, train(c)) == "");
+    if (c.train.clip_norm == 0) {
+      c = plain;
+      c.train.guard = {};
+      c.layout.offload.optimizer = OffloadTo::kCpu;
+      CHECK(difference(one, train(c)) == "");
+    }
+    c = plain;
+    c.train.guard = {};
+    c.layout.zero = 0;
+    for (const CompressionKind kind : {CompressionKind::kInt8, CompressionKind::kTopK, CompressionKind::kPowerSgd}) {
+      c.layout.compression.kind = kind;
+      const Trained compressed = train(c);
+      for (size_t i = 0; i < one.losses.size(); ++i) CHECK(std::abs(compressed.losses[i] - one.losses[i]) < 0.2f * one.losses[i]);
+    }
+  }
+}
+
 TEST_CASE("fp8 is near bf16, and not it") {
   for (const char* scaling : {"current", "delayed", "block"})
     for (const Choice& choice : {Choice{}, Choice{.dp = 2, .tp = 2, .zero = 1, .accumulation = 2}}) {
