@@ -79,6 +79,17 @@ constexpr std::array kChoices{
            }},
     Choice{"precision: bf16", [](Case& c) { c.train.precision = "bf16"; }},
     Choice{"precision: fp16", [](Case& c) { c.train.precision = "fp16"; }},
+    Choice{"precision: fp8", [](Case& c) { c.train.precision = "fp8"; }},
+    Choice{"fp8_scaling: delayed",
+           [](Case& c) {
+             c.train.fp8_scaling = "delayed";
+             narrow(c, "fp8");
+           }},
+    Choice{"fp8_scaling: block",
+           [](Case& c) {
+             c.train.fp8_scaling = "block";
+             narrow(c, "fp8");
+           }},
     Choice{"loss_scale: 1024",
            [](Case& c) {
              c.train.loss_scale = 1024;

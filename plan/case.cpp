@@ -195,9 +195,10 @@ Result<void> check_gradient_dtypes(const Train& t) {
       return refusal(
           fmt::format("{}={} with precision=fp32: gradients would be narrower than what they are computed from", key, *dtype),
           fmt::format("set {}: fp32, or precision: bf16, or compression.kind: bf16, which keeps what rounding loses", key));
-    if (*dtype != t.precision)
+    const std::string& computed = t.precision == "fp8" ? "bf16" : t.precision;  // what matrix products leave
+    if (*dtype != computed)
       return refusal(fmt::format("{}={} with precision={}", key, *dtype, t.precision),
-                     fmt::format("use fp32, or the precision itself: {}: {}", key, t.precision));
+                     fmt::format("use fp32, or what gradients are computed in: {}: {}", key, computed));
   }
   if (!t.reduce_dtype.empty() && !t.accumulate_dtype.empty() && t.reduce_dtype != t.accumulate_dtype)
     return refusal(fmt::format("reduce_dtype={} with accumulate_dtype={}: gradients are reduced where they accumulate, in one type",
@@ -255,8 +256,8 @@ Result<void> check_implemented(const Case& c) {
   if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
   if (l.compression.kind == CompressionKind::kOneBitAdam)
     return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
-  if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16")
-    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16 or fp16");
+  if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16" && c.train.precision != "fp8")
+    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16, fp16 or fp8");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
   SHARDLAB_TRY(check_gradient_dtypes(c.train));
   return check_execution(c);
@@ -355,6 +356,9 @@ Result<void> check_staleness(const Case& c) {
                    fmt::format("set offload: none, or {}", kInStep));
   if (!l.overlap)
     return refusal(what + " with overlap=false: a push never waits", fmt::format("leave overlap out, or set {}", kInStep));
+  if (t.precision == "fp8" && t.fp8_scaling == "delayed")
+    return refusal(what + " with fp8_scaling=delayed: all workers agree on every step's sizes, and these are not in step",
+                   fmt::format("use fp8_scaling: current or block, or {}", kInStep));
   if (!(c.checkpoint == Checkpointing{}))
     return refusal(what + " with checkpoint: there is no moment at which all ranks have made the same steps",
                    fmt::format("leave checkpoint out, or set {}", kInStep));
@@ -430,6 +434,9 @@ Result<void> check_diloco(const Case& c) {
     return apart(c.train.precision == "fp16" ? "precision=fp16" : "guard",
                  "whether a step is skipped all ranks must agree on, and workers do not talk within a period",
                  "use precision: fp32 or bf16 and no guard");
+  if (c.train.precision == "fp8" && c.train.fp8_scaling == "delayed")
+    return apart("fp8_scaling=delayed", "all ranks agree on every step's sizes, and workers do not talk within a period",
+                 "use fp8_scaling: current or block");
   if (c.train.clip_norm > 0 || c.train.grad_norm)
     return apart(c.train.clip_norm > 0 ? "clip_norm" : "grad_norm",
                  "each worker's gradient has a norm of its own, and a factor of updates must be the same on every rank",
@@ -519,6 +526,28 @@ Result<void> check_loss_scale(const Train& t) {
                    "use a power of two between");
   if (t.loss_scale_interval < 1 || t.loss_scale_interval > kMost)
     return refusal(fmt::format("loss_scale_interval={}", t.loss_scale_interval), "use 1 step or more, and at most 2^24");
+  return {};
+}
+
+/// Blocks of a slice are blocks of the whole, so that the scales do not depend on the layout.
+Result<void> check_fp8(const Case& c) {
+  const Train& t = c.train;
+  if (t.precision != "fp8") return {};
+  if (t.fp8_scaling != "current" && t.fp8_scaling != "delayed" && t.fp8_scaling != "block")
+    return refusal(fmt::format("fp8_scaling={}", t.fp8_scaling), "use current, delayed or block");
+  if (c.backend == "cuda")
+    return refusal("precision=fp8 with backend=cuda, which has no kernels of it", "use precision: bf16, or backend: cpu");
+  if (t.fp8_scaling != "block" || c.layout.tp == 1) return {};
+  constexpr int64_t kBlock = 128;
+  const Model& m = c.model;
+  for (const auto& [what, width] : {std::pair{"rows of q, k and v", m.qkv_rows()},
+                                    {"heads * head_dim", m.heads * m.head_dim},
+                                    {"rows of the feed-forward", m.up_rows()},
+                                    {"ffn", m.ffn}})
+    if (width / c.layout.tp % kBlock != 0)
+      return refusal(fmt::format("fp8_scaling=block with tp={}: a rank's {} of the {} {} are no whole blocks of {}", c.layout.tp,
+                                 width / c.layout.tp, width, what, kBlock),
+                     "lower tp, or use fp8_scaling: current or delayed");
   return {};
 }
 
@@ -640,6 +669,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_batch(c));
   SHARDLAB_TRY(check_optimizer(c.train));
   SHARDLAB_TRY(check_loss_scale(c.train));
+  SHARDLAB_TRY(check_fp8(c));
   SHARDLAB_TRY(check_guard(c));
   SHARDLAB_TRY(check_unused(c));
   SHARDLAB_TRY(check_checkpoint(c));

@@ -121,7 +121,7 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
   act.uses_parameters = phase_of(op.work) == Phase::kF;
   if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work))
     act.kind = Act::Kind::kOptimizer;
-  else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work))
+  else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work) || rounds(op.work))
     act.kind = Act::Kind::kTransfer;
   else if (std::holds_alternative<Add>(op.work) && sums)
     act.kind = Act::Kind::kAdd;
@@ -129,9 +129,11 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
            (std::holds_alternative<Send>(op.work) && micro(op.reads[0]) == Micro::kSum))
     act.kind = Act::Kind::kSum;
   int32_t ordinal = 0;
+  const bool scaled = std::holds_alternative<Linear>(op.work) && has_scales(segment.slots[op.reads[0].index()].type.dtype);
   for (const SlotId s : reads_with_predicate(op)) {
+    const bool scales = scaled && (act.reads.size() == 2 || act.reads.size() == 3);
     act.reads.push_back(s.value);
-    act.ordinals.push_back(micro(s) == Micro::kNone ? ordinal++ : -1);
+    act.ordinals.push_back(micro(s) == Micro::kNone && !scales ? ordinal++ : -1);
   }
   for (const SlotId s : op.writes) act.writes.push_back(s.value);
   act.aliasing = aliasing_of(segment, op);
@@ -162,12 +164,16 @@ Script Language::compile(const Segment& segment) {
   return script;
 }
 
-/// Leaves out what every call does alike: locals that carry no sum over micro-batches, and reads of what was read just before.
+/// Leaves out what every call does alike: locals that carry no sum over micro-batches and no parameter, and reads of what was read
+/// just before.
 void Language::lighten(const Segment& segment, Script& script) const {
   std::vector<bool> kept(segment.slots.size());
   for (size_t s = 0; s < kept.size(); ++s)
     kept[s] = script.slots[s].bound || segment.slots[static_cast<size_t>(script.slots[s].window.root)].type.micro == Micro::kSum ||
               segment.slots[s].type.micro == Micro::kSum;
+  for (const Act& act : script.full)
+    if (act.op != nullptr && rounds(act.op->work) && segment.slots[act.op->reads[0].index()].type.micro == Micro::kNone)
+      for (const int32_t w : act.writes) kept[static_cast<size_t>(script.slots[static_cast<size_t>(w)].window.root)] = true;
   std::vector<bool> read(segment.slots.size());
   for (const Act& act : script.full) {
     Act light = act;
@@ -501,7 +507,10 @@ bool Replay::read_piece(int32_t slot, const Region& at, const Piece& p) {
           p.slice);
     return false;
   }
-  if (p.pending == Pending::kMax && act_->kind != Act::Kind::kTransfer && !std::holds_alternative<Send>(act_->op->work)) {
+  const auto* kernel = std::get_if<Kernel>(&act_->op->work);
+  const bool goes_on = kernel != nullptr && kernel->name == "amax";  // with further tensors
+  if (p.pending == Pending::kMax && act_->kind != Act::Kind::kTransfer && !goes_on &&
+      !std::holds_alternative<Send>(act_->op->work)) {
     fault(Rule::kTypes, "reads %{}, a partial maximum that no all_reduce with max has combined", slot_name(slot));
     return false;
   }
@@ -577,7 +586,7 @@ void Replay::write(const Region& at, int32_t sum) {
   const bool partial = !axes_placed(language_.types.value_type(at.value_type), plan_.mesh, Place::kPartial).empty();
   if (partial && loss != nullptr && loss->part == CrossEntropy::Part::kMax) whole.pending = Pending::kMax;
   if (partial && kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted))
-    whole.pending = kernel->name == "found_inf" ? Pending::kMax : Pending::kEither;  // a flag is no count
+    whole.pending = kernel->name == "found_inf" || kernel->name == "amax" ? Pending::kMax : Pending::kEither;  // no counts
   scratch_.clear();
   int64_t done = at.begin;
   if (at.root >= 0)
@@ -843,6 +852,7 @@ void Replay::play_transfer(const Act& act) {
   if (!src.storage->alive) return;
   const Region first_dst = region(act.writes[0]);
   if (!first_dst.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
+  for (size_t i = 1; i < act.writes.size(); ++i) write(region(act.writes[i]), -1);  // the scales of what is rounded
   AxisSet changed;
   bool reduces = false;
   if (collective != nullptr) {

@@ -616,6 +616,15 @@ Result<void> copy_parameters(const Session& from, const Plan& plan, Session& to)
     if (!value.ok()) return value.error();
     SHARDLAB_TRY(to.set_parameter(parameter.name, *value));
   }
+  // What forward reads beside them: the sizes by which factors of 8 bits are scaled.
+  const auto names = to.states();
+  if (!names.ok()) return {};
+  for (const StateName& name : *names) {
+    if (name.parameter != kRunState) continue;
+    const auto value = from.state(name);
+    if (!value.ok()) return value.error();
+    SHARDLAB_TRY(to.set_state(name, *value));
+  }
   return {};
 }
 

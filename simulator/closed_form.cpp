@@ -128,7 +128,11 @@ class Wires {
       for (int64_t layer = 0; layer < part.layers; ++layer) again += made_again(c_, first_layer_of(c_, stage) + layer) ? 1 : 0;
       const int64_t whole = part.layers * 4 + again + (part.first ? 1 : 0) + (part.last ? 1 : 0);
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
+      // The largest size of every slice: 4 weights, 2 inputs, 2 gradients.
+      if (multiplies_in_fp8(c_) && c_.train.fp8_scaling == "current")
+        at(Channel::kTp) += dp_ * m_ * part.layers * 8 * all_reduced(4, tp_);
     }
+    if (remembers_amax(c_)) at(Channel::kAmax) += all_reduced(4 * 12 * part.layers, dp_ * tp_);
     const bool sliced = updates_slices(c_);
     const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
     const int64_t gradients = compressed ? compression_of(c_, state, part).sent
@@ -211,7 +215,7 @@ std::string_view name_of(Moment moment) {
 std::string_view name_of(Channel channel) {
   static constexpr std::array<std::string_view, kChannels> kNames{
       "tp",         "dp.grads", "dp.parameters", "dp.replicas",     "pp.fwd.even", "pp.fwd.odd", "pp.bwd.even",
-      "pp.bwd.odd", "pp.ends",  "metrics.dp",    "metrics.replica", "metrics.tp",  "metrics.pp"};
+      "pp.bwd.odd", "pp.ends",  "metrics.dp",    "metrics.replica", "metrics.tp",  "metrics.pp", "amax"};
   return kNames[static_cast<size_t>(channel)];
 }
 

@@ -101,8 +101,9 @@ enum class Channel : uint8_t {
   kMetricsReplica,
   kMetricsTp,
   kMetricsPp,
+  kAmax,  ///< largest sizes of a step, for delayed scales
 };
-inline constexpr size_t kChannels = 13;
+inline constexpr size_t kChannels = 14;
 /// As plans name the communicator: "tp", "dp.grads", "pp.fwd.even".
 std::string_view name_of(Channel channel);
 

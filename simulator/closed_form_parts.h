@@ -351,6 +351,9 @@ struct Others {
 /// Whether ranks look for infinities and agree on what they found.
 inline bool finds_inf(const Case& c) { return c.train.precision == "fp16" || c.train.guard.nonfinite != GuardAction::kNone; }
 
+/// Whether scales are for what past steps saw.
+inline bool remembers_amax(const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == "delayed"; }
+
 inline Others others_of(const Case& c, const Part& part) {
   const bool clips = c.train.clip_norm > 0, scales = c.train.precision == "fp16", dynamic = scales && c.train.loss_scale == 0;
   int64_t step = 0, persistent = 0;
@@ -367,7 +370,12 @@ inline Others others_of(const Case& c, const Part& part) {
   if (judges_loss(c) && c.layout.pp > 1) step += 1;  // the last stage's word
   flags += (judges_norm(c) ? 1 : 0) + (judges_loss(c) ? 1 : 0);
   if (flags > 0) step += 1 + (flags > 1 ? 1 : 0), persistent += 1;  // some flag, no flag; the count of updates
-  return {step * kScalar, persistent * kScalar};
+  Others others{step * kScalar, persistent * kScalar};
+  if (remembers_amax(c)) {  // of x, w and dy of each product: the stage's sizes, and by layer scales and histories
+    others.step += held(12 * part.layers) + part.layers * (held(8) + held(4));
+    others.persistent += part.layers * (held(8 * kFp8Window) + held(4 * kFp8Window));
+  }
+  return others;
 }
 
 // What comes and goes.
@@ -440,6 +448,9 @@ struct LayerForm {
 /// Under selective recompute (closed_form_layer.cpp).
 LayerForm selective_layer(const Case& c, const Sizes& n);
 
+/// With products of 8-bit factors (closed_form_fp8.cpp); `full` where it is made again as a whole.
+LayerForm fp8_layer(const Case& c, const Sizes& n, bool full);
+
 /// Whether full recompute makes a layer of the model again: every k-th.
 inline bool made_again(const Case& c, int64_t layer) {
   return c.layout.recompute == Recompute::kFull && layer % c.layout.recompute_options.every == 0;
@@ -453,6 +464,7 @@ inline int64_t first_layer_of(const Case& c, int64_t stage) {
 
 /// Of one layer; `full` where it is made again as a whole.
 inline LayerForm layer_form(const Case& c, const Sizes& n, bool full) {
+  if (multiplies_in_fp8(c)) return fp8_layer(c, n, full);
   if (c.layout.recompute == Recompute::kSelective) return selective_layer(c, n);
   const int64_t inner = layer_of(n).inner();
   LayerForm form{layer_forward(n, full), layer_backward(n, full), full ? 0 : inner};
@@ -507,6 +519,7 @@ inline int64_t product_workspace(const Case& c, int64_t k) {
 struct Product {
   int64_t in, out;
   bool bias;
+  bool scaled = false;  ///< factors of 8 bits
 };
 inline std::vector<Product> products_of(const Case& c, const Part& part) {
   const Model& m = c.model;
@@ -514,6 +527,7 @@ inline std::vector<Product> products_of(const Case& c, const Part& part) {
   const bool bias = !m.is_llama();
   std::vector<Product> all{
       {h, m.qkv_rows() / t, bias}, {m.heads * m.head_dim / t, h, false}, {h, m.up_rows() / t, bias}, {m.ffn / t, h, false}};
+  for (Product& p : all) p.scaled = multiplies_in_fp8(c);
   if (part.last) all.push_back({h, m.vocab / t, false});
   return all;
 }
@@ -539,9 +553,10 @@ inline int64_t narrow_workspace(const Case& c, const Part& part) {
                   ins = std::min<int64_t>(p.in, 128);
     consider(held(n * p.in) + held(out * p.in) + (p.bias ? held(out) : 0) + held(n * out) + product_workspace(c, p.in));
     consider(held(n * p.out) + held(p.out * in) + held(n * in) + product_workspace(c, p.out));
-    consider(held(tokens * out) + held(tokens * ins) + held(out * ins) + (p.bias ? gradient(out) : 0) +
-             product_workspace(c, tokens));
-    if (p.bias) consider(held(64 * tokens) + gradient(64));
+    // The bias: with the product, or by itself; after a product of rounded factors, of which it is no sum.
+    const int64_t factors = held(tokens * out) + held(tokens * ins) + held(out * ins) + product_workspace(c, tokens);
+    const int64_t alone = p.bias ? held(64 * tokens) + gradient(64) : 0;
+    consider(p.scaled ? factors + alone : std::max(factors + (p.bias ? gradient(out) : 0), alone));
   }
   if (part.first) consider(2 * held(tokens) + 2 * held(tokens * std::min<int64_t>(h, 64)) + 2 * aligned(8 * tokens));
   if (part.last) consider(rows(m.vocab / t) + held(tokens));

@@ -357,7 +357,8 @@ struct Effect {
 };
 
 /// `forms`: of a layer that keeps what it made, and of one that is made again.
-Effect effect_of(const Sizes& n, const std::array<LayerForm, 2>& forms, const Part& part, const Visit& v, bool recompute) {
+Effect effect_of(const Case& c, const Sizes& n, const std::array<LayerForm, 2>& forms, const Part& part, const Visit& v,
+                 bool recompute) {
   const LayerForm& layer = forms[recompute ? 1 : 0];
   const bool embed = part.first && v.unit == 0, head = part.last && v.unit == units_of(part) - 1;
   const Live inner = activation(layer.kept);
@@ -366,7 +367,7 @@ Effect effect_of(const Sizes& n, const std::array<LayerForm, 2>& forms, const Pa
     // Never the peak: the first layer adds more, or the head, whose table is as large.
     if (embed) return {{Moment::kBetween, input(n.ids) + activation(n.x)}, input(n.ids) + activation(n.x)};
     if (head) return {{Moment::kForwardHead, head_kept + input(n.ids) + temporary(n.loss_parts)}, head_kept};
-    return {recompute ? recomputed_forward(n) : layer.forward, inner + activation(n.x)};
+    return {recompute && !multiplies_in_fp8(c) ? recomputed_forward(n) : layer.forward, inner + activation(n.x)};
   }
   if (embed) return {{Moment::kBetween, {}}, Live{} - input(n.ids) - activation(n.x)};
   if (head) return {{Moment::kBackwardHead, temporary(n.x)}, Live{} - head_kept};
@@ -418,7 +419,7 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
     level.change(around[v].fetched);
     host.change(around[v].host_before);
-    const Effect effect = effect_of(sizes, forms, part, visits[v], is_again(c, part, stage, visits[v].unit));
+    const Effect effect = effect_of(c, sizes, forms, part, visits[v], is_again(c, part, stage, visits[v].unit));
     level.rise(effect.rise);
     level.add(effect.left);
     level.change(around[v].vacated);

@@ -11,6 +11,7 @@
 #include "strategies/data_parallel.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
+#include "strategies/fp8.h"
 #include "strategies/fsdp.h"
 #include "strategies/guard.h"
 #include "strategies/hybrid_shard.h"
@@ -57,12 +58,16 @@ bool ties(const Case& c) { return c.model.tied_embeddings; }
 
 constexpr std::array kCatalogue{
     Strategy{"mixed-precision", "16-bit parameters and activations, fp32 sums", Tier::kE2,
-             "precision: bf16 or fp16, accumulate_dtype", "nothing; half the bytes on the wire", "parameters and activations 1/2",
-             "Micikevicius et al. 2018", narrows, mixed_precision, true},
+             "precision: bf16, fp16 or fp8, accumulate_dtype", "nothing; half the bytes on the wire",
+             "parameters and activations 1/2", "Micikevicius et al. 2018", narrows, mixed_precision, true},
     Strategy{"tensor-parallel", "Tensor parallel: columns, rows, heads, vocabulary", Tier::kE1, "tp",
              "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss",
              "matrices, states, inner activations 1/t", "Shoeybi et al. 2019", [](const Case& c) { return c.layout.tp > 1; },
              tensor_parallel, true},
+    Strategy{"fp8", "Matrix products of 8-bit factors", Tier::kE2, "precision: fp8, fp8_scaling: current, delayed, block",
+             "current: per layer and micro-batch 8 f32 (maximum) over tp",
+             "inputs of products in 8 bits: b*s*(2h + f/t) less; b*s*h/t more", "Micikevicius et al. 2022; DeepSeek-AI 2024",
+             multiplies_in_fp8, multiply_in_fp8, true},
     Strategy{"scaled-loss", "fp16 gradients of a scaled loss", Tier::kE2, "precision: fp16, loss_scale", "nothing", "none",
              "Micikevicius et al. 2018", scales_loss, scale_loss},
     Strategy{"full-recompute", "Full recompute of each layer", Tier::kE0, "recompute: full",
@@ -143,7 +148,7 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return c.train.guard.any(); }, guard},
     Strategy{"skipped-update", "Steps without an update, agreed by all ranks", Tier::kE0, "precision: fp16, guard", "nothing",
              "a few bytes", "Micikevicius et al. 2018", may_skip, skip_updates},
-    Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16 or fp16", "nothing",
+    Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16, fp16 or fp8", "nothing",
              "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", narrows, master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
              [](const Case& c) { return !updates_on_host(c); }, optimizer},
@@ -151,6 +156,9 @@ constexpr std::array kCatalogue{
              "gradients out, parameters back: Psi each, Psi/N under ZeRO; NVMe: states in and out",
              "device: parameters and open buckets; host or NVMe: states", "Ren et al. 2021; Rajbhandari et al. 2021",
              updates_on_host, offload_optimizer},
+    Strategy{"amax-history", "Scales from the sizes of past steps", Tier::kE2, "precision: fp8, fp8_scaling: delayed",
+             "per step 12 f32 a layer (maximum) over dp and tp", "12 * 18 f32 a layer", "Micikevicius et al. 2022",
+             [](const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == "delayed"; }, remember_amax, true},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
     Strategy{"diloco", "Local SGD and DiLoCo: an outer step every H steps", Tier::kE3, "diloco: steps, learning_rate, momentum",
              "every H steps an all-reduce of the parameters: 2 Psi (N-1)/(N H) a step",

@@ -45,9 +45,10 @@ Model llama() {
 
 /// The same subject under both optimizers. SGD at lr 1 shows every uniform scale error, which Adam would hide.
 void add(std::vector<Subject>& list, std::string name, Model model, int64_t seq_len, float dropout, int64_t sequences,
-         float clip_norm = 0, std::string_view precision = "fp32") {
+         float clip_norm = 0, std::string_view precision = "fp32", std::string_view fp8_scaling = "current") {
   Train t;
   t.precision = precision;
+  t.fp8_scaling = fp8_scaling;
   t.clip_norm = clip_norm;
   t.seq_len = seq_len;
   t.dropout = dropout;
@@ -110,6 +111,9 @@ std::vector<Subject> subjects() {
   add(list, "gpt tied bf16 clipped", gpt(), 16, 0, 8, 0.5f, "bf16");
   add(list, "llama bf16", llama(), 24, 0.25f, 8, 0, "bf16");
   add(list, "gpt tied fp16 clipped", gpt(), 16, 0, 8, 0.5f, "fp16");
+  add(list, "gpt tied fp8", gpt(), 16, 0, 8, 0, "fp8");
+  add(list, "llama fp8 delayed clipped", llama(), 24, 0, 8, 0.5f, "fp8", "delayed");
+  add(list, "gpt untied fp8 block", gpt_untied, 20, 0, 8, 0, "fp8", "block");
   schedule_and_guard(list);
   return list;
 }

@@ -58,6 +58,15 @@ std::vector<Golden> goldens() {
   Case tp = tiny_case();
   tp.layout.tp = 2;
   all.push_back({"tensor-parallel", tp});
+  tp.train.precision = "fp8";
+  all.push_back({"fp8", tp});
+  tp.train.fp8_scaling = "delayed";
+  all.push_back({"fp8-delayed", tp});
+  Case blocks = tiny_case(Family::kLlama);
+  blocks.train.precision = "fp8";
+  blocks.train.fp8_scaling = "block";
+  blocks.layout.recompute = Recompute::kFull;
+  all.push_back({"fp8-block", blocks});
   Case recompute = tiny_case(Family::kLlama);
   recompute.layout.recompute = Recompute::kFull;
   all.push_back({"full-recompute", recompute});

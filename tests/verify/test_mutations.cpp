@@ -34,6 +34,7 @@ struct Mix {
   bool served = false;
   int staleness = -1;
   Diloco diloco = {};
+  const char* fp8_scaling = "current";
 };
 
 Case case_of(const Mix& mix) {
@@ -69,6 +70,7 @@ Case case_of(const Mix& mix) {
   c.train.dropout = mix.dropout;
   c.train.clip_norm = mix.clip_norm;
   c.train.precision = mix.precision;
+  c.train.fp8_scaling = mix.fp8_scaling;
   c.layout.compression = mix.compression;
   c.canonical = mix.canonical;
   if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
@@ -191,6 +193,25 @@ std::vector<Plan> lowered_plans() {
        .accumulation = 2,
        .precision = "bf16",
        .diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f}},
+      {.name = "fp8 dp2 tp2", .dp = 2, .tp = 2, .accumulation = 2, .precision = "fp8"},
+      {.name = "fp8 recompute", .family = Family::kLlama, .tied = false, .tp = 2, .recompute = true, .precision = "fp8"},
+      {.name = "fp8 delayed dp2 tp2 pp2",
+       .tied = false,
+       .dp = 2,
+       .tp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .precision = "fp8",
+       .fp8_scaling = "delayed"},
+      {.name = "fp8 blocks zero3 selective",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .zero = 3,
+       .selective = true,
+       .precision = "fp8",
+       .fp8_scaling = "block"},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
