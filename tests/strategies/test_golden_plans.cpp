@@ -37,6 +37,10 @@ std::vector<Golden> goldens() {
   all.push_back({"sparse-gradients", compressed});
   compressed.layout.compression.kind = CompressionKind::kPowerSgd;
   all.push_back({"powersgd", compressed});
+  compressed.layout.compression.kind = CompressionKind::kInt8;
+  compressed.layout.zero = 2;
+  compressed.train.grad_accumulation = 2;
+  all.push_back({"compressed-scatter", compressed});
   dp.layout.zero = 1;
   all.push_back({"zero-1", dp});
   dp.layout.zero = 2;
@@ -112,6 +116,13 @@ std::vector<Golden> goldens() {
   drive.layout.bucket_bytes = 65536;
   drive.layout.offload.optimizer = OffloadTo::kNvme;
   all.push_back({"offload-optimizer-nvme", drive});
+  Case less = tiny_case(Family::kLlama);
+  less.layout.dp = 4;
+  less.layout.zero = 3;
+  less.layout.zero_plus_plus.secondary = 2;
+  all.push_back({"secondary-shard", less});
+  less.layout.zero_plus_plus = {.weights = true, .secondary = 2, .gradients = true};
+  all.push_back({"zero-plus-plus", less});
   return all;
 }
 
