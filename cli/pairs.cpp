@@ -28,6 +28,17 @@ void shard(Case& c, int zero) {
   if (c.layout.dp == 1) c.layout.dp = 2;
 }
 
+/// Beside what is set of it already.
+void plus_plus(Case& c, const ZeroPlusPlus& part) {
+  ZeroPlusPlus& z = c.layout.zero_plus_plus;
+  z = {.weights = z.weights || part.weights,
+       .secondary = std::max(z.secondary, part.secondary),
+       .gradients = z.gradients || part.gradients};
+  if (c.layout.dp == 1) c.layout.dp = 4;
+  if (z.secondary > 0) c.layout.dp = std::max(c.layout.dp, 2 * z.secondary);
+  if (c.layout.zero == 0) c.layout.zero = 3;
+}
+
 void compress(Case& c, CompressionKind kind) {
   c.layout.compression.kind = kind;
   if (c.layout.dp == 1) c.layout.dp = 2;
@@ -53,6 +64,9 @@ constexpr std::array kChoices{
              c.layout.hybrid_shard = 2;
              if (c.layout.zero == 0) c.layout.zero = 3;
            }},
+    Choice{"zero_plus_plus.weights", [](Case& c) { plus_plus(c, {.weights = true}); }},
+    Choice{"zero_plus_plus.secondary: 2", [](Case& c) { plus_plus(c, {.secondary = 2}); }},
+    Choice{"zero_plus_plus.gradients", [](Case& c) { plus_plus(c, {.gradients = true}); }},
     Choice{"recompute: full", [](Case& c) { c.layout.recompute = Recompute::kFull; }},
     Choice{"recompute_options.every: 2",
            [](Case& c) {

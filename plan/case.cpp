@@ -253,7 +253,6 @@ Result<void> check_implemented(const Case& c) {
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
   if (l.recompute_options.budget_bytes != 0) return missing("recompute_options.budget_bytes", "recompute: none, selective or full");
   SHARDLAB_TRY(check_offload(c));
-  if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
   if (l.compression.kind == CompressionKind::kOneBitAdam)
     return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
   if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16" && c.train.precision != "fp8")
@@ -286,14 +285,54 @@ Result<void> check_recompute(const Layout& l) {
   return {};
 }
 
+Result<void> check_zero_plus_plus(const Case& c) {
+  const Layout& l = c.layout;
+  const ZeroPlusPlus& z = l.zero_plus_plus;
+  if (z == ZeroPlusPlus{}) return {};
+  if (l.zero != 3)
+    return refusal(
+        fmt::format("zero_plus_plus with zero={}: it changes how sharded parameters are gathered and their gradients scattered",
+                    l.zero),
+        "set zero: 3, or leave zero_plus_plus out");
+  const int g = z.secondary;
+  if (g != 0 && (g < 2 || g >= l.dp || l.dp % g != 0))
+    return refusal(fmt::format("zero_plus_plus.secondary={} with dp={}", g, l.dp),
+                   "it is the number of ranks that share a second copy of the parameters: a divisor of dp above 1 and below dp, "
+                   "or 0 for none");
+  if (g != 0 && l.hybrid_shard != 0)
+    return refusal(
+        fmt::format("zero_plus_plus.secondary={} with hybrid_shard={}: each set of shards is whole within its ranks as it is", g,
+                    l.hybrid_shard),
+        "set one of the two to 0");
+  if (g != 0 && !l.fsdp.reshard)
+    return refusal(fmt::format("zero_plus_plus.secondary={} with fsdp.reshard=false: backward gathers nothing", g),
+                   "set fsdp.reshard: true, or zero_plus_plus.secondary: 0");
+  for (const auto& [key, dtype] :
+       {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
+    if (z.gradients && !dtype->empty() && *dtype != "fp32")
+      return refusal(
+          fmt::format("zero_plus_plus.gradients with {}={}: they travel in 4 bits, and are added up in fp32", key, *dtype),
+          fmt::format("leave {} out", key));
+  if ((z.weights || z.gradients) && c.backend == "cuda")
+    return refusal(
+        fmt::format("zero_plus_plus.{} with backend=cuda, which has no kernels that quantise", z.weights ? "weights" : "gradients"),
+        "use backend: cpu, or zero_plus_plus.secondary alone");
+  return {};
+}
+
 Result<void> check_compression(const Case& c) {
   const Compression& k = c.layout.compression;
   if (k.kind == CompressionKind::kNone) return {};
   const std::string what = fmt::format("compression.kind={}", name_of(k.kind));
   if (c.layout.dp == 1) return refusal(what + " with dp=1: no gradient travels", "set dp above 1, or compression.kind: none");
-  if (c.layout.zero > 0)
-    return refusal(fmt::format("{} with zero={}: what is compressed is the all-reduce of whole gradients", what, c.layout.zero),
-                   "set zero: 0, or compression.kind: none");
+  const bool quantises = k.kind == CompressionKind::kBf16 || k.kind == CompressionKind::kInt8;
+  if (c.layout.zero > 0 && !quantises)
+    return refusal(
+        fmt::format("{} with zero={}: it leaves every rank a whole gradient, where each is to have a slice", what, c.layout.zero),
+        "set zero: 0, or compression.kind: bf16 or int8, which scatter slices");
+  if (c.layout.zero == 3)
+    return refusal(what + " with zero=3: what a rank owes of whole gradients would be as large as what it gives up",
+                   "set zero_plus_plus.gradients: true, which keeps no errors, or zero: 2");
   for (const auto& [key, dtype] :
        {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
     if (!dtype->empty() && *dtype != "fp32")
@@ -303,17 +342,16 @@ Result<void> check_compression(const Case& c) {
     return refusal(fmt::format("{} with {}: what a skipped step leaves in the errors would come back in the next", what,
                                c.train.precision == "fp16" ? "precision=fp16" : "guard"),
                    "use precision: fp32 or bf16 and no guard, or compression.kind: none");
-  if (!(c.checkpoint == Checkpointing{}))
-    return refusal(what + " with checkpoint: the errors belong to ranks and buckets, and no other layout could take them up",
-                   "leave checkpoint out, or set compression.kind: none");
-  if (c.layout.pp > 1 && c.model.tied_embeddings)
-    return refusal(
-        fmt::format("{} with pp={} and tied embeddings: the table's gradient is a sum over two stages", what, c.layout.pp),
-        "set tied_embeddings: false, or pp: 1");
   if (k.kind == CompressionKind::kInt8 && k.bits != 8 && k.bits != 4)
     return refusal(fmt::format("{} with compression.bits={}", what, k.bits), "use 8 or 4");
   if (k.kind == CompressionKind::kPowerSgd && k.rank < 1)
     return refusal(fmt::format("{} with compression.rank={}", what, k.rank), "set compression.rank to 1 or more");
+  if (k.kind == CompressionKind::kPowerSgd && c.layout.pp > 1 && c.model.tied_embeddings)
+    return refusal(
+        fmt::format("{} with pp={} and tied embeddings: the two stages' parts of the table's gradient would be approximated "
+                    "each by itself",
+                    what, c.layout.pp),
+        "set tied_embeddings: false, or compression.kind: int8");
   if (k.kind == CompressionKind::kPowerSgd && c.layout.tp > 1)
     return refusal(fmt::format("{} with tp={}: slices of a matrix would be approximated each by itself", what, c.layout.tp),
                    "set tp: 1, or compression.kind: int8");
@@ -663,6 +701,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_implemented(c));
   SHARDLAB_TRY(check_layout(c));
   SHARDLAB_TRY(check_recompute(c.layout));
+  SHARDLAB_TRY(check_zero_plus_plus(c));
   SHARDLAB_TRY(check_compression(c));
   SHARDLAB_TRY(check_parameter_server(c));
   SHARDLAB_TRY(check_diloco(c));

@@ -294,7 +294,8 @@ class Replay {
       if (p.begin < at.end && at.begin < p.end) f(p);
   }
   CrossRole message_key(CommId comm, int from, int to) { return {comm.value, from, to, messages_[{comm.value, from, to}]++}; }
-  void demand(const Act& act, const Piece& p, bool complete);
+  void demand(const Act& act, const Piece& p, bool complete, bool before_tie = false);
+  void demand_of_kernel(const Act& act, const Piece& p);
   int64_t elements_over_ranks(const Piece& p, const Region& at, const Type& read_as) const;
   void check_norm(const Act& act, const Kernel& kernel);
 
@@ -601,6 +602,7 @@ void Replay::write(const Region& at, int32_t sum) {
       part.end = end;
       part.origin = l.begin;
       part.parameter = l.parameter;
+      part.value_type = retyped(l.value_type, at.value_type, {});
       part.sum = scratch_.empty() ? sum : copy_sum(sum);
       scratch_.push_back(part);
       done = end;
@@ -775,7 +777,7 @@ void Replay::play_sum(const Act& act) {
     for_pieces(at, [&](const Piece& p) {
       if (by_kernel && p.sum >= 0) {
         sum.mixed = sum.mixed || (parameter >= 0 && p.parameter >= 0 && parameter != p.parameter);
-        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand(act, p, true);  // the last to see what lies where
+        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand_of_kernel(act, p);  // the last to see what lies where
         parameter = p.parameter >= 0 ? p.parameter : parameter;
         // What a kernel wrote at once stands as a whole in each piece that it wrote: one for each parameter there, and the padding.
         if (last >= 0 && sums_[static_cast<size_t>(p.sum)].sources == sums_[static_cast<size_t>(last)].sources) return;
@@ -994,18 +996,28 @@ void Replay::check_norm(const Act& act, const Kernel& kernel) {
       const Contributions& sum = sums_[static_cast<size_t>(p.sum)];
       if (sum.normed.empty()) return;
       is_norm = is_norm || slot == act.reads[0];
-      ledger_.demand({role_index_, -1, clips, segment_, act.op, call_, sum});
+      ledger_.demand({role_index_, -1, clips, segment_, act.op, call_, sum, false});
     });
   }
   if (clips && !is_norm) fault(Rule::kGradients, "clips by %{}, which is no squared norm of gradients", slot_name(act.reads[0]));
 }
 
-void Replay::demand(const Act& act, const Piece& p, bool complete) {
+/// A kernel that mixes gradients is given all of each, or what one micro-batch gave (the kernel's results are added up after it).
+void Replay::demand_of_kernel(const Act& act, const Piece& p) {
+  const auto& sources = sums_[static_cast<size_t>(p.sum)].sources;
+  const bool of_one = plan_.micro_batches > 1 && std::ranges::all_of(sources, [&](const Source& s) {
+                        return s.count == 1 && s.fingerprint == sources.front().fingerprint;
+                      });
+  demand(act, p, !of_one, true);
+}
+
+void Replay::demand(const Act& act, const Piece& p, bool complete, bool before_tie) {
   if (p.parameter < 0) return;
   Demand d;
   d.role = role_index_;
   d.parameter = p.parameter;
   d.complete = complete;
+  d.before_tie = before_tie;
   d.segment = segment_;
   d.op = act.op;
   d.call = call_;
@@ -1154,7 +1166,7 @@ void Replay::finish_metric(size_t root) {
       return fault(Rule::kTypes, "%{} is reported as an unreduced sum: {}", role_.buffers[root].name, type_text(p.value_type));
     if (t.micro != Micro::kSum || p.sum < 0) continue;
     const Contributions& sum = sums_[static_cast<size_t>(p.sum)];
-    if (!sum.normed.empty()) ledger_.demand({role_index_, -1, true, nullptr, nullptr, nullptr, sum});
+    if (!sum.normed.empty()) ledger_.demand({role_index_, -1, true, nullptr, nullptr, nullptr, sum, false});
     if (p.owed != Rational(0) && p.owed != Rational(1))
       return fault(
           Rule::kTypes,

@@ -31,6 +31,17 @@ Value gradient_dtype(Outcome o) {
 }
 
 /// "int8 bits=8", "top-k k=0.01": the technique with the option that it has.
+/// "weights, secondary 8, gradients": those that are on.
+Value zero_plus_plus(Outcome o) {
+  const ZeroPlusPlus& z = o.config.layout.zero_plus_plus;
+  std::string parts;
+  const auto add = [&](std::string part) { parts += (parts.empty() ? "" : ", ") + std::move(part); };
+  if (z.weights) add("weights");
+  if (z.secondary > 0) add("secondary " + std::to_string(z.secondary));
+  if (z.gradients) add("gradients");
+  return text(parts.empty() ? "none" : parts);
+}
+
 Value compression(Outcome o) {
   const Compression& c = o.config.layout.compression;
   const std::string kind{name_of(c.kind)};
@@ -200,7 +211,7 @@ constexpr std::array kColumns = {
     // Keys whose techniques this version refuses: their neutral value.
     CaseColumn{"fsdp", Unit::kNone, "", "unit, prefetch, reshard", [](Outcome) { return text("none"); }},
     CaseColumn{"hybrid_shard", Unit::kNone, "", "size of the shard group", [](Outcome) { return text("none"); }},
-    CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", [](Outcome) { return text("none"); }},
+    CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", zero_plus_plus},
     CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", parameter_server},
     CaseColumn{"compression", Unit::kNone, "", "of gradients", compression},
     CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", diloco},

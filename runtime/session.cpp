@@ -99,6 +99,8 @@ class ThreadSession final : public Session {
   }
   Result<void> give(int32_t parameter, std::string_view part, const LogicalTensor& value);
   Result<void> give_run_state(std::string_view buffer, const LogicalTensor& value);
+  Result<LogicalTensor> rank_state(std::string_view buffer) const;
+  Result<void> give_rank_state(std::string_view buffer, const LogicalTensor& value);
   std::optional<double> run_number(std::string_view buffer) const { return number_of(*ranks_.front(), buffer); }
   std::optional<double> number_of(const Rank& rank, std::string_view buffer) const;
   std::optional<Fault> find_fault(const StepResult& step) const;
@@ -512,12 +514,18 @@ bool is_other_state(const Buffer& buffer, const Mesh& mesh) {
   return part_of(buffer).empty() || (buffer.parameter < 0 && buffer.packed_as < 0);
 }
 
+/// Whether a buffer is what a rank keeps for itself: of no parameter, and of no other rank.
+bool is_rank_state(const Buffer& buffer, const Mesh& mesh) {
+  return buffer.kind == BufferClass::kOther && is_other_state(buffer, mesh);
+}
+
 Result<std::vector<StateName>> ThreadSession::states() const {
-  std::set<std::string, std::less<>> parts, of_run;
+  std::set<std::string, std::less<>> parts, of_run, of_ranks;
   for (const Role& role : plan_.roles)
     for (const Buffer& buffer : role.buffers) {
       if (is_run_state(buffer, plan_.mesh)) of_run.insert(buffer.name);
-      if (is_other_state(buffer, plan_.mesh))
+      if (is_rank_state(buffer, plan_.mesh)) of_ranks.insert(buffer.name);
+      if (is_other_state(buffer, plan_.mesh) && !is_rank_state(buffer, plan_.mesh))
         return Error{
             ExitCode::kUsage,
             fmt::format("`{}` ({}) lives from step to step but belongs to no parameter", buffer.name, name_of(buffer.kind)),
@@ -531,11 +539,13 @@ Result<std::vector<StateName>> ThreadSession::states() const {
                               [&](const auto& rank) { return holding_of(*rank, static_cast<int32_t>(p), part).type != nullptr; }))
         names.push_back({plan_.parameters[p].name, part});
   for (const std::string& name : of_run) names.push_back({std::string(kRunState), name});
+  for (const std::string& name : of_ranks) names.push_back({std::string(kRankState), name});
   return names;
 }
 
 Result<LogicalTensor> ThreadSession::state(const StateName& name) const {
   if (name.parameter == kRunState) return gather_buffer(name.part);
+  if (name.parameter == kRankState) return rank_state(name.part);
   const auto p = parameter_named(name.parameter);
   if (!p.ok()) return p.error();
   return gather(name.part == kValue ? name.parameter : name.parameter + "." + name.part,
@@ -557,6 +567,7 @@ Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTe
 
 Result<void> ThreadSession::set_state(const StateName& name, const LogicalTensor& value) {
   if (name.parameter == kRunState) return give_run_state(name.part, value);
+  if (name.parameter == kRankState) return give_rank_state(name.part, value);
   const auto p = parameter_named(name.parameter);
   if (!p.ok()) return p.error();
   return give(*p, name.part, value);
@@ -573,6 +584,40 @@ Result<void> ThreadSession::give_run_state(std::string_view buffer, const Logica
                    fmt::format("`{}` has {} elements in this plan, not {}", buffer, type.shape.elements(), value.shape.elements()),
                    "", ""};
     write_piece(*rank, {*id, 0, 0, type.shape.elements()}, value.values.data());
+  }
+  return {};
+}
+
+/// What each rank has in its buffer of that name, one rank after another.
+Result<LogicalTensor> ThreadSession::rank_state(std::string_view buffer) const {
+  LogicalTensor all;
+  for (const auto& rank : ranks_) {
+    const auto id = rank->find(buffer);
+    if (!id) continue;
+    if (!rank->backend().has_storage()) return no_storage(buffer);
+    const auto values = read_piece(*rank, {*id, 0, 0, rank->role().buffers[id->index()].type.shape.elements()});
+    all.values.insert(all.values.end(), values.begin(), values.end());
+  }
+  all.shape = {std::ssize(all.values)};
+  return all;
+}
+
+Result<void> ThreadSession::give_rank_state(std::string_view buffer, const LogicalTensor& value) {
+  int64_t there = 0;
+  for (const auto& rank : ranks_)
+    if (const auto id = rank->find(buffer)) there += rank->role().buffers[id->index()].type.shape.elements();
+  if (there != std::ssize(value.values))
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` has {} elements over the ranks of this plan, not {}", buffer, there, value.values.size()),
+                 "resume under the layout that was saved: what each rank keeps for itself is not resharded", ""};
+  const float* from = value.values.data();
+  for (const auto& rank : ranks_) {
+    const auto id = rank->find(buffer);
+    if (!id) continue;
+    if (!rank->backend().has_storage()) return no_storage(buffer);
+    const int64_t n = rank->role().buffers[id->index()].type.shape.elements();
+    write_piece(*rank, {*id, 0, 0, n}, from);
+    from += n;
   }
   return {};
 }

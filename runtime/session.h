@@ -74,13 +74,16 @@ struct LogicalTensor {
 
 /// What is kept from step to step, by names that no layout changes.
 struct StateName {
-  std::string parameter;  ///< "layers.3.attn.wqkv", or `kRunState`
-  std::string part;       ///< "value"; what optimizers keep beside it: "master", "m", "v". Of the run: the buffer's name
+  std::string parameter;  ///< "layers.3.attn.wqkv", or `kRunState`, or `kRankState`
+  std::string part;       ///< "value"; what optimizers keep beside it: "master", "m", "v". Of the run or ranks: the buffer's name
   friend auto operator<=>(const StateName&, const StateName&) = default;
 };
 
 /// In place of a parameter's name: numbers that belong to none, the same on every rank (plan/run_state.h).
 inline constexpr std::string_view kRunState = "run";
+
+/// In place of a parameter's name: what each rank keeps for itself (errors that are fed back, bases), by buffer.
+inline constexpr std::string_view kRankState = "ranks";
 
 /// Every role's program, expanded and placed: what `Session`, `simulate` and `analyse` share. Moves `plan` in, so that the
 /// pointers inside stay valid.
@@ -128,8 +131,9 @@ class Session {
   /// Gives every rank its part of a parameter's value: how a validation plan or another layout takes over a model.
   virtual Result<void> set_parameter(std::string_view name, const LogicalTensor& value) = 0;
 
-  /// All that a run needs to go on from here, by parameter as the plan lists them and then by part; last what is the run's. Refuses
-  /// a plan that keeps anything else from step to step, metrics aside: it could not be given to another layout.
+  /// All that a run needs to go on from here, by parameter as the plan lists them and then by part; last what is the run's, and
+  /// what each rank keeps for itself, which no other layout could take up. Refuses a plan that keeps anything else from step to
+  /// step, metrics aside.
   virtual Result<std::vector<StateName>> states() const = 0;
   /// One of `states`, put together over the ranks as `parameter` is.
   virtual Result<LogicalTensor> state(const StateName& name) const = 0;

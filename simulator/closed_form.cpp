@@ -82,8 +82,10 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.gradients = state.gradients;
   form.metrics = metrics.step + metrics.persistent;
   const CompressionForm compression = compression_of(c, state, part);
-  form.workspace = workspace_of(c, part, compression.workspace);
-  form.buffers = compression.messages + state.sums;
+  const bool plain = c.layout.zero_plus_plus == ZeroPlusPlus{};
+  const ZeroPlusPlusForm less = plain ? ZeroPlusPlusForm{} : zero_plus_plus_of(c, state, part, stage);
+  form.workspace = workspace_of(c, part, std::max(compression.workspace, less.scatter_workspace), less.gather_workspace);
+  form.buffers = compression.messages + state.sums + less.messages;
   const Others others = others_of(c, part);
   form.other = others.step + others.persistent + compression.errors;
   form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace + others.persistent +
@@ -135,18 +137,19 @@ class Wires {
     if (remembers_amax(c_)) at(Channel::kAmax) += all_reduced(4 * 12 * part.layers, dp_ * tp_);
     const bool sliced = updates_slices(c_);
     const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
-    const int64_t gradients = compressed ? compression_of(c_, state, part).sent
-                              : sliced   ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
-                                         : all_reduced(widths_.gradient * state.reduced, dp_);
+    const ZeroPlusPlusForm less = zero_plus_plus_of(c_, state, part, stage);
+    const int64_t gradients = compressed                           ? compression_of(c_, state, part).sent
+                              : c_.layout.zero_plus_plus.gradients ? sets_ * less.scattered
+                              : sliced                             ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
+                                                                   : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
+    at(Channel::kDpGradientsNode) += tp_ * m_ * less.scattered_in_node;
+    at(Channel::kDpGradientsCross) += tp_ * m_ * less.scattered_across;
     at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);
-    int64_t gathered = state.gathered;
-    if (c_.layout.zero == 3) {
-      gathered = 0;
-      const std::vector<int64_t> times = gathers_of(c_, state, part, stage);
-      for (size_t b = 0; b < times.size(); ++b) gathered += times[b] * state.buckets[b].elements;
-    }
-    at(Channel::kDpParameters) += tp_ * (sets_ * reduced(widths_.value * gathered, shards_) + all_reduced(4 * state.moved, dp_));
+    at(Channel::kDpParameters) +=
+        tp_ * (sets_ * (c_.layout.zero == 3 ? less.gathered : reduced(widths_.value * state.gathered, shards_)) +
+               all_reduced(4 * state.moved, dp_));
+    at(Channel::kDpSecondary) += tp_ * less.gathered_in_node;
     if (!part.last) {
       const bool even = stage % 2 == 0;
       for (const Channel channel :
@@ -176,7 +179,10 @@ class Wires {
     if (judges_loss(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(4, pp_);
     if (!c_.model.tied_embeddings) return;
     const int64_t slices = updates_slices(c_) ? shards_ : 1;
-    at(Channel::kEnds) += dp_ * tp_ * all_reduced(widths_.gradient * ((table_ + slices - 1) / slices), 2);
+    int64_t slice = (table_ + slices - 1) / slices;
+    const int64_t multiple = slices > 1 && in_blocks(c_) ? 2 * ((slice + kScaleBlock - 1) / kScaleBlock) : 1;
+    slice = (slice + multiple - 1) / multiple * multiple;
+    at(Channel::kEnds) += dp_ * tp_ * all_reduced(widths_.gradient * slice, 2);
   }
 
   /// Everything again in each step of a period, but what workers that train apart exchange when it ends.
@@ -214,8 +220,9 @@ std::string_view name_of(Moment moment) {
 
 std::string_view name_of(Channel channel) {
   static constexpr std::array<std::string_view, kChannels> kNames{
-      "tp",         "dp.grads", "dp.parameters", "dp.replicas",     "pp.fwd.even", "pp.fwd.odd", "pp.bwd.even",
-      "pp.bwd.odd", "pp.ends",  "metrics.dp",    "metrics.replica", "metrics.tp",  "metrics.pp", "amax"};
+      "tp",          "dp.grads",   "dp.parameters", "dp.replicas", "dp.secondary", "dp.grads.node", "dp.grads.cross",
+      "pp.fwd.even", "pp.fwd.odd", "pp.bwd.even",   "pp.bwd.odd",  "pp.ends",      "metrics.dp",    "metrics.replica",
+      "metrics.tp",  "metrics.pp", "amax"};
   return kNames[static_cast<size_t>(channel)];
 }
 

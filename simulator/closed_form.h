@@ -91,8 +91,11 @@ enum class Channel : uint8_t {
   kTp,
   kDpGradients,
   kDpParameters,
-  kDpReplicas,   ///< between sets of shards
-  kForwardEven,  ///< pipeline edges from an even stage forward ...
+  kDpReplicas,        ///< between sets of shards
+  kDpSecondary,       ///< within nodes: backward's gathers from a secondary shard (ZeRO++) ...
+  kDpGradientsNode,   ///< ... the first hop of quantised gradients ...
+  kDpGradientsCross,  ///< ... and the second, between nodes
+  kForwardEven,       ///< pipeline edges from an even stage forward ...
   kForwardOdd,
   kBackwardEven,  ///< ... and back to one
   kBackwardOdd,
@@ -103,7 +106,7 @@ enum class Channel : uint8_t {
   kMetricsPp,
   kAmax,  ///< largest sizes of a step, for delayed scales
 };
-inline constexpr size_t kChannels = 14;
+inline constexpr size_t kChannels = 17;
 /// As plans name the communicator: "tp", "dp.grads", "pp.fwd.even".
 std::string_view name_of(Channel channel);
 

@@ -171,6 +171,11 @@ inline bool updates_slices(const Case& c) { return c.layout.zero > 0 || c.layout
 
 /// Whether workers may be steps apart, so that servers have copies of their own.
 inline bool runs_apart(const Case& c) { return c.layout.parameter_server.staleness >= 0; }
+/// Whether slices are cut in blocks that share a scale.
+inline bool in_blocks(const Case& c) {
+  const ZeroPlusPlus& z = c.layout.zero_plus_plus;
+  return c.layout.compression.kind == CompressionKind::kInt8 || z.weights || z.gradients;
+}
 
 /// A stage's buckets in the order in which backward finishes gradients: from the head to the embedding, a unit's parameters from
 /// the last to the first. Parameters with weight decay and without have buckets of their own, and so have slices and whole copies.
@@ -182,7 +187,7 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
   const bool by_unit = c.layout.zero == 3;
   const int64_t ranks = updates_slices(c) || quantises(c) ? c.layout.shard_ranks() : 1;
   const int64_t bytes = by_unit ? -1 : c.layout.bucket_bytes;
-  const int64_t block = c.layout.compression.kind == CompressionKind::kInt8 ? kScaleBlock : 0;
+  const int64_t block = in_blocks(c) ? kScaleBlock : 0;
   const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
   const int64_t element = Widths(c).gradient;
   const Filling empty(bytes, element, ranks, all, false, false, block);
@@ -572,10 +577,22 @@ struct CompressionForm {
 };
 CompressionForm compression_of(const Case& c, const State& state, const Part& part);
 
+/// What ZeRO-3 gathers and scatters, plain or by the ways of ZeRO++ (closed_form_zero_plus_plus.cpp). Nothing under other stages.
+struct ZeroPlusPlusForm {
+  int64_t messages = 0;           ///< bytes for the whole step: secondary shards, codes and scales on their way
+  int64_t scatter_workspace = 0;  ///< of the kernels that scatter, and ...
+  int64_t gather_workspace = 0;   ///< ... of those that gather
+  // Bytes that the ranks of one set of shards send together: of a step's gathers from all of them, and within nodes ...
+  int64_t gathered = 0, gathered_in_node = 0;
+  // ... and of a micro-batch's quantised gradients, in one hop, or in two.
+  int64_t scattered = 0, scattered_in_node = 0, scattered_across = 0;
+};
+ZeroPlusPlusForm zero_plus_plus_of(const Case& c, const State& state, const Part& part, int64_t stage);
+
 /// What kernels need beside their operands: as much as the op that needs most, and the table of a rotation. `reducing` is what
-/// compressing gradients needs, on the stream that reduces them.
-inline int64_t workspace_of(const Case& c, const Part& part, int64_t reducing) {
-  const int64_t apart = c.layout.overlap ? reducing : 0, shared = c.layout.overlap ? 0 : reducing;
+/// compressing gradients needs, on the stream that reduces them, `gathering` what quantised parameters need on theirs.
+inline int64_t workspace_of(const Case& c, const Part& part, int64_t reducing, int64_t gathering) {
+  const int64_t apart = c.layout.overlap ? reducing + gathering : 0, shared = c.layout.overlap ? 0 : std::max(reducing, gathering);
   const int64_t tokens = c.train.micro_batch * c.train.seq_len;
   const int64_t table = c.model.is_llama() ? held(c.train.seq_len * c.model.head_dim) : 0;
   const Widths widths(c);
@@ -637,7 +654,10 @@ class Timetable {
 /// through the step event by event. `form` has everything that lives for the step.
 void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage, StageForm& form);
 
-/// How often the parameters of each bucket are gathered in a step.
-std::vector<int64_t> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage);
+/// How often the parameters of each bucket are gathered in a step: in all, and of that for a use that begins in backward.
+struct GatherTimes {
+  int64_t all = 0, backward = 0;
+};
+std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage);
 
 }  // namespace shardlab::forms

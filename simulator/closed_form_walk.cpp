@@ -189,6 +189,7 @@ bool is_again(const Case& c, const Part& part, int64_t stage, int64_t unit) {
 /// From the visit before which a bucket is gathered to the visit after which it is freed.
 struct Stay {
   size_t issued, last;
+  bool backward;  ///< its first use is
 };
 
 /// By bucket. Visits that follow one another and need the same count as one, and `prefetch` of those are fetched ahead.
@@ -238,7 +239,7 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
       if (!stays[b].empty() && (kept || issue <= until))
         stays[b].back().last = runs[r].last;
       else
-        stays[b].push_back({runs[issue].first, runs[r].last});
+        stays[b].push_back({runs[issue].first, runs[r].last, visits[runs[r].first].backward});
       until = r;
       for (size_t v = runs[r].first; v <= runs[r].last; ++v) {
         if (!visits[v].backward && read_backward) awaited.insert(visits[v].micro_batch);
@@ -376,10 +377,10 @@ Effect effect_of(const Case& c, const Sizes& n, const std::array<LayerForm, 2>& 
 
 }  // namespace
 
-std::vector<int64_t> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage) {
-  std::vector<int64_t> times;
+std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage) {
+  std::vector<GatherTimes> times;
   for (const auto& stays : stays_of(c, state, part, stage, visits_of(part, Timetable(c, part, stage))))
-    times.push_back(static_cast<int64_t>(stays.size()));
+    times.push_back({std::ssize(stays), std::ranges::count(stays, true, &Stay::backward)});
   return times;
 }
 

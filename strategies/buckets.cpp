@@ -162,7 +162,7 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
       std::string(kind == CollectiveKind::kAllReduce ? "reduce." : "scatter.") + signature(draft, stage, bucket);
   const SegmentId segment = draft.cached(name, [&] {
     Op op;
-    op.work = Collective{kind, ReduceOp::kSum, draft.comm("dp.grads", AxisSet::of(draft.plan.mesh.axis("dp"))), draft.algorithm()};
+    op.work = Collective{kind, ReduceOp::kSum, draft.comm("dp.grads", data_axes(draft.plan.mesh)), draft.algorithm()};
     op.stream = reduction_stream(draft);
     op.label = "gradients";
     op.strategy = strategy;

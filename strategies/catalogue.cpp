@@ -100,9 +100,17 @@ constexpr std::array kCatalogue{
              "all-to-all and all-gather of codes and scales: 2 Psi (b + 1/8)/32 (N-1)/N, b = 8, 4; Psi (N-1)/N for bf16",
              "errors Psi (1 + 1/N); codes of a bucket", "Seide et al. 2014; Wang et al. 2023",
              [](const Case& c) {
-               return compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8});
+               return c.layout.zero == 0 && compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8});
              },
              quantised_gradients},
+    Strategy{"compressed-scatter", "Gradients in 16, 8 or 4 bits on their way to shards", Tier::kE3,
+             "compression: bf16, int8 (bits); zero: 1, 2",
+             "all-to-all of codes and scales in place of a reduce-scatter: Psi (b + 1/8)/32 (N-1)/N, b = 8, 4; 1/2 for bf16",
+             "errors Psi; codes of a bucket", "Seide et al. 2014; Wang et al. 2023",
+             [](const Case& c) {
+               return c.layout.zero > 0 && compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8});
+             },
+             [](Draft&) {}},
     Strategy{"sparse-gradients", "The largest elements of gradients, or some by chance", Tier::kE3,
              "compression: top-k, random-k (k)",
              "top-k: all-gather of values and indices, 2 k Psi (N-1); random-k: all-reduce of values, 2 k Psi (N-1)/N",
@@ -132,6 +140,17 @@ constexpr std::array kCatalogue{
     Strategy{"hybrid-shard", "Hybrid sharding: sets of shards", Tier::kE1, "hybrid_shard: n",
              "per step an all-reduce of the slices over the dp/n sets: 2 Psi/n (sets-1)/sets", "ZeRO's 1/N with N = n",
              "Zhao et al. 2023", [](const Case& c) { return c.layout.hybrid_shard > 0; }, hybrid_shard, true},
+    Strategy{"quantised-weights", "ZeRO++ qwZ: parameters gathered in 8 bits", Tier::kE3, "zero_plus_plus.weights",
+             "all-gather of codes and scales in place of parameters: 65/256 of its fp32 bytes", "codes of a bucket",
+             "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.weights; }, [](Draft&) {}, true},
+    Strategy{"secondary-shard", "ZeRO++ hpZ: backward gathers within a node", Tier::kE1, "zero_plus_plus.secondary: g",
+             "backward's all-gathers over g ranks in place of dp", "Psi/g", "Wang et al. 2023",
+             [](const Case& c) { return c.layout.zero_plus_plus.secondary > 0; }, [](Draft&) {}, true},
+    Strategy{
+        "quantised-scatter", "ZeRO++ qgZ: gradients scattered in 4 bits", Tier::kE3, "zero_plus_plus.gradients",
+        "per micro-batch all-to-alls of codes and scales: 33/256 of a reduce-scatter's fp32 bytes; with a secondary shard in two "
+        "hops",
+        "codes of a bucket", "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.gradients; }, [](Draft&) {}},
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},

@@ -220,8 +220,13 @@ struct Draft {
 
 /// Adds a buffer to a stage and returns its id.
 BufferId add_buffer(StageDraft& stage, Buffer buffer);
-/// The same type with one axis placed otherwise.
+/// The same type with one axis placed otherwise, or several.
 Type placed(Type type, int axis, Placement placement);
+Type placed(Type type, AxisSet axes, Placement placement);
+/// The axes of the data-parallel ranks that share one set of shards: "dp", and "node" where a secondary shard cuts them in two.
+AxisSet data_axes(const Mesh& mesh);
+/// The axes that scalars over `name` are reduced along: those of data for "dp", else the one called so.
+AxisSet axes_of(const Mesh& mesh, std::string_view name);
 /// A call whose slots are bound to `binding` in order.
 Call bind(SegmentId segment, std::vector<BufferId> binding, int layer = -1, int micro_batch = -1);
 /// A segment of one op over bound slots: each buffer becomes one slot of its own type; `reads` and `writes` index `buffers`.

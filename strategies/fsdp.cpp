@@ -7,6 +7,8 @@
 // backward has used it (FSDP's reshard_after_forward; ZeRO-2's volume for ZeRO-3's rest). What is gathered when it is needed again
 // before it would be freed stays: the head's forward and backward follow one another, so the head travels once.
 //
+// ZeRO++ (zero_plus_plus.h) changes what a gather and a scatter are, and leaves when they are: see Gathers and scatter().
+//
 // Shapes   bucket[n], slices [n/N]; a unit has a bucket for each kind of its parameters
 // Adds     per micro-batch two all-gathers of the parameters (one without reshard) and a reduce-scatter of the gradients, each
 //          Psi (N-1)/N, less the gather that a unit is spared whose backward follows its forward
@@ -18,9 +20,11 @@
 #include "strategies/fsdp.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "strategies/shards.h"
+#include "strategies/zero_plus_plus.h"
 
 namespace shardlab {
 namespace {
@@ -35,8 +39,10 @@ struct Visit {
 
 /// The time for which a bucket's values are whole.
 struct Stay {
-  size_t issued = 0;  ///< the visit with which its gather begins
-  size_t last = 0;    ///< the last visit that uses it
+  size_t issued = 0;      ///< the visit with which its gather begins
+  size_t last = 0;        ///< the last visit that uses it
+  size_t first = 0;       ///< the first
+  bool backward = false;  ///< which begins with a backward
 };
 
 class FullyShard {
@@ -44,7 +50,12 @@ class FullyShard {
   FullyShard(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), shards_(draft, stage, kName) {}
 
   void run() {
-    fill_buckets(draft_, stage_, {.multiple = shards_.ranks(), .layers = draft_.config.layout.fsdp.unit, .whole_step = false});
+    const ZeroPlusPlus& less = draft_.config.layout.zero_plus_plus;
+    fill_buckets(draft_, stage_,
+                 {.multiple = shards_.ranks(),
+                  .block = less.weights || less.gradients ? kScaleBlock : 0,
+                  .layers = draft_.config.layout.fsdp.unit,
+                  .whole_step = false});
     for (size_t b = 0; b < stage_.buckets.size(); ++b) {
       owners_.push_back(static_cast<int>(b));
       if (!shards_.shares_values(stage_.buckets[b])) continue;
@@ -53,12 +64,20 @@ class FullyShard {
     }
     declare_values();
     // Scatters are found by the events of backward, so gathers, which move none of them, may come before or after.
-    if (draft_.training) scatter_every_micro_batch(draft_, stage_, shards_, kName);
+    if (draft_.training) scatter();
     gather_before_use();
     if (draft_.training) update();
   }
 
  private:
+  void scatter() {
+    if (!draft_.config.layout.zero_plus_plus.gradients) return scatter_every_micro_batch(draft_, stage_, shards_, kName);
+    QuantisedScatter quantised(draft_, stage_, shards_, {.code = {DType::u8, 4}, .strategy = "quantised-scatter"});
+    scatter_every_micro_batch(draft_, stage_, shards_, kName, [&](const Bucket& bucket, BufferId slice, int micro_batch) {
+      return quantised.scatter(bucket, slice, micro_batch);
+    });
+  }
+
   bool owns_values(size_t bucket) const { return owners_[bucket] == static_cast<int>(bucket); }
 
   void declare_values() {
@@ -121,7 +140,7 @@ class FullyShard {
         if (!all[b].empty() && (kept || issued <= all[b].back().last))
           all[b].back().last = v;
         else
-          all[b].push_back({issued, v});
+          all[b].push_back({issued, v, v, stage_.events[visits[v].first].kind == Event::Kind::kBackward});
         note(visits[v], lowest_reader(bucket, read_by_backward), awaiting[b]);
       }
     return all;
@@ -148,28 +167,52 @@ class FullyShard {
     const auto by_bucket = stays(order);
     Insertions insertions;
     // Gathers in the order in which they are needed, so that the stream that carries them out never holds one up for a later one.
-    std::vector<std::vector<std::pair<size_t, int>>> due(order.size());
+    std::vector<std::vector<std::pair<Stay, int>>> due(order.size());
     for (size_t b = 0; b < by_bucket.size(); ++b)
       for (const Stay& stay : by_bucket[b]) {
-        due[stay.issued].emplace_back(first_use(order, stay, static_cast<int>(b)), static_cast<int>(b));
+        due[stay.issued].emplace_back(stay, static_cast<int>(b));
         insertions.release_after(order[stay.last].last, free_event(flat_[b]));
       }
+    Gathers gathers(*this, by_bucket);
     for (size_t v = 0; v < order.size(); ++v) {
-      std::ranges::sort(due[v]);
-      for (const auto& [use, b] : due[v]) {
-        const size_t index = static_cast<size_t>(b);
-        insertions.before(order[v].first, alloc_event(flat_[index]));
-        insertions.before(order[v].first,
-                          call_event(shards_.gather(stage_.buckets[index], slices_[index], flat_[index], gather_stream())));
+      std::ranges::sort(due[v], {}, [](const std::pair<Stay, int>& d) { return std::pair(d.first.first, d.second); });
+      for (const auto& [stay, b] : due[v]) {
+        insertions.before(order[v].first, alloc_event(flat_[static_cast<size_t>(b)]));
+        for (Call& call : gathers.calls(static_cast<size_t>(b), stay))
+          insertions.before(order[v].first, call_event(std::move(call)));
       }
     }
     insertions.apply(stage_.events);
   }
-  static size_t first_use(const std::vector<Visit>& order, const Stay& stay, int bucket) {
-    size_t v = stay.issued;
-    while (std::ranges::find(order[v].buckets, bucket) == order[v].buckets.end()) ++v;
-    return v;
-  }
+
+  /// How a bucket is made whole: from the slices of all ranks, or in backward from the secondary shard of the node.
+  class Gathers {
+   public:
+    Gathers(FullyShard& step, const std::vector<std::vector<Stay>>& stays) : step_(step) {
+      const ZeroPlusPlus& less = step.draft_.config.layout.zero_plus_plus;
+      if (less.weights) quantised_.emplace(step.draft_, step.stage_, step.shards_, step.gather_stream());
+      if (less.secondary > 0) secondary_.emplace(step.draft_, step.stage_, step.gather_stream());
+      for (const auto& list : stays)
+        keeps_.push_back(secondary_ && std::ranges::any_of(list, [](const Stay& s) { return s.backward; }));
+    }
+    std::vector<Call> calls(size_t b, const Stay& stay) {
+      const Bucket& bucket = step_.stage_.buckets[b];
+      const BufferId slice = step_.slices_[b], flat = step_.flat_[b];
+      if (secondary_ && stay.backward) return {secondary_->gather(bucket, flat)};
+      std::vector<Call> all{quantised_ ? quantised_->gather(bucket, slice, flat)
+                                       : step_.shards_.gather(bucket, slice, flat, step_.gather_stream())};
+      if (keeps_[b]) all.push_back(secondary_->keep(bucket, flat));
+      keeps_[b] = false;  // the values stay what they are until the end of the step
+      return all;
+    }
+
+   private:
+    FullyShard& step_;
+    std::optional<QuantisedGather> quantised_;
+    std::optional<SecondaryShard> secondary_;
+    std::vector<bool> keeps_;  ///< by bucket: the next gather is the first of the step, and backward gathers too
+  };
+
   StreamId gather_stream() { return draft_.config.layout.overlap ? draft_.stream("gather") : StreamId(0); }
 
   void update() {

@@ -147,17 +147,16 @@ void append(Draft& draft, StageDraft& stage, std::string name, const std::vector
 /// The losses of every sequence, in the order of sequences: where the ranks share each micro-batch out, a sum over ranks last would
 /// be another tree.
 std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
-  const int dp = draft.plan.mesh.axis("dp");
+  const AxisSet dp = data_axes(draft.plan.mesh);
   std::vector<BufferId> all;
   for (const BufferId part : stage.losses) {
     const Buffer& b = stage.role.buffers[part.index()];
     Type type = placed(b.type, dp, Placement::replicate());
-    type.shape[0] *= draft.plan.mesh.size("dp");
+    type.shape[0] *= draft.plan.mesh.size(dp);
     const std::string name = b.name + ".all";
     const BufferId gathered = metric(stage, name, type, false);
     append(draft, stage, name, {part, gathered},
-           Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("metrics.dp", AxisSet::of(dp)), draft.algorithm()},
-           {0}, {1});
+           Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("metrics.dp", dp), draft.algorithm()}, {0}, {1});
     all.push_back(gathered);
   }
   return all;
@@ -168,17 +167,18 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
   const int64_t targets = c.sequences_per_step() * c.train.seq_len;
   const Type whole = scalar(draft, DType::f32);
   Type part_type = whole;
-  for (const std::string_view name : {"replica", "dp"})
+  for (const std::string_view name : {"replica", "dp", "node"})
     if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
   const bool dealt_together = !draft.plan.together.empty(), apart = draft.training && runs_apart(c);
   std::vector<BufferId> buffers = dealt_together ? gather_losses(draft, stage) : stage.losses;
-  if (dealt_together) part_type = placed(part_type, draft.plan.mesh.axis("dp"), Placement::replicate());
+  if (dealt_together) part_type = placed(part_type, data_axes(draft.plan.mesh), Placement::replicate());
   std::vector<int> reads(buffers.size());
   for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
   buffers.push_back(metric(stage, "loss.sum", part_type, false));
   append(draft, stage, "loss.sum", buffers, SumScalars{}, reads, {static_cast<int>(reads.size())});
   BufferId sum = buffers.back();
-  if (draft.plan.mesh.size("dp") > 1 && !dealt_together && !apart) sum = all_reduce_scalar(draft, stage, sum, "dp");
+  if (draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1 && !dealt_together && !apart)
+    sum = all_reduce_scalar(draft, stage, sum, "dp");
   if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
   const BufferId mean = metric(stage, "loss", apart ? part_type : whole, true);  // or a worker's part of it
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
@@ -187,8 +187,7 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
 
 /// Slices are summed over the axes that cut them, copies are counted once.
 BufferId gradient_norm(Draft& draft, StageDraft& stage) {
-  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), dp = static_cast<size_t>(draft.plan.mesh.axis("dp")),
-               pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
   const bool sliced_over_dp = updates_slices(draft.config.layout);
   std::vector<BufferId> sliced, whole;
   for (const Update& u : stage.updates) {
@@ -197,7 +196,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   }
   Type type = scalar(draft, DType::f64);
   type.scale.denominator = stage.role.buffers[stage.updates.front().gradient.index()].type.scale.denominator;
-  if (sliced_over_dp) type.place[dp] = Placement::partial();
+  if (sliced_over_dp) type = placed(type, data_axes(draft.plan.mesh), Placement::partial());
   if (draft.config.layout.pp > 1) type.place[pp] = Placement::partial();
   std::vector<BufferId> parts;
   for (const auto& [name, list, cut] : {std::tuple{"grad_norm2.sliced", &sliced, true}, {"grad_norm2.whole", &whole, false}}) {
@@ -245,16 +244,15 @@ void declare_updates(Draft& draft, StageDraft& stage) {
 }
 
 BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis_name, ReduceOp reduce) {
-  const int axis = draft.plan.mesh.axis(axis_name);
+  const AxisSet axes = axes_of(draft.plan.mesh, axis_name);
   Buffer sum = stage.role.buffers[part.index()];
   sum.name += "." + std::string(axis_name);
-  sum.type = placed(sum.type, axis, Placement::replicate());
+  sum.type = placed(sum.type, axes, Placement::replicate());
   if (!sum.view) sum.view = View{part.value, 0, {}};
   const std::string name = sum.name;
   const BufferId whole = add_buffer(stage, std::move(sum));
   append(draft, stage, name, {part, whole},
-         Collective{CollectiveKind::kAllReduce, reduce, draft.comm("metrics." + std::string(axis_name), AxisSet::of(axis)),
-                    draft.algorithm()},
+         Collective{CollectiveKind::kAllReduce, reduce, draft.comm("metrics." + std::string(axis_name), axes), draft.algorithm()},
          {0}, {1});
   return whole;
 }

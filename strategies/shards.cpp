@@ -8,14 +8,14 @@ namespace shardlab {
 bool updates_slices(const Layout& layout) { return layout.zero > 0 || layout.parameter_server.servers > 0; }
 
 Shards::Shards(Draft& draft, StageDraft& stage, std::string_view strategy)
-    : draft_(draft), stage_(stage), strategy_(strategy), axis_(draft.plan.mesh.axis("dp")), ranks_(draft.plan.mesh.size("dp")) {}
+    : draft_(draft), stage_(stage), strategy_(strategy), axes_(data_axes(draft.plan.mesh)), ranks_(draft.plan.mesh.size(axes_)) {}
 
 BufferId Shards::slice_of(BufferId flat, std::string name) {
   Buffer slice = stage_.role.buffers[flat.index()];
   slice.name = std::move(name);
   slice.type.shape = {slice.type.shape[0] / ranks_};
-  slice.type = placed(slice.type, axis_, Placement::shard(0));
-  slice.view = View{flat.value, 0, AxisSet::of(axis_)};
+  slice.type = placed(slice.type, axes_, Placement::shard(0));
+  slice.view = View{flat.value, 0, axes_};
   slice.packed_as = flat.value;
   return add_buffer(stage_, std::move(slice));
 }
@@ -49,8 +49,7 @@ Call Shards::gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamI
   const std::string name = "gather." + signature(draft_, stage_, bucket);
   const SegmentId segment = draft_.cached(name, [&] {
     Op op;
-    op.work = Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft_.comm("dp.parameters", AxisSet::of(axis_)),
-                         draft_.algorithm()};
+    op.work = Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft_.comm("dp.parameters", axes_), draft_.algorithm()};
     op.label = "parameters";
     op.stream = stream;
     op.strategy = strategy_;
@@ -68,13 +67,14 @@ namespace {
 /// The events of one bucket, micro-batch by micro-batch.
 class Scatter {
  public:
-  Scatter(Draft& draft, StageDraft& stage, Bucket& bucket, Shards& shards, std::string_view strategy, const BackwardTimes& times,
-          Insertions& insertions)
+  Scatter(Draft& draft, StageDraft& stage, Bucket& bucket, Shards& shards, std::string_view strategy, const ScatterEvent& scatter,
+          const BackwardTimes& times, Insertions& insertions)
       : draft_(draft),
         stage_(stage),
         bucket_(bucket),
         shards_(shards),
         strategy_(strategy),
+        scatter_(scatter),
         times_(times),
         insertions_(insertions) {}
 
@@ -113,7 +113,8 @@ class Scatter {
     };
     insertions_.before(first, alloc_event(bucket_.gradient));
     if (auto zeros = padding_event(draft_, stage_, bucket_)) insertions_.before(first, std::move(*zeros));
-    insertions_.after(last, reduce_event(draft_, stage_, bucket_, slice_, CollectiveKind::kReduceScatter, j, strategy_));
+    insertions_.after(last, scatter_ ? scatter_(bucket_, slice_, j)
+                                     : reduce_event(draft_, stage_, bucket_, slice_, CollectiveKind::kReduceScatter, j, strategy_));
     if (carry.added.empty()) {
       if (carry.written > 0) insertions_.after(last, alloc_event(copy(carry.written)));
       insertions_.after(last, move("keep.slices.", Copy{}, {slice_, copy(carry.written)}, {0}, {1}, j));
@@ -146,6 +147,7 @@ class Scatter {
   Bucket& bucket_;
   Shards& shards_;
   std::string_view strategy_;
+  const ScatterEvent& scatter_;
   const BackwardTimes& times_;
   Insertions& insertions_;
   BufferId slice_;
@@ -154,12 +156,13 @@ class Scatter {
 
 }  // namespace
 
-void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy) {
+void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy,
+                               const ScatterEvent& scatter) {
   for (Event& e : stage.events)
     if (e.kind == Event::Kind::kBackward) e.first = true;  // each micro-batch has the bucket to itself
   const BackwardTimes times(draft, stage);
   Insertions insertions;
-  for (Bucket& bucket : stage.buckets) Scatter(draft, stage, bucket, shards, strategy, times, insertions).run();
+  for (Bucket& bucket : stage.buckets) Scatter(draft, stage, bucket, shards, strategy, scatter, times, insertions).run();
   insertions.apply(stage.events);
 }
 

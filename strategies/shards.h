@@ -30,12 +30,15 @@ class Shards {
   Draft& draft_;
   StageDraft& stage_;
   std::string strategy_;
-  int axis_;
+  AxisSet axes_;
   int ranks_;
 };
 
 /// ZeRO-2's and ZeRO-3's way with gradients: a bucket lives from the first backward that writes to it until it has been
-/// reduce-scattered, once a micro-batch; each rank adds up its slices. Sets `Bucket::reduced` and inserts the events.
-void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy);
+/// reduce-scattered, once a micro-batch; each rank adds up its slices. Sets `Bucket::reduced` and inserts the events. `scatter`
+/// makes the event that leaves the sum over the ranks in `slice`, in place of a reduce-scatter.
+using ScatterEvent = std::function<Event(const Bucket&, BufferId slice, int micro_batch)>;
+void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy,
+                               const ScatterEvent& scatter = {});
 
 }  // namespace shardlab

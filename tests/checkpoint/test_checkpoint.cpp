@@ -65,6 +65,7 @@ class Tokens final : public BatchSource {
 struct Ranks {
   int dp = 1, tp = 1, pp = 1, zero = 0, hybrid = 0;
   int64_t bucket = 0;
+  int secondary = 0;
 };
 
 Case case_of(const Ranks& r, Family family = Family::kGpt, Optimizer optimizer = Optimizer::kAdamW) {
@@ -81,6 +82,7 @@ Case case_of(const Ranks& r, Family family = Family::kGpt, Optimizer optimizer =
   c.layout.zero = r.zero;
   c.layout.hybrid_shard = r.hybrid;
   c.layout.bucket_bytes = r.bucket;
+  c.layout.zero_plus_plus.secondary = r.secondary;
   c.train.grad_accumulation = kSequences / r.dp;
   return c;
 }
@@ -166,7 +168,7 @@ bool contains(std::string_view text, std::string_view part) { return text.find(p
 
 }  // namespace
 
-TEST_CASE("one run through ten layouts, saved and resumed after every step, is one rank's run bit for bit", "[checkpoint]") {
+TEST_CASE("one run through eleven layouts, saved and resumed after every step, is one rank's run bit for bit", "[checkpoint]") {
   const Family family = GENERATE(Family::kGpt, Family::kLlama);
   const Optimizer optimizer = GENERATE(Optimizer::kAdamW, Optimizer::kSgd);
   const std::vector<Ranks> layouts = {
@@ -180,6 +182,7 @@ TEST_CASE("one run through ten layouts, saved and resumed after every step, is o
       {.dp = 2, .pp = 2, .zero = 2},
       {.dp = 2, .tp = 2, .zero = 3},
       {.dp = 4, .bucket = 20000},
+      {.dp = 4, .zero = 3, .secondary = 2},
   };
   CAPTURE(name_of(family), name_of(optimizer));
   Training alone(case_of({}, family, optimizer));
@@ -215,6 +218,42 @@ TEST_CASE("the sizes that delayed fp8 scales are for are saved with the run, and
   Case other = fp8_case({});
   other.train.fp8_scaling = "current";
   CHECK(contains(refusal(folder.path(), other), "precision"));
+}
+
+TEST_CASE("what ranks owe is saved and resumed with the layout that it belongs to, and with no other", "[checkpoint]") {
+  const auto compressed = [](CompressionKind kind, int dp, int zero) {
+    Case c = case_of({.dp = dp, .zero = zero, .bucket = zero > 0 ? 20000 : 0}, Family::kLlama);
+    c.layout.compression.kind = kind;
+    c.layout.compression.k = kind == CompressionKind::kTopK ? 0.1 : Compression{}.k;
+    return c;
+  };
+  for (const auto& [kind, zero] : {std::pair{CompressionKind::kInt8, 0},
+                                   {CompressionKind::kInt8, 2},
+                                   {CompressionKind::kTopK, 0},
+                                   {CompressionKind::kPowerSgd, 0}}) {
+    CAPTURE(name_of(kind), zero);
+    const Case config = compressed(kind, 2, zero);
+    Scratch folder;
+    Training alone(config), before(config), after(config);
+    for (int64_t step = 0; step < 2; ++step) REQUIRE(before.step(step) == alone.step(step));
+    before.save(2, folder);
+    const auto owed = before.state();
+    REQUIRE(std::ranges::any_of(owed, [](const auto& s) {
+      return s.first.parameter == kRankState && std::ranges::any_of(s.second, [](float x) { return x != 0; });
+    }));
+    REQUIRE(after.resume(folder.path()) == 2);
+    REQUIRE(after.state() == owed);
+    for (int64_t step = 2; step < 4; ++step) REQUIRE(after.step(step) == alone.step(step));
+    REQUIRE(after.state() == alone.state());
+
+    CHECK(contains(refusal(folder.path(), compressed(kind, 4, zero)), "saved with owed="));
+    Case plain = config;
+    plain.layout.compression = {};
+    CHECK(contains(refusal(folder.path(), plain), "for which this case has no place"));
+    Scratch of_plain;
+    Training(plain).save(0, of_plain);
+    CHECK(contains(refusal(of_plain.path(), config), "saved with owed=?"));
+  }
 }
 
 TEST_CASE("a checkpoint holds each part of each parameter once, by its stable name", "[checkpoint]") {

@@ -129,6 +129,7 @@ std::vector<Case> layouts() {
   times<int>(list, {1, 2, 3, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
   times<int>(list, {0, 1, 2, 3}, [](Case& c, int v) { c.layout.zero = v; });
   times<int>(list, {0, 2}, [](Case& c, int v) { c.layout.hybrid_shard = v; });
+  times<int>(list, {0, 2}, [](Case& c, int v) { c.layout.zero_plus_plus.secondary = v; });
   times<Fsdp>(list, {{1, 1, true}, {1, 0, true}, {2, 2, true}, {1, 1, false}}, [](Case& c, Fsdp v) { c.layout.fsdp = v; });
   times<int64_t>(list, {0, 20000}, [](Case& c, int64_t v) { c.layout.bucket_bytes = v; });
   times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
@@ -136,7 +137,8 @@ std::vector<Case> layouts() {
   std::erase_if(list, [](const Case& c) {
     // Buckets and overlap are of the gradients' reduction: without one they say nothing.
     const bool idle = (c.layout.dp == 1 && (c.layout.bucket_bytes > 0 || c.layout.overlap)) ||
-                      (c.layout.zero != 3 && !(c.layout.fsdp == Fsdp{})) || (c.layout.hybrid_shard > 0 && c.layout.dp < 4);
+                      (c.layout.zero != 3 && !(c.layout.fsdp == Fsdp{})) || (c.layout.hybrid_shard > 0 && c.layout.dp < 4) ||
+                      (c.layout.zero_plus_plus.secondary > 0 && (c.layout.zero != 3 || c.layout.dp < 4));
     return idle || c.layout.world_size() > 8;
   });
   return list;
@@ -295,6 +297,7 @@ std::string layout_name(const Case& config) {
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
   if (l.hybrid_shard > 0) name += fmt::format(" hybrid{}", l.hybrid_shard);
   if (l.parameter_server.servers > 0) name += fmt::format(" servers{}", l.parameter_server.servers);
+  if (l.zero_plus_plus.secondary > 0) name += fmt::format(" secondary{}", l.zero_plus_plus.secondary);
   if (l.zero == 3) name += fmt::format(" unit{} prefetch{}{}", l.fsdp.unit, l.fsdp.prefetch, l.fsdp.reshard ? "" : " kept");
   if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
   if (l.overlap) name += " overlap";

@@ -43,6 +43,10 @@ std::vector<Golden> goldens() {
   served.layout.parameter_server.staleness = 2;
   served.train.grad_norm = false;
   all.push_back({"parameter-server-stale", served});
+  compressed.layout.compression.kind = CompressionKind::kInt8;
+  compressed.layout.zero = 2;
+  compressed.train.grad_accumulation = 2;
+  all.push_back({"compressed-scatter", compressed});
   dp.layout.zero = 1;
   all.push_back({"zero-1", dp});
   dp.layout.zero = 2;
@@ -132,6 +136,13 @@ std::vector<Golden> goldens() {
   apart.layout.diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f};
   apart.train.grad_norm = false;
   all.push_back({"diloco", apart});
+  Case less = tiny_case(Family::kLlama);
+  less.layout.dp = 4;
+  less.layout.zero = 3;
+  less.layout.zero_plus_plus.secondary = 2;
+  all.push_back({"secondary-shard", less});
+  less.layout.zero_plus_plus = {.weights = true, .secondary = 2, .gradients = true};
+  all.push_back({"zero-plus-plus", less});
   return all;
 }
 

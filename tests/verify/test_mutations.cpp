@@ -35,6 +35,7 @@ struct Mix {
   int staleness = -1;
   Diloco diloco = {};
   const char* fp8_scaling = "current";
+  ZeroPlusPlus zero_plus_plus = {};
 };
 
 Case case_of(const Mix& mix) {
@@ -78,6 +79,7 @@ Case case_of(const Mix& mix) {
   c.layout.recompute_options.every = mix.every;
   if (mix.served) c.layout.parameter_server = {.servers = mix.dp, .staleness = mix.staleness};
   c.layout.diloco = mix.diloco;
+  c.layout.zero_plus_plus = mix.zero_plus_plus;
   return c;
 }
 
@@ -213,6 +215,37 @@ std::vector<Plan> lowered_plans() {
        .precision = "fp8",
        .fp8_scaling = "block"},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
+      {.name = "int8 dp2 zero2 tied pp2",
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .zero = 2,
+       .bucket_bytes = 4096,
+       .compression = {.kind = CompressionKind::kInt8}},
+      {.name = "zero++ secondary shard",
+       .tied = false,
+       .dp = 4,
+       .accumulation = 2,
+       .zero = 3,
+       .layers = 3,
+       .zero_plus_plus = {.secondary = 2}},
+      {.name = "zero++ weights and gradients tp2",
+       .dp = 2,
+       .tp = 2,
+       .accumulation = 2,
+       .zero = 3,
+       .layers = 3,
+       .zero_plus_plus = {.weights = true, .gradients = true}},
+      {.name = "zero++ pp2 tied bf16",
+       .dp = 4,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .zero = 3,
+       .precision = "bf16",
+       .layers = 5,
+       .zero_plus_plus = {.weights = true, .secondary = 2, .gradients = true}},
   };
   std::vector<Plan> plans;
   for (const Mix& mix : mixes) {
