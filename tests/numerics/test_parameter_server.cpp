@@ -203,6 +203,28 @@ TEST_CASE("interleavings differ, and each is replayed to the same bits") {
   CHECK(logs.size() > 2);
 }
 
+TEST_CASE("what synchronous servers keep goes on under data parallelism, and the other way") {
+  const Case served = served_case("llama adamw", 4, -1);
+  Case plain = served;
+  plain.layout.parameter_server = {};
+  Running whole(plain, 0);
+  whole.session->run(0, 4);
+  for (const auto& [first, second] : {std::pair{served, plain}, {plain, served}}) {
+    Running before(first, 0), after(second, 0);
+    before.session->run(0, 2);
+    const auto states = before.session->states();
+    REQUIRE(states.ok());
+    for (const StateName& name : *states) {
+      INFO(name.parameter << " " << name.part);
+      const auto state = before.session->state(name);
+      REQUIRE(state.ok());
+      REQUIRE(after.session->set_state(name, *state).ok());
+    }
+    after.session->run(2, 2);
+    CHECK(after.parameters() == whole.parameters());
+  }
+}
+
 TEST_CASE("threads that run freely leave logs that are replayed to the same bits") {
   const Case config = served_case("llama adamw", 4, 2);
   Running run(config, 0);
