@@ -44,6 +44,11 @@ void compress(Case& c, CompressionKind kind) {
   if (c.layout.dp == 1) c.layout.dp = 2;
 }
 
+void serve(Case& c) {
+  c.layout.parameter_server.servers = 2;
+  if (c.layout.dp == 1) c.layout.dp = 2;
+}
+
 void narrow(Case& c, const char* precision) {
   if (c.train.precision == "fp32") c.train.precision = precision;
 }
@@ -76,10 +81,11 @@ constexpr std::array kChoices{
     Choice{"recompute: selective", [](Case& c) { c.layout.recompute = Recompute::kSelective; }},
     Choice{"offload.activations: cpu", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu; }},
     Choice{"offload.optimizer: cpu", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
-    Choice{"parameter_server.servers: 2",
+    Choice{"parameter_server.servers: 2", [](Case& c) { serve(c); }},
+    Choice{"parameter_server.staleness: 1",
            [](Case& c) {
-             c.layout.parameter_server.servers = 2;
-             if (c.layout.dp == 1) c.layout.dp = 2;
+             serve(c);
+             c.layout.parameter_server.staleness = 1;
            }},
     Choice{"compression: bf16", [](Case& c) { compress(c, CompressionKind::kBf16); }},
     Choice{"compression: int8", [](Case& c) { compress(c, CompressionKind::kInt8); }},

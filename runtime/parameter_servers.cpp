@@ -212,12 +212,11 @@ void ParameterServers::serve(Rank& rank, Task& task) {
     }
     task.pause();
     if (!idle || left == 0) continue;
-    const auto slowest = [&](size_t a, size_t b) {
-      const Service& s = service(server, buckets_.size() - 1);
-      return s.offered[a].value() < s.offered[b].value();
-    };
+    // Messages name the worker that is furthest behind.
+    const std::vector<Counter>& offered = service(server, buckets_.size() - 1).offered;
     size_t awaited = 0;
-    for (size_t w = 1; w < ranks_.size(); ++w) awaited = slowest(w, awaited) ? w : awaited;
+    for (size_t w = 1; w < offered.size(); ++w)
+      if (offered[w].value() < offered[awaited].value()) awaited = w;
     task.set_instruction(program_.streams[static_cast<size_t>(stream_)].front());
     task.wait(news, seen + 1, {WaitCause::Kind::kMessage, static_cast<int32_t>(awaited), 0});
   }

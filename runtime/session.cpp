@@ -142,7 +142,9 @@ std::string gradient_name(const Role& role, const Operand& operand) {
 
 Result<void> ThreadSession::build(Transport& transport, const BackendFactory& backends, const BatchSource* source) {
   transport_ = &transport;
-  for (int r = 0; r < plan_.mesh.world_size(); ++r) ranks_.push_back(std::make_unique<Rank>(placed_, r, options_, backends(r)));
+  RunOptions of_ranks = options_;
+  of_ranks.replay.clear();  // theirs is a copy each
+  for (int r = 0; r < plan_.mesh.world_size(); ++r) ranks_.push_back(std::make_unique<Rank>(placed_, r, of_ranks, backends(r)));
   for (const auto& rank : ranks_) SHARDLAB_TRY(rank->bind(transport, source));
   if (options_.staleness >= 0) {
     auto servers = ParameterServers::create(placed_, ranks_, options_);

@@ -23,7 +23,7 @@
 //          ranks, what needs all gradients of a step at once (norms, guards, a loss scale), tied tables, checkpoints
 // Paper    Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014), section 3; Jiang et al., "A Unified
 //          Architecture for Accelerating Distributed DNN Training" (BytePS, 2020), section 3; Ho et al., "More Effective
-//          Distributed ML via a Stale Synchronous Parallel Parameter Server" (2013), section 3
+//          Distributed ML via a Stale Synchronous Parallel Parameter Server" (2013)
 #include "strategies/parameter_server.h"
 
 #include "plan/run_state.h"
