@@ -658,7 +658,8 @@ void Replay::play_kernel(const Act& act) {
   read_all(act);
   const Phase phase = phase_of(act.op->work);
   const bool goes_back = phase == Phase::kI || phase == Phase::kW;
-  if (!goes_back)
+  const bool is_constant = std::get<Kernel>(act.op->work).name == "amax";  // no gradient goes back through a scale
+  if (!goes_back && !is_constant)
     for (const int32_t slot : act.reads) for_values(slot, [&](const Held& value, bool) { rule_.hide(value); });
   const auto is_slice = [&](int32_t s) { return script_->slots[static_cast<size_t>(s)].slice; };
   if (std::ranges::none_of(act.writes, is_slice)) return;

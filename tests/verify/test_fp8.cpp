@@ -80,7 +80,7 @@ TEST_CASE("fp8: scales of another shape, and factors without, are refused") {
                         "linear.F attn.qkv (%attn.qkv.x.q, %attn.qkv.w.q)"),
                  "form: "));
   CHECK(contains(broken("current", "linear.F attn.qkv (%attn.qkv.x.q, %attn.qkv.w.q, %attn.qkv.x.scale, %attn.qkv.w.scale)",
-                        "linear.F attn.qkv (%attn.qkv.x.q, %attn.qkv.w.q, %attn.norm.stats, %attn.qkv.w.scale)"),
+                        "linear.F attn.qkv (%attn.qkv.x.q, %attn.qkv.w.q, %lse, %attn.qkv.w.scale)"),
                  "are neither one for %attn.qkv.x.q"));
 }
 
