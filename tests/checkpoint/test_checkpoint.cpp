@@ -412,11 +412,11 @@ streams compute
 strategies test
 
 segment one
-  bound %x other f32[5]
+  bound %x moment f32[5]
   fill one () -> (%x) value=1
 
 role 0
-  %residual other f32[5] persistent
+  %residual moment f32[5] persistent
 
   call one (x=%residual)
 )");
@@ -429,7 +429,7 @@ role 0
   REQUIRE(session.ok());
   const auto prepared = prepare_checkpoints(**session, "unused");
   REQUIRE_FALSE(prepared.ok());
-  CHECK(contains(prepared.error().message, "`residual` (other) lives from step to step but belongs to no parameter"));
+  CHECK(contains(prepared.error().message, "`residual` (moment) lives from step to step but belongs to no parameter"));
 }
 
 }  // namespace shardlab::testing
