@@ -181,7 +181,8 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
 }
 
 ExecutionOptions execution_options(const Case& config, int64_t events_per_stream) {
-  return {config.backend, config.transport, config.canonical, config.threads_per_rank, events_per_stream};
+  return {config.backend,   config.transport, config.canonical, config.threads_per_rank,
+          config.attention, config.tf32,      events_per_stream};
 }
 
 /// Mean loss on the validation split: a forward-only plan of the same layout takes the parameters over.

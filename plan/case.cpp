@@ -162,6 +162,24 @@ Result<void> check_products(const Case& c) {
   return {};
 }
 
+/// Which of a GPU's libraries may be asked for.
+Result<void> check_device_libraries(const Case& c) {
+  if (c.attention != "auto" && c.attention != "own" && c.attention != "cudnn")
+    return refusal(fmt::format("attention={}", c.attention), "use attention: auto, own or cudnn");
+  if (c.attention == "cudnn" && (c.backend != "cuda" || c.canonical || c.train.precision == "fp32"))
+    return refusal(
+        fmt::format("attention=cudnn with backend={}, canonical={}, precision={}: cuDNN runs on GPUs, in an order of its own, "
+                    "on 2-byte elements",
+                    c.backend, c.canonical, c.train.precision),
+        "use attention: auto, or backend: cuda with precision: bf16 and canonical: false");
+  if (c.tf32 && (c.backend != "cuda" || c.canonical || c.train.precision != "fp32"))
+    return refusal(
+        fmt::format("tf32 with backend={}, canonical={}, precision={}: it is a way of the GPU's library to multiply fp32",
+                    c.backend, c.canonical, c.train.precision),
+        "set tf32: false, or use backend: cuda with precision: fp32 and canonical: false");
+  return {};
+}
+
 /// Which transports a back end can use.
 Result<void> check_execution(const Case& c) {
   if (c.backend != "cpu" && c.backend != "dry" && c.backend != "cuda")
@@ -184,7 +202,7 @@ Result<void> check_execution(const Case& c) {
     return refusal(fmt::format("collective_algorithm={} with transport={}, which moves data by a way of its own",
                                name_of(c.layout.collective_algorithm), c.transport),
                    "leave collective_algorithm out, or use transport: threads");
-  return {};
+  return check_device_libraries(c);
 }
 
 /// Gradients have one storage: what they accumulate in is what travels.

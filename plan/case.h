@@ -207,6 +207,8 @@ struct Case {
   std::string transport = "threads";
   bool canonical = false;  ///< own fixed-order matmul and direct collectives: bitwise across layouts
   int threads_per_rank = 1;
+  std::string attention = "auto";  ///< of backend cuda: own, cudnn, or auto: cudnn where it takes the shape, else own
+  bool tf32 = false;               ///< of backend cuda: fp32 products of the library may round their factors to tf32
 
   /// Micro-batches of one step over all data-parallel ranks.
   int64_t sequences_per_step() const { return train.micro_batch * train.grad_accumulation * layout.dp; }

@@ -363,6 +363,10 @@ bool works_on_host(const Segment& segment, const Op& op) {
 }  // namespace
 
 void add_workspaces(Plan& plan, bool canonical) {
+  add_workspaces(plan, [&](const Segment& segment, const Op& op) { return scratch_bytes(segment, op, canonical); });
+}
+
+void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, const Op&)>& scratch) {
   struct Needs {
     std::vector<int64_t> scratch;  ///< by stream
     int64_t table = 0;
@@ -373,7 +377,7 @@ void add_workspaces(Plan& plan, bool canonical) {
     for (const Step& step : plan.segments[s].steps)
       if (const Op* op = std::get_if<Op>(&step)) {
         int64_t& most = by_segment[s].scratch[op->stream.index()];
-        const int64_t bytes = scratch_bytes(plan.segments[s], *op, canonical);
+        const int64_t bytes = scratch(plan.segments[s], *op);
         if (bytes > 0 && !works_on_host(plan.segments[s], *op)) space[op->stream.index()] = Space::kDevice;
         most = std::max(most, bytes);
         by_segment[s].table = std::max(by_segment[s].table, rope_table_elements(plan.segments[s], *op));

@@ -225,6 +225,10 @@ constexpr std::array kColumns = {
                MEASURED(arena_bytes)},
     CaseColumn{"resident_bytes", Unit::kBytes, "resident", "physical memory of the whole process", MEASURED(resident_bytes)},
     CaseColumn{"recorder_overhead_s", Unit::kSeconds, "recorder", "cost of recording one event", MEASURED(recorder_overhead_s)},
+    CaseColumn{"attention", Unit::kNone, "", "whose attention a GPU was asked for: auto, own or cudnn (kernel_variant says whose ran)",
+               NAMED(attention)},
+    CaseColumn{"tf32", Unit::kNone, "", "fp32 products of the GPU's library may round their factors to tf32",
+               [](Outcome o) { return Value(o.config.tf32); }},
 };
 
 #undef PREDICTED

@@ -258,6 +258,8 @@ void visit_fields(V& v, T& x) {  // the machine is kept apart
   v("transport", x.transport);
   v("canonical", x.canonical);
   v("threads_per_rank", x.threads_per_rank);
+  v("attention", x.attention);
+  v("tf32", x.tf32);
 }
 
 template <class V, class T>

@@ -589,6 +589,32 @@ struct ZeroPlusPlusForm {
 };
 ZeroPlusPlusForm zero_plus_plus_of(const Case& c, const State& state, const Part& part, int64_t stage);
 
+/// What the kernels of a GPU and its libraries are lent on the stream that computes; each with 256 bytes to align its address. Sums
+/// over tokens begin with 16 partial ones of each sequence, a norm's of gamma and beta at once. The partial sums of a gradient's
+/// norm (a thousandth of its bytes) are taken to be less: they are, but in canonical mode on models of more than a billion
+/// parameters.
+inline int64_t device_workspace(const Case& c, const Part& part) {
+  const Model& m = c.model;
+  const int64_t b = c.train.micro_batch, s = c.train.seq_len, t = c.layout.tp, sums = 16 * b, heads = m.heads / t;
+  const bool gpt = !m.is_llama();
+  const auto lent = [](int64_t bytes) { return (bytes + 255) / 256 * 256 + 256; };
+  int64_t most = c.canonical ? 0 : lent(int64_t{32} << 20);
+  const auto consider = [&](int64_t bytes) { most = std::max(most, bytes); };
+  consider(lent(4 * sums * (gpt ? 2 : 1) * m.hidden));
+  for (const Product& p : products_of(c, part))
+    if (p.bias) consider(lent(4 * sums * p.out));
+  consider(lent(4 * b * s * heads));  // a number a row of attention's backward
+  if (part.last) consider(lent(4 * b * s));
+  if (part.last) consider(lent(4 * b * c.train.grad_accumulation));  // the losses
+  if (c.canonical || c.attention == "own" || Widths(c).value != 2) return most;
+  // cuDNN's backward: dq in fp32 and a sum a row, of as many sequences as a call takes; 32 MiB; and, where query heads share a key,
+  // each one's gradients of keys and values.
+  const int64_t groups = m.kv_heads / t, sequences = groups == 1 || groups == heads ? b : 1, rows = sequences * heads * s;
+  const int64_t shared = heads > groups ? 4 * rows * m.head_dim : 0;
+  consider(lent(4 * rows * m.head_dim) + lent(4 * rows) + lent((int64_t{32} << 20) + shared));
+  return most;
+}
+
 /// What kernels need beside their operands: as much as the op that needs most, and the table of a rotation. `reducing` is what
 /// compressing gradients needs, on the stream that reduces them, `gathering` what quantised parameters need on theirs.
 inline int64_t workspace_of(const Case& c, const Part& part, int64_t reducing, int64_t gathering) {
@@ -596,6 +622,7 @@ inline int64_t workspace_of(const Case& c, const Part& part, int64_t reducing, i
   const int64_t tokens = c.train.micro_batch * c.train.seq_len;
   const int64_t table = c.model.is_llama() ? held(c.train.seq_len * c.model.head_dim) : 0;
   const Widths widths(c);
+  if (c.backend == "cuda") return device_workspace(c, part) + table;
   if (widths.master) {
     // Slices of 16-bit gradients are added on the stream that reduces them.
     const bool adds_apart = c.layout.zero >= 2 && c.layout.overlap && c.train.grad_accumulation > 1 && widths.gradient < 4;

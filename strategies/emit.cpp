@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "plan/device_scratch.h"
 #include "plan/work.h"
 #include "strategies/draft.h"
 #include "strategies/offload_activations.h"
@@ -261,7 +262,10 @@ class StageEmitter {
 Plan emit(Draft draft) {
   register_units(draft);
   for (StageDraft& stage : draft.stages) draft.plan.roles.push_back(StageEmitter(draft, stage).emit());
-  add_workspaces(draft.plan, draft.config.canonical);
+  if (draft.config.backend == "cuda")
+    add_device_workspaces(draft.plan, device_kernels(draft.config));
+  else
+    add_workspaces(draft.plan, draft.config.canonical);
   return std::move(draft.plan);
 }
 

@@ -320,6 +320,8 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"execution.transport", "transport", Form::kWord, "threads processes mpi gloo nccl one-gpu", "", FIELD_TEXT(transport)},
     {"execution.threads_per_rank", "threads_per_rank", Form::kInteger, "", "", FIELD_INT(threads_per_rank)},
     {"execution.canonical", "canonical", Form::kBool, "", "", FIELD_BOOL(canonical)},
+    {"execution.attention", "attention", Form::kWord, "auto own cudnn", "", FIELD_TEXT(attention)},
+    {"execution.tf32", "tf32", Form::kBool, "", "", FIELD_BOOL(tf32)},
 
     {"measure.warmup", "", Form::kCount, "", "", FIELD_COUNT(measure.warmup)},
     {"measure.steps", "", Form::kCount, "", "", FIELD_COUNT(measure.steps)},
