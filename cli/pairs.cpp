@@ -37,6 +37,12 @@ void narrow(Case& c, const char* precision) {
   if (c.train.precision == "fp32") c.train.precision = precision;
 }
 
+void stream_parameters(Case& c, OffloadTo where) {
+  c.layout.offload.parameters = where;
+  if (c.layout.offload.optimizer == OffloadTo::kNone) c.layout.offload.optimizer = where;
+  if (c.layout.zero == 0) c.layout.zero = 3;
+}
+
 constexpr std::array kChoices{
     Choice{"dp: 2", [](Case& c) { c.layout.dp = std::max(c.layout.dp, 2); }},
     Choice{"tp: 2", [](Case& c) { c.layout.tp = 2; }},
@@ -62,6 +68,10 @@ constexpr std::array kChoices{
     Choice{"recompute: selective", [](Case& c) { c.layout.recompute = Recompute::kSelective; }},
     Choice{"offload.activations: cpu", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu; }},
     Choice{"offload.optimizer: cpu", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
+    Choice{"offload.activations: nvme", [](Case& c) { c.layout.offload.activations = OffloadTo::kNvme; }},
+    Choice{"offload.optimizer: nvme", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kNvme; }},
+    Choice{"offload.parameters: cpu", [](Case& c) { stream_parameters(c, OffloadTo::kCpu); }},
+    Choice{"offload.parameters: nvme", [](Case& c) { stream_parameters(c, OffloadTo::kNvme); }},
     Choice{"compression: bf16", [](Case& c) { compress(c, CompressionKind::kBf16); }},
     Choice{"compression: int8", [](Case& c) { compress(c, CompressionKind::kInt8); }},
     Choice{"compression: top-k", [](Case& c) { compress(c, CompressionKind::kTopK); }},

@@ -15,7 +15,9 @@
 #include "strategies/loss_scale.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_activations.h"
+#include "strategies/offload_gradients.h"
 #include "strategies/offload_optimizer.h"
+#include "strategies/offload_parameters.h"
 #include "strategies/optimizer.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
@@ -112,6 +114,11 @@ constexpr std::array kCatalogue{
     Strategy{"hybrid-shard", "Hybrid sharding: sets of shards", Tier::kE1, "hybrid_shard: n",
              "per step an all-reduce of the slices over the dp/n sets: 2 Psi/n (sets-1)/sets", "ZeRO's 1/N with N = n",
              "Zhao et al. 2023", [](const Case& c) { return c.layout.hybrid_shard > 0; }, [](Draft&) {}, true},
+    Strategy{"offload-parameters", "Parameters on the host or on NVMe, fetched unit by unit", Tier::kE1,
+             "zero: 3, offload: parameters",
+             "parameters in: 2 Psi/N, gradients out: Psi/N a micro-batch; NVMe: reads and a write of as much",
+             "device: units under way; host or NVMe: parameters, gradients 1/N", "Rajbhandari et al. 2021", parks_parameters,
+             [](Draft&) {}, true},
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
@@ -119,6 +126,9 @@ constexpr std::array kCatalogue{
              "per layer and micro-batch what it keeps, out and in", "activations of two or three layers; the rest on the host",
              "Rhu et al. 2016", [](const Case& c) { return c.layout.offload.activations != OffloadTo::kNone; },
              offload_activations},
+    Strategy{"offload-gradients", "Gradients to the host, where the optimizer is", Tier::kE0, "offload: optimizer",
+             "gradients out: Psi, Psi/N under ZeRO", "device: the buckets under way; host: gradients", "Ren et al. 2021",
+             updates_on_host, offload_gradients},
     Strategy{"loss-scale", "Dynamic or fixed loss scale, overflowing steps skipped", Tier::kE2, "precision: fp16, loss_scale",
              "one i32 (maximum) over tp, dp (ZeRO) and pp", "a few bytes", "Micikevicius et al. 2018", scales_loss, loss_scaling},
     Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp",
@@ -133,9 +143,8 @@ constexpr std::array kCatalogue{
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
              [](const Case& c) { return !updates_on_host(c); }, optimizer},
     Strategy{"offload-optimizer", "Optimizer on the host, its states there or on NVMe", Tier::kE0, "offload: optimizer",
-             "gradients out, parameters back: Psi each, Psi/N under ZeRO; NVMe: states in and out",
-             "device: parameters and open buckets; host or NVMe: states", "Ren et al. 2021; Rajbhandari et al. 2021",
-             updates_on_host, offload_optimizer},
+             "parameters back: Psi, Psi/N under ZeRO; NVMe: states in and out", "device: parameters; host or NVMe: states",
+             "Ren et al. 2021; Rajbhandari et al. 2021", updates_on_host, offload_optimizer},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
 };
 

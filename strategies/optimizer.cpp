@@ -181,11 +181,43 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
   return mean;
 }
 
+/// Of buffers that lie alike along tp: buckets of slices, or shards.
+BufferId squares_alike(Draft& draft, StageDraft& stage, const std::string& name, std::vector<BufferId> buffers, const Type& type) {
+  std::vector<int> reads(buffers.size());
+  for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
+  const Space space = stage.role.buffers[buffers.front().index()].space;
+  const BufferId sum = metric(stage, name, type, false);
+  stage.role.buffers[sum.index()].space = space;
+  buffers.push_back(sum);
+  append(draft, stage, name, buffers, SquaredNorm{}, reads, {static_cast<int>(reads.size())});
+  return sum;
+}
+
+/// Gradients that are in host memory are squared there, and the sum comes to the device.
+BufferId sum_of_squares(Draft& draft, StageDraft& stage, const std::string& name, const std::vector<BufferId>& gradients,
+                        const Type& type) {
+  const auto& buffers = stage.role.buffers;
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp"));
+  std::vector<BufferId> buckets, shards;  // a tied table's gradient, alone in its bucket, is a shard of it
+  for (const BufferId id : gradients) (buffers[id.index()].type.place[tp].is_shard() ? shards : buckets).push_back(id);
+  const bool away = buffers[gradients.front().index()].space == Space::kHost;
+  const std::string here = away ? name + ".host" : name;
+  const BufferId sum = squares_alike(draft, stage, here, buckets.empty() ? shards : buckets, type);
+  if (!buckets.empty() && !shards.empty()) {
+    const BufferId further = squares_alike(draft, stage, here + ".shards", shards, type);
+    append(draft, stage, here + ".add", {sum, further}, Add{}, {0, 1}, {0});
+  }
+  if (!away) return sum;
+  const BufferId part = metric(stage, name, type, false);
+  append(draft, stage, name, {sum, part}, Copy{}, {0}, {1});
+  return part;
+}
+
 /// Slices are summed over the axes that cut them, copies are counted once.
 BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), dp = static_cast<size_t>(draft.plan.mesh.axis("dp")),
                pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
-  const bool zero = draft.config.layout.zero > 0;
+  const bool zero = draft.config.layout.zero > 0 && draft.plan.mesh.size("dp") > 1;
   std::vector<BufferId> sliced, whole;
   for (const Update& u : stage.updates) {
     if (u.gradient == stage.counted_elsewhere) continue;
@@ -200,12 +232,8 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
     if (list->empty()) continue;
     Type t = type;
     if (cut) t.place[tp] = Placement::partial();
-    std::vector<BufferId> buffers = *list;
-    std::vector<int> reads(buffers.size());
-    for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
-    buffers.push_back(metric(stage, name, t, false));
-    append(draft, stage, name, buffers, SquaredNorm{}, reads, {static_cast<int>(reads.size())});
-    parts.push_back(cut ? all_reduce_scalar(draft, stage, buffers.back(), "tp") : buffers.back());
+    const BufferId part = sum_of_squares(draft, stage, name, *list, t);
+    parts.push_back(cut ? all_reduce_scalar(draft, stage, part, "tp") : part);
   }
   BufferId total = parts.front();
   if (parts.size() > 1) {
