@@ -1,4 +1,5 @@
-// Activation offload: what a layer's forward leaves for its backward (its input, and what it saves) waits in host memory, or on NVMe.
+// Activation offload: what a layer's forward leaves for its backward (its input, and what it saves) waits in host memory, or on
+// NVMe.
 //
 // With `overlap` a layer is copied out on a stream of its own while the next unit computes, and its device storage is given up
 // when that unit is done; it is copied back on another stream while the unit before it in backward computes. So the device holds
@@ -9,8 +10,8 @@
 //
 // On the way to NVMe and back a layer passes through host memory, on two more streams ("nvme.write", "nvme.read"). It is written
 // while up to two units compute, then its place in host memory is the next layer's; it is read while the unit before the last one
-// before its backward computes. Two layers' worth of host memory serve the whole depth: a ring, since what is given up is taken next.
-// A layer stays on the device where it would have to be read before it is written.
+// before its backward computes. Two layers' worth of host memory serve the whole depth: a ring, since what is given up is taken
+// next. A layer stays on the device where it would have to be read before it is written.
 //
 // The copies keep every bit, and every op reads what it would have read.
 //

@@ -14,8 +14,8 @@ std::vector<SlotId> parked_slots(const DraftSegment& backward);
 /// The same slot in host memory, and on NVMe.
 Slot host_slot(Slot slot);
 Slot nvme_slot(Slot slot);
-/// The copies of all of them that an event of kind kPark, kRead or kFetch makes. Each tensor's places are bound in turn: on the device
-/// (not of kRead), in host memory, on NVMe (not of kFetch, and only where activations wait there).
+/// The copies of all of them that an event of kind kPark, kRead or kFetch makes. Each tensor's places are bound in turn: on the
+/// device (not of kRead), in host memory, on NVMe (not of kFetch, and only where activations wait there).
 SegmentId parking_segment(Draft& draft, int unit, Event::Kind kind);
 
 }  // namespace shardlab
