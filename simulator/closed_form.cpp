@@ -55,7 +55,7 @@ void set_whole_step(StageForm& form) {
 /// What stands outside the device for the step: the optimizer's state in host memory or on NVMe, the gradients and results that the
 /// host works with, the numbers that judge them, and blocks of what it widens or scales. With NVMe gradients and results pass
 /// through host memory, but where something reads all gradients at once.
-void set_outside(const Case& c, const State& state, const Part& part, StageForm& form) {
+void set_outside(const Case& c, const State& state, StageForm& form) {
   if (!updates_on_host(c)) return;
   const bool nvme = c.layout.offload.optimizer == OffloadTo::kNvme;
   const auto at = [](SpaceForm& space, BufferClass cls) -> int64_t& { return space.at_peak.bytes[static_cast<size_t>(cls)]; };
@@ -70,13 +70,11 @@ void set_outside(const Case& c, const State& state, const Part& part, StageForm&
   // A sum of 16-bit gradients widens both and its result.
   const int64_t blocks = narrow && parks_parameters(c) && c.train.grad_accumulation > 1 ? 3 : (narrow ? 1 : 0) + (scaled ? 1 : 0);
   at(form.host, BufferClass::kWorkspace) = blocks * held(kBlock);
-  // What updates multiply by, and whether they run; sums of squares, of slices and of the rest, and of a tied
-  // table that is a slice by itself; which gradient is no number.
+  // What updates multiply by, and whether they run; sums of squares, of slices and of the rest;
+  // which gradient is no number.
   at(form.host, BufferClass::kOther) = ((scaled ? 1 : 0) + (may_skip(c) ? 1 : 0)) * kScalar;
-  const bool cut_table = has_norm(c) && c.layout.tp > 1 && c.layout.zero == 0 && c.model.tied_embeddings && part.first;
-  at(form.host, BufferClass::kMetric) = ((cut_table ? 1 : 0) + (has_norm(c) ? (c.layout.tp > 1 ? 2 : 1) : 0) +
-                                         (c.train.guard.nonfinite != GuardAction::kNone ? 1 : 0)) *
-                                        kScalar;
+  at(form.host, BufferClass::kMetric) =
+      ((has_norm(c) ? (c.layout.tp > 1 ? 2 : 1) : 0) + (c.train.guard.nonfinite != GuardAction::kNone ? 1 : 0)) * kScalar;
   form.nvme.peak = form.nvme.at_peak.total();
 }
 
@@ -100,7 +98,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
-  set_outside(c, state, part, form);
+  set_outside(c, state, form);
   if (c.layout.zero >= 2 || c.layout.offload.any() || has_variants(c))
     walk_to_peak(c, sizes, state, part, stage, form);
   else

@@ -177,7 +177,7 @@ std::vector<Plan> lowered_plans() {
        .bucket_bytes = 8192,
        .clip_norm = 1,
        .offload = {.optimizer = OffloadTo::kCpu}},
-      {.name = "activations on nvme", .layers = 4, .recompute = true, .offload = {.activations = OffloadTo::kNvme}},
+      {.name = "activations on nvme", .recompute = true, .layers = 4, .offload = {.activations = OffloadTo::kNvme}},
       {.name = "parameters on the host, dp2",
        .dp = 2,
        .accumulation = 2,
