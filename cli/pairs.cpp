@@ -53,6 +53,12 @@ void narrow(Case& c, const char* precision) {
   if (c.train.precision == "fp32") c.train.precision = precision;
 }
 
+void stream_parameters(Case& c, OffloadTo where) {
+  c.layout.offload.parameters = where;
+  if (c.layout.offload.optimizer == OffloadTo::kNone) c.layout.offload.optimizer = where;
+  if (c.layout.zero == 0) c.layout.zero = 3;
+}
+
 constexpr std::array kChoices{
     Choice{"dp: 2", [](Case& c) { c.layout.dp = std::max(c.layout.dp, 2); }},
     Choice{"tp: 2", [](Case& c) { c.layout.tp = 2; }},
@@ -87,6 +93,10 @@ constexpr std::array kChoices{
              serve(c);
              c.layout.parameter_server.staleness = 1;
            }},
+    Choice{"offload.activations: nvme", [](Case& c) { c.layout.offload.activations = OffloadTo::kNvme; }},
+    Choice{"offload.optimizer: nvme", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kNvme; }},
+    Choice{"offload.parameters: cpu", [](Case& c) { stream_parameters(c, OffloadTo::kCpu); }},
+    Choice{"offload.parameters: nvme", [](Case& c) { stream_parameters(c, OffloadTo::kNvme); }},
     Choice{"compression: bf16", [](Case& c) { compress(c, CompressionKind::kBf16); }},
     Choice{"compression: int8", [](Case& c) { compress(c, CompressionKind::kInt8); }},
     Choice{"compression: top-k", [](Case& c) { compress(c, CompressionKind::kTopK); }},

@@ -225,28 +225,31 @@ Result<void> check_gradient_dtypes(const Train& t) {
   return {};
 }
 
+/// Parameters outside the device come to it unit by unit, as ZeRO-3 gathers them.
+Result<void> check_parked_parameters(const Case& c) {
+  const Layout& l = c.layout;
+  const std::string what = fmt::format("offload.parameters={}", name_of(l.offload.parameters));
+  if (l.zero != 3)
+    return refusal(fmt::format("{} with zero={}: only zero 3 brings parameters unit by unit to where they compute", what, l.zero),
+                   "set zero: 3 (with dp: 1 too), or offload.parameters: none");
+  if (l.offload.optimizer == OffloadTo::kNone)
+    return refusal(what + " with offload.optimizer=none: every parameter would come to the device once more to be updated",
+                   "set offload.optimizer: cpu or nvme, or offload.parameters: none");
+  if (l.hybrid_shard > 0)
+    return refusal(fmt::format("{} with hybrid_shard={}: sets of shards add their gradients on the device, and these have left it",
+                               what, l.hybrid_shard),
+                   "set hybrid_shard: 0, or offload.parameters: none");
+  return {};
+}
+
 Result<void> check_offload(const Case& c) {
   const Offload& o = c.layout.offload;
   const auto missing = [](std::string_view what, std::string_view have) {
     return refusal(fmt::format("offload.{} is not implemented in this version", what), fmt::format("use offload.{}", have));
   };
   if (!o.any()) return {};
-  if (o.activations == OffloadTo::kNvme) return missing("activations=nvme", "activations: cpu");
-  if (o.parameters != OffloadTo::kNone) return missing(fmt::format("parameters={}", name_of(o.parameters)), "parameters: none");
+  if (o.parameters != OffloadTo::kNone) SHARDLAB_TRY(check_parked_parameters(c));
   if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
-  if (o.optimizer != OffloadTo::kNone && (c.train.clip_norm > 0 || c.train.grad_norm))
-    return refusal(
-        fmt::format("offload.optimizer={} with {}: the norm needs every gradient before the first update, and each leaves "
-                    "the device for its update as soon as it is complete",
-                    name_of(o.optimizer), c.train.clip_norm > 0 ? "clip_norm" : "grad_norm"),
-        "set clip_norm: 0 and grad_norm: false, or offload.optimizer: none");
-  if (o.optimizer != OffloadTo::kNone && (c.train.precision == "fp16" || c.train.guard.any()))
-    return refusal(
-        fmt::format(
-            "offload.optimizer={} with {}: whether the step is skipped is known when every gradient is there, and each leaves "
-            "the device for its update as soon as it is complete",
-            name_of(o.optimizer), c.train.precision == "fp16" ? "precision=fp16" : "guard"),
-        "use precision: bf16 and no guard, or offload.optimizer: none");
   if (o.activations != OffloadTo::kNone && c.layout.recompute_options.every > 1)
     return refusal(fmt::format("offload.activations={} with recompute_options.every={}: every layer is parked alike",
                                name_of(o.activations), c.layout.recompute_options.every),
@@ -312,6 +315,11 @@ Result<void> check_zero_plus_plus(const Case& c) {
         fmt::format("zero_plus_plus with zero={}: it changes how sharded parameters are gathered and their gradients scattered",
                     l.zero),
         "set zero: 3, or leave zero_plus_plus out");
+  if (l.offload.parameters != OffloadTo::kNone)
+    return refusal(
+        fmt::format("zero_plus_plus with offload.parameters={}: shards that wait outside the device are fetched as they are",
+                    name_of(l.offload.parameters)),
+        "set offload.parameters: none, or leave zero_plus_plus out");
   const int g = z.secondary;
   if (g != 0 && (g < 2 || g >= l.dp || l.dp % g != 0))
     return refusal(fmt::format("zero_plus_plus.secondary={} with dp={}", g, l.dp),
@@ -536,7 +544,8 @@ Result<void> check_layout(const Case& c) {
   if (l.zero == 3 && l.bucket_bytes != 0)
     return refusal(fmt::format("bucket_bytes={} with zero=3: what travels together is the unit", l.bucket_bytes),
                    "set fsdp.unit, and leave bucket_bytes out");
-  if (l.zero > 0 && l.dp == 1)
+  const bool streams = l.zero == 3 && l.offload.parameters != OffloadTo::kNone;  // from outside the device, not from other ranks
+  if (l.zero > 0 && l.dp == 1 && !streams)
     return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
   if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
     for (const auto& [key, size] :

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "plan/base/check.h"
+#include "plan/base/world_error.h"
 #include "plan/period.h"
 
 namespace shardlab {
@@ -16,6 +17,14 @@ namespace shardlab {
 namespace {
 
 size_t role_index(const Plan& plan, const Coordinates& at) { return static_cast<size_t>(plan.mesh.role_of(at)); }
+
+/// The rank's NVMe space; what fails says whose it was to be.
+std::unique_ptr<BlockStore> open_store(const RunOptions& options, int rank, int64_t bytes) {
+  try {
+    if (options.block_stores) return options.block_stores(rank, bytes);
+    return open_file_store(options.nvme_directory.empty() ? "." : options.nvme_directory, bytes);
+  } catch (const WorldError& e) { throw WorldError(fmt::format("rank {}: {}", rank, e.what()), e.hint()); }
+}
 
 }  // namespace
 
@@ -32,8 +41,7 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       device_(backend_->device()),
       arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_}) {
   if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage() && device_ == nullptr)
-    store_ = options_.block_stores ? options_.block_stores(rank, bytes)
-                                   : open_file_store(options_.nvme_directory.empty() ? "." : options_.nvme_directory, bytes);
+    store_ = open_store(options_, rank, bytes);
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
   for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);

@@ -55,19 +55,29 @@ void set_whole_step(StageForm& form) {
   at(BufferClass::kOther) = form.other;
 }
 
-/// What stands outside the device for the step: the optimizer's state in host memory or on NVMe, and a block of a gradient that the
-/// host widens. With NVMe the rest passes through host memory.
+/// What stands outside the device for the step: the optimizer's state in host memory or on NVMe, the gradients and results that the
+/// host works with, the numbers that judge them, and blocks of what it widens or scales. With NVMe gradients and results pass
+/// through host memory, but where something reads all gradients at once.
 void set_outside(const Case& c, const State& state, StageForm& form) {
+  if (!updates_on_host(c)) return;
   const bool nvme = c.layout.offload.optimizer == OffloadTo::kNvme;
   const auto at = [](SpaceForm& space, BufferClass cls) -> int64_t& { return space.at_peak.bytes[static_cast<size_t>(cls)]; };
   SpaceForm& states = nvme ? form.nvme : form.host;
   at(states, BufferClass::kMaster) = state.host_masters;
   at(states, BufferClass::kMoment) = state.host_moments;
-  if (!nvme) {
-    at(form.host, BufferClass::kGradient) = state.host_gradients;
-    at(form.host, BufferClass::kBuffer) = state.host_results;
-  }
-  at(form.host, BufferClass::kWorkspace) = updates_on_host(c) && Widths(c).gradient < 4 ? held(kBlock) : 0;
+  if (keeps_host_gradients(c)) at(form.host, BufferClass::kGradient) = state.host_gradients;
+  if (!nvme && !parks_parameters(c)) at(form.host, BufferClass::kBuffer) = state.host_results;
+  if (parks_parameters(c))
+    at(c.layout.offload.parameters == OffloadTo::kNvme ? form.nvme : form.host, BufferClass::kParameter) = state.host_parameters;
+  const bool scaled = c.train.clip_norm > 0 || c.train.precision == "fp16", narrow = Widths(c).gradient < 4;
+  // A sum of 16-bit gradients widens both and its result.
+  const int64_t blocks = narrow && parks_parameters(c) && c.train.grad_accumulation > 1 ? 3 : (narrow ? 1 : 0) + (scaled ? 1 : 0);
+  at(form.host, BufferClass::kWorkspace) = blocks * held(kBlock);
+  // What updates multiply by, and whether they run; sums of squares, of slices and of the rest;
+  // which gradient is no number.
+  at(form.host, BufferClass::kOther) = ((scaled ? 1 : 0) + (may_skip(c) ? 1 : 0)) * kScalar;
+  at(form.host, BufferClass::kMetric) =
+      ((has_norm(c) ? (c.layout.tp > 1 ? 2 : 1) : 0) + (c.train.guard.nonfinite != GuardAction::kNone ? 1 : 0)) * kScalar;
   form.nvme.peak = form.nvme.at_peak.total();
 }
 

@@ -243,10 +243,13 @@ struct State {
   int64_t started = 0;   ///< what workers that train apart began the period with
   int64_t moved = 0;     ///< elements of parameters that the outer step moves
   std::vector<BucketForm> buckets;
-  /// In host memory, where the optimizer works there: its copies, moments and the gradients that it reads, and what it rounds its
-  /// result into.
-  int64_t host_masters = 0, host_moments = 0, host_gradients = 0, host_results = 0;
+  /// In host memory, where the optimizer works there: its copies, moments and the gradients that it reads, what it rounds its
+  /// result into, and parameters that wait there.
+  int64_t host_masters = 0, host_moments = 0, host_gradients = 0, host_results = 0, host_parameters = 0;
 };
+
+/// Whether parameters wait outside the device.
+inline bool parks_parameters(const Case& c) { return c.layout.offload.parameters != OffloadTo::kNone; }
 
 /// Whether the optimizer works on the host.
 inline bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
@@ -306,11 +309,17 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
     if (sliced) state.gathered = of_values.elements;
     if (away) {
       if (zero < 2) state.gradients -= of_updates.bytes;  // come and go
-      state.host_masters = of_states.slice_bytes;
+      state.host_masters = parks_parameters(c) && !widths.master ? 0 : of_states.slice_bytes;
       state.host_moments = moments * of_states.slice_bytes;
       state.host_gradients = of_updates.slice_bytes;
       state.host_results = masters * of_values.slice_bytes;
       state.masters = state.moments = 0;
+    }
+    if (parks_parameters(c)) {  // on the device are the gradients of a tied table, until they are added
+      state.host_parameters = of_values.slice_bytes;
+      state.parameters = state.gradients = 0;
+      for (const BucketForm& b : state.buckets)
+        if (b.tied) state.gradients += b.slice_bytes(widths.gradient);
     }
   }
   // Canonical accumulation counts in binary: a partial sum for each bit of the number of micro-batches. Slices come and go.
@@ -320,7 +329,9 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
 }
 
 /// Whether the ranks share each micro-batch out in the order of sequences, so that losses are gathered before they are added.
-inline bool shares_micro_batches_out(const Case& c) { return c.canonical && c.layout.zero >= 2 && c.train.grad_accumulation > 1; }
+inline bool shares_micro_batches_out(const Case& c) {
+  return c.canonical && c.layout.zero >= 2 && c.layout.shard_ranks() > 1 && c.train.grad_accumulation > 1;
+}
 
 /// Whether the norm of the gradients is computed.
 inline bool judges_norm(const Case& c) { return c.train.guard.spike != GuardAction::kNone && c.train.guard.norm_factor > 0; }
@@ -342,8 +353,8 @@ inline Metrics metrics_of(const Case& c, const Part& part) {
     m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;  // of slices, of whole gradients, and their sum
     m.persistent += kScalar;
   }
-  if (c.train.guard.nonfinite != GuardAction::kNone) m.persistent += kScalar;  // which gradient it was
-  if (judges_norm(c)) m.persistent += kScalar;                                 // the verdicts
+  if (c.train.guard.nonfinite != GuardAction::kNone && !updates_on_host(c)) m.persistent += kScalar;  // which gradient it was
+  if (judges_norm(c)) m.persistent += kScalar;                                                        // the verdicts
   if (judges_loss(c) && part.last) m.persistent += kScalar;
   return m;
 }
@@ -358,6 +369,14 @@ inline bool finds_inf(const Case& c) { return c.train.precision == "fp16" || c.t
 
 /// Whether scales are for what past steps saw.
 inline bool remembers_amax(const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == "delayed"; }
+
+/// Whether a step may make no update.
+inline bool may_skip(const Case& c) { return c.train.precision == "fp16" || c.train.guard.any(); }
+
+/// Whether gradients stay in host memory for the step: where the optimizer's states are there too, or something reads all of them.
+inline bool keeps_host_gradients(const Case& c) {
+  return c.layout.offload.optimizer == OffloadTo::kCpu || parks_parameters(c) || has_norm(c) || may_skip(c);
+}
 
 inline Others others_of(const Case& c, const Part& part) {
   const bool clips = c.train.clip_norm > 0, scales = c.train.precision == "fp16", dynamic = scales && c.train.loss_scale == 0;
@@ -625,10 +644,13 @@ inline int64_t workspace_of(const Case& c, const Part& part, int64_t reducing, i
   if (c.backend == "cuda") return device_workspace(c, part) + table;
   if (widths.master) {
     // Slices of 16-bit gradients are added on the stream that reduces them.
-    const bool adds_apart = c.layout.zero >= 2 && c.layout.overlap && c.train.grad_accumulation > 1 && widths.gradient < 4;
+    const bool adds_here = !parks_parameters(c) || (c.model.tied_embeddings && (part.first || part.last));
+    const bool adds_apart =
+        c.layout.zero >= 2 && c.layout.overlap && c.train.grad_accumulation > 1 && widths.gradient < 4 && adds_here;
     return std::max(narrow_workspace(c, part), shared) + apart + table + (adds_apart ? 3 * held(kBlock) : 0);
   }
-  int64_t most = std::max(shared, c.train.clip_norm > 0 ? held(kBlock) : 0);  // updates scale gradients block by block
+  const bool scales = c.train.clip_norm > 0 && !updates_on_host(c);  // updates scale gradients block by block
+  int64_t most = std::max(shared, scales ? held(kBlock) : 0);
   most = std::max(most, attention_workspace(c));
   if (part.first) most = std::max(most, 2 * aligned(8 * tokens));
   for (const Product& p : products_of(c, part))

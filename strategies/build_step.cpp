@@ -337,7 +337,8 @@ Draft build_step(const Case& config, bool training) {
   draft.plan.sequences_per_micro_batch = config.train.micro_batch;
   draft.plan.streams = {"compute"};
   // Where each micro-batch is summed over the ranks by itself, in canonical mode they share it out in the order of the tree.
-  if (config.canonical && l.zero >= 2 && draft.micro_batches() > 1) draft.plan.together = data_axes(draft.plan.mesh);
+  if (config.canonical && l.zero >= 2 && l.shard_ranks() > 1 && draft.micro_batches() > 1)
+    draft.plan.together = data_axes(draft.plan.mesh);
   UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
   UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();
   UnitBuilder(draft, UnitKind::kHead, "head").build_head();

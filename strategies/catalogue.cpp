@@ -18,7 +18,9 @@
 #include "strategies/loss_scale.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_activations.h"
+#include "strategies/offload_gradients.h"
 #include "strategies/offload_optimizer.h"
+#include "strategies/offload_parameters.h"
 #include "strategies/optimizer.h"
 #include "strategies/parameter_server.h"
 #include "strategies/pipeline.h"
@@ -151,13 +153,21 @@ constexpr std::array kCatalogue{
         "per micro-batch all-to-alls of codes and scales: 33/256 of a reduce-scatter's fp32 bytes; with a secondary shard in two "
         "hops",
         "codes of a bucket", "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.gradients; }, [](Draft&) {}},
+    Strategy{"offload-parameters", "Parameters on the host or on NVMe, fetched unit by unit", Tier::kE1,
+             "zero: 3, offload: parameters",
+             "parameters in: 2 Psi/N, gradients out: Psi/N a micro-batch; NVMe: reads and a write of as much",
+             "device: units under way; host or NVMe: parameters, gradients 1/N", "Rajbhandari et al. 2021", parks_parameters,
+             [](Draft&) {}, true},
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
-    Strategy{"offload-activations", "Activations to host memory and back", Tier::kE0, "offload: activations",
-             "per layer and micro-batch what it keeps, out and in", "activations of two or three layers; the rest on the host",
-             "Rhu et al. 2016", [](const Case& c) { return c.layout.offload.activations != OffloadTo::kNone; },
-             offload_activations},
+    Strategy{"offload-activations", "Activations to host memory or NVMe, and back", Tier::kE0, "offload: activations",
+             "per layer and micro-batch what it keeps, out and in",
+             "activations of two or three layers; the rest on the host or NVMe", "Rhu et al. 2016",
+             [](const Case& c) { return c.layout.offload.activations != OffloadTo::kNone; }, offload_activations},
+    Strategy{"offload-gradients", "Gradients to the host, where the optimizer is", Tier::kE0, "offload: optimizer",
+             "gradients out: Psi, Psi/N under ZeRO", "device: the buckets under way; host: gradients", "Ren et al. 2021",
+             updates_on_host, offload_gradients},
     Strategy{"loss-scale", "Dynamic or fixed loss scale, overflowing steps skipped", Tier::kE2, "precision: fp16, loss_scale",
              "one i32 (maximum) over tp, dp (ZeRO) and pp", "a few bytes", "Micikevicius et al. 2018", scales_loss, loss_scaling},
     Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp",
@@ -172,9 +182,8 @@ constexpr std::array kCatalogue{
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
              [](const Case& c) { return !updates_on_host(c); }, optimizer},
     Strategy{"offload-optimizer", "Optimizer on the host, its states there or on NVMe", Tier::kE0, "offload: optimizer",
-             "gradients out, parameters back: Psi each, Psi/N under ZeRO; NVMe: states in and out",
-             "device: parameters and open buckets; host or NVMe: states", "Ren et al. 2021; Rajbhandari et al. 2021",
-             updates_on_host, offload_optimizer},
+             "parameters back: Psi, Psi/N under ZeRO; NVMe: states in and out", "device: parameters; host or NVMe: states",
+             "Ren et al. 2021; Rajbhandari et al. 2021", updates_on_host, offload_optimizer},
     Strategy{"amax-history", "Scales from the sizes of past steps", Tier::kE2, "precision: fp8, fp8_scaling: delayed",
              "per step 12 f32 a layer (maximum) over dp and tp", "12 * 18 f32 a layer", "Micikevicius et al. 2022",
              [](const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == "delayed"; }, remember_amax, true},

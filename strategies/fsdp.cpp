@@ -8,6 +8,8 @@
 // before it would be freed stays: the head's forward and backward follow one another, so the head travels once.
 //
 // ZeRO++ (zero_plus_plus.h) changes what a gather and a scatter are, and leaves when they are: see Gathers and scatter().
+// Where parameters are parked outside the device (`offload: parameters`), a slice is fetched before it is gathered. With dp = 1 it
+// is the whole unit, which is fetched to where it computes, and there is neither gather nor scatter.
 //
 // Shapes   bucket[n], slices [n/N]; a unit has a bucket for each kind of its parameters
 // Adds     per micro-batch two all-gathers of the parameters (one without reshard) and a reduce-scatter of the gradients, each
@@ -15,7 +17,7 @@
 // Memory   parameters, gradients and moments 1/N; 1 + prefetch units of whole parameters; the units between their first gradient
 // and
 //          their scatter
-// Refuses  dp = 1
+// Refuses  dp = 1 with parameters on the device
 // Paper    Rajbhandari et al., "ZeRO" (2020), section 5.3; Zhao et al., "PyTorch FSDP" (2023)
 #include "strategies/fsdp.h"
 
@@ -23,6 +25,7 @@
 #include <optional>
 #include <set>
 
+#include "strategies/offload_parameters.h"
 #include "strategies/shards.h"
 #include "strategies/zero_plus_plus.h"
 
@@ -47,7 +50,7 @@ struct Stay {
 
 class FullyShard {
  public:
-  FullyShard(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), shards_(draft, stage, kName) {}
+  FullyShard(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), shards_(draft, stage, kName), parked_(draft, stage) {}
 
   void run() {
     const ZeroPlusPlus& less = draft_.config.layout.zero_plus_plus;
@@ -84,12 +87,16 @@ class FullyShard {
     for (size_t b = 0; b < stage_.buckets.size(); ++b) {
       flat_.emplace_back();
       slices_.emplace_back();
+      fetched_.emplace_back();
       if (!owns_values(b)) continue;
       flat_[b] = shards_.flat_values(stage_.buckets[b], false);
       slices_[b] = shards_.slice_apart(flat_[b], stage_.buckets[b].name + ".value.shard");
       Buffer& slice = stage_.role.buffers[slices_[b].index()];
       slice.kind = BufferClass::kParameter;
       slice.persistent = true;
+      if (!parks_parameters(draft_.config)) continue;
+      parked_.park(slices_[b]);
+      fetched_[b] = shards_.ranks() > 1 ? parked_.on_device(slices_[b]) : BufferId();
     }
   }
 
@@ -174,12 +181,18 @@ class FullyShard {
         insertions.release_after(order[stay.last].last, free_event(flat_[b]));
       }
     Gathers gathers(*this, by_bucket);
+    std::vector<size_t> read_before(by_bucket.size(), 0);  // by bucket: the first visit that finds no earlier read of it under way
     for (size_t v = 0; v < order.size(); ++v) {
       std::ranges::sort(due[v], {}, [](const std::pair<Stay, int>& d) { return std::pair(d.first.first, d.second); });
       for (const auto& [stay, b] : due[v]) {
-        insertions.before(order[v].first, alloc_event(flat_[static_cast<size_t>(b)]));
-        for (Call& call : gathers.calls(static_cast<size_t>(b), stay))
-          insertions.before(order[v].first, call_event(std::move(call)));
+        const size_t index = static_cast<size_t>(b);
+        if (parks_parameters(draft_.config)) {
+          fetch(index, order[v], order[std::max(read_before[index], reads_at(v))], insertions);
+          read_before[index] = v + 1;
+          continue;
+        }
+        insertions.before(order[v].first, alloc_event(flat_[index]));
+        for (Call& call : gathers.calls(index, stay)) insertions.before(order[v].first, call_event(std::move(call)));
       }
     }
     insertions.apply(stage_.events);
@@ -213,6 +226,26 @@ class FullyShard {
     std::vector<bool> keeps_;  ///< by bucket: the next gather is the first of the step, and backward gathers too
   };
 
+  /// The visit with which what is gathered with visit `v` is read from NVMe: one further ahead, where anything is fetched ahead.
+  size_t reads_at(size_t v) const { return v > 0 && draft_.config.layout.fsdp.prefetch > 0 ? v - 1 : v; }
+
+  /// From where they wait to where they compute: read with one visit, fetched and gathered with the next. What they took on the way
+  /// is given up when that has computed.
+  void fetch(size_t b, const Visit& visit, const Visit& earlier, Insertions& insertions) {
+    for (Event& e : parked_.read(slices_[b])) insertions.before(earlier.first, std::move(e));
+    const bool whole = !fetched_[b];
+    if (!whole) {
+      insertions.before(visit.first, alloc_event(fetched_[b]));
+      insertions.before(visit.first, parked_.fetch(slices_[b], fetched_[b]));
+    }
+    insertions.before(visit.first, alloc_event(flat_[b]));
+    insertions.before(visit.first, whole ? parked_.fetch(slices_[b], flat_[b]) : gather(b, fetched_[b]));
+    if (!whole) insertions.release_after(visit.last, free_event(fetched_[b]));
+    for (Event& e : parked_.give_up(slices_[b])) insertions.release_after(visit.last, std::move(e));
+  }
+
+  Event gather(size_t b, BufferId slice) { return call_event(shards_.gather(stage_.buckets[b], slice, flat_[b], gather_stream())); }
+
   StreamId gather_stream() { return draft_.config.layout.overlap ? draft_.stream("gather") : StreamId(0); }
 
   void update() {
@@ -230,7 +263,9 @@ class FullyShard {
   StageDraft& stage_;
   Shards shards_;
   std::vector<int> owners_;  ///< by bucket: the bucket that holds its values
+  ParkedParameters parked_;
   std::vector<BufferId> flat_, slices_;
+  std::vector<BufferId> fetched_;  ///< the slice on the device, where it is parked and gathered
 };
 
 }  // namespace

@@ -11,6 +11,9 @@
 // Paper    Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019)
 #include "strategies/optimizer.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "plan/text.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
@@ -185,10 +188,60 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
   return mean;
 }
 
+/// The parameters' gradients within a bucket in host memory, as views of it: each cut along tp by itself, as the bucket is not.
+std::vector<BufferId> members_of(const Draft& draft, StageDraft& stage, BufferId bucket) {
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp"));
+  const Buffer whole = stage.role.buffers[bucket.index()];
+  std::vector<Buffer> members;
+  for (const Buffer& b : stage.role.buffers) {
+    if (b.parameter < 0 || b.kind != BufferClass::kGradient || !b.view || b.view->base != whole.packed_as) continue;
+    Buffer member = b;
+    member.name += ".host";
+    member.space = whole.space;
+    member.view->base = bucket.value;
+    member.type = whole.type;
+    member.type.shape = b.type.shape;
+    member.type.place[tp] = b.type.place[tp];
+    members.push_back(std::move(member));
+  }
+  std::vector<BufferId> ids;
+  for (Buffer& member : members) ids.push_back(add_buffer(stage, std::move(member)));
+  return ids;
+}
+
+/// What a norm reads of gradients that tp cuts: buckets and slices, or, where a tied table is a shard by itself, shards alone.
+std::vector<BufferId> alike(const Draft& draft, StageDraft& stage, const std::vector<BufferId>& gradients) {
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp"));
+  const auto is_shard = [&](BufferId id) { return stage.role.buffers[id.index()].type.place[tp].is_shard(); };
+  if (std::ranges::none_of(gradients, is_shard)) return gradients;
+  std::vector<BufferId> shards;
+  for (const BufferId id : gradients) {
+    if (is_shard(id))
+      shards.push_back(id);
+    else
+      std::ranges::copy(members_of(draft, stage, id), std::back_inserter(shards));
+  }
+  return shards;
+}
+
+/// Gradients that are in host memory are squared there, and the sum comes to the device.
+BufferId sum_of_squares(Draft& draft, StageDraft& stage, const std::string& name, std::vector<BufferId> gradients,
+                        const Type& type) {
+  const bool away = stage.role.buffers[gradients.front().index()].space == Space::kHost;
+  std::vector<int> reads(gradients.size());
+  for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
+  const BufferId part = metric(stage, name, type, false), sum = away ? metric(stage, name + ".host", type, false) : part;
+  if (away) stage.role.buffers[sum.index()].space = Space::kHost;
+  gradients.push_back(sum);
+  append(draft, stage, stage.role.buffers[sum.index()].name, gradients, SquaredNorm{}, reads, {static_cast<int>(reads.size())});
+  if (away) append(draft, stage, name, {sum, part}, Copy{}, {0}, {1});
+  return part;
+}
+
 /// Slices are summed over the axes that cut them, copies are counted once.
 BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
-  const bool sliced_over_dp = updates_slices(draft.config.layout);
+  const bool sliced_over_dp = updates_slices(draft.config.layout) && draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1;
   std::vector<BufferId> sliced, whole;
   for (const Update& u : stage.updates) {
     if (u.gradient == stage.counted_elsewhere) continue;
@@ -203,12 +256,8 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
     if (list->empty()) continue;
     Type t = type;
     if (cut) t.place[tp] = Placement::partial();
-    std::vector<BufferId> buffers = *list;
-    std::vector<int> reads(buffers.size());
-    for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
-    buffers.push_back(metric(stage, name, t, false));
-    append(draft, stage, name, buffers, SquaredNorm{}, reads, {static_cast<int>(reads.size())});
-    parts.push_back(cut ? all_reduce_scalar(draft, stage, buffers.back(), "tp") : buffers.back());
+    const BufferId part = sum_of_squares(draft, stage, name, cut ? alike(draft, stage, *list) : *list, t);
+    parts.push_back(cut ? all_reduce_scalar(draft, stage, part, "tp") : part);
   }
   BufferId total = parts.front();
   if (parts.size() > 1) {

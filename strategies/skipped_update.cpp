@@ -69,6 +69,8 @@ BufferId StageNumbers::found_inf(std::string where) const {
     type = placed(type, axes_of(mesh, axis), Placement::partial());
   }
   std::vector<int> writes{static_cast<int>(reads.size())};
+  // Gradients that are in host memory are searched there: the host keeps which, and tells the device whether.
+  const bool away = stage_.role.buffers[buffers.front().index()].space == Space::kHost;
   buffers.push_back(bad);
   if (!where.empty()) {
     Buffer number = stage_.role.buffers[bad.index()];
@@ -76,6 +78,7 @@ BufferId StageNumbers::found_inf(std::string where) const {
     for (const std::string_view axis : apart) number.type = placed(number.type, axes_of(mesh, axis), Placement::local());
     number.kind = BufferClass::kMetric;
     number.persistent = true;
+    if (away) number.space = Space::kHost;
     writes.push_back(static_cast<int>(buffers.size()));
     buffers.push_back(add_buffer(stage_, std::move(number)));
   }

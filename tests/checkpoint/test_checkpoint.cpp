@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include "plan/base/hash.h"
 #include "plan/base/world_error.h"
 #include "plan/text.h"
+#include "runtime/block_store.h"
 #include "runtime/checkpoint.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
@@ -66,6 +68,7 @@ struct Ranks {
   int dp = 1, tp = 1, pp = 1, zero = 0, hybrid = 0;
   int64_t bucket = 0;
   int secondary = 0;
+  Offload offload = {};
 };
 
 Case case_of(const Ranks& r, Family family = Family::kGpt, Optimizer optimizer = Optimizer::kAdamW) {
@@ -83,13 +86,14 @@ Case case_of(const Ranks& r, Family family = Family::kGpt, Optimizer optimizer =
   c.layout.hybrid_shard = r.hybrid;
   c.layout.bucket_bytes = r.bucket;
   c.layout.zero_plus_plus.secondary = r.secondary;
+  c.layout.offload = r.offload;
   c.train.grad_accumulation = kSequences / r.dp;
   return c;
 }
 
 /// A case in training.
 struct Training {
-  explicit Training(const Case& c, const BatchSource& source = tokens()) : config(c) {
+  explicit Training(const Case& c, const BatchSource& source = tokens(), const BlockStores& stores = {}) : config(c) {
     auto plan = lower(config);
     INFO((plan.ok() ? std::string() : to_string(plan.error())));
     REQUIRE(plan.ok());
@@ -100,6 +104,7 @@ struct Training {
     options.learning_rate = config.train.learning_rate;
     options.timeout_s = 60;
     options.poison = true;
+    options.block_stores = stores;
     auto made = Session::create(placed, options, *transport, cpu_backend(kernels, {config.canonical, 1}), &source);
     INFO((made.ok() ? std::string() : to_string(made.error())));
     REQUIRE(made.ok());
@@ -168,7 +173,7 @@ bool contains(std::string_view text, std::string_view part) { return text.find(p
 
 }  // namespace
 
-TEST_CASE("one run through eleven layouts, saved and resumed after every step, is one rank's run bit for bit", "[checkpoint]") {
+TEST_CASE("one run through fifteen layouts, saved and resumed after every step, is one rank's run bit for bit", "[checkpoint]") {
   const Family family = GENERATE(Family::kGpt, Family::kLlama);
   const Optimizer optimizer = GENERATE(Optimizer::kAdamW, Optimizer::kSgd);
   const std::vector<Ranks> layouts = {
@@ -183,6 +188,10 @@ TEST_CASE("one run through eleven layouts, saved and resumed after every step, i
       {.dp = 2, .tp = 2, .zero = 3},
       {.dp = 4, .bucket = 20000},
       {.dp = 4, .zero = 3, .secondary = 2},
+      {.dp = 2, .zero = 3, .offload = {.optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kNvme}},
+      {.tp = 2, .zero = 3, .offload = {.optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kCpu}},
+      {.zero = 3, .offload = {.activations = OffloadTo::kNvme, .optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kNvme}},
+      {},
   };
   CAPTURE(name_of(family), name_of(optimizer));
   Training alone(case_of({}, family, optimizer));
@@ -299,6 +308,49 @@ TEST_CASE("a rank that fails in a step is named with its op, and the last checkp
   REQUIRE(again.resume(folder.path()) == 2);
   CHECK(again.step(2) == alone.step(2));
   CHECK(again.state() == alone.state());
+}
+
+/// A drive that fills up when a test says so.
+class Drive final : public BlockStore {
+ public:
+  Drive(const std::string& folder, int64_t bytes, const std::atomic<bool>& full)
+      : file_(open_file_store(folder, bytes)), full_(full) {}
+  void read(int64_t offset, std::span<std::byte> to) override { file_->read(offset, to); }
+  void write(int64_t offset, std::span<const std::byte> from) override {
+    if (full_) throw WorldError("No space left on device", "make room");
+    file_->write(offset, from);
+  }
+  bool direct() const override { return file_->direct(); }
+
+ private:
+  std::unique_ptr<BlockStore> file_;
+  const std::atomic<bool>& full_;
+};
+
+TEST_CASE("a drive that fills up amid a step ends the run with rank and op, and the last checkpoint goes on",
+          "[checkpoint][failure]") {
+  const Case config = case_of({.dp = 2, .zero = 3, .offload = {.optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kNvme}});
+  Training alone(case_of({}));
+  Scratch folder, drive;
+  {
+    std::atomic<bool> full = false;
+    Training doomed(config, Training::tokens(),
+                    [&](int, int64_t bytes) { return std::make_unique<Drive>(drive.path(), bytes, full); });
+    REQUIRE(doomed.step(0) == alone.step(0));
+    doomed.save(1, folder);
+    full = true;
+    std::string what;
+    try {
+      doomed.step(1);
+    } catch (const WorldError& e) { what = e.what(); }
+    INFO(what);
+    CHECK(contains(what, "failed at stream nvme.write op #"));
+    CHECK(contains(what, "No space left on device"));
+  }
+  Training next(config);
+  REQUIRE(next.resume(folder.path()) == 1);
+  CHECK(next.step(1) == alone.step(1));
+  CHECK(next.state() == alone.state());
 }
 
 TEST_CASE("a save that the disk refuses leaves the checkpoints before it", "[checkpoint][failure]") {

@@ -63,6 +63,9 @@ void require_same_bits(const Case& a, const Case& b, int steps) {
   CHECK(difference("loss", first->losses, second->losses) == "");
   CHECK(difference("validation loss", {first->validation_loss}, {second->validation_loss}) == "");
   CHECK(first->losses.front() != first->losses.back());
+  REQUIRE(first->squared_norms.size() == second->squared_norms.size());
+  for (size_t i = 0; i < first->squared_norms.size(); ++i)  // sums in fp64, each in an order of its own
+    CHECK(second->squared_norms[i] == Approx(first->squared_norms[i]).epsilon(1e-12));
   REQUIRE(first->parameters.size() == second->parameters.size());
   for (const auto& [name, values] : first->parameters) CHECK(difference(name, values, second->parameters.at(name)) == "");
 }

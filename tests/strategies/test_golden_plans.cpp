@@ -143,6 +143,26 @@ std::vector<Golden> goldens() {
   all.push_back({"secondary-shard", less});
   less.layout.zero_plus_plus = {.weights = true, .secondary = 2, .gradients = true};
   all.push_back({"zero-plus-plus", less});
+  Case clipped_away = tiny_case(Family::kLlama);
+  clipped_away.layout.bucket_bytes = 65536;
+  clipped_away.layout.offload.optimizer = OffloadTo::kCpu;
+  clipped_away.train.clip_norm = 1;
+  all.push_back({"offload-optimizer-clipped", clipped_away});
+  Case filed = tiny_case();
+  filed.model.layers = 4;
+  filed.layout.recompute = Recompute::kFull;
+  filed.layout.offload.activations = OffloadTo::kNvme;
+  all.push_back({"offload-activations-nvme", filed});
+  Case streamed = tiny_case(Family::kLlama);
+  streamed.layout.dp = 2;
+  streamed.layout.zero = 3;
+  streamed.layout.offload = {.optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kCpu};
+  streamed.train.precision = "bf16";
+  all.push_back({"offload-parameters", streamed});
+  Case layers = tiny_case(Family::kLlama);
+  layers.layout.zero = 3;
+  layers.layout.offload = {.optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kNvme};
+  all.push_back({"offload-parameters-nvme", layers});
   return all;
 }
 
