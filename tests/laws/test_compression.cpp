@@ -81,7 +81,8 @@ TEST_CASE("nothing but fp32 is added on the wire, where integers would overflow 
     Case c = compressed_cases().front();
     c.layout.compression = kind;
     int64_t moved = 0;
-    for (const Segment& segment : plan_of(c).segments)
+    const Plan plan = plan_of(c);
+    for (const Segment& segment : plan.segments)
       for (const Step& step : segment.steps) {
         const Op* op = std::get_if<Op>(&step);
         const Collective* collective = op == nullptr ? nullptr : std::get_if<Collective>(&op->work);

@@ -95,7 +95,8 @@ TEST_CASE("a push and a pull go straight from rank to rank, whatever way collect
     Case c = even_case(4);
     c.layout.collective_algorithm = choice;
     int exchanged = 0;
-    for (const Segment& segment : plan_of(c).segments)
+    const Plan plan = plan_of(c);
+    for (const Segment& segment : plan.segments)
       for (const Step& step : segment.steps) {
         const Op* op = std::get_if<Op>(&step);
         const Collective* collective = op == nullptr ? nullptr : std::get_if<Collective>(&op->work);

@@ -59,7 +59,8 @@ TEST_CASE("mixed precision: 2 + 2 + 4 + 8 bytes a parameter, as many as in fp32"
   const int64_t psi = parameter_count(m);
   const auto bytes = [](const Case& config, BufferClass kind) {
     int64_t sum = 0;
-    for (const Buffer& b : plan_of(config).roles[0].buffers) sum += b.kind == kind && !b.view ? b.type.bytes() : 0;
+    const Plan plan = plan_of(config);
+    for (const Buffer& b : plan.roles[0].buffers) sum += b.kind == kind && !b.view ? b.type.bytes() : 0;
     return sum;
   };
   const auto states = [&](const Case& config) {
