@@ -16,9 +16,11 @@ class ProcessCaseRunner final : public CaseRunner {
   ProcessCaseRunner(std::string directory, std::string program, const std::atomic<bool>& interrupted)
       : directory_(std::move(directory)), program_(std::move(program)), interrupted_(interrupted) {}
 
+  /// The outcome's case is the decided one: recompute by budget as the list that was chosen.
   CaseOutcome run(const Case& config, Mode mode) override;
 
  private:
+  CaseOutcome run_decided(CaseOutcome outcome, Mode mode);
   void measure(CaseOutcome& outcome, const std::string& directory) const;
 
   std::string directory_, program_;

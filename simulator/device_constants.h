@@ -61,13 +61,16 @@ struct DeviceConstants {
   double nvme_read_bytes_per_s = 20e9;  ///< of a node: all its drives
   double nvme_write_bytes_per_s = 10e9;
   double nvme_start_s = 100e-6;
+
+  double host_memory_bytes = 0;    ///< of a node, that programs can use; 0: not known
+  double nvme_capacity_bytes = 0;  ///< of a node's drives; 0: not known
 };
 
 /// One name of Device::constants.
 struct DeviceConstant {
   std::string_view name;
   double DeviceConstants::*value;
-  std::string_view group;  ///< "matmul", "attention", "memory", "host": what is predicted with it
+  std::string_view group;  ///< "matmul", "attention", "memory", "host", "capacity": what is predicted with it
 };
 
 /// All of them, in the order of the struct.

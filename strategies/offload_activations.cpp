@@ -17,7 +17,11 @@
 // Paper    Rhu et al., "vDNN" (2016), section 3; Rajbhandari et al., "ZeRO-Infinity" (2021), section 5.1.2
 #include "strategies/offload_activations.h"
 
+#include <fmt/format.h>
+
 #include <map>
+
+#include "plan/treatment.h"
 
 namespace shardlab {
 namespace {
@@ -28,7 +32,8 @@ constexpr size_t kAway = 1;
 
 class Parking {
  public:
-  Parking(const Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), overlap_(draft.config.layout.overlap) {
+  Parking(const Draft& draft, StageDraft& stage)
+      : draft_(draft), stage_(stage), overlap_(draft.config.layout.overlap), treatments_(treatments_of(draft.config)) {
     for (size_t i = 0; i < stage_.events.size(); ++i)
       if (stage_.events[i].computes()) computing_.push_back(i);
   }
@@ -37,7 +42,8 @@ class Parking {
     std::map<std::pair<int, int>, size_t> forward;  // by unit and micro-batch, as a place among what computes
     for (size_t n = 0; n < computing_.size(); ++n) {
       const Event& e = stage_.events[computing_[n]];
-      if (draft_.units[static_cast<size_t>(e.unit)].kind != UnitKind::kLayer) continue;
+      const Unit& unit = draft_.units[static_cast<size_t>(e.unit)];
+      if (unit.kind != UnitKind::kLayer || !treatments_[static_cast<size_t>(unit.layer)].parked) continue;
       if (e.kind == Event::Kind::kForward)
         forward[{e.unit, e.micro_batch}] = n;
       else if (const size_t f = forward.at({e.unit, e.micro_batch}); (f + 1) + kAway < n - 1)
@@ -61,6 +67,7 @@ class Parking {
   const Draft& draft_;
   StageDraft& stage_;
   const bool overlap_;
+  const std::vector<LayerTreatment> treatments_;  ///< by layer of the model
   std::vector<size_t> computing_;  ///< events that compute, in order
   Insertions insertions_;
 };
@@ -82,7 +89,10 @@ Slot host_slot(Slot slot) {
 }
 
 SegmentId parking_segment(Draft& draft, int unit, bool out) {
-  const std::string name = out ? "park.layer" : "fetch.layer";
+  // Layers that differ in what backward makes again keep different tensors.
+  const size_t form = draft.units[static_cast<size_t>(unit)].form;
+  const std::string kind = out ? "park.layer" : "fetch.layer";
+  const std::string name = form == static_cast<size_t>(UnitKind::kLayer) ? kind : fmt::format("{}.{}", kind, form);
   return draft.cached(name, [&] {
     const DraftSegment& backward = draft.of_unit(unit).backward;
     const bool overlap = draft.config.layout.overlap;
