@@ -252,7 +252,8 @@ whatif::Answer from_closed_form(const MemoryQuestion& q) {
   const ClosedForm form = closed_form(q.config);
   whatif::Answer answer;
   answer.exact = true, answer.capacity = q.capacity;
-  answer.host_capacity = capacity_per_rank(q.config, Space::kHost), answer.nvme_capacity = capacity_per_rank(q.config, Space::kNvme);
+  answer.host_capacity = capacity_per_rank(q.config, Space::kHost),
+  answer.nvme_capacity = capacity_per_rank(q.config, Space::kNvme);
   for (size_t i = 0; i < form.stages.size(); ++i)
     answer.stages.push_back(exact_stage(q.config, form.layer, form.stages[i], form.stages[i].at_peak, static_cast<int32_t>(i)));
   return answer;

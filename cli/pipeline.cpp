@@ -60,8 +60,7 @@ Result<Case> decide(const Case& config) {
   const auto priced = price_treatments(config, candidate_treatments(config.backend != "cuda"), lower_probe, **costs);
   if (!priced.ok()) return priced.error();
   const int64_t host = capacity_per_rank(config, Space::kHost);
-  const auto choice = choose_within(
-      config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced);
+  const auto choice = choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced);
   if (!choice.ok()) return choice.error();
   if (!choice->proven)
     fmt::print(stderr, "recompute within {}: the best of {} assignments of layers; another may take a little less\n",

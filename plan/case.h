@@ -35,7 +35,7 @@ struct RecomputeOptions {
   std::string modules;  ///< of kSelective: sub-layers by label, separated by spaces ("attn.core mlp.act"); empty: "attn.core"
   int every = 1;        ///< of kFull: every k-th layer of the model, the first included
   int64_t budget_bytes =
-      0;  ///< above 0: keep, make again or offload each tensor so that predicted time is least within these bytes
+      0;               ///< above 0: keep, make again or offload each tensor so that predicted time is least within these bytes
   std::string layers;  ///< of kByLayer, layer by layer (plan/treatment.h): "3*full@cpu 2*attn.core+mlp.act 5*none"
   friend bool operator==(const RecomputeOptions&, const RecomputeOptions&) = default;
 };

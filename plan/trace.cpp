@@ -208,9 +208,8 @@ std::string to_chrome_json(const Plan& plan, const std::vector<Program>& program
                    : is_communication(i) ? "communication"
                    : is_transfer(i)      ? "copy"
                                          : "compute",
-                   e.rank, e.stream,
-                   1e6 * (starts[static_cast<size_t>(e.step)] + e.begin), 1e6 * (e.end - e.begin), e.instruction, e.step,
-                   1e6 * e.peer_wait, e.sent_bytes);
+                   e.rank, e.stream, 1e6 * (starts[static_cast<size_t>(e.step)] + e.begin), 1e6 * (e.end - e.begin), e.instruction,
+                   e.step, 1e6 * e.peer_wait, e.sent_bytes);
     if (e.queued >= 0) fmt::format_to(std::back_inserter(out), ",\"queued_us\":{:.3f}", 1e6 * e.queued);
     out += "}}";
   }

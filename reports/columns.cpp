@@ -75,22 +75,22 @@ int64_t held(const MemoryByClass& memory, Held what) {
   return rest;
 }
 
-#define OF_CLASS(space, words, member, name, cls)                                                            \
-  CaseColumn{"predicted_" space "_" name "_bytes", Unit::kBytes, "", name " in " words " at its peak",       \
+#define OF_CLASS(space, words, member, name, cls)                                                              \
+  CaseColumn{"predicted_" space "_" name "_bytes", Unit::kBytes, "", name " in " words " at its peak",         \
              [](Outcome o) { return o.predicted ? number(held(o.predicted->member, cls)) : kNotApplicable; }}, \
-      CaseColumn{"measured_" space "_" name "_bytes", Unit::kBytes, "", name " in " words " at its peak, as the ops ran", \
-                 [](Outcome o) { return o.measured ? number(held(o.measured->member, cls)) : kNotApplicable; }}
-#define OF_SPACE(space, words, member)                                                                          \
-  CaseColumn{"predicted_" space "_bytes", Unit::kBytes, "", "peak of " words,                                   \
-             [](Outcome o) { return o.predicted ? number(o.predicted->member.total()) : kNotApplicable; }},     \
-      CaseColumn{"measured_" space "_bytes", Unit::kBytes, "", "peak of " words ", as the ops ran",             \
-                 [](Outcome o) { return o.measured ? number(o.measured->member.total()) : kNotApplicable; }},   \
-      OF_CLASS(space, words, member, "parameters", Held::kParameters),                                          \
-      OF_CLASS(space, words, member, "gradients", Held::kGradients),                                            \
-      OF_CLASS(space, words, member, "master", Held::kMaster),                                                  \
-      OF_CLASS(space, words, member, "moments", Held::kMoments),                                                \
-      OF_CLASS(space, words, member, "activations", Held::kActivations),                                        \
-      OF_CLASS(space, words, member, "buffers", Held::kBuffers)
+      CaseColumn {                                                                                             \
+    "measured_" space "_" name "_bytes", Unit::kBytes, "", name " in " words " at its peak, as the ops ran",   \
+        [](Outcome o) { return o.measured ? number(held(o.measured->member, cls)) : kNotApplicable; }          \
+  }
+#define OF_SPACE(space, words, member)                                                                                        \
+  CaseColumn{"predicted_" space "_bytes", Unit::kBytes, "", "peak of " words,                                                 \
+             [](Outcome o) { return o.predicted ? number(o.predicted->member.total()) : kNotApplicable; }},                   \
+      CaseColumn{"measured_" space "_bytes", Unit::kBytes, "", "peak of " words ", as the ops ran",                           \
+                 [](Outcome o) { return o.measured ? number(o.measured->member.total()) : kNotApplicable; }},                 \
+      OF_CLASS(space, words, member, "parameters", Held::kParameters),                                                        \
+      OF_CLASS(space, words, member, "gradients", Held::kGradients), OF_CLASS(space, words, member, "master", Held::kMaster), \
+      OF_CLASS(space, words, member, "moments", Held::kMoments),                                                              \
+      OF_CLASS(space, words, member, "activations", Held::kActivations), OF_CLASS(space, words, member, "buffers", Held::kBuffers)
 
 constexpr std::array kColumns = {
     // What the case is and what became of it.

@@ -33,6 +33,7 @@ using LowerProbe = std::function<Result<Plan>(const Case&)>;
 
 /// Prices by the timeline: probes of four layers, the batch and tp of the case and nothing else of its layout, each with all layers
 /// under one treatment. Of a parked treatment the last layer stays on the device, so that the copies of three are exposed.
+/// What an op does to the rest of the step (a pipeline's bubble, a reduction that is hidden behind it) is not priced.
 /// Formula: (T(4 * t) - T(4 * none)) / 4, and for copies (T(4 * t@cpu) - T(4 * t)) / 3 more; never below 0.
 /// Refuses what `lower` does.
 Result<std::vector<PricedTreatment>> price_treatments(const Case& config, std::span<const LayerTreatment> treatments,
@@ -62,7 +63,9 @@ struct BudgetChoice {
 ///   costs at least the lower convex hull of (bytes kept, seconds) at the bytes that are left, where the least that an assignment
 ///   can need is what lives for the whole step and what its layers keep of all micro-batches in flight. A treatment that another
 ///   one beats in bytes, moments and seconds is left out. Layers under one treatment stand together, those that keep least
-///   first: the layer that goes back first finds its activations there anyhow, so that keeping them there costs least.
+///   first: the layer that goes back first finds its activations there anyhow, so that keeping them there costs least. Where
+///   some are parked, whose storage is still there while their neighbour works, every order of the groups is looked at. A stage
+///   whose assignments lie too close together to be told apart within `kMostLookedAt` has the best of those (`proven`).
 /// Refuses, with the least bytes that are possible, a budget below them (ExitCode::kNo). `config` must pass `check`; its own
 /// recompute and budget are not looked at.
 /// Source: the multiple-choice knapsack of Jain et al., "Checkmate" (2020), on a chain of equal layers, where counts are enough.

@@ -68,7 +68,7 @@ class Parking {
   StageDraft& stage_;
   const bool overlap_;
   const std::vector<LayerTreatment> treatments_;  ///< by layer of the model
-  std::vector<size_t> computing_;  ///< events that compute, in order
+  std::vector<size_t> computing_;                 ///< events that compute, in order
   Insertions insertions_;
 };
 

@@ -1,5 +1,5 @@
-// The choice within a byte budget against every assignment there is: no other fits in less time, whether time is the sum of prices or
-// the timeline's; and what it says is the least is.
+// The choice within a byte budget against every assignment there is: no other fits in less time, whether time is the sum of prices
+// or the timeline's; and what it says is the least is.
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -21,11 +21,8 @@ using namespace testing;
 
 /// Prices that no sum of others equals by chance.
 std::vector<PricedTreatment> some_prices(bool parking) {
-  std::vector<PricedTreatment> list{{{}, 0},
-                                    {{.again = 0b0010}, 1.07},
-                                    {{.again = 0b1000}, 0.41},
-                                    {{.again = 0b1010}, 1.53},
-                                    {{.full = true}, 4.19}};
+  std::vector<PricedTreatment> list{
+      {{}, 0}, {{.again = 0b0010}, 1.07}, {{.again = 0b1000}, 0.41}, {{.again = 0b1010}, 1.53}, {{.full = true}, 4.19}};
   if (parking) list.push_back({{.parked = true}, 2.71}), list.push_back({{.full = true, .parked = true}, 4.93});
   return list;
 }

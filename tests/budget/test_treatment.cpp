@@ -46,7 +46,8 @@ TEST_CASE("what is no list by layer is refused by name") {
   CHECK(refusal("-1*full", 1) == "recompute=-1*full: `-1*full` is no run of layers");
   CHECK(refusal("1x*full", 1) == "recompute=1x*full: `1x*full` is no run of layers");
   CHECK(refusal("1*", 1) == "recompute=: a run of layers without a treatment");
-  CHECK(refusal("99999999999999999999*none", 1) == "recompute=99999999999999999999*none: `99999999999999999999*none` is no run of layers");
+  CHECK(refusal("99999999999999999999*none", 1) ==
+        "recompute=99999999999999999999*none: `99999999999999999999*none` is no run of layers");
   CHECK(refusal("1*mlp.up", 1) == "recompute of `mlp.up`, which is no sub-layer that can be made again by itself");
   CHECK(refusal("", 1) == "recompute=: 0 layers, and the model has 1");
 }

@@ -132,8 +132,9 @@ Trace of_one_rank(double end, std::vector<TraceEvent> events) {
 TEST_CASE("copies between spaces are exposed where nothing computes; copies within one are compute") {
   const Expanded e = expanded(kParking);
   // With overlap: out runs beside `more`, and half a second longer; back is hidden but for a second.
-  const Trace beside = of_one_rank(9, {event(kOp, 0, 0, 0, 0, 2), event(kOp, 0, 1, 1, 2, 5.5), event(kOp, 0, 2, 0, 2, 5),
-                                       event(kWait, 0, 3, 2, 2, 5.5), event(kOp, 0, 3, 2, 5.5, 6.5), event(kOp, 0, 4, 0, 6.5, 8.5)});
+  const Trace beside =
+      of_one_rank(9, {event(kOp, 0, 0, 0, 0, 2), event(kOp, 0, 1, 1, 2, 5.5), event(kOp, 0, 2, 0, 2, 5),
+                      event(kWait, 0, 3, 2, 2, 5.5), event(kOp, 0, 3, 2, 5.5, 6.5), event(kOp, 0, 4, 0, 6.5, 8.5)});
   const Breakdown with = analyse(*e.plan, e.programs, beside, 0, 0);
   CHECK(with.compute_s == Approx(2 + 3 + 2));
   CHECK(with.copy_s == Approx(3.5 + 1));
