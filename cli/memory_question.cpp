@@ -379,4 +379,24 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
   return list;
 }
 
+Result<ToldMemory> tell_memory(const CaseFlags& flags, const MemoryAnswerOptions& options, bool advise) {
+  auto question = memory_question(flags);
+  if (!question.ok()) return question.error();
+  auto answer = memory_answer(*question, options);
+  if (!answer.ok()) return answer.error();
+  ToldMemory told{std::move(*question), std::move(*answer), {}};
+  if (advise && !told.answer.fits()) told.advice = memory_advice(told.question);
+  return told;
+}
+
+void set_word(CaseFlags& flags, const std::string& key, const std::string& value) {
+  for (auto& [k, v] : flags.layout)
+    if (k == key) {
+      v = value;
+      return;
+    }
+  std::erase_if(flags.set, [&](const std::string& word) { return word.starts_with(key + "="); });
+  flags.set.push_back(key + "=" + value);
+}
+
 }  // namespace shardlab

@@ -19,8 +19,6 @@ double share(int64_t part, int64_t whole) { return whole > 0 ? static_cast<doubl
 
 Value seconds(double s) { return s > 0 ? Value(s) : Value(); }
 
-std::string signed_bytes(int64_t bytes) { return (bytes < 0 ? "-" : "+") + bytes_text(bytes < 0 ? -bytes : bytes); }
-
 Json items_json(std::span<const whatif::Item> items) {
   Json json = Json::array();
   for (const whatif::Item& item : items)
@@ -66,7 +64,11 @@ std::string recompute_text(const Case& c) {
   return c.layout.recompute == Recompute::kByLayer ? c.layout.recompute_options.layers : std::string(name_of(c.layout.recompute));
 }
 
-Json layout_json(const MemoryQuestion& q) {
+}  // namespace
+
+std::string signed_bytes(int64_t bytes) { return (bytes < 0 ? "-" : "+") + bytes_text(bytes < 0 ? -bytes : bytes); }
+
+nlohmann::ordered_json layout_json(const MemoryQuestion& q) {
   const analytic::Point& p = q.point;
   const Case& c = q.config;
   return {{"dp", p.dp},
@@ -85,8 +87,6 @@ Json layout_json(const MemoryQuestion& q) {
           {"grad_accumulation", p.grad_accumulation},
           {"seq_len", p.seq_len}};
 }
-
-}  // namespace
 
 std::string layout_line(const analytic::Point& p) {
   std::string out;

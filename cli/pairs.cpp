@@ -70,13 +70,34 @@ constexpr std::array kChoices{
            }},
     Choice{"offload.activations: cpu", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu; }},
     Choice{"offload.optimizer: cpu", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
+    Choice{"parameter_server.servers: 2",
+           [](Case& c) {
+             c.layout.parameter_server.servers = 2;
+             if (c.layout.dp == 1) c.layout.dp = 2;
+           }},
     Choice{"compression: bf16", [](Case& c) { compress(c, CompressionKind::kBf16); }},
     Choice{"compression: int8", [](Case& c) { compress(c, CompressionKind::kInt8); }},
     Choice{"compression: top-k", [](Case& c) { compress(c, CompressionKind::kTopK); }},
     Choice{"compression: random-k", [](Case& c) { compress(c, CompressionKind::kRandomK); }},
     Choice{"compression: powersgd", [](Case& c) { compress(c, CompressionKind::kPowerSgd); }},
+    Choice{"diloco.steps: 4",
+           [](Case& c) {
+             c.layout.diloco.steps = 4;
+             if (c.layout.dp == 1) c.layout.dp = 2;
+           }},
     Choice{"precision: bf16", [](Case& c) { c.train.precision = "bf16"; }},
     Choice{"precision: fp16", [](Case& c) { c.train.precision = "fp16"; }},
+    Choice{"precision: fp8", [](Case& c) { c.train.precision = "fp8"; }},
+    Choice{"fp8_scaling: delayed",
+           [](Case& c) {
+             c.train.fp8_scaling = "delayed";
+             narrow(c, "fp8");
+           }},
+    Choice{"fp8_scaling: block",
+           [](Case& c) {
+             c.train.fp8_scaling = "block";
+             narrow(c, "fp8");
+           }},
     Choice{"loss_scale: 1024",
            [](Case& c) {
              c.train.loss_scale = 1024;

@@ -3,13 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <span>
 #include <tuple>
 
 #include "cli/environment.h"
 #include "cli/execution.h"
 #include "kernels/kernels.h"
 #include "plan/base/world_error.h"
+#include "plan/period.h"
 #include "plan/runnable.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
@@ -26,16 +30,20 @@ namespace shardlab {
 
 namespace {
 
-/// Rule 5 of `verify`, on the programs that will run: their waits were derived after it.
-Result<void> check_order(const PlacedPlan& placed) {
-  for (const Program& program : placed.programs) {
-    const auto unordered = find_unordered(*placed.plan, program);
-    if (unordered.empty()) continue;
-    const Finding& first = unordered.front();
-    return Error{ExitCode::kBug,
-                 fmt::format("plan `{}`: stage {}: {}: {}", placed.plan->name, program.role, first.op, first.message),
-                 "this plan was not run: its streams do not wait for one another as they must, which is a bug of shardlab's",
-                 {}};
+/// Rules 5 and 7 of `verify` on what will run: its waits and its arenas are derived from the plan that was verified.
+Result<void> check_placed(const PlacedPlan& placed) {
+  for (size_t r = 0; r < placed.programs.size(); ++r) {
+    const Program& program = placed.programs[r];
+    const auto refuse = [&](const std::vector<Finding>& found, const char* why) -> Result<void> {
+      if (found.empty()) return {};
+      return Error{
+          ExitCode::kBug,
+          fmt::format("plan `{}`: stage {}: {}: {}", placed.plan->name, program.role, found.front().op, found.front().message),
+          fmt::format("this plan was not run: {}, which is a bug of shardlab's", why),
+          {}};
+    };
+    SHARDLAB_TRY(refuse(find_unordered(*placed.plan, program), "its streams do not wait for one another as they must"));
+    SHARDLAB_TRY(refuse(find_overlaps(*placed.plan, program, placed.arenas[r]), "two of its buffers share bytes while both live"));
   }
   return {};
 }
@@ -72,13 +80,13 @@ Result<PlacedPlan> prepare(const Case& config) {
   auto plan = lower(config);
   if (!plan.ok()) return plan.error();
   PlacedPlan placed = place(std::move(*plan));
-  SHARDLAB_TRY(check_order(placed));
+  SHARDLAB_TRY(check_placed(placed));
   return placed;
 }
 
 int64_t largest_arena(const PlacedPlan& placed, Space space) {
   int64_t most = 0;
-  for (const ArenaSize& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(space)]);
+  for (const ArenaLayout& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(space)]);
   return most;
 }
 
@@ -131,6 +139,7 @@ Prediction predict_bytes(const PlacedPlan& placed) {
   for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) add_peaks(memory_peak(*placed.plan, role), p);
   p.arena_bytes = largest_arena(placed);
   for (const auto& [comm, bytes] : total_wire_bytes(*placed.plan)) p.wire_bytes += bytes;
+  p.wire_bytes = bytes_of_step(*placed.plan, p.wire_bytes);
   return p;
 }
 
@@ -175,8 +184,8 @@ void add(IdleBreakdown& sum, const IdleBreakdown& idle, double share) {
     sum.*part += share * idle.*part;
 }
 
-/// The parts of a step over the recorded steps, on the rank whose step was longest: medians, and means of the idle time's causes,
-/// so that these add up.
+/// The parts of a step over the recorded steps (periods, of which a step has its share), on the rank whose step was longest:
+/// medians, and means of the idle time's causes, so that these add up.
 void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m) {
   std::vector<double> compute, exposed, copies, bubble, unplanned;
   for (int step = 0; step < trace.steps; ++step) {
@@ -189,12 +198,14 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
     for (int rank = 1; rank < trace.world_size; ++rank)
       if (length(rank) > length(longest)) longest = rank;
     const Breakdown b = analyse(*placed.plan, placed.programs, trace, longest, step);
-    compute.push_back(b.compute_s);
-    exposed.push_back(b.exposed_comm_s);
-    copies.push_back(b.exposed_copy_s);
+    const int period = placed.plan->period;
+    compute.push_back(b.compute_s / period);
+    exposed.push_back(b.exposed_comm_s / period);
+    copies.push_back(b.exposed_copy_s / period);
     bubble.push_back(b.bubble_fraction);
-    unplanned.push_back(b.unplanned_s);
-    add(m.idle, idle_by_cause(*placed.plan, placed.programs, trace, longest, step), 1.0 / trace.steps);
+    unplanned.push_back(b.unplanned_s / period);
+    const IdleBreakdown idle = idle_by_cause(*placed.plan, placed.programs, trace, longest, step);
+    add(m.idle, idle_of_step(*placed.plan, idle), 1.0 / trace.steps);
   }
   m.compute_s = median(compute);
   m.exposed_comm_s = median(exposed);
@@ -251,6 +262,18 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
   m.unplanned_memory_bytes = peak - before.now - arenas;
 }
 
+/// A run is of whole periods.
+Result<void> check_periods(const Case& config, int period) {
+  for (const auto& [key, steps] : {std::pair{"warmup", config.measure.warmup}, {"steps", config.measure.steps}}) {
+    if (steps % period == 0) continue;
+    return Error{ExitCode::kUsage,
+                 fmt::format("measure.{}={} with diloco.steps={}: a run ends where a period does", key, steps, period),
+                 fmt::format("set measure.{} to {}, or another multiple", key, (steps + period - 1) / period * period),
+                 {}};
+  }
+  return {};
+}
+
 /// Number of the first step: 0, or what the checkpoint that the case resumes has done, whose state `session` then has.
 Result<int64_t> first_step(const Case& config, Session& session) {
   if (config.checkpoint.save_every > 0) SHARDLAB_TRY(prepare_checkpoints(session, config.checkpoint.folder));
@@ -280,28 +303,60 @@ void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
                          : "lower learning_rate.peak, set clip_norm, or set guard.nonfinite: skip");
 }
 
+/// A file a server.
+void write_arrivals(std::span<const ArrivalLog> logs, const CaseFiles& files) {
+  for (const ArrivalLog& log : logs) {
+    const std::string path = files.arrivals(log.server);
+    std::ofstream file(path, std::ios::binary);
+    if (!(file << print(log)) || !file.flush())
+      throw WorldError(fmt::format("cannot write the arrivals of server {} to {}", log.server, path),
+                       "make room, or give another --out");
+  }
+}
+
+/// The logs that lie beside the case to be repeated; none: none are.
+Result<std::vector<ArrivalLog>> read_replay(const Case& config, const CaseFiles& files) {
+  std::vector<ArrivalLog> logs;
+  for (int server = 0; server < config.layout.parameter_server.servers; ++server) {
+    std::ifstream file(files.replay(server), std::ios::binary);
+    if (!file) continue;
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    auto log = parse_arrivals(text);
+    if (!log.ok()) return Error{log.error().code, log.error().message, log.error().hint, files.replay(server)};
+    logs.push_back(std::move(*log));
+  }
+  return logs;
+}
+
 }  // namespace
 
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& nvme_directory) {
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& directory) {
+  const int period = placed.plan->period;
+  SHARDLAB_TRY(check_periods(config, period));
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
-  SHARDLAB_TRY(check_recording(placed, measured_steps));
-  auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps)));
+  SHARDLAB_TRY(check_recording(placed, measured_steps / period));
+  auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps / period)));
   if (!execution.ok()) return execution.error();
   const MemoryReading before = (*execution)->memory();
   RunOptions options;
   options.seed = config.train.seed;
   options.learning_rate = config.train.learning_rate;
   options.timeout_s = config.measure.timeout_s;
-  options.nvme_directory = nvme_directory;
+  options.nvme_directory = directory;
+  const CaseFiles files{directory.empty() ? "." : directory};
   RunOptions recorded = options;
+  if (config.layout.parameter_server.servers > 0) recorded.staleness = config.layout.parameter_server.staleness;
+  auto replay = read_replay(config, files);
+  if (!replay.ok()) return replay.error();
+  recorded.replay = std::move(*replay);
   (*execution)->attach(recorded);
   auto session = Session::create(placed, recorded, (*execution)->transport(), (*execution)->backends(), &data->train());
   if (!session.ok()) return session.error();
   if (!(*session)->direct_storage().value_or(true))
     fmt::print(stderr, "{}: the files of what is offloaded to NVMe go by way of the page cache: times say little of the drive\n",
-               nvme_directory);
+               directory);
   (*session)->initialise_parameters();
   const auto first = first_step(config, **session);
   if (!first.ok()) return first.error();
@@ -310,18 +365,28 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   Measurement& m = result.figures;
   std::vector<double> seconds;
   const int64_t warm = *first + config.measure.warmup, end = warm + measured_steps;
-  for (int64_t step = *first; step < end; ++step) {
-    if (step == warm) (*execution)->set_recording(true);
-    const StepResult r = (*session)->step(step);
-    if (r.loss) m.losses.push_back(*r.loss);
-    m.skipped_steps += r.skipped ? 1 : 0;
-    stop_at(config.train.guard, r, step);
-    m.loss_scale = r.loss_scale;
-    SHARDLAB_TRY(save_where_due(config, **session, step + 1, step + 1 == end));
-    if (step < warm) continue;
-    seconds.push_back(r.seconds);
-    if ((*execution)->transport().counts_wire()) m.wire_bytes = r.sent_bytes;
+  // Workers that may run apart do so through the warm-up and through each repeat.
+  const bool apart = recorded.staleness >= 0;
+  for (int64_t begin = *first; begin < end;) {
+    if (begin == warm) (*execution)->set_recording(true);
+    const int64_t count = !apart ? period : begin < warm ? warm - begin : config.measure.steps;
+    int64_t step = begin;
+    for (const StepResult& r : (*session)->run(begin, count)) {
+      for (const auto& loss : r.losses)
+        if (loss) m.losses.push_back(*loss);
+      m.skipped_steps += r.skipped ? 1 : 0;
+      stop_at(config.train.guard, r, step);
+      m.loss_scale = r.loss_scale;
+      step += period;
+      SHARDLAB_TRY(save_where_due(config, **session, step, step == end));
+      if (step <= warm) continue;
+      seconds.push_back(r.seconds / period);
+      if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, r.sent_bytes);
+    }
+    begin = step;
   }
+  write_arrivals((*session)->arrivals(), files);
+  if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   m.samples = static_cast<int>(seconds.size());
   m.repeats = static_cast<int>(config.measure.repeat);

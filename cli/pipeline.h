@@ -50,8 +50,9 @@ struct Executed {
 /// Trains the case as its `measure` block says, in this process: warm-up steps, then `repeat` blocks of `steps` steps, all of one
 /// training run, which begins where the checkpoint that it resumes ends. Saves in `checkpoint.folder`. Throws WorldError when a
 /// rank fails, a wait times out or a checkpoint cannot be written.
-/// What is offloaded to NVMe is kept in unnamed files in `nvme_directory`.
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& nvme_directory);
+/// What is offloaded to NVMe is kept in unnamed files in `directory`, where a parameter server with a staleness leaves the logs of
+/// its arrivals.
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& directory);
 
 /// The step of a trace whose duration is the median, alone: what is kept on disk, since all steps of a run fill it quickly.
 Trace median_step(const Trace& trace);
@@ -71,6 +72,9 @@ struct CaseFiles {
   std::string chrome() const { return directory + "/trace.json"; }
   std::string checkpoints() const { return directory + "/checkpoints"; }  ///< where the case names no other folder
   std::string log() const { return directory + "/log.txt"; }
+  /// Of a parameter server with a staleness: the order in which gradients came, and the order in which they are to come.
+  std::string arrivals(int server) const { return directory + "/arrivals." + std::to_string(server) + ".txt"; }
+  std::string replay(int server) const { return directory + "/replay." + std::to_string(server) + ".txt"; }
 };
 
 }  // namespace shardlab

@@ -54,11 +54,13 @@ struct Measurement {
   int64_t resident_bytes = 0;  ///< of the whole process
   int64_t unplanned_memory_bytes =
       0;  ///< growth of the process beyond the arenas, at its peak; negative where arenas were not filled
-  std::optional<int64_t> wire_bytes;   ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
-  std::vector<double> losses;          ///< by step, from the first
-  int64_t skipped_steps = 0;           ///< of all steps run, warm-up included: those whose update was left out
-  std::optional<double> loss_scale;    ///< after the last step, where the case has one
-  std::optional<double> loss_unigram;  ///< entropy of the unigram model on the same text: what a loss must beat
+  std::optional<int64_t> wire_bytes;       ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
+  std::vector<double> losses;              ///< by step, from the first
+  int64_t skipped_steps = 0;               ///< of all steps run, warm-up included: those whose update was left out
+  std::optional<double> staleness_mean;    ///< of a parameter server: updates made since a worker was given the values it used
+  std::optional<int64_t> staleness_worst;  ///< the most
+  std::optional<double> loss_scale;        ///< after the last step, where the case has one
+  std::optional<double> loss_unigram;      ///< entropy of the unigram model on the same text: what a loss must beat
   std::optional<double> val_loss;
   std::optional<double> energy_j;
   double recorder_overhead_s = 0;
@@ -67,8 +69,8 @@ struct Measurement {
   std::vector<int64_t> peak_by_rank;
 };
 
-/// Work, predicted and measured seconds of one op, summed over a step of one rank of the role; `count` instructions share the
-/// label.
+/// Work, predicted and measured seconds of one op, summed over a period of the plan (a step, but under diloco) on one rank of the
+/// role; `count` instructions share the label.
 struct OpComparison {
   int stage = 0;
   std::string label;  ///< "layer.F attn.qkv"

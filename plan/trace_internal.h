@@ -26,11 +26,8 @@ inline bool is_transfer(const Instruction& i) {
   return space(i.op->reads.front()) != space(i.op->writes.front());
 }
 
-/// Index of the role of a rank: its coordinate on the pipeline axis.
-inline size_t role_of(const Mesh& mesh, int rank) {
-  const auto axis = mesh.find("pp");
-  return axis ? static_cast<size_t>(mesh.coordinates(rank)[static_cast<size_t>(*axis)]) : 0;
-}
+/// Index of the role of a rank.
+inline size_t role_of(const Mesh& mesh, int rank) { return static_cast<size_t>(mesh.role_of(rank)); }
 
 inline const Instruction& instruction_of(const Program& program, const TraceEvent& event) {
   SHARDLAB_CHECK(event.instruction >= 0 && static_cast<size_t>(event.instruction) < program.instructions.size(),

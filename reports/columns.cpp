@@ -43,6 +43,19 @@ Value compression(Outcome o) {
   }
 }
 
+Value parameter_server(Outcome o) {
+  const ParameterServer& p = o.config.layout.parameter_server;
+  if (p.servers == 0) return text("none");
+  return text(fmt::format("servers={} staleness={}", p.servers, p.staleness < 0 ? "sync" : fmt::to_string(p.staleness)));
+}
+
+/// "8 lr=0.7 momentum=0.9": inner steps of a period and the outer optimizer.
+Value diloco(Outcome o) {
+  const Diloco& d = o.config.layout.diloco;
+  if (d.steps == 0) return text("none");
+  return text(fmt::format("{} lr={} momentum={}", d.steps, d.learning_rate, d.momentum));
+}
+
 /// Tokens of one step of the whole job at `step_s` seconds a step.
 Value tokens_per_s(Outcome o, double step_s) {
   return step_s > 0 ? number(static_cast<double>(o.config.train.global_batch_tokens) / step_s) : kNotApplicable;
@@ -192,6 +205,10 @@ constexpr std::array kColumns = {
                [](Outcome o) { return o.measured ? maybe(o.measured->loss_unigram) : kNotApplicable; }},
     CaseColumn{"skipped_steps", Unit::kNone, "skipped", "steps whose update was left out, warm-up included",
                MEASURED(skipped_steps)},
+    CaseColumn{"staleness_mean", Unit::kNone, "", "updates made since a worker was given the values it used",
+               [](Outcome o) { return o.measured ? maybe(o.measured->staleness_mean) : kNotApplicable; }},
+    CaseColumn{"staleness_worst", Unit::kNone, "", "the most updates made since",
+               [](Outcome o) { return o.measured ? maybe(o.measured->staleness_worst) : kNotApplicable; }},
     CaseColumn{"loss_scale", Unit::kNone, "", "after the last step",
                [](Outcome o) { return o.measured ? maybe(o.measured->loss_scale) : kNotApplicable; }},
     CaseColumn{"seed", Unit::kNone, "", "of every random number",
@@ -222,9 +239,9 @@ constexpr std::array kColumns = {
     CaseColumn{"fsdp", Unit::kNone, "", "unit, prefetch, reshard", [](Outcome) { return text("none"); }},
     CaseColumn{"hybrid_shard", Unit::kNone, "", "size of the shard group", [](Outcome) { return text("none"); }},
     CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", [](Outcome) { return text("none"); }},
-    CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", [](Outcome) { return text("none"); }},
+    CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", parameter_server},
     CaseColumn{"compression", Unit::kNone, "", "of gradients", compression},
-    CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", [](Outcome) { return text("none"); }},
+    CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", diloco},
     CaseColumn{"cp_kind", Unit::kNone, "", "kind of context parallelism", [](Outcome) { return text("none"); }},
     CaseColumn{"reduce_dtype", Unit::kNone, "", "element type of gradient reductions", gradient_dtype},
     CaseColumn{"accumulate_dtype", Unit::kNone, "", "element type of accumulated gradients", gradient_dtype},

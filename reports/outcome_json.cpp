@@ -321,6 +321,8 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("unplanned_memory_bytes", x.unplanned_memory_bytes);
   v("wire_bytes", x.wire_bytes);
   v("skipped_steps", x.skipped_steps);
+  v("staleness_mean", x.staleness_mean);
+  v("staleness_worst", x.staleness_worst);
   v("loss_scale", x.loss_scale);
   v("loss_unigram", x.loss_unigram);
   v("val_loss", x.val_loss);

@@ -36,7 +36,7 @@ std::map<std::string, std::string> recipe_of(const Case& c) {
           {"seq_len", fmt::format("{}", c.train.seq_len)},
           {"sequences_per_step", fmt::format("{}", c.sequences_per_step())},
           {"optimizer", std::string(name_of(c.train.optimizer))},
-          {"precision", c.train.precision}};
+          {"precision", c.train.precision == "fp8" ? "fp8 " + c.train.fp8_scaling : c.train.precision}};
 }
 
 // ---- files

@@ -19,19 +19,22 @@ namespace {
 /// Finds the peak, given what is live throughout the step. The receive for the next slot is posted before a slot begins, while two
 /// messages sent may be under way; even so it never is the peak. Beyond what a slot of forward ends with there are at most those
 /// two, as much as the slot's last projection and residual took; after a slot of backward one micro-batch less is in flight.
-void find_peak(const Sizes& n, const Slots& slots, const Timetable& table, StageForm& form) {
+/// `again`: the period has further steps, which begin with what the step before still sends.
+void find_peak(const Sizes& n, const Slots& slots, const Timetable& table, bool again, StageForm& form) {
   Live best;
   const auto consider = [&](Moment moment, const Live& live) {
     if (live.total() <= best.total()) return;
     best = live;
     form.moment = moment;
   };
-  table.corners([&](int64_t slot) {
-    const int under_way = table.receives(slot) + table.receives(slot + 1) + table.sends(slot - 1);
+  const auto visit = [&](int64_t slot, bool sent) {
+    const int under_way = table.receives(slot) + table.receives(slot + 1) + sent;
     const Live level = table.in_flight(slot) * slots.kept + under_way * activation(n.x);
     const Rise& rise = table.backward(slot) ? slots.backward : slots.forward;
     consider(rise.moment, level + rise.live);
-  });
+  };
+  table.corners([&](int64_t slot) { visit(slot, table.sends(slot - 1)); });
+  if (again) visit(1, table.sends(table.slots()));
   const auto at = [&](BufferClass c) -> int64_t& { return form.at_peak.bytes[static_cast<size_t>(c)]; };
   at(BufferClass::kActivation) = best.activation;
   at(BufferClass::kTemporary) = best.temporary;
@@ -77,17 +80,17 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   StageForm form;
   form.layers = part.layers;
   form.parameters = state.parameters;
-  form.masters = state.masters;
+  form.masters = state.masters + state.started;
   form.moments = state.moments;
   form.gradients = state.gradients;
   form.metrics = metrics.step + metrics.persistent;
   const CompressionForm compression = compression_of(c, state, part);
   form.workspace = workspace_of(c, part, compression.workspace);
-  form.buffers = compression.messages;
+  form.buffers = compression.messages + state.sums;
   const Others others = others_of(c, part);
   form.other = others.step + others.persistent + compression.errors;
   form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace + others.persistent +
-                    compression.errors;
+                    compression.errors + state.sums;
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
@@ -95,7 +98,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   if (walks(c))
     walk_to_peak(c, sizes, state, part, stage, form);
   else
-    find_peak(sizes, slots, Timetable(c, part, stage), form);
+    find_peak(sizes, slots, Timetable(c, part, stage), c.layout.diloco.steps > 1, form);
   return form;
 }
 
@@ -129,11 +132,15 @@ class Wires {
       for (int64_t layer = 0; layer < part.layers; ++layer) again += treatments.of(first_layer_of(c_, stage) + layer).full ? 1 : 0;
       const int64_t whole = part.layers * 4 + again + (part.first ? 1 : 0) + (part.last ? 1 : 0);
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
+      // The largest size of every slice: 4 weights, 2 inputs, 2 gradients.
+      if (multiplies_in_fp8(c_) && c_.train.fp8_scaling == "current")
+        at(Channel::kTp) += dp_ * m_ * part.layers * 8 * all_reduced(4, tp_);
     }
-    const bool zero = c_.layout.zero > 0;
+    if (remembers_amax(c_)) at(Channel::kAmax) += all_reduced(4 * 12 * part.layers, dp_ * tp_);
+    const bool sliced = updates_slices(c_);
     const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
     const int64_t gradients = compressed ? compression_of(c_, state, part).sent
-                              : zero     ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
+                              : sliced   ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
                                          : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
     at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);
@@ -143,26 +150,26 @@ class Wires {
       const std::vector<int64_t> times = gathers_of(c_, state, part, stage);
       for (size_t b = 0; b < times.size(); ++b) gathered += times[b] * state.buckets[b].elements;
     }
-    at(Channel::kDpParameters) += tp_ * sets_ * reduced(widths_.value * gathered, shards_);
+    at(Channel::kDpParameters) += tp_ * (sets_ * reduced(widths_.value * gathered, shards_) + all_reduced(4 * state.moved, dp_));
     if (!part.last) {
       const bool even = stage % 2 == 0;
       for (const Channel channel :
            {even ? Channel::kForwardEven : Channel::kForwardOdd, even ? Channel::kBackwardEven : Channel::kBackwardOdd})
         at(channel) += dp_ * tp_ * m_ * message_;
     }
-    if (part.last) {  // the loss, in fp32: its sum, or every sequence's
-      at(Channel::kMetricsDp) +=
-          tp_ * sets_ *
-          (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_) : all_reduced(4, shards_));
+    if (part.last && !runs_apart(c_)) {  // the loss, in fp32: its sum, or every sequence's
+      at(Channel::kMetricsDp) += tp_ * sets_ *
+                                 (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_)
+                                                               : all_reduced(4 * std::max(1, c_.layout.diloco.steps), shards_));
       at(Channel::kMetricsReplica) += tp_ * shards_ * all_reduced(4, sets_);
     }
     if (has_norm(c_)) {  // the squared norm, in fp64
       at(Channel::kMetricsTp) += dp_ * all_reduced(8, tp_);
-      if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
+      if (sliced) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
     }
     if (finds_inf(c_)) {  // a flag of 4 bytes
       at(Channel::kMetricsTp) += dp_ * all_reduced(4, tp_);
-      if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(4, shards_);
+      if (sliced) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(4, shards_);
     }
   }
 
@@ -172,8 +179,14 @@ class Wires {
     if (finds_inf(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(4, pp_);
     if (judges_loss(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(4, pp_);
     if (!c_.model.tied_embeddings) return;
-    const int64_t slices = c_.layout.zero > 0 ? shards_ : 1;
+    const int64_t slices = updates_slices(c_) ? shards_ : 1;
     at(Channel::kEnds) += dp_ * tp_ * all_reduced(widths_.gradient * ((table_ + slices - 1) / slices), 2);
+  }
+
+  /// Everything again in each step of a period, but what workers that train apart exchange when it ends.
+  void repeat(int64_t steps) {
+    for (size_t i = 0; i < kChannels; ++i)
+      if (i != static_cast<size_t>(Channel::kDpParameters) && i != static_cast<size_t>(Channel::kMetricsDp)) form_.wire[i] *= steps;
   }
 
  private:
@@ -206,7 +219,7 @@ std::string_view name_of(Moment moment) {
 std::string_view name_of(Channel channel) {
   static constexpr std::array<std::string_view, kChannels> kNames{
       "tp",         "dp.grads", "dp.parameters", "dp.replicas",     "pp.fwd.even", "pp.fwd.odd", "pp.bwd.even",
-      "pp.bwd.odd", "pp.ends",  "metrics.dp",    "metrics.replica", "metrics.tp",  "metrics.pp"};
+      "pp.bwd.odd", "pp.ends",  "metrics.dp",    "metrics.replica", "metrics.tp",  "metrics.pp", "amax"};
   return kNames[static_cast<size_t>(channel)];
 }
 
@@ -254,6 +267,7 @@ ClosedForm closed_form(const Case& config) {
     wires.add_stage(stage, part, state);
   }
   wires.add_across_stages();
+  if (config.layout.diloco.steps > 0) wires.repeat(config.layout.diloco.steps);
   return form;
 }
 

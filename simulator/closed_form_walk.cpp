@@ -380,7 +380,7 @@ struct Effect {
   Live left;
 };
 
-Effect effect_of(const Sizes& n, const Units& units, const Part& part, const Visit& v) {
+Effect effect_of(const Case& c, const Sizes& n, const Units& units, const Part& part, const Visit& v) {
   const LayerForm& layer = units.form(v.unit);
   const bool embed = part.first && v.unit == 0, head = part.last && v.unit == units_of(part) - 1;
   const Live inner = activation(layer.kept);
@@ -389,7 +389,7 @@ Effect effect_of(const Sizes& n, const Units& units, const Part& part, const Vis
     // Never the peak: the first layer adds more, or the head, whose table is as large.
     if (embed) return {{Moment::kBetween, input(n.ids) + activation(n.x)}, input(n.ids) + activation(n.x)};
     if (head) return {{Moment::kForwardHead, head_kept + input(n.ids) + temporary(n.loss_parts)}, head_kept};
-    return {units.full(v.unit) ? recomputed_forward(n) : layer.forward, inner + activation(n.x)};
+    return {units.full(v.unit) && !multiplies_in_fp8(c) ? recomputed_forward(n) : layer.forward, inner + activation(n.x)};
   }
   if (embed) return {{Moment::kBetween, {}}, Live{} - input(n.ids) - activation(n.x)};
   if (head) return {{Moment::kBackwardHead, temporary(n.x)}, Live{} - head_kept};
@@ -432,8 +432,10 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     if (there) level.change(BufferClass::kActivation, sizes.x);
   };
   int64_t sent_before = 0, sent_last = 0;  // messages of the slot before the last, and of the last
-  message(table.receives(1));
-  for (size_t v = 0; v < visits.size(); ++v) {
+  const size_t steps = c.layout.diloco.steps > 1 ? 2 : 1;  // a further step begins with what the one before still sends
+  for (size_t i = 0; i < steps * visits.size(); ++i) {
+    const size_t v = i % visits.size();
+    if (v == 0) message(table.receives(1));
     const bool begins = v == 0 || visits[v - 1].slot != visits[v].slot;
     if (begins) message(table.receives(visits[v].slot + 1));
     level.change(around[v].before_scatter);
@@ -441,7 +443,7 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
     level.change(around[v].fetched);
     host.change(around[v].host_before);
-    const Effect effect = effect_of(sizes, units, part, visits[v]);
+    const Effect effect = effect_of(c, sizes, units, part, visits[v]);
     level.rise(effect.rise);
     level.add(effect.left);
     level.change(around[v].vacated);

@@ -181,18 +181,10 @@ void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bu
   insertions.apply(stage.events);
 }
 
-void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,
-                          const std::function<std::optional<Event>(Bucket&)>& further) {
-  const int last_micro = draft.micro_batches() - 1;
-  const BackwardTimes times(draft, stage);
-  Insertions insertions;
-  for (Bucket& bucket : stage.buckets) {
-    const size_t when = draft.config.layout.overlap ? times.last(bucket, last_micro) : stage.events.size() - 1;
-    insertions.after(when, reduce_event(draft, stage, bucket, bucket.reduced, kind, last_micro, strategy));
-    if (!further) continue;
-    if (auto event = further(bucket)) insertions.after(when, std::move(*event));
-  }
-  insertions.apply(stage.events);
+void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy) {
+  when_complete(draft, stage, [&](Bucket& bucket) {
+    return reduce_event(draft, stage, bucket, bucket.reduced, kind, draft.micro_batches() - 1, strategy);
+  });
 }
 
 std::string signature(const Draft& draft, const StageDraft& stage, const Bucket& bucket) {

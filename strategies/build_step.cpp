@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "strategies/diloco.h"
+
 namespace shardlab {
 namespace {
 
@@ -243,7 +245,8 @@ void UnitBuilder::build_head() {
   const int gamma = parameter("final.norm.gamma", {h()}, P::kNormWeight);
   const int beta = model_.is_llama() ? -1 : parameter("final.norm.beta", {h()}, P::kBias);
   const int weight = parameter(model_.tied_embeddings ? "embed.tokens" : "head.weight", {model_.vocab, h()}, P::kEmbedding);
-  const int64_t targets_per_step = config_.sequences_per_step() * s();
+  const int64_t shared_by = trains_apart(draft_) ? config_.layout.dp : 1;  // workers divide by their own targets
+  const int64_t targets_per_step = config_.sequences_per_step() * s() / shared_by;
 
   const SlotId x = fwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
   bwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
@@ -299,7 +302,8 @@ void add_units(Draft& draft) {
 }
 
 /// Every micro-batch is dealt over the data axes by sequences, so activations are slices of it along their first dim and what
-/// one rank sums over its tokens is a partial sum. Which reduction makes that whole is for a strategy to say.
+/// one rank sums over its tokens is a partial sum. Which reduction makes that whole is for a strategy to say. Workers that train
+/// apart (diloco.cpp) share nothing: whatever they compute is their own.
 void deal_batch(Draft& draft) {
   for (const std::string_view name : {"replica", "dp"}) {
     const auto axis = draft.plan.mesh.find(name);
@@ -310,6 +314,7 @@ void deal_batch(Draft& draft) {
           Placement& place = slot.type.place[static_cast<size_t>(*axis)];
           if (slot.type.micro == Micro::kSlice) place = Placement::shard(0);
           if (slot.type.micro == Micro::kSum) place = Placement::partial();
+          if (trains_apart(draft)) place = Placement::local();
         }
   }
 }

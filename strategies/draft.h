@@ -34,7 +34,7 @@ enum class Use : uint8_t {
   kGradientIn,     ///< gradient of the unit's output
   kGradientOut,    ///< gradient of the unit's input: the previous unit's kGradientIn
   kLoss,           ///< the micro-batch's losses by sequence
-  kNamed,          ///< a buffer of the stage: `StageDraft::named`, by the slot's name
+  kNamed,          ///< a buffer of the stage: `StageDraft::named`, by unit and slot ("layers.3.loss_scale"), or by the slot's name
   kView,           ///< a view of another slot
 };
 

@@ -183,6 +183,8 @@ class StageEmitter {
       case Use::kGradientIn: return held(gradient_of(unit), micro);
       case Use::kGradientOut: return take(gradient_of(unit - 1), micro, slot, unit);
       case Use::kNamed: {
+        const auto own = stage_.named.find(unit_name(unit) + "." + slot.name);
+        if (own != stage_.named.end()) return own->second;
         const auto found = stage_.named.find(slot.name);
         SHARDLAB_CHECK(found != stage_.named.end(), "stage {} has no buffer for {}", stage_.role.stage, slot.name);
         return found->second;

@@ -12,8 +12,11 @@
 #include "strategies/optimizer.h"
 
 #include "plan/text.h"
+#include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/offload_optimizer.h"
+#include "strategies/parameter_server.h"
+#include "strategies/shards.h"
 #include "strategies/state.h"
 
 namespace shardlab {
@@ -85,6 +88,7 @@ Event round_event(Draft& draft, StageDraft& stage, const Update& update) {
     Op op;
     op.work = Copy{};
     op.label = "round";
+    op.stream = update_stream(draft);
     op.strategy = "master-weights";
     if (stage.go) op.when = SlotId(2);
     return one_op_segment("round" + std::to_string(draft.segment_cache.size()), stage, buffers, std::move(op), {0}, {1});
@@ -166,7 +170,7 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
   Type part_type = whole;
   for (const std::string_view name : {"replica", "dp"})
     if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
-  const bool dealt_together = !draft.plan.together.empty();
+  const bool dealt_together = !draft.plan.together.empty(), apart = draft.training && runs_apart(c);
   std::vector<BufferId> buffers = dealt_together ? gather_losses(draft, stage) : stage.losses;
   if (dealt_together) part_type = placed(part_type, draft.plan.mesh.axis("dp"), Placement::replicate());
   std::vector<int> reads(buffers.size());
@@ -174,9 +178,9 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
   buffers.push_back(metric(stage, "loss.sum", part_type, false));
   append(draft, stage, "loss.sum", buffers, SumScalars{}, reads, {static_cast<int>(reads.size())});
   BufferId sum = buffers.back();
-  if (draft.plan.mesh.size("dp") > 1 && !dealt_together) sum = all_reduce_scalar(draft, stage, sum, "dp");
+  if (draft.plan.mesh.size("dp") > 1 && !dealt_together && !apart) sum = all_reduce_scalar(draft, stage, sum, "dp");
   if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
-  const BufferId mean = metric(stage, "loss", whole, true);
+  const BufferId mean = metric(stage, "loss", apart ? part_type : whole, true);  // or a worker's part of it
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
   return mean;
 }
@@ -185,7 +189,7 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
 BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), dp = static_cast<size_t>(draft.plan.mesh.axis("dp")),
                pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
-  const bool zero = draft.config.layout.zero > 0;
+  const bool sliced_over_dp = updates_slices(draft.config.layout);
   std::vector<BufferId> sliced, whole;
   for (const Update& u : stage.updates) {
     if (u.gradient == stage.counted_elsewhere) continue;
@@ -193,7 +197,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   }
   Type type = scalar(draft, DType::f64);
   type.scale.denominator = stage.role.buffers[stage.updates.front().gradient.index()].type.scale.denominator;
-  if (zero) type.place[dp] = Placement::partial();
+  if (sliced_over_dp) type.place[dp] = Placement::partial();
   if (draft.config.layout.pp > 1) type.place[pp] = Placement::partial();
   std::vector<BufferId> parts;
   for (const auto& [name, list, cut] : {std::tuple{"grad_norm2.sliced", &sliced, true}, {"grad_norm2.whole", &whole, false}}) {
@@ -213,7 +217,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
     append(draft, stage, "grad_norm2.sum", {parts[0], parts[1], sum}, Add{}, {0, 1}, {2});
     total = sum;
   }
-  if (zero) total = all_reduce_scalar(draft, stage, total, "dp");
+  if (sliced_over_dp) total = all_reduce_scalar(draft, stage, total, "dp");
   if (draft.config.layout.pp > 1) total = all_reduce_scalar(draft, stage, total, "pp");
   Type whole_type = stage.role.buffers[total.index()].type;
   const bool scaled = !whole_type.scale.denominator.empty();
@@ -268,7 +272,7 @@ BufferId step_loss(Draft& draft, StageDraft& last) {
   const Type by_sequence = head.segment.slots[head.find("loss").index()].type;
   for (int j = 0; j < draft.micro_batches(); ++j)
     last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
-  return last.named["loss"] = loss_metric(draft, last);
+  return last.named["loss"] = trains_apart(draft) ? worker_loss(draft, last) : loss_metric(draft, last);
 }
 
 void optimizer(Draft& draft) {
@@ -277,7 +281,7 @@ void optimizer(Draft& draft) {
     declare_updates(draft, stage);
     for (Update& update : stage.updates) {
       add_moments(draft, stage, update);
-      stage.events.push_back(update_event(draft, stage, update, StreamId(0)));
+      stage.events.push_back(update_event(draft, stage, update, update_stream(draft)));
       if (update.stored) stage.events.push_back(round_event(draft, stage, update));
       if (!update.after) continue;
       Event gather;

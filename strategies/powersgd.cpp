@@ -58,7 +58,7 @@ class PowerSgd {
   }
 
   void declare_messages() {
-    const Type& gradient = type_of(stage_.buckets.front().gradient);
+    const Type gradient = type_of(stage_.buckets.front().gradient);  // no reference: buffers are added
     const auto message = [&](std::string name, int64_t elements) {
       return add_message(stage_, std::move(name),
                          message_type(draft_, gradient, DType::f32, {elements}, Placement::local(), Micro::kNone));

@@ -22,6 +22,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -64,6 +65,27 @@ Slots saved_slots(const UnitTemplate& unit) {
   for (size_t s = 0; s < unit.backward.uses.size(); ++s)
     if (unit.backward.uses[s].use == Use::kSaved) saved.insert(unit.forward.find(unit.backward.segment.slots[s].name).value);
   return saved;
+}
+
+/// What a tensor is rounded to 8 bits with is kept: one made again is rounded as it was, and no rank need be asked again.
+bool is_scale(const Slot& slot) { return slot.type.shape.elements() == 1 && std::string_view(slot.name).ends_with(".scale"); }
+
+Slots scales_of(const DraftSegment& forward, const Slots& slots) {
+  Slots scales;
+  for (const int32_t slot : slots)
+    if (is_scale(forward.slot(SlotId(slot)))) scales.insert(slot);
+  return scales;
+}
+
+/// What is rounded to 8 bits of what a sub-layer made goes with it.
+void add_rounded(const DraftSegment& forward, Slots& made) {
+  for (const Step& step : forward.segment.steps) {
+    const Op& op = std::get<Op>(step);
+    const auto* kernel = std::get_if<Kernel>(&op.work);
+    if (kernel == nullptr || !std::string_view(kernel->name).starts_with("fp8_quantise")) continue;
+    if (!made.contains(root_of(forward, op.reads[0]))) continue;
+    for (const SlotId w : op.writes) made.insert(root_of(forward, w));
+  }
 }
 
 /// Makes slots of forward local to both segments: what was saved is made anew in backward and lives only there.
@@ -127,22 +149,28 @@ bool has_word(std::string_view list, std::string_view word) {
 }
 
 void make_all_again(UnitTemplate& layer) {
-  const Slots saved = saved_slots(layer);
-  std::vector<Op> again = ops_that_make(layer.forward, saved, {});
+  Slots saved = saved_slots(layer);
+  const Slots scales = scales_of(layer.forward, saved);
+  for (const int32_t scale : scales) saved.erase(scale);
+  std::vector<Op> again = ops_that_make(layer.forward, saved, scales);
   give_up(layer.forward, layer.backward, saved);
   move_to_backward(layer.forward, layer.backward, again, "full-recompute");
   auto& steps = layer.backward.segment.steps;
+  std::erase_if(steps, [&](const Step& s) {  // a weight in 8 bits, which backward makes again by itself, is made once
+    return std::ranges::find(again, std::get<Op>(s).label, &Op::label) != again.end();
+  });
   steps.insert(steps.begin(), std::make_move_iterator(again.begin()), std::make_move_iterator(again.end()));
 }
 
 void make_some_again(UnitTemplate& layer, std::string_view modules) {
-  Slots given_up, kept = saved_slots(layer);
+  Slots made, given_up, kept = saved_slots(layer);
   for (const Step& step : layer.forward.segment.steps) {
     const Op& op = std::get<Op>(step);
     if (!has_word(modules, op.label)) continue;
-    for (const SlotId w : op.writes)
-      if (kept.contains(root_of(layer.forward, w))) given_up.insert(root_of(layer.forward, w));
+    for (const SlotId w : op.writes) made.insert(root_of(layer.forward, w));
   }
+  add_rounded(layer.forward, made);
+  std::ranges::set_intersection(made, kept, std::inserter(given_up, given_up.end()));
   for (const int32_t slot : given_up) kept.erase(slot);
   std::vector<Op> again = ops_that_make(layer.forward, given_up, kept);
   give_up(layer.forward, layer.backward, given_up);

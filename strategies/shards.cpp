@@ -5,6 +5,8 @@
 
 namespace shardlab {
 
+bool updates_slices(const Layout& layout) { return layout.zero > 0 || layout.parameter_server.servers > 0; }
+
 Shards::Shards(Draft& draft, StageDraft& stage, std::string_view strategy)
     : draft_(draft), stage_(stage), strategy_(strategy), axis_(draft.plan.mesh.axis("dp")), ranks_(draft.plan.mesh.size("dp")) {}
 
@@ -55,28 +57,6 @@ Call Shards::gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamI
     return one_op_segment(name, stage_, {slice, flat}, std::move(op), {0}, {1});
   });
   return bind(segment, {slice, flat});
-}
-
-std::optional<Event> Shards::reduce_over_replicas(Bucket& bucket) {
-  const auto axis = draft_.plan.mesh.find("replica");
-  if (!axis) return std::nullopt;
-  const BufferId part = bucket.reduced;
-  Buffer whole = stage_.role.buffers[part.index()];
-  whole.name += ".replicas";
-  whole.type = placed(whole.type, *axis, Placement::replicate());
-  if (!whole.view) whole.view = View{part.value, 0, {}};
-  bucket.reduced = add_buffer(stage_, std::move(whole));
-  const std::string name = "replicas." + signature(draft_, stage_, bucket);
-  const SegmentId segment = draft_.cached(name, [&] {
-    Op op;
-    op.work =
-        Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft_.comm("dp.replicas", AxisSet::of(*axis)), draft_.algorithm()};
-    op.label = "gradients";
-    op.stream = reduction_stream(draft_);
-    op.strategy = "hybrid-shard";
-    return one_op_segment(name, stage_, {part, bucket.reduced}, std::move(op), {0}, {1});
-  });
-  return call_event(bind(segment, {part, bucket.reduced}), bucket.last_unit, draft_.micro_batches() - 1);
 }
 
 bool Shards::shares_values(const Bucket& bucket) const {
@@ -142,8 +122,6 @@ class Scatter {
       const BufferId source = from == carry.written ? slice_ : copy(from);
       insertions_.after(last, move("add.slices.", Add{}, {copy(to), source}, {0, 1}, {0}, j));
     }
-    if (j + 1 == draft_.micro_batches())
-      if (auto over_replicas = shards_.reduce_over_replicas(bucket_)) insertions_.after(last, std::move(*over_replicas));
     free_at_release(bucket_.gradient);
     for (const auto& [to, from] : carry.added)
       if (from != carry.written) free_at_release(copy(from));

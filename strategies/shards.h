@@ -6,6 +6,9 @@
 
 namespace shardlab {
 
+/// Whether each data-parallel rank updates a slice of every bucket: under ZeRO, and where it serves the slice.
+bool updates_slices(const Layout& layout);
+
 /// The slices of one stage's buckets over the ranks of "dp".
 class Shards {
  public:
@@ -20,9 +23,6 @@ class Shards {
   BufferId flat_values(const Bucket& bucket, bool persistent);
   /// Every slice to every rank: `slice` -> `flat`, on `stream`.
   Call gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamId stream);
-  /// Sums this rank's slice of a bucket's gradients over the sets of shards (hybrid sharding), in place; `Bucket::reduced` becomes
-  /// the whole sum. Nothing where there is one set.
-  std::optional<Event> reduce_over_replicas(Bucket& bucket);
   /// True for a tied bucket whose values another bucket of the stage holds: the head's, on the embedding's stage.
   bool shares_values(const Bucket& bucket) const;
 

@@ -14,6 +14,7 @@
 #include "plan/run_state.h"
 #include "strategies/guard.h"
 #include "strategies/optimizer.h"
+#include "strategies/shards.h"
 
 namespace shardlab {
 
@@ -61,7 +62,7 @@ BufferId StageNumbers::found_inf(std::string where) const {
   const Mesh& mesh = draft_.plan.mesh;
   std::vector<std::string_view> apart;
   for (const auto& [axis, cut] :
-       {std::pair<std::string_view, bool>{"tp", true}, {"dp", draft_.config.layout.zero > 0}, {"pp", true}})
+       {std::pair<std::string_view, bool>{"tp", true}, {"dp", updates_slices(draft_.config.layout)}, {"pp", true}})
     if (cut && mesh.size(axis) > 1) apart.push_back(axis);
   for (const std::string_view axis : apart) {
     Type& type = stage_.role.buffers[bad.index()].type;

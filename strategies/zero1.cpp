@@ -33,8 +33,7 @@ void zero1(Draft& draft) {
     Shards shards(draft, stage, "zero-1");
     fill_buckets(draft, stage, {.multiple = shards.ranks(), .bytes = draft.config.layout.bucket_bytes});
     for (Bucket& bucket : stage.buckets) bucket.reduced = shards.slice_of(bucket.gradient, bucket.name + ".sum");
-    reduce_when_complete(draft, stage, CollectiveKind::kReduceScatter, "zero-1",
-                         [&](Bucket& bucket) { return shards.reduce_over_replicas(bucket); });
+    reduce_when_complete(draft, stage, CollectiveKind::kReduceScatter, "zero-1");
     update_slices(draft, stage, shards);
   }
 }

@@ -194,6 +194,29 @@ TEST_CASE("one run through ten layouts, saved and resumed after every step, is o
   }
 }
 
+TEST_CASE("the sizes that delayed fp8 scales are for are saved with the run, and other ranks take them up", "[checkpoint]") {
+  const auto fp8_case = [](const Ranks& ranks) {
+    Case c = case_of(ranks);
+    c.train.precision = "fp8";
+    c.train.fp8_scaling = "delayed";
+    return c;
+  };
+  const std::vector<Ranks> layouts = {{}, {.dp = 2, .zero = 1}, {.pp = 2}, {.dp = 4, .zero = 3}, {.dp = 2, .pp = 2, .zero = 2}};
+  Training alone(fp8_case({}));
+  Scratch folder;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    CAPTURE(i);
+    Training next(fp8_case(layouts[i]));
+    if (i > 0) REQUIRE(next.resume(folder.path()) == static_cast<int64_t>(i));
+    REQUIRE(next.step(static_cast<int64_t>(i)) == alone.step(static_cast<int64_t>(i)));
+    REQUIRE(next.state() == alone.state());
+    next.save(static_cast<int64_t>(i) + 1, folder);
+  }
+  Case other = fp8_case({});
+  other.train.fp8_scaling = "current";
+  CHECK(contains(refusal(folder.path(), other), "precision"));
+}
+
 TEST_CASE("a checkpoint holds each part of each parameter once, by its stable name", "[checkpoint]") {
   const auto parts_of = [](Optimizer optimizer) {
     const Training training(case_of({.dp = 2, .tp = 2, .zero = 3}, Family::kGpt, optimizer));

@@ -109,8 +109,8 @@ TEST_CASE("16-bit gradients without 16-bit parameters, and two types for one gra
   CHECK(refusal().find("precision=fp16 with backend=cuda") != std::string::npos);
   c.backend = "cpu";
   c.transport = "threads";
-  c.train.precision = "fp8";
-  CHECK(refusal().find("precision=fp8 is not implemented") != std::string::npos);
+  c.train.precision = "fp4";
+  CHECK(refusal().find("precision=fp4 is not implemented") != std::string::npos);
 }
 
 }  // namespace

@@ -45,9 +45,10 @@ Model llama() {
 
 /// The same subject under both optimizers. SGD at lr 1 shows every uniform scale error, which Adam would hide.
 void add(std::vector<Subject>& list, std::string name, Model model, int64_t seq_len, float dropout, int64_t sequences,
-         float clip_norm = 0, std::string_view precision = "fp32") {
+         float clip_norm = 0, std::string_view precision = "fp32", std::string_view fp8_scaling = "current") {
   Train t;
   t.precision = precision;
+  t.fp8_scaling = fp8_scaling;
   t.clip_norm = clip_norm;
   t.seq_len = seq_len;
   t.dropout = dropout;
@@ -110,6 +111,9 @@ std::vector<Subject> subjects() {
   add(list, "gpt tied bf16 clipped", gpt(), 16, 0, 8, 0.5f, "bf16");
   add(list, "llama bf16", llama(), 24, 0.25f, 8, 0, "bf16");
   add(list, "gpt tied fp16 clipped", gpt(), 16, 0, 8, 0.5f, "fp16");
+  add(list, "gpt tied fp8", gpt(), 16, 0, 8, 0, "fp8");
+  add(list, "llama fp8 delayed clipped", llama(), 24, 0, 8, 0.5f, "fp8", "delayed");
+  add(list, "gpt untied fp8 block", gpt_untied, 20, 0, 8, 0, "fp8", "block");
   schedule_and_guard(list);
   return list;
 }
@@ -221,6 +225,30 @@ std::vector<Case> offload_layouts() {
   return list;
 }
 
+std::vector<Case> served_layouts() {
+  Case base;
+  base.canonical = true;
+  std::vector<Case> list{base};
+  times<std::array<int, 3>>(list, {{2, 1, 1}, {2, 2, 2}, {4, 1, 1}, {4, 2, 1}}, [](Case& c, std::array<int, 3> v) {
+    c.layout.dp = c.layout.parameter_server.servers = v[0];
+    c.layout.tp = v[1];
+    c.layout.pp = v[2];
+    c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
+  });
+  times<int>(list, {1, 2, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  times<int64_t>(list, {0, 20000}, [](Case& c, int64_t v) { c.layout.bucket_bytes = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kSelective, Recompute::kFull},
+                   [](Case& c, Recompute v) { c.layout.recompute = v; });
+  times<Offload>(list,
+                 {{},
+                  {.activations = OffloadTo::kCpu},
+                  {.optimizer = OffloadTo::kCpu},
+                  {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kNvme}},
+                 [](Case& c, Offload v) { c.layout.offload = v; });
+  return list;
+}
+
 std::vector<Case> uneven_layouts() {
   Case base;
   base.layout.overlap = false;
@@ -279,6 +307,7 @@ std::string layout_name(const Case& config) {
   name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
   if (l.hybrid_shard > 0) name += fmt::format(" hybrid{}", l.hybrid_shard);
+  if (l.parameter_server.servers > 0) name += fmt::format(" servers{}", l.parameter_server.servers);
   if (l.zero == 3) name += fmt::format(" unit{} prefetch{}{}", l.fsdp.unit, l.fsdp.prefetch, l.fsdp.reshard ? "" : " kept");
   if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
   if (l.overlap) name += " overlap";

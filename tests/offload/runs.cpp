@@ -31,10 +31,8 @@ void require_measured_as_planned(const Case& c) {
     for (const auto& [name, bytes] : total_wire_bytes(*placed.plan)) planned += bytes;
     CHECK((*session)->step(step).sent_bytes == planned);
   }
-  const auto pp = placed.plan->mesh.find("pp");
   for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
-    const int role = pp ? placed.plan->mesh.coordinates(rank)[static_cast<size_t>(*pp)] : 0;
-    const auto peaks = memory_peak(*placed.plan, role);
+    const auto peaks = memory_peak(*placed.plan, placed.plan->mesh.role_of(rank));
     for (size_t s = 0; s < kSpaces; ++s) {
       const Space space = static_cast<Space>(s);
       INFO("rank " << rank << " " << name_of(space));

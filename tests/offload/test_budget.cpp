@@ -34,7 +34,7 @@ int64_t states_bytes(const Case& c) {
 
 int64_t device_arena(const Case& c) {
   int64_t bytes = 0;
-  for (const ArenaSize& a : place(plan_of(c)).arenas) bytes = std::max(bytes, a.bytes[static_cast<size_t>(Space::kDevice)]);
+  for (const ArenaLayout& a : place(plan_of(c)).arenas) bytes = std::max(bytes, a.bytes[static_cast<size_t>(Space::kDevice)]);
   return bytes;
 }
 

@@ -37,6 +37,12 @@ std::vector<Golden> goldens() {
   all.push_back({"sparse-gradients", compressed});
   compressed.layout.compression.kind = CompressionKind::kPowerSgd;
   all.push_back({"powersgd", compressed});
+  Case served = dp;
+  served.layout.parameter_server.servers = 2;
+  all.push_back({"parameter-server", served});
+  served.layout.parameter_server.staleness = 2;
+  served.train.grad_norm = false;
+  all.push_back({"parameter-server-stale", served});
   dp.layout.zero = 1;
   all.push_back({"zero-1", dp});
   dp.layout.zero = 2;
@@ -52,6 +58,15 @@ std::vector<Golden> goldens() {
   Case tp = tiny_case();
   tp.layout.tp = 2;
   all.push_back({"tensor-parallel", tp});
+  tp.train.precision = "fp8";
+  all.push_back({"fp8", tp});
+  tp.train.fp8_scaling = "delayed";
+  all.push_back({"fp8-delayed", tp});
+  Case blocks = tiny_case(Family::kLlama);
+  blocks.train.precision = "fp8";
+  blocks.train.fp8_scaling = "block";
+  blocks.layout.recompute = Recompute::kFull;
+  all.push_back({"fp8-block", blocks});
   Case recompute = tiny_case(Family::kLlama);
   recompute.layout.recompute = Recompute::kFull;
   all.push_back({"full-recompute", recompute});
@@ -116,6 +131,11 @@ std::vector<Golden> goldens() {
   drive.layout.bucket_bytes = 65536;
   drive.layout.offload.optimizer = OffloadTo::kNvme;
   all.push_back({"offload-optimizer-nvme", drive});
+  Case apart = tiny_case(Family::kLlama);
+  apart.layout.dp = 2;
+  apart.layout.diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f};
+  apart.train.grad_norm = false;
+  all.push_back({"diloco", apart});
   return all;
 }
 

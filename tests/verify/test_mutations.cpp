@@ -32,6 +32,10 @@ struct Mix {
   bool guarded = false;
   int every = 1;
   const char* by_layer = nullptr;
+  bool served = false;
+  int staleness = -1;
+  Diloco diloco = {};
+  const char* fp8_scaling = "current";
 };
 
 Case case_of(const Mix& mix) {
@@ -67,12 +71,15 @@ Case case_of(const Mix& mix) {
   c.train.dropout = mix.dropout;
   c.train.clip_norm = mix.clip_norm;
   c.train.precision = mix.precision;
+  c.train.fp8_scaling = mix.fp8_scaling;
   c.layout.compression = mix.compression;
   c.canonical = mix.canonical;
   if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
   if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
   c.layout.recompute_options.every = mix.every;
   if (mix.by_layer != nullptr) c.layout.recompute = Recompute::kByLayer, c.layout.recompute_options.layers = mix.by_layer;
+  if (mix.served) c.layout.parameter_server = {.servers = mix.dp, .staleness = mix.staleness};
+  c.layout.diloco = mix.diloco;
   return c;
 }
 
@@ -172,12 +179,47 @@ std::vector<Plan> lowered_plans() {
       {.name = "fp16 dp2 zero2 guarded", .dp = 2, .accumulation = 2, .zero = 2, .precision = "fp16", .guarded = true},
       {.name = "guarded dp2 pp2", .dp = 2, .pp = 2, .schedule = Schedule::kAfab, .zero = 1, .guarded = true},
       {.name = "tp2 every second layer again", .tp = 2, .accumulation = 2, .recompute = true, .every = 2},
+      {.name = "served dp2 tp2 clipped", .dp = 2, .tp = 2, .accumulation = 2, .bucket_bytes = 4096, .clip_norm = 1, .served = true},
+      {.name = "served apart, bf16 dp2",
+       .tied = false,
+       .dp = 2,
+       .bucket_bytes = 4096,
+       .precision = "bf16",
+       .served = true,
+       .staleness = 1},
       {.name = "optimizer's states on nvme, dp2 zero2",
        .dp = 2,
        .accumulation = 2,
        .zero = 2,
        .bucket_bytes = 8192,
        .offload = {.optimizer = OffloadTo::kNvme}},
+      {.name = "local sgd dp2 tp2", .tied = false, .dp = 2, .tp = 2, .optimizer = Optimizer::kSgd, .diloco = {.steps = 2}},
+      {.name = "diloco bf16 dp2 pp2",
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .precision = "bf16",
+       .diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f}},
+      {.name = "fp8 dp2 tp2", .dp = 2, .tp = 2, .accumulation = 2, .precision = "fp8"},
+      {.name = "fp8 recompute", .family = Family::kLlama, .tied = false, .tp = 2, .recompute = true, .precision = "fp8"},
+      {.name = "fp8 delayed dp2 tp2 pp2",
+       .tied = false,
+       .dp = 2,
+       .tp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .precision = "fp8",
+       .fp8_scaling = "delayed"},
+      {.name = "fp8 blocks zero3 selective",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .zero = 3,
+       .selective = true,
+       .precision = "fp8",
+       .fp8_scaling = "block"},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
   };
   std::vector<Plan> plans;
