@@ -145,6 +145,14 @@ CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
   outcome.case_id = case_id(config);
   outcome.config = config;
   outcome.parameters = parameter_count(config.model);
+  const auto chosen = decide(config);
+  if (!chosen.ok()) return refused(std::move(outcome), chosen.error());
+  outcome.config = *chosen;
+  return run_decided(std::move(outcome), mode);
+}
+
+CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
+  const Case& config = outcome.config;
   const auto placed = prepare(config);
   if (!placed.ok()) return refused(std::move(outcome), placed.error());
 

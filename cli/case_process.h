@@ -17,9 +17,11 @@ class ProcessCaseRunner final : public CaseRunner {
   ProcessCaseRunner(std::string directory, std::string program, const std::atomic<bool>& interrupted, std::string replay = {})
       : directory_(std::move(directory)), program_(std::move(program)), replay_(std::move(replay)), interrupted_(interrupted) {}
 
+  /// The outcome's case is the decided one: recompute by budget as the list that was chosen.
   CaseOutcome run(const Case& config, Mode mode) override;
 
  private:
+  CaseOutcome run_decided(CaseOutcome outcome, Mode mode);
   Result<void> lay_out_replay(const Case& config, const std::string& directory) const;
   void measure(CaseOutcome& outcome, const std::string& directory) const;
 

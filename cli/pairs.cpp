@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/case.h"
+#include "plan/treatment.h"
 
 namespace shardlab {
 namespace {
@@ -85,6 +86,13 @@ constexpr std::array kChoices{
              if (c.layout.recompute == Recompute::kNone) c.layout.recompute = Recompute::kFull;
            }},
     Choice{"recompute: selective", [](Case& c) { c.layout.recompute = Recompute::kSelective; }},
+    Choice{"recompute: layer by layer",
+           [](Case& c) {
+             std::vector<LayerTreatment> layers(static_cast<size_t>(c.model.layers));
+             layers.front() = {.full = true, .parked = true};
+             c.layout.recompute = Recompute::kByLayer;
+             c.layout.recompute_options.layers = treatments_text(layers);
+           }},
     Choice{"offload.activations: cpu", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu; }},
     Choice{"offload.optimizer: cpu", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
     Choice{"parameter_server.servers: 2", [](Case& c) { serve(c); }},

@@ -15,6 +15,7 @@
 #include "plan/base/world_error.h"
 #include "plan/period.h"
 #include "plan/runnable.h"
+#include "plan/treatment.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
 #include "plan/work.h"
@@ -22,6 +23,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/dataset.h"
 #include "simulator/cost_model.h"
+#include "simulator/recompute_budget.h"
 #include "strategies/lower.h"
 
 namespace shardlab {
@@ -48,6 +50,32 @@ Result<void> check_placed(const PlacedPlan& placed) {
 
 }  // namespace
 
+int64_t capacity_per_rank(const Case& config, Space space) {
+  if (space == Space::kDevice) return memory_per_rank(config);
+  const Machine& m = config.machine;
+  const auto stated = m.device.constants.find(space == Space::kHost ? "host.memory_bytes" : "nvme.capacity_bytes");
+  if (stated == m.device.constants.end()) return 0;
+  const int ranks = config.layout.world_size(), of_node = m.local ? ranks : std::min(ranks, std::max(1, m.devices_per_node));
+  return static_cast<int64_t>(stated->second / of_node);
+}
+
+Result<Case> decide(const Case& config) {
+  if (is_decided(config)) return config;
+  SHARDLAB_TRY(check(config));
+  auto costs = cost_model_for(config.machine, config.train.precision);
+  if (!costs.ok()) return costs.error();
+  const auto lower_probe = [](const Case& probe) { return lower(probe, {.after = {}, .verify = false}); };
+  const auto priced = price_treatments(config, candidate_treatments(config.backend != "cuda"), lower_probe, **costs);
+  if (!priced.ok()) return priced.error();
+  const int64_t host = capacity_per_rank(config, Space::kHost);
+  const auto choice = choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced);
+  if (!choice.ok()) return choice.error();
+  if (!choice->proven)
+    fmt::print(stderr, "recompute within {}: the best of {} assignments of layers; another may take a little less\n",
+               bytes_text(config.layout.recompute_options.budget_bytes), choice->looked_at);
+  return decided(config, choice->layers);
+}
+
 Result<PlacedPlan> prepare(const Case& config) {
   auto plan = lower(config);
   if (!plan.ok()) return plan.error();
@@ -56,9 +84,9 @@ Result<PlacedPlan> prepare(const Case& config) {
   return placed;
 }
 
-int64_t largest_arena(const PlacedPlan& placed) {
+int64_t largest_arena(const PlacedPlan& placed, Space space) {
   int64_t most = 0;
-  for (const ArenaLayout& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(Space::kDevice)]);
+  for (const ArenaLayout& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(space)]);
   return most;
 }
 
@@ -82,6 +110,15 @@ std::string what_saves_memory(const Case& c) {
 
 Result<void> fits(const Case& config, const PlacedPlan& placed) {
   const int64_t need = largest_arena(placed), have = memory_per_rank(config);
+  for (const Space space : {Space::kHost, Space::kNvme}) {
+    const int64_t outside = largest_arena(placed, space), there = capacity_per_rank(config, space);
+    if (there > 0 && outside > there)
+      return Error{ExitCode::kNo,
+                   fmt::format("does not fit: a rank needs {} of {} and may use {} of {}", bytes_text(outside),
+                               space == Space::kHost ? "host memory" : "NVMe", bytes_text(there), config.machine.id),
+                   space == Space::kHost ? "offload less, or offload.optimizer: nvme" : "offload less, or more zero, tp or pp",
+                   {}};
+  }
   if (have <= 0 || need <= have) return {};
   return Error{
       ExitCode::kNo,
@@ -99,12 +136,7 @@ Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
 
 Prediction predict_bytes(const PlacedPlan& placed) {
   Prediction p;
-  for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) {
-    const MemoryPeak peak = memory_peak(*placed.plan, role)[static_cast<size_t>(Space::kDevice)];
-    if (peak.peak_bytes <= p.peak_bytes) continue;
-    p.peak_bytes = peak.peak_bytes;
-    p.memory = peak.at_peak;
-  }
+  for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) add_peaks(memory_peak(*placed.plan, role), p);
   p.arena_bytes = largest_arena(placed);
   for (const auto& [comm, bytes] : total_wire_bytes(*placed.plan)) p.wire_bytes += bytes;
   p.wire_bytes = bytes_of_step(*placed.plan, p.wire_bytes);
@@ -155,7 +187,7 @@ void add(IdleBreakdown& sum, const IdleBreakdown& idle, double share) {
 /// The parts of a step over the recorded steps (periods, of which a step has its share), on the rank whose step was longest:
 /// medians, and means of the idle time's causes, so that these add up.
 void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m) {
-  std::vector<double> compute, exposed, bubble, unplanned;
+  std::vector<double> compute, exposed, copies, bubble, unplanned;
   for (int step = 0; step < trace.steps; ++step) {
     const auto length = [&](int rank) {
       const auto& i =
@@ -169,6 +201,7 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
     const int period = placed.plan->period;
     compute.push_back(b.compute_s / period);
     exposed.push_back(b.exposed_comm_s / period);
+    copies.push_back(b.exposed_copy_s / period);
     bubble.push_back(b.bubble_fraction);
     unplanned.push_back(b.unplanned_s / period);
     const IdleBreakdown idle = idle_by_cause(*placed.plan, placed.programs, trace, longest, step);
@@ -176,6 +209,7 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
   }
   m.compute_s = median(compute);
   m.exposed_comm_s = median(exposed);
+  m.exposed_copy_s = median(copies);
   m.bubble_fraction = median(bubble);
   m.unplanned_time_s = median(unplanned);
 }
@@ -211,9 +245,13 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
                 Measurement& m) {
   int64_t arenas = 0;
   for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
-    const int64_t peak = session.ledger(rank).peak(Space::kDevice);
+    const Ledger& ledger = session.ledger(rank);
+    const int64_t peak = ledger.peak(Space::kDevice);
     m.peak_by_rank.push_back(peak);
     m.peak_bytes = std::max(m.peak_bytes, peak);
+    for (const auto& [highest, space] :
+         {std::pair{&m.memory, Space::kDevice}, {&m.host_memory, Space::kHost}, {&m.nvme_memory, Space::kNvme}})
+      if (ledger.peak(space) > highest->total()) *highest = ledger.at_peak(space);
     m.arena_bytes = std::max(m.arena_bytes, session.arena_bytes(rank, Space::kDevice));
     arenas += session.arena_bytes(rank, Space::kDevice);
     if (execution.memory_is_host()) arenas += session.arena_bytes(rank, Space::kHost);

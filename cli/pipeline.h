@@ -18,13 +18,21 @@ namespace shardlab {
 /// Part of every file that is kept for validation.
 inline constexpr double kValidationFraction = 0.1;
 
-/// Lowers and verifies a case, expands and places its programs. The budget is not asked: see `fits`.
+/// Bytes of one rank in a space, where somebody stated them: the device's (`memory_per_rank`), or its part of what its node has by the
+/// machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
+int64_t capacity_per_rank(const Case& config, Space space);
+
+/// The case with what is left to choose chosen: recompute by budget becomes a list by layer, by the costs of the case's machine.
+/// Refuses a budget that no choice stays within, and one on a machine whose speed nobody knows.
+Result<Case> decide(const Case& config);
+
+/// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.
 Result<PlacedPlan> prepare(const Case& config);
 
-/// Device-space arena bytes of the rank that needs most.
-int64_t largest_arena(const PlacedPlan& placed);
+/// Arena bytes of the rank that needs most of a space.
+int64_t largest_arena(const PlacedPlan& placed, Space space = Space::kDevice);
 
-/// Refuses with ExitCode::kNo when the largest arena exceeds what a rank may use.
+/// Refuses with ExitCode::kNo when the largest arena of a space exceeds what a rank may use of it.
 Result<void> fits(const Case& config, const PlacedPlan& placed);
 
 /// The simulator's figures and trace for the case on its machine.

@@ -81,9 +81,11 @@ double expected_seconds(const Expansion& expansion) {
   double seconds = 0;
   for (const Point& point : expansion.points) {
     if (point.refusal) continue;
-    const auto placed = prepare(point.config);
+    const auto chosen = decide(point.config);
+    if (!chosen.ok()) continue;
+    const auto placed = prepare(*chosen);
     if (!placed.ok()) continue;
-    const auto predicted = predict_case(point.config, *placed);
+    const auto predicted = predict_case(*chosen, *placed);
     const Measure& m = point.config.measure;
     if (predicted.ok()) seconds += predicted->figures.step_s * static_cast<double>(m.warmup + m.steps * m.repeat);
   }

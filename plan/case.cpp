@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "plan/base/tree.h"
+#include "plan/treatment.h"
 
 namespace shardlab {
 
@@ -28,6 +29,7 @@ std::string_view name_of(Recompute v) {
     case Recompute::kNone: return "none";
     case Recompute::kSelective: return "selective";
     case Recompute::kFull: return "full";
+    case Recompute::kByLayer: return "by-layer";
   }
   return "?";
 }
@@ -272,7 +274,6 @@ Result<void> check_implemented(const Case& c) {
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
-  if (l.recompute_options.budget_bytes != 0) return missing("recompute_options.budget_bytes", "recompute: none, selective or full");
   SHARDLAB_TRY(check_offload(c));
   if (l.compression.kind == CompressionKind::kOneBitAdam)
     return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
@@ -283,26 +284,50 @@ Result<void> check_implemented(const Case& c) {
   return check_execution(c);
 }
 
-/// Sub-layers that selective recompute can make again: what costs no matrix product and no collective.
-constexpr std::string_view kSubLayers[] = {"attn.norm", "attn.core", "mlp.norm", "mlp.act"};
+/// A list by layer says all there is to say, and a budget chooses all there is to choose.
+Result<void> check_by_layer(const Case& c) {
+  const Layout& l = c.layout;
+  const bool by_layer = l.recompute == Recompute::kByLayer;
+  const std::string what =
+      by_layer ? "recompute layer by layer" : fmt::format("recompute_options.budget_bytes={}", l.recompute_options.budget_bytes);
+  if (!by_layer && l.recompute != Recompute::kNone)
+    return refusal(fmt::format("{} with recompute={}", what, name_of(l.recompute)),
+                   "leave recompute out: what each layer makes again is chosen within the budget");
+  if (l.offload.activations != OffloadTo::kNone)
+    return refusal(fmt::format("{} with offload.activations={}", what, name_of(l.offload.activations)),
+                   by_layer ? "write @cpu after the treatment of each layer that is to wait in host memory"
+                            : "leave offload.activations out: which layers wait in host memory is chosen within the budget");
+  if (c.train.precision == "fp8")
+    return refusal(what + " with precision=fp8: what layers keep in 8 bits has not been told apart layer by layer",
+                   "use precision: bf16, or one recompute for all layers");
+  if (l.parameter_server.servers > 0 || l.diloco.steps > 0)
+    return refusal(fmt::format("{} with {}: no test has yet told such layers apart there", what,
+                               l.diloco.steps > 0 ? "diloco" : "parameter_server"),
+                   "use one recompute for all layers");
+  if (l.recompute_options.budget_bytes < 0) return refusal(what + " is negative", "set the bytes that a rank may use");
+  if (!by_layer) return {};
+  const auto treatments = parse_treatments(l.recompute_options.layers, c.model.layers);
+  if (!treatments.ok()) return treatments.error();
+  if (parks_activations(c) && c.backend == "cuda")
+    return refusal("recompute with layers @cpu and backend=cuda: no test has yet moved state between a GPU and its host",
+                   "leave @cpu out, or use backend: cpu");
+  return {};
+}
 
-Result<void> check_recompute(const Layout& l) {
-  std::string_view left = l.recompute_options.modules;
-  if (!left.empty() && l.recompute != Recompute::kSelective)
-    return refusal(fmt::format("sub-layers `{}` with recompute={}", left, name_of(l.recompute)), "name them under recompute alone");
+Result<void> check_recompute(const Case& c) {
+  const Layout& l = c.layout;
+  const std::string& modules = l.recompute_options.modules;
+  if (!modules.empty() && l.recompute != Recompute::kSelective)
+    return refusal(fmt::format("sub-layers `{}` with recompute={}", modules, name_of(l.recompute)),
+                   "name them under recompute alone");
   const int every = l.recompute_options.every;
   if (every < 1) return refusal(fmt::format("recompute_options.every={}", every), "use 1 for every layer, or more");
   if (every > 1 && l.recompute != Recompute::kFull)
     return refusal(fmt::format("recompute_options.every={} with recompute={}", every, name_of(l.recompute)),
                    "set recompute: full, of which every k-th layer is made again");
-  while (!left.empty()) {
-    const size_t end = std::min(left.find(' '), left.size());
-    const std::string_view label = left.substr(0, end);
-    if (std::ranges::find(kSubLayers, label) == std::end(kSubLayers))
-      return refusal(fmt::format("recompute of `{}`, which is no sub-layer that can be made again by itself", label),
-                     "name some of attn.norm, attn.core, mlp.norm and mlp.act, or set recompute: full");
-    left.remove_prefix(std::min(end + 1, left.size()));
-  }
+  if (l.recompute == Recompute::kByLayer || l.recompute_options.budget_bytes != 0) SHARDLAB_TRY(check_by_layer(c));
+  const auto named = sub_layers_named(modules, ' ');
+  if (!named.ok()) return named.error();
   return {};
 }
 
@@ -727,7 +752,7 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_products(c));
   SHARDLAB_TRY(check_implemented(c));
   SHARDLAB_TRY(check_layout(c));
-  SHARDLAB_TRY(check_recompute(c.layout));
+  SHARDLAB_TRY(check_recompute(c));
   SHARDLAB_TRY(check_zero_plus_plus(c));
   SHARDLAB_TRY(check_compression(c));
   SHARDLAB_TRY(check_parameter_server(c));

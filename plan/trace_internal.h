@@ -19,6 +19,14 @@ inline bool is_communication(const Instruction& i) {
                              std::holds_alternative<Recv>(i.op->work));
 }
 
+/// A copy from one memory space to another: it keeps a copy engine or a drive busy, and no multiprocessor.
+inline bool is_transfer(const Instruction& i) {
+  if (i.op == nullptr || !std::holds_alternative<Copy>(i.op->work)) return false;
+  const auto space = [&](SlotId slot) { return i.segment->slots[slot.index()].space; };
+  return space(i.op->reads.front()) != space(i.op->writes.front());
+}
+
+/// Index of the role of a rank.
 inline size_t role_of(const Mesh& mesh, int rank) { return static_cast<size_t>(mesh.role_of(rank)); }
 
 inline const Instruction& instruction_of(const Program& program, const TraceEvent& event) {

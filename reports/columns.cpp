@@ -81,6 +81,41 @@ Value tokens_per_s(Outcome o, double step_s) {
 #define CONFIG(expression) [](Outcome o) { return number(int64_t{o.config.expression}); }
 #define NAMED(expression) [](Outcome o) { return text(o.config.expression); }
 
+/// Classes as tables name them: what is neither state nor activation counts as buffers, so that the six add up.
+enum class Held : uint8_t { kParameters, kGradients, kMaster, kMoments, kActivations, kBuffers };
+int64_t held(const MemoryByClass& memory, Held what) {
+  const auto of = [&](BufferClass c) { return memory.bytes[static_cast<size_t>(c)]; };
+  switch (what) {
+    case Held::kParameters: return of(BufferClass::kParameter);
+    case Held::kGradients: return of(BufferClass::kGradient);
+    case Held::kMaster: return of(BufferClass::kMaster);
+    case Held::kMoments: return of(BufferClass::kMoment);
+    case Held::kActivations: return of(BufferClass::kActivation) + of(BufferClass::kInput);
+    case Held::kBuffers: break;
+  }
+  int64_t rest = memory.total();
+  for (const Held other : {Held::kParameters, Held::kGradients, Held::kMaster, Held::kMoments, Held::kActivations})
+    rest -= held(memory, other);
+  return rest;
+}
+
+#define OF_CLASS(space, words, member, name, cls)                                                              \
+  CaseColumn{"predicted_" space "_" name "_bytes", Unit::kBytes, "", name " in " words " at its peak",         \
+             [](Outcome o) { return o.predicted ? number(held(o.predicted->member, cls)) : kNotApplicable; }}, \
+      CaseColumn {                                                                                             \
+    "measured_" space "_" name "_bytes", Unit::kBytes, "", name " in " words " at its peak, as the ops ran",   \
+        [](Outcome o) { return o.measured ? number(held(o.measured->member, cls)) : kNotApplicable; }          \
+  }
+#define OF_SPACE(space, words, member)                                                                                        \
+  CaseColumn{"predicted_" space "_bytes", Unit::kBytes, "", "peak of " words,                                                 \
+             [](Outcome o) { return o.predicted ? number(o.predicted->member.total()) : kNotApplicable; }},                   \
+      CaseColumn{"measured_" space "_bytes", Unit::kBytes, "", "peak of " words ", as the ops ran",                           \
+                 [](Outcome o) { return o.measured ? number(o.measured->member.total()) : kNotApplicable; }},                 \
+      OF_CLASS(space, words, member, "parameters", Held::kParameters),                                                        \
+      OF_CLASS(space, words, member, "gradients", Held::kGradients), OF_CLASS(space, words, member, "master", Held::kMaster), \
+      OF_CLASS(space, words, member, "moments", Held::kMoments),                                                              \
+      OF_CLASS(space, words, member, "activations", Held::kActivations), OF_CLASS(space, words, member, "buffers", Held::kBuffers)
+
 constexpr std::array kColumns = {
     // What the case is and what became of it.
     CaseColumn{"case_id", Unit::kNone, "case", "hash of the resolved case", [](Outcome o) { return text(o.case_id); }},
@@ -107,7 +142,10 @@ constexpr std::array kColumns = {
     CaseColumn{"sequence_parallel", Unit::kNone, "", "activations sharded along the sequence over tp",
                [](Outcome o) { return Value(o.config.layout.sequence_parallel); }},
     CaseColumn{"recompute", Unit::kNone, "", "what backward computes again",
-               [](Outcome o) { return text(name_of(o.config.layout.recompute)); }},
+               [](Outcome o) {
+                 const Layout& l = o.config.layout;
+                 return text(l.recompute == Recompute::kByLayer ? l.recompute_options.layers : name_of(l.recompute));
+               }},
     CaseColumn{"offload", Unit::kNone, "", "what lives outside device memory",
                [](Outcome o) { return text(offload_text(o.config.layout.offload)); }},
     CaseColumn{"precision", Unit::kNone, "", "element type of the matrix multiplications", NAMED(train.precision)},
@@ -225,12 +263,27 @@ constexpr std::array kColumns = {
                MEASURED(arena_bytes)},
     CaseColumn{"resident_bytes", Unit::kBytes, "resident", "physical memory of the whole process", MEASURED(resident_bytes)},
     CaseColumn{"recorder_overhead_s", Unit::kSeconds, "recorder", "cost of recording one event", MEASURED(recorder_overhead_s)},
-    CaseColumn{"attention", Unit::kNone, "", "whose attention a GPU was asked for: auto, own or cudnn (kernel_variant says whose ran)",
-               NAMED(attention)},
+    CaseColumn{"attention", Unit::kNone, "",
+               "whose attention a GPU was asked for: auto, own or cudnn (kernel_variant says whose ran)", NAMED(attention)},
     CaseColumn{"tf32", Unit::kNone, "", "fp32 products of the GPU's library may round their factors to tf32",
                [](Outcome o) { return Value(o.config.tf32); }},
+    CaseColumn{"recompute_budget_bytes", Unit::kBytes, "recompute budget", "within which recompute was chosen layer by layer",
+               [](Outcome o) {
+                 const int64_t budget = o.config.layout.recompute_options.budget_bytes;
+                 return budget > 0 ? number(budget) : kNotApplicable;
+               }},
+    CaseColumn{"predicted_exposed_copy_s", Unit::kSeconds, "predicted exposed copies",
+               "copies between memory spaces, covered by neither compute nor communication", PREDICTED_TIME(exposed_copy_s)},
+    CaseColumn{"measured_exposed_copy_s", Unit::kSeconds, "measured exposed copies",
+               "copies between memory spaces, covered by neither compute nor communication", MEASURED(exposed_copy_s)},
+    // By memory space and class, each space at its own peak, of the rank with the highest.
+    OF_SPACE("device", "device memory", memory),
+    OF_SPACE("host", "host memory", host_memory),
+    OF_SPACE("nvme", "NVMe", nvme_memory),
 };
 
+#undef OF_SPACE
+#undef OF_CLASS
 #undef PREDICTED
 #undef MEASURED
 #undef CONFIG

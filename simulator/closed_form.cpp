@@ -81,6 +81,9 @@ void set_outside(const Case& c, const State& state, StageForm& form) {
   form.nvme.peak = form.nvme.at_peak.total();
 }
 
+/// Whether what is live changes from unit to unit.
+bool walks(const Case& c) { return c.layout.zero >= 2 || c.layout.offload.any() || has_variants(c); }
+
 StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage) {
   const Metrics metrics = metrics_of(c, part);
   const Slots slots = slots_of(c, sizes, part);
@@ -104,7 +107,7 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
   set_outside(c, state, form);
-  if (c.layout.zero >= 2 || c.layout.offload.any() || has_variants(c))
+  if (walks(c))
     walk_to_peak(c, sizes, state, part, stage, form);
   else
     find_peak(sizes, slots, Timetable(c, part, stage), c.layout.diloco.steps > 1, form);
@@ -137,7 +140,8 @@ class Wires {
   void add_stage(int64_t stage, const Part& part, const State& state) {
     if (tp_ > 1) {
       int64_t again = 0;  // layers whose forward, less its last all-reduce, runs twice
-      for (int64_t layer = 0; layer < part.layers; ++layer) again += made_again(c_, first_layer_of(c_, stage) + layer) ? 1 : 0;
+      const Treatments treatments(c_);
+      for (int64_t layer = 0; layer < part.layers; ++layer) again += treatments.of(first_layer_of(c_, stage) + layer).full ? 1 : 0;
       const int64_t whole = part.layers * 4 + again + (part.first ? 1 : 0) + (part.last ? 1 : 0);
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
       // The largest size of every slice: 4 weights, 2 inputs, 2 gradients.
@@ -253,7 +257,13 @@ int64_t in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micr
   return micro_batches;
 }
 
+StageForm closed_form_of_stage(const Case& config, int64_t stage) {
+  const Part part = part_of(config, stage);
+  return stage_form(config, Sizes(config), state_of(config, Elements(config), part, first_layer_of(config, stage)), part, stage);
+}
+
 ClosedForm closed_form(const Case& config) {
+  SHARDLAB_CHECK(is_decided(config), "the closed form of a case whose recompute by budget has not been decided");
   const Elements elements(config);
   const Sizes sizes(config);
   ClosedForm form;

@@ -143,6 +143,10 @@ int64_t in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micr
 /// (2022);
 ///   Narayanan et al. (2021).
 /// Valid when: `check(config)` accepts the case.
+/// Recompute by budget must have been decided (plan/treatment.h).
 ClosedForm closed_form(const Case& config);
+
+/// Memory of one stage alone: the same figures.
+StageForm closed_form_of_stage(const Case& config, int64_t stage);
 
 }  // namespace shardlab

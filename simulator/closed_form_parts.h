@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/precision.h"
+#include "plan/treatment.h"
 #include "simulator/closed_form.h"
 
 namespace shardlab::forms {
@@ -469,27 +470,43 @@ struct LayerForm {
   int64_t kept = 0;
 };
 
-/// Under selective recompute (closed_form_layer.cpp).
-LayerForm selective_layer(const Case& c, const Sizes& n);
+/// Under selective recompute (closed_form_layer.cpp): `again` as in LayerTreatment.
+LayerForm selective_layer(const Case& c, const Sizes& n, unsigned again);
 
 /// With products of 8-bit factors (closed_form_fp8.cpp); `full` where it is made again as a whole.
 LayerForm fp8_layer(const Case& c, const Sizes& n, bool full);
 
-/// Whether full recompute makes a layer of the model again: every k-th.
-inline bool made_again(const Case& c, int64_t layer) {
-  return c.layout.recompute == Recompute::kFull && layer % c.layout.recompute_options.every == 0;
+/// Whether layers are treated differently: then the peak is found by going through the step.
+inline bool has_variants(const Case& c) {
+  return c.layout.recompute == Recompute::kByLayer ||
+         (c.layout.recompute == Recompute::kFull && c.layout.recompute_options.every > 1);
 }
-/// Whether some layers are made again and others not: then the peak is found by going through the step.
-inline bool has_variants(const Case& c) { return c.layout.recompute == Recompute::kFull && c.layout.recompute_options.every > 1; }
+
+/// What becomes of each layer's activations.
+class Treatments {
+ public:
+  explicit Treatments(const Case& c) {
+    if (has_variants(c))
+      by_layer_ = treatments_of(c);
+    else
+      common_ = common_treatment(c);
+  }
+  /// Of a layer of the model.
+  const LayerTreatment& of(int64_t layer) const { return by_layer_.empty() ? common_ : by_layer_[static_cast<size_t>(layer)]; }
+
+ private:
+  LayerTreatment common_;
+  std::vector<LayerTreatment> by_layer_;
+};
 
 inline int64_t first_layer_of(const Case& c, int64_t stage) {
   return stage * (c.model.layers / c.layout.pp) + std::min(stage, c.model.layers % c.layout.pp);
 }
 
-/// Of one layer; `full` where it is made again as a whole.
-inline LayerForm layer_form(const Case& c, const Sizes& n, bool full) {
+inline LayerForm layer_form(const Case& c, const Sizes& n, const LayerTreatment& treatment) {
+  const bool full = treatment.full;
   if (multiplies_in_fp8(c)) return fp8_layer(c, n, full);
-  if (c.layout.recompute == Recompute::kSelective) return selective_layer(c, n);
+  if (!full && treatment.again != 0) return selective_layer(c, n, treatment.again);
   const int64_t inner = layer_of(n).inner();
   LayerForm form{layer_forward(n, full), layer_backward(n, full), full ? 0 : inner};
   if (full) form.backward.live = form.backward.live + temporary(inner);  // all that it keeps inside is there again
@@ -502,8 +519,9 @@ struct Slots {
   Live kept;
 };
 
+/// Where every layer is treated alike.
 inline Slots slots_of(const Case& c, const Sizes& n, const Part& part) {
-  const LayerForm layer = layer_form(c, n, c.layout.recompute == Recompute::kFull);
+  const LayerForm layer = layer_form(c, n, common_treatment(c));
   const Live kept_inside = activation(layer.kept);
   const Live embedded = part.first ? input(n.ids) + activation(n.x) : Live{};
   const Live head_kept = activation(n.x + n.statistics + n.logits);

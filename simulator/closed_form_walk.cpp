@@ -206,10 +206,10 @@ std::vector<size_t> owners_of(const State& state, const Part& part) {
   return owners;
 }
 
-/// Whether full recompute makes the unit again.
-bool is_again(const Case& c, const Part& part, int64_t stage, int64_t unit) {
+/// How the unit's activations are treated; none where it is no layer.
+const LayerTreatment* treatment_of(const Case& c, const Treatments& all, const Part& part, int64_t stage, int64_t unit) {
   const int64_t layer = unit - (part.first ? 1 : 0);
-  return layer >= 0 && layer < part.layers && made_again(c, first_layer_of(c, stage) + layer);
+  return layer >= 0 && layer < part.layers ? &all.of(first_layer_of(c, stage) + layer) : nullptr;
 }
 
 /// From the visit before which a bucket is gathered to the visit after which it is freed. From NVMe it is read before visit `read`;
@@ -224,6 +224,7 @@ struct Stay {
 std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, int64_t stage,
                                         const std::vector<Visit>& visits) {
   const std::vector<size_t> owners = owners_of(state, part);
+  const Treatments treatments(c);
   // By direction and unit. Backward has no use for the tables of an embedding, nor for biases but where it runs forward again.
   std::array<std::vector<std::set<size_t>>, 2> needs_of;
   for (const bool backward : {false, true}) {
@@ -232,7 +233,8 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
       const auto reads = [&](int64_t u) {
         if (!backward) return true;
         if (part.first && u == 0) return false;
-        return !state.buckets[b].biases || is_again(c, part, stage, u);
+        const LayerTreatment* treatment = treatment_of(c, treatments, part, stage, u);
+        return !state.buckets[b].biases || (treatment != nullptr && treatment->full);
       };
       for (int64_t u = state.buckets[b].lowest; u <= state.buckets[b].highest; ++u)
         if (reads(u)) needs_of[backward][static_cast<size_t>(u)].insert(owners[b]);
@@ -282,6 +284,30 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
   return stays;
 }
 
+/// The forms of a stage's units, those of layers alike made once.
+class Units {
+ public:
+  Units(const Case& c, const Sizes& n, const Part& part, int64_t stage) {
+    const Treatments treatments(c);
+    for (int64_t unit = 0; unit < units_of(part); ++unit) {
+      const LayerTreatment* treatment = treatment_of(c, treatments, part, stage, unit);
+      treatments_.push_back(treatment != nullptr ? *treatment : LayerTreatment{});
+      const auto found = std::ranges::find(distinct_, treatments_.back(), &std::pair<LayerTreatment, LayerForm>::first);
+      form_.push_back(static_cast<size_t>(found - distinct_.begin()));
+      if (found == distinct_.end()) distinct_.emplace_back(treatments_.back(), layer_form(c, n, treatments_.back()));
+    }
+  }
+  /// Of a layer.
+  const LayerForm& form(int64_t unit) const { return distinct_[form_[static_cast<size_t>(unit)]].second; }
+  bool full(int64_t unit) const { return treatments_[static_cast<size_t>(unit)].full; }
+  bool parked(int64_t unit) const { return treatments_[static_cast<size_t>(unit)].parked; }
+
+ private:
+  std::vector<LayerTreatment> treatments_;
+  std::vector<std::pair<LayerTreatment, LayerForm>> distinct_;
+  std::vector<size_t> form_;
+};
+
 /// On its way from where it waits a slice is on the device until the gather that it is fetched for is done, and from NVMe in host
 /// memory before that. A slice that is the whole is fetched to where it is used.
 void add_fetch(const Case& c, const Stay& stay, int64_t slice, std::vector<Around>& around) {
@@ -299,16 +325,14 @@ void add_fetch(const Case& c, const Stay& stay, int64_t slice, std::vector<Aroun
 /// begins; without overlap they leave at once and come back at once. One that would leave and come back with less than a unit's
 /// work between stays. To NVMe they pass through host memory, where they stay until the second unit after has run forward, and
 /// again from when the second unit before begins until the one before has run; one that would be back before it has left stays.
-void add_parking(const Case& c, const Sizes& n, const LayerForm& layer, const Part& part, const std::vector<Visit>& visits,
-                 std::vector<Around>& around) {
-  if (c.layout.offload.activations == OffloadTo::kNone) return;
+void add_parking(const Case& c, const Sizes& n, const Units& units, const std::vector<Visit>& visits, std::vector<Around>& around) {
   const bool nvme = c.layout.offload.activations == OffloadTo::kNvme;
   const size_t one = c.layout.overlap ? 1 : 0;
-  const int64_t kept = layer.kept + n.x;
   std::map<std::pair<int64_t, int64_t>, size_t> forwards;
   for (size_t v = 0; v < visits.size(); ++v) {
     const Visit& visit = visits[v];
-    if ((part.first && visit.unit == 0) || (part.last && visit.unit == units_of(part) - 1)) continue;
+    if (!units.parked(visit.unit)) continue;
+    const int64_t kept = units.form(visit.unit).kept + n.x;
     const std::pair key{visit.unit, visit.micro_batch};
     if (!visit.backward) {
       forwards[key] = v;
@@ -413,10 +437,8 @@ struct Effect {
   Live left;
 };
 
-/// `forms`: of a layer that keeps what it made, and of one that is made again.
-Effect effect_of(const Case& c, const Sizes& n, const std::array<LayerForm, 2>& forms, const Part& part, const Visit& v,
-                 bool recompute) {
-  const LayerForm& layer = forms[recompute ? 1 : 0];
+Effect effect_of(const Case& c, const Sizes& n, const Units& units, const Part& part, const Visit& v) {
+  const LayerForm& layer = units.form(v.unit);
   const bool embed = part.first && v.unit == 0, head = part.last && v.unit == units_of(part) - 1;
   const Live inner = activation(layer.kept);
   const Live head_kept = activation(n.x + n.statistics + n.logits);
@@ -424,7 +446,7 @@ Effect effect_of(const Case& c, const Sizes& n, const std::array<LayerForm, 2>& 
     // Never the peak: the first layer adds more, or the head, whose table is as large.
     if (embed) return {{Moment::kBetween, input(n.ids) + activation(n.x)}, input(n.ids) + activation(n.x)};
     if (head) return {{Moment::kForwardHead, head_kept + input(n.ids) + temporary(n.loss_parts)}, head_kept};
-    return {recompute && !multiplies_in_fp8(c) ? recomputed_forward(n) : layer.forward, inner + activation(n.x)};
+    return {units.full(v.unit) && !multiplies_in_fp8(c) ? recomputed_forward(n) : layer.forward, inner + activation(n.x)};
   }
   if (embed) return {{Moment::kBetween, {}}, Live{} - input(n.ids) - activation(n.x)};
   if (head) return {{Moment::kBackwardHead, temporary(n.x)}, Live{} - head_kept};
@@ -457,8 +479,10 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
         if (parks_parameters(c)) add_fetch(c, stay, state.buckets[b].slice_bytes(Widths(c).value), around);
       }
   }
-  const std::array<LayerForm, 2> forms{layer_form(c, sizes, false), layer_form(c, sizes, true)};
-  add_parking(c, sizes, forms[c.layout.recompute == Recompute::kFull ? 1 : 0], part, visits, around);
+  const Units units(c, sizes, part, stage);
+  for (int64_t layer = 0; layer < part.layers; ++layer)  // the common treatment was counted
+    form.bytes_in_flight += units.form(layer + (part.first ? 1 : 0)).kept - layer_form(c, sizes, common_treatment(c)).kept;
+  add_parking(c, sizes, units, visits, around);
   add_staging(c, state, part, visits, around);
   Level level(form);
   Outside host(form.host), drive(form.nvme);
@@ -477,7 +501,7 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
     level.change(around[v].fetched);
     for (const auto* list : {&around[v].host_late, &around[v].host_read, &around[v].host_before}) host.change(*list);
-    const Effect effect = effect_of(c, sizes, forms, part, visits[v], is_again(c, part, stage, visits[v].unit));
+    const Effect effect = effect_of(c, sizes, units, part, visits[v]);
     level.rise(effect.rise);
     level.add(effect.left);
     level.change(around[v].vacated);

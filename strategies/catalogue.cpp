@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "plan/precision.h"
+#include "plan/treatment.h"
 #include "strategies/accumulation.h"
 #include "strategies/clip_norm.h"
 #include "strategies/compression.h"
@@ -78,6 +79,10 @@ constexpr std::array kCatalogue{
     Strategy{"selective-recompute", "Selective recompute of named sub-layers", Tier::kE0, "recompute: selective, or a list",
              "the sub-layers' ops again", "attn.core: b*s*(h + a)/t less a layer", "Korthikanti et al. 2022",
              [](const Case& c) { return c.layout.recompute == Recompute::kSelective; }, selective_recompute},
+    Strategy{"recompute-by-layer", "Recompute layer by layer, as listed or within a byte budget", Tier::kE0,
+             "recompute: a list by layer, recompute_options.budget_bytes", "what each layer's treatment adds",
+             "what each layer's treatment keeps: at most the budget", "Chen et al. 2016; Korthikanti et al. 2022",
+             [](const Case& c) { return c.layout.recompute == Recompute::kByLayer; }, recompute_by_layer},
     Strategy{"pipeline", "Pipeline stages: none, AFAB, 1F1B", Tier::kE0, "pp, schedule",
              "b*s*h each way per boundary and micro-batch",
              "layers and states 1/p; activations of min(m, p - stage) micro-batches (1f1b) or m (afab)",
@@ -163,8 +168,8 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
     Strategy{"offload-activations", "Activations to host memory or NVMe, and back", Tier::kE0, "offload: activations",
              "per layer and micro-batch what it keeps, out and in",
-             "activations of two or three layers; the rest on the host or NVMe", "Rhu et al. 2016",
-             [](const Case& c) { return c.layout.offload.activations != OffloadTo::kNone; }, offload_activations},
+             "activations of two or three layers; the rest on the host or NVMe", "Rhu et al. 2016", parks_activations,
+             offload_activations},
     Strategy{"offload-gradients", "Gradients to the host, where the optimizer is", Tier::kE0, "offload: optimizer",
              "gradients out: Psi, Psi/N under ZeRO", "device: the buckets under way; host: gradients", "Ren et al. 2021",
              updates_on_host, offload_gradients},

@@ -24,7 +24,11 @@
 // Paper    Rhu et al., "vDNN" (2016), section 3; Rajbhandari et al., "ZeRO-Infinity" (2021), sections 5.1.2 and 6.3
 #include "strategies/offload_activations.h"
 
+#include <fmt/format.h>
+
 #include <map>
+
+#include "plan/treatment.h"
 
 namespace shardlab {
 namespace {
@@ -39,7 +43,8 @@ class Parking {
       : draft_(draft),
         stage_(stage),
         overlap_(draft.config.layout.overlap),
-        nvme_(draft.config.layout.offload.activations == OffloadTo::kNvme) {
+        nvme_(draft.config.layout.offload.activations == OffloadTo::kNvme),
+        treatments_(treatments_of(draft.config)) {
     for (size_t i = 0; i < stage_.events.size(); ++i)
       if (stage_.events[i].computes()) computing_.push_back(i);
   }
@@ -48,7 +53,8 @@ class Parking {
     std::map<std::pair<int, int>, size_t> forward;  // by unit and micro-batch, as a place among what computes
     for (size_t n = 0; n < computing_.size(); ++n) {
       const Event& e = stage_.events[computing_[n]];
-      if (draft_.units[static_cast<size_t>(e.unit)].kind != UnitKind::kLayer) continue;
+      const Unit& unit = draft_.units[static_cast<size_t>(e.unit)];
+      if (unit.kind != UnitKind::kLayer || !treatments_[static_cast<size_t>(unit.layer)].parked) continue;
       if (e.kind == Event::Kind::kForward)
         forward[{e.unit, e.micro_batch}] = n;
       else if (const size_t f = forward.at({e.unit, e.micro_batch}); leaves(f, n))
@@ -91,7 +97,8 @@ class Parking {
   StageDraft& stage_;
   const bool overlap_;
   const bool nvme_;
-  std::vector<size_t> computing_;  ///< events that compute, in order
+  const std::vector<LayerTreatment> treatments_;  ///< by layer of the model
+  std::vector<size_t> computing_;                 ///< events that compute, in order
   Insertions insertions_;
 };
 
@@ -119,7 +126,10 @@ Slot nvme_slot(Slot slot) {
 
 SegmentId parking_segment(Draft& draft, int unit, Event::Kind kind) {
   using Kind = Event::Kind;
-  const std::string name = kind == Kind::kPark ? "park.layer" : kind == Kind::kRead ? "read.layer" : "fetch.layer";
+  // Layers that differ in what backward makes again keep different tensors.
+  const size_t form = draft.units[static_cast<size_t>(unit)].form;
+  const std::string what = kind == Kind::kPark ? "park.layer" : kind == Kind::kRead ? "read.layer" : "fetch.layer";
+  const std::string name = form == static_cast<size_t>(UnitKind::kLayer) ? what : fmt::format("{}.{}", what, form);
   return draft.cached(name, [&] {
     const DraftSegment& backward = draft.of_unit(unit).backward;
     const bool overlap = draft.config.layout.overlap, nvme = draft.config.layout.offload.activations == OffloadTo::kNvme;

@@ -116,6 +116,8 @@ Error no_form(std::string what, std::string hint) {
 /// Sub-layers by their labels in plans.
 Result<void> set_recompute(const Case& c, Point& p) {
   const RecomputeOptions& options = c.layout.recompute_options;
+  if (c.layout.recompute == shardlab::Recompute::kByLayer)
+    return no_form("recompute layer by layer", "resolution: timeline, or all layers alike");
   if (options.budget_bytes > 0) return no_form("recompute within a budget", "resolution: timeline, or recompute without budget");
   if (options.every > 1) return no_form("recompute of every k-th layer", "resolution: timeline, or all layers");
   if (c.layout.recompute == shardlab::Recompute::kNone) return {};

@@ -186,6 +186,19 @@ std::vector<Case> selective_layouts() {
     c.layout.schedule = Schedule::k1F1B;
     list.push_back(c);
   }
+  // Layer by layer, in models of two layers and of three: of each subject those that its model refuses are left out.
+  for (const char* layers : {"1*full@cpu 1*attn.core", "1*full@cpu 1*attn.norm+mlp.act 1*none"})
+    for (const std::array<int, 4> v : {std::array{1, 1, 0, 1}, {1, 2, 0, 2}, {2, 1, 1, 1}, {4, 1, 3, 1}}) {
+      Case c = base;
+      c.layout.recompute = Recompute::kByLayer;
+      c.layout.recompute_options.layers = layers;
+      c.layout.dp = v[0];
+      c.layout.tp = v[1];
+      c.layout.zero = v[2];
+      c.layout.pp = v[3];
+      c.layout.schedule = v[3] > 1 ? Schedule::k1F1B : Schedule::kNone;
+      list.push_back(c);
+    }
   times<int>(list, {1, 2}, [](Case& c, int v) { c.train.grad_accumulation = v; });
   return list;
 }
@@ -309,6 +322,7 @@ std::string layout_name(const Case& config) {
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));
   if (l.offload.any()) name += fmt::format(" offload {}", offload_text(l.offload));
   if (l.recompute_options.every > 1) name += fmt::format(" every {}", l.recompute_options.every);
+  if (!l.recompute_options.layers.empty()) name += fmt::format(" ({})", l.recompute_options.layers);
   if (!l.recompute_options.modules.empty()) name += fmt::format(" ({})", l.recompute_options.modules);
   return name;
 }

@@ -127,6 +127,10 @@ std::vector<Golden> goldens() {
   second.layout.recompute = Recompute::kFull;
   second.layout.recompute_options.every = 2;
   all.push_back({"recompute-every-second", second});
+  Case listed = tiny_case(Family::kLlama);
+  listed.layout.recompute = Recompute::kByLayer;
+  listed.layout.recompute_options.layers = "1*full@cpu 1*attn.core+mlp.act";
+  all.push_back({"recompute-by-layer", listed});
   Case drive = tiny_case(Family::kLlama);
   drive.layout.bucket_bytes = 65536;
   drive.layout.offload.optimizer = OffloadTo::kNvme;

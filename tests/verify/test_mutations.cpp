@@ -31,6 +31,7 @@ struct Mix {
   Compression compression = {};
   bool guarded = false;
   int every = 1;
+  const char* by_layer = nullptr;
   bool served = false;
   int staleness = -1;
   Diloco diloco = {};
@@ -77,6 +78,7 @@ Case case_of(const Mix& mix) {
   if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
   if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
   c.layout.recompute_options.every = mix.every;
+  if (mix.by_layer != nullptr) c.layout.recompute = Recompute::kByLayer, c.layout.recompute_options.layers = mix.by_layer;
   if (mix.served) c.layout.parameter_server = {.servers = mix.dp, .staleness = mix.staleness};
   c.layout.diloco = mix.diloco;
   c.layout.zero_plus_plus = mix.zero_plus_plus;
@@ -140,6 +142,12 @@ std::vector<Plan> lowered_plans() {
        .bucket_bytes = 4096,
        .precision = "bf16",
        .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "layer by layer, zero1",
+       .tied = false,
+       .dp = 2,
+       .zero = 1,
+       .layers = 3,
+       .by_layer = "1*full@cpu 1*attn.norm+mlp.act 1*none"},
       {.name = "int8 dp2 tp2",
        .dp = 2,
        .tp = 2,
