@@ -587,7 +587,10 @@ void Replay::write(const Region& at, int32_t sum) {
   const bool partial = !axes_placed(language_.types.value_type(at.value_type), plan_.mesh, Place::kPartial).empty();
   if (partial && loss != nullptr && loss->part == CrossEntropy::Part::kMax) whole.pending = Pending::kMax;
   if (partial && kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted))
-    whole.pending = kernel->name == "found_inf" || kernel->name == "amax" ? Pending::kMax : Pending::kEither;  // no counts
+    whole.pending = kernel->name == "found_inf" || kernel->name == "amax" ? Pending::kMax  // no counts
+                    : language_.types.value_type(at.value_type).micro == Micro::kSum
+                        ? Pending::kSum  // of micro-batches and of ranks
+                        : Pending::kEither;
   scratch_.clear();
   int64_t done = at.begin;
   if (at.root >= 0)
@@ -1036,9 +1039,17 @@ void Replay::play_optimizer(const Act& act) {
   if (unlinked && param.storage->spread.empty() && param.shard.empty() && param.begin == 0 && is_slice) {
     // A flat copy or shard of several parameters, whose layout its gradient tells.
     const Piece was = param.storage->pieces.front();
+    const int32_t packed = param.root >= 0 ? role_.buffers[static_cast<size_t>(param.root)].packed_as : -1;
     param.storage->spread = grad.shard;
     param.storage->pieces.clear();
     for_pieces(grad, [&](const Piece& g) {
+      if (packed >= 0 && g.parameter >= 0 && !links_[static_cast<size_t>(packed)].empty()) {
+        const auto& links = links_[static_cast<size_t>(packed)];
+        const auto link = std::ranges::find(links, g.parameter, &Link::parameter);
+        if (link == links.end() || link->begin != g.origin - grad.begin)
+          return fault(Rule::kGradients, "updates what is packed as %{} with the gradient of {}, which does not lie there",
+                       role_.buffers[static_cast<size_t>(packed)].name, plan_.parameters[static_cast<size_t>(g.parameter)].name);
+      }
       Piece q = was;
       q.begin = std::max(g.begin, grad.begin) - grad.begin;
       q.end = std::min(g.end, grad.end) - grad.begin;
@@ -1154,8 +1165,8 @@ void Replay::finish_storage(size_t root) {
   }
 }
 
-/// What is reported must be whole: reduced, and over every micro-batch. Where servers keep a pace of their own, so do the workers, and
-/// each reports its part.
+/// What is reported must be whole: reduced, and over every micro-batch. Where servers keep a pace of their own, so do the workers,
+/// and each reports its part.
 void Replay::finish_metric(size_t root) {
   const bool by_worker = std::ranges::find(plan_.streams, kServerStream) != plan_.streams.end() &&
                          !axes_placed(role_.buffers[root].type, plan_.mesh, Place::kPartial).empty();

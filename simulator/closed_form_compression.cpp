@@ -44,22 +44,22 @@ CompressionForm quantised(const Case& c, const State& state) {
   return form;
 }
 
-/// Under ZeRO-1 and ZeRO-2: one leg, an error of whole gradients, and two buffers of scales for all buckets.
+/// Under ZeRO-1 and ZeRO-2: one leg, and an error of whole gradients.
 CompressionForm scattered(const Case& c, const State& state) {
   const Compression& k = c.layout.compression;
   const int64_t n = c.layout.shard_ranks(), bits = k.kind == CompressionKind::kBf16 ? 16 : k.bits;
   const bool doubling = !c.canonical && c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling;
   const int64_t exchanged = doubling ? n * n / 2 * (std::bit_width(static_cast<uint64_t>(n)) - 1) : n * (n - 1);
   CompressionForm form;
-  int64_t most = 0, scales = 0;
+  int64_t most = 0;
   for (const BucketForm& b : state.buckets) {
     const int64_t slice = b.elements / n, blocks = bits == 16 ? 0 : (slice + kScaleBlock - 1) / kScaleBlock;
     form.errors += held(b.elements);
     form.sent += exchanged * (slice * bits / 8 + 4 * blocks);
     most = std::max(most, b.elements);
-    scales = std::max(scales, n * blocks);
+    form.messages += 2 * held(n * blocks);
   }
-  form.messages = 2 * (aligned(most * bits / 8) + held(scales));
+  form.messages += 2 * aligned(most * bits / 8);
   form.sent *= c.layout.replicas();
   form.workspace = tree_workspace(n, std::max<int64_t>(2, kBlock / n / 2 * 2));
   return form;

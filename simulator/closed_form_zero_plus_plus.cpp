@@ -5,7 +5,7 @@
 //   scatters   with quantised gradients (N - 1) (n / 2 + 4 B) a micro-batch; in two hops D (G - 1) (n / 2 + 4 B) within nodes and
 //              (D - 1) (n / 2 + 4 B) between them (halving and doubling sends a part as often as its way has bits)
 //   memory     a secondary shard e n / G of each bucket that backward gathers; codes and scales of the largest bucket: n + 4 B of
-//              parameters, twice n / 2 + 4 B of gradients
+//              parameters, twice n / 2 of gradients, and twice 4 B of each bucket
 // Units: bytes.
 // Source: Wang et al., "ZeRO++" (2023), sections 3.1 to 3.3.
 #include <algorithm>
@@ -49,11 +49,11 @@ void add_gathers(const Case& c, const State& state, const Part& part, int64_t st
 
 void add_scatters(const Case& c, const State& state, ZeroPlusPlusForm& form) {
   const int64_t n = c.layout.shard_ranks(), g = c.layout.zero_plus_plus.secondary, nodes = g > 0 ? n / g : 0;
-  int64_t codes = 0, scales = 0;
+  int64_t codes = 0;
   for (const BucketForm& b : state.buckets) {
     const int64_t bytes = b.elements / 2 + 4 * scales_of(b);
     codes = std::max(codes, b.elements / 2);
-    scales = std::max(scales, scales_of(b));
+    form.messages += 2 * held(scales_of(b));
     if (g == 0) {
       form.scattered += exchanged(c, n, bytes);
     } else {
@@ -62,7 +62,7 @@ void add_scatters(const Case& c, const State& state, ZeroPlusPlusForm& form) {
     }
   }
   if (codes == 0) return;
-  form.messages += 2 * (held(codes, 1) + held(scales));
+  form.messages += 2 * held(codes, 1);
   const auto sum = [](int64_t ranks) {  // a tree over the blocks of so many parts: the blocks, and their addresses
     return held(ranks * std::max<int64_t>(2, kBlock / ranks / 2 * 2)) + aligned(8 * ranks);
   };

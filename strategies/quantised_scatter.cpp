@@ -14,7 +14,7 @@
 // Shapes   bucket[n], codes [n], scales [N blocks]; slices [n/N]; between the hops a sum [n/G]
 // Adds     per scatter an all-to-all of codes and scales: Psi (N-1)/N (b/8 + 4/256) bytes; in two hops Psi (G-1)/G within the node
 //          and Psi/G (D-1)/D between; b = 16: no scales
-// Memory   two buffers of the largest bucket's codes and scales; compression: errors 4 bytes an element
+// Memory   two buffers of the largest bucket's codes; twice 4 bytes a block of scales; compression: errors 4 bytes an element
 // Refuses  gradients narrower than fp32; qgZ: zero other than 3; compression: see quantised_gradients.cpp
 // Paper    Wang et al., "ZeRO++" (2023), section 3.3; Seide et al., "1-Bit Stochastic Gradient Descent" (2014): error feedback
 #include <algorithm>
@@ -26,20 +26,13 @@ namespace shardlab {
 
 QuantisedScatter::QuantisedScatter(Draft& draft, StageDraft& stage, const Shards& shards, Options options)
     : draft_(draft), stage_(stage), ranks_(shards.ranks()), options_(options) {
-  int64_t codes = 0, scales = 0;
-  for (const Bucket& bucket : stage.buckets) {
-    codes = std::max(codes, options_.code.of(bucket.elements));
-    scales = std::max(scales, scales_of(bucket));
-  }
+  int64_t codes = 0;
+  for (const Bucket& bucket : stage.buckets) codes = std::max(codes, options_.code.of(bucket.elements));
   if (codes == 0) return;
   const Type gradient = stage.role.buffers[stage.buckets.front().gradient.index()].type;
-  const auto declare = [&](const std::string& name, DType dtype, int64_t n) {
-    const Type any = message_type(draft_, gradient, dtype, {n}, Placement::local(), Micro::kNone);
-    a_.push_back(add_message(stage_, "scatter." + name + ".a", any));
-    b_.push_back(add_message(stage_, "scatter." + name + ".b", any));
-  };
-  declare("codes", options_.code.dtype, codes);
-  if (options_.code.scaled()) declare("scales", DType::f32, scales);
+  const Type any = message_type(draft_, gradient, options_.code.dtype, {codes}, Placement::local(), Micro::kNone);
+  a_ = add_message(stage_, "scatter.codes.a", any);
+  b_ = add_message(stage_, "scatter.codes.b", any);
 }
 
 int64_t QuantisedScatter::scales_of(const Bucket& bucket) const { return ranks_ * blocks_of(bucket.elements / ranks_); }
@@ -49,17 +42,16 @@ QuantisedScatter::Messages& QuantisedScatter::messages_of(const Bucket& bucket) 
   Messages& m = found->second;
   if (!is_new) return m;
   const Type gradient = stage_.role.buffers[bucket.gradient.index()].type;
-  const auto view = [&](const std::string& name, DType dtype, int64_t n, Micro micro, BufferId base) {
-    return add_message_view(stage_, bucket.name + name, message_type(draft_, gradient, dtype, {n}, Placement::local(), micro),
-                            base);
+  const auto type = [&](DType dtype, int64_t n, Micro micro) {
+    return message_type(draft_, gradient, dtype, {n}, Placement::local(), micro);
   };
-  for (size_t i = 0; i < a_.size(); ++i) {
-    const bool codes = i == 0;
-    const std::string name = codes ? ".codes" : ".scales";
-    const DType dtype = codes ? options_.code.dtype : DType::f32;
-    const int64_t n = codes ? options_.code.of(bucket.elements) : scales_of(bucket);
-    m.a.push_back(view(name + ".a", dtype, n, codes ? Micro::kSum : Micro::kNone, a_[i]));
-    m.b.push_back(view(name + ".b", dtype, n, codes ? Micro::kSum : Micro::kNone, b_[i]));
+  const Type codes = type(options_.code.dtype, options_.code.of(bucket.elements), Micro::kSum);
+  m.a.push_back(add_message_view(stage_, bucket.name + ".codes.a", codes, a_));
+  m.b.push_back(add_message_view(stage_, bucket.name + ".codes.b", codes, b_));
+  if (options_.code.scaled()) {
+    const Type scales = type(DType::f32, scales_of(bucket), Micro::kNone);
+    m.a.push_back(add_message(stage_, bucket.name + ".scales.a", scales));
+    m.b.push_back(add_message(stage_, bucket.name + ".scales.b", scales));
   }
   if (options_.feedback) m.error = add_error(stage_, bucket.name + ".error", gradient);
   return m;

@@ -97,7 +97,7 @@ class QuantisedScatter {
   StageDraft& stage_;
   int64_t ranks_;
   Options options_;
-  std::vector<BufferId> a_, b_;  ///< of whichever bucket is on its way: codes, and scales
+  BufferId a_, b_;  ///< codes of whichever bucket is on its way; scales of each have buffers of their own
   std::map<std::string, Messages> messages_;
 };
 
