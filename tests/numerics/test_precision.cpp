@@ -187,6 +187,7 @@ TEST_CASE("fp8 with state parked elsewhere and guards that find nothing: the sam
     c = plain;
     c.train.guard = {};
     c.layout.zero = 0;
+    c.canonical = false;
     for (const CompressionKind kind : {CompressionKind::kInt8, CompressionKind::kTopK, CompressionKind::kPowerSgd}) {
       c.layout.compression.kind = kind;
       const Trained compressed = train(c);
