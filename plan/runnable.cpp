@@ -15,11 +15,6 @@ Error counted(const std::string& owner, const std::string& name) {
 }  // namespace
 
 Result<void> check_runnable(const Plan& plan) {
-  if (plan.period != 1)
-    return Error{ExitCode::kUsage,
-                 fmt::format("plan `{}` spans {} optimizer steps, and a plan is run as one", plan.name, plan.period),
-                 "lower it to a period of 1",
-                 {}};
   for (const Segment& segment : plan.segments)
     for (const Slot& slot : segment.slots)
       if (slot.count) return counted(fmt::format("segment `{}`: ", segment.name), slot.name);

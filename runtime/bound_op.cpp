@@ -5,11 +5,13 @@ namespace shardlab {
 
 namespace {
 
-/// The axes along which dim 0, the sequences, is cut over ranks: the data-parallel ones.
+/// The axes along which dim 0, the sequences, is cut over ranks: the data-parallel ones. Workers that train apart along them each
+/// have their own part too (strategies/diloco.cpp); along the pipeline's, what is a stage's own is of the same sequences.
 AxisSet sequence_axes(const Type& type, const Mesh& mesh) {
   AxisSet axes;
   for (size_t i = 0; i < mesh.axes.size(); ++i)
-    if (type.place[i].is_shard() && type.place[i].dim == 0) axes = axes | AxisSet::of(static_cast<int>(i));
+    if ((type.place[i].is_shard() && type.place[i].dim == 0) || (type.place[i].kind == Place::kLocal && mesh.axes[i].name != "pp"))
+      axes = axes | AxisSet::of(static_cast<int>(i));
   return axes;
 }
 

@@ -75,5 +75,6 @@ ScratchLaunch plain(Run run) {
 std::span<const NamedKernel> precision_kernels();
 std::span<const NamedKernel> fp8_kernels();
 std::span<const NamedKernel> compression_kernels();
+std::span<const NamedKernel> optimizer_kernels();
 
 }  // namespace shardlab::named

@@ -21,7 +21,8 @@ RandomKey key_of(const BoundOp& op, RandomUse use) {
 
 std::vector<NamedKernel> named_kernels() {
   std::vector<NamedKernel> kernels;
-  for (const auto part : {named::precision_kernels(), named::fp8_kernels(), named::compression_kernels()})
+  for (const auto part :
+       {named::precision_kernels(), named::fp8_kernels(), named::compression_kernels(), named::optimizer_kernels()})
     kernels.insert(kernels.end(), part.begin(), part.end());
   return kernels;
 }

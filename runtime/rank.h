@@ -22,6 +22,7 @@ namespace shardlab {
 struct BoundInstruction {
   enum class Kind : uint8_t { kLaunch, kCollective, kSend, kReceive, kAlloc, kFree, kBlockRead, kBlockWrite } kind = Kind::kLaunch;
   int32_t id = -1;
+  int32_t step = 0;  ///< of the plan's period
   std::span<const Wait> waits;
   const int32_t* predicate = nullptr;  ///< runs where it is not 0; none: always
   Launch launch;                       ///< of kLaunch
@@ -40,9 +41,9 @@ struct BoundInstruction {
 
 /// What the session shares with its ranks during a step.
 struct StepFrame {
-  StepState state;
-  int32_t number = 0;  ///< steps run before this one
-  double begin = 0;    ///< of the step, on the clock
+  std::vector<StepState> states;  ///< by step of the plan's period
+  int32_t number = 0;             ///< periods run before this one
+  double begin = 0;               ///< of the period, on the clock
 };
 
 class Rank {
@@ -60,6 +61,13 @@ class Rank {
   void reset();
   /// One step of one stream.
   void run(int stream, const StepFrame& frame, Task& task);
+
+  /// For who decides itself what runs when (runtime/parameter_servers.h): the instructions of a stream; one of them carried out,
+  /// without its waits; that it was, by other means; and what was sent meanwhile. Nothing is recorded of a frame below 0.
+  std::span<const BoundInstruction> instructions(int stream) const { return streams_[static_cast<size_t>(stream)]->instructions; }
+  void carry_out(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
+  void note(const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, const Moved& moved);
+  void count_sent(int32_t comm, int64_t bytes) { sent_by_comm_[static_cast<size_t>(comm)] += bytes; }
 
   int number() const { return rank_; }
   const Role& role() const { return role_; }
@@ -83,8 +91,8 @@ class Rank {
   /// Whether it is, or is a view of, a persistent buffer.
   bool persistent(BufferId buffer) const;
   std::optional<BufferId> find(std::string_view buffer) const;
-  /// The value of "loss" or "grad_norm2" after a step, where the role has it.
-  std::optional<double> metric(int which) const;
+  /// The value of "loss" or "grad_norm2" after a step, where the role has it: of one step of the period, where it holds as many.
+  std::optional<double> metric(int which, int step = 0) const;
   static constexpr int kLoss = 0, kGradNorm2 = 1, kMetrics = static_cast<int>(kMetricNames.size());
 
  private:
@@ -133,6 +141,7 @@ class Rank {
   const Coordinates at_;
   const Role& role_;
   const Program& program_;
+  const ArenaLayout& layout_;
   const RunOptions options_;
   const std::unique_ptr<Backend> backend_;
   Accelerator* const device_;

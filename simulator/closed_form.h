@@ -70,7 +70,7 @@ struct SpaceForm {
 struct StageForm {
   int64_t layers = 0;
   int64_t parameters = 0;
-  int64_t masters = 0;  ///< fp32 copies of 16-bit parameters
+  int64_t masters = 0;  ///< fp32 copies of 16-bit parameters; what a period of diloco began with
   int64_t moments = 0;
   int64_t gradients = 0;                  ///< for the whole step: buckets padded, copies of canonical accumulation included
   int64_t metrics = 0;                    ///< losses, norms and their sums
@@ -91,8 +91,11 @@ enum class Channel : uint8_t {
   kTp,
   kDpGradients,
   kDpParameters,
-  kDpReplicas,   ///< between sets of shards
-  kForwardEven,  ///< pipeline edges from an even stage forward ...
+  kDpReplicas,        ///< between sets of shards
+  kDpSecondary,       ///< within nodes: backward's gathers from a secondary shard (ZeRO++) ...
+  kDpGradientsNode,   ///< ... the first hop of quantised gradients ...
+  kDpGradientsCross,  ///< ... and the second, between nodes
+  kForwardEven,       ///< pipeline edges from an even stage forward ...
   kForwardOdd,
   kBackwardEven,  ///< ... and back to one
   kBackwardOdd,
@@ -101,15 +104,16 @@ enum class Channel : uint8_t {
   kMetricsReplica,
   kMetricsTp,
   kMetricsPp,
+  kAmax,  ///< largest sizes of a step, for delayed scales
 };
-inline constexpr size_t kChannels = 13;
+inline constexpr size_t kChannels = 17;
 /// As plans name the communicator: "tp", "dp.grads", "pp.fwd.even".
 std::string_view name_of(Channel channel);
 
 struct ClosedForm {
   LayerActivations layer;
   std::vector<StageForm> stages;
-  /// Bytes sent in one step, summed over all ranks.
+  /// Bytes sent in one step (under diloco in one period), summed over all ranks.
   std::array<int64_t, kChannels> wire{};
 
   int64_t peak() const;        ///< of the stage with the highest
@@ -131,7 +135,7 @@ int64_t in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micr
 /// Formula, wire, over the g ranks of a group, whatever the algorithm and however uneven the parts: an all-reduce of n bytes sends
 ///   2 (g - 1) n, a reduce-scatter or an all-gather (g - 1) n.
 ///   tp: 4 all-reduces of e b s h a layer and micro-batch (5 with recompute), 1 at each end of the model, 3 e b s for the loss
-///   dp: e Psi all-reduced; ZeRO-1: e Psi reduce-scattered and e Psi all-gathered
+///   dp: e Psi all-reduced (under diloco 4 Psi a period); ZeRO-1: e Psi reduce-scattered and e Psi all-gathered
 ///   pp: e b s h each way per boundary and micro-batch; a tied table e V h / t all-reduced between the ends (1/N of it under
 ///   ZeRO-1)
 /// Units: bytes.
@@ -139,6 +143,10 @@ int64_t in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micr
 /// (2022);
 ///   Narayanan et al. (2021).
 /// Valid when: `check(config)` accepts the case.
+/// Recompute by budget must have been decided (plan/treatment.h).
 ClosedForm closed_form(const Case& config);
+
+/// Memory of one stage alone: the same figures.
+StageForm closed_form_of_stage(const Case& config, int64_t stage);
 
 }  // namespace shardlab

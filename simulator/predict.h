@@ -1,6 +1,7 @@
 // From a lowered case to the figures of results.csv: step time, its parts, memory and wire bytes.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "plan/outcome.h"
@@ -12,13 +13,16 @@ namespace shardlab {
 
 struct Predicted {
   Prediction figures;
-  Trace trace;  ///< of one step
+  Trace trace;  ///< of one period of the plan
 };
 
-/// Predicts one step of `plan` on `config.machine`. `programs` are indexed by role and were given arena offsets by `place_arena`,
-/// whose device-space sizes are `arena_bytes` (of the rank with the largest). Times are of the rank with the longest step,
-/// `compute_s` and `exposed_comm_s` as plan/trace.h `analyse` has them. `extrapolated` is set when any op's cost was not
-/// interpolated, or the case asks for more threads a rank than were calibrated.
+/// Puts a role's peaks into the prediction wherever they are above those of the roles before it.
+void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& prediction);
+
+/// Predicts one step of `plan` on `config.machine`: where its period has several, the mean of them. `programs` are indexed by role
+/// and were given arena offsets by `place_arena`, whose device-space sizes are `arena_bytes` (of the rank with the largest). Times
+/// are of the rank with the longest step, `compute_s` and `exposed_comm_s` as plan/trace.h `analyse` has them. `extrapolated` is
+/// set when any op's cost was not interpolated, or the case asks for more threads a rank than were calibrated.
 Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
                   const PlacedCostModel& costs);
 

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "strategies/diloco.h"
+
 namespace shardlab {
 namespace {
 
@@ -243,7 +245,8 @@ void UnitBuilder::build_head() {
   const int gamma = parameter("final.norm.gamma", {h()}, P::kNormWeight);
   const int beta = model_.is_llama() ? -1 : parameter("final.norm.beta", {h()}, P::kBias);
   const int weight = parameter(model_.tied_embeddings ? "embed.tokens" : "head.weight", {model_.vocab, h()}, P::kEmbedding);
-  const int64_t targets_per_step = config_.sequences_per_step() * s();
+  const int64_t shared_by = trains_apart(draft_) ? config_.layout.dp : 1;  // workers divide by their own targets
+  const int64_t targets_per_step = config_.sequences_per_step() * s() / shared_by;
 
   const SlotId x = fwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
   bwd().add("x", tokens_by(h()), Use::kActivationIn, kActivation);
@@ -299,9 +302,10 @@ void add_units(Draft& draft) {
 }
 
 /// Every micro-batch is dealt over the data axes by sequences, so activations are slices of it along their first dim and what
-/// one rank sums over its tokens is a partial sum. Which reduction makes that whole is for a strategy to say.
+/// one rank sums over its tokens is a partial sum. Which reduction makes that whole is for a strategy to say. Workers that train
+/// apart (diloco.cpp) share nothing: whatever they compute is their own.
 void deal_batch(Draft& draft) {
-  for (const std::string_view name : {"replica", "dp"}) {
+  for (const std::string_view name : {"replica", "dp", "node"}) {
     const auto axis = draft.plan.mesh.find(name);
     if (!axis || draft.plan.mesh.size(name) == 1) continue;
     for (UnitTemplate& unit : draft.templates)
@@ -310,6 +314,7 @@ void deal_batch(Draft& draft) {
           Placement& place = slot.type.place[static_cast<size_t>(*axis)];
           if (slot.type.micro == Micro::kSlice) place = Placement::shard(0);
           if (slot.type.micro == Micro::kSum) place = Placement::partial();
+          if (trains_apart(draft)) place = Placement::local();
         }
   }
 }
@@ -323,12 +328,17 @@ Draft build_step(const Case& config, bool training) {
   draft.plan.name = config.name;
   const Layout& l = config.layout;
   draft.plan.mesh.axes = {{"pp", l.pp}, {"dp", l.shard_ranks()}, {"cp", l.cp}, {"tp", l.tp}};
+  if (const int node = l.zero_plus_plus.secondary; node > 0) {  // "dp" counts nodes then, within which ranks are neighbours
+    draft.plan.mesh.axes[1].size /= node;
+    draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 2, {"node", node});
+  }
   if (l.replicas() > 1) draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 1, {"replica", l.replicas()});
   draft.plan.micro_batches = draft.micro_batches();
   draft.plan.sequences_per_micro_batch = config.train.micro_batch;
   draft.plan.streams = {"compute"};
   // Where each micro-batch is summed over the ranks by itself, in canonical mode they share it out in the order of the tree.
-  if (config.canonical && l.zero >= 2 && draft.micro_batches() > 1) draft.plan.together = AxisSet::of(draft.plan.mesh.axis("dp"));
+  if (config.canonical && l.zero >= 2 && l.shard_ranks() > 1 && draft.micro_batches() > 1)
+    draft.plan.together = data_axes(draft.plan.mesh);
   UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
   UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();
   UnitBuilder(draft, UnitKind::kHead, "head").build_head();

@@ -17,6 +17,7 @@
 
 #include "plan/precision.h"
 #include "plan/text.h"
+#include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/optimizer.h"
 
@@ -63,6 +64,7 @@ void master_weights(Draft& draft) {
     for (Update& update : stage.updates) {
       update.stored = update.value;
       update.value = add_master(stage, update.value);
+      if (trains_apart(draft)) update.value = worker_view(draft, stage, update.value);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include "plan/memory.h"
 #include "simulator/cost_model.h"
 #include "simulator/predict.h"
+#include "simulator/timeline.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
@@ -70,6 +71,22 @@ TEST_CASE("a prediction states time, memory and wire bytes") {
   CHECK_FALSE(p.figures.extrapolated);
   CHECK(p.figures.calibration_id == "today");
   CHECK(p.trace.producer == "simulator");
+}
+
+TEST_CASE("of a plan of several steps a prediction states one: the mean over its period") {
+  std::string text = kPlan;
+  text.insert(text.find("streams"), "period 4\n");
+  const Expanded e = expanded(text);
+  Case config;
+  config.machine = own_devices();
+  const Predicted p = predict(config, *e.plan, e.programs, 12345, Extrapolating(""));
+  CHECK(p.figures.step_s == Approx(5.0 / 4));
+  CHECK(p.figures.compute_s == Approx(3.0 / 4));
+  CHECK(p.figures.exposed_comm_s == Approx(2.0 / 4));
+  CHECK(p.figures.idle.idle_s == Approx(0).margin(1e-12));
+  CHECK(p.figures.peak_bytes == 4032 + 4032 + 64);
+  CHECK(p.figures.wire_bytes == 2 * 4000 / 4);
+  CHECK(step_seconds(p.trace) == Approx(5));  // of the period
 }
 
 TEST_CASE("a prediction says when it extrapolates") {

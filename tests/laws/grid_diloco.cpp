@@ -1,0 +1,88 @@
+// Workers that train apart under the closed forms: the grid's layouts without sharding, each with a period of its own; and the
+// volume that the literature says.
+#include <string>
+
+#include "simulator/closed_form.h"
+#include "tests/laws/equal.h"
+#include "tests/laws/grid.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+constexpr Diloco kPeriods[] = {{.steps = 1}, {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f}, {.steps = 5}};
+
+std::vector<Case> apart() {
+  std::vector<Case> all;
+  for (Case& c : testing::legal_cases()) {
+    if (c.layout.dp == 1 || c.layout.zero > 0 || c.layout.bucket_bytes > 0) continue;
+    const size_t i = all.size();
+    c.layout.diloco = kPeriods[i % std::size(kPeriods)];
+    c.train.clip_norm = 0;
+    c.train.grad_norm = false;
+    if (i / 3 % 3 == 1) c.train.precision = "bf16";
+    if (i / 9 % 3 == 1) c.layout.offload.activations = OffloadTo::kCpu;
+    if (i / 9 % 3 == 2 && c.layout.recompute == Recompute::kFull) c.layout.recompute_options.every = 2;
+    c.name += " diloco " + std::to_string(c.layout.diloco.steps) + " " + c.train.precision;
+    all.push_back(std::move(c));
+  }
+  return all;
+}
+
+TEST_CASE("apart: peak, classes and wire bytes of the plan equal the closed forms") {
+  const std::vector<Case> cases = apart();
+  CHECK(cases.size() > 200);
+  for (const Case& c : cases) testing::require_equal(c);
+}
+
+TEST_CASE("apart: gradients never travel, and parameters once a period whatever its length") {
+  Case c = apart().front();
+  const auto sent = [&](Channel channel) { return closed_form(c).wire[static_cast<size_t>(channel)]; };
+  Case plain = c;
+  plain.layout.diloco = {};
+  const int64_t together = closed_form(plain).wire[static_cast<size_t>(Channel::kDpGradients)];
+  for (const int steps : {1, 2, 8}) {
+    c.layout.diloco.steps = steps;
+    CHECK(sent(Channel::kDpGradients) == 0);
+    CHECK(sent(Channel::kDpParameters) == together);  // of `steps` steps: 1 / steps of the volume
+    testing::require_equal(c, true);
+  }
+}
+
+TEST_CASE("apart: refused where it has no meaning, with what to do instead") {
+  Case c = apart().front();
+  const Case good = c;
+  const auto refused = [&](std::string_view words) {
+    const Result<void> checked = check(c);
+    INFO(words);
+    REQUIRE_FALSE(checked.ok());
+    CHECK(to_string(checked.error()).find(words) != std::string::npos);
+    c = good;
+  };
+  REQUIRE(check(c).ok());
+  c.layout.dp = 1;
+  refused("one worker has nobody to average with");
+  c.layout.zero = 1;
+  refused("diloco.steps=1 with zero=1");
+  c.layout.diloco.steps = -1;
+  refused("no number of inner steps");
+  c.layout.diloco.learning_rate = 0;
+  refused("diloco.learning_rate=0");
+  c.layout.diloco.momentum = 1;
+  refused("diloco.momentum=1");
+  c.layout.compression.kind = CompressionKind::kInt8;
+  refused("with compression.kind=int8: no gradient travels");
+  c.layout.offload.optimizer = OffloadTo::kCpu;
+  refused("with offload.optimizer=cpu");
+  c.layout.bucket_bytes = 4096;
+  refused("averaged where they are");
+  c.train.precision = "fp16";
+  refused("workers do not talk");
+  c.train.clip_norm = 1;
+  refused("a norm of its own");
+  c.checkpoint.save_every = 2;
+  refused("the moments belong to workers");
+}
+
+}  // namespace
+}  // namespace shardlab
