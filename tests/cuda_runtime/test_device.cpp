@@ -5,6 +5,7 @@
 
 #include "plan/device_tracer.h"
 #include "plan/text.h"
+#include "strategies/lower.h"
 #include "tests/cuda_runtime/queued_kernels.h"
 #include "tests/cuda_runtime/rig.h"
 #include "tests/runtime/rig.h"
@@ -181,6 +182,33 @@ role 0
   call s (x=%x, y=%y)
 )"),
                    "converts f32 to i8"));
+  REQUIRE(contains(refusal(R"(
+segment s
+  bound %g temporary f32[5]
+  bound %p temporary f32[5]
+  bound %f temporary f32[1]
+  bound %q temporary f32[5]
+  sgd update (%g, %p, %f) -> (%q)
+role 0
+  %g temporary f32[5] persistent
+  %p temporary f32[5] persistent
+  %f temporary f32[1] persistent
+  %q temporary f32[5] persistent
+
+  call s (g=%g, p=%p, f=%f, q=%q)
+)"),
+                   "scales its gradient, for which there is no CUDA kernel"));
+}
+
+TEST_CASE("a plan that was lowered for the processor has too little workspace for a GPU's kernels, and is refused") {
+  auto plan = lower(two_ranks());
+  REQUIRE(plan.ok());
+  const PlacedPlan placed = place(std::move(*plan));
+  FakeApi api;
+  FakeRun fake(placed, api, run_options());
+  REQUIRE_FALSE(fake.session.ok());
+  REQUIRE(contains(fake.session.error().message, "needs 33554688 bytes of workspace on a GPU, and its stream has "));
+  REQUIRE(fake.session.error().hint == "lower the case with backend: cuda");
 }
 
 TEST_CASE("a tracer hears of every op that works, by its key; carried ones of who carried them") {
