@@ -214,7 +214,15 @@ Result<void> check_offload(const Case& c) {
   if (!o.any()) return {};
   if (o.activations == OffloadTo::kNvme) return missing("activations=nvme", "activations: cpu");
   if (o.parameters != OffloadTo::kNone) return missing(fmt::format("parameters={}", name_of(o.parameters)), "parameters: none");
-  if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
+  if (o.delayed_update && o.optimizer == OffloadTo::kNvme)
+    return refusal("delayed_update with offload.optimizer=nvme: an update's state is in host memory for a few buckets' time only",
+                   "set offload.optimizer: cpu, or delayed_update: false");
+  if (o.delayed_update && o.optimizer == OffloadTo::kCpu && !c.layout.overlap)
+    return refusal("delayed_update with overlap=false: updates are delayed so as to run beside the step",
+                   "set overlap: true, or delayed_update: false");
+  if (o.delayed_update && !(c.checkpoint == Checkpointing{}))
+    return refusal("delayed_update with checkpoint: the gradients that wait for the next step belong to ranks and buckets",
+                   "leave checkpoint out, or set delayed_update: false");
   if (o.optimizer != OffloadTo::kNone && (c.train.clip_norm > 0 || c.train.grad_norm))
     return refusal(
         fmt::format("offload.optimizer={} with {}: the norm needs every gradient before the first update, and each leaves "
@@ -370,10 +378,8 @@ Result<void> check_diloco(const Case& c) {
     return apart(c.train.precision == "fp16" ? "precision=fp16" : "guard",
                  "whether a step is skipped all ranks must agree on, and workers do not talk within a period",
                  "use precision: fp32 or bf16 and no guard");
-  if (c.train.clip_norm > 0 || c.train.grad_norm)
-    return apart(c.train.clip_norm > 0 ? "clip_norm" : "grad_norm",
-                 "each worker's gradient has a norm of its own, and a factor of updates must be the same on every rank",
-                 "set clip_norm: 0 and grad_norm: false");
+  if (c.train.grad_norm)
+    return apart("grad_norm", "each worker's gradient has a norm of its own, and none is the step's", "set grad_norm: false");
   if (!(c.checkpoint == Checkpointing{}))
     return apart("checkpoint", "the moments belong to workers, and no other layout could take them up", "leave checkpoint out");
   if (c.backend == "cuda") return apart("backend=cuda", "which has no kernel of the outer step", "use backend: cpu");

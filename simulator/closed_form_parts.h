@@ -321,8 +321,8 @@ inline Metrics metrics_of(const Case& c, const Part& part) {
   if (part.last && shares_micro_batches_out(c))
     m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
   if (has_norm(c)) {
-    m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;  // of slices, of whole gradients, and their sum
-    m.persistent += kScalar;
+    m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;                   // of slices, of whole gradients, and their sum
+    (c.layout.diloco.steps > 0 ? m.step : m.persistent) += kScalar;  // a worker's own is no figure of the step
   }
   if (c.train.guard.nonfinite != GuardAction::kNone) m.persistent += kScalar;  // which gradient it was
   if (judges_norm(c)) m.persistent += kScalar;                                 // the verdicts
@@ -346,6 +346,7 @@ inline Others others_of(const Case& c, const Part& part) {
   if (scales) step += (clips ? 2 : 1) + (dynamic ? 2 : 1);
   if (dynamic) persistent += 2;
   if (c.layout.diloco.steps > 0) step += c.layout.diloco.momentum != 0 ? 3 : 2;  // of the outer step: share, rate, momentum
+  if (c.layout.offload.delayed_update) persistent += 2;                          // steps begun, updates made
   int64_t flags = finds_inf(c) ? 1 : 0;
   step += flags;
   const bool losses_here = judges_loss(c) && part.last;
