@@ -62,11 +62,6 @@ constexpr std::array kChoices{
     Choice{"recompute: selective", [](Case& c) { c.layout.recompute = Recompute::kSelective; }},
     Choice{"offload.activations: cpu", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu; }},
     Choice{"offload.optimizer: cpu", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
-    Choice{"delayed_update: true",
-           [](Case& c) {
-             c.layout.offload.delayed_update = true;
-             if (c.layout.offload.optimizer == OffloadTo::kNone) c.layout.offload.optimizer = OffloadTo::kCpu;
-           }},
     Choice{"compression: bf16", [](Case& c) { compress(c, CompressionKind::kBf16); }},
     Choice{"compression: int8", [](Case& c) { compress(c, CompressionKind::kInt8); }},
     Choice{"compression: top-k", [](Case& c) { compress(c, CompressionKind::kTopK); }},

@@ -214,15 +214,7 @@ Result<void> check_offload(const Case& c) {
   if (!o.any()) return {};
   if (o.activations == OffloadTo::kNvme) return missing("activations=nvme", "activations: cpu");
   if (o.parameters != OffloadTo::kNone) return missing(fmt::format("parameters={}", name_of(o.parameters)), "parameters: none");
-  if (o.delayed_update && o.optimizer == OffloadTo::kNvme)
-    return refusal("delayed_update with offload.optimizer=nvme: an update's state is in host memory for a few buckets' time only",
-                   "set offload.optimizer: cpu, or delayed_update: false");
-  if (o.delayed_update && o.optimizer == OffloadTo::kCpu && !c.layout.overlap)
-    return refusal("delayed_update with overlap=false: updates are delayed so as to run beside the step",
-                   "set overlap: true, or delayed_update: false");
-  if (o.delayed_update && !(c.checkpoint == Checkpointing{}))
-    return refusal("delayed_update with checkpoint: the gradients that wait for the next step belong to ranks and buckets",
-                   "leave checkpoint out, or set delayed_update: false");
+  if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
   if (o.optimizer != OffloadTo::kNone && (c.train.clip_norm > 0 || c.train.grad_norm))
     return refusal(
         fmt::format("offload.optimizer={} with {}: the norm needs every gradient before the first update, and each leaves "

@@ -346,7 +346,6 @@ inline Others others_of(const Case& c, const Part& part) {
   if (scales) step += (clips ? 2 : 1) + (dynamic ? 2 : 1);
   if (dynamic) persistent += 2;
   if (c.layout.diloco.steps > 0) step += c.layout.diloco.momentum != 0 ? 3 : 2;  // of the outer step: share, rate, momentum
-  if (c.layout.offload.delayed_update) persistent += 2;                          // steps begun, updates made
   int64_t flags = finds_inf(c) ? 1 : 0;
   step += flags;
   const bool losses_here = judges_loss(c) && part.last;

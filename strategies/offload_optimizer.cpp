@@ -16,13 +16,7 @@
 // update before it runs, and written back while the next one does: three updates' worth of state and gradients is all that host
 // memory holds.
 //
-// With `delayed_update` the host updates with the gradients of the step before, from when the step begins on, beside forward and
-// backward; what it makes of the parameters is copied to the device when backward has done with them, and this step's gradients
-// wait on the host for the next. A step so computes with parameters that lack the gradient of the one before; the first updates
-// nothing. The count of updates, by which the bias correction and the learning rate's schedule go, is one behind the steps.
-//
-// The host runs the optimizer's own instructions on the same numbers, so no bit changes, but with a delay, where they are those of
-// its own emulation.
+// The host runs the optimizer's own instructions on the same numbers, so no bit changes.
 //
 // Shapes   bucket[n], or slices [n/N] under ZeRO
 // Adds     per step a copy of the gradients to the host and of the parameters back: Psi elements each, Psi/N under ZeRO
@@ -38,12 +32,10 @@
 #include <string>
 #include <vector>
 
-#include "plan/run_state.h"
 #include "plan/text.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/optimizer.h"
 #include "strategies/shards.h"
-#include "strategies/skipped_update.h"
 
 namespace shardlab {
 namespace {
@@ -73,15 +65,12 @@ class HostUpdates {
   HostUpdates(Draft& draft, StageDraft& stage)
       : draft_(draft),
         stage_(stage),
-        numbers_(draft, stage, kName),
         overlap_(draft.config.layout.overlap),
         nvme_(draft.config.layout.offload.optimizer == OffloadTo::kNvme),
-        delayed_(draft.config.layout.offload.delayed_update),
         stays_(draft.config.layout.zero >= 2) {}
 
   void run() {
     declare_updates(draft_, stage_);
-    if (delayed_) begun_ = stage_.go = numbers_.number("steps.begun", DType::i32, true);
     move_padding();
     find_next_computing();
     for (Update& update : stage_.updates) jobs_.push_back({.update = &update, .span = span_of(update.gradient)});
@@ -92,10 +81,8 @@ class HostUpdates {
       const auto then = [&](Event e) { insertions_.after(jobs_[k].span.last, std::move(e)); };
       if (overlap_ && nvme_) turn_ring(k, then);
       leave_device(jobs_[k], then);
-      if (overlap_ && !delayed_) work(jobs_[k], then);
+      if (overlap_) work(jobs_[k], then);
     }
-    if (delayed_)
-      for (const Job& job : jobs_) update(job, [&](Event e) { insertions_.before(0, std::move(e)); });
     insertions_.apply(stage_.events);
     finish();
   }
@@ -153,8 +140,7 @@ class HostUpdates {
     job.gradient = update.gradient;
     job.arrived = update.gradient = host_copy(update.gradient, ".host", BufferClass::kGradient);
     if (buffer(update.stored).type.dtype != DType::f32) job.result = host_copy(update.stored, ".host", BufferClass::kBuffer);
-    buffer(job.arrived).persistent = delayed_;
-    if (!nvme_ && !delayed_) stage_.whole_step.push_back(job.arrived);
+    if (!nvme_) stage_.whole_step.push_back(job.arrived);
     if (!nvme_ && job.result) stage_.whole_step.push_back(job.result);
     if (!stays_) std::erase(stage_.whole_step, root_of(job.gradient));
   }
@@ -249,18 +235,10 @@ class HostUpdates {
 
   /// The update, its result on the way to where the model computes, and state back to the drive.
   void work(const Job& job, const Then& then) {
-    if (nvme_ && job.result) then(alloc_event(job.result));
-    update(job, then);
-    give_back(job, then);
-  }
-
-  void update(const Job& job, const Then& then) {
     const StreamId host = draft_.stream("cpu");
+    if (nvme_ && job.result) then(alloc_event(job.result));
     then(update_event(draft_, stage_, *job.update, host));
     if (job.result) then(copy("round", job.update->value, job.result, host));
-  }
-
-  void give_back(const Job& job, const Then& then) {
     then(copy("return", job.result ? job.result : job.update->value, job.update->stored, stream("h2d")));
     for (const Job::Parked& p : job.parked) then(copy("write", p.host, p.drive, stream("nvme.write")));
   }
@@ -281,8 +259,6 @@ class HostUpdates {
   /// What is left to do after backward, and the gathers.
   void finish() {
     const Then then = [&](Event e) { stage_.events.push_back(std::move(e)); };
-    if (delayed_)
-      for (const Job& job : jobs_) give_back(job, then);
     if (!overlap_)
       for (const Job& job : jobs_) {
         fetch(job, then);
@@ -291,28 +267,17 @@ class HostUpdates {
       }
     for (const Update& update : stage_.updates)
       if (update.after) then(call_event(*update.after));
-    if (delayed_) count_steps();
     if (overlap_)
       for (size_t k = jobs_.size() < 2 ? 0 : jobs_.size() - 2; k < jobs_.size(); ++k) forget(jobs_[k], then);
   }
 
-  /// The first step leaves a gradient and updates nothing; every later one counts an update.
-  void count_steps() {
-    const BufferId applied = numbers_.number(std::string(kAppliedSteps), DType::i32, true);
-    numbers_.append("count", {applied}, StageNumbers::kernel("count"), {0}, {0}, begun_);
-    numbers_.append("begin", {begun_}, StageNumbers::kernel("count"), {0}, {0});
-  }
-
   Draft& draft_;
   StageDraft& stage_;
-  const StageNumbers numbers_;
   const bool overlap_;
   const bool nvme_;
-  const bool delayed_;                  ///< whether updates are by the gradients of the step before
   const bool stays_;                    ///< whether the gradients of updates live for the step
   std::vector<Job> jobs_;               ///< as their gradients are complete
   std::vector<size_t> next_computing_;  ///< by event: the next that computes, or SIZE_MAX
-  BufferId begun_;                      ///< i32[1]: steps before this one
   Insertions insertions_;
 };
 

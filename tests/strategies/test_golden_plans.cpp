@@ -112,10 +112,6 @@ std::vector<Golden> goldens() {
   drive.layout.bucket_bytes = 65536;
   drive.layout.offload.optimizer = OffloadTo::kNvme;
   all.push_back({"offload-optimizer-nvme", drive});
-  Case late = tiny_case(Family::kLlama);
-  late.layout.bucket_bytes = 65536;
-  late.layout.offload = {.optimizer = OffloadTo::kCpu, .delayed_update = true};
-  all.push_back({"delayed-update", late});
   Case apart = tiny_case(Family::kLlama);
   apart.layout.dp = 2;
   apart.layout.diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f};
