@@ -28,7 +28,8 @@ bool same(const Machine& a, const Machine& b) {
 bool same_study(const Case& a, const Case& b) {
   return a.profile == b.profile && a.model == b.model && a.layout.bucket_bytes == b.layout.bucket_bytes &&
          a.layout.fsdp == b.layout.fsdp && a.train.grad_norm == b.train.grad_norm && a.canonical == b.canonical &&
-         a.train.dropout == b.train.dropout && a.train.optimizer == b.train.optimizer && same(a.machine, b.machine);
+         a.train.dropout == b.train.dropout && a.train.optimizer == b.train.optimizer &&
+         a.train.fp8_scaling == b.train.fp8_scaling && same(a.machine, b.machine);
 }
 
 CaseOutcome refused(CaseOutcome outcome, const Error& error) {

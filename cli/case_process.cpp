@@ -95,6 +95,23 @@ CaseOutcome refused(CaseOutcome outcome, const Error& error) {
 
 }  // namespace
 
+/// The logs that the child repeats lie beside its case; those of a run before are taken away.
+Result<void> ProcessCaseRunner::lay_out_replay(const Case& config, const std::string& directory) const {
+  const CaseFiles files{directory};
+  const bool repeats = !replay_.empty() && config.layout.parameter_server.staleness >= 0;
+  for (int server = 0; server < config.layout.parameter_server.servers; ++server) {
+    std::error_code failure;
+    std::filesystem::remove(files.replay(server), failure);
+    if (!repeats) continue;
+    const std::string from = CaseFiles{replay_ + "/" + case_id(config)}.arrivals(server);
+    std::filesystem::copy_file(from, files.replay(server), failure);
+    if (failure)
+      return Error{ExitCode::kUsage, fmt::format("the arrivals to be replayed cannot be read: {}: {}", from, failure.message()),
+                   "give --replay the directory of a run that measured this very case", ""};
+  }
+  return {};
+}
+
 void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directory) const {
   const CaseFiles files{directory};
   std::error_code ignored;
@@ -128,6 +145,14 @@ CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
   outcome.case_id = case_id(config);
   outcome.config = config;
   outcome.parameters = parameter_count(config.model);
+  const auto chosen = decide(config);
+  if (!chosen.ok()) return refused(std::move(outcome), chosen.error());
+  outcome.config = *chosen;
+  return run_decided(std::move(outcome), mode);
+}
+
+CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
+  const Case& config = outcome.config;
   const auto placed = prepare(config);
   if (!placed.ok()) return refused(std::move(outcome), placed.error());
 
@@ -151,6 +176,8 @@ CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
     return refused(std::move(outcome), fit.error());
   }
   if (mode == Mode::kSimulate) return outcome;
+  if (const auto laid_out = lay_out_replay(config, files.directory); !laid_out.ok())
+    return refused(std::move(outcome), laid_out.error());
   if (!std::exchange(machine_written_, true)) write_file_atomically(files.machine(), to_yaml(config.machine));
   measure(outcome, files.directory);
   return outcome;

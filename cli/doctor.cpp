@@ -6,6 +6,7 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/verbs.h"
+#include "kernels/cuda/cudnn_api.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
 #include "profiler/gpu/nvml.h"
@@ -40,6 +41,21 @@ Check status(const char* what, const LibraryStatus& s) {
   return {what, s.ok() ? "ok" : fmt::format("{}: {}", name_of(s.state), s.message), s.remedy};
 }
 
+/// cuDNN's state: not there, there without a device to run on, ok.
+Check cudnn_check(const cuda::Presence& presence) {
+  const auto cudnn = gpu::real_cudnn();
+  if (!cudnn.ok()) return {"cuDNN", cudnn.error().message, cudnn.error().hint};
+  const std::string version = gpu::cudnn_version_text((*cudnn)->version());
+  if (!presence.usable())
+    return {"cuDNN", version + ", without a device", "needed for --backend cuda only; attention: own does without"};
+  gpu::CudnnHandle handle = nullptr;
+  const gpu::CudnnStatus status = (*cudnn)->create(&handle);
+  if (status != 0)
+    return {"cuDNN", fmt::format("{} does not start: {}", version, (*cudnn)->describe(status)), "attention: own does without"};
+  (*cudnn)->destroy(handle);
+  return {"cuDNN", version, ""};
+}
+
 /// The driver with its devices, the runtime, and every library that a run on GPUs may want.
 std::vector<Check> cuda_checks() {
   const cuda::Presence p = cuda::presence();
@@ -51,7 +67,7 @@ std::vector<Check> cuda_checks() {
   checks.push_back({"CUDA devices", p.usable() ? fmt::format("{}", p.devices) : "none: " + p.reason, p.usable() ? "" : p.remedy});
   checks.push_back(library("cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"},
                            "the fast matrix products of --backend cuda need it; canonical: true does not"));
-  checks.push_back(library("cuDNN", {"libcudnn.so.9", "libcudnn.so"}, "not used by this version: attention is its own"));
+  checks.push_back(cudnn_check(p));
   const auto nccl = cuda::real_nccl();
   int version = 0;
   if (nccl.ok()) (*nccl)->version(&version);

@@ -71,7 +71,7 @@ class GpuExecution final : public Execution {
     options.tracer = recorder_.get();
   }
   Transport& transport() override { return *transport_; }
-  BackendFactory backends() override { return cuda::cuda_backend(*node_, {.canonical = options_.canonical}); }
+  BackendFactory backends() override { return cuda::cuda_backend(*node_, cuda_options_); }
   void set_recording(bool on) override;
   Trace take() override { return recorder_->take(*placed_.plan, placed_.programs); }
   std::optional<double> joules() override;
@@ -82,6 +82,7 @@ class GpuExecution final : public Execution {
  private:
   GpuExecution(const PlacedPlan& placed, const ExecutionOptions& options) : placed_(placed), options_(options) {}
   Result<void> build(const cuda::Presence& presence);
+  Result<void> open_cudnn();
   Result<void> make_transport();
 
   const PlacedPlan& placed_;
@@ -89,6 +90,9 @@ class GpuExecution final : public Execution {
   SteadyClock clock_;
   std::unique_ptr<cuda::Api> api_;
   std::unique_ptr<cuda::NcclApi> nccl_;
+  std::unique_ptr<gpu::CudnnApi> cudnn_;
+  cuda::CudaOptions cuda_options_;
+  std::set<std::string> chosen_;  ///< whose kernels, as the back ends told
   std::set<int> devices_;
   std::unique_ptr<GpuRecorder> recorder_;
   std::unique_ptr<cuda::Node> node_;
@@ -119,7 +123,24 @@ Result<void> GpuExecution::build(const cuda::Presence& presence) {
   recorder_ = GpuRecorder::create(ranks, {.clock = &clock_});
   node_ = std::make_unique<cuda::Node>(*api_, *cuda::built_kernels(), *devices);
   nvml_ = Nvml::open(nvml_status_);
+  SHARDLAB_TRY(open_cudnn());
   return make_transport();
+}
+
+/// What the case's attention asks for. Without cuDNN `auto` goes on with own kernels, and the results say so.
+Result<void> GpuExecution::open_cudnn() {
+  cuda_options_ = {.canonical = options_.canonical, .tf32 = options_.tf32, .notes = &chosen_};
+  if (options_.attention == "own" || options_.canonical) return {};
+  cuda_options_.attention = options_.attention == "cudnn" ? cuda::AttentionBy::kCudnn : cuda::AttentionBy::kAuto;
+  auto cudnn = gpu::real_cudnn();
+  if (!cudnn.ok() && options_.attention == "cudnn") return cudnn.error();
+  if (!cudnn.ok()) {
+    cuda_options_.no_cudnn = cudnn.error().message;
+    return {};
+  }
+  cudnn_ = std::move(*cudnn);
+  cuda_options_.cudnn = cudnn_.get();
+  return {};
 }
 
 Result<void> GpuExecution::make_transport() {
@@ -179,6 +200,7 @@ std::string GpuExecution::description() const {
     text += fmt::format("; {} ranks share it: times of communication are those of its memory", placed_.plan->mesh.world_size());
   text += recorder_->source() == DeviceTimeSource::kCupti ? "; times by CUPTI"
                                                           : fmt::format("; times by CUDA events ({})", recorder_->status().message);
+  for (const std::string& choice : chosen_) text += "; " + choice;
   for (const std::string& warning : warnings_) text += "; " + warning;
   return text;
 }

@@ -16,6 +16,8 @@ struct ExecutionOptions {
   std::string backend = "cpu", transport = "threads";
   bool canonical = false;
   int threads_per_rank = 1;
+  std::string attention = "own";  ///< of a GPU: own, cudnn or auto
+  bool tf32 = false;              ///< of a GPU
   int64_t events_per_stream = 0;  ///< room for the recorder of a CPU run; 0: nothing is recorded
 };
 

@@ -7,6 +7,8 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/memory_report.h"
+#include "cli/memory_screen.h"
+#include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "reports/format.h"
 
@@ -16,32 +18,13 @@ namespace {
 struct MemoryFlags {
   CaseFlags words;
   std::string profile, format, what_if;
-  bool plan = false;
+  bool plan = false, interactive = false;
 };
 
 /// Rows of a table of several values.
 constexpr size_t kMostVariants = 4096;
 
 ExitCode code_of(bool fits) { return fits ? ExitCode::kDone : ExitCode::kNo; }
-
-Result<ToldMemory> tell(const CaseFlags& words, const MemoryAnswerOptions& options, bool advise) {
-  auto question = memory_question(words);
-  if (!question.ok()) return question.error();
-  auto answer = memory_answer(*question, options);
-  if (!answer.ok()) return answer.error();
-  ToldMemory told{std::move(*question), std::move(*answer), {}};
-  if (advise && !told.answer.fits()) told.advice = memory_advice(told.question);
-  return told;
-}
-
-void set_word(CaseFlags& flags, const std::string& key, const std::string& value) {
-  for (auto& [k, v] : flags.layout)
-    if (k == key) {
-      v = value;
-      return;
-    }
-  flags.set.push_back(key + "=" + value);
-}
 
 // ---- one layout ----------------------------------------------------------------------------------------------------------------
 
@@ -105,7 +88,7 @@ Result<ExitCode> print_variants(const MemoryFlags& flags, const Variants& varian
   for (const auto& row : variants.values) {
     CaseFlags words = flags.words;
     for (size_t i = 0; i < row.size(); ++i) set_word(words, variants.keys[i], row[i]);
-    told.push_back(tell(words, options, false));
+    told.push_back(tell_memory(words, options, false));
   }
   const bool any = std::ranges::any_of(told, [](const auto& t) { return t.ok(); });
   if (!any) return told.front().error();
@@ -159,9 +142,9 @@ Result<ExitCode> print_what_if(const MemoryFlags& flags, TableFormat format) {
   CaseFlags changed = flags.words;
   for (const auto& [key, value] : *words) set_word(changed, key, value);
   const MemoryAnswerOptions options{.always_plan = flags.plan, .planned_layer_runs = kPlannedLayerRuns / 2};
-  const auto before = tell(flags.words, options, false);
+  const auto before = tell_memory(flags.words, options, false);
   if (!before.ok()) return before.error();
-  const auto after = tell(changed, options, true);
+  const auto after = tell_memory(changed, options, true);
   if (!after.ok()) return after.error();
   if (format == TableFormat::kJson) {
     nlohmann::ordered_json json = memory_json(*before);
@@ -188,17 +171,34 @@ Result<ExitCode> print_what_if(const MemoryFlags& flags, TableFormat format) {
   return code_of(after->answer.fits());
 }
 
+// ---- a screen ------------------------------------------------------------------------------------------------------------------
+
+/// Ends with the layout that was reached, as a command and its page's verdict.
+Result<ExitCode> interact(const MemoryFlags& flags, const Variants& variants) {
+  if (!variants.keys.empty() || !flags.what_if.empty() || flags.plan || flags.format != "table")
+    return Error{ExitCode::kUsage,
+                 "--interactive with --what-if, --plan, --format or several values of a flag",
+                 "name one layout to begin with; everything else is done by keys",
+                 {}};
+  auto screen = MemoryScreen::create(flags.words);
+  if (!screen.ok()) return screen.error();
+  SHARDLAB_TRY(show(*screen));
+  fmt::print("{}\n{}", screen->command(), verdict_text(screen->told().answer));
+  return code_of(screen->told().answer.fits());
+}
+
 Result<ExitCode> memory(MemoryFlags flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   if (!flags.profile.empty()) flags.words.set.push_back("profile=" + flags.profile);
   const auto variants = variants_of(flags.words);
   if (!variants.ok()) return variants.error();
+  if (flags.interactive) return interact(flags, *variants);
   if (!variants->keys.empty() && !flags.what_if.empty())
     return Error{ExitCode::kUsage, "--what-if with several values of a flag", "use one of the two", {}};
   if (!variants->keys.empty()) return print_variants(flags, *variants, *format);
   if (!flags.what_if.empty()) return print_what_if(flags, *format);
-  const auto told = tell(flags.words, {.always_plan = flags.plan}, true);
+  const auto told = tell_memory(flags.words, {.always_plan = flags.plan}, true);
   if (!told.ok()) return told.error();
   return print_one(*told, *format);
 }
@@ -213,6 +213,7 @@ void add_memory(CLI::App& app, Action& action, const Invocation&) {
                    "whose run: shardlab (exact bytes of its plan), megatron, torchtitan, deepspeed, ...");
   verb->add_option("--what-if", flags->what_if, "changes to set beside it: zero=3,recompute=full");
   verb->add_flag("--plan", flags->plan, "build the plan however large, for the op at the peak and the gaps of the arena");
+  verb->add_flag("--interactive", flags->interactive, "a screen of fields that answers on each key");
   verb->footer("Several values of a layout flag (--zero 0,1,2,3) print one row for each combination.");
   add_format(*verb, flags->format);
   verb->callback([&action, flags] { action = [flags] { return memory(*flags); }; });

@@ -8,6 +8,7 @@
 #include "cli/model_shape.h"
 #include "cli/pipeline.h"
 #include "plan/memory.h"
+#include "plan/treatment.h"
 #include "simulator/closed_form.h"
 
 namespace shardlab {
@@ -148,6 +149,11 @@ Result<MemoryQuestion> framework_question(const CaseFlags& flags, ModelConfig mo
 
 // ---- shardlab's own run --------------------------------------------------------------------------------------------------------
 
+std::string chosen_text(const Case& c) {
+  return fmt::format("recompute within {} bytes was chosen so that a step takes the least time by this machine's costs: {}",
+                     c.layout.recompute_options.budget_bytes, c.layout.recompute_options.layers);
+}
+
 Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   auto config = case_from_flags(flags);
   if (!config.ok()) {
@@ -156,16 +162,23 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
       error.hint += ", or name a framework that has it: --profile megatron";
     return error;
   }
+  const bool chosen = !is_decided(*config);
+  config = decide(*config);
+  if (!config.ok()) return config.error();
   MemoryQuestion q;
   q.config = std::move(*config);
   q.shape = analytic::shape_of(q.config.model);
   q.exact = true;
-  auto point = analytic::point_of(q.config);
+  Case alike = q.config;  // where layers differ no estimate has a form: then the point says the rest, and nothing is timed
+  const bool by_layer = alike.layout.recompute == Recompute::kByLayer;
+  if (by_layer) alike.layout.recompute = Recompute::kNone, alike.layout.recompute_options = {};
+  auto point = analytic::point_of(alike);
   if (!point.ok()) return point.error();
   q.point = *point;
   q.capacity = memory_per_rank(q.config);
+  if (chosen) q.notes.push_back(chosen_text(q.config));
   // A local machine is measured by its calibration, not described by rates: its steps are not timed here.
-  if (auto prepared = analytic::prepare(q.config); prepared.ok()) q.prepared = std::move(*prepared);
+  if (auto prepared = analytic::prepare(alike); prepared.ok() && !by_layer) q.prepared = std::move(*prepared);
   return q;
 }
 
@@ -191,6 +204,23 @@ void add_activations(const Case& c, const LayerActivations& layer, const StageFo
   s.add(ItemGroup::kActivations, "embedding, head and stage boundary", left);
 }
 
+/// What stands in host memory or on NVMe, by class.
+std::vector<whatif::Item> outside_items(const MemoryByClass& memory) {
+  std::vector<whatif::Item> items;
+  const auto add = [&](ItemGroup group, const char* name, BufferClass cls) {
+    if (const int64_t bytes = memory.bytes[static_cast<size_t>(cls)]; bytes != 0) items.push_back({group, name, bytes});
+  };
+  add(ItemGroup::kParameters, "parameters", BufferClass::kParameter);
+  add(ItemGroup::kGradients, "gradients", BufferClass::kGradient);
+  add(ItemGroup::kOptimizer, "master weights", BufferClass::kMaster);
+  add(ItemGroup::kOptimizer, "optimizer moments", BufferClass::kMoment);
+  add(ItemGroup::kActivations, "activations", BufferClass::kActivation);
+  add(ItemGroup::kBuffers, "results and messages", BufferClass::kBuffer);
+  add(ItemGroup::kBuffers, "counters and scales", BufferClass::kOther);
+  add(ItemGroup::kWorkspace, "kernel workspace", BufferClass::kWorkspace);
+  return items;
+}
+
 StageAnswer exact_stage(const Case& c, const LayerActivations& layer, const StageForm& form, const MemoryByClass& at_peak,
                         int32_t stage) {
   StageAnswer s;
@@ -207,6 +237,8 @@ StageAnswer exact_stage(const Case& c, const LayerActivations& layer, const Stag
   s.add(ItemGroup::kBuffers, "counters and scales", of(BufferClass::kOther));
   s.add(ItemGroup::kWorkspace, "the layer that runs", of(BufferClass::kTemporary));
   s.add(ItemGroup::kWorkspace, "kernel workspace", of(BufferClass::kWorkspace));
+  s.host_bytes = form.host.peak, s.nvme_bytes = form.nvme.peak;
+  s.host_items = outside_items(form.host.at_peak), s.nvme_items = outside_items(form.nvme.at_peak);
   s.moment = name_of(form.moment);
   s.op = name_of(form.moment);
   // On a described machine a driver's context takes its part; ranks on this machine's cores have none.
@@ -220,6 +252,8 @@ whatif::Answer from_closed_form(const MemoryQuestion& q) {
   const ClosedForm form = closed_form(q.config);
   whatif::Answer answer;
   answer.exact = true, answer.capacity = q.capacity;
+  answer.host_capacity = capacity_per_rank(q.config, Space::kHost),
+  answer.nvme_capacity = capacity_per_rank(q.config, Space::kNvme);
   for (size_t i = 0; i < form.stages.size(); ++i)
     answer.stages.push_back(exact_stage(q.config, form.layer, form.stages[i], form.stages[i].at_peak, static_cast<int32_t>(i)));
   return answer;
@@ -231,7 +265,11 @@ Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
   if (!placed.ok()) return placed.error();
   answer.packed = true;
   for (StageAnswer& s : answer.stages) {
-    const MemoryPeak peak = memory_peak(*placed->plan, s.stage)[static_cast<size_t>(Space::kDevice)];
+    const auto peaks = memory_peak(*placed->plan, s.stage);
+    const MemoryPeak& peak = peaks[static_cast<size_t>(Space::kDevice)];
+    SHARDLAB_CHECK(peaks[static_cast<size_t>(Space::kHost)].peak_bytes == s.host_bytes &&
+                       peaks[static_cast<size_t>(Space::kNvme)].peak_bytes == s.nvme_bytes,
+                   "stage {}: the closed form has {} and {} bytes of host memory and NVMe", s.stage, s.host_bytes, s.nvme_bytes);
     SHARDLAB_CHECK(peak.peak_bytes == s.live(), "stage {}: the plan's peak is {}, the closed form's {}", s.stage, peak.peak_bytes,
                    s.live());
     s.op = peak.moment;
@@ -339,6 +377,26 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
     list.push_back(fmt::format("the memory of {} is not known: whether this fits is not said; set machine.device.memory",
                                q.config.machine.id));
   return list;
+}
+
+Result<ToldMemory> tell_memory(const CaseFlags& flags, const MemoryAnswerOptions& options, bool advise) {
+  auto question = memory_question(flags);
+  if (!question.ok()) return question.error();
+  auto answer = memory_answer(*question, options);
+  if (!answer.ok()) return answer.error();
+  ToldMemory told{std::move(*question), std::move(*answer), {}};
+  if (advise && !told.answer.fits()) told.advice = memory_advice(told.question);
+  return told;
+}
+
+void set_word(CaseFlags& flags, const std::string& key, const std::string& value) {
+  for (auto& [k, v] : flags.layout)
+    if (k == key) {
+      v = value;
+      return;
+    }
+  std::erase_if(flags.set, [&](const std::string& word) { return word.starts_with(key + "="); });
+  flags.set.push_back(key + "=" + value);
 }
 
 }  // namespace shardlab

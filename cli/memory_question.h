@@ -48,4 +48,17 @@ whatif::Advice memory_advice(const MemoryQuestion& question);
 /// Sentences on what the figures count and what they leave out.
 std::vector<std::string> memory_assumptions(const MemoryQuestion& question, const whatif::Answer& answer);
 
+/// A question with its answer and, where it does not fit, what to change.
+struct ToldMemory {
+  MemoryQuestion question;
+  whatif::Answer answer;
+  whatif::Advice advice;
+};
+
+/// Question and answer in one; what to change where `advise` says so and it does not fit.
+Result<ToldMemory> tell_memory(const CaseFlags& flags, const MemoryAnswerOptions& options, bool advise);
+
+/// Sets a key of the sweep file: in its flag where it has one, else as `--set`, in place of what was set there before.
+void set_word(CaseFlags& flags, const std::string& key, const std::string& value);
+
 }  // namespace shardlab

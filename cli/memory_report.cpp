@@ -19,7 +19,12 @@ double share(int64_t part, int64_t whole) { return whole > 0 ? static_cast<doubl
 
 Value seconds(double s) { return s > 0 ? Value(s) : Value(); }
 
-std::string signed_bytes(int64_t bytes) { return (bytes < 0 ? "-" : "+") + bytes_text(bytes < 0 ? -bytes : bytes); }
+Json items_json(std::span<const whatif::Item> items) {
+  Json json = Json::array();
+  for (const whatif::Item& item : items)
+    json.push_back({{"group", std::string(name_of(item.group))}, {"name", item.name}, {"bytes", item.bytes}});
+  return json;
+}
 
 Json stage_json(const StageAnswer& s) {
   Json json{{"stage", s.stage}};
@@ -32,11 +37,11 @@ Json stage_json(const StageAnswer& s) {
   json["device"] = s.device();
   json["host"] = s.host_bytes;
   json["nvme"] = s.nvme_bytes;
+  json["host_items"] = items_json(s.host_items);
+  json["nvme_items"] = items_json(s.nvme_items);
   json["moment"] = s.moment;
   json["op"] = s.op;
-  json["items"] = Json::array();
-  for (const whatif::Item& item : s.items)
-    json["items"].push_back({{"group", std::string(name_of(item.group))}, {"name", item.name}, {"bytes", item.bytes}});
+  json["items"] = items_json(s.items);
   return json;
 }
 
@@ -54,7 +59,16 @@ Json change_json(const whatif::Change& c) {
           {"slowdown", c.slowdown}};
 }
 
-Json layout_json(const MemoryQuestion& q) {
+/// The list where layers differ.
+std::string recompute_text(const Case& c) {
+  return c.layout.recompute == Recompute::kByLayer ? c.layout.recompute_options.layers : std::string(name_of(c.layout.recompute));
+}
+
+}  // namespace
+
+std::string signed_bytes(int64_t bytes) { return (bytes < 0 ? "-" : "+") + bytes_text(bytes < 0 ? -bytes : bytes); }
+
+nlohmann::ordered_json layout_json(const MemoryQuestion& q) {
   const analytic::Point& p = q.point;
   const Case& c = q.config;
   return {{"dp", p.dp},
@@ -66,15 +80,13 @@ Json layout_json(const MemoryQuestion& q) {
           {"zero", p.zero},
           {"schedule", std::string(name_of(p.schedule))},
           {"sequence_parallel", p.sequence_parallel},
-          {"recompute", q.exact ? std::string(name_of(c.layout.recompute)) : name_of(p.recompute)},
+          {"recompute", q.exact ? recompute_text(c) : name_of(p.recompute)},
           {"offload", offload_text(c.layout.offload)},
           {"precision", c.train.precision},
           {"micro_batch", p.micro_batch},
           {"grad_accumulation", p.grad_accumulation},
           {"seq_len", p.seq_len}};
 }
-
-}  // namespace
 
 std::string layout_line(const analytic::Point& p) {
   std::string out;
@@ -180,12 +192,28 @@ std::string verdict_text(const Answer& a) {
                   bytes_text(needs), bytes_text(a.capacity), percent, bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()),
                   a.fits() ? "are left" : "are missing");
   const whatif::Interval range = a.device();
+  if (!a.fits_outside())
+    text += fmt::format("\nwhat is offloaded exceeds a rank's part of the node: {} of {} of host memory, {} of {} of NVMe",
+                        bytes_text(a.worst().host_bytes), a.host_capacity > 0 ? bytes_text(a.host_capacity) : "an unknown size",
+                        bytes_text(a.worst().nvme_bytes), a.nvme_capacity > 0 ? bytes_text(a.nvme_capacity) : "an unknown size");
   if (!a.exact)
     text += fmt::format("\nnine of ten runs like it would need {} to {}", bytes_text(range.low), bytes_text(range.high));
   if (a.verdict() == whatif::Verdict::kTight) text += ": it may not fit";
   if (a.verdict() == whatif::Verdict::kUnlikely) text += ": it may fit";
   return text + "\n";
 }
+
+namespace {
+
+/// "  host memory: optimizer moments 1.2 GiB, activations 300 MiB"
+std::string outside_text(const char* where, std::span<const whatif::Item> items) {
+  std::string list;
+  for (const whatif::Item& item : items)
+    list += fmt::format("{}{} {}", list.empty() ? "" : ", ", item.name, bytes_text(item.bytes));
+  return list.empty() ? "" : fmt::format("  {}: {}\n", where, list);
+}
+
+}  // namespace
 
 std::string memory_page(const ToldMemory& told, int width) {
   const MemoryQuestion& q = told.question;
@@ -200,7 +228,8 @@ std::string memory_page(const ToldMemory& told, int width) {
                       worst.op == worst.moment ? "" : " (" + worst.op + ")");
   if (worst.host_bytes + worst.nvme_bytes > 0)
     page += fmt::format("offloaded: {} of host memory and {} of NVMe a rank\n", bytes_text(worst.host_bytes),
-                        bytes_text(worst.nvme_bytes));
+                        bytes_text(worst.nvme_bytes)) +
+            outside_text("host memory", worst.host_items) + outside_text("NVMe", worst.nvme_items);
   page += verdict_text(told.answer);
   if (told.answer.step_s > 0) page += fmt::format("a step would take about {}\n", seconds_text(told.answer.step_s));
   if (!told.answer.fits()) {

@@ -12,13 +12,6 @@
 
 namespace shardlab {
 
-/// A question with its answer and, where it does not fit, what to change.
-struct ToldMemory {
-  MemoryQuestion question;
-  whatif::Answer answer;
-  whatif::Advice advice;
-};
-
 /// "dp4 pp2 1f1b", "dp8 tp8 zero1 recompute-selective offload optimizer=cpu".
 std::string layout_line(const analytic::Point& point);
 
@@ -38,6 +31,12 @@ Table variant_table(const std::vector<std::string>& keys, std::span<const std::v
 std::string verdict_text(const whatif::Answer& answer);
 /// The whole page for one question.
 std::string memory_page(const ToldMemory& told, int width);
+
+/// "+1.2 GiB", "-3 MiB".
+std::string signed_bytes(int64_t bytes);
+
+/// What the question's layout came to be, what was left to defaults included.
+nlohmann::ordered_json layout_json(const MemoryQuestion& question);
 
 /// The object of the contract.
 nlohmann::ordered_json memory_json(const ToldMemory& told);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/case.h"
+#include "plan/treatment.h"
 
 namespace shardlab {
 namespace {
@@ -28,13 +29,35 @@ void shard(Case& c, int zero) {
   if (c.layout.dp == 1) c.layout.dp = 2;
 }
 
+/// Beside what is set of it already.
+void plus_plus(Case& c, const ZeroPlusPlus& part) {
+  ZeroPlusPlus& z = c.layout.zero_plus_plus;
+  z = {.weights = z.weights || part.weights,
+       .secondary = std::max(z.secondary, part.secondary),
+       .gradients = z.gradients || part.gradients};
+  if (c.layout.dp == 1) c.layout.dp = 4;
+  if (z.secondary > 0) c.layout.dp = std::max(c.layout.dp, 2 * z.secondary);
+  if (c.layout.zero == 0) c.layout.zero = 3;
+}
+
 void compress(Case& c, CompressionKind kind) {
   c.layout.compression.kind = kind;
   if (c.layout.dp == 1) c.layout.dp = 2;
 }
 
+void serve(Case& c) {
+  c.layout.parameter_server.servers = 2;
+  if (c.layout.dp == 1) c.layout.dp = 2;
+}
+
 void narrow(Case& c, const char* precision) {
   if (c.train.precision == "fp32") c.train.precision = precision;
+}
+
+void stream_parameters(Case& c, OffloadTo where) {
+  c.layout.offload.parameters = where;
+  if (c.layout.offload.optimizer == OffloadTo::kNone) c.layout.offload.optimizer = where;
+  if (c.layout.zero == 0) c.layout.zero = 3;
 }
 
 constexpr std::array kChoices{
@@ -53,6 +76,9 @@ constexpr std::array kChoices{
              c.layout.hybrid_shard = 2;
              if (c.layout.zero == 0) c.layout.zero = 3;
            }},
+    Choice{"zero_plus_plus.weights", [](Case& c) { plus_plus(c, {.weights = true}); }},
+    Choice{"zero_plus_plus.secondary: 2", [](Case& c) { plus_plus(c, {.secondary = 2}); }},
+    Choice{"zero_plus_plus.gradients", [](Case& c) { plus_plus(c, {.gradients = true}); }},
     Choice{"recompute: full", [](Case& c) { c.layout.recompute = Recompute::kFull; }},
     Choice{"recompute_options.every: 2",
            [](Case& c) {
@@ -60,8 +86,25 @@ constexpr std::array kChoices{
              if (c.layout.recompute == Recompute::kNone) c.layout.recompute = Recompute::kFull;
            }},
     Choice{"recompute: selective", [](Case& c) { c.layout.recompute = Recompute::kSelective; }},
+    Choice{"recompute: layer by layer",
+           [](Case& c) {
+             std::vector<LayerTreatment> layers(static_cast<size_t>(c.model.layers));
+             layers.front() = {.full = true, .parked = true};
+             c.layout.recompute = Recompute::kByLayer;
+             c.layout.recompute_options.layers = treatments_text(layers);
+           }},
     Choice{"offload.activations: cpu", [](Case& c) { c.layout.offload.activations = OffloadTo::kCpu; }},
     Choice{"offload.optimizer: cpu", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kCpu; }},
+    Choice{"parameter_server.servers: 2", [](Case& c) { serve(c); }},
+    Choice{"parameter_server.staleness: 1",
+           [](Case& c) {
+             serve(c);
+             c.layout.parameter_server.staleness = 1;
+           }},
+    Choice{"offload.activations: nvme", [](Case& c) { c.layout.offload.activations = OffloadTo::kNvme; }},
+    Choice{"offload.optimizer: nvme", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kNvme; }},
+    Choice{"offload.parameters: cpu", [](Case& c) { stream_parameters(c, OffloadTo::kCpu); }},
+    Choice{"offload.parameters: nvme", [](Case& c) { stream_parameters(c, OffloadTo::kNvme); }},
     Choice{"compression: bf16", [](Case& c) { compress(c, CompressionKind::kBf16); }},
     Choice{"compression: int8", [](Case& c) { compress(c, CompressionKind::kInt8); }},
     Choice{"compression: top-k", [](Case& c) { compress(c, CompressionKind::kTopK); }},
@@ -74,6 +117,17 @@ constexpr std::array kChoices{
            }},
     Choice{"precision: bf16", [](Case& c) { c.train.precision = "bf16"; }},
     Choice{"precision: fp16", [](Case& c) { c.train.precision = "fp16"; }},
+    Choice{"precision: fp8", [](Case& c) { c.train.precision = "fp8"; }},
+    Choice{"fp8_scaling: delayed",
+           [](Case& c) {
+             c.train.fp8_scaling = "delayed";
+             narrow(c, "fp8");
+           }},
+    Choice{"fp8_scaling: block",
+           [](Case& c) {
+             c.train.fp8_scaling = "block";
+             narrow(c, "fp8");
+           }},
     Choice{"loss_scale: 1024",
            [](Case& c) {
              c.train.loss_scale = 1024;

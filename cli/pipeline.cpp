@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 #include <map>
+#include <span>
 #include <tuple>
 
 #include "cli/environment.h"
@@ -12,6 +15,7 @@
 #include "plan/base/world_error.h"
 #include "plan/period.h"
 #include "plan/runnable.h"
+#include "plan/treatment.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
 #include "plan/work.h"
@@ -19,39 +23,70 @@
 #include "runtime/checkpoint.h"
 #include "runtime/dataset.h"
 #include "simulator/cost_model.h"
+#include "simulator/recompute_budget.h"
 #include "strategies/lower.h"
 
 namespace shardlab {
 
 namespace {
 
-/// Rule 5 of `verify`, on the programs that will run: their waits were derived after it.
-Result<void> check_order(const PlacedPlan& placed) {
-  for (const Program& program : placed.programs) {
-    const auto unordered = find_unordered(*placed.plan, program);
-    if (unordered.empty()) continue;
-    const Finding& first = unordered.front();
-    return Error{ExitCode::kBug,
-                 fmt::format("plan `{}`: stage {}: {}: {}", placed.plan->name, program.role, first.op, first.message),
-                 "this plan was not run: its streams do not wait for one another as they must, which is a bug of shardlab's",
-                 {}};
+/// Rules 5 and 7 of `verify` on what will run: its waits and its arenas are derived from the plan that was verified.
+Result<void> check_placed(const PlacedPlan& placed) {
+  for (size_t r = 0; r < placed.programs.size(); ++r) {
+    const Program& program = placed.programs[r];
+    const auto refuse = [&](const std::vector<Finding>& found, const char* why) -> Result<void> {
+      if (found.empty()) return {};
+      return Error{
+          ExitCode::kBug,
+          fmt::format("plan `{}`: stage {}: {}: {}", placed.plan->name, program.role, found.front().op, found.front().message),
+          fmt::format("this plan was not run: {}, which is a bug of shardlab's", why),
+          {}};
+    };
+    SHARDLAB_TRY(refuse(find_unordered(*placed.plan, program), "its streams do not wait for one another as they must"));
+    SHARDLAB_TRY(refuse(find_overlaps(*placed.plan, program, placed.arenas[r]), "two of its buffers share bytes while both live"));
   }
   return {};
 }
 
 }  // namespace
 
+int64_t capacity_per_rank(const Case& config, Space space) {
+  if (space == Space::kDevice) return memory_per_rank(config);
+  const Machine& m = config.machine;
+  const auto stated = m.device.constants.find(space == Space::kHost ? "host.memory_bytes" : "nvme.capacity_bytes");
+  if (stated == m.device.constants.end()) return 0;
+  const int ranks = config.layout.world_size(), of_node = m.local ? ranks : std::min(ranks, std::max(1, m.devices_per_node));
+  return static_cast<int64_t>(stated->second / of_node);
+}
+
+Result<Case> decide(const Case& config) {
+  if (is_decided(config)) return config;
+  SHARDLAB_TRY(check(config));
+  auto costs = cost_model_for(config.machine, config.train.precision);
+  if (!costs.ok()) return costs.error();
+  const auto lower_probe = [](const Case& probe) { return lower(probe, {.after = {}, .verify = false}); };
+  const auto priced = price_treatments(config, candidate_treatments(config.backend != "cuda"), lower_probe, **costs);
+  if (!priced.ok()) return priced.error();
+  const int64_t host = capacity_per_rank(config, Space::kHost);
+  const auto choice = choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced);
+  if (!choice.ok()) return choice.error();
+  if (!choice->proven)
+    fmt::print(stderr, "recompute within {}: the best of {} assignments of layers; another may take a little less\n",
+               bytes_text(config.layout.recompute_options.budget_bytes), choice->looked_at);
+  return decided(config, choice->layers);
+}
+
 Result<PlacedPlan> prepare(const Case& config) {
   auto plan = lower(config);
   if (!plan.ok()) return plan.error();
   PlacedPlan placed = place(std::move(*plan));
-  SHARDLAB_TRY(check_order(placed));
+  SHARDLAB_TRY(check_placed(placed));
   return placed;
 }
 
-int64_t largest_arena(const PlacedPlan& placed) {
+int64_t largest_arena(const PlacedPlan& placed, Space space) {
   int64_t most = 0;
-  for (const ArenaSize& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(Space::kDevice)]);
+  for (const ArenaLayout& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(space)]);
   return most;
 }
 
@@ -75,6 +110,15 @@ std::string what_saves_memory(const Case& c) {
 
 Result<void> fits(const Case& config, const PlacedPlan& placed) {
   const int64_t need = largest_arena(placed), have = memory_per_rank(config);
+  for (const Space space : {Space::kHost, Space::kNvme}) {
+    const int64_t outside = largest_arena(placed, space), there = capacity_per_rank(config, space);
+    if (there > 0 && outside > there)
+      return Error{ExitCode::kNo,
+                   fmt::format("does not fit: a rank needs {} of {} and may use {} of {}", bytes_text(outside),
+                               space == Space::kHost ? "host memory" : "NVMe", bytes_text(there), config.machine.id),
+                   space == Space::kHost ? "offload less, or offload.optimizer: nvme" : "offload less, or more zero, tp or pp",
+                   {}};
+  }
   if (have <= 0 || need <= have) return {};
   return Error{
       ExitCode::kNo,
@@ -92,12 +136,7 @@ Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
 
 Prediction predict_bytes(const PlacedPlan& placed) {
   Prediction p;
-  for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) {
-    const MemoryPeak peak = memory_peak(*placed.plan, role)[static_cast<size_t>(Space::kDevice)];
-    if (peak.peak_bytes <= p.peak_bytes) continue;
-    p.peak_bytes = peak.peak_bytes;
-    p.memory = peak.at_peak;
-  }
+  for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) add_peaks(memory_peak(*placed.plan, role), p);
   p.arena_bytes = largest_arena(placed);
   for (const auto& [comm, bytes] : total_wire_bytes(*placed.plan)) p.wire_bytes += bytes;
   p.wire_bytes = bytes_of_step(*placed.plan, p.wire_bytes);
@@ -148,7 +187,7 @@ void add(IdleBreakdown& sum, const IdleBreakdown& idle, double share) {
 /// The parts of a step over the recorded steps (periods, of which a step has its share), on the rank whose step was longest:
 /// medians, and means of the idle time's causes, so that these add up.
 void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m) {
-  std::vector<double> compute, exposed, bubble, unplanned;
+  std::vector<double> compute, exposed, copies, bubble, unplanned;
   for (int step = 0; step < trace.steps; ++step) {
     const auto length = [&](int rank) {
       const auto& i =
@@ -162,6 +201,7 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
     const int period = placed.plan->period;
     compute.push_back(b.compute_s / period);
     exposed.push_back(b.exposed_comm_s / period);
+    copies.push_back(b.exposed_copy_s / period);
     bubble.push_back(b.bubble_fraction);
     unplanned.push_back(b.unplanned_s / period);
     const IdleBreakdown idle = idle_by_cause(*placed.plan, placed.programs, trace, longest, step);
@@ -169,12 +209,14 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
   }
   m.compute_s = median(compute);
   m.exposed_comm_s = median(exposed);
+  m.exposed_copy_s = median(copies);
   m.bubble_fraction = median(bubble);
   m.unplanned_time_s = median(unplanned);
 }
 
 ExecutionOptions execution_options(const Case& config, int64_t events_per_stream) {
-  return {config.backend, config.transport, config.canonical, config.threads_per_rank, events_per_stream};
+  return {config.backend,   config.transport, config.canonical, config.threads_per_rank,
+          config.attention, config.tf32,      events_per_stream};
 }
 
 /// Mean loss on the validation split: a forward-only plan of the same layout takes the parameters over.
@@ -203,9 +245,13 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
                 Measurement& m) {
   int64_t arenas = 0;
   for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
-    const int64_t peak = session.ledger(rank).peak(Space::kDevice);
+    const Ledger& ledger = session.ledger(rank);
+    const int64_t peak = ledger.peak(Space::kDevice);
     m.peak_by_rank.push_back(peak);
     m.peak_bytes = std::max(m.peak_bytes, peak);
+    for (const auto& [highest, space] :
+         {std::pair{&m.memory, Space::kDevice}, {&m.host_memory, Space::kHost}, {&m.nvme_memory, Space::kNvme}})
+      if (ledger.peak(space) > highest->total()) *highest = ledger.at_peak(space);
     m.arena_bytes = std::max(m.arena_bytes, session.arena_bytes(rank, Space::kDevice));
     arenas += session.arena_bytes(rank, Space::kDevice);
     if (execution.memory_is_host()) arenas += session.arena_bytes(rank, Space::kHost);
@@ -258,9 +304,34 @@ void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
                          : "lower learning_rate.peak, set clip_norm, or set guard.nonfinite: skip");
 }
 
+/// A file a server.
+void write_arrivals(std::span<const ArrivalLog> logs, const CaseFiles& files) {
+  for (const ArrivalLog& log : logs) {
+    const std::string path = files.arrivals(log.server);
+    std::ofstream file(path, std::ios::binary);
+    if (!(file << print(log)) || !file.flush())
+      throw WorldError(fmt::format("cannot write the arrivals of server {} to {}", log.server, path),
+                       "make room, or give another --out");
+  }
+}
+
+/// The logs that lie beside the case to be repeated; none: none are.
+Result<std::vector<ArrivalLog>> read_replay(const Case& config, const CaseFiles& files) {
+  std::vector<ArrivalLog> logs;
+  for (int server = 0; server < config.layout.parameter_server.servers; ++server) {
+    std::ifstream file(files.replay(server), std::ios::binary);
+    if (!file) continue;
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    auto log = parse_arrivals(text);
+    if (!log.ok()) return Error{log.error().code, log.error().message, log.error().hint, files.replay(server)};
+    logs.push_back(std::move(*log));
+  }
+  return logs;
+}
+
 }  // namespace
 
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& nvme_directory) {
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& directory) {
   const int period = placed.plan->period;
   SHARDLAB_TRY(check_periods(config, period));
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
@@ -274,14 +345,19 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   options.seed = config.train.seed;
   options.learning_rate = config.train.learning_rate;
   options.timeout_s = config.measure.timeout_s;
-  options.nvme_directory = nvme_directory;
+  options.nvme_directory = directory;
+  const CaseFiles files{directory.empty() ? "." : directory};
   RunOptions recorded = options;
+  if (config.layout.parameter_server.servers > 0) recorded.staleness = config.layout.parameter_server.staleness;
+  auto replay = read_replay(config, files);
+  if (!replay.ok()) return replay.error();
+  recorded.replay = std::move(*replay);
   (*execution)->attach(recorded);
   auto session = Session::create(placed, recorded, (*execution)->transport(), (*execution)->backends(), &data->train());
   if (!session.ok()) return session.error();
   if (!(*session)->direct_storage().value_or(true))
     fmt::print(stderr, "{}: the files of what is offloaded to NVMe go by way of the page cache: times say little of the drive\n",
-               nvme_directory);
+               directory);
   (*session)->initialise_parameters();
   const auto first = first_step(config, **session);
   if (!first.ok()) return first.error();
@@ -290,19 +366,28 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   Measurement& m = result.figures;
   std::vector<double> seconds;
   const int64_t warm = *first + config.measure.warmup, end = warm + measured_steps;
-  for (int64_t step = *first; step < end; step += period) {
-    if (step == warm) (*execution)->set_recording(true);
-    const StepResult r = (*session)->step(step);
-    for (const auto& loss : r.losses)
-      if (loss) m.losses.push_back(*loss);
-    m.skipped_steps += r.skipped ? 1 : 0;
-    stop_at(config.train.guard, r, step);
-    m.loss_scale = r.loss_scale;
-    SHARDLAB_TRY(save_where_due(config, **session, step + period, step + period == end));
-    if (step < warm) continue;
-    seconds.push_back(r.seconds / period);
-    if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, r.sent_bytes);
+  // Workers that may run apart do so through the warm-up and through each repeat.
+  const bool apart = recorded.staleness >= 0;
+  for (int64_t begin = *first; begin < end;) {
+    if (begin == warm) (*execution)->set_recording(true);
+    const int64_t count = !apart ? period : begin < warm ? warm - begin : config.measure.steps;
+    int64_t step = begin;
+    for (const StepResult& r : (*session)->run(begin, count)) {
+      for (const auto& loss : r.losses)
+        if (loss) m.losses.push_back(*loss);
+      m.skipped_steps += r.skipped ? 1 : 0;
+      stop_at(config.train.guard, r, step);
+      m.loss_scale = r.loss_scale;
+      step += period;
+      SHARDLAB_TRY(save_where_due(config, **session, step, step == end));
+      if (step <= warm) continue;
+      seconds.push_back(r.seconds / period);
+      if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, r.sent_bytes);
+    }
+    begin = step;
   }
+  write_arrivals((*session)->arrivals(), files);
+  if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;
   if (const auto joules = (*execution)->joules()) m.energy_j = *joules / static_cast<double>(std::max<int64_t>(1, measured_steps));
   m.samples = static_cast<int>(seconds.size());
   m.repeats = static_cast<int>(config.measure.repeat);

@@ -18,13 +18,21 @@ namespace shardlab {
 /// Part of every file that is kept for validation.
 inline constexpr double kValidationFraction = 0.1;
 
-/// Lowers and verifies a case, expands and places its programs. The budget is not asked: see `fits`.
+/// Bytes of one rank in a space, where somebody stated them: the device's (`memory_per_rank`), or its part of what its node has by the
+/// machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
+int64_t capacity_per_rank(const Case& config, Space space);
+
+/// The case with what is left to choose chosen: recompute by budget becomes a list by layer, by the costs of the case's machine.
+/// Refuses a budget that no choice stays within, and one on a machine whose speed nobody knows.
+Result<Case> decide(const Case& config);
+
+/// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.
 Result<PlacedPlan> prepare(const Case& config);
 
-/// Device-space arena bytes of the rank that needs most.
-int64_t largest_arena(const PlacedPlan& placed);
+/// Arena bytes of the rank that needs most of a space.
+int64_t largest_arena(const PlacedPlan& placed, Space space = Space::kDevice);
 
-/// Refuses with ExitCode::kNo when the largest arena exceeds what a rank may use.
+/// Refuses with ExitCode::kNo when the largest arena of a space exceeds what a rank may use of it.
 Result<void> fits(const Case& config, const PlacedPlan& placed);
 
 /// The simulator's figures and trace for the case on its machine.
@@ -42,8 +50,9 @@ struct Executed {
 /// Trains the case as its `measure` block says, in this process: warm-up steps, then `repeat` blocks of `steps` steps, all of one
 /// training run, which begins where the checkpoint that it resumes ends. Saves in `checkpoint.folder`. Throws WorldError when a
 /// rank fails, a wait times out or a checkpoint cannot be written.
-/// What is offloaded to NVMe is kept in unnamed files in `nvme_directory`.
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& nvme_directory);
+/// What is offloaded to NVMe is kept in unnamed files in `directory`, where a parameter server with a staleness leaves the logs of
+/// its arrivals.
+Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& directory);
 
 /// The step of a trace whose duration is the median, alone: what is kept on disk, since all steps of a run fill it quickly.
 Trace median_step(const Trace& trace);
@@ -63,6 +72,9 @@ struct CaseFiles {
   std::string chrome() const { return directory + "/trace.json"; }
   std::string checkpoints() const { return directory + "/checkpoints"; }  ///< where the case names no other folder
   std::string log() const { return directory + "/log.txt"; }
+  /// Of a parameter server with a staleness: the order in which gradients came, and the order in which they are to come.
+  std::string arrivals(int server) const { return directory + "/arrivals." + std::to_string(server) + ".txt"; }
+  std::string replay(int server) const { return directory + "/replay." + std::to_string(server) + ".txt"; }
 };
 
 }  // namespace shardlab

@@ -114,7 +114,9 @@ Result<ExitCode> plan_verb(const PlanFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   if (const auto text = plan_text(flags.file)) return check_text(flags, *text, *format);
-  const auto config = load_case(flags.file, load_options(flags.machine_file, flags.set));
+  const auto loaded = load_case(flags.file, load_options(flags.machine_file, flags.set));
+  if (!loaded.ok()) return loaded.error();
+  const auto config = decide(*loaded);
   if (!config.ok()) return config.error();
   LowerOptions options;
   options.after = flags.after;
@@ -187,7 +189,9 @@ Result<ExitCode> diff(const DiffFlags& flags) {
   if (!format.ok()) return format.error();
   std::vector<PlacedPlan> placed;
   for (const std::string& file : {flags.a, flags.b}) {
-    const auto config = load_case(file, load_options(flags.machine_file, flags.set));
+    const auto loaded = load_case(file, load_options(flags.machine_file, flags.set));
+    if (!loaded.ok()) return loaded.error();
+    const auto config = decide(*loaded);
     if (!config.ok()) return config.error();
     auto prepared = prepare(*config);
     if (!prepared.ok()) return prepared.error();

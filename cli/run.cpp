@@ -31,7 +31,7 @@ namespace shardlab {
 namespace {
 
 struct RunFlags {
-  std::string sweep, mode, resolution, out, machine_file, format, backend, transport;
+  std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay;
   std::vector<std::string> set;
   bool dry_run = false, resume = false;
   int jobs = 1;
@@ -81,9 +81,11 @@ double expected_seconds(const Expansion& expansion) {
   double seconds = 0;
   for (const Point& point : expansion.points) {
     if (point.refusal) continue;
-    const auto placed = prepare(point.config);
+    const auto chosen = decide(point.config);
+    if (!chosen.ok()) continue;
+    const auto placed = prepare(*chosen);
     if (!placed.ok()) continue;
-    const auto predicted = predict_case(point.config, *placed);
+    const auto predicted = predict_case(*chosen, *placed);
     const Measure& m = point.config.measure;
     if (predicted.ok()) seconds += predicted->figures.step_s * static_cast<double>(m.warmup + m.steps * m.repeat);
   }
@@ -221,8 +223,8 @@ void print_results(const std::vector<CaseOutcome>& outcomes, const std::vector<C
 }
 
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
-                                 const Invocation& invocation, const DriveOptions& options) {
-  ProcessCaseRunner runner(out, invocation.program, interrupted);
+                                 const Invocation& invocation, const std::string& replay, const DriveOptions& options) {
+  ProcessCaseRunner runner(out, invocation.program, interrupted, replay);
   DirectorySink sink(directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
@@ -284,7 +286,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   end_on_interrupt();
   const auto summary = *resolution == Resolution::kAnalytic
                            ? drive_analytic(expansion->points, *directory, drive_options)
-                           : drive_cases(expansion->points, *directory, out, invocation, drive_options);
+                           : drive_cases(expansion->points, *directory, out, invocation, flags.replay, drive_options);
   directory->finish();
   if (!summary.ok()) return summary.error();
   print_results(of_expansion(directory->cases(), *expansion), sweep->claims(), *format);
@@ -309,6 +311,8 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
                    "cpu, cuda or dry, instead of the file's; cuda with transport one-gpu, or --transport");
   verb->add_option("--transport", flags->transport, "threads, one-gpu or nccl, instead of the file's");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
+  verb->add_option("--replay", flags->replay,
+                   "a run directory: parameter servers with a staleness repeat the arrivals that its cases logged");
   verb->add_flag("--dry-run", flags->dry_run, "print counts, reasons and the expected time; run nothing");
   verb->add_flag("--resume", flags->resume, "skip cases that the run directory already has");
   verb->add_option("--jobs", flags->jobs, "cases at once, with --mode simulate")->check(number_in(1, 1024));

@@ -14,6 +14,7 @@
 #include "plan/base/world_error.h"
 #include "reports/format.h"
 #include "reports/store.h"
+#include "simulator/search/replayed.h"
 
 namespace shardlab {
 namespace {
@@ -125,6 +126,13 @@ void print_front(const SearchTask& task, const std::vector<search::Candidate>& f
   print(table, TableFormat::kTable);
 }
 
+void print_misfits(const SearchTask& task, const std::vector<search::Candidate>& misfits) {
+  if (misfits.empty()) return;
+  fmt::print("\n{} {} estimated to fit and {} not, once each allocation is replayed: the first, {}, needs {} of {}\n",
+             misfits.size(), misfits.size() == 1 ? "layout was" : "layouts were", misfits.size() == 1 ? "does" : "do",
+             layout_words(misfits[0].point), bytes_text(misfits[0].bytes()), bytes_text(task.options.capacity_bytes));
+}
+
 void print_found(const SearchFlags& flags, const SearchTask& task, const search::Found& found, double seconds) {
   const search::Counts& n = found.counts;
   fmt::print("{}, {} parameters, on {} of {}, {} tokens a step of {}: least {}\n", task.model_name,
@@ -148,6 +156,24 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
     fmt::print("\nbuilt on constants that nobody measured on this device: `shardlab machine show {}`\n", task.machine.id);
 }
 
+/// What a search found, with allocations replayed.
+struct Ranked {
+  search::Found found;
+  std::vector<search::Candidate> misfits;  ///< would have been ranked, but do not fit as their allocator takes memory
+};
+
+/// Ranks more layouts than are asked for, since some may turn out not to fit.
+Ranked rank(const SearchTask& task, search::Watcher* watcher) {
+  search::Options options = task.options;
+  options.top = 2 * options.top + 8;
+  Ranked ranked{search::search(task.studies, task.space, options, watcher), {}};
+  search::Found& found = ranked.found;
+  ranked.misfits = search::replay_allocations(found.best, task.studies, options.capacity_bytes);
+  found.best.resize(std::min(found.best.size(), static_cast<size_t>(task.options.top)));
+  search::replay_allocations(found.front, task.studies, options.capacity_bytes);
+  return ranked;
+}
+
 Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocation) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
@@ -157,7 +183,8 @@ Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocati
   ProgressWatcher watcher(stderr_is_terminal(), folder);
   end_search_on_interrupt();
   const Stopwatch watch;
-  const search::Found found = search::search(task->studies, task->space, task->options, &watcher);
+  const Ranked ranked = rank(*task, &watcher);
+  const search::Found& found = ranked.found;
   const double seconds = watch.seconds();
   watcher.end();
   folder.save(found, seconds);
@@ -165,7 +192,7 @@ Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocati
   if (*format == TableFormat::kJson)
     fmt::print("{}\n", to_json(*task, found, seconds).dump(2));
   else if (*format == TableFormat::kTable)
-    print_found(flags, *task, found, seconds);
+    print_found(flags, *task, found, seconds), print_misfits(*task, ranked.misfits);
   else
     print(layout_table(*task, found.best), *format);
   if (!found.best.empty()) {

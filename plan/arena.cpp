@@ -24,11 +24,6 @@
 namespace shardlab {
 namespace {
 
-/// What storage is placed at multiples of, and takes multiples of. Outside the device that is a drive's block, so that a buffer can
-/// travel between host memory and a file as it is.
-constexpr int64_t grain(Space space) { return space == Space::kDevice ? kAlignment : 4096; }
-constexpr int64_t grains(Space space, int64_t bytes) { return (bytes + grain(space) - 1) / grain(space) * grain(space); }
-
 constexpr size_t kGreedyLimit = 2048;  ///< buffers for which O(n^2) takes some milliseconds
 
 /// Positions of an allocation and of its free, or past the program.
@@ -308,30 +303,29 @@ std::vector<Storage> items_of(const Role& role, const Program& program, Space sp
 
 }  // namespace
 
-ArenaSize place_arena(Plan& plan, Program& program) {
-  Role& role = plan.roles[static_cast<size_t>(program.role)];
+ArenaLayout place_arena(const Plan& plan, const Program& program) {
+  const Role& role = plan.roles[static_cast<size_t>(program.role)];
   const auto peaks = memory_peak(plan, program.role);
-  ArenaSize size;
-  for (Buffer& b : role.buffers) {
-    if (b.view) continue;
-    int64_t& end = size.bytes[static_cast<size_t>(b.space)];
-    b.offset = b.persistent ? end : 0;
-    if (b.persistent) end += grains(b.space, b.type.bytes());
+  ArenaLayout layout;
+  for (const Buffer& b : role.buffers) {
+    int64_t& end = layout.bytes[static_cast<size_t>(b.space)];
+    layout.buffers.push_back(b.view ? -1 : b.persistent ? end : 0);
+    if (b.persistent && !b.view) end += grains(b.space, b.type.bytes());
   }
-  for (LocalBuffer& local : program.locals) local.offset = size.bytes[static_cast<size_t>(local.space)];
+  for (const LocalBuffer& local : program.locals) layout.locals.push_back(layout.bytes[static_cast<size_t>(local.space)]);
   for (size_t s = 0; s < kSpaces; ++s) {
     const std::vector<Storage> items = items_of(role, program, static_cast<Space>(s));
     if (items.empty()) continue;
-    const int64_t base = size.bytes[s];
+    const int64_t base = layout.bytes[s];
     const Packing packing = pack(items, peaks[s].peak_bytes - peaks[s].persistent_bytes);
     for (size_t i = 0; i < items.size(); ++i) {
-      int64_t& offset = items[i].local >= 0 ? program.locals[static_cast<size_t>(items[i].local)].offset
-                                            : role.buffers[static_cast<size_t>(items[i].buffer)].offset;
+      int64_t& offset = items[i].local >= 0 ? layout.locals[static_cast<size_t>(items[i].local)]
+                                            : layout.buffers[static_cast<size_t>(items[i].buffer)];
       offset = base + packing.offsets[i];
     }
-    size.bytes[s] = base + packing.bytes;
+    layout.bytes[s] = base + packing.bytes;
   }
-  return size;
+  return layout;
 }
 
 }  // namespace shardlab

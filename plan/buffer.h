@@ -59,7 +59,6 @@ struct Buffer {
   /// BufferId of the flat buffer whose elements these are, place by place (this rank's slice of it, where the type is sharded), or
   /// -1: how a bucket's shard and its moments tell which parameters they hold, since the flat buffer's views name them.
   int32_t packed_as = -1;
-  int64_t offset = -1;  ///< byte offset in the arena of its space, given by `place_arena`
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 

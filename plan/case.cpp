@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "plan/base/tree.h"
+#include "plan/treatment.h"
 
 namespace shardlab {
 
@@ -28,6 +29,7 @@ std::string_view name_of(Recompute v) {
     case Recompute::kNone: return "none";
     case Recompute::kSelective: return "selective";
     case Recompute::kFull: return "full";
+    case Recompute::kByLayer: return "by-layer";
   }
   return "?";
 }
@@ -162,6 +164,24 @@ Result<void> check_products(const Case& c) {
   return {};
 }
 
+/// Which of a GPU's libraries may be asked for.
+Result<void> check_device_libraries(const Case& c) {
+  if (c.attention != "auto" && c.attention != "own" && c.attention != "cudnn")
+    return refusal(fmt::format("attention={}", c.attention), "use attention: auto, own or cudnn");
+  if (c.attention == "cudnn" && (c.backend != "cuda" || c.canonical || c.train.precision == "fp32"))
+    return refusal(
+        fmt::format("attention=cudnn with backend={}, canonical={}, precision={}: cuDNN runs on GPUs, in an order of its own, "
+                    "on 2-byte elements",
+                    c.backend, c.canonical, c.train.precision),
+        "use attention: auto, or backend: cuda with precision: bf16 and canonical: false");
+  if (c.tf32 && (c.backend != "cuda" || c.canonical || c.train.precision != "fp32"))
+    return refusal(
+        fmt::format("tf32 with backend={}, canonical={}, precision={}: it is a way of the GPU's library to multiply fp32",
+                    c.backend, c.canonical, c.train.precision),
+        "set tf32: false, or use backend: cuda with precision: fp32 and canonical: false");
+  return {};
+}
+
 /// Which transports a back end can use.
 Result<void> check_execution(const Case& c) {
   if (c.backend != "cpu" && c.backend != "dry" && c.backend != "cuda")
@@ -184,7 +204,7 @@ Result<void> check_execution(const Case& c) {
     return refusal(fmt::format("collective_algorithm={} with transport={}, which moves data by a way of its own",
                                name_of(c.layout.collective_algorithm), c.transport),
                    "leave collective_algorithm out, or use transport: threads");
-  return {};
+  return check_device_libraries(c);
 }
 
 /// Gradients have one storage: what they accumulate in is what travels.
@@ -195,14 +215,32 @@ Result<void> check_gradient_dtypes(const Train& t) {
       return refusal(
           fmt::format("{}={} with precision=fp32: gradients would be narrower than what they are computed from", key, *dtype),
           fmt::format("set {}: fp32, or precision: bf16, or compression.kind: bf16, which keeps what rounding loses", key));
-    if (*dtype != t.precision)
+    const std::string& computed = t.precision == "fp8" ? "bf16" : t.precision;  // what matrix products leave
+    if (*dtype != computed)
       return refusal(fmt::format("{}={} with precision={}", key, *dtype, t.precision),
-                     fmt::format("use fp32, or the precision itself: {}: {}", key, t.precision));
+                     fmt::format("use fp32, or what gradients are computed in: {}: {}", key, computed));
   }
   if (!t.reduce_dtype.empty() && !t.accumulate_dtype.empty() && t.reduce_dtype != t.accumulate_dtype)
     return refusal(fmt::format("reduce_dtype={} with accumulate_dtype={}: gradients are reduced where they accumulate, in one type",
                                t.reduce_dtype, t.accumulate_dtype),
                    "set one of the two, and leave the other out");
+  return {};
+}
+
+/// Parameters outside the device come to it unit by unit, as ZeRO-3 gathers them.
+Result<void> check_parked_parameters(const Case& c) {
+  const Layout& l = c.layout;
+  const std::string what = fmt::format("offload.parameters={}", name_of(l.offload.parameters));
+  if (l.zero != 3)
+    return refusal(fmt::format("{} with zero={}: only zero 3 brings parameters unit by unit to where they compute", what, l.zero),
+                   "set zero: 3 (with dp: 1 too), or offload.parameters: none");
+  if (l.offload.optimizer == OffloadTo::kNone)
+    return refusal(what + " with offload.optimizer=none: every parameter would come to the device once more to be updated",
+                   "set offload.optimizer: cpu or nvme, or offload.parameters: none");
+  if (l.hybrid_shard > 0)
+    return refusal(fmt::format("{} with hybrid_shard={}: sets of shards add their gradients on the device, and these have left it",
+                               what, l.hybrid_shard),
+                   "set hybrid_shard: 0, or offload.parameters: none");
   return {};
 }
 
@@ -212,22 +250,8 @@ Result<void> check_offload(const Case& c) {
     return refusal(fmt::format("offload.{} is not implemented in this version", what), fmt::format("use offload.{}", have));
   };
   if (!o.any()) return {};
-  if (o.activations == OffloadTo::kNvme) return missing("activations=nvme", "activations: cpu");
-  if (o.parameters != OffloadTo::kNone) return missing(fmt::format("parameters={}", name_of(o.parameters)), "parameters: none");
+  if (o.parameters != OffloadTo::kNone) SHARDLAB_TRY(check_parked_parameters(c));
   if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
-  if (o.optimizer != OffloadTo::kNone && (c.train.clip_norm > 0 || c.train.grad_norm))
-    return refusal(
-        fmt::format("offload.optimizer={} with {}: the norm needs every gradient before the first update, and each leaves "
-                    "the device for its update as soon as it is complete",
-                    name_of(o.optimizer), c.train.clip_norm > 0 ? "clip_norm" : "grad_norm"),
-        "set clip_norm: 0 and grad_norm: false, or offload.optimizer: none");
-  if (o.optimizer != OffloadTo::kNone && (c.train.precision == "fp16" || c.train.guard.any()))
-    return refusal(
-        fmt::format(
-            "offload.optimizer={} with {}: whether the step is skipped is known when every gradient is there, and each leaves "
-            "the device for its update as soon as it is complete",
-            name_of(o.optimizer), c.train.precision == "fp16" ? "precision=fp16" : "guard"),
-        "use precision: bf16 and no guard, or offload.optimizer: none");
   if (o.activations != OffloadTo::kNone && c.layout.recompute_options.every > 1)
     return refusal(fmt::format("offload.activations={} with recompute_options.every={}: every layer is parked alike",
                                name_of(o.activations), c.layout.recompute_options.every),
@@ -250,39 +274,100 @@ Result<void> check_implemented(const Case& c) {
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
-  if (l.recompute_options.budget_bytes != 0) return missing("recompute_options.budget_bytes", "recompute: none, selective or full");
   SHARDLAB_TRY(check_offload(c));
-  if (!(l.zero_plus_plus == ZeroPlusPlus{})) return missing("zero_plus_plus", "none of its keys");
-  if (l.parameter_server.servers > 0) return missing("parameter_server", "zero: 1, which shards the optimizer alike");
   if (l.compression.kind == CompressionKind::kOneBitAdam)
     return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
-  if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16")
-    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16 or fp16");
+  if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16" && c.train.precision != "fp8")
+    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16, fp16 or fp8");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
   SHARDLAB_TRY(check_gradient_dtypes(c.train));
   return check_execution(c);
 }
 
-/// Sub-layers that selective recompute can make again: what costs no matrix product and no collective.
-constexpr std::string_view kSubLayers[] = {"attn.norm", "attn.core", "mlp.norm", "mlp.act"};
+/// A list by layer says all there is to say, and a budget chooses all there is to choose.
+Result<void> check_by_layer(const Case& c) {
+  const Layout& l = c.layout;
+  const bool by_layer = l.recompute == Recompute::kByLayer;
+  const std::string what =
+      by_layer ? "recompute layer by layer" : fmt::format("recompute_options.budget_bytes={}", l.recompute_options.budget_bytes);
+  if (!by_layer && l.recompute != Recompute::kNone)
+    return refusal(fmt::format("{} with recompute={}", what, name_of(l.recompute)),
+                   "leave recompute out: what each layer makes again is chosen within the budget");
+  if (l.offload.activations != OffloadTo::kNone)
+    return refusal(fmt::format("{} with offload.activations={}", what, name_of(l.offload.activations)),
+                   by_layer ? "write @cpu after the treatment of each layer that is to wait in host memory"
+                            : "leave offload.activations out: which layers wait in host memory is chosen within the budget");
+  if (c.train.precision == "fp8")
+    return refusal(what + " with precision=fp8: what layers keep in 8 bits has not been told apart layer by layer",
+                   "use precision: bf16, or one recompute for all layers");
+  if (l.parameter_server.servers > 0 || l.diloco.steps > 0)
+    return refusal(fmt::format("{} with {}: no test has yet told such layers apart there", what,
+                               l.diloco.steps > 0 ? "diloco" : "parameter_server"),
+                   "use one recompute for all layers");
+  if (l.recompute_options.budget_bytes < 0) return refusal(what + " is negative", "set the bytes that a rank may use");
+  if (!by_layer) return {};
+  const auto treatments = parse_treatments(l.recompute_options.layers, c.model.layers);
+  if (!treatments.ok()) return treatments.error();
+  if (parks_activations(c) && c.backend == "cuda")
+    return refusal("recompute with layers @cpu and backend=cuda: no test has yet moved state between a GPU and its host",
+                   "leave @cpu out, or use backend: cpu");
+  return {};
+}
 
-Result<void> check_recompute(const Layout& l) {
-  std::string_view left = l.recompute_options.modules;
-  if (!left.empty() && l.recompute != Recompute::kSelective)
-    return refusal(fmt::format("sub-layers `{}` with recompute={}", left, name_of(l.recompute)), "name them under recompute alone");
+Result<void> check_recompute(const Case& c) {
+  const Layout& l = c.layout;
+  const std::string& modules = l.recompute_options.modules;
+  if (!modules.empty() && l.recompute != Recompute::kSelective)
+    return refusal(fmt::format("sub-layers `{}` with recompute={}", modules, name_of(l.recompute)),
+                   "name them under recompute alone");
   const int every = l.recompute_options.every;
   if (every < 1) return refusal(fmt::format("recompute_options.every={}", every), "use 1 for every layer, or more");
   if (every > 1 && l.recompute != Recompute::kFull)
     return refusal(fmt::format("recompute_options.every={} with recompute={}", every, name_of(l.recompute)),
                    "set recompute: full, of which every k-th layer is made again");
-  while (!left.empty()) {
-    const size_t end = std::min(left.find(' '), left.size());
-    const std::string_view label = left.substr(0, end);
-    if (std::ranges::find(kSubLayers, label) == std::end(kSubLayers))
-      return refusal(fmt::format("recompute of `{}`, which is no sub-layer that can be made again by itself", label),
-                     "name some of attn.norm, attn.core, mlp.norm and mlp.act, or set recompute: full");
-    left.remove_prefix(std::min(end + 1, left.size()));
-  }
+  if (l.recompute == Recompute::kByLayer || l.recompute_options.budget_bytes != 0) SHARDLAB_TRY(check_by_layer(c));
+  const auto named = sub_layers_named(modules, ' ');
+  if (!named.ok()) return named.error();
+  return {};
+}
+
+Result<void> check_zero_plus_plus(const Case& c) {
+  const Layout& l = c.layout;
+  const ZeroPlusPlus& z = l.zero_plus_plus;
+  if (z == ZeroPlusPlus{}) return {};
+  if (l.zero != 3)
+    return refusal(
+        fmt::format("zero_plus_plus with zero={}: it changes how sharded parameters are gathered and their gradients scattered",
+                    l.zero),
+        "set zero: 3, or leave zero_plus_plus out");
+  if (l.offload.parameters != OffloadTo::kNone)
+    return refusal(
+        fmt::format("zero_plus_plus with offload.parameters={}: shards that wait outside the device are fetched as they are",
+                    name_of(l.offload.parameters)),
+        "set offload.parameters: none, or leave zero_plus_plus out");
+  const int g = z.secondary;
+  if (g != 0 && (g < 2 || g >= l.dp || l.dp % g != 0))
+    return refusal(fmt::format("zero_plus_plus.secondary={} with dp={}", g, l.dp),
+                   "it is the number of ranks that share a second copy of the parameters: a divisor of dp above 1 and below dp, "
+                   "or 0 for none");
+  if (g != 0 && l.hybrid_shard != 0)
+    return refusal(
+        fmt::format("zero_plus_plus.secondary={} with hybrid_shard={}: each set of shards is whole within its ranks as it is", g,
+                    l.hybrid_shard),
+        "set one of the two to 0");
+  if (g != 0 && !l.fsdp.reshard)
+    return refusal(fmt::format("zero_plus_plus.secondary={} with fsdp.reshard=false: backward gathers nothing", g),
+                   "set fsdp.reshard: true, or zero_plus_plus.secondary: 0");
+  for (const auto& [key, dtype] :
+       {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
+    if (z.gradients && !dtype->empty() && *dtype != "fp32")
+      return refusal(
+          fmt::format("zero_plus_plus.gradients with {}={}: they travel in 4 bits, and are added up in fp32", key, *dtype),
+          fmt::format("leave {} out", key));
+  if ((z.weights || z.gradients) && c.backend == "cuda")
+    return refusal(
+        fmt::format("zero_plus_plus.{} with backend=cuda, which has no kernels that quantise", z.weights ? "weights" : "gradients"),
+        "use backend: cpu, or zero_plus_plus.secondary alone");
   return {};
 }
 
@@ -291,9 +376,14 @@ Result<void> check_compression(const Case& c) {
   if (k.kind == CompressionKind::kNone) return {};
   const std::string what = fmt::format("compression.kind={}", name_of(k.kind));
   if (c.layout.dp == 1) return refusal(what + " with dp=1: no gradient travels", "set dp above 1, or compression.kind: none");
-  if (c.layout.zero > 0)
-    return refusal(fmt::format("{} with zero={}: what is compressed is the all-reduce of whole gradients", what, c.layout.zero),
-                   "set zero: 0, or compression.kind: none");
+  const bool quantises = k.kind == CompressionKind::kBf16 || k.kind == CompressionKind::kInt8;
+  if (c.layout.zero > 0 && !quantises)
+    return refusal(
+        fmt::format("{} with zero={}: it leaves every rank a whole gradient, where each is to have a slice", what, c.layout.zero),
+        "set zero: 0, or compression.kind: bf16 or int8, which scatter slices");
+  if (c.layout.zero == 3)
+    return refusal(what + " with zero=3: what a rank owes of whole gradients would be as large as what it gives up",
+                   "set zero_plus_plus.gradients: true, which keeps no errors, or zero: 2");
   for (const auto& [key, dtype] :
        {std::pair{"reduce_dtype", &c.train.reduce_dtype}, {"accumulate_dtype", &c.train.accumulate_dtype}})
     if (!dtype->empty() && *dtype != "fp32")
@@ -303,17 +393,16 @@ Result<void> check_compression(const Case& c) {
     return refusal(fmt::format("{} with {}: what a skipped step leaves in the errors would come back in the next", what,
                                c.train.precision == "fp16" ? "precision=fp16" : "guard"),
                    "use precision: fp32 or bf16 and no guard, or compression.kind: none");
-  if (!(c.checkpoint == Checkpointing{}))
-    return refusal(what + " with checkpoint: the errors belong to ranks and buckets, and no other layout could take them up",
-                   "leave checkpoint out, or set compression.kind: none");
-  if (c.layout.pp > 1 && c.model.tied_embeddings)
-    return refusal(
-        fmt::format("{} with pp={} and tied embeddings: the table's gradient is a sum over two stages", what, c.layout.pp),
-        "set tied_embeddings: false, or pp: 1");
   if (k.kind == CompressionKind::kInt8 && k.bits != 8 && k.bits != 4)
     return refusal(fmt::format("{} with compression.bits={}", what, k.bits), "use 8 or 4");
   if (k.kind == CompressionKind::kPowerSgd && k.rank < 1)
     return refusal(fmt::format("{} with compression.rank={}", what, k.rank), "set compression.rank to 1 or more");
+  if (k.kind == CompressionKind::kPowerSgd && c.layout.pp > 1 && c.model.tied_embeddings)
+    return refusal(
+        fmt::format("{} with pp={} and tied embeddings: the two stages' parts of the table's gradient would be approximated "
+                    "each by itself",
+                    what, c.layout.pp),
+        "set tied_embeddings: false, or compression.kind: int8");
   if (k.kind == CompressionKind::kPowerSgd && c.layout.tp > 1)
     return refusal(fmt::format("{} with tp={}: slices of a matrix would be approximated each by itself", what, c.layout.tp),
                    "set tp: 1, or compression.kind: int8");
@@ -328,6 +417,70 @@ Result<void> check_compression(const Case& c) {
                                c.layout.bucket_bytes, largest),
                    "lower bucket_bytes, or use compression.kind: int8");
   return {};
+}
+
+/// Workers that are steps apart: no op may be of all of them at once.
+Result<void> check_staleness(const Case& c) {
+  const Layout& l = c.layout;
+  if (l.parameter_server.staleness < 0) return {};
+  const std::string what = fmt::format("parameter_server.staleness={}", l.parameter_server.staleness);
+  constexpr std::string_view kInStep = "parameter_server.staleness: sync";
+  for (const auto& [key, size] : {std::pair{"tp", l.tp}, {"pp", l.pp}})
+    if (size > 1)
+      return refusal(fmt::format("{} with {}={}: a worker of several ranks would pull values of several versions", what, key, size),
+                     fmt::format("set {}: 1, or {}", key, kInStep));
+  const Train& t = c.train;
+  if (t.clip_norm > 0 || t.grad_norm || t.guard.any() || t.precision == "fp16")
+    return refusal(fmt::format("{} with {}: it is found from all gradients of a step, and servers apply them as they arrive", what,
+                               t.clip_norm > 0         ? "clip_norm"
+                               : t.grad_norm           ? "grad_norm"
+                               : t.precision == "fp16" ? "precision=fp16"
+                                                       : "guard"),
+                   fmt::format("leave it out, or set {}", kInStep));
+  if (c.model.tied_embeddings)
+    return refusal(what + " with tied embeddings: the table's gradient is a sum of two",
+                   fmt::format("set tied_embeddings: false, or {}", kInStep));
+  if (l.offload.any())
+    return refusal(fmt::format("{} with offload={}: what moves is timed by the steps of one rank", what, offload_text(l.offload)),
+                   fmt::format("set offload: none, or {}", kInStep));
+  if (!l.overlap)
+    return refusal(what + " with overlap=false: a push never waits", fmt::format("leave overlap out, or set {}", kInStep));
+  if (t.precision == "fp8" && t.fp8_scaling == "delayed")
+    return refusal(what + " with fp8_scaling=delayed: all workers agree on every step's sizes, and these are not in step",
+                   fmt::format("use fp8_scaling: current or block, or {}", kInStep));
+  if (!(c.checkpoint == Checkpointing{}))
+    return refusal(what + " with checkpoint: there is no moment at which all ranks have made the same steps",
+                   fmt::format("leave checkpoint out, or set {}", kInStep));
+  return {};
+}
+
+/// Every data-parallel rank serves one slice.
+Result<void> check_parameter_server(const Case& c) {
+  const Layout& l = c.layout;
+  const ParameterServer& p = l.parameter_server;
+  if (p.servers < 0 || p.staleness < -1)
+    return refusal(fmt::format("parameter_server.servers={} parameter_server.staleness={}", p.servers, p.staleness),
+                   "set servers to dp, or 0 for none, and staleness to 0 or more, or -1 for workers in step");
+  if (p.servers == 0) return {};
+  const std::string what = fmt::format("parameter_server.servers={}", p.servers);
+  if (l.dp == 1) return refusal(what + " with dp=1: there is one worker", "set dp above 1, or parameter_server.servers: 0");
+  if (p.servers != l.dp)
+    return refusal(fmt::format("{} with dp={}: each worker's rank serves a slice, so that all have one program", what, l.dp),
+                   fmt::format("set parameter_server.servers: {}", l.dp));
+  if (l.zero > 0)
+    return refusal(fmt::format("{} with zero={}: servers own the optimizer's state already", what, l.zero),
+                   "set zero: 0, or parameter_server.servers: 0");
+  if (l.compression.kind != CompressionKind::kNone)
+    return refusal(
+        fmt::format("{} with compression.kind={}: what is compressed is an all-reduce", what, name_of(l.compression.kind)),
+        "set compression.kind: none, or parameter_server.servers: 0");
+  if (l.diloco.steps > 0)
+    return refusal(fmt::format("{} with diloco.steps={}: servers update at every step", what, l.diloco.steps),
+                   "set diloco.steps: 0, or parameter_server.servers: 0");
+  if (c.transport != "threads")
+    return refusal(fmt::format("{} with transport={}, which moves data by a way of its own", what, c.transport),
+                   "use transport: threads, or zero: 1, which shards the optimizer alike");
+  return check_staleness(c);
 }
 
 /// Most inner steps that a period is planned of: its program is as long as all of them.
@@ -370,6 +523,9 @@ Result<void> check_diloco(const Case& c) {
     return apart(c.train.precision == "fp16" ? "precision=fp16" : "guard",
                  "whether a step is skipped all ranks must agree on, and workers do not talk within a period",
                  "use precision: fp32 or bf16 and no guard");
+  if (c.train.precision == "fp8" && c.train.fp8_scaling == "delayed")
+    return apart("fp8_scaling=delayed", "all ranks agree on every step's sizes, and workers do not talk within a period",
+                 "use fp8_scaling: current or block");
   if (c.train.grad_norm)
     return apart("grad_norm", "each worker's gradient has a norm of its own, and none is the step's", "set grad_norm: false");
   if (!(c.checkpoint == Checkpointing{}))
@@ -411,7 +567,8 @@ Result<void> check_layout(const Case& c) {
   if (l.zero == 3 && l.bucket_bytes != 0)
     return refusal(fmt::format("bucket_bytes={} with zero=3: what travels together is the unit", l.bucket_bytes),
                    "set fsdp.unit, and leave bucket_bytes out");
-  if (l.zero > 0 && l.dp == 1)
+  const bool streams = l.zero == 3 && l.offload.parameters != OffloadTo::kNone;  // from outside the device, not from other ranks
+  if (l.zero > 0 && l.dp == 1 && !streams)
     return refusal(fmt::format("zero={} with dp=1: there is nothing to shard over", l.zero), "set zero: 0, or dp above 1");
   if (l.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
     for (const auto& [key, size] :
@@ -457,6 +614,28 @@ Result<void> check_loss_scale(const Train& t) {
                    "use a power of two between");
   if (t.loss_scale_interval < 1 || t.loss_scale_interval > kMost)
     return refusal(fmt::format("loss_scale_interval={}", t.loss_scale_interval), "use 1 step or more, and at most 2^24");
+  return {};
+}
+
+/// Blocks of a slice are blocks of the whole, so that the scales do not depend on the layout.
+Result<void> check_fp8(const Case& c) {
+  const Train& t = c.train;
+  if (t.precision != "fp8") return {};
+  if (t.fp8_scaling != "current" && t.fp8_scaling != "delayed" && t.fp8_scaling != "block")
+    return refusal(fmt::format("fp8_scaling={}", t.fp8_scaling), "use current, delayed or block");
+  if (c.backend == "cuda")
+    return refusal("precision=fp8 with backend=cuda, which has no kernels of it", "use precision: bf16, or backend: cpu");
+  if (t.fp8_scaling != "block" || c.layout.tp == 1) return {};
+  constexpr int64_t kBlock = 128;
+  const Model& m = c.model;
+  for (const auto& [what, width] : {std::pair{"rows of q, k and v", m.qkv_rows()},
+                                    {"heads * head_dim", m.heads * m.head_dim},
+                                    {"rows of the feed-forward", m.up_rows()},
+                                    {"ffn", m.ffn}})
+    if (width / c.layout.tp % kBlock != 0)
+      return refusal(fmt::format("fp8_scaling=block with tp={}: a rank's {} of the {} {} are no whole blocks of {}", c.layout.tp,
+                                 width / c.layout.tp, width, what, kBlock),
+                     "lower tp, or use fp8_scaling: current or delayed");
   return {};
 }
 
@@ -571,12 +750,15 @@ Result<void> check(const Case& c) {
   SHARDLAB_TRY(check_products(c));
   SHARDLAB_TRY(check_implemented(c));
   SHARDLAB_TRY(check_layout(c));
-  SHARDLAB_TRY(check_recompute(c.layout));
+  SHARDLAB_TRY(check_recompute(c));
+  SHARDLAB_TRY(check_zero_plus_plus(c));
   SHARDLAB_TRY(check_compression(c));
+  SHARDLAB_TRY(check_parameter_server(c));
   SHARDLAB_TRY(check_diloco(c));
   SHARDLAB_TRY(check_batch(c));
   SHARDLAB_TRY(check_optimizer(c.train));
   SHARDLAB_TRY(check_loss_scale(c.train));
+  SHARDLAB_TRY(check_fp8(c));
   SHARDLAB_TRY(check_guard(c));
   SHARDLAB_TRY(check_unused(c));
   SHARDLAB_TRY(check_checkpoint(c));

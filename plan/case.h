@@ -14,7 +14,7 @@
 namespace shardlab {
 
 enum class Schedule : uint8_t { kNone, kAfab, k1F1B };
-enum class Recompute : uint8_t { kNone, kSelective, kFull };
+enum class Recompute : uint8_t { kNone, kSelective, kFull, kByLayer };
 enum class Optimizer : uint8_t { kAdamW, kSgd };
 enum class OffloadTo : uint8_t { kNone, kCpu, kNvme };
 enum class CompressionKind : uint8_t { kNone, kBf16, kInt8, kTopK, kRandomK, kPowerSgd, kOneBitAdam };
@@ -23,7 +23,7 @@ enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect }
 
 std::string_view name_of(Family v);
 std::string_view name_of(Schedule v);         ///< "none", "afab", "1f1b"
-std::string_view name_of(Recompute v);        ///< "none", "selective", "full"
+std::string_view name_of(Recompute v);        ///< "none", "selective", "full", "by-layer"
 std::string_view name_of(Optimizer v);        ///< "adamw", "sgd"
 std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct"
 std::string_view name_of(OffloadTo v);        ///< "none", "cpu", "nvme"
@@ -35,7 +35,8 @@ struct RecomputeOptions {
   std::string modules;  ///< of kSelective: sub-layers by label, separated by spaces ("attn.core mlp.act"); empty: "attn.core"
   int every = 1;        ///< of kFull: every k-th layer of the model, the first included
   int64_t budget_bytes =
-      0;  ///< above 0: keep, make again or offload each tensor so that predicted time is least within these bytes
+      0;               ///< above 0: keep, make again or offload each tensor so that predicted time is least within these bytes
+  std::string layers;  ///< of kByLayer, layer by layer (plan/treatment.h): "3*full@cpu 2*attn.core+mlp.act 5*none"
   friend bool operator==(const RecomputeOptions&, const RecomputeOptions&) = default;
 };
 
@@ -207,6 +208,8 @@ struct Case {
   std::string transport = "threads";
   bool canonical = false;  ///< own fixed-order matmul and direct collectives: bitwise across layouts
   int threads_per_rank = 1;
+  std::string attention = "auto";  ///< of backend cuda: own, cudnn, or auto: cudnn where it takes the shape, else own
+  bool tf32 = false;               ///< of backend cuda: fp32 products of the library may round their factors to tf32
 
   /// Micro-batches of one step over all data-parallel ranks.
   int64_t sequences_per_step() const { return train.micro_batch * train.grad_accumulation * layout.dp; }

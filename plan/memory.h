@@ -29,13 +29,20 @@ struct MemoryPeak {
 /// Peak of each space for role `role`, without expanding the program: a segment's profile is folded once, then the calls.
 std::array<MemoryPeak, kSpaces> memory_peak(const Plan& plan, int role);
 
-/// Arena bytes a rank needs in each space: what packing makes of the peak.
-struct ArenaSize {
-  std::array<int64_t, kSpaces> bytes{};
+/// What storage starts at multiples of, and takes multiples of. Outside the device that is a drive's block, so that a buffer can
+/// travel between host memory and a file as it is.
+constexpr int64_t grain(Space space) { return space == Space::kDevice ? kAlignment : 4096; }
+constexpr int64_t grains(Space space, int64_t bytes) { return (bytes + grain(space) - 1) / grain(space) * grain(space); }
+
+/// Where the storage of one role lies, each space an arena of its own.
+struct ArenaLayout {
+  std::vector<int64_t> buffers;          ///< by BufferId: byte offset of a buffer that owns storage, -1 of a view
+  std::vector<int64_t> locals;           ///< by index in Program::locals: byte offset
+  std::array<int64_t, kSpaces> bytes{};  ///< size of each arena: what packing makes of the peak
 };
 
-/// Gives every storage-owning buffer of the role (Buffer::offset) and every local of its program an offset such that storage
-/// that lives at the same time in issue order never overlaps. Persistent buffers come first. Deterministic.
-ArenaSize place_arena(Plan& plan, Program& program);
+/// Packs the role's storage such that what lives at the same time in issue order never overlaps; `find_overlaps` proves that of
+/// the layout. Persistent buffers come first. Deterministic.
+ArenaLayout place_arena(const Plan& plan, const Program& program);
 
 }  // namespace shardlab

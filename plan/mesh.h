@@ -29,6 +29,9 @@ struct AxisSet {
   friend constexpr AxisSet operator|(AxisSet a, AxisSet b) { return AxisSet{static_cast<uint8_t>(a.mask | b.mask)}; }
 };
 
+/// The axis along which ranks have different roles; all others have ranks do the same.
+inline constexpr std::string_view kPipelineAxis = "pp";
+
 struct MeshAxis {
   std::string name;  ///< "pp", "dp", "cp", "tp"; a plan may name others ("ep", "replica")
   int size = 1;
@@ -84,6 +87,12 @@ struct Mesh {
     for (size_t i = 0; i < axes.size(); ++i) r = r * axes[i].size + c[i];
     return r;
   }
+  /// Which of the plan's roles a rank has: its coordinate along the pipeline axis, 0 when the mesh has none.
+  int role_of(const Coordinates& c) const {
+    const auto pipeline = find(kPipelineAxis);
+    return pipeline ? c[static_cast<size_t>(*pipeline)] : 0;
+  }
+  int role_of(int rank) const { return role_of(coordinates(rank)); }
   /// Index of a rank among the ranks that differ from it along `set` only, slowest axis first.
   int index_in_group(AxisSet set, const Coordinates& c) const {
     int r = 0;

@@ -52,7 +52,7 @@ struct Norm {
 };
 
 /// y = x w^T (+ bias). Weights are [out, in] row-major. F: x[..,in], w, (bias[out]) -> y[..,out].
-/// I: dy, w -> dx. W: x, dy -> dw, (dbias).
+/// I: dy, w -> dx. W: x, dy -> dw, (dbias). Factors of 8 bits are followed by their scales (plan/README.md, "Factors of 8 bits").
 struct Linear {
   Phase phase = Phase::kF;
   bool bias = false;

@@ -20,14 +20,17 @@ std::string_view name_of(Status s);
 /// Figures of the simulator. `peak_bytes` is the largest over ranks (device space), `wire_bytes` the sum over ranks per step.
 struct Prediction {
   double step_s = 0;     ///< 0 where only memory and wire bytes are predicted
-  double compute_s = 0;  ///< of the rank with the longest step, as the four below
+  double compute_s = 0;  ///< of the rank with the longest step, as the five below
   double exposed_comm_s = 0;
+  double exposed_copy_s = 0;  ///< copies between memory spaces, as `Breakdown` has them
   double bubble_fraction = 0;
   IdleBreakdown idle;
   int64_t peak_bytes = 0;
   int64_t arena_bytes = 0;
   int64_t wire_bytes = 0;
   MemoryByClass memory;       ///< at the peak, of the rank with the peak
+  MemoryByClass host_memory;  ///< the same in host memory, at its own peak
+  MemoryByClass nvme_memory;  ///< and on NVMe
   bool extrapolated = false;  ///< some op lies outside what the calibration measured
   std::string calibration_id;
 };
@@ -40,19 +43,24 @@ struct Measurement {
   int repeats = 0;
   double compute_s = 0;
   double exposed_comm_s = 0;
+  double exposed_copy_s = 0;
   double bubble_fraction = 0;
   double unplanned_time_s = 0;
   IdleBreakdown idle;      ///< means over the recorded steps, of the rank whose step was longest
   int64_t peak_bytes = 0;  ///< high-water mark of live buffers as the ops ran
+  MemoryByClass memory;    ///< what was live then, on the rank with the highest; the same of the other spaces at their own marks
+  MemoryByClass host_memory, nvme_memory;
   int64_t arena_bytes = 0;
   int64_t resident_bytes = 0;  ///< of the whole process
   int64_t unplanned_memory_bytes =
       0;  ///< growth of the process beyond the arenas, at its peak; negative where arenas were not filled
-  std::optional<int64_t> wire_bytes;   ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
-  std::vector<double> losses;          ///< by step, from the first
-  int64_t skipped_steps = 0;           ///< of all steps run, warm-up included: those whose update was left out
-  std::optional<double> loss_scale;    ///< after the last step, where the case has one
-  std::optional<double> loss_unigram;  ///< entropy of the unigram model on the same text: what a loss must beat
+  std::optional<int64_t> wire_bytes;       ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
+  std::vector<double> losses;              ///< by step, from the first
+  int64_t skipped_steps = 0;               ///< of all steps run, warm-up included: those whose update was left out
+  std::optional<double> staleness_mean;    ///< of a parameter server: updates made since a worker was given the values it used
+  std::optional<int64_t> staleness_worst;  ///< the most
+  std::optional<double> loss_scale;        ///< after the last step, where the case has one
+  std::optional<double> loss_unigram;      ///< entropy of the unigram model on the same text: what a loss must beat
   std::optional<double> val_loss;
   std::optional<double> energy_j;
   double recorder_overhead_s = 0;

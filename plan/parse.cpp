@@ -556,7 +556,6 @@ class Parser {
     }
     if (take_word("count") && !count(index)) return false;
     if (take_word("packed") && !packed(index)) return false;
-    if (take_word("at") && !number(buffer.offset, "an offset in bytes")) return false;
     role.buffers.push_back(std::move(buffer));
     return line_end();
   }

@@ -8,6 +8,9 @@
 
 namespace shardlab {
 
+/// Whether a matrix product's factors of this type are followed by their scales.
+constexpr bool has_scales(DType factor) { return factor == DType::f8e4m3 || factor == DType::f8e5m2; }
+
 /// The element type that a key's value names: "bf16". fp32 for every other word.
 constexpr DType float_named(std::string_view word) {
   return word == "bf16" ? DType::bf16 : word == "fp16" ? DType::f16 : DType::f32;
@@ -21,9 +24,17 @@ struct Precision {
   bool has_master() const { return compute != DType::f32; }
 };
 
+/// Whether the layers' matrix products take fp8 factors.
+inline bool multiplies_in_fp8(const Case& c) { return c.train.precision == "fp8"; }
+
+/// Steps whose largest size a delayed scale is for (Transformer Engine's `amax_history_len`; its margin is 0, as here).
+inline constexpr int64_t kFp8Window = 16;
+
 inline Precision precision_of(const Case& c) {
   const std::string& gradient = c.train.accumulate_dtype.empty() ? c.train.reduce_dtype : c.train.accumulate_dtype;
-  return {float_named(c.train.precision), float_named(gradient)};
+  // fp8 is how matrix products take their factors (strategies/fp8.cpp); all else is bf16 then.
+  const DType compute = multiplies_in_fp8(c) ? DType::bf16 : float_named(c.train.precision);
+  return {compute, float_named(gradient)};
 }
 
 }  // namespace shardlab

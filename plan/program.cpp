@@ -195,7 +195,7 @@ class Expander {
       local_of_slot_[s] = static_cast<int32_t>(program_.locals.size());
       local_cells_[s].clear();
       program_.locals.push_back(
-          {frame.index, SlotId(static_cast<int32_t>(s)), aligned(slots[s].type.bytes()), slots[s].space, slots[s].cls, -1});
+          {frame.index, SlotId(static_cast<int32_t>(s)), aligned(slots[s].type.bytes()), slots[s].space, slots[s].cls});
     }
     for (const Step& step : frame.segment->steps)
       std::visit(Overload{

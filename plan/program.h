@@ -33,7 +33,6 @@ struct LocalBuffer {
   int64_t bytes = 0;  ///< aligned
   Space space = Space::kDevice;
   BufferClass cls = BufferClass::kTemporary;
-  int64_t offset = -1;  ///< in the arena, given by `place_arena`
 };
 
 /// `stream` must have completed at least `count` of its instructions.

@@ -13,6 +13,9 @@ inline constexpr std::string_view kAppliedSteps = "steps.applied";
 /// f32[1]: what the loss is multiplied by; persistent where it moves.
 inline constexpr std::string_view kLossScaleBuffer = "loss_scale";
 
+/// The stream on which a parameter server updates what it serves: its own pace, where workers run apart.
+inline constexpr std::string_view kServerStream = "server";
+
 /// Whether buffers of that name are the run's: what else strategies keep (an error that is fed back, say) is a rank's own.
 constexpr bool names_run_state(std::string_view name) {
   for (const std::string_view family : std::array<std::string_view, 4>{"steps.", "loss_scale", "guard.", "amax."})

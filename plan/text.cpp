@@ -116,7 +116,6 @@ std::string buffer_line(const Plan& plan, const Role& role, const Buffer& buffer
   if (buffer.parameter != -1) put(out, " of {}", entry_name(plan.parameters, buffer.parameter));
   if (buffer.count != -1) put(out, " count {}", operand_text(role.buffers, buffer.count));
   if (buffer.packed_as != -1) put(out, " packed {}", operand_text(role.buffers, buffer.packed_as));
-  if (buffer.offset != -1) put(out, " at {}", buffer.offset);
   return out;
 }
 

@@ -138,7 +138,7 @@ Breakdown analyse(const Plan& plan, const std::vector<Program>& programs, const 
   const std::span<const TraceEvent> events = events_of(trace, rank);
 
   std::vector<const TraceEvent*> op_of(program.instructions.size(), nullptr);
-  Intervals compute, comm, waits, bubble;
+  Intervals compute, comm, copies, waits, bubble;
   for (const TraceEvent& e : events) {
     if (e.step != step) continue;
     const Instruction& instruction = instruction_of(program, e);
@@ -147,7 +147,7 @@ Breakdown analyse(const Plan& plan, const std::vector<Program>& programs, const 
       continue;
     }
     op_of[static_cast<size_t>(e.instruction)] = &e;
-    (is_communication(instruction) ? comm : compute).push_back({e.begin, e.end});
+    (is_communication(instruction) ? comm : is_transfer(instruction) ? copies : compute).push_back({e.begin, e.end});
     if (e.stream == 0 && is_receive(instruction)) bubble.push_back({e.begin, e.begin + e.peer_wait});
   }
   for (const TraceEvent& e : events)
@@ -156,13 +156,16 @@ Breakdown analyse(const Plan& plan, const std::vector<Program>& programs, const 
 
   compute = unite(std::move(compute), bounds);
   comm = unite(std::move(comm), bounds);
-  const Intervals ops = unite(joined(compute, comm), bounds);
+  copies = unite(std::move(copies), bounds);
+  const Intervals covering = unite(joined(compute, comm), bounds), ops = unite(joined(covering, copies), bounds);
   waits = unite(std::move(waits), bounds);
   Breakdown b;
   b.wall_s = bounds[1] - bounds[0];
   b.compute_s = length(compute);
   b.comm_s = length(comm);
   b.exposed_comm_s = b.comm_s - common(comm, compute);
+  b.copy_s = length(copies);
+  b.exposed_copy_s = b.copy_s - common(copies, covering);
   b.wait_s = length(waits) - common(waits, ops);
   b.unplanned_s = b.wall_s - length(ops) - b.wait_s;
   b.bubble_fraction = b.wall_s > 0 ? length(unite(std::move(bubble), bounds)) / b.wall_s : 0;
@@ -201,9 +204,12 @@ std::string to_chrome_json(const Plan& plan, const std::vector<Program>& program
                    "{}{{\"ph\":\"X\",\"name\":\"{}{}\",\"cat\":\"{}\",\"pid\":{},\"tid\":{},\"ts\":{:.3f},\"dur\":{:.3f},"
                    "\"args\":{{\"instruction\":{},\"step\":{},\"peer_wait_us\":{:.3f},\"sent_bytes\":{}",
                    comma(out), wait ? "wait: " : "", json_escaped(describe(plan, i)),
-                   wait ? "wait" : (is_communication(i) ? "communication" : "compute"), e.rank, e.stream,
-                   1e6 * (starts[static_cast<size_t>(e.step)] + e.begin), 1e6 * (e.end - e.begin), e.instruction, e.step,
-                   1e6 * e.peer_wait, e.sent_bytes);
+                   wait                  ? "wait"
+                   : is_communication(i) ? "communication"
+                   : is_transfer(i)      ? "copy"
+                                         : "compute",
+                   e.rank, e.stream, 1e6 * (starts[static_cast<size_t>(e.step)] + e.begin), 1e6 * (e.end - e.begin), e.instruction,
+                   e.step, 1e6 * e.peer_wait, e.sent_bytes);
     if (e.queued >= 0) fmt::format_to(std::back_inserter(out), ",\"queued_us\":{:.3f}", 1e6 * e.queued);
     out += "}}";
   }

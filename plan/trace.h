@@ -81,12 +81,16 @@ struct Trace {
   std::vector<TraceDetail> details;  ///< not written by `write_trace_lines`
 };
 
-/// Where a step's wall time went on one rank. Compute, communication and waits are unions of intervals.
+/// Where a step's wall time went on one rank. Compute, communication, copies and waits are unions of intervals. A copy here is one
+/// between memory spaces (device, host, NVMe); one within a space is compute like any op.
+/// wall_s == compute_s + exposed_comm_s + exposed_copy_s + wait_s + unplanned_s.
 struct Breakdown {
   double wall_s = 0;
   double compute_s = 0;        ///< union of compute ops
   double comm_s = 0;           ///< union of communication ops
   double exposed_comm_s = 0;   ///< communication not covered by compute
+  double copy_s = 0;           ///< union of copies
+  double exposed_copy_s = 0;   ///< copies covered by neither compute nor communication
   double wait_s = 0;           ///< dependency waits not covered by any op
   double unplanned_s = 0;      ///< wall less the union of every op and wait
   double bubble_fraction = 0;  ///< share of wall in which the compute stream ran nothing because its pipeline input was missing

@@ -19,11 +19,15 @@ inline bool is_communication(const Instruction& i) {
                              std::holds_alternative<Recv>(i.op->work));
 }
 
-/// Index of the role of a rank: its coordinate on the pipeline axis.
-inline size_t role_of(const Mesh& mesh, int rank) {
-  const auto axis = mesh.find("pp");
-  return axis ? static_cast<size_t>(mesh.coordinates(rank)[static_cast<size_t>(*axis)]) : 0;
+/// A copy from one memory space to another: it keeps a copy engine or a drive busy, and no multiprocessor.
+inline bool is_transfer(const Instruction& i) {
+  if (i.op == nullptr || !std::holds_alternative<Copy>(i.op->work)) return false;
+  const auto space = [&](SlotId slot) { return i.segment->slots[slot.index()].space; };
+  return space(i.op->reads.front()) != space(i.op->writes.front());
 }
+
+/// Index of the role of a rank.
+inline size_t role_of(const Mesh& mesh, int rank) { return static_cast<size_t>(mesh.role_of(rank)); }
 
 inline const Instruction& instruction_of(const Program& program, const TraceEvent& event) {
   SHARDLAB_CHECK(event.instruction >= 0 && static_cast<size_t>(event.instruction) < program.instructions.size(),

@@ -8,13 +8,14 @@
 //                 persistent storage ends the period with the type it began with; ops that go back, and forward ops that run again,
 //                 read what the forward op of their label, layer and micro-batch read and made.
 //  4. gradients   before an optimizer op, a gradient has the parameter's own placement, scale 1, and every micro-batch of the
-//                 step exactly once; every parameter is updated exactly once; a squared norm counts each element once. As the gradient
-//                 of a result an op reads the sum of the terms of all that read the result going forward.
+//                 step exactly once; every parameter is updated exactly once; a squared norm counts each element once. As the
+//                 gradient of a result an op reads the sum of the terms of all that read the result going forward.
 //  5. order       the waits of an expanded program cover every conflict between streams (`find_unordered`). A plan's issue order is
 //                 itself an order that keeps every edge, so a plan alone cannot break this rule.
 //  6. messages    collectives are issued in equal order on every rank of their group, with equal sizes; sends match receives
 //                 in order, type and size; nothing deadlocks under rendezvous sends and in-order communicators.
-//  7. memory      the peak of every role is within the budget, where one is given.
+//  7. memory      the peak of every role is within the budget, where one is given; what lives at the same time lies apart in the
+//                 arena (`find_overlaps`, on the layout that the executor uses).
 #pragma once
 
 #include <array>
@@ -55,5 +56,8 @@ Result<void> verify(const Plan& plan, const VerifyOptions& options = {});
 /// Rule 5 on an expanded program: pairs of accesses to the same bytes, at least one of them a write, that no chain of stream
 /// order and waits separates. Derived from the waits that are there, independently of how `expand_program` chose them.
 std::vector<Finding> find_unordered(const Plan& plan, const Program& program);
+
+/// Rule 7 on an arena's layout: storage outside its arena or off its grain, and storage that lies on other storage which lives.
+std::vector<Finding> find_overlaps(const Plan& plan, const Program& program, const ArenaLayout& layout);
 
 }  // namespace shardlab

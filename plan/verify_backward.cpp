@@ -37,7 +37,8 @@ struct Source {
 };
 
 /// The operands of an op of phase I or W in order, as plan/op.h states them. Those beyond the list are free.
-std::vector<Source> sources_of(const Work& work) {
+/// `scaled`: a matrix product's factors are followed by their scales.
+std::vector<Source> sources_of(const Work& work, bool scaled) {
   using Kind = Source::Kind;
   constexpr Source kGradient{Kind::kGradient, 0}, kX{Kind::kRead, 0}, kParameter{Kind::kRead, 1}, kY{Kind::kMade, 0},
       kSaved{Kind::kMade, 1}, kTerm{Kind::kTerm, 0};
@@ -49,8 +50,13 @@ std::vector<Source> sources_of(const Work& work) {
                         [&](const Norm&) {
                           return input ? std::vector{kGradient, kX, kParameter, kSaved, kTerm} : std::vector{kGradient, kX, kSaved};
                         },
-                        [&](const Linear&) {
-                          return input ? std::vector{kGradient, kParameter} : std::vector{kX, kGradient};
+                        [&](const Linear& w) {
+                          constexpr Source kScales{Kind::kFree, 0}, kXScales{Kind::kRead, 2}, kWScales{Kind::kRead, 3};
+                          if (!scaled) return input ? std::vector{kGradient, kParameter} : std::vector{kX, kGradient};
+                          if (input) return std::vector{kGradient, kParameter, kScales, kWScales};
+                          std::vector sources{kX, kGradient, kXScales, kScales};
+                          if (w.bias) sources.push_back(kGradient);
+                          return sources;
                         },
                         [&](const Attention&) {
                           return std::vector{kGradient, kY, kSaved, kX};
@@ -156,14 +162,14 @@ class Compiler {
       script.slots.push_back({w, segment.slots[static_cast<size_t>(w.root)].kind == SlotKind::kBound,
                               slot.type.micro == Micro::kSlice, slot.type.micro == Micro::kNone});
     }
-    for (const Step& step : segment.steps) script.acts.push_back(act_of(step));
+    for (const Step& step : segment.steps) script.acts.push_back(act_of(segment, step));
     return script;
   }
 
   const std::string& settings(int32_t number) const { return texts_[static_cast<size_t>(number)]; }
 
  private:
-  Act act_of(const Step& step) {
+  Act act_of(const Segment& segment, const Step& step) {
     Act act;
     if (const auto* alloc = std::get_if<AllocSlot>(&step)) {
       act.kind = Act::Kind::kAlloc;
@@ -186,7 +192,8 @@ class Compiler {
     const auto [at, fresh] = numbers_.try_emplace(text, static_cast<int32_t>(texts_.size()));
     if (fresh) texts_.push_back(text);
     act.settings = at->second;
-    if (act.kind == Act::Kind::kBackward) act.sources = sources_of(op.work);
+    if (act.kind == Act::Kind::kBackward)
+      act.sources = sources_of(op.work, has_scales(segment.slots[op.reads[0].index()].type.dtype));
     for (const SlotId s : op.reads) act.reads.push_back(s.value);
     for (const SlotId s : op.writes) act.writes.push_back(s.value);
     return act;
@@ -257,6 +264,9 @@ class Replay {
   void play_again(const Act& act, int32_t node);
   void play_backward(const Act& act);
   void play_kernel(const Act& act);
+  void play_rounding(const Act& act);
+  uint64_t scales_of(int32_t slot, const Held& held);
+  void check_scales(const Act& act);
   void play_add(const Act& act);
   void play_transfer(const Act& act);
   void send(const Act& act, const Send& send);
@@ -407,8 +417,8 @@ Held Replay::parameter_at(const Region& at) const {
 Held Replay::read(int32_t slot) {
   const Place& place = script_->slots[static_cast<size_t>(slot)];
   const Region at = region(slot);
-  if (place.flat) return parameter_at(at);
-  if (!place.slice) return {};
+  if (place.flat && at.root >= 0) return parameter_at(at);
+  if (!place.slice && !place.flat) return {};  // a local that is flat is a parameter rounded, or unknown
   Held held;
   uint64_t several = 0;
   for (const Extent& e : *at.storage) {
@@ -511,6 +521,7 @@ void Replay::play_load(const Act& act) {
 
 void Replay::play_forward(const Act& act) {
   read_all(act);
+  check_scales(act);
   const uint64_t k = key(act);
   const int32_t first = act.again ? rule_.find(k) : -1;
   if (first >= 0) return play_again(act, first);
@@ -567,6 +578,7 @@ void Replay::check_loss_parts(const Act& act, int32_t node) {
 
 void Replay::play_backward(const Act& act) {
   read_all(act);
+  check_scales(act);
   const int32_t node = rule_.find(key(act));
   const bool of_slice = std::ranges::any_of(act.reads, [&](int32_t s) { return script_->slots[static_cast<size_t>(s)].slice; });
   if (node < 0) {
@@ -642,10 +654,12 @@ void Replay::check_settings(const Act& act, int32_t node) {
 /// A kernel's results are known by its label; what it reads has a gradient that only the kernel's own backward knows. One of phase
 /// none that reads values may make a gradient of them (a loss).
 void Replay::play_kernel(const Act& act) {
+  if (rounds(act.op->work)) return play_rounding(act);
   read_all(act);
   const Phase phase = phase_of(act.op->work);
   const bool goes_back = phase == Phase::kI || phase == Phase::kW;
-  if (!goes_back)
+  const bool is_constant = std::get<Kernel>(act.op->work).name == "amax";  // no gradient goes back through a scale
+  if (!goes_back && !is_constant)
     for (const int32_t slot : act.reads) for_values(slot, [&](const Held& value, bool) { rule_.hide(value); });
   const auto is_slice = [&](int32_t s) { return script_->slots[static_cast<size_t>(s)].slice; };
   if (std::ranges::none_of(act.writes, is_slice)) return;
@@ -661,6 +675,49 @@ void Replay::play_kernel(const Act& act) {
     if (!is_slice(act.writes[i])) continue;
     write(act.writes[i], node < 0 ? Held{} : rule_.made(node, i));
     if (reads_slices && node >= 0 && phase == Phase::kNone) rule_.trust(rule_.made(node, i));
+  }
+}
+
+/// A parameter and a gradient stay what they are; a value is another, whose gradient passes to it.
+void Replay::play_rounding(const Act& act) {
+  read_all(act);
+  const Held& from = held_[0];
+  const uint64_t k = key(act);
+  int32_t node = act.again ? rule_.find(k) : -1;
+  if (node >= 0 && rule_.node(node).reads == act.reads.size())
+    for (size_t i = 0; i < act.reads.size(); ++i) check_same(act, i, rule_.read(node, i), "what the op read when it first ran");
+  if (node < 0) {
+    node = rule_.add(k, site(act), act.settings, held_, act.writes.size());
+    for_values(act.reads[0], [&](const Held& value, bool whole) {
+      if (whole && from.kind == Held::Kind::kValue)
+        rule_.pass(value, node);
+      else
+        rule_.hide(value);
+    });
+  }
+  const bool stays = from.kind == Held::Kind::kGradient || from.kind == Held::Kind::kZero || from.kind == Held::Kind::kParameter;
+  Held rounded = stays ? from : rule_.made(node, 0);
+  for (size_t i = 1; i < act.writes.size(); ++i) write(act.writes[i], rule_.made(node, i));
+  const bool finds = act.writes.size() > 1;  // its scales
+  rounded.scales = finds ? scales_of(act.writes[1], rule_.made(node, 1)) : scales_of(act.reads[1], held_[1]);
+  write(act.writes[0], rounded);
+}
+
+/// What tells scales apart: what they are, or where they lie for the step.
+uint64_t Replay::scales_of(int32_t slot, const Held& held) {
+  if (held.kind == Held::Kind::kValue) return mix(held.what + 1);
+  const Region at = region(slot);
+  return at.root < 0 ? 0 : mix(mix(static_cast<uint64_t>(at.root) + 1) + static_cast<uint64_t>(at.begin));
+}
+
+/// Each factor of 8 bits goes with the scales that it was divided by.
+void Replay::check_scales(const Act& act) {
+  if (!std::holds_alternative<Linear>(act.op->work) || !has_scales(segment_->slots[act.op->reads[0].index()].type.dtype)) return;
+  for (const size_t i : {size_t{0}, size_t{1}}) {
+    const uint64_t there = scales_of(act.reads[i + 2], held_[i + 2]);
+    if (held_[i].scales != 0 && there != 0 && held_[i].scales != there)
+      fault(Rule::kValues, act, "multiplies %{} by %{}, and it was divided by other scales", name(act.reads[i]),
+            name(act.reads[i + 2]));
   }
 }
 

@@ -31,6 +31,7 @@ struct Held {
   } kind = Kind::kUnknown;
   uint64_t what = 0;
   int64_t shift = 0;
+  uint64_t scales = 0;  ///< of what is rounded to 8 bits: which scales it was divided by
   friend bool operator==(const Held&, const Held&) = default;
 };
 

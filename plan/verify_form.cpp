@@ -108,7 +108,7 @@ int order_of(const Op& op) {
 
 std::optional<int> role_axis(const Plan& plan) {
   if (plan.roles.size() == 1) return std::nullopt;
-  return plan.mesh.find("pp");
+  return plan.mesh.find(kPipelineAxis);
 }
 
 bool joins_roles(const Plan& plan, const Comm& comm) {
@@ -147,7 +147,7 @@ class FormChecker {
   }
 
   void check_plan() {
-    const auto axis = plan_.mesh.find("pp");
+    const auto axis = plan_.mesh.find(kPipelineAxis);
     const int stages = axis ? plan_.mesh.axes[static_cast<size_t>(*axis)].size : 1;
     if (plan_.mesh.axes.size() > kMaxAxes)
       return fault(-1, "", "the mesh has {} axes, more than {}", plan_.mesh.axes.size(), kMaxAxes);

@@ -88,6 +88,7 @@ void GradientLedger::settle(const Demand& d) {
     if (!d.complete) break;
     const auto given = std::ranges::find(sum.sources, use.id, &Source::id);
     if (given == sum.sources.end()) {
+      if (d.before_tie && uses.size() > 1 && !sum.sources.empty()) continue;
       fault(fmt::format("the gradient of {} lacks the contribution of {}{}", name,
                         use.layer >= 0 ? fmt::format("layers.{} ", use.layer) : "", use.op->label));
       continue;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "plan/precision.h"
 #include "plan/verify.h"
 
 namespace shardlab::verifying {
@@ -96,6 +97,10 @@ inline bool same_window(const Window& a, const Window& b) {
   return a.root == b.root && a.begin == b.begin && a.length == b.length && a.shard == b.shard;
 }
 bool overlap(const Mesh& mesh, const Window& a, const Window& b);
+
+/// A kernel whose first result is its first operand, rounded: it stands for the same value, and a gradient passes as it is (the
+/// straight-through estimate of fp8 training).
+bool rounds(const Work& work);
 
 /// Roles along the pipeline axis: its index, or nothing when the plan has one role.
 std::optional<int> role_axis(const Plan& plan);

@@ -188,22 +188,36 @@ void Builder::describe(const Norm& w) {
   accumulate(w.accumulate);
 }
 
+/// Scales say nothing of how the result is placed: each rank multiplies what it holds by what it was divided by.
 void Builder::describe(const Linear& w) {
   const std::string b = lead(0);
+  const bool scaled = type_of_read(0) != nullptr && has_scales(type_of_read(0)->dtype);
+  const auto scales = [&](const char* left, const char* right) {
+    if (!scaled) return;
+    for (const auto& [name, letters, i] : {std::tuple{left, "jklm", size_t{2}}, {right, "pqru", size_t{3}}}) {
+      const Type* t = type_of_read(i);
+      read(name, std::string(letters).substr(0, static_cast<size_t>(t == nullptr ? 0 : t->shape.rank)), Pass::kNonlinear);
+    }
+  };
+  const uint32_t bias = w.bias ? 1u << (scaled ? 4 : 2) : 0u;
   if (w.phase == Phase::kF) {
     read("x", b + "i", Pass::kFactor);
     read("w", "oi", Pass::kFactor);
+    scales("x_scales", "w_scales");
     if (w.bias) read("bias", "o", Pass::kTerm);
-    write("y", b + "o");
+    write("y", b + "o", 0b11u | bias);
   } else if (w.phase == Phase::kI) {
     read("dy", b + "o", Pass::kFactor);
     read("w", "oi", Pass::kFactor);
-    write("dx", b + "i");
+    scales("dy_scales", "w_scales");
+    write("dx", b + "i", 0b11u);
   } else {
     read("x", b + "i", Pass::kFactor);
     read("dy", b + "o", Pass::kFactor);
+    scales("x_scales", "dy_scales");
+    if (scaled && w.bias) read("dy_for_bias", b + "o", Pass::kFactor);
     write("dw", "oi", 0b11u);
-    if (w.bias) write("dbias", "o", 0b10u);
+    if (w.bias) write("dbias", "o", scaled ? 1u << 4 : 0b10u);
     accumulate(w.accumulate);
   }
 }
@@ -421,6 +435,23 @@ std::string heads_fault(int heads, int kv_heads, int head_dim, const Slot& qkv) 
   return "";
 }
 
+/// A factor of 8 bits and its scales: one, one each 128 of a row, or one each 128 x 128.
+std::string scales_fault(const Slot& factor, const Slot& scales) {
+  constexpr int64_t kBlock = 128;
+  const auto blocks = [](int64_t n) { return (n + kBlock - 1) / kBlock; };
+  const Shape &x = factor.type.shape, &s = scales.type.shape;
+  if (!has_scales(factor.type.dtype))
+    return fmt::format("%{} is {}, and what has scales is f8e4m3 or f8e5m2", factor.name, name_of(factor.type.dtype));
+  if (scales.type.dtype != DType::f32)
+    return fmt::format("the scales %{} are {}, not f32", scales.name, name_of(scales.type.dtype));
+  if (s.elements() == 1) return "";
+  const bool alike = s.rank == x.rank && s.last() == blocks(x.last());
+  const bool rows = alike && s.elements() / s.last() == x.elements() / x.last();
+  if (rows || (alike && x.rank == 2 && s[0] == blocks(x[0]))) return "";
+  return fmt::format("the scales %{} are neither one for %{}, nor one each 128 of its rows, nor one each 128 x 128", scales.name,
+                     factor.name);
+}
+
 std::string extent_fault(const Slot& slot, int dim, int64_t expected, std::string_view why) {
   if (slot.type.shape[dim] == expected) return "";
   return fmt::format("%{} has extent {} along dim {}, and {} expects {}", slot.name, slot.type.shape[dim], dim, why, expected);
@@ -473,6 +504,12 @@ std::string Builder::settings_fault() const {
   const auto of_dropout = [&](const Dropout& w) -> std::string {
     return w.p >= 0 && w.p < 1 ? "" : fmt::format("p={}: a share of elements below 1", w.p);
   };
+  const auto of_linear = [&](const Linear&) -> std::string {
+    if (!has_scales(read_slot(0).type.dtype) && !has_scales(read_slot(1).type.dtype)) return "";
+    for (const size_t i : {size_t{0}, size_t{1}})
+      if (std::string fault = scales_fault(read_slot(i), read_slot(i + 2)); !fault.empty()) return fault;
+    return "";
+  };
   const auto of_kernel = [&](const Kernel& w) -> std::string {
     if (w.name != "clip_factor") return "";
     const auto one = [](const Slot& s, DType dtype) { return s.type.dtype == dtype && s.type.shape.elements() == 1; };
@@ -481,7 +518,7 @@ std::string Builder::settings_fault() const {
       return "";
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
-  return std::visit(Overload{of_kernel, of_attention, of_rope, of_activation, of_norm, of_positions, of_loss, of_dropout,
+  return std::visit(Overload{of_kernel, of_linear, of_attention, of_rope, of_activation, of_norm, of_positions, of_loss, of_dropout,
                              [](const auto&) { return std::string(); }},
                     op_.work);
 }
@@ -538,6 +575,7 @@ class TypeChecker {
   void check_micro(const Op& op, const Equation& equation, const Written& w);
   void check_optimizer(const Op& op, size_t parameters);
   void check_factor(const Op& op, SlotId factor, SlotId parameter = {});
+  void check_agreed(const Op& op);
   void check_collective(const Op& op, const Collective& c);
   void check_collective_shapes(const Op& op, const Collective& c);
   void check_load(const Op& op);
@@ -571,6 +609,7 @@ void TypeChecker::check(const Op& op) {
     if (!type(scale).scale.denominator.empty()) fault(op, Rule::kTypes, "the loss scale %{} must be at scale 1", name(scale));
   }
   for (const Written& w : builder.equation.writes) check_written(op, builder.equation, w);
+  check_agreed(op);
   const auto* kernel = std::get_if<Kernel>(&op.work);
   if (kernel == nullptr || (kernel->rule != Kernel::Rule::kOpaque && kernel->rule != Kernel::Rule::kTrusted)) return;
   for (const auto* operands : {&op.reads, &op.writes})
@@ -804,6 +843,34 @@ void TypeChecker::check_factor(const Op& op, SlotId factor, SlotId parameter) {
     fault(op, Rule::kTypes, "the factor %{} must be one f32 at scale 1", name(factor));
 }
 
+/// Scales of fp8: the largest size of a shard is that of the tensor only once the ranks have agreed on it, and what is rounded is
+/// placed as it was.
+void TypeChecker::check_agreed(const Op& op) {
+  const bool scaled = std::holds_alternative<Linear>(op.work) && has_scales(type(op.reads[0]).dtype);
+  const auto* kernel = std::get_if<Kernel>(&op.work);
+  const bool largest = kernel != nullptr && kernel->name == "amax";
+  const bool scale = kernel != nullptr && std::string_view(kernel->name).starts_with("fp8_scale");
+  for (int axis = 0; axis < axes(); ++axis) {
+    if (!split(axis)) continue;
+    if (scaled)
+      for (const SlotId s : {op.reads[2], op.reads[3]})
+        if (place(s, axis).is_partial())
+          fault(op, Rule::kTypes, "along {}: the scales %{} are those of one rank's part: reduce what they are for by max",
+                axis_name(axis), name(s));
+    if (largest)
+      for (const SlotId x : op.reads)
+        if (place(x, axis).is_shard() && place(op.writes[0], axis).kind == Place::kReplicate)
+          fault(op, Rule::kTypes, "along {}: {}, and the largest of one part is declared that of the whole", axis_name(axis),
+                placed(x, axis));
+    if ((scale || rounds(op.work)) && place(op.writes[0], axis) != place(op.reads[0], axis))
+      fault(op, Rule::kTypes, "along {}: {}, but {}", axis_name(axis), placed(op.writes[0], axis), placed(op.reads[0], axis));
+  }
+  if (!rounds(op.work)) return;
+  const Type &x = type(op.reads[0]), &q = type(op.writes[0]);
+  if (q.micro != x.micro || q.scale != x.scale || !(q.shape == x.shape))
+    fault(op, Rule::kTypes, "%{} is %{} rounded, and must have its shape, scale and micro", name(op.writes[0]), name(op.reads[0]));
+}
+
 void TypeChecker::check_load(const Op& op) {
   const Type& t = type(op.writes[0]);
   for (int axis = 0; axis < axes(); ++axis)
@@ -911,6 +978,11 @@ void TypeChecker::check_collective_shapes(const Op& op, const Collective& c) {
 }
 
 }  // namespace
+
+bool rounds(const Work& work) {
+  const auto* kernel = std::get_if<Kernel>(&work);
+  return kernel != nullptr && std::string_view(kernel->name).starts_with("fp8_quantise");
+}
 
 std::string operand_fault(const Plan&, const Segment& segment, const Op& op) { return Builder(segment, op).build(); }
 

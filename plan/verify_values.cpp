@@ -18,6 +18,7 @@
 #include <tuple>
 
 #include "plan/base/hash.h"
+#include "plan/run_state.h"
 
 namespace shardlab::verifying {
 namespace {
@@ -120,7 +121,7 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
   act.uses_parameters = phase_of(op.work) == Phase::kF;
   if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work))
     act.kind = Act::Kind::kOptimizer;
-  else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work))
+  else if (std::holds_alternative<Collective>(op.work) || std::holds_alternative<Copy>(op.work) || rounds(op.work))
     act.kind = Act::Kind::kTransfer;
   else if (std::holds_alternative<Add>(op.work) && sums)
     act.kind = Act::Kind::kAdd;
@@ -128,9 +129,11 @@ Act Language::act_of(const Segment& segment, const Op& op) const {
            (std::holds_alternative<Send>(op.work) && micro(op.reads[0]) == Micro::kSum))
     act.kind = Act::Kind::kSum;
   int32_t ordinal = 0;
+  const bool scaled = std::holds_alternative<Linear>(op.work) && has_scales(segment.slots[op.reads[0].index()].type.dtype);
   for (const SlotId s : reads_with_predicate(op)) {
+    const bool scales = scaled && (act.reads.size() == 2 || act.reads.size() == 3);
     act.reads.push_back(s.value);
-    act.ordinals.push_back(micro(s) == Micro::kNone ? ordinal++ : -1);
+    act.ordinals.push_back(micro(s) == Micro::kNone && !scales ? ordinal++ : -1);
   }
   for (const SlotId s : op.writes) act.writes.push_back(s.value);
   act.aliasing = aliasing_of(segment, op);
@@ -161,12 +164,16 @@ Script Language::compile(const Segment& segment) {
   return script;
 }
 
-/// Leaves out what every call does alike: locals that carry no sum over micro-batches, and reads of what was read just before.
+/// Leaves out what every call does alike: locals that carry no sum over micro-batches and no parameter, and reads of what was read
+/// just before.
 void Language::lighten(const Segment& segment, Script& script) const {
   std::vector<bool> kept(segment.slots.size());
   for (size_t s = 0; s < kept.size(); ++s)
     kept[s] = script.slots[s].bound || segment.slots[static_cast<size_t>(script.slots[s].window.root)].type.micro == Micro::kSum ||
               segment.slots[s].type.micro == Micro::kSum;
+  for (const Act& act : script.full)
+    if (act.op != nullptr && rounds(act.op->work) && segment.slots[act.op->reads[0].index()].type.micro == Micro::kNone)
+      for (const int32_t w : act.writes) kept[static_cast<size_t>(script.slots[static_cast<size_t>(w)].window.root)] = true;
   std::vector<bool> read(segment.slots.size());
   for (const Act& act : script.full) {
     Act light = act;
@@ -291,7 +298,8 @@ class Replay {
       if (p.begin < at.end && at.begin < p.end) f(p);
   }
   CrossRole message_key(CommId comm, int from, int to) { return {comm.value, from, to, messages_[{comm.value, from, to}]++}; }
-  void demand(const Act& act, const Piece& p, bool complete);
+  void demand(const Act& act, const Piece& p, bool complete, bool before_tie = false);
+  void demand_of_kernel(const Act& act, const Piece& p);
   int64_t elements_over_ranks(const Piece& p, const Region& at, const Type& read_as) const;
   void check_norm(const Act& act, const Kernel& kernel);
 
@@ -538,7 +546,10 @@ bool Replay::read_piece(int32_t slot, const Region& at, const Piece& p) {
           p.slice);
     return false;
   }
-  if (p.pending == Pending::kMax && act_->kind != Act::Kind::kTransfer && !std::holds_alternative<Send>(act_->op->work)) {
+  const auto* kernel = std::get_if<Kernel>(&act_->op->work);
+  const bool goes_on = kernel != nullptr && kernel->name == "amax";  // with further tensors
+  if (p.pending == Pending::kMax && act_->kind != Act::Kind::kTransfer && !goes_on &&
+      !std::holds_alternative<Send>(act_->op->work)) {
     fault(Rule::kTypes, "reads %{}, a partial maximum that no all_reduce with max has combined", slot_name(slot));
     return false;
   }
@@ -614,7 +625,7 @@ void Replay::write(const Region& at, int32_t sum) {
   const bool partial = !axes_placed(language_.types.value_type(at.value_type), plan_.mesh, Place::kPartial).empty();
   if (partial && loss != nullptr && loss->part == CrossEntropy::Part::kMax) whole.pending = Pending::kMax;
   if (partial && kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted))
-    whole.pending = kernel->name == "found_inf" ? Pending::kMax : Pending::kEither;  // a flag is no count
+    whole.pending = kernel->name == "found_inf" || kernel->name == "amax" ? Pending::kMax : Pending::kEither;  // no counts
   scratch_.clear();
   int64_t done = at.begin;
   if (at.root >= 0)
@@ -629,6 +640,7 @@ void Replay::write(const Region& at, int32_t sum) {
       part.end = end;
       part.origin = l.begin;
       part.parameter = l.parameter;
+      part.value_type = retyped(l.value_type, at.value_type, {});
       part.sum = scratch_.empty() ? sum : copy_sum(sum);
       scratch_.push_back(part);
       done = end;
@@ -804,7 +816,7 @@ void Replay::play_sum(const Act& act) {
     for_pieces(at, [&](const Piece& p) {
       if (by_kernel && p.sum >= 0) {
         sum.mixed = sum.mixed || (parameter >= 0 && p.parameter >= 0 && parameter != p.parameter);
-        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand(act, p, true);  // the last to see what lies where
+        if (!sums_[static_cast<size_t>(p.sum)].mixed) demand_of_kernel(act, p);  // the last to see what lies where
         parameter = p.parameter >= 0 ? p.parameter : parameter;
         // What a kernel wrote at once stands as a whole in each piece that it wrote: one for each parameter there, and the padding.
         if (last >= 0 && sums_[static_cast<size_t>(p.sum)].sources == sums_[static_cast<size_t>(last)].sources) return;
@@ -881,6 +893,7 @@ void Replay::play_transfer(const Act& act) {
   if (!src.storage->alive) return;
   const Region first_dst = region(act.writes[0]);
   if (!first_dst.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
+  for (size_t i = 1; i < act.writes.size(); ++i) write(region(act.writes[i]), -1);  // the scales of what is rounded
   AxisSet changed;
   bool reduces = false;
   if (collective != nullptr) {
@@ -1022,18 +1035,28 @@ void Replay::check_norm(const Act& act, const Kernel& kernel) {
       const Contributions& sum = sums_[static_cast<size_t>(p.sum)];
       if (sum.normed.empty()) return;
       is_norm = is_norm || slot == act.reads[0];
-      ledger_.demand({role_index_, -1, clips, segment_, act.op, call_, sum});
+      ledger_.demand({role_index_, -1, clips, segment_, act.op, call_, sum, false});
     });
   }
   if (clips && !is_norm) fault(Rule::kGradients, "clips by %{}, which is no squared norm of gradients", slot_name(act.reads[0]));
 }
 
-void Replay::demand(const Act& act, const Piece& p, bool complete) {
+/// A kernel that mixes gradients is given all of each, or what one micro-batch gave (the kernel's results are added up after it).
+void Replay::demand_of_kernel(const Act& act, const Piece& p) {
+  const auto& sources = sums_[static_cast<size_t>(p.sum)].sources;
+  const bool of_one = plan_.micro_batches > 1 && std::ranges::all_of(sources, [&](const Source& s) {
+                        return s.count == 1 && s.fingerprint == sources.front().fingerprint;
+                      });
+  demand(act, p, !of_one, true);
+}
+
+void Replay::demand(const Act& act, const Piece& p, bool complete, bool before_tie) {
   if (p.parameter < 0) return;
   Demand d;
   d.role = role_index_;
   d.parameter = p.parameter;
   d.complete = complete;
+  d.before_tie = before_tie;
   d.segment = segment_;
   d.op = act.op;
   d.call = call_;
@@ -1201,16 +1224,19 @@ void Replay::finish_storage(size_t root) {
   }
 }
 
-/// What is reported must be whole: reduced, and over every micro-batch.
+/// What is reported must be whole: reduced, and over every micro-batch. Where servers keep a pace of their own, so do the workers, and
+/// each reports its part.
 void Replay::finish_metric(size_t root) {
+  const bool by_worker = std::ranges::find(plan_.streams, kServerStream) != plan_.streams.end() &&
+                         !axes_placed(role_.buffers[root].type, plan_.mesh, Place::kPartial).empty();
   for (const Piece& p : storages_[root].pieces) {
     if (!p.written || p.zero || p.initial) continue;
     const Type& t = language_.types.value_type(p.value_type);
-    if (!axes_placed(t, plan_.mesh, Place::kPartial).empty())
+    if (!by_worker && !axes_placed(t, plan_.mesh, Place::kPartial).empty())
       return fault(Rule::kTypes, "%{} is reported as an unreduced sum: {}", role_.buffers[root].name, type_text(p.value_type));
     if (t.micro != Micro::kSum || p.sum < 0) continue;
     const Contributions& sum = sums_[static_cast<size_t>(p.sum)];
-    if (!sum.normed.empty()) ledger_.demand({role_index_, -1, true, nullptr, nullptr, nullptr, sum});
+    if (!sum.normed.empty()) ledger_.demand({role_index_, -1, true, nullptr, nullptr, nullptr, sum, false});
     if (p.owed != Rational(0) && p.owed != Rational(1))
       return fault(
           Rule::kTypes,

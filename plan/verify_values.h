@@ -100,6 +100,7 @@ struct Demand {
   const Op* op = nullptr;
   const Call* call = nullptr;
   Contributions sum;
+  bool before_tie = false;  ///< of a parameter with several uses (a tied table) some may give to the sum later
 };
 
 /// What all roles together did with the parameters.

@@ -66,8 +66,7 @@ std::vector<Counts> messages_by_segment(const Plan& plan) {
 }
 
 const Role& role_of(const Plan& plan, const Coordinates& c) {
-  const auto axis = plan.mesh.find("pp");
-  const size_t index = axis ? static_cast<size_t>(c[static_cast<size_t>(*axis)]) : 0;
+  const auto index = static_cast<size_t>(plan.mesh.role_of(c));
   SHARDLAB_CHECK(index < plan.roles.size(), "the plan has {} roles and a rank at stage {}", plan.roles.size(), index);
   return plan.roles[index];
 }

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "plan/precision.h"
+
 namespace shardlab {
 namespace {
 
@@ -206,14 +208,18 @@ int64_t narrow_scratch(const Linear& w, const Operands& o, bool canonical) {
   const int64_t product = product_scratch(e[2], canonical);
   if (w.phase == Phase::kW) {
     const int64_t outs = std::min<int64_t>(e[0], 64), ins = std::min<int64_t>(e[1], 128);
-    const int64_t blocks = floats(e[2] * outs) + floats(e[2] * ins) + floats(outs * ins) + (w.bias ? window(o.write(1), outs) : 0);
+    const int64_t factors = floats(e[2] * outs) + floats(e[2] * ins) + floats(outs * ins);
+    if (has_scales(o.read(0).dtype))  // the bias is a sum of its own
+      return factors + product + (w.bias ? floats(e[2] * kColumns) + window(o.write(1), kColumns) : 0);
+    const int64_t blocks = factors + (w.bias ? window(o.write(1), outs) : 0);
     // The library's product of two bf16 factors leaves the bias to a sum over tokens.
     return std::max(blocks + product, w.bias ? floats(e[2] * kColumns) + window(o.write(1), kColumns) : 0);
   }
   const int64_t rows = std::min<int64_t>(e[0], 128), columns = std::min<int64_t>(e[1], 64);
   const int64_t result = floats(rows * columns), left = window(o.read(0), rows * e[2]);
   if (w.phase == Phase::kI) return left + floats(e[2] * columns) + result + product;
-  return left + window(o.read(1), columns * e[2]) + (w.bias ? window(o.read(2), columns) : 0) + result + product;
+  const size_t bias = has_scales(o.read(0).dtype) ? 4 : 2;
+  return left + window(o.read(1), columns * e[2]) + (w.bias ? window(o.read(bias), columns) : 0) + result + product;
 }
 
 int64_t narrow_scratch(const Attention& w, const Operands& o, bool) {
@@ -295,6 +301,8 @@ int64_t kernel_scratch(const Kernel& w, const Operands& o) {
     const int64_t parts = rows_of(o.read(0)), block = std::max<int64_t>(1, kBlock / std::max<int64_t>(1, parts));
     return tree_scratch(parts, block) + aligned(8 * parts) + window(o.write(0), block);
   }
+  if (w.name == "fp8_quantise_1x128" || w.name == "fp8_quantise_128x128")  // once for the scales, once for the elements
+    return 2 * window(o.read(0), kBlock) + window(o.write(0), kBlock);
   // Those that find a maximum over many operands take one block for all.
   if (w.name == "found_inf" || w.name == "amax") return std::min(floats(kBlock), windows(o, kBlock));
   return windows(o, kBlock);
@@ -355,6 +363,10 @@ bool works_on_host(const Segment& segment, const Op& op) {
 }  // namespace
 
 void add_workspaces(Plan& plan, bool canonical) {
+  add_workspaces(plan, [&](const Segment& segment, const Op& op) { return scratch_bytes(segment, op, canonical); });
+}
+
+void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, const Op&)>& scratch) {
   struct Needs {
     std::vector<int64_t> scratch;  ///< by stream
     int64_t table = 0;
@@ -365,7 +377,7 @@ void add_workspaces(Plan& plan, bool canonical) {
     for (const Step& step : plan.segments[s].steps)
       if (const Op* op = std::get_if<Op>(&step)) {
         int64_t& most = by_segment[s].scratch[op->stream.index()];
-        const int64_t bytes = scratch_bytes(plan.segments[s], *op, canonical);
+        const int64_t bytes = scratch(plan.segments[s], *op);
         if (bytes > 0 && !works_on_host(plan.segments[s], *op)) space[op->stream.index()] = Space::kDevice;
         most = std::max(most, bytes);
         by_segment[s].table = std::max(by_segment[s].table, rope_table_elements(plan.segments[s], *op));

@@ -1,6 +1,8 @@
 // What an op costs in work, never in seconds: flops, memory bytes, payload bytes. Pure functions of the op and its operand types.
 #pragma once
 
+#include <functional>
+
 #include "plan/base/units.h"
 #include "plan/plan.h"
 
@@ -32,8 +34,11 @@ int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical);
 int64_t rope_table_elements(const Segment& segment, const Op& op);
 
 /// Gives each role the buffers that kernels need beside operands: "workspace.<stream>" as large as the most that an op on the
-/// stream may use (in host memory where all of those work there), and "rope.table" where one rotates. They live across steps. Where a role has them already they get
-/// the size that its program needs.
+/// stream may use (in host memory where all of those work there), and "rope.table" where one rotates. They live across steps. Where
+/// a role has them already they get the size that its program needs.
 void add_workspaces(Plan& plan, bool canonical);
+
+/// The same for kernels of another kind: `scratch` says in bytes what an op of theirs needs (plan/device_scratch.h for a GPU's).
+void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, const Op&)>& scratch);
 
 }  // namespace shardlab

@@ -57,10 +57,7 @@ std::string accounting_field(const TraceAccounting& a) {
       a.zero_timestamp, a.out_of_range, a.unclaimed, a.ops, a.ops_untimed);
 }
 
-size_t role_of(const Plan& plan, int rank) {
-  const auto pp = plan.mesh.find("pp");
-  return pp ? static_cast<size_t>(plan.mesh.coordinates(rank)[static_cast<size_t>(*pp)]) : 0;
-}
+size_t role_of(const Plan& plan, int rank) { return static_cast<size_t>(plan.mesh.role_of(rank)); }
 
 }  // namespace
 

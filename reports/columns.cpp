@@ -31,6 +31,17 @@ Value gradient_dtype(Outcome o) {
 }
 
 /// "int8 bits=8", "top-k k=0.01": the technique with the option that it has.
+/// "weights, secondary 8, gradients": those that are on.
+Value zero_plus_plus(Outcome o) {
+  const ZeroPlusPlus& z = o.config.layout.zero_plus_plus;
+  std::string parts;
+  const auto add = [&](std::string part) { parts += (parts.empty() ? "" : ", ") + std::move(part); };
+  if (z.weights) add("weights");
+  if (z.secondary > 0) add("secondary " + std::to_string(z.secondary));
+  if (z.gradients) add("gradients");
+  return text(parts.empty() ? "none" : parts);
+}
+
 Value compression(Outcome o) {
   const Compression& c = o.config.layout.compression;
   const std::string kind{name_of(c.kind)};
@@ -41,6 +52,12 @@ Value compression(Outcome o) {
     case CompressionKind::kPowerSgd: return text(fmt::format("{} rank={}", kind, c.rank));
     default: return text(kind);
   }
+}
+
+Value parameter_server(Outcome o) {
+  const ParameterServer& p = o.config.layout.parameter_server;
+  if (p.servers == 0) return text("none");
+  return text(fmt::format("servers={} staleness={}", p.servers, p.staleness < 0 ? "sync" : fmt::to_string(p.staleness)));
 }
 
 /// "8 lr=0.7 momentum=0.9": inner steps of a period and the outer optimizer.
@@ -63,6 +80,41 @@ Value tokens_per_s(Outcome o, double step_s) {
 #define MEASURED(expression) [](Outcome o) { return o.measured ? number(o.measured->expression) : kNotApplicable; }
 #define CONFIG(expression) [](Outcome o) { return number(int64_t{o.config.expression}); }
 #define NAMED(expression) [](Outcome o) { return text(o.config.expression); }
+
+/// Classes as tables name them: what is neither state nor activation counts as buffers, so that the six add up.
+enum class Held : uint8_t { kParameters, kGradients, kMaster, kMoments, kActivations, kBuffers };
+int64_t held(const MemoryByClass& memory, Held what) {
+  const auto of = [&](BufferClass c) { return memory.bytes[static_cast<size_t>(c)]; };
+  switch (what) {
+    case Held::kParameters: return of(BufferClass::kParameter);
+    case Held::kGradients: return of(BufferClass::kGradient);
+    case Held::kMaster: return of(BufferClass::kMaster);
+    case Held::kMoments: return of(BufferClass::kMoment);
+    case Held::kActivations: return of(BufferClass::kActivation) + of(BufferClass::kInput);
+    case Held::kBuffers: break;
+  }
+  int64_t rest = memory.total();
+  for (const Held other : {Held::kParameters, Held::kGradients, Held::kMaster, Held::kMoments, Held::kActivations})
+    rest -= held(memory, other);
+  return rest;
+}
+
+#define OF_CLASS(space, words, member, name, cls)                                                              \
+  CaseColumn{"predicted_" space "_" name "_bytes", Unit::kBytes, "", name " in " words " at its peak",         \
+             [](Outcome o) { return o.predicted ? number(held(o.predicted->member, cls)) : kNotApplicable; }}, \
+      CaseColumn {                                                                                             \
+    "measured_" space "_" name "_bytes", Unit::kBytes, "", name " in " words " at its peak, as the ops ran",   \
+        [](Outcome o) { return o.measured ? number(held(o.measured->member, cls)) : kNotApplicable; }          \
+  }
+#define OF_SPACE(space, words, member)                                                                                        \
+  CaseColumn{"predicted_" space "_bytes", Unit::kBytes, "", "peak of " words,                                                 \
+             [](Outcome o) { return o.predicted ? number(o.predicted->member.total()) : kNotApplicable; }},                   \
+      CaseColumn{"measured_" space "_bytes", Unit::kBytes, "", "peak of " words ", as the ops ran",                           \
+                 [](Outcome o) { return o.measured ? number(o.measured->member.total()) : kNotApplicable; }},                 \
+      OF_CLASS(space, words, member, "parameters", Held::kParameters),                                                        \
+      OF_CLASS(space, words, member, "gradients", Held::kGradients), OF_CLASS(space, words, member, "master", Held::kMaster), \
+      OF_CLASS(space, words, member, "moments", Held::kMoments),                                                              \
+      OF_CLASS(space, words, member, "activations", Held::kActivations), OF_CLASS(space, words, member, "buffers", Held::kBuffers)
 
 constexpr std::array kColumns = {
     // What the case is and what became of it.
@@ -90,7 +142,10 @@ constexpr std::array kColumns = {
     CaseColumn{"sequence_parallel", Unit::kNone, "", "activations sharded along the sequence over tp",
                [](Outcome o) { return Value(o.config.layout.sequence_parallel); }},
     CaseColumn{"recompute", Unit::kNone, "", "what backward computes again",
-               [](Outcome o) { return text(name_of(o.config.layout.recompute)); }},
+               [](Outcome o) {
+                 const Layout& l = o.config.layout;
+                 return text(l.recompute == Recompute::kByLayer ? l.recompute_options.layers : name_of(l.recompute));
+               }},
     CaseColumn{"offload", Unit::kNone, "", "what lives outside device memory",
                [](Outcome o) { return text(offload_text(o.config.layout.offload)); }},
     CaseColumn{"precision", Unit::kNone, "", "element type of the matrix multiplications", NAMED(train.precision)},
@@ -161,6 +216,10 @@ constexpr std::array kColumns = {
                [](Outcome o) { return o.measured ? maybe(o.measured->loss_unigram) : kNotApplicable; }},
     CaseColumn{"skipped_steps", Unit::kNone, "skipped", "steps whose update was left out, warm-up included",
                MEASURED(skipped_steps)},
+    CaseColumn{"staleness_mean", Unit::kNone, "", "updates made since a worker was given the values it used",
+               [](Outcome o) { return o.measured ? maybe(o.measured->staleness_mean) : kNotApplicable; }},
+    CaseColumn{"staleness_worst", Unit::kNone, "", "the most updates made since",
+               [](Outcome o) { return o.measured ? maybe(o.measured->staleness_worst) : kNotApplicable; }},
     CaseColumn{"loss_scale", Unit::kNone, "", "after the last step",
                [](Outcome o) { return o.measured ? maybe(o.measured->loss_scale) : kNotApplicable; }},
     CaseColumn{"seed", Unit::kNone, "", "of every random number",
@@ -190,8 +249,8 @@ constexpr std::array kColumns = {
     // Keys whose techniques this version refuses: their neutral value.
     CaseColumn{"fsdp", Unit::kNone, "", "unit, prefetch, reshard", [](Outcome) { return text("none"); }},
     CaseColumn{"hybrid_shard", Unit::kNone, "", "size of the shard group", [](Outcome) { return text("none"); }},
-    CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", [](Outcome) { return text("none"); }},
-    CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", [](Outcome) { return text("none"); }},
+    CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", zero_plus_plus},
+    CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", parameter_server},
     CaseColumn{"compression", Unit::kNone, "", "of gradients", compression},
     CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", diloco},
     CaseColumn{"cp_kind", Unit::kNone, "", "kind of context parallelism", [](Outcome) { return text("none"); }},
@@ -204,8 +263,27 @@ constexpr std::array kColumns = {
                MEASURED(arena_bytes)},
     CaseColumn{"resident_bytes", Unit::kBytes, "resident", "physical memory of the whole process", MEASURED(resident_bytes)},
     CaseColumn{"recorder_overhead_s", Unit::kSeconds, "recorder", "cost of recording one event", MEASURED(recorder_overhead_s)},
+    CaseColumn{"attention", Unit::kNone, "",
+               "whose attention a GPU was asked for: auto, own or cudnn (kernel_variant says whose ran)", NAMED(attention)},
+    CaseColumn{"tf32", Unit::kNone, "", "fp32 products of the GPU's library may round their factors to tf32",
+               [](Outcome o) { return Value(o.config.tf32); }},
+    CaseColumn{"recompute_budget_bytes", Unit::kBytes, "recompute budget", "within which recompute was chosen layer by layer",
+               [](Outcome o) {
+                 const int64_t budget = o.config.layout.recompute_options.budget_bytes;
+                 return budget > 0 ? number(budget) : kNotApplicable;
+               }},
+    CaseColumn{"predicted_exposed_copy_s", Unit::kSeconds, "predicted exposed copies",
+               "copies between memory spaces, covered by neither compute nor communication", PREDICTED_TIME(exposed_copy_s)},
+    CaseColumn{"measured_exposed_copy_s", Unit::kSeconds, "measured exposed copies",
+               "copies between memory spaces, covered by neither compute nor communication", MEASURED(exposed_copy_s)},
+    // By memory space and class, each space at its own peak, of the rank with the highest.
+    OF_SPACE("device", "device memory", memory),
+    OF_SPACE("host", "host memory", host_memory),
+    OF_SPACE("nvme", "NVMe", nvme_memory),
 };
 
+#undef OF_SPACE
+#undef OF_CLASS
 #undef PREDICTED
 #undef MEASURED
 #undef CONFIG

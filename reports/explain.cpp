@@ -75,6 +75,7 @@ void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
   const double step = measured ? o.measured->step_s : o.predicted->step_s;
   const double compute = measured ? o.measured->compute_s : o.predicted->compute_s;
   const double exposed = measured ? o.measured->exposed_comm_s : o.predicted->exposed_comm_s;
+  const double copies = measured ? o.measured->exposed_copy_s : o.predicted->exposed_copy_s;
   const double bubble = measured ? o.measured->bubble_fraction : o.predicted->bubble_fraction;
   const Layout& l = o.config.layout;
   if (step <= 0) return;
@@ -87,6 +88,14 @@ void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
       text += "; overlap is off: try overlap: true with bucket_bytes";
     else if (l.dp > 1)
       text += "; try another bucket_bytes, or more grad_accumulation for the same reduction";
+    out.push_back(text + ".");
+  }
+  if (copies / step > kWorthSaying) {
+    std::string text = fmt::format("Copies to and from the host or a drive that neither compute nor communication covers take {}",
+                                   share_text(copies, step));
+    if (measured && o.predicted && o.predicted->step_s > 0)
+      text += fmt::format(" ({} predicted)", share_text(o.predicted->exposed_copy_s, o.predicted->step_s));
+    text += l.overlap ? "; a larger micro_batch computes longer beside the same state" : "; overlap is off: try overlap: true";
     out.push_back(text + ".");
   }
   if (bubble > kWorthSaying) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -32,6 +33,22 @@ constexpr std::array<std::string_view, 10> kPlainColumns{"name",
                                                          "predicted_peak_bytes",
                                                          "predicted_wire_bytes",
                                                          "reason"};
+
+/// Of the markdown report's second table, where some case keeps state outside its device.
+constexpr std::array<std::string_view, 9> kOutsideColumns{"name",
+                                                          "predicted_exposed_comm_s",
+                                                          "measured_exposed_comm_s",
+                                                          "predicted_exposed_copy_s",
+                                                          "measured_exposed_copy_s",
+                                                          "predicted_host_bytes",
+                                                          "measured_host_bytes",
+                                                          "predicted_nvme_bytes",
+                                                          "measured_nvme_bytes"};
+
+bool is_outside(const CaseOutcome& o) {
+  return (o.predicted && o.predicted->host_memory.total() + o.predicted->nvme_memory.total() > 0) ||
+         (o.measured && o.measured->host_memory.total() + o.measured->nvme_memory.total() > 0);
+}
 
 Json json_of(double v) { return std::isfinite(v) ? Json(v) : Json(nullptr); }
 
@@ -279,6 +296,7 @@ std::string render_markdown(const Report& report) {
     out += "\n" + print_markdown(table);
   }
   out += "\n" + print_markdown(case_table(report.cases, kPlainColumns));
+  if (std::ranges::any_of(report.cases, is_outside)) out += "\n" + print_markdown(case_table(report.cases, kOutsideColumns));
   const RunMetadata& m = report.metadata;
   out +=
       fmt::format("\nshardlab {} {} on {} ({}), {}: `{}`\n", m.program_version, m.commit, m.processor, m.host, m.date, m.command);

@@ -30,7 +30,7 @@ inline constexpr int kValues<Family> = 2;
 template <>
 inline constexpr int kValues<Schedule> = 3;
 template <>
-inline constexpr int kValues<Recompute> = 3;
+inline constexpr int kValues<Recompute> = 4;
 template <>
 inline constexpr int kValues<OffloadTo> = 3;
 template <>
@@ -92,6 +92,7 @@ void visit_fields(V& v, T& x) {
   v("modules", x.modules);
   v("every", x.every);
   v("budget_bytes", x.budget_bytes);
+  v("layers", x.layers);
 }
 
 template <class V, class T>
@@ -258,6 +259,8 @@ void visit_fields(V& v, T& x) {  // the machine is kept apart
   v("transport", x.transport);
   v("canonical", x.canonical);
   v("threads_per_rank", x.threads_per_rank);
+  v("attention", x.attention);
+  v("tf32", x.tf32);
 }
 
 template <class V, class T>
@@ -285,12 +288,15 @@ void visit_fields(V& v, T& x) {
   v("step_s", x.step_s);
   v("compute_s", x.compute_s);
   v("exposed_comm_s", x.exposed_comm_s);
+  v("exposed_copy_s", x.exposed_copy_s);
   v("bubble_fraction", x.bubble_fraction);
   v("idle", x.idle);
   v("peak_bytes", x.peak_bytes);
   v("arena_bytes", x.arena_bytes);
   v("wire_bytes", x.wire_bytes);
   v("memory", x.memory);
+  v("host_memory", x.host_memory);
+  v("nvme_memory", x.nvme_memory);
   v("extrapolated", x.extrapolated);
   v("calibration_id", x.calibration_id);
 }
@@ -304,15 +310,21 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("repeats", x.repeats);
   v("compute_s", x.compute_s);
   v("exposed_comm_s", x.exposed_comm_s);
+  v("exposed_copy_s", x.exposed_copy_s);
   v("bubble_fraction", x.bubble_fraction);
   v("unplanned_time_s", x.unplanned_time_s);
   v("idle", x.idle);
   v("peak_bytes", x.peak_bytes);
+  v("memory", x.memory);
+  v("host_memory", x.host_memory);
+  v("nvme_memory", x.nvme_memory);
   v("arena_bytes", x.arena_bytes);
   v("resident_bytes", x.resident_bytes);
   v("unplanned_memory_bytes", x.unplanned_memory_bytes);
   v("wire_bytes", x.wire_bytes);
   v("skipped_steps", x.skipped_steps);
+  v("staleness_mean", x.staleness_mean);
+  v("staleness_worst", x.staleness_worst);
   v("loss_scale", x.loss_scale);
   v("loss_unigram", x.loss_unigram);
   v("val_loss", x.val_loss);

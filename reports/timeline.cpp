@@ -86,10 +86,7 @@ class Builder {
     const auto found = events.find(rank);
     return found == events.end() ? nullptr : &found->second;
   }
-  int role_of(int rank) const {
-    const auto axis = plan_.mesh.find("pp");
-    return axis ? plan_.mesh.coordinates(rank)[static_cast<size_t>(*axis)] : 0;
-  }
+  int role_of(int rank) const { return plan_.mesh.role_of(rank); }
   /// The rank whose predicted events stand for `rank`'s.
   int representative(int rank) const {
     if (predicted_.count(rank) != 0) return rank;

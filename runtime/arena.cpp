@@ -61,7 +61,7 @@ void Ledger::free(Space space, BufferClass cls, int64_t bytes) {
                  "{} bytes of {} are freed that were never allocated", bytes, name_of(cls));
 }
 
-Arena::Arena(const ArenaSize& size, const Options& options) : options_(options), bytes_(size.bytes) {
+Arena::Arena(const std::array<int64_t, kSpaces>& bytes, const Options& options) : options_(options), bytes_(bytes) {
   for (size_t s = 0; s < static_cast<size_t>(kSpaces); ++s) {
     if (!options_.reserve || bytes_[s] == 0) continue;
     if (static_cast<Space>(s) == Space::kNvme && options_.device == nullptr) continue;  // a file of the rank's

@@ -38,7 +38,7 @@ class Arena {
     bool reserve = true;            ///< false: no memory at all, every address is null (rehearsals)
     Accelerator* device = nullptr;  ///< none: memory of this process
   };
-  Arena(const ArenaSize& size, const Options& options);
+  Arena(const std::array<int64_t, kSpaces>& bytes, const Options& options);
 
   /// Address of byte `offset` of a space; null when nothing is reserved.
   std::byte* at(Space space, int64_t offset) const;

@@ -32,11 +32,18 @@ std::string step_name(int64_t steps) { return fmt::format("step-{:08}", steps); 
 
 /// What two runs must have in common for the second to see the data that the first would have seen, and to read its state.
 std::map<std::string, std::string> recipe_of(const Case& c) {
-  return {{"seed", fmt::format("{}", c.train.seed)},
-          {"seq_len", fmt::format("{}", c.train.seq_len)},
-          {"sequences_per_step", fmt::format("{}", c.sequences_per_step())},
-          {"optimizer", std::string(name_of(c.train.optimizer))},
-          {"precision", c.train.precision}};
+  std::map<std::string, std::string> recipe{{"seed", fmt::format("{}", c.train.seed)},
+                                            {"seq_len", fmt::format("{}", c.train.seq_len)},
+                                            {"sequences_per_step", fmt::format("{}", c.sequences_per_step())},
+                                            {"optimizer", std::string(name_of(c.train.optimizer))},
+                                            {"precision", c.train.precision == "fp8" ? "fp8-" + c.train.fp8_scaling : c.train.precision}};
+  const Layout& l = c.layout;
+  const Compression& k = l.compression;
+  if (k.kind == CompressionKind::kNone) return recipe;
+  // What a rank owes is of its own micro-batches, and lies as its buckets do.
+  recipe["owed"] = fmt::format("{}:rank{}:k{}:bits{}:dp{}:tp{}:pp{}:zero{}:hybrid{}:bucket{}:micro{}", name_of(k.kind), k.rank, k.k,
+                               k.bits, l.dp, l.tp, l.pp, l.zero, l.hybrid_shard, l.bucket_bytes, c.train.grad_accumulation);
+  return recipe;
 }
 
 // ---- files
@@ -293,7 +300,9 @@ Result<void> Checkpoint::restore(const Case& config, Session& session) const {
       return unreadable(
           manifest_,
           fmt::format("saved with {}={}, and this case has {}", key, saved == recipe_.end() ? "?" : saved->second, value),
-          fmt::format("set {} to what the checkpoint has, or start a run of its own", key));
+          key == "owed" ? std::string("compression keeps errors, which belong to the ranks and buckets of one layout: resume with "
+                                      "the compression, dp, tp, pp, zero and bucket_bytes that were saved")
+                        : fmt::format("set {} to what the checkpoint has, or start a run of its own", key));
   }
   const auto names = session.states();
   if (!names.ok()) return names.error();

@@ -2,7 +2,8 @@
 //
 // Each tensor is put together over the ranks and written whole, by the parameter's stable name and the part of its state ("value",
 // "m", "v"): a run saved with zero 3 on four ranks goes on with tp 2 on two. In canonical mode, where layouts agree bit for bit, so
-// do the trajectories.
+// do the trajectories. What compressed gradients owe (error feedback) belongs to ranks and buckets: it is saved rank by rank, and such
+// a run goes on under its own layout alone.
 //
 //   folder/step-00000010.manifest                     text: where the run stood, each tensor's place and checksum, its own checksum
 //   folder/step-00000010-8c2f0a3d5be61794.tensors     row-major fp32, little-endian, one tensor after another

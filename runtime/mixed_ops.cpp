@@ -4,8 +4,10 @@
 
 #include <algorithm>
 
+#include "kernels/fp8.h"
 #include "kernels/library_product.h"
 #include "plan/base/check.h"
+#include "plan/precision.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -151,17 +153,45 @@ ScratchLaunch launch_linear(const BindTools& tools, void (MixedKernels::*kernel)
                         [kernel, product](const MixedKernels& k, const Args& a, kernels::Scratch& s) { (k.*kernel)(a, s); });
 }
 
+/// A factor and the scales that follow both factors.
+Stored matrix_factor(const BoundOp& op, size_t i) {
+  const Tensor& x = op.reads[i];
+  if (!has_scales(x.type->dtype)) return stored(x);
+  const Shape& scales = op.reads[i + 2].shape();
+  const int64_t columns = x.shape().last(), rows = x.shape().elements() / columns;
+  const bool one = scales.elements() == 1, by_row = scales.elements() / scales.last() == rows;
+  const kernels::Fp8Blocks blocks = one      ? kernels::fp8_tensor(rows, columns)
+                                    : by_row ? kernels::fp8_rows(rows, columns)
+                                             : kernels::fp8_squares(rows, columns);
+  return kernels::fp8_operand(x.data, x.type->dtype, blocks, op.reads[i + 2].as<const float>());
+}
+
+/// The gradient of a bias is a sum of what was not rounded to 8 bits.
+ScratchLaunch bind_scaled_weight(const BoundOp& op, const BindTools& tools, const kernels::MixedLinearWeight& product) {
+  struct Args {
+    kernels::MixedLinearWeight product;
+    kernels::MixedBiasWeight bias;
+  };
+  const kernels::MixedBiasWeight bias{stored(op.reads[4]), stored(op.writes[1]), product.tokens, product.out, product.accumulate};
+  return counted_launch(tools.kernels, Args{product, bias}, [](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
+    k.linear_weight(a.product, s);
+    k.bias_weight(a.bias, s);
+  });
+}
+
 ScratchLaunch bind_linear_weight(const BoundOp& op, const Linear& w, const BindTools& tools) {
   const Tensor &x = op.reads[0], &dy = op.reads[1], &dw = op.writes[0];
-  const kernels::MixedLinearWeight args{.x = stored(x),
-                                        .dy = stored(dy),
+  const bool scaled = has_scales(x.type->dtype);
+  const kernels::MixedLinearWeight args{.x = matrix_factor(op, 0),
+                                        .dy = matrix_factor(op, 1),
                                         .dw = stored(dw),
-                                        .dbias = w.bias ? stored(op.writes[1]) : Stored{},
+                                        .dbias = w.bias && !scaled ? stored(op.writes[1]) : Stored{},
                                         .tokens = held_tokens(op, *x.type),
                                         .in = x.shape().last(),
                                         .out = dy.shape().last(),
                                         .accumulate = w.accumulate,
                                         .canonical = tools.options.canonical};
+  if (scaled && w.bias) return bind_scaled_weight(op, tools, args);
   auto product = library_product(tools, x.type->dtype, dy.type->dtype,
                                  {.rows = args.out,
                                   .columns = args.in,
@@ -178,10 +208,11 @@ ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& too
   const int64_t rows = rows_of(*x.type), out = weight.shape()[0], in = weight.shape()[1];
   const DType xt = x.type->dtype, wt = weight.type->dtype, yt = y.type->dtype;
   const bool canonical = tools.options.canonical;
+  const size_t bias = has_scales(xt) ? 4 : 2;
   if (w.phase == Phase::kI)
     return launch_linear(tools, &MixedKernels::linear_input,
-                         kernels::MixedLinearInput{.dy = stored(x),
-                                                   .w = stored(weight),
+                         kernels::MixedLinearInput{.dy = matrix_factor(op, 0),
+                                                   .w = matrix_factor(op, 1),
                                                    .dx = stored(y),
                                                    .rows = rows,
                                                    .in = in,
@@ -190,9 +221,9 @@ ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& too
                                                    .canonical = canonical},
                          library_product(tools, xt, wt, {.rows = rows, .columns = in, .depth = out, .result = yt}));
   return launch_linear(tools, &MixedKernels::linear_forward,
-                       kernels::MixedLinearForward{.x = stored(x),
-                                                   .w = stored(weight),
-                                                   .bias = w.bias ? stored(op.reads[2]) : Stored{},
+                       kernels::MixedLinearForward{.x = matrix_factor(op, 0),
+                                                   .w = matrix_factor(op, 1),
+                                                   .bias = w.bias ? stored(op.reads[bias]) : Stored{},
                                                    .y = stored(y),
                                                    .rows = rows,
                                                    .in = in,
@@ -206,7 +237,7 @@ ScratchLaunch bind_work(const BoundOp& op, const Linear& w, const BindTools& too
                                         .b_transposed = true,
                                         .result = yt,
                                         .bias = w.bias,
-                                        .bias_type = w.bias ? op.reads[2].type->dtype : DType::bf16}));
+                                        .bias_type = w.bias ? op.reads[bias].type->dtype : DType::bf16}));
 }
 
 ScratchLaunch bind_work(const BoundOp& op, const Rope& w, const BindTools& tools) {

@@ -1,6 +1,7 @@
 // Named kernels of compression: integers with block scales, selections, signs, low rank, and the errors they leave.
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "kernels/compress.h"
 #include "kernels/quantise.h"
@@ -169,6 +170,29 @@ Result<ScratchLaunch> bind_sum_rows(const BoundOp& op, const BindTools& tools) {
   return launch<kernels::SumRows>(tools, kernels::sum_rows, {stored(op.reads[0]), stored(op.writes[0]), rows, columns});
 }
 
+struct SwapLeading {
+  const std::byte* x;
+  std::byte* y;
+  int64_t rows, columns, bytes;  ///< of x, and of one of its elements with all further dims
+};
+
+Result<ScratchLaunch> bind_swap_leading(const BoundOp& op, const BindTools& tools) {
+  Operands check = Operands(op).count(1, 1);
+  if (!check.good()) return check.refusal();
+  const Tensor &x = op.reads[0], &y = op.writes[0];
+  check.same_size(x, y).type(y, x.type->dtype).that(y.shape().rank >= 2 && x.data != y.data, "makes two dims, in another place");
+  if (!check.good()) return check.refusal();
+  const int64_t rows = y.shape()[1], columns = y.shape()[0];
+  const SwapLeading args{static_cast<const std::byte*>(x.data), static_cast<std::byte*>(y.data), rows, columns,
+                         x.type->bytes() / (rows * columns)};
+  return counted_launch(tools.kernels, args, [](const MixedKernels&, const SwapLeading& a, kernels::Scratch& s) {
+    if (s.counting()) return;
+    for (int64_t i = 0; i < a.rows; ++i)
+      for (int64_t j = 0; j < a.columns; ++j)
+        std::memcpy(a.y + (j * a.rows + i) * a.bytes, a.x + (i * a.columns + j) * a.bytes, static_cast<size_t>(a.bytes));
+  });
+}
+
 // ---- selections
 
 Operands check_selection(const BoundOp& op) {
@@ -280,6 +304,7 @@ constexpr std::array kTable{
     NamedKernel{"dequantise_int4", "(q, scales) -> y[..,c]", bind_dequantise<4>},
     NamedKernel{"dequantise_sum_int8", "(q[n,c], scales[n,blocks]) -> y[c]", bind_dequantise_sum<8>},
     NamedKernel{"dequantise_sum_int4", "(q[n,ceil(c/2)], scales[n,blocks]) -> y[c]", bind_dequantise_sum<4>},
+    NamedKernel{"swap_leading", "(x) -> y[b,a,..]", bind_swap_leading},
     NamedKernel{"sum_rows", "(x[n,..]) -> y[..]", bind_sum_rows},
     NamedKernel{"top_k", "(x) -> values f32[k], indices i32[k]", bind_top_k},
     NamedKernel{"random_k", "(x) -> values f32[k], indices i32[k]", bind_random_k},

@@ -1,5 +1,7 @@
 // Named kernels of fp8: scales, quantisation, and the products of what is quantised.
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <optional>
 
 #include "kernels/fp8.h"
@@ -34,6 +36,39 @@ Result<ScratchLaunch> bind_fp8_delayed(const BoundOp& op, const BindTools&) {
   return plain([amax = op.reads[0].as<const float>(), history = op.writes[0].as<float>(), n = elements_of(op.writes[0]),
                 scale = op.writes[1].as<float>()] {
     *scale = kernels::fp8_delayed_scale({history, n, *amax, kTarget});
+  });
+}
+
+/// A scale for each row of a history; the row's own largest size is of the steps that it remembers.
+template <DType kTarget>
+Result<ScratchLaunch> bind_fp8_scales(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(1, 1);
+  if (check.good())
+    check.type(op.reads[0], DType::f32).type(op.writes[0], DType::f32).elements(op.writes[0], matrix_of(op.reads[0]).rows);
+  if (!check.good()) return check.refusal();
+  return plain([history = op.reads[0].as<const float>(), scales = op.writes[0].as<float>(), m = matrix_of(op.reads[0])] {
+    for (int64_t row = 0; row < m.rows; ++row) {
+      const float* sizes = history + row * m.columns;
+      scales[row] = kernels::fp8_scale(*std::max_element(sizes, sizes + m.columns), kTarget);
+    }
+  });
+}
+
+Result<ScratchLaunch> bind_fp8_remember(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).count(2, 1);
+  if (check.good())
+    check.type(op.reads[0], DType::f32)
+        .type(op.reads[1], DType::f32)
+        .elements(op.reads[0], matrix_of(op.reads[1]).rows)
+        .in_place(op.writes[0], op.reads[1])
+        .same_size(op.reads[1], op.writes[0]);
+  if (!check.good()) return check.refusal();
+  return plain([amax = op.reads[0].as<const float>(), history = op.writes[0].as<float>(), m = matrix_of(op.reads[1])] {
+    for (int64_t row = 0; row < m.rows; ++row) {
+      float* sizes = history + row * m.columns;
+      std::copy_backward(sizes, sizes + m.columns - 1, sizes + m.columns);
+      sizes[0] = std::isfinite(amax[row]) ? amax[row] : 0.0f;  // what overflowed says nothing of the next step
+    }
   });
 }
 
@@ -196,6 +231,9 @@ constexpr std::array kTable{
     NamedKernel{"fp8_scale_e5m2", "(amax f32[1]) -> scale f32[1]", bind_fp8_scale<DType::f8e5m2>},
     NamedKernel{"fp8_delayed_e4m3", "(amax f32[1], history f32[n]) -> history, scale f32[1]", bind_fp8_delayed<DType::f8e4m3>},
     NamedKernel{"fp8_delayed_e5m2", "(amax f32[1], history f32[n]) -> history, scale f32[1]", bind_fp8_delayed<DType::f8e5m2>},
+    NamedKernel{"fp8_scales_e4m3", "(history f32[t,n]) -> scales f32[t]", bind_fp8_scales<DType::f8e4m3>},
+    NamedKernel{"fp8_scales_e5m2", "(history f32[t,n]) -> scales f32[t]", bind_fp8_scales<DType::f8e5m2>},
+    NamedKernel{"fp8_remember", "(amax f32[t], history f32[t,n]) -> history", bind_fp8_remember},
     NamedKernel{"fp8_quantise", "(x, scale f32[1]) -> q", bind_fp8_quantise},
     NamedKernel{"fp8_quantise_1x128", "(x[..,c]) -> q, scales f32[..,ceil(c/128)]", bind_fp8_blocks<1>},
     NamedKernel{"fp8_quantise_128x128", "(x[r,c]) -> q, scales f32[ceil(r/128),ceil(c/128)]", bind_fp8_blocks<128>},

@@ -9,18 +9,22 @@
 #include <thread>
 
 #include "plan/base/check.h"
+#include "plan/base/world_error.h"
 #include "plan/period.h"
 
 namespace shardlab {
 
 namespace {
 
-const Role& role_at(const Plan& plan, const Coordinates& at) {
-  const auto pp = plan.mesh.find("pp");
-  return plan.roles[pp ? static_cast<size_t>(at[static_cast<size_t>(*pp)]) : 0];
-}
+size_t role_index(const Plan& plan, const Coordinates& at) { return static_cast<size_t>(plan.mesh.role_of(at)); }
 
-size_t role_index(const Plan& plan, const Coordinates& at) { return static_cast<size_t>(&role_at(plan, at) - plan.roles.data()); }
+/// The rank's NVMe space; what fails says whose it was to be.
+std::unique_ptr<BlockStore> open_store(const RunOptions& options, int rank, int64_t bytes) {
+  try {
+    if (options.block_stores) return options.block_stores(rank, bytes);
+    return open_file_store(options.nvme_directory.empty() ? "." : options.nvme_directory, bytes);
+  } catch (const WorldError& e) { throw WorldError(fmt::format("rank {}: {}", rank, e.what()), e.hint()); }
+}
 
 }  // namespace
 
@@ -29,16 +33,15 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       plan_(*placed.plan),
       rank_(rank),
       at_(plan_.mesh.coordinates(rank)),
-      role_(role_at(plan_, at_)),
+      role_(plan_.roles[role_index(plan_, at_)]),
       program_(placed.programs[role_index(plan_, at_)]),
+      layout_(placed.arenas[role_index(plan_, at_)]),
       options_(options),
       backend_(std::move(backend)),
       device_(backend_->device()),
-      arena_(placed.arenas[role_index(plan_, at_)],
-             {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_}) {
+      arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_}) {
   if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage() && device_ == nullptr)
-    store_ = options_.block_stores ? options_.block_stores(rank, bytes)
-                                   : open_file_store(options_.nvme_directory.empty() ? "." : options_.nvme_directory, bytes);
+    store_ = open_store(options_, rank, bytes);
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
   for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);
@@ -58,13 +61,13 @@ bool Rank::persistent(BufferId buffer) const {
 
 int64_t Rank::offset_of(BufferId buffer) const {
   int64_t offset = 0;
-  const Buffer* b = &role_.buffers[buffer.index()];
-  while (b->view) {
-    offset += bytes_of(b->type.dtype, b->view->offset);
-    if (!b->view->shard_axes.empty()) offset += plan_.mesh.index_in_group(b->view->shard_axes, at_) * b->type.bytes();
-    b = &role_.buffers[static_cast<size_t>(b->view->base)];
+  while (const auto& view = role_.buffers[buffer.index()].view) {
+    const Type& type = role_.buffers[buffer.index()].type;
+    offset += bytes_of(type.dtype, view->offset);
+    if (!view->shard_axes.empty()) offset += plan_.mesh.index_in_group(view->shard_axes, at_) * type.bytes();
+    buffer = BufferId(view->base);
   }
-  return b->offset + offset;
+  return layout_.buffers[buffer.index()] + offset;
 }
 
 void* Rank::address(BufferId buffer) const { return arena_.at(role_.buffers[buffer.index()].space, offset_of(buffer)); }
@@ -72,8 +75,7 @@ void* Rank::address(BufferId buffer) const { return arena_.at(role_.buffers[buff
 int64_t Rank::offset_of(const Operand& operand) const {
   int64_t offset = operand.offset;
   if (!operand.shard_axes.empty()) offset += plan_.mesh.index_in_group(operand.shard_axes, at_) * operand.shard_stride;
-  return offset +
-         (operand.root ? role_.buffers[operand.root.index()].offset : program_.locals[static_cast<size_t>(operand.local)].offset);
+  return offset + (operand.root ? layout_.buffers[operand.root.index()] : layout_.locals[static_cast<size_t>(operand.local)]);
 }
 
 Space Rank::space_of(const Operand& operand) const {
@@ -237,14 +239,14 @@ void Rank::bind_storage(const Instruction& instruction, BoundInstruction& bound)
     const LocalBuffer& local = program_.locals[static_cast<size_t>(instruction.local)];
     bound.space = local.space;
     bound.cls = local.cls;
-    bound.offset = local.offset;
+    bound.offset = layout_.locals[static_cast<size_t>(instruction.local)];
     bound.bytes = instruction.segment->slots[local.slot.index()].type.bytes();
     return;
   }
   const Buffer& buffer = role_.buffers[instruction.buffer.index()];
   bound.space = buffer.space;
   bound.cls = buffer.kind;
-  bound.offset = buffer.offset;
+  bound.offset = layout_.buffers[instruction.buffer.index()];
   bound.bytes = buffer.type.bytes();
   for (int m = 0; m < kMetrics; ++m)
     if (!allocates && metric_buffers_[static_cast<size_t>(m)] == instruction.buffer) bound.metric = m;
@@ -267,11 +269,12 @@ void Rank::enter(int stream) {
 
 void Rank::enter_arena() {
   arena_.touch();
-  for (const Buffer& b : role_.buffers) {
+  for (size_t i = 0; i < role_.buffers.size(); ++i) {
+    const Buffer& b = role_.buffers[i];
     if (!b.persistent || b.view) continue;
-    arena_.allocate(b.space, b.offset, b.type.bytes());
+    arena_.allocate(b.space, layout_.buffers[i], b.type.bytes());
     ledger_.allocate(b.space, b.kind, b.type.bytes());
-    std::byte* p = arena_.at(b.space, b.offset);
+    std::byte* p = arena_.at(b.space, layout_.buffers[i]);
     if (p == nullptr) continue;
     if (device_ != nullptr)
       device_->fill(p, 0, b.type.bytes(), 0);
@@ -331,6 +334,17 @@ void Rank::run(int stream, const StepFrame& frame, Task& task) {
   task.set_instruction(-1);
   if (device_ != nullptr) await_idle(stream, task);
   s.end = clock.now() - frame.begin;
+}
+
+void Rank::carry_out(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
+  if (frame.number < 0)
+    perform(bound, frame.states.front(), task);
+  else
+    run_one(bound, stream, frame, task);
+}
+
+void Rank::note(const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, const Moved& moved) {
+  if (options_.recorder != nullptr) record(TraceEvent::Kind::kOp, bound, stream, frame, begin, options_.clock->now(), moved);
 }
 
 /// Performs an instruction; a recorder is told of it.

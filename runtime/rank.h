@@ -62,6 +62,13 @@ class Rank {
   /// One step of one stream.
   void run(int stream, const StepFrame& frame, Task& task);
 
+  /// For who decides itself what runs when (runtime/parameter_servers.h): the instructions of a stream; one of them carried out,
+  /// without its waits; that it was, by other means; and what was sent meanwhile. Nothing is recorded of a frame below 0.
+  std::span<const BoundInstruction> instructions(int stream) const { return streams_[static_cast<size_t>(stream)]->instructions; }
+  void carry_out(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
+  void note(const BoundInstruction& bound, int stream, const StepFrame& frame, double begin, const Moved& moved);
+  void count_sent(int32_t comm, int64_t bytes) { sent_by_comm_[static_cast<size_t>(comm)] += bytes; }
+
   int number() const { return rank_; }
   const Role& role() const { return role_; }
   const Coordinates& coordinates() const { return at_; }
@@ -134,6 +141,7 @@ class Rank {
   const Coordinates at_;
   const Role& role_;
   const Program& program_;
+  const ArenaLayout& layout_;
   const RunOptions options_;
   const std::unique_ptr<Backend> backend_;
   Accelerator* const device_;

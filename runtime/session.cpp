@@ -13,6 +13,7 @@
 #include "plan/base/check.h"
 #include "plan/run_state.h"
 #include "plan/runnable.h"
+#include "runtime/parameter_servers.h"
 #include "runtime/rank.h"
 #include "runtime/values.h"
 
@@ -20,7 +21,7 @@ namespace shardlab {
 
 PlacedPlan place(Plan plan) {
   PlacedPlan placed;
-  placed.plan = std::make_unique<Plan>(std::move(plan));
+  placed.plan = std::make_unique<const Plan>(std::move(plan));
   for (size_t role = 0; role < placed.plan->roles.size(); ++role) {
     placed.programs.push_back(expand_program(*placed.plan, static_cast<int>(role)));
     placed.arenas.push_back(place_arena(*placed.plan, placed.programs.back()));
@@ -46,6 +47,13 @@ class ThreadSession final : public Session {
 
   void initialise_parameters() override;
   StepResult step(int64_t step) override;
+  std::vector<StepResult> run(int64_t first, int64_t count) override;
+  std::span<const ArrivalLog> arrivals() const override {
+    return servers_ == nullptr ? std::span<const ArrivalLog>() : servers_->log();
+  }
+  std::optional<StalenessFigures> staleness() const override {
+    return servers_ == nullptr ? std::nullopt : std::optional(servers_->staleness());
+  }
   void cancel(const std::string& reason) override { crew_->fail(reason); }
   Result<std::vector<float>> read_buffer(int rank, std::string_view buffer) const override;
   Result<LogicalTensor> gather_buffer(std::string_view buffer) const override;
@@ -80,6 +88,7 @@ class ThreadSession final : public Session {
   using Pick = std::function<Holding(const Rank&)>;
 
   void start_crew();
+  std::vector<StepResult> run_apart(int64_t first, int64_t count);
   void run_round(const Round& round);
   std::string describe_task(const Task& task) const;
   Holding holding_of(const Rank& rank, int32_t parameter, std::string_view part) const;
@@ -90,6 +99,8 @@ class ThreadSession final : public Session {
   }
   Result<void> give(int32_t parameter, std::string_view part, const LogicalTensor& value);
   Result<void> give_run_state(std::string_view buffer, const LogicalTensor& value);
+  Result<LogicalTensor> rank_state(std::string_view buffer) const;
+  Result<void> give_rank_state(std::string_view buffer, const LogicalTensor& value);
   std::optional<double> run_number(std::string_view buffer) const { return number_of(*ranks_.front(), buffer); }
   std::optional<double> number_of(const Rank& rank, std::string_view buffer) const;
   std::optional<Fault> find_fault(const StepResult& step) const;
@@ -106,6 +117,7 @@ class ThreadSession final : public Session {
   std::unique_ptr<Scheduler> own_scheduler_;
   Transport* transport_ = nullptr;
   std::vector<std::unique_ptr<Rank>> ranks_;
+  std::unique_ptr<ParameterServers> servers_;  ///< of workers that run apart; else none
   std::unique_ptr<Crew> crew_;
   Counter start_, done_;  ///< rounds started; rounds completed, over all tasks
   uint64_t rounds_ = 0;
@@ -130,8 +142,15 @@ std::string gradient_name(const Role& role, const Operand& operand) {
 
 Result<void> ThreadSession::build(Transport& transport, const BackendFactory& backends, const BatchSource* source) {
   transport_ = &transport;
-  for (int r = 0; r < plan_.mesh.world_size(); ++r) ranks_.push_back(std::make_unique<Rank>(placed_, r, options_, backends(r)));
+  RunOptions of_ranks = options_;
+  of_ranks.replay.clear();  // theirs is a copy each
+  for (int r = 0; r < plan_.mesh.world_size(); ++r) ranks_.push_back(std::make_unique<Rank>(placed_, r, of_ranks, backends(r)));
   for (const auto& rank : ranks_) SHARDLAB_TRY(rank->bind(transport, source));
+  if (options_.staleness >= 0) {
+    auto servers = ParameterServers::create(placed_, ranks_, options_);
+    if (!servers.ok()) return servers.error();
+    servers_ = std::move(*servers);
+  }
   start_crew();
   run_round([](Rank& rank, int stream, Task&) { rank.enter(stream); });
   return {};
@@ -191,13 +210,50 @@ std::string ThreadSession::describe_task(const Task& task) const {
   const int32_t id = task.instruction();
   if (id < 0) return fmt::format("stream {} between instructions", stream);
   const Coordinates at = plan_.mesh.coordinates(task.rank());
-  const auto pp = plan_.mesh.find("pp");
-  const size_t role = pp ? static_cast<size_t>(at[static_cast<size_t>(*pp)]) : 0;
+  const auto role = static_cast<size_t>(plan_.mesh.role_of(at));
   return fmt::format("stream {} op #{} `{}`", stream, id,
                      describe(plan_, placed_.programs[role].instructions[static_cast<size_t>(id)]));
 }
 
+std::vector<StepResult> ThreadSession::run(int64_t first, int64_t count) {
+  if (servers_ != nullptr) return run_apart(first, count);
+  std::vector<StepResult> results;
+  for (int64_t step = first; step < first + count; step += plan_.period) results.push_back(this->step(step));
+  return results;
+}
+
+/// Losses are parts of the mean over all targets, one a worker.
+std::vector<StepResult> ThreadSession::run_apart(int64_t first, int64_t count) {
+  crew_->throw_if_failed();
+  for (const auto& rank : ranks_) rank->reset();
+  servers_->begin(first, count, frame_.number);
+  const double begin = options_.clock->now();
+  run_round([this](Rank& rank, int stream, Task& task) { servers_->run(rank, stream, task); });
+  const double seconds = (options_.clock->now() - begin) / static_cast<double>(count);
+  int64_t sent = 0;  // every step sends the same
+  for (const auto& rank : ranks_)
+    for (const int64_t bytes : rank->sent_by_comm()) sent += bytes;
+  std::vector<StepResult> results(static_cast<size_t>(count));
+  for (size_t k = 0; k < results.size(); ++k) {
+    StepResult& result = results[k];
+    result.seconds = seconds;
+    result.sent_bytes = sent / count;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const ParameterServers::WorkerStep& own = servers_->steps()[r][k];
+      result.loss_by_rank.push_back(own.loss);
+      if (own.loss) result.loss = result.loss.value_or(0) + *own.loss;
+      result.interval_by_rank.push_back({0, own.seconds});
+      if (options_.recorder != nullptr)
+        options_.recorder->record_step(frame_.number + static_cast<int32_t>(k), static_cast<int>(r), 0, own.seconds);
+    }
+    result.losses = {result.loss};
+  }
+  frame_.number += static_cast<int32_t>(count);
+  return results;
+}
+
 StepResult ThreadSession::step(int64_t step) {
+  if (servers_ != nullptr) return run_apart(step, 1).front();
   crew_->throw_if_failed();
   for (const auto& rank : ranks_) rank->reset();
   const int64_t applied = static_cast<int64_t>(run_number(kAppliedSteps).value_or(static_cast<double>(step)));
@@ -460,12 +516,18 @@ bool is_other_state(const Buffer& buffer, const Mesh& mesh) {
   return part_of(buffer).empty() || (buffer.parameter < 0 && buffer.packed_as < 0);
 }
 
+/// Whether a buffer is what a rank keeps for itself: of no parameter, and of no other rank.
+bool is_rank_state(const Buffer& buffer, const Mesh& mesh) {
+  return buffer.kind == BufferClass::kOther && is_other_state(buffer, mesh);
+}
+
 Result<std::vector<StateName>> ThreadSession::states() const {
-  std::set<std::string, std::less<>> parts, of_run;
+  std::set<std::string, std::less<>> parts, of_run, of_ranks;
   for (const Role& role : plan_.roles)
     for (const Buffer& buffer : role.buffers) {
       if (is_run_state(buffer, plan_.mesh)) of_run.insert(buffer.name);
-      if (is_other_state(buffer, plan_.mesh))
+      if (is_rank_state(buffer, plan_.mesh)) of_ranks.insert(buffer.name);
+      if (is_other_state(buffer, plan_.mesh) && !is_rank_state(buffer, plan_.mesh))
         return Error{
             ExitCode::kUsage,
             fmt::format("`{}` ({}) lives from step to step but belongs to no parameter", buffer.name, name_of(buffer.kind)),
@@ -479,11 +541,13 @@ Result<std::vector<StateName>> ThreadSession::states() const {
                               [&](const auto& rank) { return holding_of(*rank, static_cast<int32_t>(p), part).type != nullptr; }))
         names.push_back({plan_.parameters[p].name, part});
   for (const std::string& name : of_run) names.push_back({std::string(kRunState), name});
+  for (const std::string& name : of_ranks) names.push_back({std::string(kRankState), name});
   return names;
 }
 
 Result<LogicalTensor> ThreadSession::state(const StateName& name) const {
   if (name.parameter == kRunState) return gather_buffer(name.part);
+  if (name.parameter == kRankState) return rank_state(name.part);
   const auto p = parameter_named(name.parameter);
   if (!p.ok()) return p.error();
   return gather(name.part == kValue ? name.parameter : name.parameter + "." + name.part,
@@ -505,6 +569,7 @@ Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTe
 
 Result<void> ThreadSession::set_state(const StateName& name, const LogicalTensor& value) {
   if (name.parameter == kRunState) return give_run_state(name.part, value);
+  if (name.parameter == kRankState) return give_rank_state(name.part, value);
   const auto p = parameter_named(name.parameter);
   if (!p.ok()) return p.error();
   return give(*p, name.part, value);
@@ -521,6 +586,40 @@ Result<void> ThreadSession::give_run_state(std::string_view buffer, const Logica
                    fmt::format("`{}` has {} elements in this plan, not {}", buffer, type.shape.elements(), value.shape.elements()),
                    "", ""};
     write_piece(*rank, {*id, 0, 0, type.shape.elements()}, value.values.data());
+  }
+  return {};
+}
+
+/// What each rank has in its buffer of that name, one rank after another.
+Result<LogicalTensor> ThreadSession::rank_state(std::string_view buffer) const {
+  LogicalTensor all;
+  for (const auto& rank : ranks_) {
+    const auto id = rank->find(buffer);
+    if (!id) continue;
+    if (!rank->backend().has_storage()) return no_storage(buffer);
+    const auto values = read_piece(*rank, {*id, 0, 0, rank->role().buffers[id->index()].type.shape.elements()});
+    all.values.insert(all.values.end(), values.begin(), values.end());
+  }
+  all.shape = {std::ssize(all.values)};
+  return all;
+}
+
+Result<void> ThreadSession::give_rank_state(std::string_view buffer, const LogicalTensor& value) {
+  int64_t there = 0;
+  for (const auto& rank : ranks_)
+    if (const auto id = rank->find(buffer)) there += rank->role().buffers[id->index()].type.shape.elements();
+  if (there != std::ssize(value.values))
+    return Error{ExitCode::kUsage,
+                 fmt::format("`{}` has {} elements over the ranks of this plan, not {}", buffer, there, value.values.size()),
+                 "resume under the layout that was saved: what each rank keeps for itself is not resharded", ""};
+  const float* from = value.values.data();
+  for (const auto& rank : ranks_) {
+    const auto id = rank->find(buffer);
+    if (!id) continue;
+    if (!rank->backend().has_storage()) return no_storage(buffer);
+    const int64_t n = rank->role().buffers[id->index()].type.shape.elements();
+    write_piece(*rank, {*id, 0, 0, n}, from);
+    from += n;
   }
   return {};
 }
@@ -563,6 +662,15 @@ Result<void> copy_parameters(const Session& from, const Plan& plan, Session& to)
     const auto value = from.parameter(parameter.name);
     if (!value.ok()) return value.error();
     SHARDLAB_TRY(to.set_parameter(parameter.name, *value));
+  }
+  // What forward reads beside them: the sizes by which factors of 8 bits are scaled.
+  const auto names = to.states();
+  if (!names.ok()) return {};
+  for (const StateName& name : *names) {
+    if (name.parameter != kRunState) continue;
+    const auto value = from.state(name);
+    if (!value.ok()) return value.error();
+    SHARDLAB_TRY(to.set_state(name, *value));
   }
   return {};
 }

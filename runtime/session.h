@@ -23,6 +23,7 @@
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "runtime/arena.h"
+#include "runtime/arrivals.h"
 #include "runtime/backend.h"
 #include "runtime/block_store.h"
 #include "runtime/crew.h"
@@ -40,6 +41,8 @@ struct RunOptions {
   Scheduler* scheduler = nullptr;  ///< none: tasks run freely
   std::string nvme_directory;      ///< where ranks make their files for NVMe space; empty: the current directory
   BlockStores block_stores;        ///< what stands for those files; none: `open_file_store`
+  int staleness = -1;              ///< of a parameter server: steps that a worker may be ahead of the slowest; below 0: in step
+  std::vector<ArrivalLog> replay;  ///< by server: arrivals to be repeated; none: gradients are applied as they come
   DeviceTracer* tracer = nullptr;  ///< told which op the work handed to a device belongs to; none: nobody is
 };
 
@@ -71,20 +74,23 @@ struct LogicalTensor {
 
 /// What is kept from step to step, by names that no layout changes.
 struct StateName {
-  std::string parameter;  ///< "layers.3.attn.wqkv", or `kRunState`
-  std::string part;       ///< "value"; what optimizers keep beside it: "master", "m", "v". Of the run: the buffer's name
+  std::string parameter;  ///< "layers.3.attn.wqkv", or `kRunState`, or `kRankState`
+  std::string part;       ///< "value"; what optimizers keep beside it: "master", "m", "v". Of the run or ranks: the buffer's name
   friend auto operator<=>(const StateName&, const StateName&) = default;
 };
 
 /// In place of a parameter's name: numbers that belong to none, the same on every rank (plan/run_state.h).
 inline constexpr std::string_view kRunState = "run";
 
+/// In place of a parameter's name: what each rank keeps for itself (errors that are fed back, bases), by buffer.
+inline constexpr std::string_view kRankState = "ranks";
+
 /// Every role's program, expanded and placed: what `Session`, `simulate` and `analyse` share. Moves `plan` in, so that the
 /// pointers inside stay valid.
 struct PlacedPlan {
-  std::unique_ptr<Plan> plan;
-  std::vector<Program> programs;  ///< by role
-  std::vector<ArenaSize> arenas;  ///< by role
+  std::unique_ptr<const Plan> plan;
+  std::vector<Program> programs;    ///< by role
+  std::vector<ArenaLayout> arenas;  ///< by role
 };
 PlacedPlan place(Plan plan);
 
@@ -105,6 +111,13 @@ class Session {
   /// numbers and the learning rate of its own number. Throws WorldError when a rank fails, a wait times out or the session was
   /// cancelled.
   virtual StepResult step(int64_t step) = 0;
+  /// Runs optimizer steps `first` to `first + count - 1`, whole periods of the plan, one result each. With a staleness workers run
+  /// apart between the first and the last: a step's seconds are then the mean over all, and its interval by rank is that of the
+  /// worker's own step.
+  virtual std::vector<StepResult> run(int64_t first, int64_t count) = 0;
+  /// By server, from the session's first step on; empty where ranks run in step.
+  virtual std::span<const ArrivalLog> arrivals() const = 0;
+  virtual std::optional<StalenessFigures> staleness() const = 0;
   /// Ends the session from another thread: the running step throws WorldError with this reason.
   virtual void cancel(const std::string& reason) = 0;
 
@@ -118,8 +131,9 @@ class Session {
   /// Gives every rank its part of a parameter's value: how a validation plan or another layout takes over a model.
   virtual Result<void> set_parameter(std::string_view name, const LogicalTensor& value) = 0;
 
-  /// All that a run needs to go on from here, by parameter as the plan lists them and then by part; last what is the run's. Refuses
-  /// a plan that keeps anything else from step to step, metrics aside: it could not be given to another layout.
+  /// All that a run needs to go on from here, by parameter as the plan lists them and then by part; last what is the run's, and
+  /// what each rank keeps for itself, which no other layout could take up. Refuses a plan that keeps anything else from step to
+  /// step, metrics aside.
   virtual Result<std::vector<StateName>> states() const = 0;
   /// One of `states`, put together over the ranks as `parameter` is.
   virtual Result<LogicalTensor> state(const StateName& name) const = 0;

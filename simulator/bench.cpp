@@ -46,7 +46,7 @@ Bench::Bench(std::string name, std::string axis, int ranks, const PoolSizes& poo
   plan_.mesh.axes = {{std::move(axis), ranks}};
   plan_.streams = {"compute"};
   plan_.strategies = {"calibration"};
-  programs_.resize(plan_.mesh.find("pp") ? static_cast<size_t>(ranks) : 1);
+  programs_.resize(plan_.mesh.find(kPipelineAxis) ? static_cast<size_t>(ranks) : 1);
   plan_.roles.resize(programs_.size());
 
   Parameter noise;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "plan/base/philox.h"
+#include "plan/device_scratch.h"
 #include "simulator/bench.h"
 
 namespace shardlab {
@@ -309,6 +310,7 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
   std::vector<CalibrationPlan> plans;
   const auto add = [&](Plan plan, int concurrency, int steps) {
     const int scaled = std::max(1, static_cast<int>(std::lround(steps * options.scale)));
+    if (options.target == CalibrationTarget::kGpu) add_device_workspaces(plan, {});
     plans.push_back({plan.name, std::move(plan), concurrency, 1, scaled});
   };
   if (options.target == CalibrationTarget::kGpu) {

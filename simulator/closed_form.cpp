@@ -55,21 +55,34 @@ void set_whole_step(StageForm& form) {
   at(BufferClass::kOther) = form.other;
 }
 
-/// What stands outside the device for the step: the optimizer's state in host memory or on NVMe, and a block of a gradient that the
-/// host widens. With NVMe the rest passes through host memory.
+/// What stands outside the device for the step: the optimizer's state in host memory or on NVMe, the gradients and results that the
+/// host works with, the numbers that judge them, and blocks of what it widens or scales. With NVMe gradients and results pass
+/// through host memory, but where something reads all gradients at once.
 void set_outside(const Case& c, const State& state, StageForm& form) {
+  if (!updates_on_host(c)) return;
   const bool nvme = c.layout.offload.optimizer == OffloadTo::kNvme;
   const auto at = [](SpaceForm& space, BufferClass cls) -> int64_t& { return space.at_peak.bytes[static_cast<size_t>(cls)]; };
   SpaceForm& states = nvme ? form.nvme : form.host;
   at(states, BufferClass::kMaster) = state.host_masters;
   at(states, BufferClass::kMoment) = state.host_moments;
-  if (!nvme) {
-    at(form.host, BufferClass::kGradient) = state.host_gradients;
-    at(form.host, BufferClass::kBuffer) = state.host_results;
-  }
-  at(form.host, BufferClass::kWorkspace) = updates_on_host(c) && Widths(c).gradient < 4 ? held(kBlock) : 0;
+  if (keeps_host_gradients(c)) at(form.host, BufferClass::kGradient) = state.host_gradients;
+  if (!nvme && !parks_parameters(c)) at(form.host, BufferClass::kBuffer) = state.host_results;
+  if (parks_parameters(c))
+    at(c.layout.offload.parameters == OffloadTo::kNvme ? form.nvme : form.host, BufferClass::kParameter) = state.host_parameters;
+  const bool scaled = c.train.clip_norm > 0 || c.train.precision == "fp16", narrow = Widths(c).gradient < 4;
+  // A sum of 16-bit gradients widens both and its result.
+  const int64_t blocks = narrow && parks_parameters(c) && c.train.grad_accumulation > 1 ? 3 : (narrow ? 1 : 0) + (scaled ? 1 : 0);
+  at(form.host, BufferClass::kWorkspace) = blocks * held(kBlock);
+  // What updates multiply by, and whether they run; sums of squares, of slices and of the rest;
+  // which gradient is no number.
+  at(form.host, BufferClass::kOther) = ((scaled ? 1 : 0) + (may_skip(c) ? 1 : 0)) * kScalar;
+  at(form.host, BufferClass::kMetric) =
+      ((has_norm(c) ? (c.layout.tp > 1 ? 2 : 1) : 0) + (c.train.guard.nonfinite != GuardAction::kNone ? 1 : 0)) * kScalar;
   form.nvme.peak = form.nvme.at_peak.total();
 }
+
+/// Whether what is live changes from unit to unit.
+bool walks(const Case& c) { return c.layout.zero >= 2 || c.layout.offload.any() || has_variants(c); }
 
 StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage) {
   const Metrics metrics = metrics_of(c, part);
@@ -82,17 +95,19 @@ StageForm stage_form(const Case& c, const Sizes& sizes, const State& state, cons
   form.gradients = state.gradients;
   form.metrics = metrics.step + metrics.persistent;
   const CompressionForm compression = compression_of(c, state, part);
-  form.workspace = workspace_of(c, part, compression.workspace);
-  form.buffers = compression.messages;
+  const bool plain = c.layout.zero_plus_plus == ZeroPlusPlus{};
+  const ZeroPlusPlusForm less = plain ? ZeroPlusPlusForm{} : zero_plus_plus_of(c, state, part, stage);
+  form.workspace = workspace_of(c, part, std::max(compression.workspace, less.scatter_workspace), less.gather_workspace);
+  form.buffers = compression.messages + state.sums + less.messages;
   const Others others = others_of(c, part);
   form.other = others.step + others.persistent + compression.errors;
   form.persistent = state.parameters + state.masters + state.moments + metrics.persistent + form.workspace + others.persistent +
-                    compression.errors;
+                    compression.errors + state.sums;
   form.in_flight = in_flight(c.layout.schedule, c.layout.pp, stage, c.train.grad_accumulation);
   form.bytes_in_flight = slots.kept.total();
   set_whole_step(form);
   set_outside(c, state, form);
-  if (c.layout.zero >= 2 || c.layout.offload.any() || has_variants(c))
+  if (walks(c))
     walk_to_peak(c, sizes, state, part, stage, form);
   else
     find_peak(sizes, slots, Timetable(c, part, stage), c.layout.diloco.steps > 1, form);
@@ -125,31 +140,37 @@ class Wires {
   void add_stage(int64_t stage, const Part& part, const State& state) {
     if (tp_ > 1) {
       int64_t again = 0;  // layers whose forward, less its last all-reduce, runs twice
-      for (int64_t layer = 0; layer < part.layers; ++layer) again += made_again(c_, first_layer_of(c_, stage) + layer) ? 1 : 0;
+      const Treatments treatments(c_);
+      for (int64_t layer = 0; layer < part.layers; ++layer) again += treatments.of(first_layer_of(c_, stage) + layer).full ? 1 : 0;
       const int64_t whole = part.layers * 4 + again + (part.first ? 1 : 0) + (part.last ? 1 : 0);
       at(Channel::kTp) += dp_ * m_ * all_reduced(whole * message_ + (part.last ? 3 * token_ : 0), tp_);
+      // The largest size of every slice: 4 weights, 2 inputs, 2 gradients.
+      if (multiplies_in_fp8(c_) && c_.train.fp8_scaling == "current")
+        at(Channel::kTp) += dp_ * m_ * part.layers * 8 * all_reduced(4, tp_);
     }
-    const bool zero = c_.layout.zero > 0;
+    if (remembers_amax(c_)) at(Channel::kAmax) += all_reduced(4 * 12 * part.layers, dp_ * tp_);
+    const bool sliced = updates_slices(c_);
     const bool compressed = c_.layout.compression.kind != CompressionKind::kNone;
-    const int64_t gradients = compressed ? compression_of(c_, state, part).sent
-                              : zero     ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
-                                         : all_reduced(widths_.gradient * state.reduced, dp_);
+    const ZeroPlusPlusForm less = zero_plus_plus_of(c_, state, part, stage);
+    const int64_t gradients = compressed                           ? compression_of(c_, state, part).sent
+                              : c_.layout.zero_plus_plus.gradients ? sets_ * less.scattered
+                              : sliced                             ? sets_ * reduced(widths_.gradient * state.reduced, shards_)
+                                                                   : all_reduced(widths_.gradient * state.reduced, dp_);
     at(Channel::kDpGradients) += tp_ * gradients * (c_.layout.zero >= 2 ? m_ : 1);
+    at(Channel::kDpGradientsNode) += tp_ * m_ * less.scattered_in_node;
+    at(Channel::kDpGradientsCross) += tp_ * m_ * less.scattered_across;
     at(Channel::kDpReplicas) += tp_ * all_reduced(widths_.gradient * state.reduced, sets_);
-    int64_t gathered = state.gathered;
-    if (c_.layout.zero == 3) {
-      gathered = 0;
-      const std::vector<int64_t> times = gathers_of(c_, state, part, stage);
-      for (size_t b = 0; b < times.size(); ++b) gathered += times[b] * state.buckets[b].elements;
-    }
-    at(Channel::kDpParameters) += tp_ * (sets_ * reduced(widths_.value * gathered, shards_) + all_reduced(4 * state.moved, dp_));
+    at(Channel::kDpParameters) +=
+        tp_ * (sets_ * (c_.layout.zero == 3 ? less.gathered : reduced(widths_.value * state.gathered, shards_)) +
+               all_reduced(4 * state.moved, dp_));
+    at(Channel::kDpSecondary) += tp_ * less.gathered_in_node;
     if (!part.last) {
       const bool even = stage % 2 == 0;
       for (const Channel channel :
            {even ? Channel::kForwardEven : Channel::kForwardOdd, even ? Channel::kBackwardEven : Channel::kBackwardOdd})
         at(channel) += dp_ * tp_ * m_ * message_;
     }
-    if (part.last) {  // the loss, in fp32: its sum, or every sequence's
+    if (part.last && !runs_apart(c_)) {  // the loss, in fp32: its sum, or every sequence's
       at(Channel::kMetricsDp) += tp_ * sets_ *
                                  (shares_micro_batches_out(c_) ? m_ * reduced(4 * c_.train.micro_batch * shards_, shards_)
                                                                : all_reduced(4 * std::max(1, c_.layout.diloco.steps), shards_));
@@ -157,11 +178,11 @@ class Wires {
     }
     if (has_norm(c_)) {  // the squared norm, in fp64
       at(Channel::kMetricsTp) += dp_ * all_reduced(8, tp_);
-      if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
+      if (sliced) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(8, shards_);
     }
     if (finds_inf(c_)) {  // a flag of 4 bytes
       at(Channel::kMetricsTp) += dp_ * all_reduced(4, tp_);
-      if (zero) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(4, shards_);
+      if (sliced) at(Channel::kMetricsDp) += tp_ * sets_ * all_reduced(4, shards_);
     }
   }
 
@@ -171,8 +192,11 @@ class Wires {
     if (finds_inf(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(4, pp_);
     if (judges_loss(c_)) at(Channel::kMetricsPp) += dp_ * tp_ * all_reduced(4, pp_);
     if (!c_.model.tied_embeddings) return;
-    const int64_t slices = c_.layout.zero > 0 ? shards_ : 1;
-    at(Channel::kEnds) += dp_ * tp_ * all_reduced(widths_.gradient * ((table_ + slices - 1) / slices), 2);
+    const int64_t slices = updates_slices(c_) ? shards_ : 1;
+    int64_t slice = (table_ + slices - 1) / slices;
+    const int64_t multiple = slices > 1 && in_blocks(c_) ? 2 * ((slice + kScaleBlock - 1) / kScaleBlock) : 1;
+    slice = (slice + multiple - 1) / multiple * multiple;
+    at(Channel::kEnds) += dp_ * tp_ * all_reduced(widths_.gradient * slice, 2);
   }
 
   /// Everything again in each step of a period, but what workers that train apart exchange when it ends.
@@ -210,8 +234,9 @@ std::string_view name_of(Moment moment) {
 
 std::string_view name_of(Channel channel) {
   static constexpr std::array<std::string_view, kChannels> kNames{
-      "tp",         "dp.grads", "dp.parameters", "dp.replicas",     "pp.fwd.even", "pp.fwd.odd", "pp.bwd.even",
-      "pp.bwd.odd", "pp.ends",  "metrics.dp",    "metrics.replica", "metrics.tp",  "metrics.pp"};
+      "tp",          "dp.grads",   "dp.parameters", "dp.replicas", "dp.secondary", "dp.grads.node", "dp.grads.cross",
+      "pp.fwd.even", "pp.fwd.odd", "pp.bwd.even",   "pp.bwd.odd",  "pp.ends",      "metrics.dp",    "metrics.replica",
+      "metrics.tp",  "metrics.pp", "amax"};
   return kNames[static_cast<size_t>(channel)];
 }
 
@@ -232,7 +257,13 @@ int64_t in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micr
   return micro_batches;
 }
 
+StageForm closed_form_of_stage(const Case& config, int64_t stage) {
+  const Part part = part_of(config, stage);
+  return stage_form(config, Sizes(config), state_of(config, Elements(config), part, first_layer_of(config, stage)), part, stage);
+}
+
 ClosedForm closed_form(const Case& config) {
+  SHARDLAB_CHECK(is_decided(config), "the closed form of a case whose recompute by budget has not been decided");
   const Elements elements(config);
   const Sizes sizes(config);
   ClosedForm form;

@@ -91,8 +91,11 @@ enum class Channel : uint8_t {
   kTp,
   kDpGradients,
   kDpParameters,
-  kDpReplicas,   ///< between sets of shards
-  kForwardEven,  ///< pipeline edges from an even stage forward ...
+  kDpReplicas,        ///< between sets of shards
+  kDpSecondary,       ///< within nodes: backward's gathers from a secondary shard (ZeRO++) ...
+  kDpGradientsNode,   ///< ... the first hop of quantised gradients ...
+  kDpGradientsCross,  ///< ... and the second, between nodes
+  kForwardEven,       ///< pipeline edges from an even stage forward ...
   kForwardOdd,
   kBackwardEven,  ///< ... and back to one
   kBackwardOdd,
@@ -101,8 +104,9 @@ enum class Channel : uint8_t {
   kMetricsReplica,
   kMetricsTp,
   kMetricsPp,
+  kAmax,  ///< largest sizes of a step, for delayed scales
 };
-inline constexpr size_t kChannels = 13;
+inline constexpr size_t kChannels = 17;
 /// As plans name the communicator: "tp", "dp.grads", "pp.fwd.even".
 std::string_view name_of(Channel channel);
 
@@ -139,6 +143,10 @@ int64_t in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micr
 /// (2022);
 ///   Narayanan et al. (2021).
 /// Valid when: `check(config)` accepts the case.
+/// Recompute by budget must have been decided (plan/treatment.h).
 ClosedForm closed_form(const Case& config);
+
+/// Memory of one stage alone: the same figures.
+StageForm closed_form_of_stage(const Case& config, int64_t stage);
 
 }  // namespace shardlab

@@ -4,6 +4,7 @@
 //   bf16, int8   errors 4 n (1 + 1/N); sent by the group: (N - 1) (n b / 8 + 4 N blocks) twice, in an all-to-all and an all-gather
 //                (an all-to-all by halving and doubling sends each part as often as its way has bits: N/2 log2 N parts in place of
 //                N - 1)
+//                under ZeRO-1 and 2 the all-to-all alone, and errors 4 n
 //   top-k        errors 4 n; sent: (N - 1) N k (4 + 4)
 //   random-k     errors 4 n; sent: 2 (N - 1) 4 k
 //   powersgd     of a matrix [R, C] at rank r: errors 4 R C, basis 4 r C; sent: 2 (N - 1) 4 r (R + C). Of vectors what plain data
@@ -39,6 +40,27 @@ CompressionForm quantised(const Case& c, const State& state) {
     most = std::max(most, b.elements);
   }
   form.messages += 2 * aligned(most * bits / 8);
+  form.workspace = tree_workspace(n, std::max<int64_t>(2, kBlock / n / 2 * 2));
+  return form;
+}
+
+/// Under ZeRO-1 and ZeRO-2: one leg, an error of whole gradients, and two buffers of scales for all buckets.
+CompressionForm scattered(const Case& c, const State& state) {
+  const Compression& k = c.layout.compression;
+  const int64_t n = c.layout.shard_ranks(), bits = k.kind == CompressionKind::kBf16 ? 16 : k.bits;
+  const bool doubling = !c.canonical && c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling;
+  const int64_t exchanged = doubling ? n * n / 2 * (std::bit_width(static_cast<uint64_t>(n)) - 1) : n * (n - 1);
+  CompressionForm form;
+  int64_t most = 0, scales = 0;
+  for (const BucketForm& b : state.buckets) {
+    const int64_t slice = b.elements / n, blocks = bits == 16 ? 0 : (slice + kScaleBlock - 1) / kScaleBlock;
+    form.errors += held(b.elements);
+    form.sent += exchanged * (slice * bits / 8 + 4 * blocks);
+    most = std::max(most, b.elements);
+    scales = std::max(scales, n * blocks);
+  }
+  form.messages = 2 * (aligned(most * bits / 8) + held(scales));
+  form.sent *= c.layout.replicas();
   form.workspace = tree_workspace(n, std::max<int64_t>(2, kBlock / n / 2 * 2));
   return form;
 }
@@ -112,7 +134,7 @@ CompressionForm compression_of(const Case& c, const State& state, const Part& pa
   if (state.buckets.empty()) return {};
   switch (c.layout.compression.kind) {
     case CompressionKind::kBf16:
-    case CompressionKind::kInt8: return quantised(c, state);
+    case CompressionKind::kInt8: return c.layout.zero > 0 ? scattered(c, state) : quantised(c, state);
     case CompressionKind::kTopK:
     case CompressionKind::kRandomK: return sparse(c, state);
     case CompressionKind::kPowerSgd: return low_rank(c, state, part);

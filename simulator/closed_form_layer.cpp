@@ -90,11 +90,10 @@ std::vector<Work> backward_of_layer(bool dropout) {
 
 class LayerWalk {
  public:
-  LayerWalk(const Case& c, const Sizes& n) : dropout_(c.train.dropout > 0) {
+  LayerWalk(const Case& c, const Sizes& n, unsigned sub_layers) : dropout_(c.train.dropout > 0) {
     bytes_ = {n.x, n.x, n.statistics, n.qkv, n.o, n.log_sum_exp, n.x, n.x, n.x, n.statistics, n.u, n.a, n.x,
               n.x, n.x, n.x,          n.a,   n.u, n.x,           n.x, n.x, n.o, n.qkv,        n.x, n.x};
-    const std::string& named = c.layout.recompute_options.modules;
-    const std::string labels = " " + (named.empty() ? "attn.core" : named) + " ";
+    const std::string labels = " " + modules_of(sub_layers) + " ";
     kept_.fill(false);
     for (const Work& w : forward_of_layer()) {
       const bool again = labels.find(" " + std::string(w.label) + " ") != std::string::npos;
@@ -166,6 +165,6 @@ class LayerWalk {
 
 }  // namespace
 
-LayerForm selective_layer(const Case& c, const Sizes& n) { return LayerWalk(c, n).form(); }
+LayerForm selective_layer(const Case& c, const Sizes& n, unsigned again) { return LayerWalk(c, n, again).form(); }
 
 }  // namespace shardlab::forms

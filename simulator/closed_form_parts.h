@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/precision.h"
+#include "plan/treatment.h"
 #include "simulator/closed_form.h"
 
 namespace shardlab::forms {
@@ -166,6 +167,17 @@ inline bool quantises(const Case& c) {
   return c.layout.compression.kind == CompressionKind::kBf16 || c.layout.compression.kind == CompressionKind::kInt8;
 }
 
+/// Whether each data-parallel rank updates a slice of every bucket: under ZeRO, and where it serves the slice (a parameter server).
+inline bool updates_slices(const Case& c) { return c.layout.zero > 0 || c.layout.parameter_server.servers > 0; }
+
+/// Whether workers may be steps apart, so that servers have copies of their own.
+inline bool runs_apart(const Case& c) { return c.layout.parameter_server.staleness >= 0; }
+/// Whether slices are cut in blocks that share a scale.
+inline bool in_blocks(const Case& c) {
+  const ZeroPlusPlus& z = c.layout.zero_plus_plus;
+  return c.layout.compression.kind == CompressionKind::kInt8 || z.weights || z.gradients;
+}
+
 /// A stage's buckets in the order in which backward finishes gradients: from the head to the embedding, a unit's parameters from
 /// the last to the first. Parameters with weight decay and without have buckets of their own, and so have slices and whole copies.
 /// Under ZeRO-3 they end where a unit of `fsdp.unit` layers of the model ends (`first_layer` is the stage's first); else when they
@@ -174,9 +186,9 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
                                           bool head_table) {
   std::vector<BucketForm> all;
   const bool by_unit = c.layout.zero == 3;
-  const int64_t ranks = c.layout.zero > 0 || quantises(c) ? c.layout.shard_ranks() : 1;
+  const int64_t ranks = updates_slices(c) || quantises(c) ? c.layout.shard_ranks() : 1;
   const int64_t bytes = by_unit ? -1 : c.layout.bucket_bytes;
-  const int64_t block = c.layout.compression.kind == CompressionKind::kInt8 ? kScaleBlock : 0;
+  const int64_t block = in_blocks(c) ? kScaleBlock : 0;
   const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
   const int64_t element = Widths(c).gradient;
   const Filling empty(bytes, element, ranks, all, false, false, block);
@@ -228,13 +240,17 @@ struct State {
   int64_t parameters = 0, masters = 0, moments = 0, gradients = 0;
   int64_t reduced = 0;   ///< elements of gradients that are reduced over dp
   int64_t gathered = 0;  ///< elements of parameters that are gathered over dp
+  int64_t sums = 0;      ///< gradients that a server adds up apart from its worker's
   int64_t started = 0;   ///< what workers that train apart began the period with
   int64_t moved = 0;     ///< elements of parameters that the outer step moves
   std::vector<BucketForm> buckets;
-  /// In host memory, where the optimizer works there: its copies, moments and the gradients that it reads, and what it rounds its
-  /// result into.
-  int64_t host_masters = 0, host_moments = 0, host_gradients = 0, host_results = 0;
+  /// In host memory, where the optimizer works there: its copies, moments and the gradients that it reads, what it rounds its
+  /// result into, and parameters that wait there.
+  int64_t host_masters = 0, host_moments = 0, host_gradients = 0, host_results = 0, host_parameters = 0;
 };
+
+/// Whether parameters wait outside the device.
+inline bool parks_parameters(const Case& c) { return c.layout.offload.parameters != OffloadTo::kNone; }
 
 /// Whether the optimizer works on the host.
 inline bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
@@ -244,6 +260,7 @@ inline bool is_shared(const BucketForm& b, const Part& part) { return b.tied && 
 
 inline State state_of(const Case& c, const Elements& n, const Part& part, int64_t first_layer) {
   const int zero = c.layout.zero;
+  const bool sliced = updates_slices(c);
   const bool tied = c.model.tied_embeddings, both_ends = part.first && part.last;
   // A table tied on one stage is stored and updated once. Its two gradients are added before they are reduced unless canonical, or
   // scattered as they are made.
@@ -280,19 +297,30 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
     state.gradients =
         zero >= 2 ? of_gradients.slice_bytes : of_gradients.bytes + (added_early ? held(n.table, widths.gradient) : 0);
     state.reduced = of_gradients.elements;
-    if (zero > 0 || away) {
+    if (sliced || away) {
       state.parameters = zero == 3 ? of_values.slice_bytes : of_values.bytes;
       state.masters = masters * of_states.slice_bytes;
       state.moments = moments * of_states.slice_bytes;
     }
-    if (zero > 0) state.gathered = of_values.elements;
+    if (runs_apart(c)) {  // what is served, rounded where that computes, and its gradients
+      state.masters = of_states.slice_bytes;
+      state.parameters += masters * of_values.slice_bytes;
+      state.sums = of_gradients.slice_bytes;
+    }
+    if (sliced) state.gathered = of_values.elements;
     if (away) {
       if (zero < 2) state.gradients -= of_updates.bytes;  // come and go
-      state.host_masters = of_states.slice_bytes;
+      state.host_masters = parks_parameters(c) && !widths.master ? 0 : of_states.slice_bytes;
       state.host_moments = moments * of_states.slice_bytes;
       state.host_gradients = of_updates.slice_bytes;
       state.host_results = masters * of_values.slice_bytes;
       state.masters = state.moments = 0;
+    }
+    if (parks_parameters(c)) {  // on the device are the gradients of a tied table, until they are added
+      state.host_parameters = of_values.slice_bytes;
+      state.parameters = state.gradients = 0;
+      for (const BucketForm& b : state.buckets)
+        if (b.tied) state.gradients += b.slice_bytes(widths.gradient);
     }
   }
   // Canonical accumulation counts in binary: a partial sum for each bit of the number of micro-batches. Slices come and go.
@@ -302,7 +330,9 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
 }
 
 /// Whether the ranks share each micro-batch out in the order of sequences, so that losses are gathered before they are added.
-inline bool shares_micro_batches_out(const Case& c) { return c.canonical && c.layout.zero >= 2 && c.train.grad_accumulation > 1; }
+inline bool shares_micro_batches_out(const Case& c) {
+  return c.canonical && c.layout.zero >= 2 && c.layout.shard_ranks() > 1 && c.train.grad_accumulation > 1;
+}
 
 /// Whether the norm of the gradients is computed.
 inline bool judges_norm(const Case& c) { return c.train.guard.spike != GuardAction::kNone && c.train.guard.norm_factor > 0; }
@@ -324,8 +354,8 @@ inline Metrics metrics_of(const Case& c, const Part& part) {
     m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;                   // of slices, of whole gradients, and their sum
     (c.layout.diloco.steps > 0 ? m.step : m.persistent) += kScalar;  // a worker's own is no figure of the step
   }
-  if (c.train.guard.nonfinite != GuardAction::kNone) m.persistent += kScalar;  // which gradient it was
-  if (judges_norm(c)) m.persistent += kScalar;                                 // the verdicts
+  if (c.train.guard.nonfinite != GuardAction::kNone && !updates_on_host(c)) m.persistent += kScalar;  // which gradient it was
+  if (judges_norm(c)) m.persistent += kScalar;                                                        // the verdicts
   if (judges_loss(c) && part.last) m.persistent += kScalar;
   return m;
 }
@@ -337,6 +367,17 @@ struct Others {
 
 /// Whether ranks look for infinities and agree on what they found.
 inline bool finds_inf(const Case& c) { return c.train.precision == "fp16" || c.train.guard.nonfinite != GuardAction::kNone; }
+
+/// Whether scales are for what past steps saw.
+inline bool remembers_amax(const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == "delayed"; }
+
+/// Whether a step may make no update.
+inline bool may_skip(const Case& c) { return c.train.precision == "fp16" || c.train.guard.any(); }
+
+/// Whether gradients stay in host memory for the step: where the optimizer's states are there too, or something reads all of them.
+inline bool keeps_host_gradients(const Case& c) {
+  return c.layout.offload.optimizer == OffloadTo::kCpu || parks_parameters(c) || has_norm(c) || may_skip(c);
+}
 
 inline Others others_of(const Case& c, const Part& part) {
   const bool clips = c.train.clip_norm > 0, scales = c.train.precision == "fp16", dynamic = scales && c.train.loss_scale == 0;
@@ -354,7 +395,12 @@ inline Others others_of(const Case& c, const Part& part) {
   if (judges_loss(c) && c.layout.pp > 1) step += 1;  // the last stage's word
   flags += (judges_norm(c) ? 1 : 0) + (judges_loss(c) ? 1 : 0);
   if (flags > 0) step += 1 + (flags > 1 ? 1 : 0), persistent += 1;  // some flag, no flag; the count of updates
-  return {step * kScalar, persistent * kScalar};
+  Others others{step * kScalar, persistent * kScalar};
+  if (remembers_amax(c)) {  // of x, w and dy of each product: the stage's sizes, and by layer scales and histories
+    others.step += held(12 * part.layers) + part.layers * (held(8) + held(4));
+    others.persistent += part.layers * (held(8 * kFp8Window) + held(4 * kFp8Window));
+  }
+  return others;
 }
 
 // What comes and goes.
@@ -424,23 +470,43 @@ struct LayerForm {
   int64_t kept = 0;
 };
 
-/// Under selective recompute (closed_form_layer.cpp).
-LayerForm selective_layer(const Case& c, const Sizes& n);
+/// Under selective recompute (closed_form_layer.cpp): `again` as in LayerTreatment.
+LayerForm selective_layer(const Case& c, const Sizes& n, unsigned again);
 
-/// Whether full recompute makes a layer of the model again: every k-th.
-inline bool made_again(const Case& c, int64_t layer) {
-  return c.layout.recompute == Recompute::kFull && layer % c.layout.recompute_options.every == 0;
+/// With products of 8-bit factors (closed_form_fp8.cpp); `full` where it is made again as a whole.
+LayerForm fp8_layer(const Case& c, const Sizes& n, bool full);
+
+/// Whether layers are treated differently: then the peak is found by going through the step.
+inline bool has_variants(const Case& c) {
+  return c.layout.recompute == Recompute::kByLayer ||
+         (c.layout.recompute == Recompute::kFull && c.layout.recompute_options.every > 1);
 }
-/// Whether some layers are made again and others not: then the peak is found by going through the step.
-inline bool has_variants(const Case& c) { return c.layout.recompute == Recompute::kFull && c.layout.recompute_options.every > 1; }
+
+/// What becomes of each layer's activations.
+class Treatments {
+ public:
+  explicit Treatments(const Case& c) {
+    if (has_variants(c))
+      by_layer_ = treatments_of(c);
+    else
+      common_ = common_treatment(c);
+  }
+  /// Of a layer of the model.
+  const LayerTreatment& of(int64_t layer) const { return by_layer_.empty() ? common_ : by_layer_[static_cast<size_t>(layer)]; }
+
+ private:
+  LayerTreatment common_;
+  std::vector<LayerTreatment> by_layer_;
+};
 
 inline int64_t first_layer_of(const Case& c, int64_t stage) {
   return stage * (c.model.layers / c.layout.pp) + std::min(stage, c.model.layers % c.layout.pp);
 }
 
-/// Of one layer; `full` where it is made again as a whole.
-inline LayerForm layer_form(const Case& c, const Sizes& n, bool full) {
-  if (c.layout.recompute == Recompute::kSelective) return selective_layer(c, n);
+inline LayerForm layer_form(const Case& c, const Sizes& n, const LayerTreatment& treatment) {
+  const bool full = treatment.full;
+  if (multiplies_in_fp8(c)) return fp8_layer(c, n, full);
+  if (!full && treatment.again != 0) return selective_layer(c, n, treatment.again);
   const int64_t inner = layer_of(n).inner();
   LayerForm form{layer_forward(n, full), layer_backward(n, full), full ? 0 : inner};
   if (full) form.backward.live = form.backward.live + temporary(inner);  // all that it keeps inside is there again
@@ -453,8 +519,9 @@ struct Slots {
   Live kept;
 };
 
+/// Where every layer is treated alike.
 inline Slots slots_of(const Case& c, const Sizes& n, const Part& part) {
-  const LayerForm layer = layer_form(c, n, c.layout.recompute == Recompute::kFull);
+  const LayerForm layer = layer_form(c, n, common_treatment(c));
   const Live kept_inside = activation(layer.kept);
   const Live embedded = part.first ? input(n.ids) + activation(n.x) : Live{};
   const Live head_kept = activation(n.x + n.statistics + n.logits);
@@ -494,6 +561,7 @@ inline int64_t product_workspace(const Case& c, int64_t k) {
 struct Product {
   int64_t in, out;
   bool bias;
+  bool scaled = false;  ///< factors of 8 bits
 };
 inline std::vector<Product> products_of(const Case& c, const Part& part) {
   const Model& m = c.model;
@@ -501,6 +569,7 @@ inline std::vector<Product> products_of(const Case& c, const Part& part) {
   const bool bias = !m.is_llama();
   std::vector<Product> all{
       {h, m.qkv_rows() / t, bias}, {m.heads * m.head_dim / t, h, false}, {h, m.up_rows() / t, bias}, {m.ffn / t, h, false}};
+  for (Product& p : all) p.scaled = multiplies_in_fp8(c);
   if (part.last) all.push_back({h, m.vocab / t, false});
   return all;
 }
@@ -526,9 +595,10 @@ inline int64_t narrow_workspace(const Case& c, const Part& part) {
                   ins = std::min<int64_t>(p.in, 128);
     consider(held(n * p.in) + held(out * p.in) + (p.bias ? held(out) : 0) + held(n * out) + product_workspace(c, p.in));
     consider(held(n * p.out) + held(p.out * in) + held(n * in) + product_workspace(c, p.out));
-    consider(held(tokens * out) + held(tokens * ins) + held(out * ins) + (p.bias ? gradient(out) : 0) +
-             product_workspace(c, tokens));
-    if (p.bias) consider(held(64 * tokens) + gradient(64));
+    // The bias: with the product, or by itself; after a product of rounded factors, of which it is no sum.
+    const int64_t factors = held(tokens * out) + held(tokens * ins) + held(out * ins) + product_workspace(c, tokens);
+    const int64_t alone = p.bias ? held(64 * tokens) + gradient(64) : 0;
+    consider(p.scaled ? factors + alone : std::max(factors + (p.bias ? gradient(out) : 0), alone));
   }
   if (part.first) consider(2 * held(tokens) + 2 * held(tokens * std::min<int64_t>(h, 64)) + 2 * aligned(8 * tokens));
   if (part.last) consider(rows(m.vocab / t) + held(tokens));
@@ -544,19 +614,61 @@ struct CompressionForm {
 };
 CompressionForm compression_of(const Case& c, const State& state, const Part& part);
 
+/// What ZeRO-3 gathers and scatters, plain or by the ways of ZeRO++ (closed_form_zero_plus_plus.cpp). Nothing under other stages.
+struct ZeroPlusPlusForm {
+  int64_t messages = 0;           ///< bytes for the whole step: secondary shards, codes and scales on their way
+  int64_t scatter_workspace = 0;  ///< of the kernels that scatter, and ...
+  int64_t gather_workspace = 0;   ///< ... of those that gather
+  // Bytes that the ranks of one set of shards send together: of a step's gathers from all of them, and within nodes ...
+  int64_t gathered = 0, gathered_in_node = 0;
+  // ... and of a micro-batch's quantised gradients, in one hop, or in two.
+  int64_t scattered = 0, scattered_in_node = 0, scattered_across = 0;
+};
+ZeroPlusPlusForm zero_plus_plus_of(const Case& c, const State& state, const Part& part, int64_t stage);
+
+/// What the kernels of a GPU and its libraries are lent on the stream that computes; each with 256 bytes to align its address. Sums
+/// over tokens begin with 16 partial ones of each sequence, a norm's of gamma and beta at once. The partial sums of a gradient's
+/// norm (a thousandth of its bytes) are taken to be less: they are, but in canonical mode on models of more than a billion
+/// parameters.
+inline int64_t device_workspace(const Case& c, const Part& part) {
+  const Model& m = c.model;
+  const int64_t b = c.train.micro_batch, s = c.train.seq_len, t = c.layout.tp, sums = 16 * b, heads = m.heads / t;
+  const bool gpt = !m.is_llama();
+  const auto lent = [](int64_t bytes) { return (bytes + 255) / 256 * 256 + 256; };
+  int64_t most = c.canonical ? 0 : lent(int64_t{32} << 20);
+  const auto consider = [&](int64_t bytes) { most = std::max(most, bytes); };
+  consider(lent(4 * sums * (gpt ? 2 : 1) * m.hidden));
+  for (const Product& p : products_of(c, part))
+    if (p.bias) consider(lent(4 * sums * p.out));
+  consider(lent(4 * b * s * heads));  // a number a row of attention's backward
+  if (part.last) consider(lent(4 * b * s));
+  if (part.last) consider(lent(4 * b * c.train.grad_accumulation));  // the losses
+  if (c.canonical || c.attention == "own" || Widths(c).value != 2) return most;
+  // cuDNN's backward: dq in fp32 and a sum a row, of as many sequences as a call takes; 32 MiB; and, where query heads share a key,
+  // each one's gradients of keys and values.
+  const int64_t groups = m.kv_heads / t, sequences = groups == 1 || groups == heads ? b : 1, rows = sequences * heads * s;
+  const int64_t shared = heads > groups ? 4 * rows * m.head_dim : 0;
+  consider(lent(4 * rows * m.head_dim) + lent(4 * rows) + lent((int64_t{32} << 20) + shared));
+  return most;
+}
+
 /// What kernels need beside their operands: as much as the op that needs most, and the table of a rotation. `reducing` is what
-/// compressing gradients needs, on the stream that reduces them.
-inline int64_t workspace_of(const Case& c, const Part& part, int64_t reducing) {
-  const int64_t apart = c.layout.overlap ? reducing : 0, shared = c.layout.overlap ? 0 : reducing;
+/// compressing gradients needs, on the stream that reduces them, `gathering` what quantised parameters need on theirs.
+inline int64_t workspace_of(const Case& c, const Part& part, int64_t reducing, int64_t gathering) {
+  const int64_t apart = c.layout.overlap ? reducing + gathering : 0, shared = c.layout.overlap ? 0 : std::max(reducing, gathering);
   const int64_t tokens = c.train.micro_batch * c.train.seq_len;
   const int64_t table = c.model.is_llama() ? held(c.train.seq_len * c.model.head_dim) : 0;
   const Widths widths(c);
+  if (c.backend == "cuda") return device_workspace(c, part) + table;
   if (widths.master) {
     // Slices of 16-bit gradients are added on the stream that reduces them.
-    const bool adds_apart = c.layout.zero >= 2 && c.layout.overlap && c.train.grad_accumulation > 1 && widths.gradient < 4;
+    const bool adds_here = !parks_parameters(c) || (c.model.tied_embeddings && (part.first || part.last));
+    const bool adds_apart =
+        c.layout.zero >= 2 && c.layout.overlap && c.train.grad_accumulation > 1 && widths.gradient < 4 && adds_here;
     return std::max(narrow_workspace(c, part), shared) + apart + table + (adds_apart ? 3 * held(kBlock) : 0);
   }
-  int64_t most = std::max(shared, c.train.clip_norm > 0 ? held(kBlock) : 0);  // updates scale gradients block by block
+  const bool scales = c.train.clip_norm > 0 && !updates_on_host(c);  // updates scale gradients block by block
+  int64_t most = std::max(shared, scales ? held(kBlock) : 0);
   most = std::max(most, attention_workspace(c));
   if (part.first) most = std::max(most, 2 * aligned(8 * tokens));
   for (const Product& p : products_of(c, part))
@@ -609,7 +721,10 @@ class Timetable {
 /// through the step event by event. `form` has everything that lives for the step.
 void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage, StageForm& form);
 
-/// How often the parameters of each bucket are gathered in a step.
-std::vector<int64_t> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage);
+/// How often the parameters of each bucket are gathered in a step: in all, and of that for a use that begins in backward.
+struct GatherTimes {
+  int64_t all = 0, backward = 0;
+};
+std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage);
 
 }  // namespace shardlab::forms

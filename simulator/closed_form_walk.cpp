@@ -40,7 +40,13 @@ struct Change {
 };
 struct Around {
   std::vector<Change> before_scatter, before_gather, fetched, vacated, freed_gather, freed_scatter, after;
-  std::vector<Change> host_before, host_after;  ///< in host memory
+  // In host memory, in this order: what is given up late, what parameters are read into, activations read; activations written or
+  // forgotten, and taken; parameters given up, gradients given up; and bucket by bucket gradients taken and updates.
+  std::vector<Change> host_late, host_read, host_before, host_released, host_after, host_gathered, host_freed;
+  /// By bucket, and for each in this order; what waits for all buckets at the end.
+  enum Phase : size_t { kTaken, kTurned, kGivenUp, kWorked };
+  std::map<std::pair<size_t, Phase>, std::vector<Change>> host_updated;
+  std::vector<Change> nvme_after;
 };
 
 /// Micro-batches' sums as they are kept apart: whether one begins a further copy (one that is not the step's sum, and is not at
@@ -48,6 +54,7 @@ struct Around {
 struct Written {
   bool begins = false;
   int64_t freed = 0;
+  bool added = false;  ///< to another sum, at once
 };
 std::vector<Written> written_of(int64_t micro_batches, bool canonical) {
   std::vector<Written> all;
@@ -59,14 +66,16 @@ std::vector<Written> written_of(int64_t micro_batches, bool canonical) {
       held[held.size() - 2] += held.back();
       held.pop_back();
     }
-    all.push_back({added == 0 && held.size() > 1, std::max<int64_t>(0, added - 1)});
+    all.push_back({added == 0 && held.size() > 1, std::max<int64_t>(0, added - 1), added > 0});
   }
   return all;
 }
 
 /// A bucket's gradients are there from the first backward of its units until they are scattered; with overlap until the next unit
 /// is done, or until they are needed again.
-void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Visit>& visits, std::vector<Around>& around) {
+void add_gradients(const Case& c, const State& state, const BucketForm& bucket, const std::vector<Visit>& visits,
+                   std::vector<Around>& around) {
+  const size_t number = static_cast<size_t>(&bucket - state.buckets.data());
   const std::vector<Written> plan = written_of(c.train.grad_accumulation, c.canonical);
   std::map<int64_t, std::pair<size_t, size_t>> spans;  // by micro-batch
   for (size_t v = 0; v < visits.size(); ++v) {
@@ -76,6 +85,7 @@ void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Vi
   }
   constexpr BufferClass kGradient = BufferClass::kGradient;
   const int64_t element = Widths(c).gradient;
+  const bool leaves = parks_parameters(c) && !bucket.tied;  // sums are formed in host memory
   for (const auto& [micro, span] : spans) {
     const auto& [first, last] = span;
     const Written& w = plan[static_cast<size_t>(micro)];
@@ -85,17 +95,25 @@ void add_gradients(const Case& c, const BucketForm& bucket, const std::vector<Vi
     auto& freed = again             ? around[next->second.first].before_scatter
                   : release == last ? around[last].after
                                     : around[release].freed_scatter;
+    auto& freed_sums = !leaves           ? freed
+                       : again           ? around[next->second.first].host_late
+                       : release == last ? around[last].host_updated[{number, Around::kGivenUp}]
+                                         : around[release].host_freed;
+    auto& taken = leaves ? around[last].host_updated[{number, Around::kTaken}] : around[last].after;
     around[first].before_scatter.push_back({kGradient, bucket.bytes(element)});
-    if (w.begins) around[last].after.push_back({kGradient, bucket.slice_bytes(element)});
+    const int64_t slice = bucket.slice_bytes(element);
+    if (w.begins) taken.push_back({kGradient, slice});
     freed.push_back({kGradient, -bucket.bytes(element)});
-    for (int64_t i = 0; i < w.freed; ++i) freed.push_back({kGradient, -bucket.slice_bytes(element)});
+    const bool arrives = leaves && w.added;  // what is added to a sum is in host memory beside it
+    if (arrives) taken.push_back({kGradient, slice});
+    for (int64_t i = 0; i < w.freed + (arrives ? 1 : 0); ++i) freed_sums.push_back({kGradient, -slice});
   }
 }
 
 /// The visit with which a bucket's gradients are complete; past the last where they wait for the end of backward: without overlap
 /// for their reduction over ranks, a tied table's for its other use.
 size_t complete_at(const Case& c, const BucketForm& bucket, const std::vector<Visit>& visits) {
-  const bool apart = bucket.tied && (c.layout.pp > 1 || c.canonical);
+  const bool apart = bucket.tied && (c.layout.pp > 1 || c.canonical || c.layout.zero >= 2);
   if (apart) return visits.size() + 1;  // after the others
   if (c.layout.dp > 1 && !c.layout.overlap && c.layout.zero < 2) return visits.size();
   size_t last = 0;
@@ -104,49 +122,57 @@ size_t complete_at(const Case& c, const BucketForm& bucket, const std::vector<Vi
   return last;
 }
 
-/// With the optimizer's state on NVMe: what of it, and of gradients and results, is in host memory. With overlap the state of the
-/// update that comes next is read before this one's gradient arrives, when the one before the last has been written; without, one
-/// update at a time after backward.
+/// With the optimizer's state, or parameters, on NVMe: what of it, and of gradients and results, is in host memory. With overlap
+/// the state of the update that comes next is read before this one's gradient arrives, when the one before the last has been
+/// written; without, one update at a time after backward. Gradients that stay for the step are counted elsewhere.
 void add_staging(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits,
                  std::vector<Around>& around) {
-  if (c.layout.offload.optimizer != OffloadTo::kNvme) return;
+  const bool states = c.layout.offload.optimizer == OffloadTo::kNvme, values = c.layout.offload.parameters == OffloadTo::kNvme;
+  if (!states && !values) return;
   const Widths widths(c);
-  std::vector<BucketForm> jobs;
+  std::vector<const BucketForm*> jobs;
   for (const BucketForm& b : state.buckets)
-    if (!is_shared(b, part)) jobs.push_back(b);
-  std::ranges::stable_sort(jobs, {}, [&](const BucketForm& b) { return complete_at(c, b, visits); });
-  const int64_t moments = c.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+    if (!is_shared(b, part)) jobs.push_back(&b);
+  std::ranges::stable_sort(jobs, {}, [&](const BucketForm* b) { return complete_at(c, *b, visits); });
+  const int64_t moments = states && c.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+  const bool copies = states && (widths.master || !parks_parameters(c));  // of parameters, in fp32
   const auto change_state = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
-    list.push_back({BufferClass::kMaster, sign * b.slice_bytes(4)});
+    if (copies) list.push_back({BufferClass::kMaster, sign * b.slice_bytes(4)});
+    if (values && !widths.master) list.push_back({BufferClass::kParameter, sign * b.slice_bytes(4)});
     if (moments > 0) list.push_back({BufferClass::kMoment, sign * moments * b.slice_bytes(4)});
   };
   const auto change_gradient = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
-    list.push_back({BufferClass::kGradient, sign * b.slice_bytes(widths.gradient)});
+    if (!keeps_host_gradients(c)) list.push_back({BufferClass::kGradient, sign * b.slice_bytes(widths.gradient)});
   };
   const auto change_result = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
-    if (widths.master) list.push_back({BufferClass::kBuffer, sign * b.slice_bytes(widths.value)});
+    const bool on_host = c.layout.offload.parameters == OffloadTo::kCpu;  // where the copy is rounded into them
+    if (widths.master && !on_host) list.push_back({BufferClass::kBuffer, sign * b.slice_bytes(widths.value)});
   };
   const auto forget = [&](std::vector<Change>& list, const BucketForm& b) {
     change_state(list, b, -1), change_gradient(list, b, -1), change_result(list, b, -1);
   };
-  std::vector<Change>& end = around.back().host_after;
-  const auto after = [&](const BucketForm& b) -> std::vector<Change>& {
-    return around[std::min(complete_at(c, b, visits), visits.size() - 1)].host_after;
+  std::vector<Change>& end = around.back().host_updated[{SIZE_MAX, Around::kWorked}];
+  const auto after = [&](const BucketForm& b, Around::Phase phase) -> std::vector<Change>& {
+    const size_t at = complete_at(c, b, visits);
+    if (at >= visits.size()) return end;
+    return around[at].host_updated[{static_cast<size_t>(&b - state.buckets.data()), phase}];
   };
   if (!c.layout.overlap) {
-    for (const BucketForm& b : jobs) change_gradient(after(b), b, 1);
-    for (const BucketForm& b : jobs) change_state(end, b, 1), change_result(end, b, 1), forget(end, b);
+    for (const BucketForm* b : jobs) change_gradient(after(*b, Around::kTurned), *b, 1);
+    for (const BucketForm* b : jobs) change_state(end, *b, 1), change_result(end, *b, 1), forget(end, *b);
     return;
   }
+  // Where every update waits for the last gradient, the ring turns after backward.
+  const bool waits = c.train.clip_norm > 0 || may_skip(c);
   size_t first = 0;
-  while (!visits[first].backward || visits[first].unit != jobs.front().highest) ++first;
-  change_state(around[first].host_before, jobs.front(), 1);
+  while (!visits[first].backward || visits[first].unit != jobs.front()->highest) ++first;
+  change_state(waits ? end : around[first].host_before, *jobs.front(), 1);
   for (size_t k = 0; k < jobs.size(); ++k) {
-    std::vector<Change>& list = after(jobs[k]);
-    if (k >= 2) forget(list, jobs[k - 2]);
-    if (k + 1 < jobs.size()) change_state(list, jobs[k + 1], 1);
-    change_gradient(list, jobs[k], 1);
-    change_result(list, jobs[k], 1);
+    std::vector<Change>& list = waits ? end : after(*jobs[k], Around::kTurned);
+    if (k >= 2) forget(list, *jobs[k - 2]);
+    if (k + 1 < jobs.size()) change_state(list, *jobs[k + 1], 1);
+    change_gradient(list, *jobs[k], 1);
+    change_result(waits ? end : after(*jobs[k], Around::kWorked), *jobs[k], 1);
   }
 }
 
@@ -180,21 +206,25 @@ std::vector<size_t> owners_of(const State& state, const Part& part) {
   return owners;
 }
 
-/// Whether full recompute makes the unit again.
-bool is_again(const Case& c, const Part& part, int64_t stage, int64_t unit) {
+/// How the unit's activations are treated; none where it is no layer.
+const LayerTreatment* treatment_of(const Case& c, const Treatments& all, const Part& part, int64_t stage, int64_t unit) {
   const int64_t layer = unit - (part.first ? 1 : 0);
-  return layer >= 0 && layer < part.layers && made_again(c, first_layer_of(c, stage) + layer);
+  return layer >= 0 && layer < part.layers ? &all.of(first_layer_of(c, stage) + layer) : nullptr;
 }
 
-/// From the visit before which a bucket is gathered to the visit after which it is freed.
+/// From the visit before which a bucket is gathered to the visit after which it is freed. From NVMe it is read before visit `read`;
+/// what it took on its way is given up after visit `passed`.
 struct Stay {
   size_t issued, last;
+  bool backward;  ///< its first use is
+  size_t read, passed;
 };
 
 /// By bucket. Visits that follow one another and need the same count as one, and `prefetch` of those are fetched ahead.
 std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, int64_t stage,
                                         const std::vector<Visit>& visits) {
   const std::vector<size_t> owners = owners_of(state, part);
+  const Treatments treatments(c);
   // By direction and unit. Backward has no use for the tables of an embedding, nor for biases but where it runs forward again.
   std::array<std::vector<std::set<size_t>>, 2> needs_of;
   for (const bool backward : {false, true}) {
@@ -203,7 +233,8 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
       const auto reads = [&](int64_t u) {
         if (!backward) return true;
         if (part.first && u == 0) return false;
-        return !state.buckets[b].biases || is_again(c, part, stage, u);
+        const LayerTreatment* treatment = treatment_of(c, treatments, part, stage, u);
+        return !state.buckets[b].biases || (treatment != nullptr && treatment->full);
       };
       for (int64_t u = state.buckets[b].lowest; u <= state.buckets[b].highest; ++u)
         if (reads(u)) needs_of[backward][static_cast<size_t>(u)].insert(owners[b]);
@@ -231,14 +262,18 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
     const bool read_backward = lowest < units_of(part);
     std::set<int64_t> awaited;  // micro-batches whose backward has yet to use it
     size_t until = 0;           // the last run of the last stay
+    size_t unread = 0;          // the first run in which it is not on its way
     for (size_t r = 0; r < runs.size(); ++r) {
       if (!needs(visits[runs[r].first]).contains(b)) continue;
       const size_t issue = r >= ahead ? r - ahead : 0;
       const bool kept = !c.layout.fsdp.reshard && !awaited.empty();
-      if (!stays[b].empty() && (kept || issue <= until))
+      if (!stays[b].empty() && (kept || issue <= until)) {
         stays[b].back().last = runs[r].last;
-      else
-        stays[b].push_back({runs[issue].first, runs[r].last});
+      } else {
+        const size_t read = std::max(unread, issue > 0 && ahead > 0 ? issue - 1 : issue);
+        stays[b].push_back({runs[issue].first, runs[r].last, visits[runs[r].first].backward, runs[read].first, runs[issue].last});
+        unread = issue + 1;
+      }
       until = r;
       for (size_t v = runs[r].first; v <= runs[r].last; ++v) {
         if (!visits[v].backward && read_backward) awaited.insert(visits[v].micro_batch);
@@ -249,30 +284,76 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
   return stays;
 }
 
+/// The forms of a stage's units, those of layers alike made once.
+class Units {
+ public:
+  Units(const Case& c, const Sizes& n, const Part& part, int64_t stage) {
+    const Treatments treatments(c);
+    for (int64_t unit = 0; unit < units_of(part); ++unit) {
+      const LayerTreatment* treatment = treatment_of(c, treatments, part, stage, unit);
+      treatments_.push_back(treatment != nullptr ? *treatment : LayerTreatment{});
+      const auto found = std::ranges::find(distinct_, treatments_.back(), &std::pair<LayerTreatment, LayerForm>::first);
+      form_.push_back(static_cast<size_t>(found - distinct_.begin()));
+      if (found == distinct_.end()) distinct_.emplace_back(treatments_.back(), layer_form(c, n, treatments_.back()));
+    }
+  }
+  /// Of a layer.
+  const LayerForm& form(int64_t unit) const { return distinct_[form_[static_cast<size_t>(unit)]].second; }
+  bool full(int64_t unit) const { return treatments_[static_cast<size_t>(unit)].full; }
+  bool parked(int64_t unit) const { return treatments_[static_cast<size_t>(unit)].parked; }
+
+ private:
+  std::vector<LayerTreatment> treatments_;
+  std::vector<std::pair<LayerTreatment, LayerForm>> distinct_;
+  std::vector<size_t> form_;
+};
+
+/// On its way from where it waits a slice is on the device until the gather that it is fetched for is done, and from NVMe in host
+/// memory before that. A slice that is the whole is fetched to where it is used.
+void add_fetch(const Case& c, const Stay& stay, int64_t slice, std::vector<Around>& around) {
+  constexpr BufferClass kBuffer = BufferClass::kBuffer;
+  if (c.layout.shard_ranks() > 1) {
+    around[stay.issued].before_gather.push_back({kBuffer, slice});
+    around[stay.passed].freed_gather.push_back({kBuffer, -slice});
+  }
+  if (c.layout.offload.parameters != OffloadTo::kNvme) return;
+  around[stay.read].host_read.push_back({kBuffer, slice});
+  around[stay.passed].host_gathered.push_back({kBuffer, -slice});
+}
+
 /// A layer's activations leave the device when the unit after it has run forward and are back when the unit before it in backward
 /// begins; without overlap they leave at once and come back at once. One that would leave and come back with less than a unit's
-/// work between stays.
-void add_parking(const Case& c, const Sizes& n, const LayerForm& layer, const Part& part, const std::vector<Visit>& visits,
-                 std::vector<Around>& around) {
-  if (c.layout.offload.activations == OffloadTo::kNone) return;
+/// work between stays. To NVMe they pass through host memory, where they stay until the second unit after has run forward, and
+/// again from when the second unit before begins until the one before has run; one that would be back before it has left stays.
+void add_parking(const Case& c, const Sizes& n, const Units& units, const std::vector<Visit>& visits, std::vector<Around>& around) {
+  const bool nvme = c.layout.offload.activations == OffloadTo::kNvme;
   const size_t one = c.layout.overlap ? 1 : 0;
-  const int64_t kept = layer.kept + n.x;
   std::map<std::pair<int64_t, int64_t>, size_t> forwards;
   for (size_t v = 0; v < visits.size(); ++v) {
     const Visit& visit = visits[v];
-    if ((part.first && visit.unit == 0) || (part.last && visit.unit == units_of(part) - 1)) continue;
+    if (!units.parked(visit.unit)) continue;
+    const int64_t kept = units.form(visit.unit).kept + n.x;
     const std::pair key{visit.unit, visit.micro_batch};
     if (!visit.backward) {
       forwards[key] = v;
       continue;
     }
     const size_t f = forwards.at(key);
-    if (v - f < 4) continue;
+    if (v - f < (nvme && c.layout.overlap ? 5 : 4)) continue;
     constexpr BufferClass kActivation = BufferClass::kActivation;
-    around[f].host_after.push_back({kActivation, kept});
-    around[f + one].vacated.push_back({kActivation, -kept});
-    around[v - one].fetched.push_back({kActivation, kept});
-    around[v].host_after.push_back({kActivation, -kept});
+    const Change there{kActivation, kept}, gone{kActivation, -kept};
+    around[f + one].vacated.push_back(gone);
+    around[v - one].fetched.push_back(there);
+    around[f].host_after.push_back(there);
+    if (!nvme) {
+      around[v].host_released.push_back(gone);
+      continue;
+    }
+    around[f].nvme_after.push_back(there);
+    around[v].nvme_after.push_back(gone);
+    (one > 0 ? around[f + 2].host_released : around[f].host_after).push_back(gone);
+    around[v - 2 * one].host_before.push_back(there);
+    (one > 0 ? around[v - 1].host_released : around[v].host_before).push_back(gone);
   }
 }
 
@@ -356,9 +437,8 @@ struct Effect {
   Live left;
 };
 
-/// `forms`: of a layer that keeps what it made, and of one that is made again.
-Effect effect_of(const Sizes& n, const std::array<LayerForm, 2>& forms, const Part& part, const Visit& v, bool recompute) {
-  const LayerForm& layer = forms[recompute ? 1 : 0];
+Effect effect_of(const Case& c, const Sizes& n, const Units& units, const Part& part, const Visit& v) {
+  const LayerForm& layer = units.form(v.unit);
   const bool embed = part.first && v.unit == 0, head = part.last && v.unit == units_of(part) - 1;
   const Live inner = activation(layer.kept);
   const Live head_kept = activation(n.x + n.statistics + n.logits);
@@ -366,7 +446,7 @@ Effect effect_of(const Sizes& n, const std::array<LayerForm, 2>& forms, const Pa
     // Never the peak: the first layer adds more, or the head, whose table is as large.
     if (embed) return {{Moment::kBetween, input(n.ids) + activation(n.x)}, input(n.ids) + activation(n.x)};
     if (head) return {{Moment::kForwardHead, head_kept + input(n.ids) + temporary(n.loss_parts)}, head_kept};
-    return {recompute ? recomputed_forward(n) : layer.forward, inner + activation(n.x)};
+    return {units.full(v.unit) && !multiplies_in_fp8(c) ? recomputed_forward(n) : layer.forward, inner + activation(n.x)};
   }
   if (embed) return {{Moment::kBetween, {}}, Live{} - input(n.ids) - activation(n.x)};
   if (head) return {{Moment::kBackwardHead, temporary(n.x)}, Live{} - head_kept};
@@ -375,10 +455,10 @@ Effect effect_of(const Sizes& n, const std::array<LayerForm, 2>& forms, const Pa
 
 }  // namespace
 
-std::vector<int64_t> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage) {
-  std::vector<int64_t> times;
+std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage) {
+  std::vector<GatherTimes> times;
   for (const auto& stays : stays_of(c, state, part, stage, visits_of(part, Timetable(c, part, stage))))
-    times.push_back(static_cast<int64_t>(stays.size()));
+    times.push_back({std::ssize(stays), std::ranges::count(stays, true, &Stay::backward)});
   return times;
 }
 
@@ -387,7 +467,7 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
   const std::vector<Visit> visits = visits_of(part, table);
   std::vector<Around> around(visits.size());
   if (c.layout.zero >= 2)
-    for (const BucketForm& bucket : state.buckets) add_gradients(c, bucket, visits, around);
+    for (const BucketForm& bucket : state.buckets) add_gradients(c, state, bucket, visits, around);
   else if (updates_on_host(c))
     add_open_buckets(c, state, part, visits, around);
   if (c.layout.zero == 3) {
@@ -396,17 +476,20 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
       for (const Stay& stay : stays[b]) {
         around[stay.issued].before_gather.push_back({BufferClass::kBuffer, state.buckets[b].bytes(Widths(c).value)});
         around[stay.last].freed_gather.push_back({BufferClass::kBuffer, -state.buckets[b].bytes(Widths(c).value)});
+        if (parks_parameters(c)) add_fetch(c, stay, state.buckets[b].slice_bytes(Widths(c).value), around);
       }
   }
-  const std::array<LayerForm, 2> forms{layer_form(c, sizes, false), layer_form(c, sizes, true)};
-  add_parking(c, sizes, forms[c.layout.recompute == Recompute::kFull ? 1 : 0], part, visits, around);
+  const Units units(c, sizes, part, stage);
+  for (int64_t layer = 0; layer < part.layers; ++layer)  // the common treatment was counted
+    form.bytes_in_flight += units.form(layer + (part.first ? 1 : 0)).kept - layer_form(c, sizes, common_treatment(c)).kept;
+  add_parking(c, sizes, units, visits, around);
   add_staging(c, state, part, visits, around);
   Level level(form);
-  Outside host(form.host);
+  Outside host(form.host), drive(form.nvme);
   const auto message = [&](bool there) {
     if (there) level.change(BufferClass::kActivation, sizes.x);
   };
-  int64_t sent_before = 0, sent_last = 0;  // messages of the slot before the last, and of the last
+  int64_t sent_before = 0, sent_last = 0;                  // messages of the slot before the last, and of the last
   const size_t steps = c.layout.diloco.steps > 1 ? 2 : 1;  // a further step begins with what the one before still sends
   for (size_t i = 0; i < steps * visits.size(); ++i) {
     const size_t v = i % visits.size();
@@ -417,12 +500,15 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     level.change(around[v].before_gather);
     if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
     level.change(around[v].fetched);
-    host.change(around[v].host_before);
-    const Effect effect = effect_of(sizes, forms, part, visits[v], is_again(c, part, stage, visits[v].unit));
+    for (const auto* list : {&around[v].host_late, &around[v].host_read, &around[v].host_before}) host.change(*list);
+    const Effect effect = effect_of(c, sizes, units, part, visits[v]);
     level.rise(effect.rise);
     level.add(effect.left);
     level.change(around[v].vacated);
-    host.change(around[v].host_after);
+    for (const auto* list : {&around[v].host_released, &around[v].host_after, &around[v].host_gathered, &around[v].host_freed})
+      host.change(*list);
+    for (const auto& [bucket, list] : around[v].host_updated) host.change(list);
+    drive.change(around[v].nvme_after);
     level.change(around[v].freed_gather);
     level.change(around[v].freed_scatter);
     level.change(around[v].after);

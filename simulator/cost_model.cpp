@@ -16,6 +16,13 @@ namespace {
 
 const Slot& slot(const Segment& segment, SlotId id) { return segment.slots[id.index()]; }
 
+/// A product of 8-bit factors.
+bool multiplies_narrow(const Segment& segment, const Op& op) {
+  if (!std::holds_alternative<Linear>(op.work)) return false;
+  const DType factor = slot(segment, op.reads[0]).type.dtype;
+  return factor == DType::f8e4m3 || factor == DType::f8e5m2;
+}
+
 std::vector<int64_t> rows_and_width(const Shape& shape) {
   const int64_t width = std::max<int64_t>(shape.last(), 1);
   return {shape.elements() / width, width};
@@ -230,11 +237,14 @@ RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Level
 }
 
 RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
-  const std::string kernel = kernel_of(*instruction.segment, *instruction.op);
+  // Factors of 8 bits are widened, and multiplied as fp32.
+  const bool emulated = multiplies_narrow(*instruction.segment, *instruction.op);
+  const std::string kernel = emulated ? kernel_of(*instruction.op) : kernel_of(*instruction.segment, *instruction.op);
   if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
   if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
     RateTable::Answer answer = at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
-    if (!std::holds_alternative<Linear>(instruction.op->work) && reads_narrow(instruction)) answer.extrapolated = true;
+    const bool product = std::holds_alternative<Linear>(instruction.op->work);
+    if (emulated || (!product && reads_narrow(instruction))) answer.extrapolated = true;
     return answer;
   }
   const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
@@ -267,6 +277,14 @@ double peak_flops_of(const Device& device, const std::string& precision) {
     if (wide_enough && peak != device.peak_flops.end()) return peak->second;
   }
   return 0;
+}
+
+/// Of the case's peak, what an op can have: 8 bits are for products of 8-bit factors, the rest computes in 16 or more.
+double peak_of(const Device& device, const Segment& segment, const Op& op, double peak) {
+  if (multiplies_narrow(segment, op)) return peak;
+  const auto fp8 = device.peak_flops.find("fp8"), bf16 = device.peak_flops.find("bf16");
+  const bool narrow = fp8 != device.peak_flops.end() && bf16 != device.peak_flops.end() && peak == fp8->second;
+  return narrow ? std::min(peak, bf16->second) : peak;
 }
 
 /// The model of a machine that `cost_model_for` has let pass.
@@ -305,8 +323,8 @@ Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruc
   const double flops = static_cast<double>(work.flops.value);
   const bool matmul = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work);
   const double reached = efficiency_.matmul * (matmul ? flops / (flops + efficiency_.ramp_flops) : 1.0);
-  return Seconds(
-      std::max(time_at(flops, peak_flops_ * reached), time_at(bytes, machine_.device.memory_bytes_per_s * efficiency_.memory)));
+  return Seconds(std::max(time_at(flops, peak_of(machine_.device, segment, op, peak_flops_) * reached),
+                          time_at(bytes, machine_.device.memory_bytes_per_s * efficiency_.memory)));
 }
 
 Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
@@ -320,7 +338,8 @@ Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instructi
   Demand d = PlacedCostModel::demand(plan, instruction, ranks, alone);
   switch (place_of(*instruction.segment, op)) {
     case Where::kDevice:
-      d.of(Resource::kUnits) = time_at(static_cast<double>(work.flops.value), peak_flops_ * efficiency_.matmul);
+      d.of(Resource::kUnits) = time_at(static_cast<double>(work.flops.value),
+                                       peak_of(machine_.device, *instruction.segment, op, peak_flops_) * efficiency_.matmul);
       d.of(Resource::kMemory) = memory;
       break;
     case Where::kToDevice:

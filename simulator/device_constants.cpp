@@ -49,6 +49,8 @@ std::span<const DeviceConstant> device_constants() {
       {"nvme.read_bytes_per_s", &C::nvme_read_bytes_per_s, "host"},
       {"nvme.write_bytes_per_s", &C::nvme_write_bytes_per_s, "host"},
       {"nvme.start_s", &C::nvme_start_s, "host"},
+      {"host.memory_bytes", &C::host_memory_bytes, "capacity"},
+      {"nvme.capacity_bytes", &C::nvme_capacity_bytes, "capacity"},
   };
   return table;
 }

@@ -17,17 +17,17 @@ struct DeviceConstants {
   double matmul_fp8_rate = 0.72;     ///< the same for fp8
   double matmul_fp4_rate = 0.65;     ///< the same for fp4
   double matmul_fp32_rate = 0.85;    ///< the same for fp32 without tensor cores
-  double matmul_sustained = 0.95;     ///< of that rate, by long runs of large matmuls: what power and heat leave
+  double matmul_sustained = 0.95;    ///< of that rate, by long runs of large matmuls: what power and heat leave
   double matmul_input_rate = 1.0;    ///< Product::kInput relative to kForward
   double matmul_weight_rate = 1.0;   ///< Product::kWeight relative to kForward
   double matmul_ramp_k = 192;        ///< k0: elements of k whose time a tile needs to start and to write its result
   double matmul_small_tile = 0.60;   ///< rate of a 64-wide tile relative to the library's largest; tiles between interpolate
   double matmul_doublings = 3;       ///< of the area, from 64 x 64 to the library's largest tile: 3 is 128 x 256, 4 is 256 x 256
   double matmul_quantisation = 0.7;  ///< 1: a last wave that is partly filled costs a full one; 0: only its part
-  double matmul_write = 1;            ///< rate of writing a result, relative to reading operands
+  double matmul_write = 1;           ///< rate of writing a result, relative to reading operands
   double matmul_memory = 0.75;       ///< of the memory bandwidth, by the operands of a matmul
 
-  double matmul_start_s = 5e-6;       ///< least duration of a matmul: start, first loads, last stores
+  double matmul_start_s = 5e-6;  ///< least duration of a matmul: start, first loads, last stores
 
   double attention_flash_2 = 1;           ///< rate of FlashAttention-2 relative to the device's best fused kernel
   double attention_forward_rate = 0.62;   ///< of the bf16 peak, fused attention with head_dim 128, long sequences
@@ -61,13 +61,16 @@ struct DeviceConstants {
   double nvme_read_bytes_per_s = 20e9;  ///< of a node: all its drives
   double nvme_write_bytes_per_s = 10e9;
   double nvme_start_s = 100e-6;
+
+  double host_memory_bytes = 0;    ///< of a node, that programs can use; 0: not known
+  double nvme_capacity_bytes = 0;  ///< of a node's drives; 0: not known
 };
 
 /// One name of Device::constants.
 struct DeviceConstant {
   std::string_view name;
   double DeviceConstants::*value;
-  std::string_view group;  ///< "matmul", "attention", "memory", "host": what is predicted with it
+  std::string_view group;  ///< "matmul", "attention", "memory", "host", "capacity": what is predicted with it
 };
 
 /// All of them, in the order of the struct.

@@ -74,12 +74,12 @@ class Meetings {
 }  // namespace
 
 SimulatedRanks::SimulatedRanks(const Mesh& mesh, bool individually) : mesh_(&mesh), individually_(individually) {
-  if (const auto axis = mesh.find("pp")) pipeline_axis_ = *axis;
+  if (const auto axis = mesh.find(kPipelineAxis)) pipeline_axis_ = *axis;
   if (individually) {
     for (int rank = 0; rank < mesh.world_size(); ++rank) ranks_.push_back(rank), members_.push_back({rank});
     return;
   }
-  for (int stage = 0; stage < mesh.size("pp"); ++stage) {
+  for (int stage = 0; stage < mesh.size(kPipelineAxis); ++stage) {
     Coordinates c{};
     if (pipeline_axis_ >= 0) c[static_cast<size_t>(pipeline_axis_)] = stage;
     ranks_.push_back(mesh.rank(c));
@@ -128,7 +128,7 @@ std::optional<std::array<int, 2>> hop_of(const Op& op, std::span<const int> grou
 std::vector<std::vector<int>> who_meet(const Plan& plan, const Op& op, const SimulatedRanks& simulated, int rank) {
   const Comm& comm = comm_of(plan, op);
   const bool collective = std::holds_alternative<Collective>(op.work);
-  const auto pipeline = plan.mesh.find("pp");
+  const auto pipeline = plan.mesh.find(kPipelineAxis);
   const auto first_of_its_group = [&](int member) {
     const Coordinates c = plan.mesh.coordinates(member);
     for (int a = 0; a < static_cast<int>(plan.mesh.axes.size()); ++a)

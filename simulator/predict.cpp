@@ -21,6 +21,14 @@ bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, co
 
 }  // namespace
 
+void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& p) {
+  const auto of = [&](Space space) -> const MemoryPeak& { return peaks[static_cast<size_t>(space)]; };
+  p.peak_bytes = std::max(p.peak_bytes, of(Space::kDevice).peak_bytes);
+  for (const auto& [highest, space] :
+       {std::pair{&p.memory, Space::kDevice}, {&p.host_memory, Space::kHost}, {&p.nvme_memory, Space::kNvme}})
+    if (of(space).peak_bytes > highest->total()) *highest = of(space).at_peak;
+}
+
 Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
                   const PlacedCostModel& costs) {
   Predicted out;
@@ -32,14 +40,10 @@ Predicted predict(const Case& config, const Plan& plan, const std::vector<Progra
   p.step_s = step_seconds(out.trace) / plan.period;
   p.compute_s = b.compute_s / plan.period;
   p.exposed_comm_s = b.exposed_comm_s / plan.period;
+  p.exposed_copy_s = b.exposed_copy_s / plan.period;
   p.bubble_fraction = b.bubble_fraction;
   p.idle = idle_of_step(plan, idle_by_cause(plan, programs, out.trace, rank, 0));
-  for (size_t role = 0; role < plan.roles.size(); ++role) {
-    const MemoryPeak peak = memory_peak(plan, static_cast<int>(role))[static_cast<size_t>(Space::kDevice)];
-    if (role > 0 && peak.peak_bytes <= p.peak_bytes) continue;
-    p.peak_bytes = peak.peak_bytes;
-    p.memory = peak.at_peak;
-  }
+  for (size_t role = 0; role < plan.roles.size(); ++role) add_peaks(memory_peak(plan, static_cast<int>(role)), p);
   p.arena_bytes = arena_bytes;
   for (const auto& [comm, bytes] : total_wire_bytes(plan)) p.wire_bytes += bytes;
   p.wire_bytes = bytes_of_step(plan, p.wire_bytes);

@@ -1,6 +1,7 @@
 // From a lowered case to the figures of results.csv: step time, its parts, memory and wire bytes.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "plan/outcome.h"
@@ -14,6 +15,9 @@ struct Predicted {
   Prediction figures;
   Trace trace;  ///< of one period of the plan
 };
+
+/// Puts a role's peaks into the prediction wherever they are above those of the roles before it.
+void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& prediction);
 
 /// Predicts one step of `plan` on `config.machine`: where its period has several, the mean of them. `programs` are indexed by role
 /// and were given arena offsets by `place_arena`, whose device-space sizes are `arena_bytes` (of the rank with the largest). Times

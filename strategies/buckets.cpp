@@ -162,7 +162,7 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
       std::string(kind == CollectiveKind::kAllReduce ? "reduce." : "scatter.") + signature(draft, stage, bucket);
   const SegmentId segment = draft.cached(name, [&] {
     Op op;
-    op.work = Collective{kind, ReduceOp::kSum, draft.comm("dp.grads", AxisSet::of(draft.plan.mesh.axis("dp"))), draft.algorithm()};
+    op.work = Collective{kind, ReduceOp::kSum, draft.comm("dp.grads", data_axes(draft.plan.mesh)), draft.algorithm()};
     op.stream = reduction_stream(draft);
     op.label = "gradients";
     op.strategy = strategy;
@@ -181,18 +181,10 @@ void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bu
   insertions.apply(stage.events);
 }
 
-void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,
-                          const std::function<std::optional<Event>(Bucket&)>& further) {
-  const int last_micro = draft.micro_batches() - 1;
-  const BackwardTimes times(draft, stage);
-  Insertions insertions;
-  for (Bucket& bucket : stage.buckets) {
-    const size_t when = draft.config.layout.overlap ? times.last(bucket, last_micro) : stage.events.size() - 1;
-    insertions.after(when, reduce_event(draft, stage, bucket, bucket.reduced, kind, last_micro, strategy));
-    if (!further) continue;
-    if (auto event = further(bucket)) insertions.after(when, std::move(*event));
-  }
-  insertions.apply(stage.events);
+void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy) {
+  when_complete(draft, stage, [&](Bucket& bucket) {
+    return reduce_event(draft, stage, bucket, bucket.reduced, kind, draft.micro_batches() - 1, strategy);
+  });
 }
 
 std::string signature(const Draft& draft, const StageDraft& stage, const Bucket& bucket) {

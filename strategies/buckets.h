@@ -57,9 +57,8 @@ Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, 
                    int micro_batch, std::string_view strategy);
 
 /// One reduction a bucket and step: with `overlap` right after the last event that touches its gradients, else after all of
-/// backward. `further` may follow each with an event of its own.
-void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy,
-                          const std::function<std::optional<Event>(Bucket&)>& further = {});
+/// backward.
+void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy);
 
 /// "1024.sliced": what tells the segments of two buckets apart.
 std::string signature(const Draft& draft, const StageDraft& stage, const Bucket& bucket);

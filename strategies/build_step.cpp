@@ -305,7 +305,7 @@ void add_units(Draft& draft) {
 /// one rank sums over its tokens is a partial sum. Which reduction makes that whole is for a strategy to say. Workers that train
 /// apart (diloco.cpp) share nothing: whatever they compute is their own.
 void deal_batch(Draft& draft) {
-  for (const std::string_view name : {"replica", "dp"}) {
+  for (const std::string_view name : {"replica", "dp", "node"}) {
     const auto axis = draft.plan.mesh.find(name);
     if (!axis || draft.plan.mesh.size(name) == 1) continue;
     for (UnitTemplate& unit : draft.templates)
@@ -328,12 +328,17 @@ Draft build_step(const Case& config, bool training) {
   draft.plan.name = config.name;
   const Layout& l = config.layout;
   draft.plan.mesh.axes = {{"pp", l.pp}, {"dp", l.shard_ranks()}, {"cp", l.cp}, {"tp", l.tp}};
+  if (const int node = l.zero_plus_plus.secondary; node > 0) {  // "dp" counts nodes then, within which ranks are neighbours
+    draft.plan.mesh.axes[1].size /= node;
+    draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 2, {"node", node});
+  }
   if (l.replicas() > 1) draft.plan.mesh.axes.insert(draft.plan.mesh.axes.begin() + 1, {"replica", l.replicas()});
   draft.plan.micro_batches = draft.micro_batches();
   draft.plan.sequences_per_micro_batch = config.train.micro_batch;
   draft.plan.streams = {"compute"};
   // Where each micro-batch is summed over the ranks by itself, in canonical mode they share it out in the order of the tree.
-  if (config.canonical && l.zero >= 2 && draft.micro_batches() > 1) draft.plan.together = AxisSet::of(draft.plan.mesh.axis("dp"));
+  if (config.canonical && l.zero >= 2 && l.shard_ranks() > 1 && draft.micro_batches() > 1)
+    draft.plan.together = data_axes(draft.plan.mesh);
   UnitBuilder(draft, UnitKind::kEmbed, "embed").build_embed();
   UnitBuilder(draft, UnitKind::kLayer, "layer").build_layer();
   UnitBuilder(draft, UnitKind::kHead, "head").build_head();

@@ -5,19 +5,25 @@
 #include <initializer_list>
 
 #include "plan/precision.h"
+#include "plan/treatment.h"
 #include "strategies/accumulation.h"
 #include "strategies/clip_norm.h"
 #include "strategies/compression.h"
 #include "strategies/data_parallel.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
+#include "strategies/fp8.h"
 #include "strategies/fsdp.h"
 #include "strategies/guard.h"
+#include "strategies/hybrid_shard.h"
 #include "strategies/loss_scale.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_activations.h"
+#include "strategies/offload_gradients.h"
 #include "strategies/offload_optimizer.h"
+#include "strategies/offload_parameters.h"
 #include "strategies/optimizer.h"
+#include "strategies/parameter_server.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
 #include "strategies/skipped_update.h"
@@ -49,17 +55,22 @@ bool compresses(const Case& c, std::initializer_list<CompressionKind> kinds) {
 }
 bool scales_loss(const Case& c) { return c.train.precision == "fp16"; }
 bool may_skip(const Case& c) { return scales_loss(c) || c.train.guard.any(); }
+bool has_servers(const Case& c) { return c.layout.parameter_server.servers > 0; }
 bool works_apart(const Case& c) { return c.layout.diloco.steps > 0; }
 bool ties(const Case& c) { return c.model.tied_embeddings; }
 
 constexpr std::array kCatalogue{
     Strategy{"mixed-precision", "16-bit parameters and activations, fp32 sums", Tier::kE2,
-             "precision: bf16 or fp16, accumulate_dtype", "nothing; half the bytes on the wire", "parameters and activations 1/2",
-             "Micikevicius et al. 2018", narrows, mixed_precision, true},
+             "precision: bf16, fp16 or fp8, accumulate_dtype", "nothing; half the bytes on the wire",
+             "parameters and activations 1/2", "Micikevicius et al. 2018", narrows, mixed_precision, true},
     Strategy{"tensor-parallel", "Tensor parallel: columns, rows, heads, vocabulary", Tier::kE1, "tp",
              "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss",
              "matrices, states, inner activations 1/t", "Shoeybi et al. 2019", [](const Case& c) { return c.layout.tp > 1; },
              tensor_parallel, true},
+    Strategy{"fp8", "Matrix products of 8-bit factors", Tier::kE2, "precision: fp8, fp8_scaling: current, delayed, block",
+             "current: per layer and micro-batch 8 f32 (maximum) over tp",
+             "inputs of products in 8 bits: b*s*(2h + f/t) less; b*s*h/t more", "Micikevicius et al. 2022; DeepSeek-AI 2024",
+             multiplies_in_fp8, multiply_in_fp8, true},
     Strategy{"scaled-loss", "fp16 gradients of a scaled loss", Tier::kE2, "precision: fp16, loss_scale", "nothing", "none",
              "Micikevicius et al. 2018", scales_loss, scale_loss},
     Strategy{"full-recompute", "Full recompute of each layer", Tier::kE0, "recompute: full",
@@ -68,6 +79,10 @@ constexpr std::array kCatalogue{
     Strategy{"selective-recompute", "Selective recompute of named sub-layers", Tier::kE0, "recompute: selective, or a list",
              "the sub-layers' ops again", "attn.core: b*s*(h + a)/t less a layer", "Korthikanti et al. 2022",
              [](const Case& c) { return c.layout.recompute == Recompute::kSelective; }, selective_recompute},
+    Strategy{"recompute-by-layer", "Recompute layer by layer, as listed or within a byte budget", Tier::kE0,
+             "recompute: a list by layer, recompute_options.budget_bytes", "what each layer's treatment adds",
+             "what each layer's treatment keeps: at most the budget", "Chen et al. 2016; Korthikanti et al. 2022",
+             [](const Case& c) { return c.layout.recompute == Recompute::kByLayer; }, recompute_by_layer},
     Strategy{"pipeline", "Pipeline stages: none, AFAB, 1F1B", Tier::kE0, "pp, schedule",
              "b*s*h each way per boundary and micro-batch",
              "layers and states 1/p; activations of min(m, p - stage) micro-batches (1f1b) or m (afab)",
@@ -84,16 +99,25 @@ constexpr std::array kCatalogue{
     Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap",
              "all-reduce: 2 Psi (N-1)/N", "none", "Li et al. 2020",
              [](const Case& c) {
-               return c.layout.dp > 1 && c.layout.zero == 0 && compresses(c, {CompressionKind::kNone}) && !works_apart(c);
+               return c.layout.dp > 1 && c.layout.zero == 0 && !has_servers(c) && !works_apart(c) &&
+                      compresses(c, {CompressionKind::kNone});
              },
              data_parallel},
     Strategy{"quantised-gradients", "Gradients in 16, 8 or 4 bits on the wire", Tier::kE3, "compression: bf16, int8 (bits)",
              "all-to-all and all-gather of codes and scales: 2 Psi (b + 1/8)/32 (N-1)/N, b = 8, 4; Psi (N-1)/N for bf16",
              "errors Psi (1 + 1/N); codes of a bucket", "Seide et al. 2014; Wang et al. 2023",
              [](const Case& c) {
-               return compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8});
+               return c.layout.zero == 0 && compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8});
              },
              quantised_gradients},
+    Strategy{"compressed-scatter", "Gradients in 16, 8 or 4 bits on their way to shards", Tier::kE3,
+             "compression: bf16, int8 (bits); zero: 1, 2",
+             "all-to-all of codes and scales in place of a reduce-scatter: Psi (b + 1/8)/32 (N-1)/N, b = 8, 4; 1/2 for bf16",
+             "errors Psi; codes of a bucket", "Seide et al. 2014; Wang et al. 2023",
+             [](const Case& c) {
+               return c.layout.zero > 0 && compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8});
+             },
+             [](Draft&) {}},
     Strategy{"sparse-gradients", "The largest elements of gradients, or some by chance", Tier::kE3,
              "compression: top-k, random-k (k)",
              "top-k: all-gather of values and indices, 2 k Psi (N-1); random-k: all-reduce of values, 2 k Psi (N-1)/N",
@@ -105,6 +129,11 @@ constexpr std::array kCatalogue{
     Strategy{"powersgd", "PowerSGD: low-rank gradients of matrices", Tier::kE3, "compression: powersgd (rank)",
              "two all-reduces a matrix: 2 r (R + C) (N-1)/N; vectors plain", "errors Psi, bases r C; P and Q of a matrix",
              "Vogels et al. 2019", [](const Case& c) { return compresses(c, {CompressionKind::kPowerSgd}); }, powersgd},
+    Strategy{"parameter-server", "Parameter server on the workers' ranks", Tier::kE1, "parameter_server: servers",
+             "push and pull: Psi (N-1)/N each, in direct messages", "moments 1/N", "Li et al. 2014; Jiang et al. 2020", has_servers,
+             parameter_server},
+    Strategy{"bounded-staleness", "Workers apart by at most s steps", Tier::kE3, "parameter_server: staleness", "nothing",
+             "what is served and its gradients: Psi/N each", "Ho et al. 2013", runs_apart, [](Draft&) {}},
     Strategy{"zero-1", "ZeRO-1: sharded optimizer states", Tier::kE1, "zero: 1", "reduce-scatter and all-gather: Psi (N-1)/N each",
              "moments 1/N", "Rajbhandari et al. 2020", [](const Case& c) { return c.layout.zero == 1; }, zero1},
     Strategy{"zero-2", "ZeRO-2: sharded gradients", Tier::kE1, "zero: 2",
@@ -117,14 +146,33 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return c.layout.zero == 3; }, fsdp, true},
     Strategy{"hybrid-shard", "Hybrid sharding: sets of shards", Tier::kE1, "hybrid_shard: n",
              "per step an all-reduce of the slices over the dp/n sets: 2 Psi/n (sets-1)/sets", "ZeRO's 1/N with N = n",
-             "Zhao et al. 2023", [](const Case& c) { return c.layout.hybrid_shard > 0; }, [](Draft&) {}, true},
+             "Zhao et al. 2023", [](const Case& c) { return c.layout.hybrid_shard > 0; }, hybrid_shard, true},
+    Strategy{"quantised-weights", "ZeRO++ qwZ: parameters gathered in 8 bits", Tier::kE3, "zero_plus_plus.weights",
+             "all-gather of codes and scales in place of parameters: 65/256 of its fp32 bytes", "codes of a bucket",
+             "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.weights; }, [](Draft&) {}, true},
+    Strategy{"secondary-shard", "ZeRO++ hpZ: backward gathers within a node", Tier::kE1, "zero_plus_plus.secondary: g",
+             "backward's all-gathers over g ranks in place of dp", "Psi/g", "Wang et al. 2023",
+             [](const Case& c) { return c.layout.zero_plus_plus.secondary > 0; }, [](Draft&) {}, true},
+    Strategy{
+        "quantised-scatter", "ZeRO++ qgZ: gradients scattered in 4 bits", Tier::kE3, "zero_plus_plus.gradients",
+        "per micro-batch all-to-alls of codes and scales: 33/256 of a reduce-scatter's fp32 bytes; with a secondary shard in two "
+        "hops",
+        "codes of a bucket", "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.gradients; }, [](Draft&) {}},
+    Strategy{"offload-parameters", "Parameters on the host or on NVMe, fetched unit by unit", Tier::kE1,
+             "zero: 3, offload: parameters",
+             "parameters in: 2 Psi/N, gradients out: Psi/N a micro-batch; NVMe: reads and a write of as much",
+             "device: units under way; host or NVMe: parameters, gradients 1/N", "Rajbhandari et al. 2021", parks_parameters,
+             [](Draft&) {}, true},
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},
-    Strategy{"offload-activations", "Activations to host memory and back", Tier::kE0, "offload: activations",
-             "per layer and micro-batch what it keeps, out and in", "activations of two or three layers; the rest on the host",
-             "Rhu et al. 2016", [](const Case& c) { return c.layout.offload.activations != OffloadTo::kNone; },
+    Strategy{"offload-activations", "Activations to host memory or NVMe, and back", Tier::kE0, "offload: activations",
+             "per layer and micro-batch what it keeps, out and in",
+             "activations of two or three layers; the rest on the host or NVMe", "Rhu et al. 2016", parks_activations,
              offload_activations},
+    Strategy{"offload-gradients", "Gradients to the host, where the optimizer is", Tier::kE0, "offload: optimizer",
+             "gradients out: Psi, Psi/N under ZeRO", "device: the buckets under way; host: gradients", "Ren et al. 2021",
+             updates_on_host, offload_gradients},
     Strategy{"loss-scale", "Dynamic or fixed loss scale, overflowing steps skipped", Tier::kE2, "precision: fp16, loss_scale",
              "one i32 (maximum) over tp, dp (ZeRO) and pp", "a few bytes", "Micikevicius et al. 2018", scales_loss, loss_scaling},
     Strategy{"clip-norm", "Clipping by the global norm", Tier::kE1, "clip_norm", "one fp64 over tp, dp (ZeRO) and pp",
@@ -134,14 +182,16 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return c.train.guard.any(); }, guard},
     Strategy{"skipped-update", "Steps without an update, agreed by all ranks", Tier::kE0, "precision: fp16, guard", "nothing",
              "a few bytes", "Micikevicius et al. 2018", may_skip, skip_updates},
-    Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16 or fp16", "nothing",
+    Strategy{"master-weights", "fp32 copies of 16-bit parameters", Tier::kE2, "precision: bf16, fp16 or fp8", "nothing",
              "4 bytes a parameter, cut as moments are", "Micikevicius et al. 2018", narrows, master_weights},
     Strategy{"optimizer", "AdamW or SGD", Tier::kE0, "optimizer", "nothing", "2 Psi (AdamW), 0 (SGD)", "Loshchilov & Hutter 2019",
              [](const Case& c) { return !updates_on_host(c); }, optimizer},
     Strategy{"offload-optimizer", "Optimizer on the host, its states there or on NVMe", Tier::kE0, "offload: optimizer",
-             "gradients out, parameters back: Psi each, Psi/N under ZeRO; NVMe: states in and out",
-             "device: parameters and open buckets; host or NVMe: states", "Ren et al. 2021; Rajbhandari et al. 2021",
-             updates_on_host, offload_optimizer},
+             "parameters back: Psi, Psi/N under ZeRO; NVMe: states in and out", "device: parameters; host or NVMe: states",
+             "Ren et al. 2021; Rajbhandari et al. 2021", updates_on_host, offload_optimizer},
+    Strategy{"amax-history", "Scales from the sizes of past steps", Tier::kE2, "precision: fp8, fp8_scaling: delayed",
+             "per step 12 f32 a layer (maximum) over dp and tp", "12 * 18 f32 a layer", "Micikevicius et al. 2022",
+             [](const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == "delayed"; }, remember_amax, true},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
     Strategy{"diloco", "Local SGD and DiLoCo: an outer step every H steps", Tier::kE3, "diloco: steps, learning_rate, momentum",
              "every H steps an all-reduce of the parameters: 2 Psi (N-1)/(N H) a step",

@@ -2,8 +2,20 @@
 
 namespace shardlab {
 
-Compressing::Compressing(Draft& draft, StageDraft& stage, std::string name, std::string_view strategy)
-    : draft_(draft), stage_(stage), strategy_(strategy) {
+std::string WireCode::kernel(std::string_view verb) const {
+  return scaled() ? std::string(verb) + (bits == 4 ? "_int4" : "_int8") : "copy";
+}
+
+std::string WireCode::sum_kernel() const { return scaled() ? kernel("dequantise_sum") : "sum_rows"; }
+
+WireCode code_of(const Compression& compression) {
+  if (compression.kind == CompressionKind::kBf16) return {};
+  return compression.bits == 4 ? WireCode{DType::u8, 4} : WireCode{DType::i8, 8};
+}
+
+Compressing::Compressing(Draft& draft, StageDraft& stage, std::string name, std::string_view strategy,
+                         std::optional<StreamId> stream)
+    : draft_(draft), stage_(stage), strategy_(strategy), stream_(stream ? *stream : reduction_stream(draft)) {
   segment_.name = std::move(name);
 }
 
@@ -25,7 +37,7 @@ SlotId Compressing::view(std::string name, SlotId base, Type type, bool slice) {
   slot.name = std::move(name);
   slot.type = std::move(type);
   slot.kind = SlotKind::kLocal;
-  slot.view = View{base.value, 0, slice ? AxisSet::of(draft_.plan.mesh.axis("dp")) : AxisSet{}};
+  slot.view = View{base.value, 0, slice ? data_axes(draft_.plan.mesh) : AxisSet{}};
   segment_.slots.push_back(std::move(slot));
   binding_.emplace_back();
   return SlotId(static_cast<int32_t>(segment_.slots.size()) - 1);
@@ -36,7 +48,7 @@ void Compressing::op(Work work, std::vector<SlotId> reads, std::vector<SlotId> w
   op.work = std::move(work);
   op.reads = std::move(reads);
   op.writes = std::move(writes);
-  op.stream = reduction_stream(draft_);
+  op.stream = stream_;
   op.label = std::move(label);
   op.strategy = strategy_;
   segment_.steps.emplace_back(std::move(op));
@@ -52,14 +64,21 @@ void Compressing::kernel(std::string_view name, Kernel::Rule rule, std::vector<S
 }
 
 void Compressing::collective(CollectiveKind kind, SlotId from, SlotId to, std::string label) {
-  const CommId comm = draft_.comm("dp.grads", AxisSet::of(draft_.plan.mesh.axis("dp")));
+  collective(kind, draft_.comm("dp.grads", data_axes(draft_.plan.mesh)), from, to, std::move(label));
+}
+
+void Compressing::collective(CollectiveKind kind, CommId comm, SlotId from, SlotId to, std::string label) {
   op(Collective{kind, ReduceOp::kSum, comm, draft_.algorithm()}, {from}, {to}, std::move(label));
 }
 
-Event Compressing::event(int unit) {
+Call Compressing::call() {
   const std::string name = segment_.name;
   const SegmentId id = draft_.cached(name, [&] { return std::move(segment_); });
-  return call_event(bind(id, std::move(binding_)), unit, draft_.micro_batches() - 1);
+  return bind(id, std::move(binding_));
+}
+
+Event Compressing::event(int unit, std::optional<int> micro_batch) {
+  return call_event(call(), unit, micro_batch.value_or(draft_.micro_batches() - 1));
 }
 
 BufferId add_error(StageDraft& stage, std::string name, Type like) {
@@ -92,7 +111,9 @@ BufferId add_message_view(StageDraft& stage, std::string name, Type type, Buffer
 }
 
 Type message_type(const Draft& draft, Type type, DType dtype, Shape shape, Placement place, Micro micro) {
-  type = placed(std::move(type), draft.plan.mesh.axis("dp"), place);
+  for (Placement& along : type.place)  // what is made of a summand (a stage's part of a tied table) is no summand
+    if (along.is_partial()) along = Placement::local();
+  type = placed(std::move(type), data_axes(draft.plan.mesh), place);
   type.dtype = dtype;
   type.shape = shape;
   type.micro = micro;

@@ -6,6 +6,7 @@
 // a plan which forgets to add the one to the other is a type error; after sending, what was not sent of m stays there.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,10 +19,27 @@ void quantised_gradients(Draft& draft);
 void sparse_gradients(Draft& draft);
 void powersgd(Draft& draft);
 
+/// What elements become on the wire: floats of 16 bits, or integers of 8 or 4 with a scale for each block.
+struct WireCode {
+  DType dtype = DType::bf16;
+  int bits = 16;
+  constexpr bool scaled() const { return bits < 16; }
+  constexpr int64_t of(int64_t elements) const { return bits == 4 ? elements / 2 : elements; }  ///< storage elements
+  /// The kernel that goes one way ("quantise") or the other ("dequantise"), and the one that adds parts up.
+  std::string kernel(std::string_view verb) const;
+  std::string sum_kernel() const;
+};
+/// Of `compression.kind` bf16 and int8.
+WireCode code_of(const Compression& compression);
+/// Elements that share a scale, at most: a slice of so many is cut in `blocks_of` equal blocks.
+inline constexpr int64_t kScaleBlock = 256;
+constexpr int64_t blocks_of(int64_t slice) { return (slice + kScaleBlock - 1) / kScaleBlock; }
+
 /// A segment of several ops on one stream over buffers of a stage, written op by op.
 class Compressing {
  public:
-  Compressing(Draft& draft, StageDraft& stage, std::string name, std::string_view strategy);
+  /// On the stream that reduces gradients, or another.
+  Compressing(Draft& draft, StageDraft& stage, std::string name, std::string_view strategy, std::optional<StreamId> stream = {});
 
   /// A slot bound to `buffer`, of its type.
   SlotId bound(std::string name, BufferId buffer);
@@ -30,18 +48,22 @@ class Compressing {
   /// `flops` are per launch.
   void kernel(std::string_view name, Kernel::Rule rule, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label,
               int64_t flops);
-  /// Over the data-parallel ranks.
+  /// Over the data-parallel ranks, or the ranks of `comm`.
   void collective(CollectiveKind kind, SlotId from, SlotId to, std::string label);
+  void collective(CollectiveKind kind, CommId comm, SlotId from, SlotId to, std::string label);
   void op(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label);
   const Type& type(SlotId slot) const { return segment_.slots[slot.index()].type; }
 
   /// The call of it. Segments of one name are alike: the first is kept.
-  Event event(int unit);
+  Call call();
+  /// The same as an event of a unit's backward, of the last micro-batch where none is given.
+  Event event(int unit, std::optional<int> micro_batch = {});
 
  private:
   Draft& draft_;
   StageDraft& stage_;
   std::string_view strategy_;
+  StreamId stream_;
   Segment segment_;
   std::vector<BufferId> binding_;
 };
@@ -54,6 +76,7 @@ BufferId add_message(StageDraft& stage, std::string name, Type type);
 BufferId add_message_view(StageDraft& stage, std::string name, Type type, BufferId base);
 
 /// `type` with other elements: element type, extents on this rank, placement along dp, and whether it is a sum over micro-batches.
+/// Along the other axes it is a summand no more.
 Type message_type(const Draft& draft, Type type, DType dtype, Shape shape, Placement place, Micro micro);
 
 }  // namespace shardlab

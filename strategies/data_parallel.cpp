@@ -22,7 +22,7 @@
 namespace shardlab {
 
 void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
-  const int dp = draft.plan.mesh.axis("dp");
+  const AxisSet dp = data_axes(draft.plan.mesh);
   Buffer sum = stage.role.buffers[bucket.gradient.index()];
   sum.name = bucket.name + ".sum";
   sum.type = placed(sum.type, dp, Placement::replicate());

@@ -112,6 +112,20 @@ Type placed(Type type, int axis, Placement placement) {
   return type;
 }
 
+Type placed(Type type, AxisSet axes, Placement placement) {
+  for (int axis = 0; axis < kMaxAxes; ++axis)
+    if (axes.contains(axis)) type = placed(std::move(type), axis, placement);
+  return type;
+}
+
+AxisSet data_axes(const Mesh& mesh) {
+  const AxisSet dp = AxisSet::of(mesh.axis("dp"));
+  const auto node = mesh.find("node");
+  return node ? dp | AxisSet::of(*node) : dp;
+}
+
+AxisSet axes_of(const Mesh& mesh, std::string_view name) { return name == "dp" ? data_axes(mesh) : AxisSet::of(mesh.axis(name)); }
+
 Call bind(SegmentId segment, std::vector<BufferId> binding, int layer, int micro_batch) {
   Call call;
   call.segment = segment;

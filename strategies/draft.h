@@ -34,7 +34,7 @@ enum class Use : uint8_t {
   kGradientIn,     ///< gradient of the unit's output
   kGradientOut,    ///< gradient of the unit's input: the previous unit's kGradientIn
   kLoss,           ///< the micro-batch's losses by sequence
-  kNamed,          ///< a buffer of the stage: `StageDraft::named`, by the slot's name
+  kNamed,          ///< a buffer of the stage: `StageDraft::named`, by unit and slot ("layers.3.loss_scale"), or by the slot's name
   kView,           ///< a view of another slot
 };
 
@@ -102,10 +102,12 @@ struct Event {
     kCall,
     kAlloc,
     kFree,
-    kPark,    ///< what forward left for backward is copied to host memory ...
-    kVacate,  ///< ... its device storage is given up ...
-    kFetch,   ///< ... it comes back, ahead of backward ...
-    kForget,  ///< ... and its host storage is given up
+    kPark,     ///< what forward left for backward is copied to host memory, or through it to NVMe ...
+    kVacate,   ///< ... its device storage is given up ...
+    kRead,     ///< ... it comes from NVMe to host memory ...
+    kFetch,    ///< ... and back to the device, ahead of backward ...
+    kUnstage,  ///< ... what it took of host memory on its way, out or in, is given up ...
+    kForget,   ///< ... and the storage in which it waited
   } kind = Kind::kCall;
   int unit = -1;
   int micro_batch = -1;
@@ -220,8 +222,13 @@ struct Draft {
 
 /// Adds a buffer to a stage and returns its id.
 BufferId add_buffer(StageDraft& stage, Buffer buffer);
-/// The same type with one axis placed otherwise.
+/// The same type with one axis placed otherwise, or several.
 Type placed(Type type, int axis, Placement placement);
+Type placed(Type type, AxisSet axes, Placement placement);
+/// The axes of the data-parallel ranks that share one set of shards: "dp", and "node" where a secondary shard cuts them in two.
+AxisSet data_axes(const Mesh& mesh);
+/// The axes that scalars over `name` are reduced along: those of data for "dp", else the one called so.
+AxisSet axes_of(const Mesh& mesh, std::string_view name);
 /// A call whose slots are bound to `binding` in order.
 Call bind(SegmentId segment, std::vector<BufferId> binding, int layer = -1, int micro_batch = -1);
 /// A segment of one op over bound slots: each buffer becomes one slot of its own type; `reads` and `writes` index `buffers`.

@@ -3,9 +3,11 @@
 // Activations of micro-batches in flight come from pools: a buffer that backward has freed serves a later micro-batch, so a role
 // has as many buffers as micro-batches are in flight at once, not as many as there are micro-batches.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 
+#include "plan/device_scratch.h"
 #include "plan/work.h"
 #include "strategies/draft.h"
 #include "strategies/offload_activations.h"
@@ -48,6 +50,13 @@ void register_units(Draft& draft) {
     unit.backward_id = accumulates ? draft.register_segment(accumulating(unit.backward)) : *unit.backward_first_id;
   }
 }
+
+/// Buffers of one kind that tensors pass through, by unit and micro-batch.
+struct Staging {
+  std::vector<BufferId> free;
+  std::map<std::pair<int, int>, BufferId> held;
+  int made = 0;
+};
 
 /// Buffers of one kind that micro-batches take and give back.
 struct Pool {
@@ -116,14 +125,18 @@ class StageEmitter {
       case Event::Kind::kFree: program().emplace_back(Free{event.buffer}); break;
       case Event::Kind::kPark:
       case Event::Kind::kVacate:
+      case Event::Kind::kRead:
       case Event::Kind::kFetch:
+      case Event::Kind::kUnstage:
       case Event::Kind::kForget: park(event); break;
     }
   }
 
-  /// Takes what backward reads of forward to host memory and back. A call binds each tensor's two places, one after the other.
+  /// Takes what backward reads of forward to where it waits, and back. A call binds each tensor's places, one after the other.
   void park(const Event& event) {
+    using Kind = Event::Kind;
     const DraftSegment& backward = draft_.of_unit(event.unit).backward;
+    const bool nvme = draft_.config.layout.offload.activations == OffloadTo::kNvme;
     const int unit = event.unit, micro = event.micro_batch;
     std::vector<BufferId> binding;
     for (const SlotId id : parked_slots(backward)) {
@@ -131,20 +144,53 @@ class StageEmitter {
       Pool& here = backward.uses[id.index()].use == Use::kActivationIn ? input_of(unit) : saved_pool(unit, slot.name);
       Pool& there = pool_named(parked_[slot_of(unit)], slot.name);
       switch (event.kind) {
-        case Event::Kind::kPark: program().emplace_back(Alloc{take(there, micro, host_slot(slot), unit)}); break;
-        case Event::Kind::kFetch: program().emplace_back(Alloc{take(here, micro, slot, unit)}); break;
-        default: {
-          Pool& left = event.kind == Event::Kind::kVacate ? here : there;
-          program().emplace_back(Free{held(left, micro)});
-          give_back(left, micro);
-          continue;
-        }
+        case Kind::kVacate: release(here, micro); continue;
+        case Kind::kForget: release(there, micro); continue;
+        case Kind::kUnstage: unstage(unit, micro, slot); continue;
+        case Kind::kPark:
+          if (nvme) stage(unit, micro, slot);
+          program().emplace_back(Alloc{take(there, micro, nvme ? nvme_slot(slot) : host_slot(slot), unit)});
+          break;
+        case Kind::kRead: stage(unit, micro, slot); break;
+        default: program().emplace_back(Alloc{take(here, micro, slot, unit)}); break;
       }
-      binding.insert(binding.end(), {held(here, micro), held(there, micro)});
+      if (event.kind != Kind::kRead) binding.push_back(held(here, micro));
+      if (nvme) binding.push_back(staging_[slot.name].held.at({unit, micro}));
+      if (!nvme || event.kind != Kind::kFetch) binding.push_back(held(there, micro));
     }
     if (binding.empty()) return;
-    const SegmentId segment = parking_segment(draft_, event.unit, event.kind == Event::Kind::kPark);
+    const SegmentId segment = parking_segment(draft_, unit, event.kind);
     program().emplace_back(bind(segment, std::move(binding), draft_.units[static_cast<size_t>(unit)].layer, micro));
+  }
+
+  void release(Pool& pool, int micro_batch) {
+    program().emplace_back(Free{held(pool, micro_batch)});
+    give_back(pool, micro_batch);
+  }
+
+  /// Host memory for a tensor that is on its way to NVMe or back. All layers share it: what one gives up the next takes.
+  void stage(int unit, int micro_batch, const Slot& slot) {
+    Staging& staging = staging_[slot.name];
+    if (staging.free.empty()) {
+      const Slot host = host_slot(slot);
+      Buffer buffer;
+      buffer.name = "staging." + slot.name + "@" + std::to_string(staging.made++);
+      buffer.type = host.type;
+      buffer.kind = host.cls;
+      buffer.space = host.space;
+      staging.free.push_back(add_buffer(stage_, std::move(buffer)));
+    }
+    const BufferId id = staging.free.back();
+    staging.free.pop_back();
+    staging.held[{unit, micro_batch}] = id;
+    program().emplace_back(Alloc{id});
+  }
+  void unstage(int unit, int micro_batch, const Slot& slot) {
+    Staging& staging = staging_[slot.name];
+    const auto held = staging.held.find({unit, micro_batch});
+    program().emplace_back(Free{held->second});
+    staging.free.push_back(held->second);
+    staging.held.erase(held);
   }
 
   void compute(const Event& event) {
@@ -183,6 +229,8 @@ class StageEmitter {
       case Use::kGradientIn: return held(gradient_of(unit), micro);
       case Use::kGradientOut: return take(gradient_of(unit - 1), micro, slot, unit);
       case Use::kNamed: {
+        const auto own = stage_.named.find(unit_name(unit) + "." + slot.name);
+        if (own != stage_.named.end()) return own->second;
         const auto found = stage_.named.find(slot.name);
         SHARDLAB_CHECK(found != stage_.named.end(), "stage {} has no buffer for {}", stage_.role.stage, slot.name);
         return found->second;
@@ -249,6 +297,7 @@ class StageEmitter {
   StageDraft& stage_;
   std::vector<Pool> inputs_, gradients_;
   std::vector<NamedPools> saved_, parked_;
+  std::map<std::string, Staging> staging_;  ///< by slot
   std::vector<Sent> sent_;
   std::pair<bool, int> slot_{false, -1};
   int slots_begun_ = 0;
@@ -259,7 +308,10 @@ class StageEmitter {
 Plan emit(Draft draft) {
   register_units(draft);
   for (StageDraft& stage : draft.stages) draft.plan.roles.push_back(StageEmitter(draft, stage).emit());
-  add_workspaces(draft.plan, draft.config.canonical);
+  if (draft.config.backend == "cuda")
+    add_device_workspaces(draft.plan, device_kernels(draft.config));
+  else
+    add_workspaces(draft.plan, draft.config.canonical);
   return std::move(draft.plan);
 }
 

@@ -7,20 +7,27 @@
 // backward has used it (FSDP's reshard_after_forward; ZeRO-2's volume for ZeRO-3's rest). What is gathered when it is needed again
 // before it would be freed stays: the head's forward and backward follow one another, so the head travels once.
 //
+// ZeRO++ (zero_plus_plus.h) changes what a gather and a scatter are, and leaves when they are: see Gathers and scatter().
+// Where parameters are parked outside the device (`offload: parameters`), a slice is fetched before it is gathered. With dp = 1 it
+// is the whole unit, which is fetched to where it computes, and there is neither gather nor scatter.
+//
 // Shapes   bucket[n], slices [n/N]; a unit has a bucket for each kind of its parameters
 // Adds     per micro-batch two all-gathers of the parameters (one without reshard) and a reduce-scatter of the gradients, each
 //          Psi (N-1)/N, less the gather that a unit is spared whose backward follows its forward
 // Memory   parameters, gradients and moments 1/N; 1 + prefetch units of whole parameters; the units between their first gradient
 // and
 //          their scatter
-// Refuses  dp = 1
+// Refuses  dp = 1 with parameters on the device
 // Paper    Rajbhandari et al., "ZeRO" (2020), section 5.3; Zhao et al., "PyTorch FSDP" (2023)
 #include "strategies/fsdp.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
+#include "strategies/offload_parameters.h"
 #include "strategies/shards.h"
+#include "strategies/zero_plus_plus.h"
 
 namespace shardlab {
 namespace {
@@ -35,16 +42,23 @@ struct Visit {
 
 /// The time for which a bucket's values are whole.
 struct Stay {
-  size_t issued = 0;  ///< the visit with which its gather begins
-  size_t last = 0;    ///< the last visit that uses it
+  size_t issued = 0;      ///< the visit with which its gather begins
+  size_t last = 0;        ///< the last visit that uses it
+  size_t first = 0;       ///< the first
+  bool backward = false;  ///< which begins with a backward
 };
 
 class FullyShard {
  public:
-  FullyShard(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), shards_(draft, stage, kName) {}
+  FullyShard(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), shards_(draft, stage, kName), parked_(draft, stage) {}
 
   void run() {
-    fill_buckets(draft_, stage_, {.multiple = shards_.ranks(), .layers = draft_.config.layout.fsdp.unit, .whole_step = false});
+    const ZeroPlusPlus& less = draft_.config.layout.zero_plus_plus;
+    fill_buckets(draft_, stage_,
+                 {.multiple = shards_.ranks(),
+                  .block = less.weights || less.gradients ? kScaleBlock : 0,
+                  .layers = draft_.config.layout.fsdp.unit,
+                  .whole_step = false});
     for (size_t b = 0; b < stage_.buckets.size(); ++b) {
       owners_.push_back(static_cast<int>(b));
       if (!shards_.shares_values(stage_.buckets[b])) continue;
@@ -53,24 +67,36 @@ class FullyShard {
     }
     declare_values();
     // Scatters are found by the events of backward, so gathers, which move none of them, may come before or after.
-    if (draft_.training) scatter_every_micro_batch(draft_, stage_, shards_, kName);
+    if (draft_.training) scatter();
     gather_before_use();
     if (draft_.training) update();
   }
 
  private:
+  void scatter() {
+    if (!draft_.config.layout.zero_plus_plus.gradients) return scatter_every_micro_batch(draft_, stage_, shards_, kName);
+    QuantisedScatter quantised(draft_, stage_, shards_, {.code = {DType::u8, 4}, .strategy = "quantised-scatter"});
+    scatter_every_micro_batch(draft_, stage_, shards_, kName, [&](const Bucket& bucket, BufferId slice, int micro_batch) {
+      return quantised.scatter(bucket, slice, micro_batch);
+    });
+  }
+
   bool owns_values(size_t bucket) const { return owners_[bucket] == static_cast<int>(bucket); }
 
   void declare_values() {
     for (size_t b = 0; b < stage_.buckets.size(); ++b) {
       flat_.emplace_back();
       slices_.emplace_back();
+      fetched_.emplace_back();
       if (!owns_values(b)) continue;
       flat_[b] = shards_.flat_values(stage_.buckets[b], false);
       slices_[b] = shards_.slice_apart(flat_[b], stage_.buckets[b].name + ".value.shard");
       Buffer& slice = stage_.role.buffers[slices_[b].index()];
       slice.kind = BufferClass::kParameter;
       slice.persistent = true;
+      if (!parks_parameters(draft_.config)) continue;
+      parked_.park(slices_[b]);
+      fetched_[b] = shards_.ranks() > 1 ? parked_.on_device(slices_[b]) : BufferId();
     }
   }
 
@@ -121,7 +147,7 @@ class FullyShard {
         if (!all[b].empty() && (kept || issued <= all[b].back().last))
           all[b].back().last = v;
         else
-          all[b].push_back({issued, v});
+          all[b].push_back({issued, v, v, stage_.events[visits[v].first].kind == Event::Kind::kBackward});
         note(visits[v], lowest_reader(bucket, read_by_backward), awaiting[b]);
       }
     return all;
@@ -148,28 +174,78 @@ class FullyShard {
     const auto by_bucket = stays(order);
     Insertions insertions;
     // Gathers in the order in which they are needed, so that the stream that carries them out never holds one up for a later one.
-    std::vector<std::vector<std::pair<size_t, int>>> due(order.size());
+    std::vector<std::vector<std::pair<Stay, int>>> due(order.size());
     for (size_t b = 0; b < by_bucket.size(); ++b)
       for (const Stay& stay : by_bucket[b]) {
-        due[stay.issued].emplace_back(first_use(order, stay, static_cast<int>(b)), static_cast<int>(b));
+        due[stay.issued].emplace_back(stay, static_cast<int>(b));
         insertions.release_after(order[stay.last].last, free_event(flat_[b]));
       }
+    Gathers gathers(*this, by_bucket);
+    std::vector<size_t> read_before(by_bucket.size(), 0);  // by bucket: the first visit that finds no earlier read of it under way
     for (size_t v = 0; v < order.size(); ++v) {
-      std::ranges::sort(due[v]);
-      for (const auto& [use, b] : due[v]) {
+      std::ranges::sort(due[v], {}, [](const std::pair<Stay, int>& d) { return std::pair(d.first.first, d.second); });
+      for (const auto& [stay, b] : due[v]) {
         const size_t index = static_cast<size_t>(b);
+        if (parks_parameters(draft_.config)) {
+          fetch(index, order[v], order[std::max(read_before[index], reads_at(v))], insertions);
+          read_before[index] = v + 1;
+          continue;
+        }
         insertions.before(order[v].first, alloc_event(flat_[index]));
-        insertions.before(order[v].first,
-                          call_event(shards_.gather(stage_.buckets[index], slices_[index], flat_[index], gather_stream())));
+        for (Call& call : gathers.calls(index, stay)) insertions.before(order[v].first, call_event(std::move(call)));
       }
     }
     insertions.apply(stage_.events);
   }
-  static size_t first_use(const std::vector<Visit>& order, const Stay& stay, int bucket) {
-    size_t v = stay.issued;
-    while (std::ranges::find(order[v].buckets, bucket) == order[v].buckets.end()) ++v;
-    return v;
+
+  /// How a bucket is made whole: from the slices of all ranks, or in backward from the secondary shard of the node.
+  class Gathers {
+   public:
+    Gathers(FullyShard& step, const std::vector<std::vector<Stay>>& stays) : step_(step) {
+      const ZeroPlusPlus& less = step.draft_.config.layout.zero_plus_plus;
+      if (less.weights) quantised_.emplace(step.draft_, step.stage_, step.shards_, step.gather_stream());
+      if (less.secondary > 0) secondary_.emplace(step.draft_, step.stage_, step.gather_stream());
+      for (const auto& list : stays)
+        keeps_.push_back(secondary_ && std::ranges::any_of(list, [](const Stay& s) { return s.backward; }));
+    }
+    std::vector<Call> calls(size_t b, const Stay& stay) {
+      const Bucket& bucket = step_.stage_.buckets[b];
+      const BufferId slice = step_.slices_[b], flat = step_.flat_[b];
+      if (secondary_ && stay.backward) return {secondary_->gather(bucket, flat)};
+      std::vector<Call> all{quantised_ ? quantised_->gather(bucket, slice, flat)
+                                       : step_.shards_.gather(bucket, slice, flat, step_.gather_stream())};
+      if (keeps_[b]) all.push_back(secondary_->keep(bucket, flat));
+      keeps_[b] = false;  // the values stay what they are until the end of the step
+      return all;
+    }
+
+   private:
+    FullyShard& step_;
+    std::optional<QuantisedGather> quantised_;
+    std::optional<SecondaryShard> secondary_;
+    std::vector<bool> keeps_;  ///< by bucket: the next gather is the first of the step, and backward gathers too
+  };
+
+  /// The visit with which what is gathered with visit `v` is read from NVMe: one further ahead, where anything is fetched ahead.
+  size_t reads_at(size_t v) const { return v > 0 && draft_.config.layout.fsdp.prefetch > 0 ? v - 1 : v; }
+
+  /// From where they wait to where they compute: read with one visit, fetched and gathered with the next. What they took on the way
+  /// is given up when that has computed.
+  void fetch(size_t b, const Visit& visit, const Visit& earlier, Insertions& insertions) {
+    for (Event& e : parked_.read(slices_[b])) insertions.before(earlier.first, std::move(e));
+    const bool whole = !fetched_[b];
+    if (!whole) {
+      insertions.before(visit.first, alloc_event(fetched_[b]));
+      insertions.before(visit.first, parked_.fetch(slices_[b], fetched_[b]));
+    }
+    insertions.before(visit.first, alloc_event(flat_[b]));
+    insertions.before(visit.first, whole ? parked_.fetch(slices_[b], flat_[b]) : gather(b, fetched_[b]));
+    if (!whole) insertions.release_after(visit.last, free_event(fetched_[b]));
+    for (Event& e : parked_.give_up(slices_[b])) insertions.release_after(visit.last, std::move(e));
   }
+
+  Event gather(size_t b, BufferId slice) { return call_event(shards_.gather(stage_.buckets[b], slice, flat_[b], gather_stream())); }
+
   StreamId gather_stream() { return draft_.config.layout.overlap ? draft_.stream("gather") : StreamId(0); }
 
   void update() {
@@ -187,7 +263,9 @@ class FullyShard {
   StageDraft& stage_;
   Shards shards_;
   std::vector<int> owners_;  ///< by bucket: the bucket that holds its values
+  ParkedParameters parked_;
   std::vector<BufferId> flat_, slices_;
+  std::vector<BufferId> fetched_;  ///< the slice on the device, where it is parked and gathered
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "plan/treatment.h"
 #include "plan/verify.h"
 #include "strategies/build_step.h"
 #include "strategies/catalogue.h"
@@ -21,14 +22,27 @@ Result<void> check_pass_name(std::string_view after) {
   return Error{ExitCode::kUsage, fmt::format("there is no pass called `{}`", after), "passes, in order: " + names, {}};
 }
 
+/// A budget is in bytes and least time in seconds, of which a plan knows nothing: who knows them chooses before.
+Result<void> check_decided(const Case& config) {
+  if (is_decided(config)) return {};
+  return Error{ExitCode::kUsage,
+               fmt::format("recompute within {} bytes has not been decided: a plan knows no seconds",
+                           config.layout.recompute_options.budget_bytes),
+               "write what each layer makes again under recompute, as in 3*full 5*none",
+               {}};
+}
+
 VerifyOptions verify_options(const Case& config, const LowerOptions& options) {
   VerifyOptions v;
-  if (options.budget && config.machine.device.memory_bytes > 0) v.budget = {memory_per_rank(config), INT64_MAX, INT64_MAX};
+  int64_t device = config.layout.recompute_options.budget_bytes > 0 ? config.layout.recompute_options.budget_bytes : INT64_MAX;
+  if (options.budget && config.machine.device.memory_bytes > 0) device = std::min(device, memory_per_rank(config));
+  if (device != INT64_MAX) v.budget = {device, INT64_MAX, INT64_MAX};
   return v;
 }
 
 Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool training) {
   SHARDLAB_TRY(check(config));
+  SHARDLAB_TRY(check_decided(config));
   SHARDLAB_TRY(check_pass_name(options.after));
   Draft draft = build_step(config, training);
   bool passed = false;  // the pass that `after` names

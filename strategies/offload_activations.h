@@ -11,9 +11,11 @@ void offload_activations(Draft& draft);
 
 /// What `emit` parks for a unit: the slots of its backward that forward filled, in their order.
 std::vector<SlotId> parked_slots(const DraftSegment& backward);
-/// The same slot in host memory.
+/// The same slot in host memory, and on NVMe.
 Slot host_slot(Slot slot);
-/// The copies of all of them, out to host memory or in: each tensor's place on the device and on the host are bound in turn.
-SegmentId parking_segment(Draft& draft, int unit, bool out);
+Slot nvme_slot(Slot slot);
+/// The copies of all of them that an event of kind kPark, kRead or kFetch makes. Each tensor's places are bound in turn: on the
+/// device (not of kRead), in host memory, on NVMe (not of kFetch, and only where activations wait there).
+SegmentId parking_segment(Draft& draft, int unit, Event::Kind kind);
 
 }  // namespace shardlab

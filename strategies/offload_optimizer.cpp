@@ -1,16 +1,12 @@
-// Optimizer offload (ZeRO-Offload): the optimizer's state lives in host memory and its update runs there. A bucket's gradients, or
-// this rank's slice of their sum, are copied to the host as soon as they are complete; the host updates its fp32 copy of the
-// parameters and its moments; the result is copied back to where the model computes, rounded first where that is narrower. Under
-// ZeRO the gathers of the updated slices follow backward, as without.
+// Optimizer offload (ZeRO-Offload): the optimizer's state lives in host memory and its update runs there. Gradients arrive as they
+// are complete (offload_gradients.cpp); the host updates its fp32 copy of the parameters and its moments; the result is copied back
+// to where the model computes, rounded first where that is narrower. Under ZeRO the gathers of the updated slices follow backward,
+// as without.
 //
-// A bucket of gradients is on the device from the first backward that writes to it until it has been copied out: with one
-// micro-batch that is a few units of backward. Further micro-batches are added to it there, so that every sum is the one that would
-// be formed without offload.
-//
-// With `overlap` copies out, updates and copies back are on streams of their own ("d2h", "cpu", "h2d") and go on behind backward,
-// bucket by bucket. Without, gradients leave on the compute stream as they are complete, and after backward each bucket in turn is
-// updated and copied back while the device waits. (Data parallelism without overlap reduces after backward, so there all wait for
-// that.)
+// With `overlap` updates and copies back are on streams of their own ("cpu", "h2d") and go on behind backward, bucket by bucket.
+// Without, after backward each bucket in turn is updated and copied back while the device waits. Where an update needs to know all
+// gradients first (a factor that clips them by their norm, a word on whether the step updates at all) every update waits for the
+// last gradient; factor and word are copied to the host.
 //
 // With `optimizer: nvme` (ZeRO-Infinity) the copies and moments are in a file. An update's state is read into host memory while the
 // update before it runs, and written back while the next one does: three updates' worth of state and gradients is all that host
@@ -19,11 +15,12 @@
 // The host runs the optimizer's own instructions on the same numbers, so no bit changes.
 //
 // Shapes   bucket[n], or slices [n/N] under ZeRO
-// Adds     per step a copy of the gradients to the host and of the parameters back: Psi elements each, Psi/N under ZeRO
+// Adds     per step a copy of the parameters back: Psi elements, Psi/N under ZeRO
 // Memory   device: parameters, and the buckets under way; host: 4 bytes a parameter of copy, 8 of moments (AdamW), the gradients
 //          and, where the model computes in 16 bits, 2 for the rounded result; all 1/N under ZeRO
-//          NVMe: 12 bytes a parameter (AdamW), 1/N under ZeRO; the host then holds three updates under way, one without overlap
-// Refuses  clipping and the norm of gradients, which need every gradient before the first update (`check`)
+//          NVMe: 12 bytes a parameter (AdamW), 1/N under ZeRO; the host then holds three updates under way, one without overlap,
+//          and the gradients of all where something reads them at once
+// Refuses  nothing
 // Paper    Ren et al., "ZeRO-Offload" (2021), sections 4 and 5; Rajbhandari et al., "ZeRO-Infinity" (2021), sections 5.2 and 6.3
 #include "strategies/offload_optimizer.h"
 
@@ -32,8 +29,9 @@
 #include <string>
 #include <vector>
 
-#include "plan/text.h"
 #include "strategies/mixed_precision.h"
+#include "strategies/offload_gradients.h"
+#include "strategies/offload_parameters.h"
 #include "strategies/optimizer.h"
 #include "strategies/shards.h"
 
@@ -42,18 +40,12 @@ namespace {
 
 constexpr std::string_view kName = "offload-optimizer";
 
-/// Where in a timetable something is first and last touched.
-struct Span {
-  size_t first = SIZE_MAX, last = 0;
-};
-
-/// One update: when its gradient is there, and what host memory it needs while it is under way.
+/// One update: when its gradient is on the host, and what host memory it needs while it is under way.
 struct Job {
   Update* update = nullptr;
-  Span span;          ///< of the gradient on the device
-  BufferId gradient;  ///< on the device
-  BufferId arrived;   ///< on the host
-  BufferId result;    ///< rounded to what the model computes in, or none
+  size_t first = 0;    ///< the event with which what becomes its gradient is first there
+  size_t arrives = 0;  ///< that with which it is complete in host memory
+  BufferId result;     ///< rounded to what the model computes in, or none
   struct Parked {
     BufferId drive, host;
   };
@@ -66,24 +58,18 @@ class HostUpdates {
       : draft_(draft),
         stage_(stage),
         overlap_(draft.config.layout.overlap),
-        nvme_(draft.config.layout.offload.optimizer == OffloadTo::kNvme),
-        stays_(draft.config.layout.zero >= 2) {}
+        states_(draft.config.layout.offload.optimizer),
+        parameters_(draft.config.layout.offload.parameters),
+        ring_(states_ == OffloadTo::kNvme || parameters_ == OffloadTo::kNvme),
+        keeps_gradients_(keeps_host_gradients(draft.config)),
+        waits_(stage.gradient_factor || stage.go) {}
 
   void run() {
-    declare_updates(draft_, stage_);
-    move_padding();
-    find_next_computing();
-    for (Update& update : stage_.updates) jobs_.push_back({.update = &update, .span = span_of(update.gradient)});
-    std::ranges::stable_sort(jobs_, {}, [](const Job& job) { return job.span.last; });
+    for (Update& update : stage_.updates) jobs_.push_back(job_of(update));
+    std::ranges::stable_sort(jobs_, {}, &Job::arrives);
     for (Job& job : jobs_) declare(job);
-    if (overlap_ && nvme_) fetch(jobs_.front(), [&](Event e) { insertions_.before(jobs_.front().span.first, std::move(e)); });
-    for (size_t k = 0; k < jobs_.size(); ++k) {
-      const auto then = [&](Event e) { insertions_.after(jobs_[k].span.last, std::move(e)); };
-      if (overlap_ && nvme_) turn_ring(k, then);
-      leave_device(jobs_[k], then);
-      if (overlap_) work(jobs_[k], then);
-    }
-    insertions_.apply(stage_.events);
+    bring_words();
+    if (overlap_ && !waits_) update_behind_backward();
     finish();
   }
 
@@ -92,33 +78,34 @@ class HostUpdates {
   using Then = std::function<void(Event)>;
 
   Buffer& buffer(BufferId id) { return stage_.role.buffers[id.index()]; }
+  StreamId stream(std::string_view name) { return overlap_ ? draft_.stream(name) : StreamId(0); }
 
-  BufferId root_of(BufferId id) {
-    while (id && buffer(id).view) id = BufferId(buffer(id).view->base);
-    return id;
+  Job job_of(Update& update) const {
+    Job job{.update = &update};
+    for (size_t i = 0; i < stage_.events.size(); ++i)
+      if (writes(stage_.events[i], update.gradient)) job.arrives = i;
+    const BufferId from = storage_of(stage_, stage_.events[job.arrives].call.binding.front());
+    const auto found = std::ranges::find_if(stage_.events, [&](const Event& e) { return touches(stage_, e, from); });
+    job.first = static_cast<size_t>(found - stage_.events.begin());
+    return job;
   }
 
-  StreamId stream(std::string_view name) { return overlap_ ? draft_.stream(name) : StreamId(0); }
+  /// What judges gradients reads them; what completes them writes.
+  bool writes(const Event& event, BufferId storage) const {
+    if (event.kind != Event::Kind::kCall) return false;
+    const Op& op = std::get<Op>(draft_.plan.segments[event.call.segment.index()].steps.front());
+    return std::ranges::any_of(op.writes, [&](SlotId slot) {
+      return slot.index() < event.call.binding.size() && storage_of(stage_, event.call.binding[slot.index()]) == storage;
+    });
+  }
 
   // --- storage
 
-  /// A buffer like `id` in host memory, with storage of its own.
-  BufferId host_copy(BufferId id, const std::string& suffix, BufferClass kind) {
-    Buffer copy = buffer(id);
-    if (copy.packed_as < 0 && copy.parameter < 0) copy.packed_as = root_of(id).value;
-    copy.name += suffix;
-    copy.kind = kind;
-    copy.space = Space::kHost;
-    copy.view.reset();
-    copy.persistent = false;
-    return add_buffer(stage_, std::move(copy));
-  }
-
-  /// The copy that is updated (mixed precision has made it already), the moments, and what passes through host memory. Gradients
-  /// that live for the step until now come and go from here on; the slices of ZeRO-2 and 3, sums over micro-batches, stay.
+  /// What is updated (an fp32 copy, which mixed precision has made already; or, where they are outside the device and in fp32, the
+  /// parameters themselves), the moments, and what passes through host memory.
   void declare(Job& job) {
     Update& update = *job.update;
-    if (!update.stored) {
+    if (!update.stored && parameters_ == OffloadTo::kNone) {
       update.stored = update.value;
       update.value = add_master(stage_, update.value);
     }
@@ -126,103 +113,39 @@ class HostUpdates {
       buffer(update.value).packed_as = update.stored.value;
     std::vector<BufferId*> state{&update.value};
     if (draft_.config.train.optimizer == Optimizer::kAdamW) {
-      update.m = host_copy(update.value, ".m", BufferClass::kMoment);
-      update.v = host_copy(update.value, ".v", BufferClass::kMoment);
+      update.m = host_copy(stage_, update.value, ".m", BufferClass::kMoment);
+      update.v = host_copy(stage_, update.value, ".v", BufferClass::kMoment);
       state.insert(state.end(), {&update.m, &update.v});
     }
     for (BufferId* id : state) {
-      buffer(*id).persistent = true;
-      buffer(*id).space = nvme_ ? Space::kNvme : Space::kHost;
-      if (!nvme_) continue;
-      job.parked.push_back({*id, host_copy(*id, ".staged", buffer(*id).kind)});
+      Buffer& b = buffer(*id);
+      b.persistent = true;
+      if (b.kind != BufferClass::kParameter) b.space = states_ == OffloadTo::kNvme ? Space::kNvme : Space::kHost;
+      if (b.space != Space::kNvme) continue;
+      job.parked.push_back({*id, host_copy(stage_, *id, ".staged", b.kind)});
       *id = job.parked.back().host;
     }
-    job.gradient = update.gradient;
-    job.arrived = update.gradient = host_copy(update.gradient, ".host", BufferClass::kGradient);
-    if (buffer(update.stored).type.dtype != DType::f32) job.result = host_copy(update.stored, ".host", BufferClass::kBuffer);
-    if (!nvme_) stage_.whole_step.push_back(job.arrived);
-    if (!nvme_ && job.result) stage_.whole_step.push_back(job.result);
-    if (!stays_) std::erase(stage_.whole_step, root_of(job.gradient));
+    if (update.stored && buffer(update.stored).type.dtype != DType::f32 && buffer(update.stored).space != Space::kHost)
+      job.result = host_copy(stage_, update.stored, ".host", BufferClass::kBuffer);
+    if (!ring_ && job.result) stage_.whole_step.push_back(job.result);
   }
 
-  // --- where things are in the timetable
-
-  /// Zeros for a bucket's tail are written where its first gradient is, not when the step begins.
-  void move_padding() {
-    for (const Bucket& bucket : stage_.buckets) {
-      if (!bucket.padding || stays_) continue;
-      const auto zeros = std::ranges::find_if(stage_.events, [&](const Event& e) {
-        return e.kind == Event::Kind::kCall && e.call.binding == std::vector{bucket.padding};
-      });
-      Event event = std::move(*zeros);
-      stage_.events.erase(zeros);
-      const size_t first = span_of(bucket.gradient).first;
-      stage_.events.insert(stage_.events.begin() + static_cast<std::ptrdiff_t>(first), std::move(event));
+  /// What updates multiply gradients by, and whether they run, in host memory.
+  void bring_words() {
+    for (BufferId* word : {&stage_.gradient_factor, &stage_.go}) {
+      if (!*word) continue;
+      const BufferId there = host_copy(stage_, *word, ".host", buffer(*word).kind);
+      buffer(there).packed_as = -1;
+      stage_.whole_step.push_back(there);
+      stage_.events.push_back(copy(buffer(*word).name, *word, there, StreamId(0)));
+      *word = there;
     }
-  }
-
-  void find_next_computing() {
-    next_computing_.assign(stage_.events.size(), SIZE_MAX);
-    size_t following = SIZE_MAX;
-    for (size_t i = stage_.events.size(); i-- > 0;) {
-      next_computing_[i] = following;
-      if (stage_.events[i].computes()) following = i;
-    }
-  }
-
-  /// The events that touch the storage of a gradient.
-  Span span_of(BufferId gradient) {
-    const BufferId root = root_of(gradient);
-    Span span;
-    for (size_t i = 0; i < stage_.events.size(); ++i) {
-      if (!touches(stage_.events[i], root)) continue;
-      span.first = std::min(span.first, i);
-      span.last = i;
-    }
-    // Activations that this backward gave back leave host memory before anything new is put there.
-    while (span.last + 1 < stage_.events.size() && stage_.events[span.last + 1].kind == Event::Kind::kForget) ++span.last;
-    SHARDLAB_CHECK(span.first != SIZE_MAX, "no event makes the gradient {}", buffer(gradient).name);
-    return span;
-  }
-
-  bool touches(const Event& event, BufferId root) {
-    if (event.kind == Event::Kind::kCall)
-      return std::ranges::any_of(event.call.binding, [&](BufferId id) { return root_of(id) == root; });
-    if (event.kind != Event::Kind::kBackward || event.storage != 0) return false;
-    const auto& states = stage_.state[static_cast<size_t>(event.unit - stage_.first_unit)];
-    return std::ranges::any_of(states, [&](const ParameterState& s) { return root_of(s.gradient) == root; });
-  }
-
-  /// With overlap device storage is given up one unit later, so that no free waits for a copy that has just begun.
-  void release(BufferId storage, const Span& span) {
-    const size_t next = overlap_ ? next_computing_[span.last] : SIZE_MAX;
-    if (next == SIZE_MAX)
-      insertions_.after(span.last, free_event(storage));
-    else
-      insertions_.release_after(next, free_event(storage));
   }
 
   // --- what is done
 
   Event copy(const std::string& what, BufferId from, BufferId to, StreamId on) {
-    const Buffer& b = buffer(from);
-    const std::string name = what + " " + std::string(name_of(b.kind)) + " " + print(b.type, draft_.plan.mesh);
-    const SegmentId segment = draft_.cached(name, [&] {
-      Op op;
-      op.work = Copy{};
-      op.stream = on;
-      op.label = what;
-      op.strategy = kName;
-      return one_op_segment(what + std::to_string(draft_.segment_cache.size()), stage_, {from, to}, std::move(op), {0}, {1});
-    });
-    return call_event(bind(segment, {from, to}));
-  }
-
-  void leave_device(const Job& job, const Then& then) {
-    if (!stays_) insertions_.before(job.span.first, alloc_event(root_of(job.gradient)));
-    if (nvme_) then(alloc_event(job.arrived));
-    then(copy("offload", job.gradient, job.arrived, stream("d2h")));
-    if (!stays_) release(root_of(job.gradient), job.span);
+    return copy_event(draft_, stage_, what, from, to, on, kName);
   }
 
   /// State from the drive.
@@ -233,20 +156,28 @@ class HostUpdates {
     }
   }
 
-  /// The update, its result on the way to where the model computes, and state back to the drive.
+  /// The update, its result on the way to where the model computes or its parameters wait, and state back to the drive.
   void work(const Job& job, const Then& then) {
+    const Update& update = *job.update;
     const StreamId host = draft_.stream("cpu");
-    if (nvme_ && job.result) then(alloc_event(job.result));
-    then(update_event(draft_, stage_, *job.update, host));
-    if (job.result) then(copy("round", job.update->value, job.result, host));
-    then(copy("return", job.result ? job.result : job.update->value, job.update->stored, stream("h2d")));
+    if (ring_ && job.result) then(alloc_event(job.result));
+    then(update_event(draft_, stage_, update, host));
+    if (job.result) then(copy("round", update.value, job.result, host));
+    if (update.stored) {
+      const BufferId from = job.result ? job.result : update.value;
+      switch (buffer(update.stored).space) {
+        case Space::kDevice: then(copy("return", from, update.stored, stream("h2d"))); break;
+        case Space::kHost: then(copy("round", from, update.stored, host)); break;
+        case Space::kNvme: then(copy("write", from, update.stored, stream("nvme.write"))); break;
+      }
+    }
     for (const Job::Parked& p : job.parked) then(copy("write", p.host, p.drive, stream("nvme.write")));
   }
 
   void forget(const Job& job, const Then& then) {
-    if (!nvme_) return;
+    if (!ring_) return;
     for (const Job::Parked& p : job.parked) then(free_event(p.host));
-    then(free_event(job.arrived));
+    if (!keeps_gradients_) then(free_event(job.update->gradient));
     if (job.result) then(free_event(job.result));
   }
 
@@ -255,30 +186,52 @@ class HostUpdates {
     if (k >= 2) forget(jobs_[k - 2], then);
     if (k + 1 < jobs_.size()) fetch(jobs_[k + 1], then);
   }
+  void empty_ring(const Then& then) {
+    for (size_t k = jobs_.size() < 2 ? 0 : jobs_.size() - 2; k < jobs_.size(); ++k) forget(jobs_[k], then);
+  }
+
+  /// Each update as its gradient arrives. The ring turns before room is made for the gradient.
+  void update_behind_backward() {
+    Insertions insertions;
+    const size_t first = jobs_.front().first;
+    if (ring_) fetch(jobs_.front(), [&](Event e) { insertions.before(first, std::move(e)); });
+    for (size_t k = 0; k < jobs_.size(); ++k) {
+      const size_t room = jobs_[k].arrives - (keeps_gradients_ ? 0 : 1);
+      if (ring_) turn_ring(k, [&](Event e) { insertions.before(room, std::move(e)); });
+      size_t last = jobs_[k].arrives;
+      while (last + 1 < stage_.events.size() && stage_.events[last + 1].kind == Event::Kind::kFree) ++last;
+      work(jobs_[k], [&](Event e) { insertions.after(last, std::move(e)); });
+    }
+    insertions.apply(stage_.events);
+  }
 
   /// What is left to do after backward, and the gathers.
   void finish() {
     const Then then = [&](Event e) { stage_.events.push_back(std::move(e)); };
-    if (!overlap_)
-      for (const Job& job : jobs_) {
-        fetch(job, then);
-        work(job, then);
-        forget(job, then);
+    if (overlap_ && waits_ && ring_) fetch(jobs_.front(), then);
+    for (size_t k = 0; k < jobs_.size(); ++k) {
+      if (!overlap_) {
+        fetch(jobs_[k], then);
+        work(jobs_[k], then);
+        forget(jobs_[k], then);
+      } else if (waits_) {
+        if (ring_) turn_ring(k, then);
+        work(jobs_[k], then);
       }
+    }
     for (const Update& update : stage_.updates)
       if (update.after) then(call_event(*update.after));
-    if (overlap_)
-      for (size_t k = jobs_.size() < 2 ? 0 : jobs_.size() - 2; k < jobs_.size(); ++k) forget(jobs_[k], then);
+    if (overlap_) empty_ring(then);
   }
 
   Draft& draft_;
   StageDraft& stage_;
   const bool overlap_;
-  const bool nvme_;
-  const bool stays_;                    ///< whether the gradients of updates live for the step
-  std::vector<Job> jobs_;               ///< as their gradients are complete
-  std::vector<size_t> next_computing_;  ///< by event: the next that computes, or SIZE_MAX
-  Insertions insertions_;
+  const OffloadTo states_, parameters_;
+  const bool ring_;  ///< whether anything that an update needs is on NVMe, and passes through host memory
+  const bool keeps_gradients_;
+  const bool waits_;       ///< whether no update may begin before all gradients are there
+  std::vector<Job> jobs_;  ///< as their gradients arrive
 };
 
 }  // namespace

@@ -11,10 +11,15 @@
 // Paper    Loshchilov & Hutter, "Decoupled Weight Decay Regularization" (2019)
 #include "strategies/optimizer.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "plan/text.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/offload_optimizer.h"
+#include "strategies/parameter_server.h"
+#include "strategies/shards.h"
 #include "strategies/state.h"
 
 namespace shardlab {
@@ -86,6 +91,7 @@ Event round_event(Draft& draft, StageDraft& stage, const Update& update) {
     Op op;
     op.work = Copy{};
     op.label = "round";
+    op.stream = update_stream(draft);
     op.strategy = "master-weights";
     if (stage.go) op.when = SlotId(2);
     return one_op_segment("round" + std::to_string(draft.segment_cache.size()), stage, buffers, std::move(op), {0}, {1});
@@ -144,17 +150,16 @@ void append(Draft& draft, StageDraft& stage, std::string name, const std::vector
 /// The losses of every sequence, in the order of sequences: where the ranks share each micro-batch out, a sum over ranks last would
 /// be another tree.
 std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
-  const int dp = draft.plan.mesh.axis("dp");
+  const AxisSet dp = data_axes(draft.plan.mesh);
   std::vector<BufferId> all;
   for (const BufferId part : stage.losses) {
     const Buffer& b = stage.role.buffers[part.index()];
     Type type = placed(b.type, dp, Placement::replicate());
-    type.shape[0] *= draft.plan.mesh.size("dp");
+    type.shape[0] *= draft.plan.mesh.size(dp);
     const std::string name = b.name + ".all";
     const BufferId gathered = metric(stage, name, type, false);
     append(draft, stage, name, {part, gathered},
-           Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("metrics.dp", AxisSet::of(dp)), draft.algorithm()},
-           {0}, {1});
+           Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft.comm("metrics.dp", dp), draft.algorithm()}, {0}, {1});
     all.push_back(gathered);
   }
   return all;
@@ -165,28 +170,78 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
   const int64_t targets = c.sequences_per_step() * c.train.seq_len;
   const Type whole = scalar(draft, DType::f32);
   Type part_type = whole;
-  for (const std::string_view name : {"replica", "dp"})
+  for (const std::string_view name : {"replica", "dp", "node"})
     if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
-  const bool dealt_together = !draft.plan.together.empty();
+  const bool dealt_together = !draft.plan.together.empty(), apart = draft.training && runs_apart(c);
   std::vector<BufferId> buffers = dealt_together ? gather_losses(draft, stage) : stage.losses;
-  if (dealt_together) part_type = placed(part_type, draft.plan.mesh.axis("dp"), Placement::replicate());
+  if (dealt_together) part_type = placed(part_type, data_axes(draft.plan.mesh), Placement::replicate());
   std::vector<int> reads(buffers.size());
   for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
   buffers.push_back(metric(stage, "loss.sum", part_type, false));
   append(draft, stage, "loss.sum", buffers, SumScalars{}, reads, {static_cast<int>(reads.size())});
   BufferId sum = buffers.back();
-  if (draft.plan.mesh.size("dp") > 1 && !dealt_together) sum = all_reduce_scalar(draft, stage, sum, "dp");
+  if (draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1 && !dealt_together && !apart)
+    sum = all_reduce_scalar(draft, stage, sum, "dp");
   if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
-  const BufferId mean = metric(stage, "loss", whole, true);
+  const BufferId mean = metric(stage, "loss", apart ? part_type : whole, true);  // or a worker's part of it
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
   return mean;
 }
 
+/// The parameters' gradients within a bucket in host memory, as views of it: each cut along tp by itself, as the bucket is not.
+std::vector<BufferId> members_of(const Draft& draft, StageDraft& stage, BufferId bucket) {
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp"));
+  const Buffer whole = stage.role.buffers[bucket.index()];
+  std::vector<Buffer> members;
+  for (const Buffer& b : stage.role.buffers) {
+    if (b.parameter < 0 || b.kind != BufferClass::kGradient || !b.view || b.view->base != whole.packed_as) continue;
+    Buffer member = b;
+    member.name += ".host";
+    member.space = whole.space;
+    member.view->base = bucket.value;
+    member.type = whole.type;
+    member.type.shape = b.type.shape;
+    member.type.place[tp] = b.type.place[tp];
+    members.push_back(std::move(member));
+  }
+  std::vector<BufferId> ids;
+  for (Buffer& member : members) ids.push_back(add_buffer(stage, std::move(member)));
+  return ids;
+}
+
+/// What a norm reads of gradients that tp cuts: buckets and slices, or, where a tied table is a shard by itself, shards alone.
+std::vector<BufferId> alike(const Draft& draft, StageDraft& stage, const std::vector<BufferId>& gradients) {
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp"));
+  const auto is_shard = [&](BufferId id) { return stage.role.buffers[id.index()].type.place[tp].is_shard(); };
+  if (std::ranges::none_of(gradients, is_shard)) return gradients;
+  std::vector<BufferId> shards;
+  for (const BufferId id : gradients) {
+    if (is_shard(id))
+      shards.push_back(id);
+    else
+      std::ranges::copy(members_of(draft, stage, id), std::back_inserter(shards));
+  }
+  return shards;
+}
+
+/// Gradients that are in host memory are squared there, and the sum comes to the device.
+BufferId sum_of_squares(Draft& draft, StageDraft& stage, const std::string& name, std::vector<BufferId> gradients,
+                        const Type& type) {
+  const bool away = stage.role.buffers[gradients.front().index()].space == Space::kHost;
+  std::vector<int> reads(gradients.size());
+  for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
+  const BufferId part = metric(stage, name, type, false), sum = away ? metric(stage, name + ".host", type, false) : part;
+  if (away) stage.role.buffers[sum.index()].space = Space::kHost;
+  gradients.push_back(sum);
+  append(draft, stage, stage.role.buffers[sum.index()].name, gradients, SquaredNorm{}, reads, {static_cast<int>(reads.size())});
+  if (away) append(draft, stage, name, {sum, part}, Copy{}, {0}, {1});
+  return part;
+}
+
 /// Slices are summed over the axes that cut them, copies are counted once.
 BufferId gradient_norm(Draft& draft, StageDraft& stage) {
-  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), dp = static_cast<size_t>(draft.plan.mesh.axis("dp")),
-               pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
-  const bool zero = draft.config.layout.zero > 0;
+  const size_t tp = static_cast<size_t>(draft.plan.mesh.axis("tp")), pp = static_cast<size_t>(draft.plan.mesh.axis("pp"));
+  const bool sliced_over_dp = updates_slices(draft.config.layout) && draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1;
   std::vector<BufferId> sliced, whole;
   for (const Update& u : stage.updates) {
     if (u.gradient == stage.counted_elsewhere) continue;
@@ -194,21 +249,17 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   }
   Type type = scalar(draft, DType::f64);
   type.scale.denominator = stage.role.buffers[stage.updates.front().gradient.index()].type.scale.denominator;
-  if (zero) type.place[dp] = Placement::partial();
+  if (sliced_over_dp) type = placed(type, data_axes(draft.plan.mesh), Placement::partial());
   const bool apart = trains_apart(draft);  // each worker's own
-  if (apart) type.place[dp] = Placement::local();
+  if (apart) type = placed(type, draft.plan.mesh.axis("dp"), Placement::local());
   if (draft.config.layout.pp > 1) type.place[pp] = Placement::partial();
   std::vector<BufferId> parts;
   for (const auto& [name, list, cut] : {std::tuple{"grad_norm2.sliced", &sliced, true}, {"grad_norm2.whole", &whole, false}}) {
     if (list->empty()) continue;
     Type t = type;
     if (cut) t.place[tp] = Placement::partial();
-    std::vector<BufferId> buffers = *list;
-    std::vector<int> reads(buffers.size());
-    for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
-    buffers.push_back(metric(stage, name, t, false));
-    append(draft, stage, name, buffers, SquaredNorm{}, reads, {static_cast<int>(reads.size())});
-    parts.push_back(cut ? all_reduce_scalar(draft, stage, buffers.back(), "tp") : buffers.back());
+    const BufferId part = sum_of_squares(draft, stage, name, cut ? alike(draft, stage, *list) : *list, t);
+    parts.push_back(cut ? all_reduce_scalar(draft, stage, part, "tp") : part);
   }
   BufferId total = parts.front();
   if (parts.size() > 1) {
@@ -216,7 +267,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
     append(draft, stage, "grad_norm2.sum", {parts[0], parts[1], sum}, Add{}, {0, 1}, {2});
     total = sum;
   }
-  if (zero) total = all_reduce_scalar(draft, stage, total, "dp");
+  if (sliced_over_dp) total = all_reduce_scalar(draft, stage, total, "dp");
   if (draft.config.layout.pp > 1) total = all_reduce_scalar(draft, stage, total, "pp");
   Type whole_type = stage.role.buffers[total.index()].type;
   const bool scaled = !whole_type.scale.denominator.empty();
@@ -244,16 +295,15 @@ void declare_updates(Draft& draft, StageDraft& stage) {
 }
 
 BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis_name, ReduceOp reduce) {
-  const int axis = draft.plan.mesh.axis(axis_name);
+  const AxisSet axes = axes_of(draft.plan.mesh, axis_name);
   Buffer sum = stage.role.buffers[part.index()];
   sum.name += "." + std::string(axis_name);
-  sum.type = placed(sum.type, axis, Placement::replicate());
+  sum.type = placed(sum.type, axes, Placement::replicate());
   if (!sum.view) sum.view = View{part.value, 0, {}};
   const std::string name = sum.name;
   const BufferId whole = add_buffer(stage, std::move(sum));
   append(draft, stage, name, {part, whole},
-         Collective{CollectiveKind::kAllReduce, reduce, draft.comm("metrics." + std::string(axis_name), AxisSet::of(axis)),
-                    draft.algorithm()},
+         Collective{CollectiveKind::kAllReduce, reduce, draft.comm("metrics." + std::string(axis_name), axes), draft.algorithm()},
          {0}, {1});
   return whole;
 }
@@ -280,7 +330,7 @@ void optimizer(Draft& draft) {
     declare_updates(draft, stage);
     for (Update& update : stage.updates) {
       add_moments(draft, stage, update);
-      stage.events.push_back(update_event(draft, stage, update, StreamId(0)));
+      stage.events.push_back(update_event(draft, stage, update, update_stream(draft)));
       if (update.stored) stage.events.push_back(round_event(draft, stage, update));
       if (!update.after) continue;
       Event gather;

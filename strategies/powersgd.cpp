@@ -8,7 +8,8 @@
 // Shapes   m[R,C], Q[r,C], P[R,r]; r = min(rank, R, C), at which P Q is the sum itself but for rounding
 // Adds     two all-reduces a matrix: 2 r (R + C) (N-1)/N elements sent by each rank, in place of 2 R C (N-1)/N
 // Memory   errors 4 R C bytes a matrix and bases 4 r C; P twice and Q of the largest matrix
-// Refuses  dp = 1; zero above 0; tp above 1, whose slices would be approximated apart; narrow gradients; checkpoints
+// Refuses  dp = 1; zero above 0; tp above 1, whose slices would be approximated apart; narrow gradients; another layout's
+//          checkpoint
 // Paper    Vogels et al., "PowerSGD" (2019), algorithms 1 and 2
 #include <fmt/format.h>
 
@@ -58,7 +59,7 @@ class PowerSgd {
   }
 
   void declare_messages() {
-    const Type& gradient = type_of(stage_.buckets.front().gradient);
+    const Type gradient = type_of(stage_.buckets.front().gradient);  // no reference: buffers are added
     const auto message = [&](std::string name, int64_t elements) {
       return add_message(stage_, std::move(name),
                          message_type(draft_, gradient, DType::f32, {elements}, Placement::local(), Micro::kNone));

@@ -13,7 +13,8 @@
 // Shapes   bucket[n], codes [n], scales [N blocks]; slices [n/N]
 // Adds     all-to-all and all-gather of the codes, and of the scales: 2 (N-1)/N (b/8 + 4/256) bytes an element; b = 16: no scales
 // Memory   errors 4 (1 + 1/N) bytes an element; two buffers of the largest bucket's codes; 8 bytes a block of scales
-// Refuses  dp = 1; zero above 0; gradients narrower than fp32; fp16 and guards; checkpoints, which would lose the errors
+// Refuses  dp = 1; zero 3 (ZeRO-1 and 2: quantised_scatter.cpp); gradients narrower than fp32; fp16 and guards; a checkpoint of
+//          another layout, whose errors belong to other ranks and buckets
 // Paper    Seide et al., "1-Bit Stochastic Gradient Descent" (2014): error feedback; Wang et al., "ZeRO++" (2023), section 3.3: the
 //          all-to-all; Tang et al., "1-bit Adam" (2021): errors on both legs
 #include <algorithm>
@@ -25,21 +26,6 @@ namespace shardlab {
 namespace {
 
 constexpr std::string_view kName = "quantised-gradients";
-constexpr int64_t kBlock = 256;
-
-/// What elements become on the wire.
-struct Code {
-  DType dtype = DType::bf16;
-  int bits = 16;
-  bool scaled() const { return bits < 16; }
-  int64_t of(int64_t elements) const { return bits == 4 ? elements / 2 : elements; }  ///< storage elements
-  std::string kernel(std::string_view verb) const { return std::string(verb) + (bits == 4 ? "_int4" : "_int8"); }
-};
-
-Code code_of(const Compression& compression) {
-  if (compression.kind == CompressionKind::kBf16) return {};
-  return compression.bits == 4 ? Code{DType::u8, 4} : Code{DType::i8, 8};
-}
 
 class QuantisedGradients {
  public:
@@ -48,7 +34,7 @@ class QuantisedGradients {
 
   void run() {
     fill_buckets(draft_, stage_,
-                 {.multiple = ranks_, .block = code_.scaled() ? kBlock : 0, .bytes = draft_.config.layout.bucket_bytes});
+                 {.multiple = ranks_, .block = code_.scaled() ? kScaleBlock : 0, .bytes = draft_.config.layout.bucket_bytes});
     if (stage_.buckets.empty()) return;
     int64_t most = 0;
     for (Bucket& bucket : stage_.buckets) {
@@ -92,7 +78,7 @@ class QuantisedGradients {
 
   Event compress(Bucket& bucket) {
     const int64_t n = bucket.elements, codes = code_.of(n);
-    const int64_t slice = n / ranks_, scales = ranks_ * ((slice + kBlock - 1) / kBlock);
+    const int64_t slice = n / ranks_, scales = ranks_ * blocks_of(slice);
     const Type whole = type_of(bucket.gradient);
     const Type sliced = message(bucket, DType::f32, {slice}, Placement::shard(0), Micro::kSum);
     const Micro sum = Micro::kSum, none = Micro::kNone;
@@ -138,16 +124,13 @@ class QuantisedGradients {
   }
   /// Amax, division, rounding.
   void quantise(Compressing& ops, Kernel::Rule rule, SlotId x, SlotId Wire::*to, int64_t n, const std::string& suffix) const {
-    const std::string name = code_.scaled() ? code_.kernel("quantise") : "copy";
-    ops.kernel(name, rule, {x}, slots(to), "quantise" + suffix, code_.scaled() ? 3 * n : 0);
+    ops.kernel(code_.kernel("quantise"), rule, {x}, slots(to), "quantise" + suffix, code_.scaled() ? 3 * n : 0);
   }
   void dequantise(Compressing& ops, SlotId Wire::*from, SlotId y, int64_t n, const std::string& label) const {
-    const std::string name = code_.scaled() ? code_.kernel("dequantise") : "copy";
-    ops.kernel(name, Kernel::Rule::kOpaque, slots(from), {y}, label, code_.scaled() ? n : 0);
+    ops.kernel(code_.kernel("dequantise"), Kernel::Rule::kOpaque, slots(from), {y}, label, code_.scaled() ? n : 0);
   }
   void add_parts(Compressing& ops, SlotId part, int64_t n) const {
-    const std::string name = code_.scaled() ? code_.kernel("dequantise_sum") : "sum_rows";
-    ops.kernel(name, Kernel::Rule::kOpaque, slots(&Wire::parts), {part}, "parts", code_.scaled() ? 2 * n : n);
+    ops.kernel(code_.sum_kernel(), Kernel::Rule::kOpaque, slots(&Wire::parts), {part}, "parts", code_.scaled() ? 2 * n : n);
   }
   void exchange(Compressing& ops, CollectiveKind kind, SlotId Wire::*from, SlotId Wire::*to, const std::string& label) const {
     for (size_t i = 0; i < code_wires_.size(); ++i)
@@ -156,7 +139,7 @@ class QuantisedGradients {
 
   Draft& draft_;
   StageDraft& stage_;
-  Code code_;
+  WireCode code_;
   int ranks_;
   BufferId mine_, parts_;         ///< the codes of whichever bucket is on its way
   std::vector<Wire> code_wires_;  ///< of the bucket in hand: codes, and scales

@@ -5,6 +5,8 @@
 // does so for every k-th layer of the model only, the first included, whichever stage has it; the others keep what they made.
 // Selective: a layer gives up the results of named sub-layers without a matrix product, and backward makes each again right before
 // the first op that reads it, so that no two sub-layers' results stand beside each other longer than they must.
+// By layer: each layer of the model goes by a treatment of its own, which `recompute` lists: none, full, or a set of sub-layers.
+// Layers of one treatment share a variant of the layer's segments.
 //
 // Shapes   as without
 // Adds     full: per layer (of every k) one forward less its last matmul; under tensor parallelism the all-reduces of the ops that
@@ -17,10 +19,15 @@
 //          Recomputation in Large Transformer Models" (2022), section 5
 #include "strategies/recompute.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <set>
 #include <string>
 
+#include "plan/treatment.h"
 #include "strategies/draft.h"
 
 namespace shardlab {
@@ -58,6 +65,27 @@ Slots saved_slots(const UnitTemplate& unit) {
   for (size_t s = 0; s < unit.backward.uses.size(); ++s)
     if (unit.backward.uses[s].use == Use::kSaved) saved.insert(unit.forward.find(unit.backward.segment.slots[s].name).value);
   return saved;
+}
+
+/// What a tensor is rounded to 8 bits with is kept: one made again is rounded as it was, and no rank need be asked again.
+bool is_scale(const Slot& slot) { return slot.type.shape.elements() == 1 && std::string_view(slot.name).ends_with(".scale"); }
+
+Slots scales_of(const DraftSegment& forward, const Slots& slots) {
+  Slots scales;
+  for (const int32_t slot : slots)
+    if (is_scale(forward.slot(SlotId(slot)))) scales.insert(slot);
+  return scales;
+}
+
+/// What is rounded to 8 bits of what a sub-layer made goes with it.
+void add_rounded(const DraftSegment& forward, Slots& made) {
+  for (const Step& step : forward.segment.steps) {
+    const Op& op = std::get<Op>(step);
+    const auto* kernel = std::get_if<Kernel>(&op.work);
+    if (kernel == nullptr || !std::string_view(kernel->name).starts_with("fp8_quantise")) continue;
+    if (!made.contains(root_of(forward, op.reads[0]))) continue;
+    for (const SlotId w : op.writes) made.insert(root_of(forward, w));
+  }
 }
 
 /// Makes slots of forward local to both segments: what was saved is made anew in backward and lives only there.
@@ -120,6 +148,49 @@ bool has_word(std::string_view list, std::string_view word) {
   return padded.find(" " + std::string(word) + " ") != std::string::npos;
 }
 
+void make_all_again(UnitTemplate& layer) {
+  Slots saved = saved_slots(layer);
+  const Slots scales = scales_of(layer.forward, saved);
+  for (const int32_t scale : scales) saved.erase(scale);
+  std::vector<Op> again = ops_that_make(layer.forward, saved, scales);
+  give_up(layer.forward, layer.backward, saved);
+  move_to_backward(layer.forward, layer.backward, again, "full-recompute");
+  auto& steps = layer.backward.segment.steps;
+  std::erase_if(steps, [&](const Step& s) {  // a weight in 8 bits, which backward makes again by itself, is made once
+    return std::ranges::find(again, std::get<Op>(s).label, &Op::label) != again.end();
+  });
+  steps.insert(steps.begin(), std::make_move_iterator(again.begin()), std::make_move_iterator(again.end()));
+}
+
+void make_some_again(UnitTemplate& layer, std::string_view modules) {
+  Slots made, given_up, kept = saved_slots(layer);
+  for (const Step& step : layer.forward.segment.steps) {
+    const Op& op = std::get<Op>(step);
+    if (!has_word(modules, op.label)) continue;
+    for (const SlotId w : op.writes) made.insert(root_of(layer.forward, w));
+  }
+  add_rounded(layer.forward, made);
+  std::ranges::set_intersection(made, kept, std::inserter(given_up, given_up.end()));
+  for (const int32_t slot : given_up) kept.erase(slot);
+  std::vector<Op> again = ops_that_make(layer.forward, given_up, kept);
+  give_up(layer.forward, layer.backward, given_up);
+  move_to_backward(layer.forward, layer.backward, again, "selective-recompute");
+  insert_before_use(layer.backward, std::move(again));
+}
+
+void treat(UnitTemplate& layer, const LayerTreatment& treatment) {
+  if (treatment.full)
+    make_all_again(layer);
+  else if (treatment.again != 0)
+    make_some_again(layer, modules_of(treatment.again));
+}
+
+/// What distinguishes a treatment's segments: whether the layer is parked does not.
+std::string form_of(LayerTreatment treatment) {
+  treatment.parked = false;
+  return name_of(treatment);
+}
+
 /// The template of the layers that are made again: all of them, or every k-th, which then go by a variant of it.
 UnitTemplate& layers_made_again(Draft& draft) {
   const int every = draft.config.layout.recompute_options.every;
@@ -136,32 +207,30 @@ UnitTemplate& layers_made_again(Draft& draft) {
 
 }  // namespace
 
-void full_recompute(Draft& draft) {
-  UnitTemplate& layer = layers_made_again(draft);
-  const Slots saved = saved_slots(layer);
-  std::vector<Op> again = ops_that_make(layer.forward, saved, {});
-  give_up(layer.forward, layer.backward, saved);
-  move_to_backward(layer.forward, layer.backward, again, "full-recompute");
-  auto& steps = layer.backward.segment.steps;
-  steps.insert(steps.begin(), std::make_move_iterator(again.begin()), std::make_move_iterator(again.end()));
-}
+void full_recompute(Draft& draft) { make_all_again(layers_made_again(draft)); }
 
 void selective_recompute(Draft& draft) {
-  UnitTemplate& layer = draft.of(UnitKind::kLayer);
   const std::string& named = draft.config.layout.recompute_options.modules;
-  const std::string_view modules = named.empty() ? kAttentionCore : std::string_view(named);
-  Slots given_up, kept = saved_slots(layer);
-  for (const Step& step : layer.forward.segment.steps) {
-    const Op& op = std::get<Op>(step);
-    if (!has_word(modules, op.label)) continue;
-    for (const SlotId w : op.writes)
-      if (kept.contains(root_of(layer.forward, w))) given_up.insert(root_of(layer.forward, w));
+  make_some_again(draft.of(UnitKind::kLayer), named.empty() ? kAttentionCore : std::string_view(named));
+}
+
+void recompute_by_layer(Draft& draft) {
+  const std::vector<LayerTreatment> treatments = treatments_of(draft.config);
+  const UnitTemplate plain = draft.of(UnitKind::kLayer);
+  std::map<std::string, size_t> variants;  // by form
+  for (Unit& unit : draft.units) {
+    if (unit.kind != UnitKind::kLayer) continue;
+    const LayerTreatment& treatment = treatments[static_cast<size_t>(unit.layer)];
+    const auto [found, is_new] = variants.try_emplace(form_of(treatment), unit.form);
+    if (is_new && variants.size() > 1) {
+      found->second = draft.templates.size();
+      UnitTemplate& variant = draft.templates.emplace_back(plain);
+      for (DraftSegment* segment : {&variant.forward, &variant.backward})
+        segment->segment.name.insert(std::string_view("layer").size(), fmt::format(".{}", variants.size()));
+    }
+    if (is_new) treat(draft.templates[found->second], treatment);
+    unit.form = found->second;
   }
-  for (const int32_t slot : given_up) kept.erase(slot);
-  std::vector<Op> again = ops_that_make(layer.forward, given_up, kept);
-  give_up(layer.forward, layer.backward, given_up);
-  move_to_backward(layer.forward, layer.backward, again, "selective-recompute");
-  insert_before_use(layer.backward, std::move(again));
 }
 
 }  // namespace shardlab

@@ -11,4 +11,5 @@ inline constexpr std::string_view kAttentionCore = "attn.core";
 /// See recompute.cpp.
 void full_recompute(Draft& draft);
 void selective_recompute(Draft& draft);
+void recompute_by_layer(Draft& draft);
 }  // namespace shardlab

@@ -1,19 +1,26 @@
 #include "strategies/shards.h"
 
 #include "strategies/accumulation.h"
+#include "strategies/offload_gradients.h"
+#include "strategies/offload_parameters.h"
 #include "strategies/state.h"
 
 namespace shardlab {
 
+bool updates_slices(const Layout& layout) { return layout.zero > 0 || layout.parameter_server.servers > 0; }
+
 Shards::Shards(Draft& draft, StageDraft& stage, std::string_view strategy)
-    : draft_(draft), stage_(stage), strategy_(strategy), axis_(draft.plan.mesh.axis("dp")), ranks_(draft.plan.mesh.size("dp")) {}
+    : draft_(draft), stage_(stage), strategy_(strategy), axes_(data_axes(draft.plan.mesh)), ranks_(draft.plan.mesh.size(axes_)) {}
 
 BufferId Shards::slice_of(BufferId flat, std::string name) {
   Buffer slice = stage_.role.buffers[flat.index()];
   slice.name = std::move(name);
-  slice.type.shape = {slice.type.shape[0] / ranks_};
-  slice.type = placed(slice.type, axis_, Placement::shard(0));
-  slice.view = View{flat.value, 0, AxisSet::of(axis_)};
+  slice.view = View{flat.value, 0, {}};
+  if (ranks_ > 1) {
+    slice.type.shape = {slice.type.shape[0] / ranks_};
+    slice.type = placed(slice.type, axes_, Placement::shard(0));
+    slice.view->shard_axes = axes_;
+  }
   slice.packed_as = flat.value;
   return add_buffer(stage_, std::move(slice));
 }
@@ -47,36 +54,13 @@ Call Shards::gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamI
   const std::string name = "gather." + signature(draft_, stage_, bucket);
   const SegmentId segment = draft_.cached(name, [&] {
     Op op;
-    op.work = Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft_.comm("dp.parameters", AxisSet::of(axis_)),
-                         draft_.algorithm()};
+    op.work = Collective{CollectiveKind::kAllGather, ReduceOp::kSum, draft_.comm("dp.parameters", axes_), draft_.algorithm()};
     op.label = "parameters";
     op.stream = stream;
     op.strategy = strategy_;
     return one_op_segment(name, stage_, {slice, flat}, std::move(op), {0}, {1});
   });
   return bind(segment, {slice, flat});
-}
-
-std::optional<Event> Shards::reduce_over_replicas(Bucket& bucket) {
-  const auto axis = draft_.plan.mesh.find("replica");
-  if (!axis) return std::nullopt;
-  const BufferId part = bucket.reduced;
-  Buffer whole = stage_.role.buffers[part.index()];
-  whole.name += ".replicas";
-  whole.type = placed(whole.type, *axis, Placement::replicate());
-  if (!whole.view) whole.view = View{part.value, 0, {}};
-  bucket.reduced = add_buffer(stage_, std::move(whole));
-  const std::string name = "replicas." + signature(draft_, stage_, bucket);
-  const SegmentId segment = draft_.cached(name, [&] {
-    Op op;
-    op.work =
-        Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft_.comm("dp.replicas", AxisSet::of(*axis)), draft_.algorithm()};
-    op.label = "gradients";
-    op.stream = reduction_stream(draft_);
-    op.strategy = "hybrid-shard";
-    return one_op_segment(name, stage_, {part, bucket.reduced}, std::move(op), {0}, {1});
-  });
-  return call_event(bind(segment, {part, bucket.reduced}), bucket.last_unit, draft_.micro_batches() - 1);
 }
 
 bool Shards::shares_values(const Bucket& bucket) const {
@@ -88,15 +72,17 @@ namespace {
 /// The events of one bucket, micro-batch by micro-batch.
 class Scatter {
  public:
-  Scatter(Draft& draft, StageDraft& stage, Bucket& bucket, Shards& shards, std::string_view strategy, const BackwardTimes& times,
-          Insertions& insertions)
+  Scatter(Draft& draft, StageDraft& stage, Bucket& bucket, Shards& shards, std::string_view strategy, const ScatterEvent& scatter,
+          const BackwardTimes& times, Insertions& insertions)
       : draft_(draft),
         stage_(stage),
         bucket_(bucket),
         shards_(shards),
         strategy_(strategy),
+        scatter_(scatter),
         times_(times),
-        insertions_(insertions) {}
+        insertions_(insertions),
+        leaves_(parks_parameters(draft.config) && !bucket.tied) {}
 
   void run() {
     const std::vector<Carry> plan = carries(draft_.micro_batches(), draft_.config.canonical);
@@ -106,12 +92,14 @@ class Scatter {
   }
 
  private:
-  /// Copy 0 is the sum and lives for the step; further ones from when they are written until they have been added.
+  /// Copy 0 is the sum and lives for the step; further ones from when they are written until they have been added. Where parameters
+  /// are parked outside the device all are in host memory.
   BufferId copy(int index) {
     while (static_cast<int>(copies_.size()) <= index) {
       const std::string suffix = copies_.empty() ? ".sum" : ".sum.copy" + std::to_string(copies_.size());
       const BufferId id = shards_.slice_apart(bucket_.gradient, bucket_.name + suffix);
       if (copies_.empty()) stage_.whole_step.push_back(id);
+      if (leaves_) stage_.role.buffers[id.index()].space = Space::kHost;
       copies_.push_back(id);
     }
     return copies_[static_cast<size_t>(index)];
@@ -133,31 +121,50 @@ class Scatter {
     };
     insertions_.before(first, alloc_event(bucket_.gradient));
     if (auto zeros = padding_event(draft_, stage_, bucket_)) insertions_.before(first, std::move(*zeros));
-    insertions_.after(last, reduce_event(draft_, stage_, bucket_, slice_, CollectiveKind::kReduceScatter, j, strategy_));
+    if (shards_.ranks() > 1)
+      insertions_.after(last, scatter_
+                                  ? scatter_(bucket_, slice_, j)
+                                  : reduce_event(draft_, stage_, bucket_, slice_, CollectiveKind::kReduceScatter, j, strategy_));
+    BufferId made = slice_;  // what this micro-batch adds to the sum
     if (carry.added.empty()) {
       if (carry.written > 0) insertions_.after(last, alloc_event(copy(carry.written)));
-      insertions_.after(last, move("keep.slices.", Copy{}, {slice_, copy(carry.written)}, {0}, {1}, j));
+      insertions_.after(last, move("keep.slices.", Copy{}, {slice_, copy(carry.written)}, {0}, {1}, j, stream("d2h")));
+    } else if (leaves_) {
+      made = arriving();
+      insertions_.after(last, alloc_event(made));
+      insertions_.after(last, move("leave.slices.", Copy{}, {slice_, made}, {0}, {1}, j, stream("d2h")));
     }
     for (const auto& [to, from] : carry.added) {
-      const BufferId source = from == carry.written ? slice_ : copy(from);
-      insertions_.after(last, move("add.slices.", Add{}, {copy(to), source}, {0, 1}, {0}, j));
+      const BufferId source = from == carry.written ? made : copy(from);
+      insertions_.after(last, move("add.slices.", Add{}, {copy(to), source}, {0, 1}, {0}, j, stream("cpu")));
     }
-    if (j + 1 == draft_.micro_batches())
-      if (auto over_replicas = shards_.reduce_over_replicas(bucket_)) insertions_.after(last, std::move(*over_replicas));
     free_at_release(bucket_.gradient);
     for (const auto& [to, from] : carry.added)
       if (from != carry.written) free_at_release(copy(from));
+    if (made != slice_) free_at_release(made);
+  }
+
+  /// Host memory for a micro-batch's slice that is then added to a sum.
+  BufferId arriving() {
+    if (!arriving_) arriving_ = host_copy(stage_, copies_.front(), ".arriving", BufferClass::kGradient);
+    return arriving_;
+  }
+
+  /// Where sums are on the device they are formed on the stream that reduces.
+  StreamId stream(std::string_view away) {
+    if (!leaves_) return reduction_stream(draft_);
+    return draft_.config.layout.overlap || away == "cpu" ? draft_.stream(away) : StreamId(0);
   }
 
   Event move(const std::string& what, Work work, const std::vector<BufferId>& buffers, const std::vector<int>& reads,
-             const std::vector<int>& writes, int micro_batch) {
+             const std::vector<int>& writes, int micro_batch, StreamId on) {
     const std::string name = what + signature(draft_, stage_, bucket_);
     const SegmentId segment = draft_.cached(name, [&] {
       Op op;
       op.work = std::move(work);
-      op.stream = reduction_stream(draft_);
+      op.stream = on;
       op.label = "gradients";
-      op.strategy = strategy_;
+      op.strategy = leaves_ ? "offload-parameters" : strategy_;
       return one_op_segment(name, stage_, buffers, std::move(op), reads, writes);
     });
     return call_event(bind(segment, buffers), bucket_.last_unit, micro_batch);
@@ -168,20 +175,23 @@ class Scatter {
   Bucket& bucket_;
   Shards& shards_;
   std::string_view strategy_;
+  const ScatterEvent& scatter_;
   const BackwardTimes& times_;
   Insertions& insertions_;
-  BufferId slice_;
+  const bool leaves_;  ///< whether sums over micro-batches are formed in host memory
+  BufferId slice_, arriving_;
   std::vector<BufferId> copies_;
 };
 
 }  // namespace
 
-void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy) {
+void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy,
+                               const ScatterEvent& scatter) {
   for (Event& e : stage.events)
     if (e.kind == Event::Kind::kBackward) e.first = true;  // each micro-batch has the bucket to itself
   const BackwardTimes times(draft, stage);
   Insertions insertions;
-  for (Bucket& bucket : stage.buckets) Scatter(draft, stage, bucket, shards, strategy, times, insertions).run();
+  for (Bucket& bucket : stage.buckets) Scatter(draft, stage, bucket, shards, strategy, scatter, times, insertions).run();
   insertions.apply(stage.events);
 }
 

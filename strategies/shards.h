@@ -6,6 +6,9 @@
 
 namespace shardlab {
 
+/// Whether each data-parallel rank updates a slice of every bucket: under ZeRO, and where it serves the slice.
+bool updates_slices(const Layout& layout);
+
 /// The slices of one stage's buckets over the ranks of "dp".
 class Shards {
  public:
@@ -20,9 +23,6 @@ class Shards {
   BufferId flat_values(const Bucket& bucket, bool persistent);
   /// Every slice to every rank: `slice` -> `flat`, on `stream`.
   Call gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamId stream);
-  /// Sums this rank's slice of a bucket's gradients over the sets of shards (hybrid sharding), in place; `Bucket::reduced` becomes
-  /// the whole sum. Nothing where there is one set.
-  std::optional<Event> reduce_over_replicas(Bucket& bucket);
   /// True for a tied bucket whose values another bucket of the stage holds: the head's, on the embedding's stage.
   bool shares_values(const Bucket& bucket) const;
 
@@ -30,12 +30,15 @@ class Shards {
   Draft& draft_;
   StageDraft& stage_;
   std::string strategy_;
-  int axis_;
+  AxisSet axes_;
   int ranks_;
 };
 
 /// ZeRO-2's and ZeRO-3's way with gradients: a bucket lives from the first backward that writes to it until it has been
-/// reduce-scattered, once a micro-batch; each rank adds up its slices. Sets `Bucket::reduced` and inserts the events.
-void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy);
+/// reduce-scattered, once a micro-batch; each rank adds up its slices. Sets `Bucket::reduced` and inserts the events. `scatter`
+/// makes the event that leaves the sum over the ranks in `slice`, in place of a reduce-scatter.
+using ScatterEvent = std::function<Event(const Bucket&, BufferId slice, int micro_batch)>;
+void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy,
+                               const ScatterEvent& scatter = {});
 
 }  // namespace shardlab

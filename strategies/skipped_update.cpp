@@ -14,6 +14,7 @@
 #include "plan/run_state.h"
 #include "strategies/guard.h"
 #include "strategies/optimizer.h"
+#include "strategies/shards.h"
 
 namespace shardlab {
 
@@ -61,20 +62,23 @@ BufferId StageNumbers::found_inf(std::string where) const {
   const Mesh& mesh = draft_.plan.mesh;
   std::vector<std::string_view> apart;
   for (const auto& [axis, cut] :
-       {std::pair<std::string_view, bool>{"tp", true}, {"dp", draft_.config.layout.zero > 0}, {"pp", true}})
-    if (cut && mesh.size(axis) > 1) apart.push_back(axis);
+       {std::pair<std::string_view, bool>{"tp", true}, {"dp", updates_slices(draft_.config.layout)}, {"pp", true}})
+    if (cut && mesh.size(axes_of(mesh, axis)) > 1) apart.push_back(axis);
   for (const std::string_view axis : apart) {
     Type& type = stage_.role.buffers[bad.index()].type;
-    type = placed(type, mesh.axis(axis), Placement::partial());
+    type = placed(type, axes_of(mesh, axis), Placement::partial());
   }
   std::vector<int> writes{static_cast<int>(reads.size())};
+  // Gradients that are in host memory are searched there: the host keeps which, and tells the device whether.
+  const bool away = stage_.role.buffers[buffers.front().index()].space == Space::kHost;
   buffers.push_back(bad);
   if (!where.empty()) {
     Buffer number = stage_.role.buffers[bad.index()];
     number.name = std::move(where);
-    for (const std::string_view axis : apart) number.type = placed(number.type, mesh.axis(axis), Placement::local());
+    for (const std::string_view axis : apart) number.type = placed(number.type, axes_of(mesh, axis), Placement::local());
     number.kind = BufferClass::kMetric;
     number.persistent = true;
+    if (away) number.space = Space::kHost;
     writes.push_back(static_cast<int>(buffers.size()));
     buffers.push_back(add_buffer(stage_, std::move(number)));
   }

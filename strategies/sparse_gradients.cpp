@@ -11,7 +11,8 @@
 // Shapes   bucket[n]; values, indices [N, k] (top-k) or [k] (random-k)
 // Adds     top-k: all-gather of values and indices, 8 k (N-1) bytes sent by each rank; random-k: all-reduce of values, 8 k (N-1)/N
 // Memory   errors 4 bytes an element; values of the largest bucket, indices of each: 4 N k (top-k) or 4 k bytes each
-// Refuses  dp = 1; zero above 0; gradients narrower than fp32; checkpoints; buckets of 2^31 elements, which an index cannot number
+// Refuses  dp = 1; zero above 0; gradients narrower than fp32; a checkpoint of another layout; buckets of 2^31 elements, which an
+//          index cannot number
 // Paper    Stich et al., "Sparsified SGD with Memory" (2018); Lin et al., "Deep Gradient Compression" (2018)
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,7 @@
 //
 // Gradients and parameters live in flat buckets padded to a multiple of N. A bucket's gradients are reduce-scattered: each rank
 // gets the sum for its slice, updates that slice of the parameters with its slice of the moments, and an all-gather makes the
-// parameters whole again.
+// parameters whole again. With `compression` bf16 or int8 the reduce-scatter is one of codes (quantised_scatter.cpp).
 //
 // Shapes   bucket[n], slices [n/N]
 // Adds     reduce-scatter of the gradients and all-gather of the parameters: Psi (N-1)/N each, together what data parallelism sends
@@ -12,6 +12,7 @@
 #include "strategies/zero1.h"
 
 #include "strategies/shards.h"
+#include "strategies/zero_plus_plus.h"
 
 namespace shardlab {
 
@@ -31,10 +32,15 @@ void update_slices(Draft& draft, StageDraft& stage, Shards& shards) {
 void zero1(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     Shards shards(draft, stage, "zero-1");
-    fill_buckets(draft, stage, {.multiple = shards.ranks(), .bytes = draft.config.layout.bucket_bytes});
+    fill_buckets(draft, stage,
+                 {.multiple = shards.ranks(), .block = code_block(draft.config), .bytes = draft.config.layout.bucket_bytes});
     for (Bucket& bucket : stage.buckets) bucket.reduced = shards.slice_of(bucket.gradient, bucket.name + ".sum");
-    reduce_when_complete(draft, stage, CollectiveKind::kReduceScatter, "zero-1",
-                         [&](Bucket& bucket) { return shards.reduce_over_replicas(bucket); });
+    if (const ScatterEvent scatter = compressed_scatter(draft, stage, shards)) {
+      const int last = draft.micro_batches() - 1;
+      when_complete(draft, stage, [&](Bucket& bucket) { return scatter(bucket, bucket.reduced, last); });
+    } else {
+      reduce_when_complete(draft, stage, CollectiveKind::kReduceScatter, "zero-1");
+    }
     update_slices(draft, stage, shards);
   }
 }

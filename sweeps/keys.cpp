@@ -121,6 +121,12 @@ void for_each_entry(std::string_view flow, const Use& use) {
 bool set_recompute(Case& c, const std::string& text) {
   Layout& l = c.layout;
   l.recompute_options.modules.clear();
+  l.recompute_options.layers.clear();
+  if (text.find('*') != std::string::npos) {
+    l.recompute = Recompute::kByLayer;
+    l.recompute_options.layers = text;
+    return true;
+  }
   if (text == "false") return l.recompute = Recompute::kNone, true;
   if (!text.starts_with('[')) return set_named(l.recompute, text, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
   l.recompute = Recompute::kSelective;
@@ -144,6 +150,7 @@ std::string get_loss_scale(const Case& c) {
 
 std::string get_recompute(const Case& c) {
   const std::string& modules = c.layout.recompute_options.modules;
+  if (c.layout.recompute == Recompute::kByLayer) return c.layout.recompute_options.layers;
   if (modules.empty()) return std::string(name_of(c.layout.recompute));
   std::string list;
   for_each_word(modules, [&](std::string_view label) { list += (list.empty() ? "" : ", ") + std::string(label); });
@@ -245,7 +252,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
      "none afab 1f1b interleaved breadth-first zb-h1 zb-h2 zb-v v-half v-min dualpipe dualpipe-v", "none, afab or 1f1b",
      FIELD_NAMED(layout.schedule, Schedule::kNone, Schedule::kAfab, Schedule::k1F1B)},
     {"layout.sequence_parallel", "sequence_parallel", Form::kBool, "", "", FIELD_BOOL(layout.sequence_parallel)},
-    {"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, or a list of sub-layers", set_recompute, get_recompute},
+    {"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, a list of sub-layers, or runs of layers as 3*full 5*none", set_recompute, get_recompute},
     {"layout.recompute_options.every", "recompute_options.every", Form::kInteger, "", "", FIELD_INT(layout.recompute_options.every)},
     {"layout.recompute_options.budget_bytes", "recompute_options.budget_bytes", Form::kCount, "", "", FIELD_COUNT(layout.recompute_options.budget_bytes)},
     {"layout.offload", "offload", Form::kAny, "none", "none, or a map of activations, optimizer and parameters to cpu or nvme", set_offload, get_offload},
@@ -320,6 +327,8 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"execution.transport", "transport", Form::kWord, "threads processes mpi gloo nccl one-gpu", "", FIELD_TEXT(transport)},
     {"execution.threads_per_rank", "threads_per_rank", Form::kInteger, "", "", FIELD_INT(threads_per_rank)},
     {"execution.canonical", "canonical", Form::kBool, "", "", FIELD_BOOL(canonical)},
+    {"execution.attention", "attention", Form::kWord, "auto own cudnn", "", FIELD_TEXT(attention)},
+    {"execution.tf32", "tf32", Form::kBool, "", "", FIELD_BOOL(tf32)},
 
     {"measure.warmup", "", Form::kCount, "", "", FIELD_COUNT(measure.warmup)},
     {"measure.steps", "", Form::kCount, "", "", FIELD_COUNT(measure.steps)},

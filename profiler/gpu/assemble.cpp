@@ -12,10 +12,7 @@ namespace shardlab {
 
 namespace {
 
-size_t role_of(const Mesh& mesh, int rank) {
-  const auto axis = mesh.find("pp");
-  return axis ? static_cast<size_t>(mesh.coordinates(rank)[static_cast<size_t>(*axis)]) : 0;
-}
+size_t role_of(const Mesh& mesh, int rank) { return static_cast<size_t>(mesh.role_of(rank)); }
 
 struct OpHash {
   size_t operator()(const OpKey& key) const { return std::hash<uint64_t>()(op_id(key)); }

@@ -69,8 +69,7 @@ class Correlation {
     if (found == op_of_.end()) return nullptr;
     key_ = op_key(found->second);
     if (key_.rank < 0 || key_.rank >= plan_.mesh.world_size()) return nullptr;
-    const auto axis = plan_.mesh.find("pp");
-    const size_t role = axis ? static_cast<size_t>(plan_.mesh.coordinates(key_.rank)[static_cast<size_t>(*axis)]) : 0;
+    const auto role = static_cast<size_t>(plan_.mesh.role_of(key_.rank));
     return static_cast<size_t>(key_.instruction) < programs_[role].instructions.size() ? &key_ : nullptr;
   }
 

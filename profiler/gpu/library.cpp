@@ -20,7 +20,8 @@ std::string_view name_of(LibraryState state) {
 }
 
 bool SharedLibrary::open(const std::string& name) {
-  handle_ = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  // Stays mapped when the handle is closed: what such a library allocated for itself is reached from its own globals alone.
+  handle_ = dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
   if (handle_ != nullptr) name_ = name;
   return handle_ != nullptr;
 }

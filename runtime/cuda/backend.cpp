@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 
+#include "kernels/cuda/library_attention.h"
 #include "kernels/rope.h"
 #include "plan/base/check.h"
 #include "plan/base/world_error.h"
+#include "plan/device_scratch.h"
 #include "runtime/operands.h"
 
 namespace shardlab::cuda {
@@ -23,13 +26,11 @@ Input input(const Tensor& t) { return {t.data, t.type->dtype}; }
 Output output(const Tensor& t) { return {t.data, t.type->dtype}; }
 
 /// What the ops of one stream share: they never overlap.
-struct StreamScratch {
-  int64_t bytes = 0;
-  bool matmul = false;  ///< some op wants the library
-  std::byte* data = nullptr;
-  std::unique_ptr<gpu::Matmul> library;
-
-  gpu::Scratch lent() const { return {data, bytes}; }
+struct StreamLibraries {
+  bool multiplies = false;  ///< some op wants the library's product
+  std::unique_ptr<gpu::Matmul> matmul;
+  std::unique_ptr<gpu::LibraryAttention> attention;
+  std::string no_attention;  ///< why cuDNN did not start
 };
 
 class CudaBackend final : public Backend {
@@ -50,7 +51,7 @@ class CudaBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Norm& w);
   Launch bind_work(const BoundOp& op, const Linear& w);
   Launch bind_work(const BoundOp& op, const Rope& w);
-  Launch bind_work(const BoundOp& op, const Attention& w);
+  Result<Launch> bind_attention(const BoundOp& op, const Attention& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
   Launch bind_work(const BoundOp& op, const Residual& w);
   Launch bind_work(const BoundOp& op, const Dropout& w);
@@ -69,10 +70,12 @@ class CudaBackend final : public Backend {
   }
 
   gpu::Stream stream(int s) { return {device_.stream(s).value, &check_}; }
-  StreamScratch& scratch(const BoundOp& op, int64_t bytes) {
-    StreamScratch& s = scratch_[op.instruction->stream];
-    s.bytes = std::max(s.bytes, aligned(bytes));
-    return s;
+  /// The stream's workspace: its address aligned, `check_workspace` has seen that it is large enough.
+  static gpu::Scratch lent(const BoundOp& op) {
+    void* at = op.workspace.data();
+    size_t bytes = op.workspace.size();
+    if (at == nullptr || std::align(kScratchAlignment, 0, at, bytes) == nullptr) return {};
+    return {at, static_cast<int64_t>(bytes)};
   }
   /// A launch of `kernel` on the op's stream.
   template <class Args>
@@ -81,32 +84,33 @@ class CudaBackend final : public Backend {
   }
   /// The same with scratch of the stream's.
   template <class Args>
-  Launch launch_with_scratch(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), const Args& args) {
-    StreamScratch& lender = scratch(op, gpu::scratch_bytes(args));
-    return [this, kernel, args = Args(args), &lender, s = op.instruction->stream](const StepState&) mutable {
-      args.scratch = lender.lent();
-      kernel(args, stream(s));
-    };
+  Launch launch_with_scratch(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args) {
+    args.scratch = lent(op);
+    return launch(op, kernel, args);
   }
   /// A matrix product: by the library's method or, in canonical mode, by the fixed-order kernel.
   template <class Args>
   Launch product(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), void (gpu::Matmul::*method)(const Args&, gpu::Stream),
-                 const Args& args) {
+                 Args args) {
     if (options_.canonical) return launch(op, kernel, args);
-    StreamScratch& lender = scratch(op, options_.workspace_bytes);
-    lender.matmul = true;
-    return [this, method, args = Args(args), &lender, s = op.instruction->stream](const StepState&) mutable {
-      args.scratch = lender.lent();
-      ((*lender.library).*method)(args, stream(s));
+    StreamLibraries& shared = libraries_[op.instruction->stream];
+    shared.multiplies = true;
+    args.scratch = lent(op);
+    return [this, method, args, &shared, s = op.instruction->stream](const StepState&) {
+      ((*shared.matmul).*method)(args, stream(s));
     };
+  }
+  Result<void> prepare_cudnn(StreamLibraries& shared, const gpu::AttentionShape& shape, DType type, bool backward);
+  void note(std::string text) const {
+    if (options_.notes != nullptr) options_.notes->insert(std::move(text));
   }
 
   const gpu::Kernels& k_;
   RankDevice& device_;
   const CudaOptions options_;
   ThrowingCheck check_;
-  std::map<int, StreamScratch> scratch_;  ///< by stream; addresses stay
-  std::vector<float> rope_values_;        ///< of the role's table, none without Rope
+  std::map<int, StreamLibraries> libraries_;  ///< by stream; addresses stay
+  std::vector<float> rope_values_;            ///< of the role's table, none without Rope
   float* rope_table_ = nullptr;
 };
 
@@ -187,6 +191,22 @@ Result<void> check_copy(const BoundOp& op) {
                 "convert between f32, bf16, f16 and f64");
 }
 
+/// Plans lowered for another back end lend what that one's kernels need.
+Result<void> check_workspace(const BoundOp& op, const CudaOptions& options) {
+  const DeviceKernels kernels{options.canonical, options.attention != AttentionBy::kOwn};
+  const int64_t needed = device_scratch_bytes(*op.instruction->segment, op.op(), op.mesh(), kernels);
+  if (needed <= static_cast<int64_t>(op.workspace.size())) return {};
+  return refuse(op, fmt::format("needs {} bytes of workspace on a GPU, and its stream has {}", needed, op.workspace.size()),
+                "lower the case with backend: cuda");
+}
+
+/// Kernels of the update that scale the gradient by a number of the device's are not there.
+Result<void> check_update(const BoundOp& op) {
+  const size_t most = std::holds_alternative<Sgd>(op.op().work) ? 2 : 4;
+  if (op.reads.size() <= most) return {};
+  return refuse(op, "scales its gradient, for which there is no CUDA kernel", "set clip_norm: 0, or use backend: cpu");
+}
+
 Result<Launch> CudaBackend::bind(const BoundOp& op) {
   const Work& work = op.op().work;
   if (const Kernel* kernel = std::get_if<Kernel>(&work))
@@ -196,10 +216,9 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
     SHARDLAB_TRY(check_copy(op));
   else
     SHARDLAB_TRY(check_types(op));
-  if (const Attention* a = std::get_if<Attention>(&work)) {
-    const auto why = gpu::attention_refusal({.heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim});
-    if (!why.empty()) return refuse(op, fmt::format("cannot run: {}", why), "choose a model with smaller heads");
-  }
+  SHARDLAB_TRY(check_workspace(op, options_));
+  if (std::holds_alternative<Sgd>(work) || std::holds_alternative<AdamW>(work)) SHARDLAB_TRY(check_update(op));
+  if (const Attention* a = std::get_if<Attention>(&work)) return bind_attention(op, *a);
   return std::visit([&](const auto& w) { return bind_work(op, w); }, work);
 }
 
@@ -208,12 +227,10 @@ void CudaBackend::enter_thread(int stream) {
     device_.copy(rope_table_, rope_values_.data(), static_cast<int64_t>(rope_values_.size() * sizeof(float)), 0);
     device_.synchronise();
   }
-  const auto found = scratch_.find(stream);
-  if (found == scratch_.end()) return;
-  StreamScratch& s = found->second;
-  if (s.bytes > 0) s.data = device_.reserve(Space::kDevice, s.bytes);
-  if (s.matmul) s.library = k_.matmul({.tf32 = options_.tf32}, check_);
-  SHARDLAB_CHECK(!s.matmul || s.library != nullptr, "the matrix library gave no handle and no reason");
+  const auto found = libraries_.find(stream);
+  if (found == libraries_.end() || !found->second.multiplies) return;
+  found->second.matmul = k_.matmul({.tf32 = options_.tf32}, check_);
+  SHARDLAB_CHECK(found->second.matmul != nullptr, "the matrix library gave no handle and no reason");
 }
 
 // ---- input and embeddings
@@ -395,20 +412,58 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
                           .table = op.rope_table});
 }
 
-Launch CudaBackend::bind_work(const BoundOp& op, const Attention& w) {
-  const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
+/// Own kernels, or cuDNN's where they were asked for or take the shape. Which it was is noted.
+Result<Launch> CudaBackend::bind_attention(const BoundOp& op, const Attention& w) {
+  const bool backward = w.phase == Phase::kI;
+  const Type& out = *(backward ? op.reads[0] : op.writes[0]).type;
   const gpu::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim};
-  if (w.phase == Phase::kF)
-    return launch(op, k_.attention_forward,
-                  gpu::AttentionForward{
-                      .shape = shape, .qkv = input(op.reads[0]), .o = output(op.writes[0]), .lse = op.writes[1].as<float>()});
-  return launch_with_scratch(op, k_.attention_input,
-                             gpu::AttentionInput{.shape = shape,
-                                                 .dout = input(op.reads[0]),
-                                                 .o = input(op.reads[1]),
-                                                 .lse = op.reads[2].as<const float>(),
-                                                 .qkv = input(op.reads[3]),
-                                                 .dqkv = output(op.writes[0])});
+  gpu::LibraryAttention* library = nullptr;
+  std::string reason = options_.canonical ? "canonical order" : "";
+  if (options_.attention != AttentionBy::kOwn && !options_.canonical) {
+    StreamLibraries& shared = libraries_[op.instruction->stream];
+    const Result<void> prepared = prepare_cudnn(shared, shape, out.dtype, backward);
+    if (!prepared.ok() && options_.attention == AttentionBy::kCudnn)
+      return refuse(op, fmt::format("cannot run on cuDNN: {}", prepared.error().message), "use attention: auto, or own");
+    if (prepared.ok()) library = shared.attention.get();
+    if (!prepared.ok()) reason = prepared.error().message;
+  }
+  note(fmt::format("attention {} by {}", backward ? "backward" : "forward",
+                   library != nullptr ? library->name() : "own kernels" + (reason.empty() ? "" : fmt::format(" ({})", reason))));
+  if (const auto why = gpu::attention_refusal(shape); library == nullptr && !why.empty())
+    return refuse(op, fmt::format("cannot run: {}", why), "choose a model with smaller heads");
+  const gpu::Scratch scratch = lent(op);
+  const int s = op.instruction->stream;
+  if (backward) {
+    const gpu::AttentionInput args{.shape = shape,
+                                   .dout = input(op.reads[0]),
+                                   .o = input(op.reads[1]),
+                                   .lse = op.reads[2].as<const float>(),
+                                   .qkv = input(op.reads[3]),
+                                   .dqkv = output(op.writes[0]),
+                                   .scratch = scratch};
+    if (library == nullptr) return launch(op, k_.attention_input, args);
+    return Launch([this, library, args, s](const StepState&) { library->input(args, args.scratch, stream(s)); });
+  }
+  const gpu::AttentionForward args{
+      .shape = shape, .qkv = input(op.reads[0]), .o = output(op.writes[0]), .lse = op.writes[1].as<float>()};
+  if (library == nullptr) return launch(op, k_.attention_forward, args);
+  return Launch([this, library, args, scratch, s](const StepState&) { library->forward(args, scratch, stream(s)); });
+}
+
+/// The stream's handle, opened by the first op that asks; and its plan for the shape.
+Result<void> CudaBackend::prepare_cudnn(StreamLibraries& shared, const gpu::AttentionShape& shape, DType type, bool backward) {
+  const auto none = [](std::string why) { return Error{ExitCode::kUsage, std::move(why), "", ""}; };
+  if (options_.cudnn == nullptr) return none(options_.no_cudnn);
+  if (shared.attention == nullptr && shared.no_attention.empty()) {
+    device_.attach_thread();
+    auto made = gpu::LibraryAttention::create(*options_.cudnn);
+    if (made.ok())
+      shared.attention = std::move(made).value();
+    else
+      shared.no_attention = made.error().message;
+  }
+  if (shared.attention == nullptr) return none(shared.no_attention);
+  return shared.attention->prepare(shape, type, backward);
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Activation& w) {
@@ -519,10 +574,9 @@ Launch CudaBackend::bind_work(const BoundOp& op, const SumScalars& w) {
   const PartList parts(op.reads);
   gpu::SumScalars args{
       .parts = parts.list(), .factor_num = w.factor.num, .factor_den = w.factor.den, .total = op.writes[0].as<float>()};
-  StreamScratch& lender = scratch(op, gpu::scratch_bytes(args));
-  return [this, parts, args, &lender, s = op.instruction->stream](const StepState&) mutable {
+  args.scratch = lent(op);
+  return [this, parts, args, s = op.instruction->stream](const StepState&) mutable {
     args.parts = parts.list();
-    args.scratch = lender.lent();
     k_.sum_scalars(args, stream(s));
   };
 }
@@ -532,10 +586,9 @@ Launch CudaBackend::bind_work(const BoundOp& op, const SquaredNorm&) {
   const PartList parts(op.reads);
   const DType dtype = op.reads.empty() ? DType::f32 : op.reads[0].type->dtype;
   gpu::SquaredNorm args{.parts = parts.list(), .dtype = dtype, .total = op.writes[0].as<double>()};
-  StreamScratch& lender = scratch(op, gpu::scratch_bytes(args));
-  return [this, parts, args, &lender, s = op.instruction->stream](const StepState&) mutable {
+  args.scratch = lent(op);
+  return [this, parts, args, s = op.instruction->stream](const StepState&) mutable {
     args.parts = parts.list();
-    args.scratch = lender.lent();
     k_.squared_norm(args, stream(s));
   };
 }

@@ -1,16 +1,27 @@
 // The back end of one rank on a GPU: binds each op to a kernel of kernels/cuda, whose launch goes to the op's stream.
 #pragma once
 
+#include <set>
+#include <string>
+
+#include "kernels/cuda/cudnn_api.h"
 #include "runtime/backend.h"
 #include "runtime/cuda/node.h"
 
 namespace shardlab::cuda {
 
+/// Whose kernels do attention: those of kernels/cuda, cuDNN's, or cuDNN's where it takes the shape in the bytes that are planned.
+enum class AttentionBy : uint8_t { kOwn, kCudnn, kAuto };
+
 struct CudaOptions {
-  bool canonical = false;  ///< the fixed-order product instead of the library's: bitwise equal across layouts
+  bool canonical = false;  ///< the fixed-order product instead of the library's, own attention: bitwise equal across layouts
   bool tf32 = false;       ///< fp32 products of the library may round their factors to tf32
-  /// Device memory lent to the library's matmul, per stream that has one; counted in scratch. 32 MiB is what cuBLAS uses on Hopper.
-  int64_t workspace_bytes = int64_t{32} << 20;
+  AttentionBy attention = AttentionBy::kOwn;
+  gpu::CudnnApi* cudnn = nullptr;  ///< of kCudnn and kAuto; must outlive the back ends
+  std::string no_cudnn;            ///< why there is none, where there is none
+  /// Told while ops are bound, by the one thread that does: "attention by cuDNN 9.19.0", "attention by own kernels (head_dim 70 is
+  /// no multiple of 8)". May be null.
+  std::set<std::string>* notes = nullptr;
 };
 
 /// Back ends on the devices of `node`, which must outlive them.
@@ -18,9 +29,9 @@ struct CudaOptions {
 /// Element types: activations f32, bf16 or f16, one type an op; parameters, their gradients f32 or that type; optimizer moments,
 /// statistics and losses f32; token ids i32. Anything else is refused when the op is bound.
 ///
-/// Scratch beside the arena: one block a stream, as large as its most demanding op or the matmul's workspace (the plan's own
-/// `workspace` buffers are sized for the CPU's kernels), and a pinned block for each batch that is loaded. `RankDevice::reserved`
-/// counts both with the arena.
+/// Scratch is the plan's: "workspace.<stream>", as `device_scratch_bytes` sizes it; an op whose stream has less is refused. Beside
+/// the arena there are, in host memory, a pinned block for each batch that is loaded, and in device memory what libraries keep for
+/// themselves (handles, modules, communicators), which shows as unplanned memory.
 BackendFactory cuda_backend(Node& node, const CudaOptions& options);
 
 }  // namespace shardlab::cuda

@@ -19,10 +19,7 @@ const void* bytes_at(const void* base, int64_t offset) {
 }
 void* bytes_at(void* base, int64_t offset) { return base == nullptr ? nullptr : static_cast<std::byte*>(base) + offset; }
 
-size_t role_of(const Plan& plan, int rank) {
-  const auto pp = plan.mesh.find("pp");
-  return pp ? static_cast<size_t>(plan.mesh.coordinates(rank)[static_cast<size_t>(*pp)]) : 0;
-}
+size_t role_of(const Plan& plan, int rank) { return static_cast<size_t>(plan.mesh.role_of(rank)); }
 
 }  // namespace
 

@@ -164,7 +164,7 @@ struct Estimate {
   double tokens_per_s(const Point& point) const { return static_cast<double>(point.tokens_per_step()) / step_s; }
 };
 
-/// Keys of a case that only shardlab's own executor has. Under the profile "shardlab", in fp32 and for layouts that this version
+/// Keys of a case that only shardlab's own executor has. Under the profile "shardlab", in fp32, bf16 and fp8, for layouts that it
 /// executes, memory and wire bytes are those of `closed_form`, to the byte.
 struct ExecutorSettings {
   int64_t bucket_bytes = 25 << 20;
@@ -173,6 +173,7 @@ struct ExecutorSettings {
   bool canonical = false;
   float dropout = 0;
   Optimizer optimizer = Optimizer::kAdamW;
+  std::string fp8_scaling = "current";
 };
 
 /// When in the step a stage holds most.

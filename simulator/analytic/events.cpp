@@ -70,7 +70,8 @@ std::vector<double> transients_of(const FrameworkProfile& p, const LayerCost& co
 LayerTensors tensors_of(const Prepared::Inside& in, const LayerKey& key, const LayerCost& cost, bool moe) {
   LayerTensors t{.kept = {}, .remade = {}, .transient = {}, .passing = cost.passing};
   double residual = 0;
-  for (const KeptTensor& k : kept_tensors(in.layers(), key, moe).all()) {
+  const KeptTensors tensors = kept_tensors(in.layers(), key, moe);
+  for (const KeptTensor& k : tensors.all()) {
     if (residual == 0) residual = k.kept + k.remade;  // the layer's input
     if (k.kept > 0) t.kept.push_back(k.kept);
     if (k.remade > 0) t.remade.push_back(k.remade);
@@ -204,7 +205,8 @@ std::vector<ActivationItem> items_of(const Frame& f, const LayerKey& key) {
   std::vector<ActivationItem> items;
   for (const bool moe : {false, true}) {
     if (moe ? f.in.shape.moe_layers() == 0 : f.in.shape.moe_layers() == f.in.shape.layers) continue;
-    for (const KeptTensor& t : kept_tensors(f.in.layers(), key, moe).all()) {
+    const KeptTensors tensors = kept_tensors(f.in.layers(), key, moe);
+    for (const KeptTensor& t : tensors.all()) {
       const auto same =
           std::find_if(items.begin(), items.end(), [&](const ActivationItem& i) { return i.name == t.name && i.moe == moe; });
       ActivationItem& item = same != items.end() ? *same : items.emplace_back(ActivationItem{t.name, moe, 0, 0});

@@ -25,14 +25,14 @@ std::optional<Model> model_of(const ModelShape& s) {
 /// Whether a case can say the point at all.
 bool sayable(const Point& p) {
   const bool known = p.schedule <= Schedule::k1F1B && p.vpp == 1 && p.cp == 1 && p.ep == 1 &&
-                     (p.precision == Precision::kFp32 || p.precision == Precision::kBf16);
+                     (p.precision == Precision::kFp32 || p.precision == Precision::kBf16 || p.precision == Precision::kFp8);
   const bool plain = !p.sequence_parallel && p.tensor_overlap == 0 && p.compression == Compression::kNone &&
                      p.offload_activations == Medium::kDevice && p.offload_optimizer == Medium::kDevice &&
                      p.offload_parameters == Medium::kDevice;
   return known && plain && (p.recompute.modules == 0 || p.recompute.full() || p.recompute.modules == Recompute::kSelective);
 }
 
-void set_layout(const Point& p, Case& c) {
+void set_layout(const Point& p, const std::string& fp8_scaling, Case& c) {
   c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero, c.layout.hybrid_shard = p.hybrid_shard;
   c.layout.overlap = p.overlap != 0;
   if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
@@ -42,6 +42,7 @@ void set_layout(const Point& p, Case& c) {
                        : p.recompute.modules != 0 ? shardlab::Recompute::kSelective
                                                   : shardlab::Recompute::kNone;
   c.train.precision = name_of(p.precision);
+  c.train.fp8_scaling = p.precision == Precision::kFp8 ? fp8_scaling : Train{}.fp8_scaling;
   c.train.seq_len = p.seq_len, c.train.micro_batch = p.micro_batch, c.train.grad_accumulation = p.grad_accumulation;
   c.train.global_batch_tokens = p.tokens_per_step();
 }
@@ -62,6 +63,7 @@ ExecutorForm::ExecutorForm(const Prepared::Inside& in) {
   case_.train.grad_norm = in.executor.grad_norm;
   case_.train.optimizer = in.executor.optimizer;
   case_.train.dropout = in.executor.dropout;
+  fp8_scaling_ = in.executor.fp8_scaling;
   case_.canonical = in.executor.canonical;
 }
 
@@ -70,7 +72,7 @@ const ExecutorBytes* ExecutorForm::of(const Point& point) {
   if (have_last_ && last_ == point) return form_ ? &*form_ : nullptr;
   case_.layout.fsdp = fsdp_;
   case_.layout.bucket_bytes = point.zero == 3 ? 0 : bucket_bytes_;
-  set_layout(point, case_);
+  set_layout(point, fp8_scaling_, case_);
   last_ = point, have_last_ = true;
   form_ = executor_bytes(case_);
   return form_ ? &*form_ : nullptr;
@@ -114,6 +116,8 @@ Error no_form(std::string what, std::string hint) {
 /// Sub-layers by their labels in plans.
 Result<void> set_recompute(const Case& c, Point& p) {
   const RecomputeOptions& options = c.layout.recompute_options;
+  if (c.layout.recompute == shardlab::Recompute::kByLayer)
+    return no_form("recompute layer by layer", "resolution: timeline, or all layers alike");
   if (options.budget_bytes > 0) return no_form("recompute within a budget", "resolution: timeline, or recompute without budget");
   if (options.every > 1) return no_form("recompute of every k-th layer", "resolution: timeline, or all layers");
   if (c.layout.recompute == shardlab::Recompute::kNone) return {};
@@ -212,7 +216,8 @@ Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
                   .grad_norm = c.train.grad_norm,
                   .canonical = c.canonical,
                   .dropout = c.train.dropout,
-                  .optimizer = c.train.optimizer});
+                  .optimizer = c.train.optimizer,
+                  .fp8_scaling = c.train.fp8_scaling});
 }
 
 }  // namespace shardlab::analytic

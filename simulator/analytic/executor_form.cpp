@@ -28,12 +28,13 @@ ExecutorWire wire_of(const ClosedForm& form) {
     for (const Channel c : channels) bytes += form.wire[static_cast<size_t>(c)];
     return bytes;
   };
-  return {.tensor = sent({Channel::kTp}),
-          .gradients = sent({Channel::kDpGradients, Channel::kDpReplicas}),
-          .weights = sent({Channel::kDpParameters}),
-          .pipeline = sent({Channel::kForwardEven, Channel::kForwardOdd, Channel::kBackwardEven, Channel::kBackwardOdd}),
-          .ends = sent({Channel::kEnds}),
-          .metrics = sent({Channel::kMetricsDp, Channel::kMetricsReplica, Channel::kMetricsTp, Channel::kMetricsPp})};
+  return {
+      .tensor = sent({Channel::kTp}),
+      .gradients = sent({Channel::kDpGradients, Channel::kDpReplicas}),
+      .weights = sent({Channel::kDpParameters}),
+      .pipeline = sent({Channel::kForwardEven, Channel::kForwardOdd, Channel::kBackwardEven, Channel::kBackwardOdd}),
+      .ends = sent({Channel::kEnds}),
+      .metrics = sent({Channel::kMetricsDp, Channel::kMetricsReplica, Channel::kMetricsTp, Channel::kMetricsPp, Channel::kAmax})};
 }
 
 }  // namespace

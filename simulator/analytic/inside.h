@@ -38,13 +38,16 @@ class ExecutorForm {
   /// The closed form of `point`; nothing where the executor does not run it. Valid until the next call.
   const ExecutorBytes* of(const Point& point);
   /// Whether any point of the study in this precision has a closed form.
-  bool possible(Precision precision) const { return possible_ && (precision == Precision::kFp32 || precision == Precision::kBf16); }
+  bool possible(Precision precision) const {
+    return possible_ && (precision == Precision::kFp32 || precision == Precision::kBf16 || precision == Precision::kFp8);
+  }
 
  private:
   bool possible_ = false;
   Case case_;
   Fsdp fsdp_;  ///< of zero 3, as `bucket_bytes_` is of the other stages
   int64_t bucket_bytes_ = 0;
+  std::string fp8_scaling_;
   Point last_;
   bool have_last_ = false;
   std::optional<ExecutorBytes> form_;

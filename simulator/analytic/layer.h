@@ -87,7 +87,8 @@ class KeptTensors {
   /// `modules`: those whose recompute makes the tensor again. `alternate`: the part that operator-wise checkpointing keeps. The
   /// first tensor is the layer's input.
   void add(std::string_view name, double bytes, uint16_t modules, double alternate = 0);
-  std::span<const KeptTensor> all() const { return {tensors_.data(), static_cast<size_t>(count_)}; }
+  std::span<const KeptTensor> all() && = delete;  // a list that is gone
+  std::span<const KeptTensor> all() const& { return {tensors_.data(), static_cast<size_t>(count_)}; }
 
  private:
   Recompute recompute_;

@@ -62,7 +62,8 @@ KeptTensors Pricer::kept(bool moe) const {
 }
 
 void Pricer::add_kept(bool moe, LayerCost& cost) const {
-  for (const KeptTensor& t : kept(moe).all()) cost.kept += t.kept, cost.remade += t.remade;
+  const KeptTensors tensors = kept(moe);
+  for (const KeptTensor& t : tensors.all()) cost.kept += t.kept, cost.remade += t.remade;
   const double inner_width =
       moe ? of(shape_.top_k) * of(shape_.moe_ffn) / (key_.sequence_parallel ? n_.t : 1) : of(shape_.ffn) / n_.t;
   const double whole = n_.tokens * n_.h;

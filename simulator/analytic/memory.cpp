@@ -153,7 +153,8 @@ std::vector<KeptBytes> activations_of(const Frame& f, const StageGroup& g, const
   for (const bool moe : {false, true}) {
     const int64_t layers = moe ? g.moe : g.dense;
     if (layers == 0) continue;
-    for (const KeptTensor& t : kept_tensors(f.in.layers(), key, moe).all()) {
+    const KeptTensors tensors = kept_tensors(f.in.layers(), key, moe);
+    for (const KeptTensor& t : tensors.all()) {
       const double bytes = t.kept * of(layers) * flying;
       if (bytes < 0.5) continue;
       const auto same = std::ranges::find_if(list, [&](const KeptBytes& k) { return k.name == t.name && k.moe == moe; });

@@ -118,7 +118,14 @@ Interval Answer::device() const {
   return {scaled(bytes, 1 - reserved_error) + beside, scaled(bytes, 1 + reserved_error) + beside};
 }
 
+bool Answer::fits_outside() const {
+  return std::ranges::all_of(stages, [&](const StageAnswer& s) {
+    return (host_capacity <= 0 || s.host_bytes <= host_capacity) && (nvme_capacity <= 0 || s.nvme_bytes <= nvme_capacity);
+  });
+}
+
 Verdict Answer::verdict() const {
+  if (!fits_outside()) return Verdict::kNo;
   if (capacity <= 0) return Verdict::kUnknown;
   const Interval range = device();
   if (fits()) return range.high <= capacity ? Verdict::kFits : Verdict::kTight;

@@ -31,10 +31,11 @@ struct Item {
 /// One rank of a stage at its peak.
 struct StageAnswer {
   int32_t stage = 0;
-  std::vector<Item> items;                 ///< without those of 0 bytes
-  std::string moment;                      ///< when the peak is reached, as a sentence's end: "the loss of micro-batch 1"
-  std::string op;                          ///< what runs then
-  int64_t host_bytes = 0, nvme_bytes = 0;  ///< offloaded state, beside the device
+  std::vector<Item> items;                   ///< without those of 0 bytes
+  std::string moment;                        ///< when the peak is reached, as a sentence's end: "the loss of micro-batch 1"
+  std::string op;                            ///< what runs then
+  int64_t host_bytes = 0, nvme_bytes = 0;    ///< offloaded state, beside the device
+  std::vector<Item> host_items, nvme_items;  ///< of which classes, where it is known
 
   int64_t of(ItemGroup group) const;
   int64_t live() const;                                        ///< the first six groups
@@ -63,16 +64,19 @@ struct Answer {
   bool packed = false;  ///< the plan's arenas were laid out, so that reserved bytes are exact too
   /// Relative error of live and of reserved bytes that nine of ten published runs stay within; 0 where exact.
   double live_error = 0, reserved_error = 0;
-  int64_t capacity = 0;      ///< bytes that one rank may use; 0: not known
-  double step_s = 0;         ///< predicted; 0: not known
-  bool transferred = false;  ///< the step time is built on a constant that nobody measured on this device
+  int64_t capacity = 0;                          ///< bytes that one rank may use; 0: not known
+  int64_t host_capacity = 0, nvme_capacity = 0;  ///< the same of its part of host memory and drives
+  double step_s = 0;                             ///< predicted; 0: not known
+  bool transferred = false;                      ///< the step time is built on a constant that nobody measured on this device
 
   const StageAnswer& worst() const;  ///< the stage that needs most of its device
   Interval live() const;             ///< of the worst stage
   Interval device() const;
   Verdict verdict() const;
-  /// The prediction itself, not the interval. True where the capacity is not known.
-  bool fits() const { return capacity <= 0 || worst().device() <= capacity; }
+  /// The prediction itself, not the interval, in every space whose capacity is known.
+  bool fits() const { return (capacity <= 0 || worst().device() <= capacity) && fits_outside(); }
+  /// In host memory and on NVMe.
+  bool fits_outside() const;
   int64_t headroom() const { return capacity - worst().device(); }  ///< negative: so much is missing
 };
 

@@ -1,6 +1,7 @@
 // Under the profile "shardlab" the estimate's memory and wire bytes are those of the closed forms, and so of the plans, to the
 // byte.
 #include <algorithm>
+#include <vector>
 
 #include "tests/analytic/expected.h"
 #include "tests/analytic/studies.h"
@@ -42,6 +43,37 @@ TEST_CASE("memory and wire bytes of every legal case equal the closed forms") {
     REQUIRE(e.memory.reserved() == worst);
   }
   CHECK(stages == 23256);
+}
+
+TEST_CASE("fp8: memory and wire bytes equal the closed forms under every way of scaling") {
+  const std::vector<Case> grid = shardlab::testing::legal_cases();
+  int compared = 0;
+  for (const char* scaling : {"current", "delayed", "block"})
+    for (size_t i = 0; i < grid.size(); i += 97) {
+      Case c = grid[i];
+      c.train.precision = "fp8";
+      c.train.fp8_scaling = scaling;
+      if (!check(c).ok()) continue;
+      const auto expected = expected_of(c);
+      c.machine = testing::machine(16);
+      const auto prepared = prepare(c);
+      const auto point = point_of(c);
+      INFO(scaling << " " << c.name);
+      REQUIRE(prepared.ok());
+      REQUIRE(point.ok());
+      Estimator estimator(*prepared);
+      const Estimate e = estimator(*point);
+      REQUIRE(e.legal());
+      REQUIRE(estimator.exact(*point));
+      REQUIRE(e.wire_total() == static_cast<double>(expected.wire_total));
+      for (size_t s = 0; s < expected.stages.size(); ++s) {
+        const MemoryBytes m = estimator.stage_memory(*point, static_cast<int32_t>(s));
+        REQUIRE(m.live() == expected.stages[s].peak);
+        REQUIRE(m[MemoryPart::kActivations] == expected.stages[s].activations);
+      }
+      ++compared;
+    }
+  CHECK(compared > 100);
 }
 
 TEST_CASE("what a case says arrives in the point") {

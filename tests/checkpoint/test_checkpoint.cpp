@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include "plan/base/hash.h"
 #include "plan/base/world_error.h"
 #include "plan/text.h"
+#include "runtime/block_store.h"
 #include "runtime/checkpoint.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
@@ -65,6 +67,8 @@ class Tokens final : public BatchSource {
 struct Ranks {
   int dp = 1, tp = 1, pp = 1, zero = 0, hybrid = 0;
   int64_t bucket = 0;
+  int secondary = 0;
+  Offload offload = {};
 };
 
 Case case_of(const Ranks& r, Family family = Family::kGpt, Optimizer optimizer = Optimizer::kAdamW) {
@@ -81,13 +85,15 @@ Case case_of(const Ranks& r, Family family = Family::kGpt, Optimizer optimizer =
   c.layout.zero = r.zero;
   c.layout.hybrid_shard = r.hybrid;
   c.layout.bucket_bytes = r.bucket;
+  c.layout.zero_plus_plus.secondary = r.secondary;
+  c.layout.offload = r.offload;
   c.train.grad_accumulation = kSequences / r.dp;
   return c;
 }
 
 /// A case in training.
 struct Training {
-  explicit Training(const Case& c, const BatchSource& source = tokens()) : config(c) {
+  explicit Training(const Case& c, const BatchSource& source = tokens(), const BlockStores& stores = {}) : config(c) {
     auto plan = lower(config);
     INFO((plan.ok() ? std::string() : to_string(plan.error())));
     REQUIRE(plan.ok());
@@ -98,6 +104,7 @@ struct Training {
     options.learning_rate = config.train.learning_rate;
     options.timeout_s = 60;
     options.poison = true;
+    options.block_stores = stores;
     auto made = Session::create(placed, options, *transport, cpu_backend(kernels, {config.canonical, 1}), &source);
     INFO((made.ok() ? std::string() : to_string(made.error())));
     REQUIRE(made.ok());
@@ -166,7 +173,7 @@ bool contains(std::string_view text, std::string_view part) { return text.find(p
 
 }  // namespace
 
-TEST_CASE("one run through ten layouts, saved and resumed after every step, is one rank's run bit for bit", "[checkpoint]") {
+TEST_CASE("one run through fifteen layouts, saved and resumed after every step, is one rank's run bit for bit", "[checkpoint]") {
   const Family family = GENERATE(Family::kGpt, Family::kLlama);
   const Optimizer optimizer = GENERATE(Optimizer::kAdamW, Optimizer::kSgd);
   const std::vector<Ranks> layouts = {
@@ -180,6 +187,11 @@ TEST_CASE("one run through ten layouts, saved and resumed after every step, is o
       {.dp = 2, .pp = 2, .zero = 2},
       {.dp = 2, .tp = 2, .zero = 3},
       {.dp = 4, .bucket = 20000},
+      {.dp = 4, .zero = 3, .secondary = 2},
+      {.dp = 2, .zero = 3, .offload = {.optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kNvme}},
+      {.tp = 2, .zero = 3, .offload = {.optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kCpu}},
+      {.zero = 3, .offload = {.activations = OffloadTo::kNvme, .optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kNvme}},
+      {},
   };
   CAPTURE(name_of(family), name_of(optimizer));
   Training alone(case_of({}, family, optimizer));
@@ -191,6 +203,65 @@ TEST_CASE("one run through ten layouts, saved and resumed after every step, is o
     REQUIRE(next.step(static_cast<int64_t>(i)) == alone.step(static_cast<int64_t>(i)));
     REQUIRE(next.state() == alone.state());
     next.save(static_cast<int64_t>(i) + 1, folder);
+  }
+}
+
+TEST_CASE("the sizes that delayed fp8 scales are for are saved with the run, and other ranks take them up", "[checkpoint]") {
+  const auto fp8_case = [](const Ranks& ranks) {
+    Case c = case_of(ranks);
+    c.train.precision = "fp8";
+    c.train.fp8_scaling = "delayed";
+    return c;
+  };
+  const std::vector<Ranks> layouts = {{}, {.dp = 2, .zero = 1}, {.pp = 2}, {.dp = 4, .zero = 3}, {.dp = 2, .pp = 2, .zero = 2}};
+  Training alone(fp8_case({}));
+  Scratch folder;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    CAPTURE(i);
+    Training next(fp8_case(layouts[i]));
+    if (i > 0) REQUIRE(next.resume(folder.path()) == static_cast<int64_t>(i));
+    REQUIRE(next.step(static_cast<int64_t>(i)) == alone.step(static_cast<int64_t>(i)));
+    REQUIRE(next.state() == alone.state());
+    next.save(static_cast<int64_t>(i) + 1, folder);
+  }
+  Case other = fp8_case({});
+  other.train.fp8_scaling = "current";
+  CHECK(contains(refusal(folder.path(), other), "precision"));
+}
+
+TEST_CASE("what ranks owe is saved and resumed with the layout that it belongs to, and with no other", "[checkpoint]") {
+  const auto compressed = [](CompressionKind kind, int dp, int zero) {
+    Case c = case_of({.dp = dp, .zero = zero, .bucket = zero > 0 ? 20000 : 0}, Family::kLlama);
+    c.layout.compression.kind = kind;
+    c.layout.compression.k = kind == CompressionKind::kTopK ? 0.1 : Compression{}.k;
+    return c;
+  };
+  for (const auto& [kind, zero] : {std::pair{CompressionKind::kInt8, 0},
+                                   {CompressionKind::kInt8, 2},
+                                   {CompressionKind::kTopK, 0},
+                                   {CompressionKind::kPowerSgd, 0}}) {
+    CAPTURE(name_of(kind), zero);
+    const Case config = compressed(kind, 2, zero);
+    Scratch folder;
+    Training alone(config), before(config), after(config);
+    for (int64_t step = 0; step < 2; ++step) REQUIRE(before.step(step) == alone.step(step));
+    before.save(2, folder);
+    const auto owed = before.state();
+    REQUIRE(std::ranges::any_of(owed, [](const auto& s) {
+      return s.first.parameter == kRankState && std::ranges::any_of(s.second, [](float x) { return x != 0; });
+    }));
+    REQUIRE(after.resume(folder.path()) == 2);
+    REQUIRE(after.state() == owed);
+    for (int64_t step = 2; step < 4; ++step) REQUIRE(after.step(step) == alone.step(step));
+    REQUIRE(after.state() == alone.state());
+
+    CHECK(contains(refusal(folder.path(), compressed(kind, 4, zero)), "saved with owed="));
+    Case plain = config;
+    plain.layout.compression = {};
+    CHECK(contains(refusal(folder.path(), plain), "for which this case has no place"));
+    Scratch of_plain;
+    Training(plain).save(0, of_plain);
+    CHECK(contains(refusal(of_plain.path(), config), "saved with owed=?"));
   }
 }
 
@@ -237,6 +308,49 @@ TEST_CASE("a rank that fails in a step is named with its op, and the last checkp
   REQUIRE(again.resume(folder.path()) == 2);
   CHECK(again.step(2) == alone.step(2));
   CHECK(again.state() == alone.state());
+}
+
+/// A drive that fills up when a test says so.
+class Drive final : public BlockStore {
+ public:
+  Drive(const std::string& folder, int64_t bytes, const std::atomic<bool>& full)
+      : file_(open_file_store(folder, bytes)), full_(full) {}
+  void read(int64_t offset, std::span<std::byte> to) override { file_->read(offset, to); }
+  void write(int64_t offset, std::span<const std::byte> from) override {
+    if (full_) throw WorldError("No space left on device", "make room");
+    file_->write(offset, from);
+  }
+  bool direct() const override { return file_->direct(); }
+
+ private:
+  std::unique_ptr<BlockStore> file_;
+  const std::atomic<bool>& full_;
+};
+
+TEST_CASE("a drive that fills up amid a step ends the run with rank and op, and the last checkpoint goes on",
+          "[checkpoint][failure]") {
+  const Case config = case_of({.dp = 2, .zero = 3, .offload = {.optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kNvme}});
+  Training alone(case_of({}));
+  Scratch folder, drive;
+  {
+    std::atomic<bool> full = false;
+    Training doomed(config, Training::tokens(),
+                    [&](int, int64_t bytes) { return std::make_unique<Drive>(drive.path(), bytes, full); });
+    REQUIRE(doomed.step(0) == alone.step(0));
+    doomed.save(1, folder);
+    full = true;
+    std::string what;
+    try {
+      doomed.step(1);
+    } catch (const WorldError& e) { what = e.what(); }
+    INFO(what);
+    CHECK(contains(what, "failed at stream nvme.write op #"));
+    CHECK(contains(what, "No space left on device"));
+  }
+  Training next(config);
+  REQUIRE(next.resume(folder.path()) == 1);
+  CHECK(next.step(1) == alone.step(1));
+  CHECK(next.state() == alone.state());
 }
 
 TEST_CASE("a save that the disk refuses leaves the checkpoints before it", "[checkpoint][failure]") {
@@ -350,11 +464,11 @@ streams compute
 strategies test
 
 segment one
-  bound %x other f32[5]
+  bound %x moment f32[5]
   fill one () -> (%x) value=1
 
 role 0
-  %residual other f32[5] persistent
+  %residual moment f32[5] persistent
 
   call one (x=%residual)
 )");
@@ -367,7 +481,7 @@ role 0
   REQUIRE(session.ok());
   const auto prepared = prepare_checkpoints(**session, "unused");
   REQUIRE_FALSE(prepared.ok());
-  CHECK(contains(prepared.error().message, "`residual` (other) lives from step to step but belongs to no parameter"));
+  CHECK(contains(prepared.error().message, "`residual` (moment) lives from step to step but belongs to no parameter"));
 }
 
 }  // namespace shardlab::testing

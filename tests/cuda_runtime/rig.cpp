@@ -5,6 +5,7 @@
 
 #include "kernels/kernels.h"
 #include "plan/base/philox.h"
+#include "plan/memory.h"
 #include "runtime/cuda/one_gpu_transport.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
@@ -20,6 +21,12 @@ RunOptions options_for(const Case& config, RunOptions options) {
   options.learning_rate = config.train.learning_rate;
   options.timeout_s = 120;
   options.poison = true;
+  return options;
+}
+
+cuda::CudaOptions options_of(const Case& config, const RunSettings& settings) {
+  cuda::CudaOptions options = settings.cuda;
+  options.canonical = config.canonical;
   return options;
 }
 
@@ -40,8 +47,20 @@ Run train(Session& session, const Case& config, const PlacedPlan& placed, int st
     else
       run.replicas_agree = false;
   }
-  for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) run.peaks.push_back(session.ledger(rank).peak(Space::kDevice));
+  for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
+    const auto stage = placed.plan->mesh.find("pp");
+    const int role = stage ? placed.plan->mesh.coordinates(rank)[static_cast<size_t>(*stage)] : 0;
+    run.peaks.push_back(session.ledger(rank).peak(Space::kDevice));
+    run.planned.push_back(memory_peak(*placed.plan, role)[static_cast<size_t>(Space::kDevice)].peak_bytes);
+  }
   return run;
+}
+
+PlacedPlan placed_plan(const Case& config) {
+  auto plan = lower(config);
+  INFO((plan.ok() ? std::string() : to_string(plan.error())));
+  REQUIRE(plan.ok());
+  return place(std::move(*plan));
 }
 
 }  // namespace
@@ -107,11 +126,10 @@ void Tokens64::sequence(int64_t number, std::span<int32_t> out) const {
     out[i] = static_cast<int32_t>(random_bits({7, RandomUse::kShuffle, 1, 0}, static_cast<uint64_t>(number) * 1024 + i) % 64);
 }
 
-PlacedPlan lowered(const Case& config) {
-  auto plan = lower(config);
-  INFO((plan.ok() ? std::string() : to_string(plan.error())));
-  REQUIRE(plan.ok());
-  return place(std::move(*plan));
+PlacedPlan lowered(Case config) {
+  config.backend = "cuda";
+  config.transport = "one-gpu";
+  return placed_plan(config);
 }
 
 FakeRun::FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda, Behind kernels)
@@ -125,8 +143,7 @@ Run train_on_fake(const Case& config, const RunSettings& settings) {
   api.forget_waits = settings.forget_waits;
   Run run;
   {
-    FakeRun fake(placed, api, options_for(config, settings.options), {.canonical = config.canonical, .workspace_bytes = 4096},
-                 settings.kernels);
+    FakeRun fake(placed, api, options_for(config, settings.options), options_of(config, settings), settings.kernels);
     INFO((fake.session.ok() ? std::string() : to_string(fake.session.error())));
     REQUIRE(fake.session.ok());
     run = train(**fake.session, config, placed, settings.steps);
@@ -146,7 +163,7 @@ Run train_on_gpu(cuda::Api& api, const gpu::Kernels& kernels, const Case& config
   cuda::Node node(api, kernels, std::vector<int>(static_cast<size_t>(placed.plan->mesh.world_size()), 0));
   cuda::OneGpuTransport transport(node);
   auto session = Session::create(placed, options_for(config, settings.options), transport,
-                                 cuda::cuda_backend(node, {.canonical = config.canonical}), &tokens);
+                                 cuda::cuda_backend(node, options_of(config, settings)), &tokens);
   INFO((session.ok() ? std::string() : to_string(session.error())));
   REQUIRE(session.ok());
   Run run = train(**session, config, placed, settings.steps);
@@ -155,7 +172,7 @@ Run train_on_gpu(cuda::Api& api, const gpu::Kernels& kernels, const Case& config
 }
 
 Run train_on_cpu(const Case& config, const RunSettings& settings) {
-  const PlacedPlan placed = lowered(config);
+  const PlacedPlan placed = placed_plan(config);
   const Kernels& kernels = kernels_for_this_processor();
   ThreadTransport transport(kernels);
   const Tokens64 tokens;

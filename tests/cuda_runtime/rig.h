@@ -20,7 +20,7 @@ struct Run {
   std::vector<double> losses, norms;
   std::map<std::string, std::vector<float>> parameters;
   int64_t sent_bytes = 0;
-  std::vector<int64_t> peaks;  ///< of device memory, by rank
+  std::vector<int64_t> peaks, planned;  ///< of device memory, by rank: as the ops ran, and the plan's
   size_t most_pending = 0;
   bool replicas_agree = true;
 };
@@ -31,6 +31,7 @@ struct RunSettings {
   Behind kernels = Behind::kHost;
   bool forget_waits = false;  ///< the device takes no notice of waits for events
   RunOptions options;
+  cuda::CudaOptions cuda;  ///< canonical: the case's
 };
 
 /// Distinct tokens below 64 for every sequence.
@@ -49,7 +50,8 @@ struct FakeRun {
   Result<std::unique_ptr<Session>> session;
 };
 
-PlacedPlan lowered(const Case& config);
+/// Lowered for a GPU that every rank shares.
+PlacedPlan lowered(Case config);
 
 /// A tiny model in canonical mode, SGD at lr 1; the GPT has tied embeddings and dropout.
 Case training_subject(Family family);

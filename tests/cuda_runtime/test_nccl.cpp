@@ -36,8 +36,7 @@ Case layout(int dp, int tp, int pp) {
 }
 
 const Program& program_of(const PlacedPlan& placed, int rank) {
-  const auto pp = placed.plan->mesh.find("pp");
-  return placed.programs[pp ? static_cast<size_t>(placed.plan->mesh.coordinates(rank)[static_cast<size_t>(*pp)]) : 0];
+  return placed.programs[static_cast<size_t>(placed.plan->mesh.role_of(rank))];
 }
 
 /// A call as FakeNccl writes it: without the communicator's name.

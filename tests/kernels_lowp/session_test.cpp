@@ -10,8 +10,8 @@
 #include "kernels/compress.h"
 #include "kernels/fp8.h"
 #include "plan/model.h"
-#include "runtime/named_kernels.h"
 #include "plan/work.h"
+#include "runtime/named_kernels.h"
 #include "tests/kernels_lowp/packed.h"
 #include "tests/kernels_lowp/steps.h"
 
@@ -278,6 +278,9 @@ OneSegment fp8_products(const std::string& kind) {
   OneSegment s;
   s.parameters = {{"x", "f32[2,20,256]"}, {"w", "f32[130,256]"}, {"dy", "f32[2,20,130]"}};
   s.persistent = {{"y", "f32[2,20,130]"}, {"dx", "f32[2,20,256]"}, {"dw", "f32[130,256]"}, {"back", "f32[2,20,256]"}};
+  s.persistent.insert(
+      s.persistent.end(),
+      {{"y2", "f32[2,20,130]"}, {"dx2", "f32[2,20,256]"}, {"dw2", "f32[130,256]"}, {"dw3", "f32[130,256]"}, {"dbias", "f32[130]"}});
   s.locals = {{"x8", "f8e4m3[2,20,256]"}, {"w8", "f8e4m3[130,256]"}, {"dy8", "f8e5m2[2,20,130]"}};
   const bool blocks = kind == "blocks";
   s.locals.push_back({"sx", blocks ? "f32[2,20,2]" : "f32[1]"});
@@ -296,10 +299,13 @@ OneSegment fp8_products(const std::string& kind) {
   quantise("x", "e4m3", "fp8_quantise_1x128");
   quantise("w", "e4m3", "fp8_quantise_128x128");
   quantise("dy", "e5m2", "fp8_quantise_1x128");
-  s.ops.insert(s.ops.end(), {"kernel.F p (%x8, %sx, %w8, %sw) -> (%y) name=fp8_linear rule=opaque",
-                             "kernel.I p (%dy8, %sdy, %w8, %sw) -> (%dx) name=fp8_linear rule=opaque",
-                             "kernel.W p (%x8, %sx, %dy8, %sdy) -> (%dw) name=fp8_linear rule=opaque",
-                             "kernel back (%x8, %sx) -> (%back) name=fp8_dequantise rule=opaque"});
+  s.ops.insert(s.ops.end(),
+               {"kernel.F p (%x8, %sx, %w8, %sw) -> (%y) name=fp8_linear rule=opaque",
+                "kernel.I p (%dy8, %sdy, %w8, %sw) -> (%dx) name=fp8_linear rule=opaque",
+                "kernel.W p (%x8, %sx, %dy8, %sdy) -> (%dw) name=fp8_linear rule=opaque",
+                "kernel back (%x8, %sx) -> (%back) name=fp8_dequantise rule=opaque", "linear.F l (%x8, %w8, %sx, %sw) -> (%y2)",
+                "linear.I l (%dy8, %w8, %sdy, %sw) -> (%dx2)", "linear.W l (%x8, %dy8, %sx, %sdy) -> (%dw2)",
+                "linear.W m (%x8, %dy8, %sx, %sdy, %dy) -> (%dw3, %dbias) bias"});
   return s;
 }
 
@@ -330,6 +336,12 @@ TEST_CASE("session: fp8 products in every phase, per tensor and by blocks") {
     REQUIRE(distance(buffer(rig, "y"), product(40, 130, 256, x, {256, 1}, w, {1, 256})) < 0.06);
     REQUIRE(distance(buffer(rig, "dx"), product(40, 256, 130, dy, {130, 1}, w, {256, 1})) < 0.09);
     REQUIRE(distance(buffer(rig, "dw"), product(130, 256, 40, dy, {1, 130}, x, {256, 1})) < 0.09);
+    // A product of the plan's language whose factors are fp8 is the same; the gradient of its bias is a sum of what was not
+    // rounded.
+    for (const auto& [one, other] : {std::pair{"y", "y2"}, {"dx", "dx2"}, {"dw", "dw2"}, {"dw", "dw3"}})
+      REQUIRE(buffer(rig, one) == buffer(rig, other));
+    const std::vector<float> ones(40, 1.0f);
+    REQUIRE(distance(buffer(rig, "dbias"), product(130, 1, 40, dy, {1, 130}, ones, {1, 1})) < 1e-6);
   }
 }
 

@@ -26,11 +26,14 @@ void require_equal(const Case& c, bool verified) {
   const ClosedForm form = closed_form(c);
   for (size_t stage = 0; stage < plan.roles.size(); ++stage) {
     const StageForm& f = form.stages[stage];
-    const MemoryPeak peak = memory_peak(plan, static_cast<int>(stage))[static_cast<size_t>(Space::kDevice)];
+    const auto peaks = memory_peak(plan, static_cast<int>(stage));
+    const MemoryPeak& peak = peaks[static_cast<size_t>(Space::kDevice)];
     INFO("stage " << stage << ", the plan's peak at " << peak.moment << ", the formula's at " << name_of(f.moment));
     REQUIRE(f.at_peak.bytes == peak.at_peak.bytes);
     REQUIRE(f.peak == peak.peak_bytes);
     REQUIRE(f.persistent == peak.persistent_bytes);
+    REQUIRE(f.host.at_peak.bytes == peaks[static_cast<size_t>(Space::kHost)].at_peak.bytes);
+    REQUIRE(f.nvme.at_peak.bytes == peaks[static_cast<size_t>(Space::kNvme)].at_peak.bytes);
   }
   std::map<std::string, int64_t> wire;
   for (size_t i = 0; i < kChannels; ++i)

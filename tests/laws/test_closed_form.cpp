@@ -91,11 +91,14 @@ TEST_CASE("peak, classes and wire bytes of the plan equal the closed forms") {
     REQUIRE(form.stages.size() == plan.roles.size());
     for (size_t stage = 0; stage < plan.roles.size(); ++stage) {
       const StageForm& f = form.stages[stage];
-      const MemoryPeak peak = memory_peak(plan, static_cast<int>(stage))[static_cast<size_t>(Space::kDevice)];
+      const auto peaks = memory_peak(plan, static_cast<int>(stage));
+      const MemoryPeak& peak = peaks[static_cast<size_t>(Space::kDevice)];
       INFO("stage " << stage << ", the plan's peak at " << peak.moment << ", the formula's at " << name_of(f.moment));
       REQUIRE(f.peak == peak.peak_bytes);
       REQUIRE(f.at_peak.bytes == peak.at_peak.bytes);
       REQUIRE(f.persistent == peak.persistent_bytes);
+      REQUIRE(f.host.at_peak.bytes == peaks[static_cast<size_t>(Space::kHost)].at_peak.bytes);
+      REQUIRE(f.nvme.at_peak.bytes == peaks[static_cast<size_t>(Space::kNvme)].at_peak.bytes);
       REQUIRE(f.parameters == persistent_bytes(plan.roles[stage], BufferClass::kParameter));
       REQUIRE(f.moments == persistent_bytes(plan.roles[stage], BufferClass::kMoment));
       REQUIRE(f.in_flight == most_in_flight(plan, plan.roles[stage]));

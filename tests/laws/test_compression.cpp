@@ -1,5 +1,6 @@
 // Compressed gradients under the closed forms: the grid's data-parallel layouts, dealt over techniques; and what the literature
 // says of bytes.
+#include <array>
 #include <map>
 #include <string>
 
@@ -37,7 +38,7 @@ std::vector<Case> compressed_cases() {
     if (i / 2 % 3 == 1) c.train.precision = "bf16";
     if (i / 2 % 3 == 2) c.train.clip_norm = 1;
     if (c.layout.compression.kind == CompressionKind::kPowerSgd) c.layout.tp = 1;
-    if (c.layout.pp > 1) c.model.tied_embeddings = false;
+    if (c.layout.compression.kind == CompressionKind::kPowerSgd && c.layout.pp > 1) c.model.tied_embeddings = false;
     if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
     c.name += " " + std::string(name_of(c.layout.compression.kind)) + " " + c.train.precision;
     all.push_back(std::move(c));
@@ -51,12 +52,37 @@ TEST_CASE("compressed: peak, classes and wire bytes of the plan equal the closed
   for (const Case& c : cases) { testing::require_equal(c); }
 }
 
+/// The grid's ZeRO-1 and ZeRO-2 layouts, hybrid ones too, under the codes that are scattered.
+std::vector<Case> scattered_cases() {
+  std::vector<Case> all;
+  size_t number = 0;
+  for (Case& c : testing::legal_cases()) {
+    if (c.layout.zero != 1 && c.layout.zero != 2) continue;
+    const size_t i = number++;
+    if (i % 2 == 1) continue;
+    c.layout.compression = kKinds[std::array{0, 1, 3}[i / 2 % 3]];
+    if (i / 2 % 4 == 1) c.train.precision = "bf16";
+    if (i / 2 % 4 == 2) c.train.clip_norm = 1;
+    if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
+    c.name += " " + std::string(name_of(c.layout.compression.kind)) + " " + c.train.precision;
+    all.push_back(std::move(c));
+  }
+  return all;
+}
+
+TEST_CASE("compressed and sharded: peak, classes and wire bytes of the plan equal the closed forms") {
+  const std::vector<Case> all = scattered_cases();
+  CHECK(all.size() == 2016);
+  for (size_t i = 0; i < all.size(); ++i) testing::require_equal(all[i], i % 97 == 0);
+}
+
 TEST_CASE("nothing but fp32 is added on the wire, where integers would overflow and narrow floats round at every hop") {
   for (const Compression& kind : kKinds) {
     Case c = compressed_cases().front();
     c.layout.compression = kind;
     int64_t moved = 0;
-    for (const Segment& segment : plan_of(c).segments)
+    const Plan plan = plan_of(c);
+    for (const Segment& segment : plan.segments)
       for (const Step& step : segment.steps) {
         const Op* op = std::get_if<Op>(&step);
         const Collective* collective = op == nullptr ? nullptr : std::get_if<Collective>(&op->work);
@@ -121,15 +147,17 @@ TEST_CASE("compression is refused where it has no meaning, with what to do inste
   REQUIRE(refusal().empty());
   c.layout.dp = 1;
   refused("compression.kind=int8 with dp=1");
+  c.layout.zero = 3;
+  c.layout.bucket_bytes = 0;
+  refused("compression.kind=int8 with zero=3");
   c.layout.zero = 1;
-  refused("compression.kind=int8 with zero=1");
+  c.layout.compression.kind = CompressionKind::kRandomK;
+  refused("compression.kind=random-k with zero=1");
   c.layout.compression.bits = 5;
   refused("compression.bits=5");
   c.train.precision = "bf16";
   c.train.reduce_dtype = "bf16";
   refused("reduce_dtype=bf16: errors are kept of fp32 gradients");
-  c.checkpoint.save_every = 1;
-  refused("the errors belong to ranks and buckets");
   c.layout.compression = {.kind = CompressionKind::kTopK, .k = 0};
   refused("compression.k=0");
   c.layout.compression = {.kind = CompressionKind::kRandomK, .k = 1.5};
@@ -139,6 +167,12 @@ TEST_CASE("compression is refused where it has no meaning, with what to do inste
   c.layout.compression = {.kind = CompressionKind::kPowerSgd};
   c.layout.tp = 2;
   refused("powersgd with tp=2");
+  c.layout.compression = {.kind = CompressionKind::kPowerSgd};
+  c.layout.pp = 2;
+  c.layout.schedule = Schedule::k1F1B;
+  c.model.layers = 2;
+  c.model.tied_embeddings = true;
+  refused("powersgd with pp=2 and tied embeddings");
   c.layout.compression = {.kind = CompressionKind::kOneBitAdam};
   refused("compression.kind=one-bit-adam is not implemented");
   c.layout.compression = {.kind = CompressionKind::kTopK};

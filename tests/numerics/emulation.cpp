@@ -41,9 +41,10 @@ std::vector<float> sum_of(const std::vector<float>& a, const std::vector<float>&
 Emulation::Emulation(const Case& config)
     : config_(config),
       ranks_(config.layout.dp),
+      parts_(config.layout.zero == 2 ? config.train.grad_accumulation : 1),
       sequences_(config.sequences_per_step()),
       trainer_(config.model, config.train, sequences_),
-      part_(config.model, config.train, sequences_ / ranks_) {
+      part_(config.model, config.train, sequences_ / ranks_ / parts_) {
   fill_buckets();
 }
 
@@ -60,7 +61,7 @@ void Emulation::fill_buckets() {
           rounded_up(bucket.elements, ranks_ * (c.kind == CompressionKind::kInt8 ? 2 * ((slice + kBlock - 1) / kBlock) : 1));
     const auto n = static_cast<size_t>(bucket.elements), ranks = static_cast<size_t>(ranks_);
     bucket.errors.assign(ranks, Vector(n));
-    bucket.of_slices.assign(sliced ? ranks : 0, Vector(n / ranks));
+    bucket.of_slices.assign(sliced && config_.layout.zero == 0 ? ranks : 0, Vector(n / ranks));
     buckets_.push_back(std::move(bucket));
     bucket = {};
   };
@@ -79,25 +80,33 @@ void Emulation::fill_buckets() {
 float Emulation::step(std::span<const int32_t> tokens) {
   const float loss = trainer_.loss(tokens);
   part_.values() = trainer_.values();
-  const auto share = static_cast<float>(ranks_);  // a power of two: dividing by it rounds nothing
-  std::vector<reference::Tensors<float>> by_rank;
-  for (int64_t r = 0; r < ranks_; ++r) {
-    const size_t rows = tokens.size() / static_cast<size_t>(ranks_);
-    by_rank.push_back(part_.gradients(tokens.subspan(static_cast<size_t>(r) * rows, rows)).gradients);
-    for (auto& gradient : by_rank.back())
-      for (float& g : gradient) g /= share;
+  const auto share = static_cast<float>(ranks_ * parts_);  // a power of two: dividing by it rounds nothing
+  std::vector<std::vector<Vector>> sums(buckets_.size());  // by bucket and part of the step
+  for (int64_t part = 0; part < parts_; ++part) {
+    std::vector<reference::Tensors<float>> by_rank;
+    for (int64_t r = 0; r < ranks_; ++r) {
+      const size_t rows = tokens.size() / static_cast<size_t>(ranks_ * parts_);
+      by_rank.push_back(part_.gradients(tokens.subspan(static_cast<size_t>(part * ranks_ + r) * rows, rows)).gradients);
+      for (auto& gradient : by_rank.back())
+        for (float& g : gradient) g /= share;
+    }
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      EmulatedBucket& bucket = buckets_[b];
+      std::vector<Vector> flat(static_cast<size_t>(ranks_));
+      for (size_t r = 0; r < flat.size(); ++r) {
+        for (const size_t p : bucket.parameters) flat[r].insert(flat[r].end(), by_rank[r][p].begin(), by_rank[r][p].end());
+        flat[r].resize(static_cast<size_t>(bucket.elements));
+      }
+      sums[b].push_back(reduce(bucket, b, std::move(flat)));
+    }
   }
   reference::Tensors<float> reduced(trainer_.values().size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    EmulatedBucket& bucket = buckets_[b];
-    std::vector<Vector> flat(static_cast<size_t>(ranks_));
-    for (size_t r = 0; r < flat.size(); ++r) {
-      for (const size_t p : bucket.parameters) flat[r].insert(flat[r].end(), by_rank[r][p].begin(), by_rank[r][p].end());
-      flat[r].resize(static_cast<size_t>(bucket.elements));
-    }
-    const Vector sum = reduce(bucket, b, std::move(flat));
+    Vector sum(sums[b].front().size());
+    for (size_t i = 0; i < sum.size(); ++i)
+      sum[i] = reference::tree<float>(parts_, [&](int64_t part) { return sums[b][static_cast<size_t>(part)][i]; });
     auto from = sum.begin();
-    for (const size_t p : bucket.parameters) {
+    for (const size_t p : buckets_[b].parameters) {
       const auto to = from + static_cast<std::ptrdiff_t>(trainer_.values()[p].size());
       reduced[p].assign(from, to);
       from = to;
@@ -232,8 +241,10 @@ auto Emulation::reduce_quantised(EmulatedBucket& bucket, const std::vector<Vecto
     for (int64_t i = 0; i < slice; ++i)
       part[static_cast<size_t>(i)] =
           over_ranks(ranks_, [&](int64_t r) { return sent[static_cast<size_t>(r)][static_cast<size_t>(owner * slice + i)]; });
-    part = sum_of(part, bucket.of_slices[o]);
-    bucket.of_slices[o] = code(part, blocks);
+    if (!bucket.of_slices.empty()) {  // a second leg, to ranks that want all of it
+      part = sum_of(part, bucket.of_slices[o]);
+      bucket.of_slices[o] = code(part, blocks);
+    }
     sum.insert(sum.end(), part.begin(), part.end());
   }
   return sum;

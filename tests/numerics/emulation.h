@@ -48,9 +48,11 @@ class Emulation {
   void check_conserved(const Vector& m, const Vector& sent, const Vector& error);
 
   Case config_;
-  int64_t ranks_, sequences_;
+  int64_t ranks_;
+  int64_t parts_;  ///< reductions of a step: under ZeRO-2 one a micro-batch
+  int64_t sequences_;
   reference::Trainer<float> trainer_;  ///< of the step's sequences
-  reference::Trainer<float> part_;     ///< of one rank's, whose mean is over fewer: its gradients are `ranks` times too large
+  reference::Trainer<float> part_;     ///< of one rank's in a part, whose mean is over fewer: its gradients are that much too large
   std::vector<EmulatedBucket> buckets_;
   bool conserved_ = true;
   double largest_loss_ = 0;

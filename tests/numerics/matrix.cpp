@@ -45,9 +45,10 @@ Model llama() {
 
 /// The same subject under both optimizers. SGD at lr 1 shows every uniform scale error, which Adam would hide.
 void add(std::vector<Subject>& list, std::string name, Model model, int64_t seq_len, float dropout, int64_t sequences,
-         float clip_norm = 0, std::string_view precision = "fp32") {
+         float clip_norm = 0, std::string_view precision = "fp32", std::string_view fp8_scaling = "current") {
   Train t;
   t.precision = precision;
+  t.fp8_scaling = fp8_scaling;
   t.clip_norm = clip_norm;
   t.seq_len = seq_len;
   t.dropout = dropout;
@@ -110,6 +111,9 @@ std::vector<Subject> subjects() {
   add(list, "gpt tied bf16 clipped", gpt(), 16, 0, 8, 0.5f, "bf16");
   add(list, "llama bf16", llama(), 24, 0.25f, 8, 0, "bf16");
   add(list, "gpt tied fp16 clipped", gpt(), 16, 0, 8, 0.5f, "fp16");
+  add(list, "gpt tied fp8", gpt(), 16, 0, 8, 0, "fp8");
+  add(list, "llama fp8 delayed clipped", llama(), 24, 0, 8, 0.5f, "fp8", "delayed");
+  add(list, "gpt untied fp8 block", gpt_untied, 20, 0, 8, 0, "fp8", "block");
   schedule_and_guard(list);
   return list;
 }
@@ -125,6 +129,7 @@ std::vector<Case> layouts() {
   times<int>(list, {1, 2, 3, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
   times<int>(list, {0, 1, 2, 3}, [](Case& c, int v) { c.layout.zero = v; });
   times<int>(list, {0, 2}, [](Case& c, int v) { c.layout.hybrid_shard = v; });
+  times<int>(list, {0, 2}, [](Case& c, int v) { c.layout.zero_plus_plus.secondary = v; });
   times<Fsdp>(list, {{1, 1, true}, {1, 0, true}, {2, 2, true}, {1, 1, false}}, [](Case& c, Fsdp v) { c.layout.fsdp = v; });
   times<int64_t>(list, {0, 20000}, [](Case& c, int64_t v) { c.layout.bucket_bytes = v; });
   times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
@@ -132,7 +137,8 @@ std::vector<Case> layouts() {
   std::erase_if(list, [](const Case& c) {
     // Buckets and overlap are of the gradients' reduction: without one they say nothing.
     const bool idle = (c.layout.dp == 1 && (c.layout.bucket_bytes > 0 || c.layout.overlap)) ||
-                      (c.layout.zero != 3 && !(c.layout.fsdp == Fsdp{})) || (c.layout.hybrid_shard > 0 && c.layout.dp < 4);
+                      (c.layout.zero != 3 && !(c.layout.fsdp == Fsdp{})) || (c.layout.hybrid_shard > 0 && c.layout.dp < 4) ||
+                      (c.layout.zero_plus_plus.secondary > 0 && (c.layout.zero != 3 || c.layout.dp < 4));
     return idle || c.layout.world_size() > 8;
   });
   return list;
@@ -180,6 +186,19 @@ std::vector<Case> selective_layouts() {
     c.layout.schedule = Schedule::k1F1B;
     list.push_back(c);
   }
+  // Layer by layer, in models of two layers and of three: of each subject those that its model refuses are left out.
+  for (const char* layers : {"1*full@cpu 1*attn.core", "1*full@cpu 1*attn.norm+mlp.act 1*none"})
+    for (const std::array<int, 4> v : {std::array{1, 1, 0, 1}, {1, 2, 0, 2}, {2, 1, 1, 1}, {4, 1, 3, 1}}) {
+      Case c = base;
+      c.layout.recompute = Recompute::kByLayer;
+      c.layout.recompute_options.layers = layers;
+      c.layout.dp = v[0];
+      c.layout.tp = v[1];
+      c.layout.zero = v[2];
+      c.layout.pp = v[3];
+      c.layout.schedule = v[3] > 1 ? Schedule::k1F1B : Schedule::kNone;
+      list.push_back(c);
+    }
   times<int>(list, {1, 2}, [](Case& c, int v) { c.train.grad_accumulation = v; });
   return list;
 }
@@ -192,19 +211,48 @@ std::vector<Case> offload_layouts() {
                  {{.activations = OffloadTo::kCpu},
                   {.optimizer = OffloadTo::kCpu},
                   {.optimizer = OffloadTo::kNvme},
-                  {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu}},
+                  {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu},
+                  {.activations = OffloadTo::kNvme},
+                  {.optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kCpu},
+                  {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kNvme},
+                  {.activations = OffloadTo::kNvme, .optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kNvme}},
                  [](Case& c, Offload v) { c.layout.offload = v; });
-  times<std::array<int, 4>>(list, {{1, 1, 1, 0}, {1, 2, 2, 0}, {2, 1, 1, 1}, {2, 1, 1, 0}, {4, 2, 1, 2}, {4, 1, 1, 3}},
-                            [](Case& c, std::array<int, 4> v) {
-                              c.layout.dp = v[0];
-                              c.layout.tp = v[1];
-                              c.layout.pp = v[2];
-                              c.layout.zero = v[3];
-                              c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
-                            });
+  times<std::array<int, 4>>(
+      list, {{1, 1, 1, 0}, {1, 2, 2, 0}, {2, 1, 1, 1}, {2, 1, 1, 0}, {4, 2, 1, 2}, {4, 1, 1, 3}, {1, 2, 1, 3}, {2, 1, 2, 3}},
+      [](Case& c, std::array<int, 4> v) {
+        c.layout.dp = v[0];
+        c.layout.tp = v[1];
+        c.layout.pp = v[2];
+        c.layout.zero = v[3];
+        c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
+      });
   times<int>(list, {1, 2}, [](Case& c, int v) { c.train.grad_accumulation = v; });
   times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
   times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
+  return list;
+}
+
+std::vector<Case> served_layouts() {
+  Case base;
+  base.canonical = true;
+  std::vector<Case> list{base};
+  times<std::array<int, 3>>(list, {{2, 1, 1}, {2, 2, 2}, {4, 1, 1}, {4, 2, 1}}, [](Case& c, std::array<int, 3> v) {
+    c.layout.dp = c.layout.parameter_server.servers = v[0];
+    c.layout.tp = v[1];
+    c.layout.pp = v[2];
+    c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
+  });
+  times<int>(list, {1, 2, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  times<int64_t>(list, {0, 20000}, [](Case& c, int64_t v) { c.layout.bucket_bytes = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kSelective, Recompute::kFull},
+                   [](Case& c, Recompute v) { c.layout.recompute = v; });
+  times<Offload>(list,
+                 {{},
+                  {.activations = OffloadTo::kCpu},
+                  {.optimizer = OffloadTo::kCpu},
+                  {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kNvme}},
+                 [](Case& c, Offload v) { c.layout.offload = v; });
   return list;
 }
 
@@ -253,7 +301,7 @@ std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts)
     c.train.global_batch_tokens = subject.sequences * subject.train.seq_len;
     c.name = layout_name(c);
     // Half of the rows have the gradient's norm computed too.
-    c.train.grad_norm = c.layout.offload.optimizer == OffloadTo::kNone && mix(hash_text(c.name)) >> 63;
+    c.train.grad_norm = mix(hash_text(c.name)) >> 63;
     if (check(c).ok()) rows.push_back(std::move(c));
   }
   return rows;
@@ -266,12 +314,15 @@ std::string layout_name(const Case& config) {
   name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
   if (l.hybrid_shard > 0) name += fmt::format(" hybrid{}", l.hybrid_shard);
+  if (l.parameter_server.servers > 0) name += fmt::format(" servers{}", l.parameter_server.servers);
+  if (l.zero_plus_plus.secondary > 0) name += fmt::format(" secondary{}", l.zero_plus_plus.secondary);
   if (l.zero == 3) name += fmt::format(" unit{} prefetch{}{}", l.fsdp.unit, l.fsdp.prefetch, l.fsdp.reshard ? "" : " kept");
   if (l.bucket_bytes > 0) name += fmt::format(" bucket{}", l.bucket_bytes);
   if (l.overlap) name += " overlap";
   if (l.recompute != Recompute::kNone) name += fmt::format(" recompute-{}", name_of(l.recompute));
   if (l.offload.any()) name += fmt::format(" offload {}", offload_text(l.offload));
   if (l.recompute_options.every > 1) name += fmt::format(" every {}", l.recompute_options.every);
+  if (!l.recompute_options.layers.empty()) name += fmt::format(" ({})", l.recompute_options.layers);
   if (!l.recompute_options.modules.empty()) name += fmt::format(" ({})", l.recompute_options.modules);
   return name;
 }

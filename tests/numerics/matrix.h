@@ -34,6 +34,9 @@ std::vector<Case> selective_layouts();
 /// State in host memory, alone and under other strategies.
 std::vector<Case> offload_layouts();
 
+/// A server on every worker's rank, under accumulation, tensor and pipeline parallelism, recompute and offload.
+std::vector<Case> served_layouts();
+
 /// Ranks along dp and tp that are no powers of two, which canonical mode refuses: for `uneven_subjects` in fast mode.
 std::vector<Case> uneven_layouts();
 

@@ -2,124 +2,25 @@
 // way; and where nothing is left out it is plain data parallelism.
 #include <fmt/format.h>
 
-#include <bit>
 #include <string>
 #include <vector>
 
-#include "kernels/kernels.h"
-#include "plan/memory.h"
-#include "plan/wire.h"
-#include "plan/work.h"
-#include "runtime/backend.h"
-#include "runtime/named_kernels.h"
-#include "runtime/session.h"
-#include "runtime/thread_transport.h"
-#include "strategies/lower.h"
 #include "tests/numerics/emulation.h"
-#include "tests/numerics/matrix.h"
+#include "tests/numerics/running.h"
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
 namespace shardlab {
 namespace {
 
+using testing::base_case;
 using testing::EmulatedBucket;
 using testing::Emulation;
+using testing::Running;
+using testing::same_bits;
+using testing::tokens_of;
 
 constexpr int kSteps = 3;
-
-/// Compared as integers: -0 is not 0 here.
-bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return std::ranges::equal(a, b, [](float x, float y) { return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y); });
-}
-
-/// One of the matrix's untied subjects without dropout, which sums that are not the gradient leave finite.
-Case base_case(const std::string& subject, int dp, int accumulation) {
-  for (const testing::Subject& s : testing::subjects()) {
-    if (s.name != subject) continue;
-    Case c;
-    c.layout.dp = dp;
-    c.layout.overlap = false;
-    c.canonical = true;
-    c.train.grad_accumulation = accumulation;
-    return testing::rows_of(s, std::span(&c, 1)).at(0);
-  }
-  FAIL("no subject " << subject);
-  return {};
-}
-
-std::vector<int32_t> tokens_of(const Case& c, int64_t step) {
-  const testing::RandomText text(c.model.vocab);
-  const auto length = static_cast<size_t>(c.train.seq_len + 1);
-  const int64_t sequences = c.sequences_per_step();
-  std::vector<int32_t> tokens(static_cast<size_t>(sequences) * length);
-  for (int64_t i = 0; i < sequences; ++i)
-    text.sequence(step * sequences + i, std::span(tokens).subspan(static_cast<size_t>(i) * length, length));
-  return tokens;
-}
-
-/// The CPU back end, which also checks that every kernel by name has the scratch that the plan says it needs, to the byte.
-class Measuring final : public Backend {
- public:
-  Measuring(std::unique_ptr<Backend> backend, bool canonical) : backend_(std::move(backend)), options_{canonical, 1} {}
-  std::string_view name() const override { return backend_->name(); }
-  bool has_storage() const override { return backend_->has_storage(); }
-  Result<Launch> bind(const BoundOp& op) override {
-    if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work)) {
-      const Result<ScratchLaunch> bound = bind_named(op, *kernel, {kernels_for_this_processor(), options_});
-      if (!bound) return bound.error();
-      const int64_t planned = scratch_bytes(*op.instruction->segment, op.op(), options_.canonical);
-      INFO(kernel->name);
-      CHECK(bound->scratch_bytes == planned);
-      CHECK(planned <= static_cast<int64_t>(op.workspace.size()));
-    }
-    return backend_->bind(op);
-  }
-  void enter_thread(int stream) override { backend_->enter_thread(stream); }
-
- private:
-  std::unique_ptr<Backend> backend_;
-  CpuOptions options_;
-};
-
-/// A case in execution, with its plan.
-struct Running {
-  explicit Running(const Case& config) : source(config.model.vocab), transport(kernels_for_this_processor()) {
-    auto plan = lower(config);
-    INFO(config.name << (plan.ok() ? "" : to_string(plan.error())));
-    REQUIRE(plan.ok());
-    placed = place(std::move(*plan));
-    RunOptions options;
-    options.seed = config.train.seed;
-    options.learning_rate = config.train.learning_rate;
-    options.timeout_s = 60;
-    options.poison = true;
-    const BackendFactory cpu = cpu_backend(kernels_for_this_processor(), {config.canonical, 1});
-    auto made = Session::create(
-        placed, options, transport, [&](int rank) { return std::make_unique<Measuring>(cpu(rank), config.canonical); }, &source);
-    REQUIRE(made.ok());
-    session = std::move(*made);
-    session->initialise_parameters();
-  }
-
-  /// Memory and wire as they were, to the byte.
-  void require_counts() const {
-    const Mesh& mesh = placed.plan->mesh;
-    for (int rank = 0; rank < mesh.world_size(); ++rank) {
-      const int stage = mesh.coordinates(rank)[static_cast<size_t>(mesh.axis("pp"))];
-      const MemoryPeak peak = memory_peak(*placed.plan, stage)[static_cast<size_t>(Space::kDevice)];
-      REQUIRE(session->ledger(rank).peak(Space::kDevice) == peak.peak_bytes);
-      auto planned = wire_bytes(*placed.plan, placed.plan->mesh.coordinates(rank));
-      for (size_t c = 0; c < placed.plan->comms.size(); ++c)
-        REQUIRE(session->sent_by_comm(rank)[c] == planned[placed.plan->comms[c].name]);
-    }
-  }
-
-  testing::RandomText source;
-  ThreadTransport transport;
-  PlacedPlan placed;
-  std::unique_ptr<Session> session;
-};
 
 constexpr Compression kKinds[] = {
     {.kind = CompressionKind::kBf16},
@@ -141,6 +42,19 @@ std::vector<Case> rows() {
       c.layout.bucket_bytes = four ? 20000 : 0;
       if (!four) c.train.learning_rate.peak = 0.25f;  // what is owed comes late, and adds up
       c.name = fmt::format("{} bits {} {}", name_of(kind.kind), kind.bits, c.name);
+      REQUIRE(check(c).ok());
+      all.push_back(std::move(c));
+    }
+  for (const Compression& kind : std::span(kKinds).first(3))  // bf16, 8 and 4 bits: scattered to shards
+    for (const int zero : {1, 2}) {
+      Case c = zero == 1 ? base_case("llama adamw", 4, 1) : base_case("llama sgd", 2, 4);
+      c.layout.compression = kind;
+      c.layout.zero = zero;
+      c.layout.overlap = zero == 1;
+      c.layout.bucket_bytes = zero == 1 ? 20000 : 0;
+      if (zero == 2) c.train.learning_rate.peak = 0.25f;
+      c.name = fmt::format("{} bits {} zero {} {}", name_of(kind.kind), kind.bits, zero, c.name);
+      INFO((check(c).ok() ? "" : to_string(check(c).error())));
       REQUIRE(check(c).ok());
       all.push_back(std::move(c));
     }
@@ -204,32 +118,38 @@ TEST_CASE("all elements sent is plain data parallelism, bit for bit") {
 
 TEST_CASE("under the other axes: replicas agree, and memory and wire are as planned") {
   size_t number = 0;
-  for (const Compression& kind : kKinds) {
-    Case c;
-    for (const testing::Subject& s : testing::subjects())
-      if (s.name == (number % 2 == 0 ? "gpt tied bf16 clipped adamw" : "llama tied dropout clipped adamw")) {
-        c.layout.dp = 2;
-        c.layout.tp = kind.kind == CompressionKind::kPowerSgd ? 1 : 2;
-        c.layout.pp = 1;
-        c.layout.schedule = c.layout.pp == 1 ? Schedule::kNone : Schedule::k1F1B;
-        c.layout.bucket_bytes = 8192;
-        c.train.grad_accumulation = 2;
-        c = testing::rows_of(s, std::span(&c, 1)).at(0);
+  for (const Compression& kind : kKinds)
+    for (const int pp : {1, 2}) {  // on two stages the table is tied across them
+      const bool low_rank = kind.kind == CompressionKind::kPowerSgd;
+      if (low_rank && pp == 2) continue;
+      Case c;
+      for (const testing::Subject& s : testing::subjects())
+        if (s.name == (number % 2 == 0 ? "gpt tied bf16 clipped adamw" : "llama tied dropout clipped adamw")) {
+          c.layout.dp = 2;
+          c.layout.tp = low_rank ? 1 : 2;
+          c.layout.pp = pp;
+          c.layout.schedule = pp == 1 ? Schedule::kNone : Schedule::k1F1B;
+          c.layout.zero = !low_rank && kind.kind != CompressionKind::kTopK && kind.kind != CompressionKind::kRandomK
+                              ? static_cast<int>(number % 3)
+                              : 0;
+          c.layout.bucket_bytes = 8192;
+          c.train.grad_accumulation = 2;
+          c = testing::rows_of(s, std::span(&c, 1)).at(0);
+        }
+      c.layout.compression = kind;
+      c.name += fmt::format(" {} bits {}", name_of(kind.kind), kind.bits);
+      INFO(c.name);
+      ++number;
+      Running run(c);
+      for (int step = 0; step < kSteps; ++step) REQUIRE(std::isfinite(*run.session->step(step).loss));
+      for (const ModelParameter& p : parameters_of(c.model)) {
+        INFO(p.name);
+        const auto value = run.session->parameter(p.name);  // refused where two replicas differ in a bit
+        REQUIRE(value.ok());
+        CHECK(std::ranges::all_of(value->values, [](float x) { return std::isfinite(x); }));
       }
-    c.layout.compression = kind;
-    c.name += fmt::format(" {} bits {}", name_of(kind.kind), kind.bits);
-    INFO(c.name);
-    ++number;
-    Running run(c);
-    for (int step = 0; step < kSteps; ++step) REQUIRE(std::isfinite(*run.session->step(step).loss));
-    for (const ModelParameter& p : parameters_of(c.model)) {
-      INFO(p.name);
-      const auto value = run.session->parameter(p.name);  // refused where two replicas differ in a bit
-      REQUIRE(value.ok());
-      CHECK(std::ranges::all_of(value->values, [](float x) { return std::isfinite(x); }));
+      run.require_counts();
     }
-    run.require_counts();
-  }
 }
 
 TEST_CASE("PowerSGD at full rank is plain data parallelism but for rounding") {

@@ -215,6 +215,7 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
     rows = deal(std::move(rows), number / 2 + number % 2, subject.sequences == 8 ? kShares : 1);
     for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 4)) rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, 4)) rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, 16)) rows.push_back(std::move(config));
     for (const Case& config : rows) {
       if (!bitwise(config)) continue;
       const auto trained = train(config);
@@ -261,6 +262,8 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
       for (Case& config : deal(testing::rows_of(subject, testing::deep_layouts()), number, kShares / 4))
         rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, is_even ? 8 : 1))
+      rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, is_even ? 48 : 4))
       rows.push_back(std::move(config));
     for (Case& config : rows) {
       config.canonical = false;

@@ -1,5 +1,5 @@
-// Clipping and 16-bit training, a few layouts each: what the matrix tests over many, and what it cannot: layouts against one another
-// where the reference rounds otherwise.
+// Clipping and 16-bit training, a few layouts each: what the matrix tests over many, and what it cannot: layouts against one
+// another where the reference rounds otherwise.
 #include <bit>
 #include <cmath>
 #include <string>
@@ -119,6 +119,94 @@ TEST_CASE("bf16 is near fp32, and not it") {
       const Trained a = train(narrow), b = train(wide);
       INFO(narrow.name << " gradients " << accumulate);
       for (size_t i = 0; i < a.losses.size(); ++i) CHECK(std::abs(a.losses[i] - b.losses[i]) < 0.02f * b.losses[i]);
+      CHECK(difference(b, a) != "");
+    }
+}
+
+/// The subject of 8-bit factors that are scaled so.
+Subject fp8_subject(std::string_view scaling) {
+  for (const Subject& s : testing::subjects())
+    if (s.train.precision == "fp8" && s.train.fp8_scaling == scaling) return s;
+  FAIL("no such subject");
+  return {};
+}
+
+TEST_CASE("fp8: data parallel, sharded, pipelined, accumulated, recomputed, the bits of one rank") {
+  for (const char* scaling : {"current", "delayed", "block"}) {
+    const Subject subject = fp8_subject(scaling);
+    for (const int64_t micro_batches : {1, 4}) {
+      // A current scale is of a micro-batch: the same micro-batches have the same. Others do not depend on how the batch is cut.
+      const bool cut_alike = scaling == std::string_view("current");
+      const Trained one = train(case_of(subject, {.accumulation = micro_batches}));
+      for (const Choice& choice :
+           {Choice{.dp = 4}, Choice{.dp = 2, .accumulation = 2}, Choice{.dp = 2, .zero = 1, .accumulation = 2},
+            Choice{.dp = 4, .zero = 2}, Choice{.dp = 2, .zero = 3, .accumulation = 2},
+            Choice{.pp = 2, .accumulation = 4, .recompute = true}, Choice{.dp = 2, .pp = 2, .zero = 1, .accumulation = 2},
+            Choice{.recompute = true}}) {
+        if (cut_alike && choice.dp * choice.accumulation != micro_batches) continue;
+        const Case c = case_of(subject, choice);
+        INFO(scaling << " " << c.name);
+        CHECK(difference(one, train(c)) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("fp8: sub-layers made again are rounded as they were, whatever the scales") {
+  for (const char* scaling : {"current", "delayed", "block"}) {
+    const Subject subject = fp8_subject(scaling);
+    Case c = case_of(subject, {.accumulation = 2});
+    const Trained one = train(c);
+    c.layout.recompute = Recompute::kSelective;
+    for (const char* modules : {"", "attn.norm mlp.act", "attn.norm attn.core mlp.norm mlp.act"}) {
+      c.layout.recompute_options.modules = modules;
+      INFO(scaling << " " << modules);
+      CHECK(difference(one, train(c)) == "");
+    }
+  }
+}
+
+TEST_CASE("fp8 with state parked elsewhere and guards that find nothing: the same bits; with compressed gradients: near") {
+  for (const char* scaling : {"current", "delayed", "block"}) {
+    const Subject subject = fp8_subject(scaling);
+    const Case plain = case_of(subject, {.dp = 2, .zero = 1, .accumulation = 2});
+    const Trained one = train(plain);
+    Case c = plain;
+    INFO(scaling);
+    c.layout.offload.activations = OffloadTo::kCpu;
+    CHECK(difference(one, train(c)) == "");
+    c = plain;
+    c.train.guard = {.nonfinite = GuardAction::kSkip, .spike = GuardAction::kSkip, .loss_factor = 100, .norm_factor = 1000};
+    CHECK(difference(one, train(c)) == "");
+    if (c.train.clip_norm == 0) {
+      c = plain;
+      c.train.guard = {};
+      c.layout.offload.optimizer = OffloadTo::kCpu;
+      CHECK(difference(one, train(c)) == "");
+    }
+    c = plain;
+    c.train.guard = {};
+    c.layout.zero = 0;
+    for (const CompressionKind kind : {CompressionKind::kInt8, CompressionKind::kTopK, CompressionKind::kPowerSgd}) {
+      c.layout.compression.kind = kind;
+      const Trained compressed = train(c);
+      for (size_t i = 0; i < one.losses.size(); ++i) CHECK(std::abs(compressed.losses[i] - one.losses[i]) < 0.2f * one.losses[i]);
+    }
+  }
+}
+
+TEST_CASE("fp8 is near bf16, and not it") {
+  for (const char* scaling : {"current", "delayed", "block"})
+    for (const Choice& choice : {Choice{}, Choice{.dp = 2, .tp = 2, .zero = 1, .accumulation = 2}}) {
+      if (choice.tp > 1 && scaling == std::string_view("block")) continue;
+      Subject subject = fp8_subject(scaling);
+      const Case narrow = case_of(subject, choice);
+      subject.train.precision = "bf16";
+      subject.train.fp8_scaling = Train{}.fp8_scaling;
+      const Case wide = case_of(subject, choice);
+      const Trained a = train(narrow), b = train(wide);
+      INFO(scaling << " " << narrow.name);
+      for (size_t i = 0; i < a.losses.size(); ++i) CHECK(std::abs(a.losses[i] - b.losses[i]) < 0.05f * b.losses[i]);
       CHECK(difference(b, a) != "");
     }
 }

@@ -45,8 +45,10 @@ std::string line_of(const Case& c) {
   const Layout& l = c.layout;
   return fmt::format("{}{} {} dp{} zero{} tp{} pp{} {} ga{} bucket{} recompute={}{}{} {} offload {}", name_of(c.model.family),
                      c.model.tied_embeddings ? " tied" : "", c.train.precision, l.dp, l.zero, l.tp, l.pp, name_of(l.schedule),
-                     c.train.grad_accumulation, l.bucket_bytes, name_of(l.recompute), l.overlap ? " overlap" : "",
-                     c.canonical ? " canonical" : "", name_of(c.train.optimizer), offload_text(l.offload));
+                     c.train.grad_accumulation, l.bucket_bytes,
+                     l.recompute_options.layers.empty() ? name_of(l.recompute) : l.recompute_options.layers,
+                     l.overlap ? " overlap" : "", c.canonical ? " canonical" : "", name_of(c.train.optimizer),
+                     offload_text(l.offload));
 }
 
 Plan plan_of(const Case& c) {

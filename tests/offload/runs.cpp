@@ -31,10 +31,8 @@ void require_measured_as_planned(const Case& c) {
     for (const auto& [name, bytes] : total_wire_bytes(*placed.plan)) planned += bytes;
     CHECK((*session)->step(step).sent_bytes == planned);
   }
-  const auto pp = placed.plan->mesh.find("pp");
   for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
-    const int role = pp ? placed.plan->mesh.coordinates(rank)[static_cast<size_t>(*pp)] : 0;
-    const auto peaks = memory_peak(*placed.plan, role);
+    const auto peaks = memory_peak(*placed.plan, placed.plan->mesh.role_of(rank));
     for (size_t s = 0; s < kSpaces; ++s) {
       const Space space = static_cast<Space>(s);
       INFO("rank " << rank << " " << name_of(space));
@@ -65,6 +63,9 @@ void require_same_bits(const Case& a, const Case& b, int steps) {
   CHECK(difference("loss", first->losses, second->losses) == "");
   CHECK(difference("validation loss", {first->validation_loss}, {second->validation_loss}) == "");
   CHECK(first->losses.front() != first->losses.back());
+  REQUIRE(first->squared_norms.size() == second->squared_norms.size());
+  for (size_t i = 0; i < first->squared_norms.size(); ++i)  // sums in fp64, each in an order of its own
+    CHECK(second->squared_norms[i] == Approx(first->squared_norms[i]).epsilon(1e-12));
   REQUIRE(first->parameters.size() == second->parameters.size());
   for (const auto& [name, values] : first->parameters) CHECK(difference(name, values, second->parameters.at(name)) == "");
 }

@@ -13,10 +13,12 @@ namespace {
 
 using namespace testing;
 
-Case offloaded(Case c) {
-  c.layout.offload.activations = OffloadTo::kCpu;
+Case offloaded(Case c, OffloadTo where = OffloadTo::kCpu) {
+  c.layout.offload.activations = where;
   return c;
 }
+
+constexpr OffloadTo kPlaces[] = {OffloadTo::kCpu, OffloadTo::kNvme};
 
 constexpr Ranks kRanks[] = {
     {},
@@ -47,24 +49,26 @@ TEST_CASE("activations on the host: the plan's bytes are the closed form's in ev
         for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
           for (const char* precision : {"fp32", "bf16"})
             for (const bool overlap : {false, true}) {
-              Case c = offloaded(small_case(family, layers));
+              Case c = small_case(family, layers);
               set(c, ranks);
               c.layout.recompute = recompute;
               c.train.precision = precision;
               c.layout.overlap = overlap;
               c.train.dropout = layers == 5 ? 0.1f : 0;
-              require_closed_form(c);
+              for (const OffloadTo where : kPlaces) require_closed_form(offloaded(c, where));
+              c.layout.offload.optimizer = OffloadTo::kNvme;  // which shares host memory and the drive
+              if (layers == 5 && recompute == Recompute::kNone) require_closed_form(offloaded(c, OffloadTo::kNvme));
             }
 }
 
 TEST_CASE("activations on the host: what is measured is what was planned") {
   for (const Ranks& ranks : kRanks)
     for (const bool overlap : {false, true}) {
-      Case c = offloaded(small_case(Family::kLlama));
+      Case c = small_case(Family::kLlama);
       set(c, ranks);
       c.layout.overlap = overlap;
       c.layout.recompute = ranks.zero == 1 ? Recompute::kFull : Recompute::kNone;
-      require_measured_as_planned(c);
+      for (const OffloadTo where : kPlaces) require_measured_as_planned(offloaded(c, where));
     }
 }
 
@@ -78,7 +82,7 @@ TEST_CASE("activations on the host: the same bits as without") {
         c.train.dropout = 0.1f;
         c.layout.recompute = ranks.tp == 2 ? Recompute::kFull : Recompute::kNone;
         c.layout.overlap = family == Family::kGpt;
-        require_same_bits(c, offloaded(c));
+        require_same_bits(c, offloaded(c, precision[0] == 'f' ? OffloadTo::kNvme : OffloadTo::kCpu));
       }
 }
 
@@ -101,6 +105,21 @@ TEST_CASE("host memory holds what every layer but the last keeps, of every micro
   set(c, {.pp = 2, .schedule = Schedule::kAfab, .accumulation = 4});
   // Every micro-batch but the last of stage 0, whose last layer's backward is the first to come.
   CHECK(peak(c, Space::kHost) == 4 * 3 * layer.input);
+}
+
+TEST_CASE("on the way to NVMe host memory holds two layers or four, whatever the depth and the micro-batches in flight") {
+  for (const int64_t layers : {8, 16}) {
+    Case c = offloaded(small_case(Family::kGpt, layers), OffloadTo::kNvme);
+    const LayerActivations layer = closed_form(c).layer;
+    const int64_t one = layer.input + layer.inner();
+    CHECK(peak(c, Space::kHost) == 2 * one);
+    CHECK(peak(c, Space::kNvme) == (layers - 1) * one);
+    CHECK(peak(c, Space::kDevice) == peak(offloaded(c, OffloadTo::kCpu), Space::kDevice));
+    set(c, {.pp = 2, .schedule = Schedule::kAfab, .accumulation = 4});
+    CHECK(peak(c, Space::kHost) <= 4 * one);  // two out and two in, where forward turns to backward
+    c.layout.overlap = false;
+    CHECK(peak(c, Space::kHost) == one);
+  }
 }
 
 TEST_CASE("a layer that is needed at once stays on the device") {

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <vector>
 
@@ -75,8 +76,8 @@ Case nvme_case() {
 }
 
 /// What the run says; empty when nothing fails. Rank 1's store fails.
-std::string failure_of(int reads, int writes) {
-  const PlacedPlan placed = place(plan_of(nvme_case()));
+std::string failure_of(int reads, int writes, const Case& config = nvme_case()) {
+  const PlacedPlan placed = place(plan_of(config));
   const Kernels& kernels = kernels_for_this_processor();
   ThreadTransport transport(kernels);
   const RandomText text(68);
@@ -177,6 +178,76 @@ TEST_CASE("a drive that fills up names rank and op") {
   CHECK(what.find("write copy") != std::string::npos);
   CHECK(what.find("No space left on device | make room") != std::string::npos);
   CHECK(failure_of(1 << 30, 1 << 30) == "");
+}
+
+TEST_CASE("activations and parameters that a drive loses name rank, layer and op") {
+  Case parked = small_case(Family::kGpt, 5);
+  set(parked, {.dp = 2});
+  parked.layout.offload.activations = OffloadTo::kNvme;
+  const std::string lost = failure_of(3, 1 << 30, parked), full = failure_of(1 << 30, 3, parked);
+  INFO(lost << "\n" << full);
+  CHECK(lost.find("rank 1 failed at stream nvme.read op #") != std::string::npos);
+  CHECK(lost.find("read.layer") != std::string::npos);
+  CHECK(full.find("rank 1 failed at stream nvme.write op #") != std::string::npos);
+  CHECK(full.find("layers.0 m0 park.layer") != std::string::npos);
+  Case streamed = small_case(Family::kGpt, 5);
+  set(streamed, {.dp = 2, .zero = 3});
+  streamed.layout.offload = {.optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kNvme};
+  const std::string unread = failure_of(2, 1 << 30, streamed);
+  INFO(unread);
+  CHECK(unread.find("rank 1 failed at stream nvme.read op #") != std::string::npos);
+  CHECK(unread.find("read.parameters") != std::string::npos);
+}
+
+/// A session of `config` on real files in `folder`.
+Result<std::unique_ptr<Session>> on_files(const PlacedPlan& placed, const std::string& folder, Transport& transport,
+                                          const BatchSource& text) {
+  RunOptions options;
+  options.timeout_s = 60;
+  options.nvme_directory = folder;
+  return Session::create(placed, options, transport, cpu_backend(kernels_for_this_processor(), {}), &text);
+}
+
+TEST_CASE("a file that is cut short under a run ends it with rank, op and place") {
+  const Folder folder;
+  const PlacedPlan placed = place(plan_of(nvme_case()));
+  ThreadTransport transport(kernels_for_this_processor());
+  const RandomText text(68);
+  auto session = on_files(placed, folder.path, transport, text);
+  REQUIRE(session.ok());
+  (*session)->initialise_parameters();
+  (*session)->step(0);
+  int cut = 0;  // the files have no names, but this process has them open
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    if (gone || target.find(folder.path.string()) != 0) continue;
+    cut += ftruncate(std::stoi(entry.path().filename().string()), 0) == 0;
+  }
+  REQUIRE(cut == 2);
+  std::string what;
+  try {
+    (*session)->step(1);
+  } catch (const WorldError& e) { what = e.what(); }
+  INFO(what);
+  CHECK(what.find(" failed at stream nvme.read op #") != std::string::npos);
+  CHECK(what.find("the NVMe file in `" + folder.path.string() + "` ends at") != std::string::npos);
+}
+
+TEST_CASE("a folder in which no file can be made is named with the rank that wanted one, before any step") {
+  const Folder folder;
+  const std::string file = (folder.path / "no folder").string();
+  std::ofstream(file) << "a file";
+  const PlacedPlan placed = place(plan_of(nvme_case()));
+  ThreadTransport transport(kernels_for_this_processor());
+  const RandomText text(68);
+  std::string what;
+  try {
+    on_files(placed, file, transport, text);
+  } catch (const WorldError& e) { what = e.what(); }
+  INFO(what);
+  CHECK(what.find("rank 0: no file can be made in `" + file + "`") == 0);
+  CHECK(what.find("Not a directory") != std::string::npos);
 }
 
 }  // namespace shardlab

@@ -34,18 +34,21 @@ int64_t states_bytes(const Case& c) {
 
 int64_t device_arena(const Case& c) {
   int64_t bytes = 0;
-  for (const ArenaSize& a : place(plan_of(c)).arenas) bytes = std::max(bytes, a.bytes[static_cast<size_t>(Space::kDevice)]);
+  for (const ArenaLayout& a : place(plan_of(c)).arenas) bytes = std::max(bytes, a.bytes[static_cast<size_t>(Space::kDevice)]);
   return bytes;
 }
 
-void require_four_times(Case c, const Offload& offload) {
+/// `away`: how the case is laid out when something is outside the device; `times` its states are more than the device holds.
+void require_times(
+    int64_t times, Case c, const Offload& offload, void (*away)(Case&) = [](Case&) {}) {
   const Case roomy = c;
-  c.machine.device.memory_bytes = states_bytes(c) / 4;
+  c.machine.device.memory_bytes = states_bytes(c) / times;
   const LowerOptions held{.after = {}, .budget = true};
   const auto refused = lower(c, held);
   REQUIRE_FALSE(refused.ok());
   CHECK(refused.error().code == ExitCode::kNo);
   c.layout.offload = offload;
+  away(c);
   REQUIRE(lower(c, held).ok());
   CHECK(device_arena(c) <= c.machine.device.memory_bytes);  // what is reserved, not only what is live
   require_same_bits(roomy, c);
@@ -55,17 +58,27 @@ void require_four_times(Case c, const Offload& offload) {
 }  // namespace
 
 TEST_CASE("states of four times the device's memory: the optimizer on the host trains to the same bits") {
-  require_four_times(deep_case(), {.optimizer = OffloadTo::kCpu});
+  require_times(4, deep_case(), {.optimizer = OffloadTo::kCpu});
   Case sliced = deep_case();
   set(sliced, {.dp = 2, .zero = 1});
-  require_four_times(sliced, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu});
+  require_times(4, sliced, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu});
 }
 
 TEST_CASE("states of four times the device's memory: the optimizer's states on NVMe train to the same bits") {
-  require_four_times(deep_case(), {.optimizer = OffloadTo::kNvme});
+  require_times(4, deep_case(), {.optimizer = OffloadTo::kNvme});
   Case sliced = deep_case();
   set(sliced, {.dp = 2, .zero = 1});
-  require_four_times(sliced, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kNvme});
+  require_times(4, sliced, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kNvme});
+}
+
+TEST_CASE("states of ten times the device's memory, which not even the parameters fit: with those outside too, the same bits") {
+  const auto streams = [](Case& c) { c.layout.zero = 3; };
+  for (const OffloadTo where : {OffloadTo::kCpu, OffloadTo::kNvme}) {
+    require_times(10, deep_case(), {.activations = where, .optimizer = where, .parameters = where}, streams);
+    Case sliced = deep_case();
+    set(sliced, {.dp = 2, .zero = 3});
+    require_times(4, sliced, {.activations = where, .optimizer = where, .parameters = where});
+  }
 }
 
 }  // namespace shardlab

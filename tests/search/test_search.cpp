@@ -3,6 +3,8 @@
 #include <random>
 #include <set>
 
+#include "simulator/memory/answer.h"
+#include "simulator/search/replayed.h"
 #include "simulator/search/search.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
@@ -204,6 +206,33 @@ TEST_CASE("a search that is stopped has an answer already") {
   CHECK(!found.best.empty());
   CHECK(found.counts.cuts_done < found.counts.cuts);
   CHECK(found.counts.evaluated < found.counts.points);
+}
+
+TEST_CASE("ranked layouts have the bytes that `memory` tells of them, and what then does not fit is taken out") {
+  const std::vector<Study> studies = studies_on(llama_8b(), "megatron", {8});
+  Space space{.devices = {8}, .seq_len = 4096, .sequences = 16};
+  Found found = search(studies, space, {.top = 40});
+  REQUIRE(found.best.size() == 40);
+  const std::vector<Candidate> estimated = found.best;
+  REQUIRE(replay_allocations(found.best, studies, 0).empty());
+  Estimator estimator(studies[0].prepared);
+  int moved = 0;
+  for (size_t i = 0; i < 40; ++i) {
+    const whatif::Answer told = whatif::analytic_answer(studies[0].prepared, estimator, found.best[i].point, 0);
+    REQUIRE(found.best[i].bytes() == told.worst().device());
+    REQUIRE(found.best[i].estimate.worst_stage == told.worst().stage);
+    moved += found.best[i].bytes() != estimated[i].bytes();
+  }
+  REQUIRE(moved > 0);
+  int64_t least = INT64_MAX, most = 0;
+  for (const Candidate& c : found.best) least = std::min(least, c.bytes()), most = std::max(most, c.bytes());
+  REQUIRE(least < most);
+  std::vector<Candidate> kept = estimated;
+  const std::vector<Candidate> misfits = replay_allocations(kept, studies, (least + most) / 2);
+  REQUIRE(!misfits.empty());
+  REQUIRE(kept.size() + misfits.size() == 40);
+  for (const Candidate& c : misfits) REQUIRE(c.bytes() > (least + most) / 2);
+  for (const Candidate& c : kept) REQUIRE(c.bytes() <= (least + most) / 2);
 }
 
 }  // namespace

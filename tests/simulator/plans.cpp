@@ -105,10 +105,9 @@ Machine own_devices() { return Machine{}; }
 
 std::string timeline(const Expanded& e, const Trace& trace) {
   std::string out;
-  const int pipeline_axis = e.plan->mesh.find("pp").value_or(-1);
   for (const TraceEvent& event : trace.events) {
-    const int role = pipeline_axis < 0 ? 0 : e.plan->mesh.coordinates(event.rank)[static_cast<size_t>(pipeline_axis)];
-    const Instruction& i = e.programs[static_cast<size_t>(role)].instructions[static_cast<size_t>(event.instruction)];
+    const Instruction& i =
+        e.programs[static_cast<size_t>(e.plan->mesh.role_of(event.rank))].instructions[static_cast<size_t>(event.instruction)];
     const std::string label = i.op != nullptr ? i.op->label : i.kind == Instruction::Kind::kFree ? "free" : "alloc";
     out += fmt::format("rank {} {} {:.6g} {:.6g} {}", event.rank, e.plan->streams[static_cast<size_t>(event.stream)], event.begin,
                        event.end, event.kind == TraceEvent::Kind::kWait ? "(" + label + ")" : label);

@@ -90,6 +90,75 @@ TEST_CASE("a breakdown is made of unions of intervals") {
   CHECK(first.bubble_fraction == 0);
 }
 
+namespace {
+
+/// One rank that computes, sends a tensor to host memory and gets it back; `make` copies within the device.
+constexpr const char* kParking = R"(shardlab plan 1
+name "parking"
+mesh dp=1
+streams compute d2h h2d
+
+segment work
+  bound %x activation f32[16]
+  bound %y activation f32[16]
+  bound %h activation f32[16] host
+
+  copy make (%x) -> (%y)
+  copy out (%x) -> (%h) @d2h
+  copy more (%y) -> (%y)
+  copy back (%h) -> (%x) @h2d
+  copy last (%x) -> (%y)
+
+role 0
+  %x activation f32[16] persistent
+  %y activation f32[16] persistent
+  %h activation f32[16] host persistent
+  call work (x=%x, y=%y, h=%h)
+)";
+
+Trace of_one_rank(double end, std::vector<TraceEvent> events) {
+  Trace t;
+  t.producer = "hand";
+  t.world_size = 1;
+  t.steps = 1;
+  t.streams = {"compute", "d2h", "h2d"};
+  t.step_interval = {{0, end}};
+  t.events = std::move(events);
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("copies between spaces are exposed where nothing computes; copies within one are compute") {
+  const Expanded e = expanded(kParking);
+  // With overlap: out runs beside `more`, and half a second longer; back is hidden but for a second.
+  const Trace beside =
+      of_one_rank(9, {event(kOp, 0, 0, 0, 0, 2), event(kOp, 0, 1, 1, 2, 5.5), event(kOp, 0, 2, 0, 2, 5),
+                      event(kWait, 0, 3, 2, 2, 5.5), event(kOp, 0, 3, 2, 5.5, 6.5), event(kOp, 0, 4, 0, 6.5, 8.5)});
+  const Breakdown with = analyse(*e.plan, e.programs, beside, 0, 0);
+  CHECK(with.compute_s == Approx(2 + 3 + 2));
+  CHECK(with.copy_s == Approx(3.5 + 1));
+  CHECK(with.exposed_copy_s == Approx(0.5 + 1));
+  CHECK(with.unplanned_s == Approx(0.5));
+  // Without: one after the other, all of it exposed.
+  const Trace serial = of_one_rank(11.5, {event(kOp, 0, 0, 0, 0, 2), event(kOp, 0, 1, 1, 2, 5.5), event(kOp, 0, 2, 0, 5.5, 8.5),
+                                          event(kOp, 0, 3, 2, 8.5, 9.5), event(kOp, 0, 4, 0, 9.5, 11.5)});
+  const Breakdown without = analyse(*e.plan, e.programs, serial, 0, 0);
+  CHECK(without.compute_s == Approx(7));
+  CHECK(without.copy_s == Approx(4.5));
+  CHECK(without.exposed_copy_s == Approx(4.5));
+  for (const Breakdown& b : {with, without})
+    CHECK(b.wall_s == Approx(b.compute_s + b.exposed_comm_s + b.exposed_copy_s + b.wait_s + b.unplanned_s));
+}
+
+TEST_CASE("what communication covers of a copy is communication's") {
+  const Expanded e = expanded(kPlan);
+  const Breakdown b = analyse(*e.plan, e.programs, hand_made(), 1, 0);
+  CHECK(b.copy_s == 0);
+  CHECK(b.exposed_copy_s == 0);
+  CHECK(b.wall_s == Approx(b.compute_s + b.exposed_comm_s + b.wait_s + b.unplanned_s));
+}
+
 TEST_CASE("idleness of a trace without launches is put down to peers, dependencies and the step's end") {
   const Expanded e = expanded(kPlan);
   const IdleBreakdown idle = idle_by_cause(*e.plan, e.programs, hand_made(), 1, 0);

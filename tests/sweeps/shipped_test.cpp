@@ -114,6 +114,20 @@ TEST_CASE("the claims load, each with points to run and sentences to test") {
   }
 }
 
+TEST_CASE("the sweep of overlap has pairs that differ in overlap alone") {
+  const Expansion e = shipped("overlap.yaml");
+  REQUIRE(e.points.size() == 6);
+  for (size_t i = 0; i < e.points.size(); i += 2) {
+    INFO(e.points[i].name);
+    CHECK_FALSE(e.points[i].refusal);
+    Case serial = e.points[i + 1].config;
+    CHECK_FALSE(serial.layout.overlap);
+    serial.layout.overlap = true;
+    CHECK(serial.layout == e.points[i].config.layout);
+    CHECK(serial.train == e.points[i].config.train);
+  }
+}
+
 TEST_CASE("the sweep for a GPU has layouts whose curves must agree, in canonical mode, and models at full speed") {
   const Expansion e = shipped("gpu.yaml");
   int canonical = 0, fast = 0;

@@ -176,10 +176,11 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
         "settings of compression without compression.kind: they would change nothing");
   CHECK(reason(small("guard: {window: 5}\n")) ==
         "settings of guard without guard.nonfinite and guard.spike: they would change nothing");
-  CHECK(reason(small("precision: fp8\n")) == "precision=fp8 is not implemented in this version");
+  CHECK(reason(small("precision: fp4\n")) == "precision=fp4 is not implemented in this version");
   CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
   CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute of `attn`, which is no sub-layer that can be made again by itself");
-  CHECK(reason(small("layout: {offload: {parameters: cpu}}\n")) == "offload.parameters=cpu is not implemented in this version");
+  CHECK(reason(small("layout: {offload: {parameters: cpu}}\n")) ==
+        "offload.parameters=cpu with zero=0: only zero 3 brings parameters unit by unit to where they compute");
 
   CHECK(reason("machine: local\nmodel: {preset: tiny-gpt, experts: 8}\n") == "model.experts=8 is not implemented in this version");
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, inter_bandwidth: 5}\n") ==

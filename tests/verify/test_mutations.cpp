@@ -31,7 +31,12 @@ struct Mix {
   Compression compression = {};
   bool guarded = false;
   int every = 1;
+  const char* by_layer = nullptr;
+  bool served = false;
+  int staleness = -1;
   Diloco diloco = {};
+  const char* fp8_scaling = "current";
+  ZeroPlusPlus zero_plus_plus = {};
 };
 
 Case case_of(const Mix& mix) {
@@ -67,12 +72,16 @@ Case case_of(const Mix& mix) {
   c.train.dropout = mix.dropout;
   c.train.clip_norm = mix.clip_norm;
   c.train.precision = mix.precision;
+  c.train.fp8_scaling = mix.fp8_scaling;
   c.layout.compression = mix.compression;
   c.canonical = mix.canonical;
   if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
   if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
   c.layout.recompute_options.every = mix.every;
+  if (mix.by_layer != nullptr) c.layout.recompute = Recompute::kByLayer, c.layout.recompute_options.layers = mix.by_layer;
+  if (mix.served) c.layout.parameter_server = {.servers = mix.dp, .staleness = mix.staleness};
   c.layout.diloco = mix.diloco;
+  c.layout.zero_plus_plus = mix.zero_plus_plus;
   return c;
 }
 
@@ -133,6 +142,12 @@ std::vector<Plan> lowered_plans() {
        .bucket_bytes = 4096,
        .precision = "bf16",
        .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "layer by layer, zero1",
+       .tied = false,
+       .dp = 2,
+       .zero = 1,
+       .layers = 3,
+       .by_layer = "1*full@cpu 1*attn.norm+mlp.act 1*none"},
       {.name = "int8 dp2 tp2",
        .dp = 2,
        .tp = 2,
@@ -166,6 +181,14 @@ std::vector<Plan> lowered_plans() {
       {.name = "fp16 dp2 zero2 guarded", .dp = 2, .accumulation = 2, .zero = 2, .precision = "fp16", .guarded = true},
       {.name = "guarded dp2 pp2", .dp = 2, .pp = 2, .schedule = Schedule::kAfab, .zero = 1, .guarded = true},
       {.name = "tp2 every second layer again", .tp = 2, .accumulation = 2, .recompute = true, .every = 2},
+      {.name = "served dp2 tp2 clipped", .dp = 2, .tp = 2, .accumulation = 2, .bucket_bytes = 4096, .clip_norm = 1, .served = true},
+      {.name = "served apart, bf16 dp2",
+       .tied = false,
+       .dp = 2,
+       .bucket_bytes = 4096,
+       .precision = "bf16",
+       .served = true,
+       .staleness = 1},
       {.name = "optimizer's states on nvme, dp2 zero2",
        .dp = 2,
        .accumulation = 2,
@@ -180,7 +203,62 @@ std::vector<Plan> lowered_plans() {
        .accumulation = 2,
        .precision = "bf16",
        .diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f}},
+      {.name = "fp8 dp2 tp2", .dp = 2, .tp = 2, .accumulation = 2, .precision = "fp8"},
+      {.name = "fp8 recompute", .family = Family::kLlama, .tied = false, .tp = 2, .recompute = true, .precision = "fp8"},
+      {.name = "fp8 delayed dp2 tp2 pp2",
+       .tied = false,
+       .dp = 2,
+       .tp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .precision = "fp8",
+       .fp8_scaling = "delayed"},
+      {.name = "fp8 blocks zero3 selective",
+       .family = Family::kLlama,
+       .tied = false,
+       .dp = 2,
+       .zero = 3,
+       .selective = true,
+       .precision = "fp8",
+       .fp8_scaling = "block"},
+      {.name = "optimizer offloaded, clipped, dp2 zero1 tp2",
+       .dp = 2,
+       .tp = 2,
+       .zero = 1,
+       .bucket_bytes = 8192,
+       .clip_norm = 1,
+       .offload = {.optimizer = OffloadTo::kCpu}},
+      {.name = "activations on nvme", .recompute = true, .layers = 4, .offload = {.activations = OffloadTo::kNvme}},
+      {.name = "parameters on the host, dp2",
+       .dp = 2,
+       .accumulation = 2,
+       .zero = 3,
+       .precision = "bf16",
+       .offload = {.optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kCpu}},
+      {.name = "parameters and states on nvme",
+       .tied = false,
+       .accumulation = 2,
+       .zero = 3,
+       .offload = {.optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kNvme}},
       {.name = "canonical accumulation", .dp = 2, .accumulation = 4, .canonical = true},
+      {.name = "zero++ secondary shard",
+       .tied = false,
+       .dp = 4,
+       .accumulation = 2,
+       .zero = 3,
+       .layers = 3,
+       .zero_plus_plus = {.secondary = 2}},
+      {.name = "zero++ pp2 bf16",
+       .tied = false,
+       .dp = 4,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .zero = 3,
+       .precision = "bf16",
+       .layers = 5,
+       .zero_plus_plus = {.weights = true, .secondary = 2, .gradients = true}},
   };
   std::vector<Plan> plans;
   for (const Mix& mix : mixes) {

@@ -1,0 +1,13 @@
+// A full-screen terminal program: draws styled lines, reads keys.
+#pragma once
+
+#include "cli/memory_screen.h"
+#include "plan/base/result.h"
+
+namespace shardlab {
+
+/// Shows `screen` until its user leaves, and gives the terminal back as it was, also where an exception passes. Refuses where input
+/// or output is no terminal, or its kind is unknown.
+Result<void> show(MemoryScreen& screen);
+
+}  // namespace shardlab

@@ -1,0 +1,101 @@
+#include "plan/device_scratch.h"
+
+#include <algorithm>
+
+#include "plan/base/tree.h"
+#include "plan/type.h"
+
+namespace shardlab {
+namespace {
+
+/// What a kernel of its own writes in one launch, with room to align it.
+int64_t lent(int64_t bytes) {
+  return bytes == 0 ? 0 : (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment + kScratchAlignment;
+}
+
+struct Operands {
+  const Segment& segment;
+  const Op& op;
+  const Mesh& mesh;
+  const DeviceKernels& kernels;
+
+  const Type& read(size_t i) const { return segment.slots[op.reads[i].index()].type; }
+  const Type& write(size_t i) const { return segment.slots[op.writes[i].index()].type; }
+};
+
+/// Sums that a sum over the tokens of an activation begins with: of each sequence those leaves that the shard meets, on the rank
+/// that meets most. A shard that holds no whole number of leaves may clip one at either end.
+int64_t token_leaves(const Type& activation, const Mesh& mesh) {
+  const Shape& held = activation.shape;
+  if (held.rank < 3) return kContractionLeaves;
+  const int64_t all = logical_shape(activation, mesh)[1], most = kContractionLeaves;
+  if (all == 0) return 0;
+  const int64_t shards = all / std::max<int64_t>(1, held[1]);
+  const int64_t leaves = held[1] * shards == all && most % shards == 0 ? most / shards : (most * held[1] + all - 1) / all + 1;
+  return held[0] * std::min(leaves, most);
+}
+
+int64_t rows_of(const Type& t) { return t.shape.elements() / t.shape.last(); }
+
+int64_t scratch_of(const Norm& w, const Operands& o) {
+  if (w.phase != Phase::kW) return 0;
+  return lent(4 * token_leaves(o.read(1), o.mesh) * (w.rms ? 1 : 2) * o.read(1).shape.last());
+}
+
+int64_t bias_scratch(const Type& gradient, const Mesh& mesh) {
+  return lent(4 * token_leaves(gradient, mesh) * gradient.shape.last());
+}
+
+int64_t scratch_of(const Linear& w, const Operands& o) {
+  const int64_t product = o.kernels.canonical ? 0 : lent(kLibraryWorkspace);
+  return w.phase == Phase::kW && w.bias ? std::max(product, bias_scratch(o.read(1), o.mesh)) : product;
+}
+
+int64_t scratch_of(const Residual& w, const Operands& o) { return w.phase == Phase::kW ? bias_scratch(o.read(0), o.mesh) : 0; }
+
+int64_t scratch_of(const Attention& w, const Operands& o) {
+  const bool backward = w.phase == Phase::kI;
+  const Type& out = backward ? o.read(0) : o.write(0);
+  const int64_t own = backward ? lent(4 * out.shape[0] * out.shape[1] * w.heads) : 0;
+  if (!o.kernels.cudnn || bits_of(out.dtype) != 16) return own;
+  const AttentionCalls c(out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim);
+  const int64_t parts = backward ? lent(c.dq_bytes()) + lent(c.row_sum_bytes()) : 0;
+  return std::max(own, parts + lent(c.library_bytes(backward)));
+}
+
+int64_t scratch_of(const CrossEntropy& w, const Operands& o) {
+  using Part = CrossEntropy::Part;
+  return w.part == Part::kMax || w.part == Part::kSum ? 0 : lent(4 * rows_of(o.read(0)));
+}
+
+int64_t scratch_of(const SumScalars&, const Operands& o) {
+  int64_t elements = 0;
+  for (size_t i = 0; i < o.op.reads.size(); ++i) elements += o.read(i).shape.elements();
+  return lent(4 * elements);
+}
+
+int64_t scratch_of(const SquaredNorm&, const Operands& o) {
+  constexpr int64_t kSpan = 8192;
+  int64_t blocks = 0;
+  for (size_t i = 0; i < o.op.reads.size(); ++i) blocks += (o.read(i).shape.elements() + kSpan - 1) / kSpan;
+  return lent(8 * blocks);
+}
+
+template <class Other>
+int64_t scratch_of(const Other&, const Operands&) {
+  return 0;
+}
+
+}  // namespace
+
+DeviceKernels device_kernels(const Case& config) { return {config.canonical, !config.canonical && config.attention != "own"}; }
+
+int64_t device_scratch_bytes(const Segment& segment, const Op& op, const Mesh& mesh, const DeviceKernels& kernels) {
+  return std::visit([&](const auto& w) { return scratch_of(w, Operands{segment, op, mesh, kernels}); }, op.work);
+}
+
+void add_device_workspaces(Plan& plan, const DeviceKernels& kernels) {
+  add_workspaces(plan, [&](const Segment& segment, const Op& op) { return device_scratch_bytes(segment, op, plan.mesh, kernels); });
+}
+
+}  // namespace shardlab

@@ -1,0 +1,401 @@
+// fp8: the matrix products of a layer take factors of 8 bits, each rounded to e4m3 or e5m2 after it was divided by a scale.
+// Products are added up in fp32 and rounded to bf16 once. All else stays as mixed precision has it: the embedding, the head, norms,
+// the attention core, residuals and activations compute in bf16, parameters are bf16 with fp32 copies, their gradients fp32, and
+// the gradient of a bias is a sum of what was not rounded to 8 bits.
+//
+// Three ways to choose scales, powers of two all (`fp8_scaling`):
+//   current  one a tensor, for the largest size that it has now: amax, scale, quantise are three ops. e4m3 forward, e5m2 for
+//   gradients. delayed  one a tensor, for the largest size that it had in the last 16 steps, margin 0: a factor is quantised at
+//   once, and its
+//            own largest size is noted for the steps to come, over all micro-batches of the step. Before the first step scales
+//            are 1. e4m3 forward, e5m2 for gradients. A validation step notes nothing.
+//   block    one each 128 neighbours of a row of an activation or a gradient, and each 128 x 128 of a weight, for its current
+//   largest
+//            size. e4m3 throughout. The sum over tokens takes factors with the scales of rows, as they are kept; hardware whose
+//            scales must go along the sum quantises them again in columns.
+//
+// A tensor's scale is that of the whole. A slice of a matrix, of the hidden layer or of its gradient knows the largest size of the
+// slice alone, so that the ranks of a tp group agree on the greatest; on dp ranks matrices are whole, also under ZeRO-3, which
+// gathers 16 bits. A current scale of an activation is the micro-batch's on its rank: a layout with the same micro-batches has the
+// same. A delayed one is for the global batch, so that ranks of dp and tp agree, once a step, on all sizes of a stage together; its
+// history is state of the run, which checkpoints carry. Blocks of a slice are blocks of the whole (`check` sees to it).
+//
+// Backward reads what forward quantised: of a product's input 8 bits are kept, 16 where another op wants them (attention its own
+// output). Weights are quantised in forward and again in backward, with the scale of the first time; under recompute inputs are,
+// too.
+//
+// Shapes   as without; scales [1], [b,s,ceil(columns/128)], [ceil(rows/128),ceil(columns/128)]
+// Adds     current: per layer and micro-batch 8 all-reduces (maximum) of one f32 over tp (4 matrices, 2 inputs, 2 gradients)
+//          delayed: per step and stage an all-reduce (maximum) of 12 f32 a layer over dp and tp
+//          block: nothing
+// Memory   of inputs of products b*s*(2h + f/t) less than in bf16, b*s*h/t more for attention's output; scales; delayed: 12*(16 +
+// 2) f32
+//          a layer. While it is used one matrix in 8 bits
+// Refuses  shards that cut blocks; back ends without kernels of it (`check`)
+// Paper    Micikevicius et al., "FP8 Formats for Deep Learning" (2022); DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section
+//          3.3; NVIDIA Transformer Engine's recipes of delayed and current scaling
+#include "strategies/fp8.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plan/precision.h"
+#include "strategies/draft.h"
+
+namespace shardlab {
+namespace {
+
+constexpr std::string_view kName = "fp8";
+constexpr int64_t kBlock = 128;
+constexpr std::array<std::string_view, 4> kProducts{"attn.qkv", "attn.out", "mlp.up", "mlp.down"};
+
+enum class Scaling : uint8_t { kCurrent, kDelayed, kBlock };
+
+Scaling scaling_of(const Case& c) {
+  if (c.train.fp8_scaling == "block") return Scaling::kBlock;
+  return c.train.fp8_scaling == "delayed" ? Scaling::kDelayed : Scaling::kCurrent;
+}
+
+Kernel kernel(std::string name, Kernel::Rule rule, int64_t flops) {
+  Kernel k;
+  k.rule = rule;
+  k.name = std::move(name);
+  k.flops = flops;
+  return k;
+}
+
+/// Axes along which a tensor may be cut: its largest size is one rank's there.
+std::vector<int> cutting_axes(const Mesh& mesh) {
+  std::vector<int> axes;
+  for (const std::string_view name : {"replica", "dp", "tp"})
+    if (const auto axis = mesh.find(name); axis && mesh.size(name) > 1) axes.push_back(*axis);
+  return axes;
+}
+
+/// One f32 a tensor of `n`, the same on every rank, or of each rank its own.
+Type numbers(const Mesh& mesh, int64_t n, bool partial) {
+  Type t;
+  t.shape = {n};
+  if (partial)
+    for (const int axis : cutting_axes(mesh)) t = placed(t, axis, Placement::partial());
+  return t;
+}
+
+/// A factor in 8 bits.
+struct Factor {
+  SlotId values, scales;
+};
+
+/// Who will read what is rounded.
+enum class Keep : uint8_t {
+  kNothing,  ///< this segment alone
+  kScale,    ///< backward rounds again with the same scale
+  kAll,      ///< backward reads it
+};
+
+/// Rewrites the products of a layer, forward and backward.
+class Rounding {
+ public:
+  explicit Rounding(Draft& draft) : draft_(draft), layer_(draft.of(UnitKind::kLayer)), scaling_(scaling_of(draft.config)) {}
+
+  void run() {
+    rewrite(layer_.forward, [&](const Op& op) { return forward(op); });
+    rewrite(layer_.backward, [&](const Op& op) { return backward(op); });
+    keep_what_is_read();
+  }
+
+ private:
+  /// Puts what `with` adds, and the op that it makes of it, in place of every product.
+  template <class With>
+  void rewrite(DraftSegment& segment, With with) {
+    segment_ = &segment;
+    std::vector<Step> steps = std::exchange(segment.segment.steps, {});
+    for (Step& step : steps) {
+      Op op = std::move(std::get<Op>(step));
+      if (std::holds_alternative<Linear>(op.work)) {
+        op = with(op);
+        op.strategy = kName;
+      }
+      segment.segment.steps.emplace_back(std::move(op));
+    }
+  }
+
+  Op forward(Op op) {
+    const Factor x = round(op.label + ".x", op.reads[0], DType::f8e4m3, Keep::kAll);
+    const Factor w = round(op.label + ".w", op.reads[1], DType::f8e4m3, Keep::kScale);
+    op.reads.erase(op.reads.begin(), op.reads.begin() + 2);  // a bias stays
+    op.reads.insert(op.reads.begin(), {x.values, w.values, x.scales, w.scales});
+    return op;
+  }
+
+  Op backward(Op op) {
+    const bool input = phase_of(op.work) == Phase::kI;
+    const SlotId gradient = op.reads[input ? 0 : 1];
+    const auto [known, fresh] = gradients_.try_emplace(op.label);
+    if (fresh) known->second = round(op.label + ".dy", gradient, gradient_format(), Keep::kNothing);
+    const Factor dy = known->second;
+    if (input) {
+      const Factor w = round_again(op.label + ".w", op.reads[1]);
+      op.reads = {dy.values, w.values, dy.scales, w.scales};
+      return op;
+    }
+    const Factor x = kept(op.label + ".x");
+    op.reads = {x.values, dy.values, x.scales, dy.scales};
+    if (std::get<Linear>(op.work).bias) op.reads.push_back(gradient);
+    return op;
+  }
+
+  DType gradient_format() const { return scaling_ == Scaling::kBlock ? DType::f8e4m3 : DType::f8e5m2; }
+  std::string scale_name(const std::string& name) const { return name + (scaling_ == Scaling::kBlock ? ".scales" : ".scale"); }
+
+  Factor round(const std::string& name, SlotId from, DType format, Keep keep) {
+    const Type type = segment_->slot(from).type;
+    Type narrow = type;
+    narrow.dtype = format;
+    const SlotId values = add(name + ".q", narrow, keep == Keep::kAll);
+    const int64_t n = type.shape.elements();
+    if (scaling_ == Scaling::kBlock) {
+      const bool weight = type.micro == Micro::kNone;
+      const SlotId scales = add(scale_name(name), blocks_of(type, weight), keep == Keep::kAll);
+      emit(kernel(weight ? "fp8_quantise_128x128" : "fp8_quantise_1x128", Kernel::Rule::kOpaque, 2 * n), {from}, {values, scales},
+           name + ".quantise");
+      return {values, scales};
+    }
+    const SlotId scale = scaling_ == Scaling::kDelayed ? delayed_scale(name, from) : current_scale(name, from, format, keep);
+    emit(kernel("fp8_quantise", Kernel::Rule::kOpaque, n), {from, scale}, {values}, name + ".quantise");
+    return {values, scale};
+  }
+
+  /// A weight in backward, rounded with forward's scale.
+  Factor round_again(const std::string& name, SlotId from) {
+    if (scaling_ != Scaling::kBlock) {
+      const SlotId scale =
+          segment_->find_if(scale_name(name)) ? segment_->find(scale_name(name)) : add_named(name + ".scale", false);
+      Type narrow = segment_->slot(from).type;
+      narrow.dtype = DType::f8e4m3;
+      const SlotId values = add(name + ".q", narrow, false);
+      emit(kernel("fp8_quantise", Kernel::Rule::kOpaque, narrow.shape.elements()), {from, scale}, {values},
+           name + ".quantise.again");
+      return {values, scale};
+    }
+    const Factor w = round(name, from, DType::f8e4m3, Keep::kNothing);
+    std::get<Op>(segment_->segment.steps.back()).label += ".again";
+    return w;
+  }
+
+  /// What forward kept of an input.
+  Factor kept(const std::string& name) {
+    const SlotId values = segment_->find(name + ".q");
+    if (const auto scale = segment_->find_if(scale_name(name))) return {values, *scale};
+    return {values, add_named(name + ".scale", false)};
+  }
+
+  /// amax, over tp where the tensor is cut, and the scale for it.
+  SlotId current_scale(const std::string& name, SlotId from, DType format, Keep keep) {
+    const Type type = segment_->slot(from).type;
+    Type one;
+    one.shape = {1};
+    one.micro = Micro::kSlice;  // also a weight's: forward notes it for the backward of its micro-batch
+    const int tp = draft_.plan.mesh.axis("tp");
+    for (const int axis : cutting_axes(draft_.plan.mesh))  // on data axes a slice is a tensor of its own
+      if (axis != tp && type.place[static_cast<size_t>(axis)].is_shard()) one = placed(one, axis, Placement::local());
+    const SlotId amax = add(name + ".amax", one, false);
+    const bool cut = draft_.config.layout.tp > 1 && type.place[static_cast<size_t>(tp)].is_shard();
+    const SlotId part = cut ? segment_->add_view(name + ".amax.part", amax, placed(one, tp, Placement::partial())) : amax;
+    emit(kernel("amax", Kernel::Rule::kOpaque, type.shape.elements()), {from}, {part}, name + ".amax");
+    if (cut)
+      emit(Collective{CollectiveKind::kAllReduce, ReduceOp::kMax, draft_.comm("tp", AxisSet::of(tp)), draft_.algorithm()}, {part},
+           {amax}, name + ".amax.all");
+    const SlotId scale = add(scale_name(name), one, keep != Keep::kNothing);
+    emit(kernel(format == DType::f8e4m3 ? "fp8_scale_e4m3" : "fp8_scale_e5m2", Kernel::Rule::kOpaque, 1), {amax}, {scale},
+         name + ".scale");
+    return scale;
+  }
+
+  /// The step's scale; what the tensor's size is goes to the steps to come.
+  SlotId delayed_scale(const std::string& name, SlotId from) {
+    const SlotId scale = add_named(name + ".scale", false);
+    if (!draft_.training) return scale;
+    const SlotId amax = add_named(name + ".amax", true);
+    emit(kernel("amax", Kernel::Rule::kTrusted, segment_->slot(from).type.shape.elements()), {from, amax}, {amax}, name + ".amax");
+    return scale;
+  }
+
+  static Type blocks_of(Type type, bool weight) {
+    Shape& s = type.shape;
+    const int last = s.rank - 1;
+    s[last] = (s[last] + kBlock - 1) / kBlock;
+    if (weight) s[0] = (s[0] + kBlock - 1) / kBlock;
+    type.dtype = DType::f32;
+    return type;
+  }
+
+  SlotId add(std::string name, const Type& type, bool saved) {
+    if (!saved) return segment_->add(std::move(name), type, Use::kLocal, BufferClass::kTemporary);
+    layer_.backward.add(name, type, Use::kSaved, BufferClass::kActivation);
+    return layer_.forward.add(std::move(name), type, Use::kSaved, BufferClass::kActivation);
+  }
+  SlotId add_named(const std::string& name, bool partial) {
+    return segment_->add(name, numbers(draft_.plan.mesh, 1, partial), Use::kNamed, BufferClass::kOther);
+  }
+  void emit(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label) {
+    segment_->op(std::move(work), std::move(reads), std::move(writes), std::move(label), kName);
+  }
+
+  /// What backward no longer reads is not kept for it.
+  void keep_what_is_read() {
+    DraftSegment& backward = layer_.backward;
+    for (size_t s = backward.uses.size(); s-- > 0;) {
+      const SlotId slot(static_cast<int32_t>(s));
+      if (backward.uses[s].use != Use::kSaved || is_used(backward, slot)) continue;
+      const SlotId there = layer_.forward.find(backward.slot(slot).name);
+      layer_.forward.uses[there.index()].use = Use::kLocal;
+      layer_.forward.slot(there).kind = SlotKind::kLocal;
+      layer_.forward.slot(there).cls = BufferClass::kTemporary;
+      erase(backward, slot);
+    }
+  }
+  static bool is_used(const DraftSegment& segment, SlotId slot) {
+    const auto has = [&](const std::vector<SlotId>& list) { return std::ranges::find(list, slot) != list.end(); };
+    return std::ranges::any_of(segment.segment.steps,
+                               [&](const Step& s) { return has(std::get<Op>(s).reads) || has(std::get<Op>(s).writes); }) ||
+           std::ranges::any_of(segment.segment.slots, [&](const Slot& s) { return s.view && s.view->base == slot.value; });
+  }
+  static void erase(DraftSegment& segment, SlotId gone) {
+    segment.segment.slots.erase(segment.segment.slots.begin() + gone.value);
+    segment.uses.erase(segment.uses.begin() + gone.value);
+    for (Slot& s : segment.segment.slots)
+      if (s.view && s.view->base > gone.value) --s.view->base;
+    for (Step& step : segment.segment.steps)
+      for (auto* operands : {&std::get<Op>(step).reads, &std::get<Op>(step).writes})
+        for (SlotId& s : *operands)
+          if (s.value > gone.value) --s.value;
+  }
+
+  Draft& draft_;
+  UnitTemplate& layer_;
+  const Scaling scaling_;
+  DraftSegment* segment_ = nullptr;          ///< the one that is being rewritten
+  std::map<std::string, Factor> gradients_;  ///< by product
+};
+
+/// Delayed scaling on one stage. A layer's tensors are rows: x and w of each product, rounded to e4m3, then dy of each, to e5m2.
+class History {
+ public:
+  History(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage) {
+    for (int unit = stage.first_unit; unit < stage.end_unit; ++unit)
+      if (draft.units[static_cast<size_t>(unit)].kind == UnitKind::kLayer)
+        layers_.push_back(draft.units[static_cast<size_t>(unit)].layer);
+    const int64_t rows = kForward + kBackward;
+    if (draft.training) amax_ = add("fp8.amax", numbers(draft.plan.mesh, rows * static_cast<int64_t>(layers_.size()), true));
+  }
+
+  void run() {
+    std::vector<Event> first, last;
+    if (draft_.training) {
+      first.push_back(call("fp8.amax.begin", {amax_}, Fill{0}, {}, {0}));
+      agree(last);
+    }
+    for (size_t i = 0; i < layers_.size(); ++i)
+      for (const bool back : {false, true}) {
+        if (back && !draft_.training) continue;
+        const std::string part = back ? "backward" : "forward";
+        const int64_t rows = back ? kBackward : kForward,
+                      offset = static_cast<int64_t>(i) * (kForward + kBackward) + (back ? kForward : 0);
+        const std::string layer = "layers." + std::to_string(layers_[i]);
+        Buffer history;
+        history.name = "amax." + layer + "." + part;
+        history.type.shape = {rows, kFp8Window};
+        history.kind = BufferClass::kOther;
+        history.persistent = true;
+        const BufferId past = add_buffer(stage_, std::move(history));
+        const BufferId scales = add(layer + ".fp8.scales." + part, numbers(draft_.plan.mesh, rows, false));
+        name_rows(layer, back, scales, offset);
+        const std::string format = back ? "e5m2" : "e4m3";
+        first.push_back(call("fp8.scales." + part, {past, scales},
+                             kernel("fp8_scales_" + format, Kernel::Rule::kOpaque, rows * kFp8Window), {0}, {1}));
+        if (!draft_.training) continue;
+        const BufferId seen = view(layer + ".fp8.amax." + part, amax_, offset, numbers(draft_.plan.mesh, rows, false));
+        last.push_back(call("fp8.remember." + part, {seen, past}, kernel("fp8_remember", Kernel::Rule::kOpaque, 0), {0, 1}, {1}));
+      }
+    stage_.events.insert(stage_.events.begin(), std::make_move_iterator(first.begin()), std::make_move_iterator(first.end()));
+    stage_.events.insert(stage_.events.end(), std::make_move_iterator(last.begin()), std::make_move_iterator(last.end()));
+  }
+
+ private:
+  static constexpr int64_t kForward = 2 * static_cast<int64_t>(kProducts.size());
+  static constexpr int64_t kBackward = static_cast<int64_t>(kProducts.size());
+
+  BufferId add(std::string name, Type type) {
+    Buffer b;
+    b.name = std::move(name);
+    b.type = std::move(type);
+    b.kind = BufferClass::kOther;
+    const BufferId id = add_buffer(stage_, std::move(b));
+    stage_.whole_step.push_back(id);
+    return id;
+  }
+  BufferId view(std::string name, BufferId base, int64_t offset, Type type) {
+    Buffer b;
+    b.name = std::move(name);
+    b.type = std::move(type);
+    b.kind = BufferClass::kOther;
+    b.view = View{base.value, offset, {}};
+    return add_buffer(stage_, std::move(b));
+  }
+  /// The numbers that the layer's segments read and write: rows of `scales`, and of the stage's sizes from `offset` on.
+  void name_rows(const std::string& layer, bool back, BufferId scales, int64_t offset) {
+    int64_t row = 0;
+    for (const std::string_view product : kProducts)
+      for (const char* tensor : {".x", ".w", ".dy"}) {
+        if ((std::string_view(tensor) == ".dy") != back) continue;
+        const std::string name = layer + "." + std::string(product) + tensor;
+        stage_.named[name + ".scale"] = view(name + ".scale", scales, row, numbers(draft_.plan.mesh, 1, false));
+        if (draft_.training)
+          stage_.named[name + ".amax"] = view(name + ".amax", amax_, offset + row, numbers(draft_.plan.mesh, 1, true));
+        ++row;
+      }
+  }
+  /// The greatest over all ranks that hold other sequences or slices: what each saw becomes what all know.
+  void agree(std::vector<Event>& last) {
+    AxisSet axes;
+    for (const int axis : cutting_axes(draft_.plan.mesh)) axes = axes | AxisSet::of(axis);
+    if (axes.empty()) return;
+    const BufferId all =
+        view("fp8.amax.all", amax_, 0, numbers(draft_.plan.mesh, stage_.role.buffers[amax_.index()].type.shape[0], false));
+    const Collective work{CollectiveKind::kAllReduce, ReduceOp::kMax, draft_.comm("amax", axes), draft_.algorithm()};
+    last.push_back(call("fp8.amax.all", {amax_, all}, work, {0}, {1}));
+  }
+  Event call(const std::string& name, std::vector<BufferId> buffers, Work work, const std::vector<int>& reads,
+             const std::vector<int>& writes) {
+    const int64_t rows = stage_.role.buffers[buffers[0].index()].type.shape[0];
+    const SegmentId segment = draft_.cached(name + "." + std::to_string(rows), [&] {
+      Op op;
+      op.work = std::move(work);
+      op.label = name;
+      op.strategy = kName;
+      return one_op_segment(name, stage_, buffers, std::move(op), reads, writes);
+    });
+    return call_event(bind(segment, std::move(buffers)));
+  }
+
+  Draft& draft_;
+  StageDraft& stage_;
+  std::vector<int> layers_;
+  BufferId amax_;  ///< sizes that the step has seen so far
+};
+
+}  // namespace
+
+void multiply_in_fp8(Draft& draft) { Rounding(draft).run(); }
+
+void remember_amax(Draft& draft) {
+  for (StageDraft& stage : draft.stages) History(draft, stage).run();
+}
+
+}  // namespace shardlab

@@ -1,0 +1,192 @@
+// The first half of optimizer offload: a bucket's gradients, or this rank's slice of their sum, are copied to the host as soon as
+// they are complete. Whatever judges gradients from here on (their norm, a search for infinities) reads them in host memory, each
+// element once, under every sharding; the second half (offload_optimizer.cpp) updates with them there.
+//
+// A bucket of gradients is on the device from the first backward that writes to it until it has been copied out: with one
+// micro-batch that is a few units of backward. Further micro-batches are added to it there, so that every sum is the one that would
+// be formed without offload. With `overlap` copies out have a stream of their own ("d2h") and go on behind backward. Without, they
+// leave on the compute stream as they are complete. Where parameters are parked too, sums are formed on the host and need not
+// leave. (Data parallelism without overlap reduces after backward, so there all wait for that.)
+//
+// Shapes   bucket[n], or slices [n/N] under ZeRO
+// Adds     per step a copy of the gradients to the host: Psi elements, Psi/N under ZeRO
+// Memory   device: the buckets under way; host: the gradients (those of three updates with states on NVMe, unless something reads
+//          all of them at once)
+// Refuses  nothing
+// Paper    Ren et al., "ZeRO-Offload" (2021), section 4.1
+#include "strategies/offload_gradients.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "plan/text.h"
+#include "strategies/offload_parameters.h"
+#include "strategies/optimizer.h"
+
+namespace shardlab {
+namespace {
+
+constexpr std::string_view kName = "offload-gradients";
+
+/// Whether an event gives up what activations took of host memory.
+bool gives_back(const Event& e) { return e.kind == Event::Kind::kForget || e.kind == Event::Kind::kUnstage; }
+
+/// One update's gradient on the device, and where in the timetable it is first and last touched.
+struct Leaving {
+  Update* update = nullptr;
+  size_t first = SIZE_MAX, last = 0;
+};
+
+class Leave {
+ public:
+  Leave(Draft& draft, StageDraft& stage)
+      : draft_(draft),
+        stage_(stage),
+        overlap_(draft.config.layout.overlap),
+        keeps_(keeps_host_gradients(draft.config)),
+        stays_(draft.config.layout.zero >= 2) {}
+
+  void run() {
+    declare_updates(draft_, stage_);
+    move_padding();
+    find_next_computing();
+    std::vector<Leaving> all;
+    for (Update& update : stage_.updates)
+      if (stage_.role.buffers[update.gradient.index()].space == Space::kDevice) all.push_back(span_of(update));
+    std::ranges::stable_sort(all, {}, &Leaving::last);
+    for (const Leaving& leaving : all) leave(leaving);
+    insertions_.apply(stage_.events);
+  }
+
+ private:
+  /// Zeros for a bucket's tail are written where its first gradient is, not when the step begins.
+  void move_padding() {
+    for (const Bucket& bucket : stage_.buckets) {
+      if (!bucket.padding || stays_) continue;
+      const auto zeros = std::ranges::find_if(stage_.events, [&](const Event& e) {
+        return e.kind == Event::Kind::kCall && e.call.binding == std::vector{bucket.padding};
+      });
+      Event event = std::move(*zeros);
+      stage_.events.erase(zeros);
+      const BufferId storage = storage_of(stage_, bucket.gradient);
+      const auto first = std::ranges::find_if(stage_.events, [&](const Event& e) { return touches(stage_, e, storage); });
+      stage_.events.insert(first, std::move(event));
+    }
+  }
+
+  void find_next_computing() {
+    next_computing_.assign(stage_.events.size(), SIZE_MAX);
+    size_t following = SIZE_MAX;
+    for (size_t i = stage_.events.size(); i-- > 0;) {
+      next_computing_[i] = following;
+      if (stage_.events[i].computes()) following = i;
+    }
+  }
+
+  Leaving span_of(Update& update) const {
+    const BufferId storage = storage_of(stage_, update.gradient);
+    Leaving leaving{.update = &update};
+    for (size_t i = 0; i < stage_.events.size(); ++i) {
+      if (!touches(stage_, stage_.events[i], storage)) continue;
+      leaving.first = std::min(leaving.first, i);
+      leaving.last = i;
+    }
+    SHARDLAB_CHECK(leaving.first != SIZE_MAX, "no event makes the gradient {}", stage_.role.buffers[update.gradient.index()].name);
+    // Activations that this backward gave back leave host memory before anything new is put there.
+    while (leaving.last + 1 < stage_.events.size() && gives_back(stage_.events[leaving.last + 1])) ++leaving.last;
+    return leaving;
+  }
+
+  /// Gradients that live for the step until now come and go from here on; the slices of ZeRO-2 and 3, sums over micro-batches,
+  /// stay.
+  void leave(const Leaving& leaving) {
+    const BufferId gradient = leaving.update->gradient, storage = storage_of(stage_, gradient);
+    const BufferId arrived = host_copy(stage_, gradient, ".host", BufferClass::kGradient);
+    leaving.update->gradient = arrived;
+    if (stage_.counted_elsewhere == gradient) stage_.counted_elsewhere = arrived;
+    if (keeps_)
+      stage_.whole_step.push_back(arrived);
+    else
+      insertions_.after(leaving.last, alloc_event(arrived));
+    const StreamId out = overlap_ ? draft_.stream("d2h") : StreamId(0);
+    insertions_.after(leaving.last, copy_event(draft_, stage_, "offload", gradient, arrived, out, kName));
+    if (stays_) return;
+    std::erase(stage_.whole_step, storage);
+    insertions_.before(leaving.first, alloc_event(storage));
+    release(storage, leaving.last);
+  }
+
+  /// With overlap device storage is given up one unit later, so that no free waits for a copy that has just begun.
+  void release(BufferId storage, size_t last) {
+    const size_t next = overlap_ ? next_computing_[last] : SIZE_MAX;
+    if (next == SIZE_MAX)
+      insertions_.after(last, free_event(storage));
+    else
+      insertions_.release_after(next, free_event(storage));
+  }
+
+  Draft& draft_;
+  StageDraft& stage_;
+  const bool overlap_;
+  const bool keeps_;
+  const bool stays_;                    ///< whether the gradients of updates live on the device for the step
+  std::vector<size_t> next_computing_;  ///< by event: the next that computes, or SIZE_MAX
+  Insertions insertions_;
+};
+
+}  // namespace
+
+bool keeps_host_gradients(const Case& config) {
+  const Train& t = config.train;
+  return config.layout.offload.optimizer != OffloadTo::kNvme || parks_parameters(config) || t.grad_norm || t.clip_norm > 0 ||
+         t.guard.any() || t.precision == "fp16";
+}
+
+BufferId storage_of(const StageDraft& stage, BufferId id) {
+  while (id && stage.role.buffers[id.index()].view) id = BufferId(stage.role.buffers[id.index()].view->base);
+  return id;
+}
+
+bool touches(const StageDraft& stage, const Event& event, BufferId storage) {
+  if (event.kind == Event::Kind::kAlloc) return event.buffer == storage;
+  if (event.kind == Event::Kind::kCall)
+    return std::ranges::any_of(event.call.binding, [&](BufferId id) { return storage_of(stage, id) == storage; });
+  if (event.kind != Event::Kind::kBackward || event.storage != 0) return false;
+  const auto& states = stage.state[static_cast<size_t>(event.unit - stage.first_unit)];
+  return std::ranges::any_of(states, [&](const ParameterState& s) { return storage_of(stage, s.gradient) == storage; });
+}
+
+BufferId host_copy(StageDraft& stage, BufferId id, const std::string& suffix, BufferClass kind) {
+  Buffer copy = stage.role.buffers[id.index()];
+  if (copy.packed_as < 0 && copy.parameter < 0) copy.packed_as = storage_of(stage, id).value;
+  copy.name += suffix;
+  copy.kind = kind;
+  copy.space = Space::kHost;
+  copy.view.reset();
+  copy.persistent = false;
+  return add_buffer(stage, std::move(copy));
+}
+
+Event copy_event(Draft& draft, StageDraft& stage, const std::string& what, BufferId from, BufferId to, StreamId on,
+                 std::string_view strategy) {
+  const Buffer& b = stage.role.buffers[from.index()];
+  const Buffer& target = stage.role.buffers[to.index()];
+  const std::string name = what + " " + std::string(name_of(b.kind)) + " " + print(b.type, draft.plan.mesh) + " " +
+                           std::string(name_of(target.kind)) + " " + std::string(name_of(target.space));
+  const SegmentId segment = draft.cached(name, [&] {
+    Op op;
+    op.work = Copy{};
+    op.stream = on;
+    op.label = what;
+    op.strategy = strategy;
+    return one_op_segment(what + std::to_string(draft.segment_cache.size()), stage, {from, to}, std::move(op), {0}, {1});
+  });
+  return call_event(bind(segment, {from, to}));
+}
+
+void offload_gradients(Draft& draft) {
+  for (StageDraft& stage : draft.stages) Leave(draft, stage).run();
+}
+
+}  // namespace shardlab

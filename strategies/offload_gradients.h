@@ -1,0 +1,24 @@
+#pragma once
+
+#include "strategies/draft.h"
+
+namespace shardlab {
+
+/// See offload_gradients.cpp.
+void offload_gradients(Draft& draft);
+
+/// Whether gradients stay in host memory until the end of the step: something reads all of them at once (a norm, a search for
+/// infinities), or they have their place there anyway.
+bool keeps_host_gradients(const Case& config);
+
+/// The buffer that owns the storage of another.
+BufferId storage_of(const StageDraft& stage, BufferId id);
+/// Whether an event reads or writes a storage, or takes it.
+bool touches(const StageDraft& stage, const Event& event, BufferId storage);
+/// A buffer like `id` in host memory, with storage of its own, for as long as is said elsewhere.
+BufferId host_copy(StageDraft& stage, BufferId id, const std::string& suffix, BufferClass kind);
+/// A copy between two buffers of one type but for where they are.
+Event copy_event(Draft& draft, StageDraft& stage, const std::string& what, BufferId from, BufferId to, StreamId on,
+                 std::string_view strategy);
+
+}  // namespace shardlab

@@ -1,0 +1,36 @@
+#pragma once
+
+#include "strategies/draft.h"
+
+namespace shardlab {
+
+/// Whether parameters wait in host memory or on NVMe (offload_parameters.cpp).
+inline bool parks_parameters(const Case& c) { return c.layout.offload.parameters != OffloadTo::kNone; }
+
+/// How the slices of a stage's parameters come to the device from where they wait.
+class ParkedParameters {
+ public:
+  ParkedParameters(Draft& draft, StageDraft& stage);
+
+  /// Gives a slice its place outside the device.
+  void park(BufferId slice);
+  /// Has what is on NVMe read into host memory: a buffer that lives from these events to `staged_event`'s. Nothing elsewhere.
+  std::vector<Event> read(BufferId slice);
+  /// Copies a slice to `to` on the device, from host memory.
+  Event fetch(BufferId slice, BufferId to);
+  /// Gives up what `read` took. Nothing elsewhere.
+  std::vector<Event> give_up(BufferId slice);
+  /// A buffer on the device for a slice that is then gathered.
+  BufferId on_device(BufferId slice);
+
+ private:
+  BufferId staged(BufferId slice) const { return staged_.at(slice.value); }
+  StreamId stream(std::string_view name) const;
+
+  Draft& draft_;
+  StageDraft& stage_;
+  const bool nvme_;
+  std::map<int32_t, BufferId> staged_;  ///< host memory of what is on NVMe, by slice
+};
+
+}  // namespace shardlab

@@ -1,0 +1,161 @@
+// ZeRO++ under the closed forms: the grid's ZeRO-3 layouts, dealt over its parts; what the paper says of bytes; and what is
+// refused.
+#include <fmt/format.h>
+
+#include <string>
+
+#include "plan/memory.h"
+#include "plan/wire.h"
+#include "simulator/closed_form.h"
+#include "tests/laws/equal.h"
+#include "tests/laws/grid.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using testing::plan_of;
+
+/// Every ZeRO-3 layout of the grid under some parts of ZeRO++; a set of shards in one half of the hybrid ones becomes a node.
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  size_t number = 0;
+  for (Case& c : testing::legal_cases()) {
+    if (c.layout.zero != 3) continue;
+    const size_t i = number++;
+    ZeroPlusPlus& z = c.layout.zero_plus_plus;
+    z = {.weights = i % 2 == 0, .gradients = i / 2 % 2 == 0};
+    if (c.layout.dp == 4 && i % 3 != 0) z.secondary = 2;
+    if (c.layout.hybrid_shard > 0 && i % 4 < 3) std::swap(z.secondary, c.layout.hybrid_shard);
+    if (z.secondary > 0) c.layout.fsdp.reshard = true;
+    if (i / 3 % 4 == 1) c.train.precision = "bf16";
+    if (i / 3 % 4 == 2) c.train.precision = "fp16";
+    if (i / 3 % 4 == 3) c.train.clip_norm = 1;
+    if (c.layout.dp == 6 && c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
+      c.layout.collective_algorithm = AlgorithmChoice::kRing;
+    if (i % 12 == 4) c.layout.offload.activations = OffloadTo::kCpu;
+    if (i % 12 == 8 && c.train.precision != "fp16" && c.train.clip_norm == 0) {
+      c.layout.offload.optimizer = OffloadTo::kCpu;
+      c.train.grad_norm = false;
+    }
+    if (!check(c).ok()) c.train.grad_accumulation = 1;  // canonical over six ranks
+    if (z == ZeroPlusPlus{} || !check(c).ok()) continue;
+    c.name += fmt::format(" weights {} secondary {} gradients {} {}", z.weights, z.secondary, z.gradients, c.train.precision);
+    all.push_back(std::move(c));
+  }
+  return all;
+}
+
+TEST_CASE("ZeRO++: peak, classes and wire bytes of the plan equal the closed forms, channel by channel") {
+  const std::vector<Case> all = cases();
+  size_t secondary = 0, both = 0;
+  for (const Case& c : all) {
+    testing::require_equal(c);
+    secondary += c.layout.zero_plus_plus.secondary > 0;
+    both += c.layout.zero_plus_plus.secondary > 0 && c.layout.zero_plus_plus.gradients;
+  }
+  CHECK(all.size() == 1957);
+  CHECK(secondary > 800);
+  CHECK(both > 400);
+}
+
+TEST_CASE("ZeRO++: plans of the grid verify") {
+  const std::vector<Case> all = cases();
+  for (size_t i = 0; i < all.size(); i += 41) testing::require_equal(all[i], true);
+}
+
+/// Four ranks and a model whose extents are multiples of 2048, so that nothing is padded; 16-bit parameters.
+Case even_case(const ZeroPlusPlus& z, bool reshard = true) {
+  Case c;
+  Model& m = c.model;
+  m.family = Family::kLlama;
+  m.layers = 6;
+  m.hidden = 2048;
+  m.heads = m.kv_heads = 16;
+  m.head_dim = 128;
+  m.ffn = 4096;
+  m.vocab = 2048;
+  c.train.seq_len = 8;
+  c.train.precision = "bf16";
+  c.layout.dp = 4;
+  c.layout.zero = 3;
+  c.layout.fsdp.reshard = reshard;
+  c.layout.zero_plus_plus = z;
+  return c;
+}
+ClosedForm form_of(const ZeroPlusPlus& z, bool reshard = true) {
+  const Case c = even_case(z, reshard);
+  testing::require_equal(c, true);
+  return closed_form(c);
+}
+int64_t wire(const ClosedForm& form, Channel channel) { return form.wire[static_cast<size_t>(channel)]; }
+
+TEST_CASE("what ZeRO++ sends is what ZeRO-3 sends by the width of an element, scales counted, over the ranks that it says") {
+  const ClosedForm plain = form_of({}), kept = form_of({}, false);
+  const int64_t gathers = wire(plain, Channel::kDpParameters), forward = wire(kept, Channel::kDpParameters);
+  const int64_t scatters = wire(plain, Channel::kDpGradients);
+  SECTION("8 bits and a scale of 32 for each 256 elements: 65 / 128 of 16 bits") {
+    const ClosedForm form = form_of({.weights = true});
+    CHECK(wire(form, Channel::kDpParameters) * 128 == gathers * 65);
+    CHECK(wire(form, Channel::kDpGradients) == scatters);
+  }
+  SECTION("backward gathers over 2 of 4 ranks: 2 groups of 1 hop in place of 3") {
+    const ClosedForm form = form_of({.secondary = 2});
+    CHECK(wire(form, Channel::kDpParameters) == forward);
+    CHECK(wire(form, Channel::kDpSecondary) * 3 == (gathers - forward) * 2);
+    CHECK(wire(form, Channel::kDpGradients) == scatters);
+  }
+  SECTION("4 bits and a scale for each 256: 33 / 256 of the fp32 that is scattered") {
+    const ClosedForm form = form_of({.gradients = true});
+    CHECK(wire(form, Channel::kDpGradients) * 256 == scatters * 33);
+    CHECK(wire(form, Channel::kDpParameters) == gathers);
+  }
+  SECTION("in two hops: all of it within nodes, 2 groups of 1 hop; a half of it between, by 2 groups") {
+    const ClosedForm form = form_of({.secondary = 2, .gradients = true});
+    CHECK(wire(form, Channel::kDpGradients) == 0);
+    CHECK(wire(form, Channel::kDpGradientsNode) * 256 * 3 == scatters * 33 * 2);
+    CHECK(wire(form, Channel::kDpGradientsCross) * 256 * 3 == scatters * 33);
+  }
+}
+
+TEST_CASE("a secondary shard holds 1/G of what backward gathers, padding included") {
+  const ClosedForm plain = form_of({}), form = form_of({.secondary = 2});
+  const int64_t forward = wire(form_of({}, false), Channel::kDpParameters);
+  const int64_t regathered = (wire(plain, Channel::kDpParameters) - forward) / 3;  // bytes, by 3 hops
+  CHECK(form.stages[0].buffers - plain.stages[0].buffers == regathered / 2);
+}
+
+TEST_CASE("ZeRO++ is refused where it has no meaning, with what to do instead") {
+  Case c = even_case({.weights = true, .secondary = 2, .gradients = true});
+  const auto refusal = [&] {
+    const Result<void> checked = check(c);
+    return checked.ok() ? std::string() : to_string(checked.error());
+  };
+  const Case good = c;
+  const auto refused = [&](std::string_view words) {
+    INFO(words << " in\n" << refusal());
+    CHECK(refusal().find(words) != std::string::npos);
+    c = good;
+  };
+  REQUIRE(refusal().empty());
+  c.layout.zero = 2;
+  c.layout.fsdp = {};
+  refused("zero_plus_plus with zero=2");
+  for (const int g : {1, 3, 4, 8}) {
+    c.layout.zero_plus_plus.secondary = g;
+    refused(fmt::format("zero_plus_plus.secondary={} with dp=4", g));
+  }
+  c.layout.hybrid_shard = 2;
+  refused("zero_plus_plus.secondary=2 with hybrid_shard=2");
+  c.layout.fsdp.reshard = false;
+  refused("backward gathers nothing");
+  c.train.reduce_dtype = "bf16";
+  refused("zero_plus_plus.gradients with reduce_dtype=bf16");
+  c.backend = "cuda";
+  c.transport = "one-gpu";
+  c.layout.collective_algorithm = AlgorithmChoice::kAuto;
+  refused("no kernels that quantise");
+}
+
+}  // namespace
+}  // namespace shardlab
