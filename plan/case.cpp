@@ -526,10 +526,8 @@ Result<void> check_diloco(const Case& c) {
   if (c.train.precision == "fp8" && c.train.fp8_scaling == "delayed")
     return apart("fp8_scaling=delayed", "all ranks agree on every step's sizes, and workers do not talk within a period",
                  "use fp8_scaling: current or block");
-  if (c.train.clip_norm > 0 || c.train.grad_norm)
-    return apart(c.train.clip_norm > 0 ? "clip_norm" : "grad_norm",
-                 "each worker's gradient has a norm of its own, and a factor of updates must be the same on every rank",
-                 "set clip_norm: 0 and grad_norm: false");
+  if (c.train.grad_norm)
+    return apart("grad_norm", "each worker's gradient has a norm of its own, and none is the step's", "set grad_norm: false");
   if (!(c.checkpoint == Checkpointing{}))
     return apart("checkpoint", "the moments belong to workers, and no other layout could take them up", "leave checkpoint out");
   if (c.backend == "cuda") return apart("backend=cuda", "which has no kernel of the outer step", "use backend: cpu");

@@ -574,7 +574,7 @@ class TypeChecker {
   void check_scale(const Op& op, const Equation& equation, const Written& w);
   void check_micro(const Op& op, const Equation& equation, const Written& w);
   void check_optimizer(const Op& op, size_t parameters);
-  void check_factor(const Op& op, SlotId factor);
+  void check_factor(const Op& op, SlotId factor, SlotId parameter = {});
   void check_agreed(const Op& op);
   void check_collective(const Op& op, const Collective& c);
   void check_collective_shapes(const Op& op, const Collective& c);
@@ -815,7 +815,7 @@ void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
   }
   Scale wanted;  // what the factor divides out
   if (op.reads.size() > 1 + parameters) {
-    check_factor(op, op.reads[1 + parameters]);
+    check_factor(op, op.reads[1 + parameters], param);
     wanted.denominator = type(op.reads[1 + parameters]).scale.denominator;
   }
   if (type(grad).scale != wanted)
@@ -827,10 +827,15 @@ void TypeChecker::check_optimizer(const Op& op, size_t parameters) {
       fault(op, Rule::kTypes, "%{} is state: it must be micro:none at scale 1", name(op.writes[i]));
 }
 
-/// One number, the same on every rank: ranks that scaled their gradients apart would part for good.
-void TypeChecker::check_factor(const Op& op, SlotId factor) {
+/// One number, the same on every rank: ranks that scaled their gradients apart would part for good. Those that have parted, with
+/// parameters of their own along an axis that is not the stages', may.
+void TypeChecker::check_factor(const Op& op, SlotId factor, SlotId parameter) {
+  const auto apart = [&](int axis) {
+    return parameter && place(parameter, axis).kind == Place::kLocal && place(factor, axis).kind == Place::kLocal &&
+           plan_.mesh.axes[static_cast<size_t>(axis)].name != "pp";
+  };
   for (int axis = 0; axis < axes(); ++axis)
-    if (split(axis) && place(factor, axis).kind != Place::kReplicate)
+    if (split(axis) && place(factor, axis).kind != Place::kReplicate && !apart(axis))
       fault(op, Rule::kGradients, "along {}: the factor {}, and every rank must have the same", axis_name(axis),
             placed(factor, axis));
   const Type& t = type(factor);

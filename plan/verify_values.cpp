@@ -229,6 +229,8 @@ class Replay {
 
   void prepare();
   void initialise(size_t root);
+  static bool is_stale_gradient(const Buffer& b) { return b.kind == BufferClass::kGradient && b.packed_as >= 0; }
+  void initialise_gradient(size_t root, const Piece& whole);
   void allocate(Storage& storage, int64_t elements, const std::string& name);
   void release(Storage& storage, const std::string& name);
   void play(const Call& call);
@@ -242,10 +244,12 @@ class Replay {
   void spread_out(Region& at, AxisSet axes, int64_t length);
   void play_add(const Act& act);
   void play_optimizer(const Act& act);
+  void check_factor_of_step(const Act& act, const Region& grad);
   void finish();
   void finish_storage(size_t root);
   void finish_metric(size_t root);
   void finish_versions();
+  void finish_gradients();
 
   Region region(int32_t slot);
   const std::string& slot_name(int32_t slot) const { return segment_->slots[static_cast<size_t>(slot)].name; }
@@ -314,6 +318,15 @@ class Replay {
   std::vector<int32_t> free_sums_;
   std::vector<int32_t> collectives_;                           ///< sums over roles so far, by communicator
   std::map<std::tuple<int32_t, int, int>, int32_t> messages_;  ///< sums sent or received so far, by communicator and roles
+  /// A gradient that an update took as the last period left it: what this period leaves in its place is held to the same.
+  struct Stale {
+    int32_t root, parameter;
+    int64_t begin, end;
+    const Segment* segment;
+    const Act* act;
+    const Call* call;
+  };
+  std::vector<Stale> stale_;
   std::vector<Piece> scratch_;
   // The call in play.
   const Call* call_ = nullptr;
@@ -372,12 +385,37 @@ void Replay::initialise(size_t root) {
   p.written = p.initial = true;
   p.name = static_cast<int32_t>(root);
   storage.pieces.assign(1, p);
+  if (is_stale_gradient(role_.buffers[root])) return initialise_gradient(root, p);
   for (const Link& l : links_[root]) {
     Piece part = p;
     part.begin = part.origin = l.begin;
     part.end = l.end;
     part.parameter = l.parameter;
     part.value_type = l.value_type;
+    scratch_.assign(1, part);
+    put(storage, l.begin, l.end, scratch_);
+  }
+}
+
+/// A flat gradient that lives on holds what the buffer that it is packed as says, or this rank's part of it.
+void Replay::initialise_gradient(size_t root, const Piece& whole) {
+  const int32_t base = buffers_[static_cast<size_t>(role_.buffers[root].packed_as)].window.root;
+  const int64_t all = role_.buffers[static_cast<size_t>(base)].type.shape.elements();
+  Storage& storage = storages_[root];
+  AxisSet cut;
+  for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
+    if (role_.buffers[root].type.place[a].is_shard()) cut = cut | AxisSet::of(static_cast<int>(a));
+  if (whole.end * parts_[cut.mask] != all) return;  // of another extent: it stands for itself
+  storage.spread = cut;
+  storage.pieces.front().end = all;
+  storage.pieces.front().shard = storage.spread;
+  for (const Link& l : links_[static_cast<size_t>(base)]) {
+    Piece part = storage.pieces.front();
+    part.begin = part.origin = l.begin;
+    part.end = l.end;
+    part.parameter = l.parameter;
+    part.shard = storage.spread;
+    part.value_type = retyped(l.value_type, whole.value_type, storage.spread);
     scratch_.assign(1, part);
     put(storage, l.begin, l.end, scratch_);
   }
@@ -647,6 +685,7 @@ void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
     q.origin = p.origin + shift;
     q.version = p.version;
     q.zero = p.zero;
+    q.spent = p.spent;
     q.owed = p.owed;
     if (changed.empty()) q.pending = p.pending;
     q.sum = copy_sum(p.sum);
@@ -1086,6 +1125,7 @@ void Replay::play_optimizer(const Act& act) {
       if (g.parameter == p.parameter && g.origin - grad.begin != p.origin - param.begin)
         return fault(Rule::kGradients, "updates {} with another part of its gradient", name);
       if (q.version > 1 && plan_.period == 1) return fault(Rule::kGradients, "updates {} a second time", name);
+      if (g.spent) return fault(Rule::kGradients, "updates {} a second time with one gradient", name);
       const Type& gt = language_.types.value_type(g.value_type);
       const Type& pt = language_.types.value_type(q.value_type);
       int64_t ranks = 1;
@@ -1101,15 +1141,31 @@ void Replay::play_optimizer(const Act& act) {
         if (pp.is_shard() && !param.shard.contains(static_cast<int>(a))) ranks *= plan_.mesh.axes[a].size;
       }
       ledger_.updated(role_index_, p.parameter, (end - begin) * ranks);
+      if (g.initial && g.sum < 0 && grad.root >= 0) {
+        stale_.push_back({grad.root, p.parameter, g.begin, g.end, segment_, &act, call_});
+        return;
+      }
       Piece whole = g;
       whole.parameter = p.parameter;
       demand(act, whole, true);
     });
   });
+  for_pieces(grad, [](Piece& g) { g.spent = true; });
+  check_factor_of_step(act, grad);
   if (!updated.empty()) {
     std::ranges::sort(updated, {}, &Piece::begin);
     put(*param.storage, param.begin, param.end, updated);
   }
+}
+
+/// Where the period has several steps, what clips a gradient is made after it: a factor that is older is that of the step before.
+void Replay::check_factor_of_step(const Act& act, const Region& grad) {
+  const size_t state = std::holds_alternative<AdamW>(act.op->work) ? 4 : 2;
+  if (plan_.period == 1 || act.reads.size() <= state) return;
+  int32_t made = INT32_MAX, wanted = 0;
+  for_pieces(region(act.reads[state]), [&](const Piece& p) { made = std::min(made, p.call); });
+  for_pieces(grad, [&](const Piece& g) { wanted = std::max(wanted, g.call); });
+  if (made < wanted) fault(Rule::kGradients, "takes %{} from before the gradient that it scales", slot_name(act.reads[state]));
 }
 
 void Replay::finish() {
@@ -1121,6 +1177,20 @@ void Replay::finish() {
       fault(Rule::kValues, "%{} is never freed", role_.buffers[i].name);
   }
   finish_versions();
+  finish_gradients();
+}
+
+void Replay::finish_gradients() {
+  for (const Stale& s : stale_) {
+    segment_ = s.segment;
+    call_ = s.call;
+    for (const Piece& p : storages_[static_cast<size_t>(s.root)].pieces) {
+      if (p.end <= s.begin || s.end <= p.begin) continue;
+      Piece whole = p;
+      whole.parameter = s.parameter;
+      demand(*s.act, whole, true);
+    }
+  }
 }
 
 /// Where a parameter is kept twice (a master copy, a second element type), an update must have reached every copy.

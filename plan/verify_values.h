@@ -62,6 +62,7 @@ struct Piece {
   bool written = false;
   bool initial = false;  ///< from before the period
   bool zero = false;
+  bool spent = false;  ///< a gradient by which an update was made
   Pending pending = Pending::kSum;
   /// By what a scalar must still be divided before it is reported: the targets of the step for a loss that was just computed, 1 for
   /// the mean and for a squared norm, 0 for what is neither or of unknown origin.

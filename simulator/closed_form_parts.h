@@ -351,8 +351,8 @@ inline Metrics metrics_of(const Case& c, const Part& part) {
   if (part.last && shares_micro_batches_out(c))
     m.step += c.train.grad_accumulation * held(c.train.micro_batch * c.layout.shard_ranks());
   if (has_norm(c)) {
-    m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;  // of slices, of whole gradients, and their sum
-    m.persistent += kScalar;
+    m.step += (c.layout.tp > 1 ? 3 : 1) * kScalar;                   // of slices, of whole gradients, and their sum
+    (c.layout.diloco.steps > 0 ? m.step : m.persistent) += kScalar;  // a worker's own is no figure of the step
   }
   if (c.train.guard.nonfinite != GuardAction::kNone && !updates_on_host(c)) m.persistent += kScalar;  // which gradient it was
   if (judges_norm(c)) m.persistent += kScalar;                                                        // the verdicts

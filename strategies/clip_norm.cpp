@@ -14,6 +14,7 @@
 // Paper    Pascanu et al., "On the Difficulty of Training Recurrent Neural Networks" (2013), section 3.2
 #include "strategies/clip_norm.h"
 
+#include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/optimizer.h"
 
@@ -22,14 +23,20 @@ namespace {
 
 constexpr std::string_view kName = "clip-norm";
 
-BufferId number(StageDraft& stage, std::string name) {
+BufferId number(StageDraft& stage, std::string name, Type type = {}) {
   Buffer b;
   b.name = std::move(name);
+  b.type = std::move(type);
   b.type.shape = {1};
   b.kind = BufferClass::kOther;
   const BufferId id = add_buffer(stage, std::move(b));
   stage.whole_step.push_back(id);
   return id;
+}
+
+/// The same on every rank, or, of workers that train apart, on each one's.
+Type factor_type(const Draft& draft) {
+  return trains_apart(draft) ? placed({}, draft.plan.mesh.axis("dp"), Placement::local()) : Type{};
 }
 
 Kernel kernel(std::string name) {
@@ -57,7 +64,7 @@ void clip_norm(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     declare_updates(draft, stage);
     const BufferId norm = squared_gradient_norm(draft, stage), most = number(stage, "clip.norm"),
-                   factor = number(stage, "clip.factor");
+                   factor = number(stage, "clip.factor", factor_type(draft));
     append(draft, stage, "clip.norm", {most}, Fill{draft.config.train.clip_norm}, {}, 0);
     append(draft, stage, "clip.factor", {norm, most, factor}, kernel("clip_factor"), {0, 1}, 2);
     if (stage.unscale) {  // one factor does both

@@ -18,8 +18,8 @@
 // Shapes   as the parameters; losses [H]
 // Adds     an all-reduce of the parameters every H steps: 2 Psi (N-1)/N elements sent by each rank, 2 Psi (N-1)/(N H) a step
 // Memory   the parameters as the period began, 4 bytes each; as much for the outer momentum, where there is one
-// Refuses  dp = 1; ZeRO, compression, optimizer offload; fp16 and guards, whose skipped steps workers would not share; clipping by
-//          a norm; buckets; checkpoints, in which no other layout would find the workers' moments (`check`)
+// Refuses  dp = 1; ZeRO, compression, optimizer offload; fp16 and guards, whose skipped steps workers would not share; the norm
+//          as a metric (each worker clips by its own); buckets; checkpoints, in which no other layout would find the moments (`check`)
 // Paper    Stich, "Local SGD Converges Fast and Communicates Little" (2019); Douillard et al., "DiLoCo" (2023), algorithm 1
 #include "strategies/diloco.h"
 

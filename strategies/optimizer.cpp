@@ -250,6 +250,8 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   Type type = scalar(draft, DType::f64);
   type.scale.denominator = stage.role.buffers[stage.updates.front().gradient.index()].type.scale.denominator;
   if (sliced_over_dp) type = placed(type, data_axes(draft.plan.mesh), Placement::partial());
+  const bool apart = trains_apart(draft);  // each worker's own
+  if (apart) type = placed(type, draft.plan.mesh.axis("dp"), Placement::local());
   if (draft.config.layout.pp > 1) type.place[pp] = Placement::partial();
   std::vector<BufferId> parts;
   for (const auto& [name, list, cut] : {std::tuple{"grad_norm2.sliced", &sliced, true}, {"grad_norm2.whole", &whole, false}}) {
@@ -270,7 +272,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   Type whole_type = stage.role.buffers[total.index()].type;
   const bool scaled = !whole_type.scale.denominator.empty();
   whole_type.scale = {};
-  const BufferId result = metric(stage, "grad_norm2", whole_type, true);
+  const BufferId result = metric(stage, apart ? "grad_norm2.worker" : "grad_norm2", whole_type, !apart);
   if (!scaled) {
     append(draft, stage, "grad_norm2", {total, result}, Copy{}, {0}, {1});
     return result;

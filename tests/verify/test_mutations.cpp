@@ -195,7 +195,7 @@ std::vector<Plan> lowered_plans() {
        .zero = 2,
        .bucket_bytes = 8192,
        .offload = {.optimizer = OffloadTo::kNvme}},
-      {.name = "local sgd dp2 tp2", .tied = false, .dp = 2, .tp = 2, .optimizer = Optimizer::kSgd, .diloco = {.steps = 2}},
+      {.name = "local sgd dp2 tp2", .tied = false, .dp = 2, .tp = 2, .optimizer = Optimizer::kSgd, .clip_norm = 1, .diloco = {.steps = 2}},
       {.name = "diloco bf16 dp2 pp2",
        .dp = 2,
        .pp = 2,
