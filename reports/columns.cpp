@@ -265,7 +265,7 @@ constexpr std::array kColumns = {
     CaseColumn{"recorder_overhead_s", Unit::kSeconds, "recorder", "cost of recording one event", MEASURED(recorder_overhead_s)},
     CaseColumn{"attention", Unit::kNone, "",
                "whose attention a GPU was asked for: auto, own or cudnn (kernel_variant says whose ran)", NAMED(attention)},
-    CaseColumn{"tf32", Unit::kNone, "", "fp32 products of the GPU's library may round their factors to tf32",
+    CaseColumn{"tensor_float", Unit::kNone, "", "tf32: fp32 products of the GPU's library may round their factors to tf32",
                [](Outcome o) { return Value(o.config.tf32); }},
     CaseColumn{"recompute_budget_bytes", Unit::kBytes, "recompute budget", "within which recompute was chosen layer by layer",
                [](Outcome o) {

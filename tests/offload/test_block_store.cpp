@@ -243,7 +243,7 @@ TEST_CASE("a folder in which no file can be made is named with the rank that wan
   const RandomText text(68);
   std::string what;
   try {
-    on_files(placed, file, transport, text);
+    static_cast<void>(on_files(placed, file, transport, text));
   } catch (const WorldError& e) { what = e.what(); }
   INFO(what);
   CHECK(what.find("rank 0: no file can be made in `" + file + "`") == 0);
