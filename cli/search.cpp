@@ -128,7 +128,7 @@ void print_front(const SearchTask& task, const std::vector<search::Candidate>& f
 
 void print_misfits(const SearchTask& task, const std::vector<search::Candidate>& misfits) {
   if (misfits.empty()) return;
-  fmt::print("\n{} {} estimated to fit and {} not, once each allocation is replayed: the first, {}, needs {} of {}\n",
+  fmt::print(stderr, "\n{} {} estimated to fit and {} not, once each allocation is replayed: the first, {}, needs {} of {}\n",
              misfits.size(), misfits.size() == 1 ? "layout was" : "layouts were", misfits.size() == 1 ? "does" : "do",
              layout_words(misfits[0].point), bytes_text(misfits[0].bytes()), bytes_text(task.options.capacity_bytes));
 }
@@ -162,16 +162,20 @@ struct Ranked {
   std::vector<search::Candidate> misfits;  ///< would have been ranked, but do not fit as their allocator takes memory
 };
 
-/// Ranks more layouts than are asked for, since some may turn out not to fit.
+/// Searches again for as many more as turned out not to fit, so that as many are ranked as were asked for where there are so many.
 Ranked rank(const SearchTask& task, search::Watcher* watcher) {
   search::Options options = task.options;
-  options.top = 2 * options.top + 8;
-  Ranked ranked{search::search(task.studies, task.space, options, watcher), {}};
-  search::Found& found = ranked.found;
-  ranked.misfits = search::replay_allocations(found.best, task.studies, options.capacity_bytes);
-  found.best.resize(std::min(found.best.size(), static_cast<size_t>(task.options.top)));
-  search::replay_allocations(found.front, task.studies, options.capacity_bytes);
-  return ranked;
+  for (;;) {
+    Ranked ranked{search::search(task.studies, task.space, options, watcher), {}};
+    search::Found& found = ranked.found;
+    const bool all = std::ssize(found.best) < options.top;  // there are no more
+    ranked.misfits = search::replay_allocations(found.best, task.studies, options.capacity_bytes);
+    if (all || found.stopped || std::ssize(found.best) >= task.options.top) {
+      search::replay_allocations(found.front, task.studies, options.capacity_bytes);
+      return ranked;
+    }
+    options.top = task.options.top + static_cast<int32_t>(ranked.misfits.size());
+  }
 }
 
 Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocation) {
@@ -192,9 +196,10 @@ Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocati
   if (*format == TableFormat::kJson)
     fmt::print("{}\n", to_json(*task, found, seconds).dump(2));
   else if (*format == TableFormat::kTable)
-    print_found(flags, *task, found, seconds), print_misfits(*task, ranked.misfits);
+    print_found(flags, *task, found, seconds);
   else
     print(layout_table(*task, found.best), *format);
+  print_misfits(*task, ranked.misfits);
   if (!found.best.empty()) {
     fmt::print(stderr, "\nwhat takes its memory: shardlab memory {}\n", options_of(flags, found.best.front().point));
     if (!flags.out.empty())

@@ -72,7 +72,7 @@ Kernel kernel(std::string name, Kernel::Rule rule, int64_t flops) {
 /// Axes along which a tensor may be cut: its largest size is one rank's there.
 std::vector<int> cutting_axes(const Mesh& mesh) {
   std::vector<int> axes;
-  for (const std::string_view name : {"replica", "dp", "tp"})
+  for (const std::string_view name : {"replica", "dp", "node", "tp"})
     if (const auto axis = mesh.find(name); axis && mesh.size(name) > 1) axes.push_back(*axis);
   return axes;
 }
