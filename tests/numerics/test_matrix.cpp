@@ -202,7 +202,7 @@ TEST_CASE("the reference moves, stays finite and is not a fixed point for every 
 TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   // The eight subjects of 8 sequences a step share the product so that each layout meets both optimizers, on different models. The
   // others add the batches that 8 sequences cannot be cut into.
-  constexpr uint64_t kShares = 12;
+  constexpr uint64_t kShares = 18;
   constexpr int kShown = 10;
   const auto layouts = testing::layouts();
   Coverage coverage;
@@ -235,7 +235,7 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
 }
 
 TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
-  constexpr uint64_t kShares = 40;
+  constexpr uint64_t kShares = 60;
   constexpr double kFloor = 1e-6;  // of the distance moved: about what rounding the parameters alone costs
   constexpr std::array algorithms{AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling,
                                   AlgorithmChoice::kDirect};
@@ -261,7 +261,10 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
     if (is_even)
       for (Case& config : deal(testing::rows_of(subject, testing::deep_layouts()), number, kShares / 4))
         rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, is_even ? 8 : 1))
+    if (is_even)
+      for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 6))
+        rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, is_even ? 12 : 1))
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, is_even ? 48 : 4))
       rows.push_back(std::move(config));
