@@ -202,7 +202,7 @@ TEST_CASE("the reference moves, stays finite and is not a fixed point for every 
 TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   // The eight subjects of 8 sequences a step share the product so that each layout meets both optimizers, on different models. The
   // others add the batches that 8 sequences cannot be cut into.
-  constexpr uint64_t kShares = 18;
+  constexpr uint64_t kShares = 30;
   constexpr int kShown = 10;
   const auto layouts = testing::layouts();
   Coverage coverage;
@@ -212,10 +212,10 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
     auto rows = testing::rows_of(subject, layouts);
     if (subject.sequences == 16) std::erase_if(rows, [](const Case& c) { return c.train.grad_accumulation * c.layout.dp != 16; });
     const auto expected = expect<float>(subject);
-    rows = deal(std::move(rows), number / 2 + number % 2, subject.sequences == 8 ? kShares : 1);
-    for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 4)) rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, 4)) rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, 16)) rows.push_back(std::move(config));
+    rows = deal(std::move(rows), number / 2 + number % 2, subject.sequences == 8 ? kShares : 2);
+    for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 8)) rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, 8)) rows.push_back(std::move(config));
+    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, 24)) rows.push_back(std::move(config));
     for (const Case& config : rows) {
       if (!bitwise(config)) continue;
       const auto trained = train(config);
@@ -235,7 +235,7 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
 }
 
 TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
-  constexpr uint64_t kShares = 60;
+  constexpr uint64_t kShares = 96;
   constexpr double kFloor = 1e-6;  // of the distance moved: about what rounding the parameters alone costs
   constexpr std::array algorithms{AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling,
                                   AlgorithmChoice::kDirect};
@@ -257,16 +257,16 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
     const auto one_rank = train(serial);
     REQUIRE(one_rank.ok());
     const double bound = 1.5 * error_of(expected, *one_rank) + kFloor;
-    rows = deal(std::move(rows), number++, is_even ? kShares : 4);
+    rows = deal(std::move(rows), number++, is_even ? kShares : 6);
     if (is_even)
       for (Case& config : deal(testing::rows_of(subject, testing::deep_layouts()), number, kShares / 4))
         rows.push_back(std::move(config));
     if (is_even)
       for (Case& config : deal(testing::rows_of(subject, testing::selective_layouts()), number, 6))
         rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, is_even ? 12 : 1))
+    for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, is_even ? 16 : 3))
       rows.push_back(std::move(config));
-    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, is_even ? 48 : 4))
+    for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, is_even ? 64 : 8))
       rows.push_back(std::move(config));
     for (Case& config : rows) {
       config.canonical = false;
