@@ -18,16 +18,17 @@
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/reference/order.h"
 #include "tests/numerics/reference/trainer.h"
+#include "tests/numerics/running.h"
 #include "tests/test.h"
 
 namespace shardlab {
 namespace {
 
-constexpr int kPeriods = 3;
+using testing::Running;
+using testing::same_bits;
+using testing::tokens_of;
 
-bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return std::ranges::equal(a, b, [](float x, float y) { return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y); });
-}
+constexpr int kPeriods = 3;
 
 /// A subject of the matrix with sequences of 16 tokens, so that the mean over a worker's targets and that over all differ by a
 /// power of two.
@@ -48,16 +49,6 @@ Case base_case(const std::string& subject, int dp, int accumulation) {
   }
   FAIL("no subject " << subject);
   return {};
-}
-
-std::vector<int32_t> tokens_of(const Case& c, int64_t step) {
-  const testing::RandomText text(c.model.vocab);
-  const auto length = static_cast<size_t>(c.train.seq_len + 1);
-  const int64_t sequences = c.sequences_per_step();
-  std::vector<int32_t> tokens(static_cast<size_t>(sequences) * length);
-  for (int64_t i = 0; i < sequences; ++i)
-    text.sequence(step * sequences + i, std::span(tokens).subspan(static_cast<size_t>(i) * length, length));
-  return tokens;
 }
 
 /// Workers in a loop: trainers of their own, and the outer step over them.
@@ -105,45 +96,6 @@ class Workers {
   Case config_;
   std::vector<reference::Trainer<float>> workers_;
   reference::Tensors<float> velocity_;
-};
-
-/// A case in execution, with its plan.
-struct Running {
-  explicit Running(const Case& config) : source(config.model.vocab), transport(kernels_for_this_processor()) {
-    auto plan = lower(config);
-    INFO(config.name << (plan.ok() ? "" : to_string(plan.error())));
-    REQUIRE(plan.ok());
-    placed = place(std::move(*plan));
-    RunOptions options;
-    options.seed = config.train.seed;
-    options.learning_rate = config.train.learning_rate;
-    options.timeout_s = 60;
-    options.poison = true;
-    auto made =
-        Session::create(placed, options, transport, cpu_backend(kernels_for_this_processor(), {config.canonical, 1}), &source);
-    INFO((made.ok() ? "" : to_string(made.error())));
-    REQUIRE(made.ok());
-    session = std::move(*made);
-    session->initialise_parameters();
-  }
-
-  /// Memory and wire as they were, to the byte.
-  void require_counts() const {
-    const Mesh& mesh = placed.plan->mesh;
-    for (int rank = 0; rank < mesh.world_size(); ++rank) {
-      const int stage = mesh.coordinates(rank)[static_cast<size_t>(mesh.axis("pp"))];
-      const MemoryPeak peak = memory_peak(*placed.plan, stage)[static_cast<size_t>(Space::kDevice)];
-      REQUIRE(session->ledger(rank).peak(Space::kDevice) == peak.peak_bytes);
-      auto planned = wire_bytes(*placed.plan, placed.plan->mesh.coordinates(rank));
-      for (size_t c = 0; c < placed.plan->comms.size(); ++c)
-        REQUIRE(session->sent_by_comm(rank)[c] == planned[placed.plan->comms[c].name]);
-    }
-  }
-
-  testing::RandomText source;
-  ThreadTransport transport;
-  PlacedPlan placed;
-  std::unique_ptr<Session> session;
 };
 
 /// Local SGD and DiLoCo, inner SGD and AdamW under the subjects' schedules of the learning rate.

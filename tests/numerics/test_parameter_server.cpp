@@ -19,6 +19,7 @@
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
 #include "tests/numerics/matrix.h"
+#include "tests/numerics/running.h"
 #include "tests/numerics/served.h"
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
@@ -26,11 +27,10 @@
 namespace shardlab {
 namespace {
 
-constexpr int kSteps = 6;
+using testing::same_bits;
+using testing::tokens_of;
 
-bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return std::ranges::equal(a, b, [](float x, float y) { return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y); });
-}
+constexpr int kSteps = 6;
 
 Case served_case(const std::string& subject, int dp, int staleness) {
   for (const testing::Subject& s : testing::subjects()) {
@@ -48,16 +48,6 @@ Case served_case(const std::string& subject, int dp, int staleness) {
   }
   FAIL("no subject " << subject);
   return {};
-}
-
-std::vector<int32_t> tokens_of(const Case& c, int64_t step) {
-  const testing::RandomText text(c.model.vocab);
-  const auto length = static_cast<size_t>(c.train.seq_len + 1);
-  const int64_t sequences = c.sequences_per_step();
-  std::vector<int32_t> tokens(static_cast<size_t>(sequences) * length);
-  for (int64_t i = 0; i < sequences; ++i)
-    text.sequence(step * sequences + i, std::span(tokens).subspan(static_cast<size_t>(i) * length, length));
-  return tokens;
 }
 
 /// Text that ends the world when a certain sequence is asked for.
