@@ -48,6 +48,11 @@ std::string_view name_of(Tier tier) {
 namespace {
 
 bool always(const Case&) { return true; }
+
+/// The pass of a technique that changes how other passes gather, scatter or update, and has its place in theirs: FSDP's and ZeRO's
+/// ask for it where they act.
+void within_other_passes(Draft&) {}
+
 bool narrows(const Case& c) { return precision_of(c).has_master(); }
 bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
 bool compresses(const Case& c, std::initializer_list<CompressionKind> kinds) {
@@ -117,7 +122,7 @@ constexpr std::array kCatalogue{
              [](const Case& c) {
                return c.layout.zero > 0 && compresses(c, {CompressionKind::kBf16, CompressionKind::kInt8});
              },
-             [](Draft&) {}},
+             within_other_passes},
     Strategy{"sparse-gradients", "The largest elements of gradients, or some by chance", Tier::kE3,
              "compression: top-k, random-k (k)",
              "top-k: all-gather of values and indices, 2 k Psi (N-1); random-k: all-reduce of values, 2 k Psi (N-1)/N",
@@ -133,7 +138,7 @@ constexpr std::array kCatalogue{
              "push and pull: Psi (N-1)/N each, in direct messages", "moments 1/N", "Li et al. 2014; Jiang et al. 2020", has_servers,
              parameter_server},
     Strategy{"bounded-staleness", "Workers apart by at most s steps", Tier::kE3, "parameter_server: staleness", "nothing",
-             "what is served and its gradients: Psi/N each", "Ho et al. 2013", runs_apart, [](Draft&) {}},
+             "what is served and its gradients: Psi/N each", "Ho et al. 2013", runs_apart, within_other_passes},
     Strategy{"zero-1", "ZeRO-1: sharded optimizer states", Tier::kE1, "zero: 1", "reduce-scatter and all-gather: Psi (N-1)/N each",
              "moments 1/N", "Rajbhandari et al. 2020", [](const Case& c) { return c.layout.zero == 1; }, zero1},
     Strategy{"zero-2", "ZeRO-2: sharded gradients", Tier::kE1, "zero: 2",
@@ -149,20 +154,21 @@ constexpr std::array kCatalogue{
              "Zhao et al. 2023", [](const Case& c) { return c.layout.hybrid_shard > 0; }, hybrid_shard, true},
     Strategy{"quantised-weights", "ZeRO++ qwZ: parameters gathered in 8 bits", Tier::kE3, "zero_plus_plus.weights",
              "all-gather of codes and scales in place of parameters: 65/256 of its fp32 bytes", "codes of a bucket",
-             "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.weights; }, [](Draft&) {}, true},
+             "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.weights; }, within_other_passes, true},
     Strategy{"secondary-shard", "ZeRO++ hpZ: backward gathers within a node", Tier::kE1, "zero_plus_plus.secondary: g",
              "backward's all-gathers over g ranks in place of dp", "Psi/g", "Wang et al. 2023",
-             [](const Case& c) { return c.layout.zero_plus_plus.secondary > 0; }, [](Draft&) {}, true},
+             [](const Case& c) { return c.layout.zero_plus_plus.secondary > 0; }, within_other_passes, true},
     Strategy{
         "quantised-scatter", "ZeRO++ qgZ: gradients scattered in 4 bits", Tier::kE3, "zero_plus_plus.gradients",
         "per micro-batch all-to-alls of codes and scales: 33/256 of a reduce-scatter's fp32 bytes; with a secondary shard in two "
         "hops",
-        "codes of a bucket", "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.gradients; }, [](Draft&) {}},
+        "codes of a bucket", "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.gradients; },
+        within_other_passes},
     Strategy{"offload-parameters", "Parameters on the host or on NVMe, fetched unit by unit", Tier::kE1,
              "zero: 3, offload: parameters",
              "parameters in: 2 Psi/N, gradients out: Psi/N a micro-batch; NVMe: reads and a write of as much",
              "device: units under way; host or NVMe: parameters, gradients 1/N", "Rajbhandari et al. 2021", parks_parameters,
-             [](Draft&) {}, true},
+             within_other_passes, true},
     Strategy{"tied-embeddings", "Tied embeddings, added last", Tier::kE1, "pp, canonical",
              "across stages an all-reduce of V*h between the ends", "a second gradient of the table", "Press & Wolf 2017",
              [](const Case& c) { return ties(c) && !tied_gradients_meet_early(c); }, tie_after_reduction},

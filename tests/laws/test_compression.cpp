@@ -10,6 +10,7 @@
 #include "strategies/lower.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/laws/refusals.h"
 #include "tests/test.h"
 
 namespace shardlab {
@@ -133,51 +134,40 @@ TEST_CASE("what is sent is the plain volume by the width of an element, scales c
 }
 
 TEST_CASE("compression is refused where it has no meaning, with what to do instead") {
-  Case c = compressed_cases().front();
-  const auto refusal = [&] {
-    const Result<void> checked = check(c);
-    return checked.ok() ? std::string() : to_string(checked.error());
-  };
-  const Case good = c;
-  const auto refused = [&](std::string_view words) {
-    INFO(words << " in\n" << refusal());
-    CHECK(refusal().find(words) != std::string::npos);
-    c = good;
-  };
-  REQUIRE(refusal().empty());
-  c.layout.dp = 1;
-  refused("compression.kind=int8 with dp=1");
-  c.layout.zero = 3;
-  c.layout.bucket_bytes = 0;
-  refused("compression.kind=int8 with zero=3");
-  c.layout.zero = 1;
-  c.layout.compression.kind = CompressionKind::kRandomK;
-  refused("compression.kind=random-k with zero=1");
-  c.layout.compression.bits = 5;
-  refused("compression.bits=5");
-  c.train.precision = "bf16";
-  c.train.reduce_dtype = "bf16";
-  refused("reduce_dtype=bf16: errors are kept of fp32 gradients");
-  c.layout.compression = {.kind = CompressionKind::kTopK, .k = 0};
-  refused("compression.k=0");
-  c.layout.compression = {.kind = CompressionKind::kRandomK, .k = 1.5};
-  refused("compression.k=1.5");
-  c.layout.compression = {.kind = CompressionKind::kPowerSgd, .rank = 0};
-  refused("compression.rank=0");
-  c.layout.compression = {.kind = CompressionKind::kPowerSgd};
-  c.layout.tp = 2;
-  refused("powersgd with tp=2");
-  c.layout.compression = {.kind = CompressionKind::kPowerSgd};
-  c.layout.pp = 2;
-  c.layout.schedule = Schedule::k1F1B;
-  c.model.layers = 2;
-  c.model.tied_embeddings = true;
-  refused("powersgd with pp=2 and tied embeddings");
-  c.layout.compression = {.kind = CompressionKind::kOneBitAdam};
-  refused("compression.kind=one-bit-adam is not implemented");
-  c.layout.compression = {.kind = CompressionKind::kTopK};
-  c.model.vocab = int64_t{1} << 30;
-  refused("an index of 32 bits");
+  testing::Refusals r(compressed_cases().front());
+  r.c.layout.dp = 1;
+  r.refused("compression.kind=int8 with dp=1");
+  r.c.layout.zero = 3;
+  r.c.layout.bucket_bytes = 0;
+  r.refused("compression.kind=int8 with zero=3");
+  r.c.layout.zero = 1;
+  r.c.layout.compression.kind = CompressionKind::kRandomK;
+  r.refused("compression.kind=random-k with zero=1");
+  r.c.layout.compression.bits = 5;
+  r.refused("compression.bits=5");
+  r.c.train.precision = "bf16";
+  r.c.train.reduce_dtype = "bf16";
+  r.refused("reduce_dtype=bf16: errors are kept of fp32 gradients");
+  r.c.layout.compression = {.kind = CompressionKind::kTopK, .k = 0};
+  r.refused("compression.k=0");
+  r.c.layout.compression = {.kind = CompressionKind::kRandomK, .k = 1.5};
+  r.refused("compression.k=1.5");
+  r.c.layout.compression = {.kind = CompressionKind::kPowerSgd, .rank = 0};
+  r.refused("compression.rank=0");
+  r.c.layout.compression = {.kind = CompressionKind::kPowerSgd};
+  r.c.layout.tp = 2;
+  r.refused("powersgd with tp=2");
+  r.c.layout.compression = {.kind = CompressionKind::kPowerSgd};
+  r.c.layout.pp = 2;
+  r.c.layout.schedule = Schedule::k1F1B;
+  r.c.model.layers = 2;
+  r.c.model.tied_embeddings = true;
+  r.refused("powersgd with pp=2 and tied embeddings");
+  r.c.layout.compression = {.kind = CompressionKind::kOneBitAdam};
+  r.refused("compression.kind=one-bit-adam is not implemented");
+  r.c.layout.compression = {.kind = CompressionKind::kTopK};
+  r.c.model.vocab = int64_t{1} << 30;
+  r.refused("an index of 32 bits");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "simulator/closed_form.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/laws/refusals.h"
 #include "tests/test.h"
 
 namespace shardlab {
@@ -126,35 +127,24 @@ TEST_CASE("a secondary shard holds 1/G of what backward gathers, padding include
 }
 
 TEST_CASE("ZeRO++ is refused where it has no meaning, with what to do instead") {
-  Case c = even_case({.weights = true, .secondary = 2, .gradients = true});
-  const auto refusal = [&] {
-    const Result<void> checked = check(c);
-    return checked.ok() ? std::string() : to_string(checked.error());
-  };
-  const Case good = c;
-  const auto refused = [&](std::string_view words) {
-    INFO(words << " in\n" << refusal());
-    CHECK(refusal().find(words) != std::string::npos);
-    c = good;
-  };
-  REQUIRE(refusal().empty());
-  c.layout.zero = 2;
-  c.layout.fsdp = {};
-  refused("zero_plus_plus with zero=2");
+  testing::Refusals r(even_case({.weights = true, .secondary = 2, .gradients = true}));
+  r.c.layout.zero = 2;
+  r.c.layout.fsdp = {};
+  r.refused("zero_plus_plus with zero=2");
   for (const int g : {1, 3, 4, 8}) {
-    c.layout.zero_plus_plus.secondary = g;
-    refused(fmt::format("zero_plus_plus.secondary={} with dp=4", g));
+    r.c.layout.zero_plus_plus.secondary = g;
+    r.refused(fmt::format("zero_plus_plus.secondary={} with dp=4", g));
   }
-  c.layout.hybrid_shard = 2;
-  refused("zero_plus_plus.secondary=2 with hybrid_shard=2");
-  c.layout.fsdp.reshard = false;
-  refused("backward gathers nothing");
-  c.train.reduce_dtype = "bf16";
-  refused("zero_plus_plus.gradients with reduce_dtype=bf16");
-  c.backend = "cuda";
-  c.transport = "one-gpu";
-  c.layout.collective_algorithm = AlgorithmChoice::kAuto;
-  refused("no kernels that quantise");
+  r.c.layout.hybrid_shard = 2;
+  r.refused("zero_plus_plus.secondary=2 with hybrid_shard=2");
+  r.c.layout.fsdp.reshard = false;
+  r.refused("backward gathers nothing");
+  r.c.train.reduce_dtype = "bf16";
+  r.refused("zero_plus_plus.gradients with reduce_dtype=bf16");
+  r.c.backend = "cuda";
+  r.c.transport = "one-gpu";
+  r.c.layout.collective_algorithm = AlgorithmChoice::kAuto;
+  r.refused("no kernels that quantise");
 }
 
 }  // namespace
