@@ -515,7 +515,7 @@ std::string expected(const CaseKey& key) {
     case Form::kText: return "a text";
     case Form::kPath: return "a path";
     case Form::kDuration: return "a duration above 0 and up to 1e8 s (90s, 5m, 2h)";
-    case Form::kAny: return fmt::format("one of: {} (or a list or map)", key.words);
+    case Form::kAny: return std::string(key.holds);
   }
   return "?";
 }
@@ -533,7 +533,10 @@ bool has_form(const CaseKey& key, const std::string& text) {
     }
     case Form::kBool: return parse_bool(text).has_value();
     case Form::kWord: return has_word(key.words, text);
-    case Form::kAny: return has_word(key.words, text) || text == "false" || text.starts_with('{') || text.starts_with('[');
+    case Form::kAny: {  // what the key itself takes; and a list or map, of which the key says why it takes it not
+      Case any;
+      return has_word(key.words, text) || text.starts_with('{') || text.starts_with('[') || key.set(any, text);
+    }
     case Form::kText: return true;
     case Form::kPath: return !text.empty();
     case Form::kDuration: {

@@ -23,7 +23,7 @@ enum class Form : uint8_t {
   kText,      ///< any text
   kPath,      ///< a path, relative to the folder of the file that says it
   kDuration,  ///< seconds, or 5m, 2h, 250ms
-  kAny,       ///< a word, or a list or map that no case of this version can hold
+  kAny,       ///< whatever `CaseKey::set` takes: a word, a number, a list, a map
 };
 
 /// One key. `set` is called with a text of the right form and says whether a case of this version can hold that value;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "tests/test.h"
 
@@ -63,6 +65,16 @@ inline Output shardlab_program(const Scratch& scratch, const std::string& argume
   output.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   output.err = slurp(errors);
   return output;
+}
+
+using Rows = std::vector<std::vector<std::string>>;
+
+/// The cell of `column` in a table's `row`; row 0 has the columns' names.
+inline std::string cell(const Rows& rows, size_t row, const std::string& column) {
+  const auto found = std::ranges::find(rows.at(0), column);
+  INFO(column);
+  REQUIRE(found != rows.at(0).end());
+  return rows.at(row).at(static_cast<size_t>(found - rows.at(0).begin()));
 }
 
 }  // namespace shardlab::testing

@@ -20,7 +20,9 @@
 namespace shardlab {
 namespace {
 
+using testing::cell;
 using testing::Output;
+using testing::Rows;
 using testing::Scratch;
 using testing::shardlab_program;
 using testing::slurp;
@@ -67,15 +69,6 @@ void kill_process(const std::string& argument) {
     const std::string line = slurp(entry.path() / "cmdline");  // arguments, each ended by a zero
     if (line.ends_with(argument + '\0')) kill(static_cast<pid_t>(std::stol(name)), SIGKILL);
   }
-}
-
-using Rows = std::vector<std::vector<std::string>>;
-
-std::string cell(const Rows& rows, size_t row, const std::string& column) {
-  const auto& header = rows.at(0);
-  const auto found = std::find(header.begin(), header.end(), column);
-  REQUIRE(found != header.end());
-  return rows.at(row).at(static_cast<size_t>(found - header.begin()));
 }
 
 TEST_CASE("bad input is refused before anything runs, with a remedy and exit code 2") {

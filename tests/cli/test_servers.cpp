@@ -1,7 +1,6 @@
 // Parameter servers through the program: what a run with a staleness leaves, and that a replay of it comes to the same.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -12,7 +11,9 @@
 namespace shardlab {
 namespace {
 
+using testing::cell;
 using testing::Output;
+using testing::Rows;
 using testing::Scratch;
 using testing::shardlab_program;
 using testing::slurp;
@@ -24,14 +25,6 @@ constexpr const char* kSweep =
     "train: {seq_len: 16, global_batch_tokens: 64}\n"
     "measure: {warmup: 1, steps: 3, repeat: 2, timeout: 1m, validate_sequences: 4}\n"
     "include: [{name: only, dp: 2, model.tied_embeddings: false, parameter_server.servers: 2}]\n";
-
-using Rows = std::vector<std::vector<std::string>>;
-
-std::string cell(const Rows& rows, const std::string& column) {
-  const auto found = std::ranges::find(rows.at(0), column);
-  REQUIRE(found != rows.at(0).end());
-  return rows.at(1).at(static_cast<size_t>(found - rows.at(0).begin()));
-}
 
 }  // namespace
 
@@ -49,20 +42,20 @@ TEST_CASE("workers apart leave the order of arrivals, by which the run is repeat
     return parse_csv(slurp(scratch / (out + "/results.csv")));
   };
   const auto arrivals = [&](const std::string& out, const Rows& rows, int server) {
-    return slurp(fmt::format("{}/{}/arrivals.{}.txt", scratch / out, cell(rows, "case_id"), server));
+    return slurp(fmt::format("{}/{}/arrivals.{}.txt", scratch / out, cell(rows, 1, "case_id"), server));
   };
 
   const Rows in_step = run("in-step", "");
-  CHECK(cell(in_step, "parameter_server") == "servers=2 staleness=sync");
-  CHECK(cell(in_step, "staleness_worst").empty());
+  CHECK(cell(in_step, 1, "parameter_server") == "servers=2 staleness=sync");
+  CHECK(cell(in_step, 1, "staleness_worst").empty());
   CHECK(arrivals("in-step", in_step, 0).empty());
 
   const Rows zero = run("zero", "--set parameter_server.staleness=0");
-  CHECK(cell(zero, "staleness_worst") == "0");
-  CHECK(cell(zero, "val_loss") == cell(in_step, "val_loss"));
-  CHECK(cell(zero, "measured_peak_bytes") != cell(in_step, "measured_peak_bytes"));  // servers have copies of their own
-  CHECK(std::stoll(cell(zero, "measured_wire_bytes")) <
-        std::stoll(cell(in_step, "measured_wire_bytes")));  // the loss is not reduced
+  CHECK(cell(zero, 1, "staleness_worst") == "0");
+  CHECK(cell(zero, 1, "val_loss") == cell(in_step, 1, "val_loss"));
+  CHECK(cell(zero, 1, "measured_peak_bytes") != cell(in_step, 1, "measured_peak_bytes"));  // servers have copies of their own
+  CHECK(std::stoll(cell(zero, 1, "measured_wire_bytes")) <
+        std::stoll(cell(in_step, 1, "measured_wire_bytes")));  // the loss is not reduced
 
   const Rows apart = run("apart", "--set parameter_server.staleness=2");
   const Rows again = run("again", "--set parameter_server.staleness=2 --replay " + (scratch / "apart"));
@@ -72,11 +65,11 @@ TEST_CASE("workers apart leave the order of arrivals, by which the run is repeat
     CHECK(arrivals("again", again, server) == arrivals("apart", apart, server));
   }
   for (const char* column : {"val_loss", "loss_first", "loss_last", "staleness_mean", "staleness_worst", "measured_wire_bytes"})
-    CHECK(cell(again, column) == cell(apart, column));
+    CHECK(cell(again, 1, column) == cell(apart, 1, column));
 
   const Rows none = run("none", "--set parameter_server.staleness=2 --replay " + (scratch / "in-step"), 3);
-  CHECK(cell(none, "status") == "refused");
-  CHECK(cell(none, "reason").find("the arrivals to be replayed cannot be read") != std::string::npos);
+  CHECK(cell(none, 1, "status") == "refused");
+  CHECK(cell(none, 1, "reason").find("the arrivals to be replayed cannot be read") != std::string::npos);
 }
 
 }  // namespace shardlab

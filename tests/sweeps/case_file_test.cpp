@@ -53,6 +53,9 @@ TEST_CASE("a case file read back is the same case") {
        "machine.cores=7", "optimizer=sgd"},
       {"model=tiny-gpt", "machine=local", "checkpoint.save_every=5", "checkpoint.folder=/saved/here",
        "checkpoint.resume=/saved/there"},
+      {"model=tiny-llama", "machine=local", "recompute=1*full@cpu 2*attn.core 1*none"},
+      {"model=tiny-llama", "machine=local", "recompute=[attn.core, mlp.act]", "offload={activations: cpu, optimizer: nvme}"},
+      {"model=tiny-llama", "machine=local", "precision=fp16", "loss_scale=1024"},
   };
   for (const auto& words : cases) {
     const auto c = case_from_words(options_with(words));
