@@ -103,6 +103,11 @@ constexpr std::array kChoices{
            }},
     Choice{"offload.activations: nvme", [](Case& c) { c.layout.offload.activations = OffloadTo::kNvme; }},
     Choice{"offload.optimizer: nvme", [](Case& c) { c.layout.offload.optimizer = OffloadTo::kNvme; }},
+    Choice{"delayed_update",
+           [](Case& c) {
+             c.layout.offload.delayed_update = true;
+             if (c.layout.offload.optimizer == OffloadTo::kNone) c.layout.offload.optimizer = OffloadTo::kCpu;
+           }},
     Choice{"offload.parameters: cpu", [](Case& c) { stream_parameters(c, OffloadTo::kCpu); }},
     Choice{"offload.parameters: nvme", [](Case& c) { stream_parameters(c, OffloadTo::kNvme); }},
     Choice{"compression: bf16", [](Case& c) { compress(c, CompressionKind::kBf16); }},
