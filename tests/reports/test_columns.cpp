@@ -85,6 +85,17 @@ TEST_CASE("what does not apply is empty") {
   CHECK(cell(o, "loss_last").index() == 0);
 }
 
+TEST_CASE("what a case shards, and how, is in its row") {
+  CaseOutcome o = small_outcome();
+  CHECK(std::get<std::string>(cell(o, "fsdp")) == "none");
+  CHECK(std::get<std::string>(cell(o, "hybrid_shard")) == "none");
+  o.config.layout.zero = 3;
+  o.config.layout.fsdp = {.unit = 2, .prefetch = 0, .reshard = false};
+  o.config.layout.hybrid_shard = 4;
+  CHECK(std::get<std::string>(cell(o, "fsdp")) == "unit=2 prefetch=0 reshard=false");
+  CHECK(std::get<int64_t>(cell(o, "hybrid_shard")) == 4);
+}
+
 TEST_CASE("results.csv of the sample sweep") { REQUIRE_GOLDEN("reports/results.csv", print_csv(case_table(sweep_outcomes()))); }
 
 TEST_CASE("the console summary of the sample sweep at 160 columns") {
