@@ -262,7 +262,8 @@ Result<void> check_delayed_update(const Case& c) {
                     "what gives a step up is known when its gradients are, and the update by them is another step's",
                     c.train.precision == "fp16" ? "use precision: bf16" : "leave guard out");
   if (!(c.checkpoint == Checkpointing{}))
-    return not_with("checkpoint", "the gradients that wait for the next step belong to buckets of this layout", "leave it out");
+    return not_with("checkpoint", "the gradients that wait for the next step belong to buckets of this layout",
+                    "leave checkpoint out");
   return {};
 }
 

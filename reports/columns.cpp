@@ -247,6 +247,8 @@ constexpr std::array kColumns = {
                CONFIG(layout.bucket_bytes)},
     CaseColumn{"overlap", Unit::kNone, "", "gradients are reduced while backward goes on",
                [](Outcome o) { return Value(o.config.layout.overlap); }},
+    CaseColumn{"delayed_update", Unit::kNone, "", "the host updates with the gradients of the step before",
+               [](Outcome o) { return Value(o.config.layout.offload.delayed_update); }},
     CaseColumn{"collective_algorithm", Unit::kNone, "", "auto, ring, halving-doubling or direct",
                [](Outcome o) { return text(name_of(o.config.layout.collective_algorithm)); }},
     CaseColumn{"canonical", Unit::kNone, "", "sums in the canonical order: bitwise equal across layouts",

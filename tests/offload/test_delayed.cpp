@@ -5,9 +5,12 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "plan/memory.h"
+#include "plan/verify.h"
 #include "simulator/cost_model.h"
 #include "simulator/timeline.h"
 #include "strategies/lower.h"
@@ -241,6 +244,50 @@ TEST_CASE("delayed updates run beside the step, where they would follow backward
     CHECK(behind.update > (clip_norm > 0 ? behind.last_gradient : behind.first_gradient));
     CHECK(beside.over < behind.over);
   }
+}
+
+namespace {
+
+/// The calls of a program that run an op of that label and kind of work.
+template <class W>
+std::vector<size_t> calls_of(const Plan& plan, std::string_view label) {
+  std::vector<size_t> found;
+  const auto& program = plan.roles[0].program;
+  for (size_t i = 0; i < program.size(); ++i) {
+    const Call* call = std::get_if<Call>(&program[i]);
+    if (call == nullptr) continue;
+    const Op* op = std::get_if<Op>(&plan.segments[call->segment.index()].steps.front());
+    if (op != nullptr && op->label == label && std::holds_alternative<W>(op->work)) found.push_back(i);
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("delayed updates: verify holds what waits for the next step, and its factor, to what updates demand") {
+  Case c = small_case(Family::kGpt, 3);
+  c.layout.bucket_bytes = 20000;
+  c.train.clip_norm = 1;
+  const Plan good = plan_of(delayed(c));
+  const auto updates = calls_of<AdamW>(good, "update"), arrivals = calls_of<Copy>(good, "offload"),
+             factors = calls_of<Copy>(good, "clip.factor");
+  REQUIRE(factors.size() == 1);
+  REQUIRE(updates.size() == arrivals.size());
+  REQUIRE(updates.back() < arrivals.front());
+  REQUIRE(arrivals.back() < factors.front());
+  using Program = std::vector<Item>;
+  const auto is_found = [&](std::string_view words, const auto& change) {
+    Plan plan = good;
+    change(plan.roles[0].program);
+    return std::ranges::any_of(find_faults(plan), [&](const Finding& f) { return f.message.find(words) != std::string::npos; });
+  };
+  const auto at = [](Program& p, size_t i) { return p.begin() + static_cast<std::ptrdiff_t>(i); };
+  for (const size_t arrival : arrivals) CHECK(is_found("gradient", [&](Program& p) { p.erase(at(p, arrival)); }));
+  CHECK(is_found("is of an earlier gradient", [&](Program& p) { p.erase(at(p, factors.front())); }));
+  CHECK(is_found("takes a factor of the last period for a gradient of this",
+                 [&](Program& p) { std::rotate(at(p, updates.back()), at(p, updates.back() + 1), at(p, factors.front())); }));
+  for (const size_t place : {updates.back(), factors.front() + 1})
+    CHECK(is_found("a second time", [&](Program& p) { p.insert(at(p, place), Item(p[updates.front()])); }));
 }
 
 TEST_CASE("delayed updates are refused where they could not run beside the step, with what to do instead") {

@@ -45,8 +45,8 @@ TEST_CASE("every column is one word, has a help text, and occurs once") {
                               "program_version",  "calibration_id", "bucket_bytes", "overlap",          "collective_algorithm",
                               "optimizer",        "dropout",        "canonical",    "threads_per_rank", "loss_unigram",
                               "extrapolated",     "kernel_variant", "fsdp",         "hybrid_shard",     "zero_plus_plus",
-                              "parameter_server", "compression",    "diloco",       "cp_kind",          "reduce_dtype",
-                              "accumulate_dtype", "clip_norm"})
+                              "parameter_server", "compression",    "diloco",       "delayed_update",   "reduce_dtype",
+                              "accumulate_dtype", "clip_norm",      "cp_kind"})
     CHECK(find_column(further) != nullptr);
   CHECK(find_column("no_such") == nullptr);
 }
