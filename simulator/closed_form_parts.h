@@ -310,8 +310,6 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
     }
     if (sliced) state.gathered = of_values.elements;
     if (away) {
-      // Buckets that are quantised on their way are padded to slices, and updated whole.
-      const auto updated = [&](const BucketSums& sums) { return sliced ? sums.slice_bytes : sums.bytes; };
       if (zero < 2) state.gradients -= of_updates.bytes;  // come and go
       state.host_masters = parks_parameters(c) && !widths.master ? 0 : updated(of_states);
       state.host_moments = moments * updated(of_states);
