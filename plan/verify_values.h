@@ -1,5 +1,5 @@
 // The abstract machine of rules 3 and 4: what each piece of each storage holds while a role's program is replayed.
-// Internal to plan/verify_values.cpp and plan/verify_gradients.cpp.
+// Internal to the replay (plan/verify_replay.h) and plan/verify_gradients.cpp.
 #pragma once
 
 #include <map>
