@@ -148,8 +148,7 @@ void memory_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   std::vector<MemoryItem> items = o.measured->unplanned_memory;
   std::ranges::stable_sort(items, std::greater(), &MemoryItem::bytes);
   std::string text;
-  for (const MemoryItem& item : items)
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", bytes_text(item.bytes), item.name);
+  for (const MemoryItem& item : items) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", bytes_text(item.bytes), item.name);
   out.push_back(fmt::format("Memory that no plan has, {}: {}.", bytes_text(o.measured->unplanned_memory_bytes), text));
 }
 
