@@ -100,6 +100,7 @@ TEST_CASE("the page without data weighs less than 300 kB") {
 TEST_CASE("the report as markdown") { REQUIRE_GOLDEN("reports/report.md", render_markdown(sweep_report())); }
 
 TEST_CASE("the report as markdown has what takes memory that no plan has, where devices told") {
+  const auto contains = [](const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; };
   Report report = sweep_report();
   REQUIRE_FALSE(contains(render_markdown(report), "unplanned memory"));
   report.cases[0].measured->unplanned_memory_bytes = 3 << 20;
