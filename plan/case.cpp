@@ -244,14 +244,34 @@ Result<void> check_parked_parameters(const Case& c) {
   return {};
 }
 
+/// While the host updates with the gradients of the step before, the step computes with parameters of its own.
+Result<void> check_delayed_update(const Case& c) {
+  const Offload& o = c.layout.offload;
+  const auto not_with = [](std::string what, std::string_view why, std::string_view remedy) {
+    return refusal(fmt::format("delayed_update with {}: {}", what, why), fmt::format("{}, or set delayed_update: false", remedy));
+  };
+  if (o.optimizer == OffloadTo::kNvme)
+    return not_with("offload.optimizer=nvme", "the state of an update is in host memory for the time of three buckets only",
+                    "set offload.optimizer: cpu");
+  if (o.parameters != OffloadTo::kNone)
+    return not_with(fmt::format("offload.parameters={}", name_of(o.parameters)),
+                    "the step would fetch parameters from where they are being updated", "set offload.parameters: none");
+  if (!c.layout.overlap) return not_with("overlap=false", "updates are delayed so as to run beside the step", "set overlap: true");
+  if (c.train.precision == "fp16" || c.train.guard.any())
+    return not_with(c.train.precision == "fp16" ? "precision=fp16" : "guard",
+                    "what gives a step up is known when its gradients are, and the update by them is another step's",
+                    c.train.precision == "fp16" ? "use precision: bf16" : "leave guard out");
+  if (!(c.checkpoint == Checkpointing{}))
+    return not_with("checkpoint", "the gradients that wait for the next step belong to buckets of this layout",
+                    "leave checkpoint out");
+  return {};
+}
+
 Result<void> check_offload(const Case& c) {
   const Offload& o = c.layout.offload;
-  const auto missing = [](std::string_view what, std::string_view have) {
-    return refusal(fmt::format("offload.{} is not implemented in this version", what), fmt::format("use offload.{}", have));
-  };
   if (!o.any()) return {};
   if (o.parameters != OffloadTo::kNone) SHARDLAB_TRY(check_parked_parameters(c));
-  if (o.delayed_update) return missing("delayed_update", "delayed_update: false");
+  if (o.delayed_update && o.optimizer != OffloadTo::kNone) SHARDLAB_TRY(check_delayed_update(c));
   if (o.activations != OffloadTo::kNone && c.layout.recompute_options.every > 1)
     return refusal(fmt::format("offload.activations={} with recompute_options.every={}: every layer is parked alike",
                                name_of(o.activations), c.layout.recompute_options.every),

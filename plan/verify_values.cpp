@@ -244,6 +244,7 @@ class Replay {
   void spread_out(Region& at, AxisSet axes, int64_t length);
   void play_add(const Act& act);
   void play_optimizer(const Act& act);
+  std::optional<Region> factor_of(const Act& act);
   void check_factor_of_step(const Act& act, const Region& grad);
   void finish();
   void finish_storage(size_t root);
@@ -318,9 +319,10 @@ class Replay {
   std::vector<int32_t> free_sums_;
   std::vector<int32_t> collectives_;                           ///< sums over roles so far, by communicator
   std::map<std::tuple<int32_t, int, int>, int32_t> messages_;  ///< sums sent or received so far, by communicator and roles
-  /// A gradient that an update took as the last period left it: what this period leaves in its place is held to the same.
+  /// A gradient that an update took as the last period left it: what this period leaves in its place is held to the same, and so is
+  /// the factor, if there is one, by which the update multiplied it.
   struct Stale {
-    int32_t root, parameter;
+    int32_t root, factor, parameter;
     int64_t begin, end;
     const Segment* segment;
     const Act* act;
@@ -1100,6 +1102,7 @@ void Replay::play_optimizer(const Act& act) {
     });
     param = region(act.reads[1]);
   }
+  const std::optional<Region> factor = factor_of(act);
   std::vector<Piece> updated;
   for_pieces(grad, [&](const Piece& g) {
     for_pieces(param, [&](const Piece& p) {
@@ -1142,7 +1145,7 @@ void Replay::play_optimizer(const Act& act) {
       }
       ledger_.updated(role_index_, p.parameter, (end - begin) * ranks);
       if (g.initial && g.sum < 0 && grad.root >= 0) {
-        stale_.push_back({grad.root, p.parameter, g.begin, g.end, segment_, &act, call_});
+        stale_.push_back({grad.root, factor ? factor->root : -1, p.parameter, g.begin, g.end, segment_, &act, call_});
         return;
       }
       Piece whole = g;
@@ -1158,14 +1161,34 @@ void Replay::play_optimizer(const Act& act) {
   }
 }
 
-/// Where the period has several steps, what clips a gradient is made after it: a factor that is older is that of the step before.
-void Replay::check_factor_of_step(const Act& act, const Region& grad) {
+/// What an update multiplies its gradient by.
+std::optional<Region> Replay::factor_of(const Act& act) {
   const size_t state = std::holds_alternative<AdamW>(act.op->work) ? 4 : 2;
-  if (plan_.period == 1 || act.reads.size() <= state) return;
+  const bool predicated = static_cast<bool>(act.op->when);  // which is read last
+  if (act.reads.size() <= state + (predicated ? 1 : 0)) return std::nullopt;
+  return region(act.reads[state]);
+}
+
+/// What clips a gradient is made after it: a factor that is older is that of a step before. Where the gradient is of the last
+/// period, so is its factor, and not this period's.
+void Replay::check_factor_of_step(const Act& act, const Region& grad) {
+  const std::optional<Region> factor = factor_of(act);
+  if (!factor) return;
   int32_t made = INT32_MAX, wanted = 0;
-  for_pieces(region(act.reads[state]), [&](const Piece& p) { made = std::min(made, p.call); });
-  for_pieces(grad, [&](const Piece& g) { wanted = std::max(wanted, g.call); });
-  if (made < wanted) fault(Rule::kGradients, "takes %{} from before the gradient that it scales", slot_name(act.reads[state]));
+  bool kept = false, waited = false;
+  for_pieces(*factor, [&](const Piece& p) {
+    made = std::min(made, p.call);
+    kept = kept || p.initial;
+  });
+  for_pieces(grad, [&](const Piece& g) {
+    wanted = std::max(wanted, g.call);
+    waited = waited || g.initial;
+  });
+  if (waited != kept)
+    fault(Rule::kGradients, "takes a factor of {} period for a gradient of {}", kept ? "the last" : "this",
+          waited ? "the last" : "this");
+  else if (plan_.period > 1 && made < wanted)
+    fault(Rule::kGradients, "takes its factor from before the gradient that it scales");
 }
 
 void Replay::finish() {
@@ -1186,6 +1209,9 @@ void Replay::finish_gradients() {
     call_ = s.call;
     for (const Piece& p : storages_[static_cast<size_t>(s.root)].pieces) {
       if (p.end <= s.begin || s.end <= p.begin) continue;
+      if (s.factor >= 0 && storages_[static_cast<size_t>(s.factor)].pieces.front().call < p.call)
+        fault(Rule::kGradients, "%{} waits for the next period, and its factor %{} is of an earlier gradient",
+              role_.buffers[static_cast<size_t>(s.root)].name, role_.buffers[static_cast<size_t>(s.factor)].name);
       Piece whole = p;
       whole.parameter = s.parameter;
       demand(*s.act, whole, true);
@@ -1240,6 +1266,8 @@ void Replay::finish_storage(size_t root) {
 void Replay::finish_metric(size_t root) {
   const bool by_worker = std::ranges::find(plan_.streams, kServerStream) != plan_.streams.end() &&
                          !axes_placed(role_.buffers[root].type, plan_.mesh, Place::kPartial).empty();
+  if (std::ranges::all_of(storages_[root].pieces, [](const Piece& p) { return p.initial; }))
+    return fault(Rule::kValues, "%{} is reported, and nothing writes it", role_.buffers[root].name);
   for (const Piece& p : storages_[root].pieces) {
     if (!p.written || p.zero || p.initial) continue;
     const Type& t = language_.types.value_type(p.value_type);

@@ -67,6 +67,12 @@ Value diloco(Outcome o) {
   return text(fmt::format("{} lr={} momentum={}", d.steps, d.learning_rate, d.momentum));
 }
 
+Value fsdp(Outcome o) {
+  const Fsdp& f = o.config.layout.fsdp;
+  if (o.config.layout.zero < 3) return text("none");
+  return text(fmt::format("unit={} prefetch={} reshard={}", f.unit, f.prefetch, f.reshard));
+}
+
 /// Tokens of one step of the whole job at `step_s` seconds a step.
 Value tokens_per_s(Outcome o, double step_s) {
   return step_s > 0 ? number(static_cast<double>(o.config.train.global_batch_tokens) / step_s) : kNotApplicable;
@@ -241,18 +247,22 @@ constexpr std::array kColumns = {
                CONFIG(layout.bucket_bytes)},
     CaseColumn{"overlap", Unit::kNone, "", "gradients are reduced while backward goes on",
                [](Outcome o) { return Value(o.config.layout.overlap); }},
+    CaseColumn{"delayed_update", Unit::kNone, "", "the host updates with the gradients of the step before",
+               [](Outcome o) { return Value(o.config.layout.offload.delayed_update); }},
     CaseColumn{"collective_algorithm", Unit::kNone, "", "auto, ring, halving-doubling or direct",
                [](Outcome o) { return text(name_of(o.config.layout.collective_algorithm)); }},
     CaseColumn{"canonical", Unit::kNone, "", "sums in the canonical order: bitwise equal across layouts",
                [](Outcome o) { return Value(o.config.canonical); }},
     CaseColumn{"threads_per_rank", Unit::kNone, "", "threads of one rank's kernels", CONFIG(threads_per_rank)},
-    // Keys whose techniques this version refuses: their neutral value.
-    CaseColumn{"fsdp", Unit::kNone, "", "unit, prefetch, reshard", [](Outcome) { return text("none"); }},
-    CaseColumn{"hybrid_shard", Unit::kNone, "", "size of the shard group", [](Outcome) { return text("none"); }},
+    CaseColumn{"fsdp", Unit::kNone, "", "of zero 3: layers a unit, units fetched ahead, whether backward gathers again", fsdp},
+    CaseColumn{
+        "hybrid_shard", Unit::kNone, "", "size of the shard group",
+        [](Outcome o) { return o.config.layout.hybrid_shard > 0 ? number(int64_t{o.config.layout.hybrid_shard}) : text("none"); }},
     CaseColumn{"zero_plus_plus", Unit::kNone, "", "quantised ZeRO-3", zero_plus_plus},
     CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", parameter_server},
     CaseColumn{"compression", Unit::kNone, "", "of gradients", compression},
     CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", diloco},
+    // A key whose technique this version refuses: its neutral value.
     CaseColumn{"cp_kind", Unit::kNone, "", "kind of context parallelism", [](Outcome) { return text("none"); }},
     CaseColumn{"reduce_dtype", Unit::kNone, "", "element type of gradient reductions", gradient_dtype},
     CaseColumn{"accumulate_dtype", Unit::kNone, "", "element type of accumulated gradients", gradient_dtype},

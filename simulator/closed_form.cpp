@@ -73,9 +73,9 @@ void set_outside(const Case& c, const State& state, StageForm& form) {
   // A sum of 16-bit gradients widens both and its result.
   const int64_t blocks = narrow && parks_parameters(c) && c.train.grad_accumulation > 1 ? 3 : (narrow ? 1 : 0) + (scaled ? 1 : 0);
   at(form.host, BufferClass::kWorkspace) = blocks * held(kBlock);
-  // What updates multiply by, and whether they run; sums of squares, of slices and of the rest;
+  // What updates multiply by, and whether they run (with a delay: steps begun); sums of squares, of slices and of the rest;
   // which gradient is no number.
-  at(form.host, BufferClass::kOther) = ((scaled ? 1 : 0) + (may_skip(c) ? 1 : 0)) * kScalar;
+  at(form.host, BufferClass::kOther) = ((scaled ? 1 : 0) + (may_skip(c) || c.layout.offload.delayed_update ? 1 : 0)) * kScalar;
   at(form.host, BufferClass::kMetric) =
       ((has_norm(c) ? (c.layout.tp > 1 ? 2 : 1) : 0) + (c.train.guard.nonfinite != GuardAction::kNone ? 1 : 0)) * kScalar;
   form.nvme.peak = form.nvme.at_peak.total();

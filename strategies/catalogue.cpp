@@ -49,8 +49,8 @@ namespace {
 
 bool always(const Case&) { return true; }
 
-/// The pass of a technique that changes how other passes gather, scatter or update, and has its place in theirs: FSDP's and ZeRO's
-/// ask for it where they act.
+/// The pass of a technique that changes how other passes gather, scatter or update, and has its place in theirs: FSDP's, ZeRO's
+/// and the host's optimizer ask for it where they act.
 void within_other_passes(Draft&) {}
 
 bool narrows(const Case& c) { return precision_of(c).has_master(); }
@@ -195,6 +195,9 @@ constexpr std::array kCatalogue{
     Strategy{"offload-optimizer", "Optimizer on the host, its states there or on NVMe", Tier::kE0, "offload: optimizer",
              "parameters back: Psi, Psi/N under ZeRO; NVMe: states in and out", "device: parameters; host or NVMe: states",
              "Ren et al. 2021; Rajbhandari et al. 2021", updates_on_host, offload_optimizer},
+    Strategy{"delayed-update", "Updates by the gradients of the step before, beside the step", Tier::kE3,
+             "offload: optimizer, delayed_update", "nothing", "host: gradients from step to step", "Ren et al. 2021",
+             [](const Case& c) { return c.layout.offload.delayed_update; }, within_other_passes},
     Strategy{"amax-history", "Scales from the sizes of past steps", Tier::kE2, "precision: fp8, fp8_scaling: delayed",
              "per step 12 f32 a layer (maximum) over dp and tp", "12 * 18 f32 a layer", "Micikevicius et al. 2022",
              [](const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == "delayed"; }, remember_amax, true},

@@ -11,7 +11,7 @@
 // Shapes   bucket[n], or slices [n/N] under ZeRO
 // Adds     per step a copy of the gradients to the host: Psi elements, Psi/N under ZeRO
 // Memory   device: the buckets under way; host: the gradients (those of three updates with states on NVMe, unless something reads
-//          all of them at once)
+//          all of them at once; for good where the next step updates with them)
 // Refuses  nothing
 // Paper    Ren et al., "ZeRO-Offload" (2021), section 4.1
 #include "strategies/offload_gradients.h"
@@ -105,7 +105,9 @@ class Leave {
     const BufferId arrived = host_copy(stage_, gradient, ".host", BufferClass::kGradient);
     leaving.update->gradient = arrived;
     if (stage_.counted_elsewhere == gradient) stage_.counted_elsewhere = arrived;
-    if (keeps_)
+    if (draft_.config.layout.offload.delayed_update)
+      stage_.role.buffers[arrived.index()].persistent = true;
+    else if (keeps_)
       stage_.whole_step.push_back(arrived);
     else
       insertions_.after(leaving.last, alloc_event(arrived));

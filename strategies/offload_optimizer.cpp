@@ -12,16 +12,25 @@
 // update before it runs, and written back while the next one does: three updates' worth of state and gradients is all that host
 // memory holds.
 //
-// The host runs the optimizer's own instructions on the same numbers, so no bit changes.
+// With `delayed_update` updates are by the gradients of the step before, which stay in host memory for it, with the factor that
+// clips them. They begin when the step does and run beside its forward and backward; what they make of the parameters is copied
+// back when backward has done with these. So a step computes with parameters that lack the gradient of the one before, and the
+// first step updates nothing. The count of updates, by which bias correction and the learning rate's schedule go, is one behind
+// the steps.
+//
+// The host runs the optimizer's own instructions on the same numbers, so no bit changes, but with a delay, whose bits are those of
+// an emulation that updates with the gradients of the step before.
 //
 // Shapes   bucket[n], or slices [n/N] under ZeRO
 // Adds     per step a copy of the parameters back: Psi elements, Psi/N under ZeRO
 // Memory   device: parameters, and the buckets under way; host: 4 bytes a parameter of copy, 8 of moments (AdamW), the gradients
 //          and, where the model computes in 16 bits, 2 for the rounded result; all 1/N under ZeRO
 //          NVMe: 12 bytes a parameter (AdamW), 1/N under ZeRO; the host then holds three updates under way, one without overlap,
-//          and the gradients of all where something reads them at once
-// Refuses  nothing
-// Paper    Ren et al., "ZeRO-Offload" (2021), sections 4 and 5; Rajbhandari et al., "ZeRO-Infinity" (2021), sections 5.2 and 6.3
+//          and the gradients of all where something reads them at once. With a delay gradients outlive the step: the same bytes
+// Refuses  with a delay: no overlap, for it would hide nothing; states on NVMe, parameters outside the device (which updates would
+//          change under the step); fp16 and guards, whose skipped steps would be another's; checkpoints (`check`)
+// Paper    Ren et al., "ZeRO-Offload" (2021), sections 4 and 5, the delay 5.2; Rajbhandari et al., "ZeRO-Infinity" (2021),
+// sections 5.2 and 6.3
 #include "strategies/offload_optimizer.h"
 
 #include <algorithm>
@@ -29,11 +38,13 @@
 #include <string>
 #include <vector>
 
+#include "plan/run_state.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_gradients.h"
 #include "strategies/offload_parameters.h"
 #include "strategies/optimizer.h"
 #include "strategies/shards.h"
+#include "strategies/skipped_update.h"
 
 namespace shardlab {
 namespace {
@@ -57,19 +68,24 @@ class HostUpdates {
   HostUpdates(Draft& draft, StageDraft& stage)
       : draft_(draft),
         stage_(stage),
+        numbers_(draft, stage, kName),
         overlap_(draft.config.layout.overlap),
         states_(draft.config.layout.offload.optimizer),
         parameters_(draft.config.layout.offload.parameters),
         ring_(states_ == OffloadTo::kNvme || parameters_ == OffloadTo::kNvme),
         keeps_gradients_(keeps_host_gradients(draft.config)),
-        waits_(stage.gradient_factor || stage.go) {}
+        delayed_(draft.config.layout.offload.delayed_update),
+        waits_(!delayed_ && (stage.gradient_factor || stage.go)) {}
 
   void run() {
     for (Update& update : stage_.updates) jobs_.push_back(job_of(update));
     std::ranges::stable_sort(jobs_, {}, &Job::arrives);
     for (Job& job : jobs_) declare(job);
     bring_words();
-    if (overlap_ && !waits_) update_behind_backward();
+    if (delayed_)
+      update_beside_step();
+    else if (overlap_ && !waits_)
+      update_behind_backward();
     finish();
   }
 
@@ -130,13 +146,16 @@ class HostUpdates {
     if (!ring_ && job.result) stage_.whole_step.push_back(job.result);
   }
 
-  /// What updates multiply gradients by, and whether they run, in host memory.
+  /// What updates multiply gradients by, and whether they run, in host memory: with a delay, until the next step's updates.
   void bring_words() {
     for (BufferId* word : {&stage_.gradient_factor, &stage_.go}) {
       if (!*word) continue;
       const BufferId there = host_copy(stage_, *word, ".host", buffer(*word).kind);
       buffer(there).packed_as = -1;
-      stage_.whole_step.push_back(there);
+      if (delayed_)
+        buffer(there).persistent = true;
+      else
+        stage_.whole_step.push_back(there);
       stage_.events.push_back(copy(buffer(*word).name, *word, there, StreamId(0)));
       *word = there;
     }
@@ -156,18 +175,26 @@ class HostUpdates {
     }
   }
 
-  /// The update, its result on the way to where the model computes or its parameters wait, and state back to the drive.
   void work(const Job& job, const Then& then) {
-    const Update& update = *job.update;
-    const StreamId host = draft_.stream("cpu");
     if (ring_ && job.result) then(alloc_event(job.result));
-    then(update_event(draft_, stage_, update, host));
-    if (job.result) then(copy("round", update.value, job.result, host));
+    update(job, then);
+    give_back(job, then);
+  }
+
+  void update(const Job& job, const Then& then) {
+    const StreamId host = draft_.stream("cpu");
+    then(update_event(draft_, stage_, *job.update, host));
+    if (job.result) then(copy("round", job.update->value, job.result, host));
+  }
+
+  /// The update's result to where the model computes or its parameters wait, and state to the drive.
+  void give_back(const Job& job, const Then& then) {
+    const Update& update = *job.update;
     if (update.stored) {
       const BufferId from = job.result ? job.result : update.value;
       switch (buffer(update.stored).space) {
         case Space::kDevice: then(copy("return", from, update.stored, stream("h2d"))); break;
-        case Space::kHost: then(copy("round", from, update.stored, host)); break;
+        case Space::kHost: then(copy("round", from, update.stored, draft_.stream("cpu"))); break;
         case Space::kNvme: then(copy("write", from, update.stored, stream("nvme.write"))); break;
       }
     }
@@ -205,12 +232,30 @@ class HostUpdates {
     insertions.apply(stage_.events);
   }
 
+  /// All updates before the step, in the order in which their gradients will be overwritten by its own.
+  void update_beside_step() {
+    stage_.go = begun_ = numbers_.number("steps.begun", DType::i32, true);
+    buffer(begun_).space = Space::kHost;
+    Insertions insertions;
+    for (const Job& job : jobs_) update(job, [&](Event e) { insertions.before(0, std::move(e)); });
+    insertions.apply(stage_.events);
+  }
+
+  /// The first step leaves gradients and updates nothing; every later one makes an update.
+  void count_steps() {
+    const BufferId applied = numbers_.number(std::string(kAppliedSteps), DType::i32, true);
+    numbers_.append("count", {applied}, StageNumbers::kernel("count"), {0}, {0}, begun_);
+    numbers_.append("begin", {begun_}, StageNumbers::kernel("count"), {0}, {0});
+  }
+
   /// What is left to do after backward, and the gathers.
   void finish() {
     const Then then = [&](Event e) { stage_.events.push_back(std::move(e)); };
     if (overlap_ && waits_ && ring_) fetch(jobs_.front(), then);
     for (size_t k = 0; k < jobs_.size(); ++k) {
-      if (!overlap_) {
+      if (delayed_) {
+        give_back(jobs_[k], then);
+      } else if (!overlap_) {
         fetch(jobs_[k], then);
         work(jobs_[k], then);
         forget(jobs_[k], then);
@@ -221,17 +266,21 @@ class HostUpdates {
     }
     for (const Update& update : stage_.updates)
       if (update.after) then(call_event(*update.after));
+    if (delayed_) count_steps();
     if (overlap_) empty_ring(then);
   }
 
   Draft& draft_;
   StageDraft& stage_;
+  const StageNumbers numbers_;
   const bool overlap_;
   const OffloadTo states_, parameters_;
   const bool ring_;  ///< whether anything that an update needs is on NVMe, and passes through host memory
   const bool keeps_gradients_;
+  const bool delayed_;     ///< whether updates are by the gradients of the step before
   const bool waits_;       ///< whether no update may begin before all gradients are there
   std::vector<Job> jobs_;  ///< as their gradients arrive
+  BufferId begun_;         ///< i32[1] in host memory: the steps before this one, where updates are delayed
 };
 
 }  // namespace

@@ -60,7 +60,8 @@ TEST_CASE("layers that differ, and a budget's choice, are executed as they are p
   CHECK(std::stoll(cell(both, 2, "predicted_peak_bytes")) < keep);
 
   const int64_t budget = keep - keep / 8;
-  const Rows chosen = run(fmt::format("{}  - {{name: budget, recompute_options: {{budget_bytes: {}}}}}\n", kSweep, budget), "chosen");
+  const Rows chosen =
+      run(fmt::format("{}  - {{name: budget, recompute_options: {{budget_bytes: {}}}}}\n", kSweep, budget), "chosen");
   exact(chosen, 3);
   CHECK(cell(chosen, 3, "recompute").find('*') != std::string::npos);
   CHECK(cell(chosen, 3, "loss_last") == cell(both, 1, "loss_last"));

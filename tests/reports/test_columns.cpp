@@ -45,8 +45,8 @@ TEST_CASE("every column is one word, has a help text, and occurs once") {
                               "program_version",  "calibration_id", "bucket_bytes", "overlap",          "collective_algorithm",
                               "optimizer",        "dropout",        "canonical",    "threads_per_rank", "loss_unigram",
                               "extrapolated",     "kernel_variant", "fsdp",         "hybrid_shard",     "zero_plus_plus",
-                              "parameter_server", "compression",    "diloco",       "cp_kind",          "reduce_dtype",
-                              "accumulate_dtype", "clip_norm"})
+                              "parameter_server", "compression",    "diloco",       "delayed_update",   "reduce_dtype",
+                              "accumulate_dtype", "clip_norm",      "cp_kind"})
     CHECK(find_column(further) != nullptr);
   CHECK(find_column("no_such") == nullptr);
 }
@@ -83,6 +83,17 @@ TEST_CASE("what does not apply is empty") {
   o = small_outcome();
   o.measured->losses.clear();
   CHECK(cell(o, "loss_last").index() == 0);
+}
+
+TEST_CASE("what a case shards, and how, is in its row") {
+  CaseOutcome o = small_outcome();
+  CHECK(std::get<std::string>(cell(o, "fsdp")) == "none");
+  CHECK(std::get<std::string>(cell(o, "hybrid_shard")) == "none");
+  o.config.layout.zero = 3;
+  o.config.layout.fsdp = {.unit = 2, .prefetch = 0, .reshard = false};
+  o.config.layout.hybrid_shard = 4;
+  CHECK(std::get<std::string>(cell(o, "fsdp")) == "unit=2 prefetch=0 reshard=false");
+  CHECK(std::get<int64_t>(cell(o, "hybrid_shard")) == 4);
 }
 
 TEST_CASE("results.csv of the sample sweep") { REQUIRE_GOLDEN("reports/results.csv", print_csv(case_table(sweep_outcomes()))); }

@@ -152,6 +152,9 @@ std::vector<Golden> goldens() {
   clipped_away.layout.offload.optimizer = OffloadTo::kCpu;
   clipped_away.train.clip_norm = 1;
   all.push_back({"offload-optimizer-clipped", clipped_away});
+  Case late = clipped_away;
+  late.layout.offload.delayed_update = true;
+  all.push_back({"delayed-update", late});
   Case filed = tiny_case();
   filed.model.layers = 4;
   filed.layout.recompute = Recompute::kFull;
