@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "kernels/kernels.h"
@@ -29,6 +30,7 @@ class HostExecution final : public Execution {
         transport_(kernels_),
         recorder_(placed.plan->mesh.world_size(), placed.plan->streams, options.events_per_stream) {
     recorder_.set_on(false);
+    before_ = memory();
   }
 
   void attach(RunOptions& options) override {
@@ -49,6 +51,8 @@ class HostExecution final : public Execution {
     const ResidentMemory r = resident_memory();
     return {r.now_bytes, r.peak_bytes};
   }
+  MemoryReading memory_before() const override { return before_; }
+  std::vector<MemoryItem> unplanned(int64_t) const override { return {}; }
   bool memory_is_host() const override { return true; }
   std::string description() const override { return shardlab::description(kernels_); }
 
@@ -58,6 +62,7 @@ class HostExecution final : public Execution {
   ThreadTransport transport_;
   CpuRecorder recorder_;
   EnergyMeter energy_;
+  MemoryReading before_;
 };
 
 /// Ranks as threads that issue work to one GPU, or to one each.
@@ -76,12 +81,15 @@ class GpuExecution final : public Execution {
   Trace take() override { return recorder_->take(*placed_.plan, placed_.programs); }
   std::optional<double> joules() override;
   MemoryReading memory() const override;
+  MemoryReading memory_before() const override { return {}; }
+  std::vector<MemoryItem> unplanned(int64_t planned) const override;
   bool memory_is_host() const override { return false; }
   std::string description() const override;
 
  private:
   GpuExecution(const PlacedPlan& placed, const ExecutionOptions& options) : placed_(placed), options_(options) {}
   Result<void> build(const cuda::Presence& presence);
+  cuda::MemoryAccount::Meter meter() const;
   Result<void> open_cudnn();
   Result<void> make_transport();
 
@@ -94,11 +102,12 @@ class GpuExecution final : public Execution {
   cuda::CudaOptions cuda_options_;
   std::set<std::string> chosen_;  ///< whose kernels, as the back ends told
   std::set<int> devices_;
-  std::unique_ptr<GpuRecorder> recorder_;
-  std::unique_ptr<cuda::Node> node_;
-  std::unique_ptr<Transport> transport_;
   LibraryStatus nvml_status_;
   std::unique_ptr<Nvml> nvml_;
+  std::unique_ptr<GpuRecorder> recorder_;
+  std::unique_ptr<cuda::MemoryAccount> memory_;  ///< since before the contexts
+  std::unique_ptr<cuda::Node> node_;
+  std::unique_ptr<Transport> transport_;
   std::vector<std::unique_ptr<UsageSampler>> usage_;
   std::vector<std::string> warnings_;
 };
@@ -121,10 +130,26 @@ Result<void> GpuExecution::build(const cuda::Presence& presence) {
   devices_.insert(devices->begin(), devices->end());
   // The recorder comes first: CUPTI should be there before CUDA is used.
   recorder_ = GpuRecorder::create(ranks, {.clock = &clock_});
-  node_ = std::make_unique<cuda::Node>(*api_, *cuda::built_kernels(), *devices);
   nvml_ = Nvml::open(nvml_status_);
+  memory_ = std::make_unique<cuda::MemoryAccount>(*api_, devices_, meter());
+  node_ = std::make_unique<cuda::Node>(*api_, *cuda::built_kernels(), *devices, memory_.get());
   SHARDLAB_TRY(open_cudnn());
   return make_transport();
+}
+
+/// NVML's, of devices by CUDA's number.
+cuda::MemoryAccount::Meter GpuExecution::meter() const {
+  if (nvml_ == nullptr) return nullptr;
+  auto found = std::make_shared<std::map<int, NvmlDevice>>();
+  for (const int device : devices_) {
+    std::string bus;
+    if (api_->pci_bus_id(device, &bus) != cuda::kSuccess) return nullptr;
+    if (const auto known = nvml_->device(bus); known.ok()) found->emplace(device, *known);
+  }
+  return [found](int device) -> std::optional<int64_t> {
+    const auto known = found->find(device);
+    return known == found->end() ? std::nullopt : known->second.used_bytes();
+  };
 }
 
 /// What the case's attention asks for. Without cuDNN `auto` goes on with own kernels, and the results say so.
@@ -158,7 +183,10 @@ Result<void> GpuExecution::make_transport() {
 }
 
 void GpuExecution::set_recording(bool on) {
+  // Recording begins after the warm-up, in which CUDA loaded what the kernels need.
+  if (on) memory_->book(cuda::MemoryUse::kKernels);
   recorder_->set_on(on);
+  if (on) memory_->book(cuda::MemoryUse::kRecorder);
   usage_.clear();
   if (!on || nvml_ == nullptr) return;
   for (const int device : devices_) {
@@ -180,13 +208,15 @@ std::optional<double> GpuExecution::joules() {
 }
 
 MemoryReading GpuExecution::memory() const {
-  MemoryReading reading;
-  for (const int device : devices_) {
-    int64_t free = 0, total = 0;
-    if (api_->set_device(device) == cuda::kSuccess && api_->memory(&free, &total) == cuda::kSuccess) reading.now += total - free;
-  }
-  reading.peak = reading.now;  // arenas and scratch are taken once, before the first step
-  return reading;
+  memory_->book(cuda::MemoryUse::kRest);
+  const int64_t taken = memory_->taken();
+  return {taken, taken};  // what is taken is kept: arenas and scratch are taken once, before the first step
+}
+
+std::vector<MemoryItem> GpuExecution::unplanned(int64_t planned) const {
+  std::vector<MemoryItem> items;
+  for (const auto& [use, bytes] : memory_->unplanned(planned)) items.push_back({std::string(name_of(use)), bytes});
+  return items;
 }
 
 std::string GpuExecution::description() const {
@@ -200,6 +230,9 @@ std::string GpuExecution::description() const {
     text += fmt::format("; {} ranks share it: times of communication are those of its memory", placed_.plan->mesh.world_size());
   text += recorder_->source() == DeviceTimeSource::kCupti ? "; times by CUPTI"
                                                           : fmt::format("; times by CUDA events ({})", recorder_->status().message);
+  if (!memory_->knows_context())
+    text +=
+        fmt::format("; memory of the context is not known ({})", nvml_ == nullptr ? nvml_status_.message : "NVML does not tell");
   for (const std::string& choice : chosen_) text += "; " + choice;
   for (const std::string& warning : warnings_) text += "; " + warning;
   return text;

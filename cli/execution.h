@@ -4,8 +4,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "plan/base/result.h"
+#include "plan/outcome.h"
 #include "plan/trace.h"
 #include "runtime/session.h"
 
@@ -45,6 +47,11 @@ class Execution {
   /// Joules since `set_recording(true)`, where they can be read.
   virtual std::optional<double> joules() = 0;
   virtual MemoryReading memory() const = 0;
+  /// `memory` before this execution took any.
+  virtual MemoryReading memory_before() const = 0;
+  /// What was taken beyond the `planned` bytes of the arenas, by what takes it, where that can be told apart: then it adds up to
+  /// what `memory` has grown by, less `planned`. As of the last `memory`.
+  virtual std::vector<MemoryItem> unplanned(int64_t planned) const = 0;
   /// Whether `memory` has the arenas of host space in it.
   virtual bool memory_is_host() const = 0;
   /// The kernels, and on a GPU the device, as results name them; and how times were taken, where that needs saying.

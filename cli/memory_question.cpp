@@ -7,6 +7,7 @@
 
 #include "cli/model_shape.h"
 #include "cli/pipeline.h"
+#include "plan/device_words.h"
 #include "plan/memory.h"
 #include "plan/treatment.h"
 #include "simulator/closed_form.h"
@@ -244,7 +245,7 @@ StageAnswer exact_stage(const Case& c, const LayerActivations& layer, const Stag
   // On a described machine a driver's context takes its part; ranks on this machine's cores have none.
   if (!c.machine.local)
     if (const auto profile = analytic::profile_named("shardlab"); profile.ok())
-      s.add(ItemGroup::kDevice, "context and loaded kernels", static_cast<int64_t>(profile->memory_context));
+      s.add(ItemGroup::kDevice, std::string(device_words::kContextAndKernels), static_cast<int64_t>(profile->memory_context));
   return s;
 }
 

@@ -241,8 +241,7 @@ Result<std::optional<double>> validation_loss(const Case& config, const Session&
   return std::optional<double>(sum / static_cast<double>(steps));
 }
 
-void add_memory(const PlacedPlan& placed, const Session& session, const MemoryReading& before, const Execution& execution,
-                Measurement& m) {
+void add_memory(const PlacedPlan& placed, const Session& session, const Execution& execution, Measurement& m) {
   int64_t arenas = 0;
   for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
     const Ledger& ledger = session.ledger(rank);
@@ -256,11 +255,12 @@ void add_memory(const PlacedPlan& placed, const Session& session, const MemoryRe
     arenas += session.arena_bytes(rank, Space::kDevice);
     if (execution.memory_is_host()) arenas += session.arena_bytes(rank, Space::kHost);
   }
-  const MemoryReading after = execution.memory();
+  const MemoryReading before = execution.memory_before(), after = execution.memory();
   m.resident_bytes = after.peak;
   // A peak that lies before this case began (reading the data, say) is none of its own.
   const int64_t peak = after.peak > before.peak ? after.peak : after.now;
   m.unplanned_memory_bytes = peak - before.now - arenas;
+  m.unplanned_memory = execution.unplanned(arenas);
 }
 
 /// A run is of whole periods.
@@ -340,7 +340,6 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   SHARDLAB_TRY(check_recording(placed, measured_steps / period));
   auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps / period)));
   if (!execution.ok()) return execution.error();
-  const MemoryReading before = (*execution)->memory();
   RunOptions options;
   options.seed = config.train.seed;
   options.learning_rate = config.train.learning_rate;
@@ -395,7 +394,7 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   m.step_spread = m.step_s > 0 ? (percentile(seconds, 0.9) - percentile(seconds, 0.1)) / m.step_s : 0;
   m.loss_unigram = data->unigram_entropy();
   m.kernel_variant = (*execution)->description();
-  add_memory(placed, **session, before, **execution, m);
+  add_memory(placed, **session, **execution, m);
   result.trace = (*execution)->take();
   m.recorder_overhead_s = result.trace.recorder_overhead_s;
   m.trace_gaps = unexplained(result.trace.accounting);

@@ -35,6 +35,13 @@ struct Prediction {
   std::string calibration_id;
 };
 
+/// A part of some memory, by what takes it.
+struct MemoryItem {
+  std::string name;
+  int64_t bytes = 0;
+  friend bool operator==(const MemoryItem&, const MemoryItem&) = default;
+};
+
 /// Figures of an execution. Times are medians over `samples` steps of all repeats; spread is (p90 - p10) / median.
 struct Measurement {
   double step_s = 0;
@@ -51,9 +58,11 @@ struct Measurement {
   MemoryByClass memory;    ///< what was live then, on the rank with the highest; the same of the other spaces at their own marks
   MemoryByClass host_memory, nvme_memory;
   int64_t arena_bytes = 0;
-  int64_t resident_bytes = 0;  ///< of the whole process
-  int64_t unplanned_memory_bytes =
-      0;  ///< growth of the process beyond the arenas, at its peak; negative where arenas were not filled
+  int64_t resident_bytes = 0;  ///< of the whole process, in the memory of the processor or of the devices
+  /// Growth of the process beyond the arenas, at its peak; negative where arenas were not filled. On devices: of the memory in use
+  /// there since before the first context (where NVML tells; else since there was one).
+  int64_t unplanned_memory_bytes = 0;
+  std::vector<MemoryItem> unplanned_memory;  ///< on devices, the same by what takes it: adds up to it
   std::optional<int64_t> wire_bytes;       ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
   std::vector<double> losses;              ///< by step, from the first
   int64_t skipped_steps = 0;               ///< of all steps run, warm-up included: those whose update was left out

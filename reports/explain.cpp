@@ -142,6 +142,16 @@ void idle_reason(const CaseOutcome& o, std::vector<std::string>& out) {
                             text.empty() ? "" : ": ", text));
 }
 
+/// What takes a device's memory beside the arenas, the most first.
+void memory_reason(const CaseOutcome& o, std::vector<std::string>& out) {
+  if (!o.measured || o.measured->unplanned_memory.empty()) return;
+  std::vector<MemoryItem> items = o.measured->unplanned_memory;
+  std::ranges::stable_sort(items, std::greater(), &MemoryItem::bytes);
+  std::string text;
+  for (const MemoryItem& item : items) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", bytes_text(item.bytes), item.name);
+  out.push_back(fmt::format("Memory that no plan has, {}: {}.", bytes_text(o.measured->unplanned_memory_bytes), text));
+}
+
 void trace_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
   if (!o.measured) return;
   for (const std::string& gap : o.measured->trace_gaps) out.push_back(fmt::format("The trace is not complete: {}.", gap));
@@ -255,6 +265,7 @@ std::vector<std::string> reasons(const CaseOutcome& o) {
   step_reason(o, out);
   share_reasons(o, out);
   idle_reason(o, out);
+  memory_reason(o, out);
   trace_reasons(o, out);
   residual_reasons(o, out);
   contention_reason(o, out);

@@ -15,7 +15,8 @@ namespace shardlab {
 Table op_table(const CaseOutcome& outcome, int rows = 0);
 
 /// Sentences: where the step's time goes (compute, exposed communication, bubble, unplanned), which op kinds lose most against the
-/// prediction, whether ranks share cores, whether the prediction extrapolates, and what to try. Never empty.
+/// prediction, what takes memory that no plan has (on devices), whether ranks share cores, whether the prediction extrapolates, and
+/// what to try. Never empty.
 std::vector<std::string> reasons(const CaseOutcome& outcome);
 
 struct ExplainOptions {

@@ -50,6 +50,27 @@ bool is_outside(const CaseOutcome& o) {
          (o.measured && o.measured->host_memory.total() + o.measured->nvme_memory.total() > 0);
 }
 
+/// Of the markdown report, where devices' memory was told apart: a row a case, a column for each thing that takes some.
+Table unplanned_memory_table(const std::vector<CaseOutcome>& cases) {
+  Table table;
+  table.columns = {{"name"}, {"unplanned_memory_bytes", Unit::kBytes, "unplanned memory"}};
+  std::vector<std::string> names;
+  for (const CaseOutcome& o : cases)
+    for (const MemoryItem& item : o.measured ? o.measured->unplanned_memory : std::vector<MemoryItem>())
+      if (std::ranges::find(names, item.name) == names.end()) names.push_back(item.name);
+  for (const std::string& name : names) table.columns.push_back({name, Unit::kBytes, name});
+  for (const CaseOutcome& o : cases) {
+    if (!o.measured || o.measured->unplanned_memory.empty()) continue;
+    std::vector<Value> row{o.config.name, o.measured->unplanned_memory_bytes};
+    for (const std::string& name : names) {
+      const auto found = std::ranges::find(o.measured->unplanned_memory, name, &MemoryItem::name);
+      row.push_back(found == o.measured->unplanned_memory.end() ? Value() : Value(found->bytes));
+    }
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
 Json json_of(double v) { return std::isfinite(v) ? Json(v) : Json(nullptr); }
 
 Json json_of(const Value& value) {
@@ -297,6 +318,8 @@ std::string render_markdown(const Report& report) {
   }
   out += "\n" + print_markdown(case_table(report.cases, kPlainColumns));
   if (std::ranges::any_of(report.cases, is_outside)) out += "\n" + print_markdown(case_table(report.cases, kOutsideColumns));
+  const Table unplanned = unplanned_memory_table(report.cases);
+  if (!unplanned.rows.empty()) out += "\n" + print_markdown(unplanned);
   const RunMetadata& m = report.metadata;
   out +=
       fmt::format("\nshardlab {} {} on {} ({}), {}: `{}`\n", m.program_version, m.commit, m.processor, m.host, m.date, m.command);

@@ -302,6 +302,13 @@ void visit_fields(V& v, T& x) {
 }
 
 template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, MemoryItem>
+void visit_fields(V& v, T& x) {
+  v("name", x.name);
+  v("bytes", x.bytes);
+}
+
+template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, Measurement>
 void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("step_s", x.step_s);
@@ -321,6 +328,7 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
   v("arena_bytes", x.arena_bytes);
   v("resident_bytes", x.resident_bytes);
   v("unplanned_memory_bytes", x.unplanned_memory_bytes);
+  v("unplanned_memory", x.unplanned_memory);
   v("wire_bytes", x.wire_bytes);
   v("skipped_steps", x.skipped_steps);
   v("staleness_mean", x.staleness_mean);

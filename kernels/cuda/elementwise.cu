@@ -100,6 +100,17 @@ struct ResidualForwardRows {
   }
 };
 
+/// y[rows,width] = y + bias, of any two types.
+struct AddedBias {
+  Output y;
+  Input bias;
+  int64_t width;
+  template <int N>
+  SHARDLAB_DEVICE void at(int64_t i) const {
+    put(y, i, values_at<N>(Input(y), i) + values_at<N>(bias, i % width));
+  }
+};
+
 template <class T>
 struct PositionsForwardRows {
   const T* x;
@@ -267,6 +278,11 @@ void residual_forward(const ResidualForward& a, Stream s) {
     const bool wide = aligned({x, z, a.bias.data, y}) && (a.bias.data == nullptr || a.width % kVector == 0);
     elementwise<kVector>("residual_forward", ResidualForwardRows<T>{x, z, a.bias, y, a.width}, a.rows * a.width, wide, s);
   });
+}
+
+void add_bias(Output y, Input bias, int64_t rows, int64_t width, Stream s) {
+  const bool wide = aligned({y.data, bias.data}) && width % 4 == 0;
+  elementwise<4>("linear_bias", AddedBias{y, bias, width}, rows * width, wide, s);
 }
 
 void positions_forward(const PositionsForward& a, Stream s) {

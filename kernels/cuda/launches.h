@@ -37,6 +37,8 @@ void squared_norm(const SquaredNorm& a, Stream s);
 void combine(const Combine& a, Stream s);
 void sgd(const Sgd& a, Stream s);
 void adamw(const AdamW& a, Stream s);
+/// y[rows,width] += bias[width], each of f32, bf16 or f16: for a library that cannot.
+void add_bias(Output y, Input bias, int64_t rows, int64_t width, Stream s);
 std::unique_ptr<Matmul> matmul(const MatmulOptions& options, LaunchCheck& check);
 
 /// The tensor-core forms of attention, for bf16 and f16; attention_forward and attention_input choose.

@@ -1,8 +1,16 @@
 // The table of kernels.
 #include "kernels/cuda/launches.h"
+#include "kernels/cuda/library_matmul.h"
 
 namespace shardlab::gpu {
 namespace SHARDLAB_GPU_VARIANT {
+
+#ifdef __CUDACC__
+std::unique_ptr<Matmul> matmul(const MatmulOptions& options, LaunchCheck& check) {
+  return library_matmul(options, add_bias, check);
+}
+#endif
+
 namespace {
 
 constexpr Kernels table(std::string_view name) {

@@ -77,6 +77,12 @@ DeviceReading NvmlDevice::read() const {
   return r;
 }
 
+std::optional<int64_t> NvmlDevice::used_bytes() const {
+  NvmlCalls::Memory memory;
+  if (calls_.memory == nullptr || calls_.memory(device_, &memory) != 0) return std::nullopt;
+  return static_cast<int64_t>(memory.used);
+}
+
 std::unique_ptr<Nvml> Nvml::open_on(const NvmlCalls& calls, LibraryStatus& status) {
   if (calls.init == nullptr || calls.shutdown == nullptr || calls.device_by_index == nullptr ||
       calls.device_by_pci_bus_id == nullptr) {
@@ -114,6 +120,7 @@ std::unique_ptr<Nvml> Nvml::open(LibraryStatus& status) {
   library.find("nvmlDeviceGetPowerUsage", calls.power);
   library.find("nvmlDeviceGetEnforcedPowerLimit", calls.power_limit);
   library.find("nvmlDeviceGetTemperature", calls.temperature);
+  library.find("nvmlDeviceGetMemoryInfo", calls.memory);
   library.keep();
   return open_on(calls, status);
 }

@@ -32,6 +32,10 @@ struct NvmlCalls {
   int (*power)(Device, unsigned* milliwatts) = nullptr;
   int (*power_limit)(Device, unsigned* milliwatts) = nullptr;
   int (*temperature)(Device, int sensor, unsigned* celsius) = nullptr;  ///< sensor 0: the GPU
+  struct Memory {
+    unsigned long long total = 0, free = 0, used = 0;  ///< bytes; used: by every process and the driver
+  };
+  int (*memory)(Device, Memory*) = nullptr;
 };
 
 /// Why a device's clocks are below their maximum, one bit each (nvmlClocksEventReasons).
@@ -65,6 +69,8 @@ class NvmlDevice {
   DeviceFacts facts() const;
   /// `time` is left to the caller.
   DeviceReading read() const;
+  /// Bytes in use, by every process and the driver. Needs no context on the device, and makes none.
+  std::optional<int64_t> used_bytes() const;
 
  private:
   const NvmlCalls& calls_;

@@ -229,6 +229,7 @@ void CudaBackend::enter_thread(int stream) {
   }
   const auto found = libraries_.find(stream);
   if (found == libraries_.end() || !found->second.multiplies) return;
+  const MemoryAccount::Taking taking(device_.account(), MemoryUse::kMatmul, device_.device());
   found->second.matmul = k_.matmul({.tf32 = options_.tf32}, check_);
   SHARDLAB_CHECK(found->second.matmul != nullptr, "the matrix library gave no handle and no reason");
 }
@@ -454,8 +455,9 @@ Result<Launch> CudaBackend::bind_attention(const BoundOp& op, const Attention& w
 Result<void> CudaBackend::prepare_cudnn(StreamLibraries& shared, const gpu::AttentionShape& shape, DType type, bool backward) {
   const auto none = [](std::string why) { return Error{ExitCode::kUsage, std::move(why), "", ""}; };
   if (options_.cudnn == nullptr) return none(options_.no_cudnn);
+  device_.attach_thread();
+  const MemoryAccount::Taking taking(device_.account(), MemoryUse::kCudnn, device_.device());
   if (shared.attention == nullptr && shared.no_attention.empty()) {
-    device_.attach_thread();
     auto made = gpu::LibraryAttention::create(*options_.cudnn);
     if (made.ok())
       shared.attention = std::move(made).value();

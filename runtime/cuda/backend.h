@@ -31,7 +31,7 @@ struct CudaOptions {
 ///
 /// Scratch is the plan's: "workspace.<stream>", as `device_scratch_bytes` sizes it; an op whose stream has less is refused. Beside
 /// the arena there are, in host memory, a pinned block for each batch that is loaded, and in device memory what libraries keep for
-/// themselves (handles, modules, communicators), which shows as unplanned memory.
+/// themselves (handles, modules, communicators), which shows as unplanned memory, item by item (memory_account.h).
 BackendFactory cuda_backend(Node& node, const CudaOptions& options);
 
 }  // namespace shardlab::cuda

@@ -191,6 +191,10 @@ NcclHandle NcclTransport::handle(int rank, CommId comm) const {
 
 /// One thread makes the handles of all members, as one group: made one by one, the first would wait for the second.
 void NcclTransport::connect(CommId comm, Group& group) {
+  std::vector<int> devices;
+  if (node_ != nullptr)
+    for (const int rank : group.ranks) devices.push_back(node_->rank(rank).device());
+  const MemoryAccount::Taking taking(node_ != nullptr ? node_->account() : nullptr, MemoryUse::kCommunicators, devices);
   check(nccl_.unique_id(&group.id), "ncclGetUniqueId");
   check(nccl_.group_start(), "ncclGroupStart");
   for (size_t i = 0; i < group.ranks.size(); ++i) {

@@ -19,8 +19,9 @@ void check(Api& api, Status status, std::string_view call) {
 
 void ThrowingCheck::failed(std::string_view kernel, std::string_view library, int code, std::string_view text) {
   api_->last_error();  // cleared, so that teardown does not meet it again
-  throw WorldError(fmt::format("kernel {}: {} error {}: {} (the cause may be an op issued earlier)", kernel, library, code, text),
-                   "run the case alone under compute-sanitizer to find the op");
+  const std::string what = fmt::format("kernel {}: {} error {}: {}", kernel, library, code, text);
+  if (library != "cuda") throw WorldError(what, "see `shardlab doctor` for the library's state; canonical: true does without it");
+  throw WorldError(what + " (the cause may be an op issued earlier)", "run the case alone under compute-sanitizer to find the op");
 }
 
 RankDevice::~RankDevice() {
@@ -42,6 +43,7 @@ void RankDevice::attach_thread() { check(api_.set_device(device_), "cudaSetDevic
 
 void RankDevice::prepare(const Needs& needs) {
   attach_thread();
+  const MemoryAccount::Taking taking(account_, MemoryUse::kStreams, device_);
   for (int i = 0; i < needs.streams; ++i) check(api_.create_stream(&streams_.emplace_back()), "cudaStreamCreate");
   for (int i = 0; i < needs.events; ++i) check(api_.create_event(&events_.emplace_back(), false), "cudaEventCreate");
   for (int i = 0; i < needs.marks; ++i) check(api_.create_event(&marks_.emplace_back(), true), "cudaEventCreate");
@@ -52,6 +54,7 @@ std::byte* RankDevice::reserve(Space space, int64_t bytes) {
   void* at = nullptr;
   if (space == Space::kNvme) throw WorldError("the CUDA back end keeps no buffer on NVMe", "offload to cpu instead");
   const bool device = space == Space::kDevice;
+  const MemoryAccount::Taking taking(device ? account_ : nullptr, MemoryUse::kArenas, device_);
   const Status status = device ? api_.allocate(&at, bytes) : api_.allocate_host(&at, bytes);
   if (status == kOutOfMemory) {
     int64_t free = 0, total = 0;
@@ -119,8 +122,10 @@ EventHandle RankDevice::create_event() {
   return transport_events_.back();
 }
 
-Node::Node(Api& api, const gpu::Kernels& kernels, const std::vector<int>& devices) : api_(api), kernels_(kernels) {
-  for (size_t r = 0; r < devices.size(); ++r) ranks_.push_back(std::make_unique<RankDevice>(api, static_cast<int>(r), devices[r]));
+Node::Node(Api& api, const gpu::Kernels& kernels, const std::vector<int>& devices, MemoryAccount* account)
+    : api_(api), kernels_(kernels), account_(account) {
+  for (size_t r = 0; r < devices.size(); ++r)
+    ranks_.push_back(std::make_unique<RankDevice>(api, static_cast<int>(r), devices[r], account));
 }
 
 Result<std::vector<int>> devices_for(std::string_view transport, int world_size, const Presence& presence) {

@@ -10,6 +10,7 @@
 #include "kernels/cuda/kernels.h"
 #include "runtime/accelerator.h"
 #include "runtime/cuda/api.h"
+#include "runtime/cuda/memory_account.h"
 
 namespace shardlab::cuda {
 
@@ -29,7 +30,9 @@ class ThrowingCheck final : public gpu::LaunchCheck {
 /// One rank's share of a device: streams, events and memory of its own.
 class RankDevice final : public Accelerator {
  public:
-  RankDevice(Api& api, int rank, int device) : api_(api), rank_(rank), device_(device) {}
+  /// `account`: told what is taken, or null.
+  RankDevice(Api& api, int rank, int device, MemoryAccount* account = nullptr)
+      : api_(api), rank_(rank), device_(device), account_(account) {}
   ~RankDevice() override;
   RankDevice(const RankDevice&) = delete;
 
@@ -48,6 +51,7 @@ class RankDevice final : public Accelerator {
 
   int device() const { return device_; }
   Api& api() { return api_; }
+  MemoryAccount* account() { return account_; }
   StreamHandle stream(int stream) const { return streams_[static_cast<size_t>(stream)]; }
   /// An event of the transport's, without timing; lives as long as the device.
   EventHandle create_event();
@@ -60,6 +64,7 @@ class RankDevice final : public Accelerator {
   Api& api_;
   const int rank_;
   const int device_;
+  MemoryAccount* const account_;
   std::vector<StreamHandle> streams_;
   std::vector<EventHandle> events_, marks_;
   std::mutex mutex_;  ///< guards the three below
@@ -71,17 +76,19 @@ class RankDevice final : public Accelerator {
 /// Every rank of the process with its device. Made before the session and ended after it.
 class Node {
  public:
-  /// `devices`: by rank, the number of its device. `api` and `kernels` must outlive the node.
-  Node(Api& api, const gpu::Kernels& kernels, const std::vector<int>& devices);
+  /// `devices`: by rank, the number of its device. `account`: of these devices, or null. All must outlive the node.
+  Node(Api& api, const gpu::Kernels& kernels, const std::vector<int>& devices, MemoryAccount* account = nullptr);
 
   Api& api() { return api_; }
   const gpu::Kernels& kernels() const { return kernels_; }
+  MemoryAccount* account() { return account_; }
   int ranks() const { return static_cast<int>(ranks_.size()); }
   RankDevice& rank(int rank) { return *ranks_[static_cast<size_t>(rank)]; }
 
  private:
   Api& api_;
   const gpu::Kernels& kernels_;
+  MemoryAccount* const account_;
   std::vector<std::unique_ptr<RankDevice>> ranks_;
 };
 

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "plan/base/check.h"
+#include "plan/device_words.h"
 #include "simulator/memory/replay.h"
 
 namespace shardlab::whatif {
@@ -61,8 +62,8 @@ StageAnswer stage_answer(const StagePeak& peak, int64_t fragmented, int32_t stag
   s.add(ItemGroup::kWorkspace, "the layer that runs", of(MemoryPart::kTransient));
   s.add(ItemGroup::kWorkspace, "library workspace", of(MemoryPart::kWorkspace));
   s.add(ItemGroup::kReserved, "held by the allocator, not live", fragmented);
-  s.add(ItemGroup::kDevice, "context and loaded kernels", of(MemoryPart::kContext));
-  s.add(ItemGroup::kDevice, "NCCL buffers", of(MemoryPart::kNccl));
+  s.add(ItemGroup::kDevice, std::string(device_words::kContextAndKernels), of(MemoryPart::kContext));
+  s.add(ItemGroup::kDevice, std::string(device_words::kNccl), of(MemoryPart::kNccl));
   s.host_bytes = peak.host_bytes, s.nvme_bytes = peak.nvme_bytes;
   say_moment(peak, s);
   return s;

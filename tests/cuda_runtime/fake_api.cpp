@@ -23,7 +23,7 @@ void FakeStream::push(std::function<void()> work) {
 }
 
 FakeApi::~FakeApi() {
-  for (const auto& [at, bytes] : blocks_) std::free(at);
+  for (const auto& [at, block] : blocks_) std::free(at);
 }
 
 std::string FakeApi::describe(Status status) {
@@ -62,28 +62,52 @@ Status FakeApi::properties(int, cuda::Properties* p) {
   return cuda::kSuccess;
 }
 
-Status FakeApi::set_device(int) {
+Status FakeApi::set_device(int device) {
   const std::lock_guard lock(mutex_);
+  current_[std::this_thread::get_id()] = device;
+  current();
   return note("cudaSetDevice");
+}
+
+int FakeApi::current() {
+  const int device = current_[std::this_thread::get_id()];
+  if (contexts_.insert(device).second) used_[device] += context_bytes;
+  return device;
+}
+
+void FakeApi::take(int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  used_[current()] += bytes;
+}
+
+int64_t FakeApi::used(int device) {
+  const std::lock_guard lock(mutex_);
+  return used_[device] + others;
 }
 
 Status FakeApi::memory(int64_t* free, int64_t* total) {
   const std::lock_guard lock(mutex_);
-  *free = capacity - used_;
+  *free = capacity - others - used_[current()];
   *total = capacity;
+  return cuda::kSuccess;
+}
+
+Status FakeApi::allocate_block(void** at, int64_t bytes, int device) {
+  const size_t size = (static_cast<size_t>(bytes) + kAlign - 1) / kAlign * kAlign;
+  *at = std::aligned_alloc(kAlign, size);
+  std::memset(*at, 0xff, size);
+  blocks_[*at] = {bytes, device};
   return cuda::kSuccess;
 }
 
 Status FakeApi::allocate(void** at, int64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (const Status status = note("cudaMalloc"); status != cuda::kSuccess) return status;
-  if (used_ + bytes > capacity) return cuda::kOutOfMemory;
-  const size_t size = (static_cast<size_t>(bytes) + kAlign - 1) / kAlign * kAlign;
-  *at = std::aligned_alloc(kAlign, size);
-  std::memset(*at, 0xff, size);
-  blocks_[*at] = bytes;
-  used_ += bytes;
-  return cuda::kSuccess;
+  const int64_t taken = (bytes + granule - 1) / granule * granule;
+  const int device = current();
+  if (others + used_[device] + taken > capacity) return cuda::kOutOfMemory;
+  used_[device] += taken;
+  return allocate_block(at, taken, device);
 }
 
 Status FakeApi::release(void* at) {
@@ -92,13 +116,16 @@ Status FakeApi::release(void* at) {
   if (found == blocks_.end()) return 1;
   // As cudaFree does, wait for what may still use the memory.
   while (!hung_ && run_one()) {}
-  used_ -= found->second;
+  if (found->second.device >= 0) used_[found->second.device] -= found->second.bytes;
   blocks_.erase(found);
   std::free(at);
   return cuda::kSuccess;
 }
 
-Status FakeApi::allocate_host(void** at, int64_t bytes) { return allocate(at, bytes); }
+Status FakeApi::allocate_host(void** at, int64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return allocate_block(at, bytes, -1);
+}
 Status FakeApi::release_host(void* at) { return release(at); }
 
 Status FakeApi::fill(void* at, uint8_t value, int64_t bytes, StreamHandle stream) {
@@ -120,6 +147,7 @@ Status FakeApi::create_stream(StreamHandle* stream) {
   auto made = std::make_unique<Queue>();
   made->handle = {this, static_cast<int>(streams_.size())};
   made->priority = draw();
+  used_[current()] += stream_bytes;
   stream->value = &made->handle;
   streams_[&made->handle] = std::move(made);
   return note("cudaStreamCreate");

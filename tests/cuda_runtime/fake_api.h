@@ -7,7 +7,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/cuda/api.h"
@@ -70,6 +72,14 @@ class FakeApi final : public cuda::Api {
   /// Most pieces of work that waited at the same time: how far the host ran ahead.
   size_t most_pending() const { return most_pending_; }
 
+  /// Takes memory of the calling thread's device as a library or the driver does: nobody is told, and it is never given back.
+  void take(int64_t bytes);
+  /// Bytes in use on a device, as its driver would tell.
+  int64_t used(int device);
+
+  /// What the driver takes: for the first call on a device, for a stream, and of what multiple an allocation is.
+  int64_t context_bytes = 0, stream_bytes = 0, granule = 1;
+  int64_t others = 0;  ///< bytes that other processes have on each device
   int driver = 13000;
   cuda::Status count_status = cuda::kSuccess;
   int64_t capacity = int64_t{4} << 30;
@@ -94,7 +104,14 @@ class FakeApi final : public cuda::Api {
     uint64_t priority = 0;
   };
 
+  struct Block {
+    int64_t bytes = 0;
+    int device = -1;  ///< -1: host memory
+  };
   cuda::Status note(const std::string& call);
+  /// The calling thread's device, with its context.
+  int current();
+  cuda::Status allocate_block(void** at, int64_t bytes, int device);
   Queue& queue(cuda::StreamHandle stream);
   void push(Queue& queue, Work work);
   bool runnable(const Queue& queue) const;
@@ -107,10 +124,12 @@ class FakeApi final : public cuda::Api {
   uint64_t random_;
   std::map<void*, std::unique_ptr<Queue>> streams_;
   std::map<void*, std::unique_ptr<Event>> events_;
-  std::map<void*, int64_t> blocks_;
+  std::map<void*, Block> blocks_;
   std::map<std::string, int> calls_;
   std::map<std::pair<std::string, int>, cuda::Status> failures_;
-  int64_t used_ = 0;
+  std::map<int, int64_t> used_;  ///< by device
+  std::map<std::thread::id, int> current_;
+  std::set<int> contexts_;
   double clock_ = 0;
   size_t pending_ = 0, most_pending_ = 0;
   bool hung_ = false, deadlocked_ = false;

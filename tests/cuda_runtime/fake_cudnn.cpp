@@ -80,6 +80,7 @@ std::string FakeCudnn::describe(CudnnStatus status) { return fmt::format("status
 
 CudnnStatus FakeCudnn::create(gpu::CudnnHandle* handle) {
   if (create_status != 0) return create_status;
+  if (when_made) when_made();
   auto made = std::make_unique<int>(0);
   *handle = made.get();
   handles_[*handle] = {std::move(made), nullptr};

@@ -2,6 +2,7 @@
 // told to, and carries a graph out on host memory, operation by operation, from its descriptors alone.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,6 +36,7 @@ class FakeCudnn final : public gpu::CudnnApi {
 
   int64_t installed = 91900;
   std::vector<Engine> engines{{}};
+  std::function<void()> when_made;  ///< runs as a handle is made
   gpu::CudnnStatus create_status = 0, graph_status = 0, execute_status = 0;
   std::string log;  ///< "tensor 1: 901=[9] 902=[1,2,64,64]", a line a finished descriptor
   int executed = 0;

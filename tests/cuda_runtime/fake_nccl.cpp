@@ -29,6 +29,7 @@ NcclStatus FakeNccl::unique_id(cuda::NcclId* id) {
 }
 
 NcclStatus FakeNccl::init(NcclHandle* handle, int size, const cuda::NcclId& id, int index) {
+  if (when_made) when_made();
   auto made = std::make_unique<Handle>();
   std::memcpy(&made->number, id.bytes.data(), sizeof made->number);
   made->index = index;

@@ -1,6 +1,7 @@
 // An NCCL that only writes down what it is asked for.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -48,6 +49,7 @@ class FakeNccl final : public cuda::NcclApi {
   /// Calls across handles, in order: (handle, text). Groups are written with a null handle.
   std::vector<std::pair<const Handle*, std::string>> log;
   int open_groups = 0, made_in_groups = 0;
+  std::function<void()> when_made;      ///< runs as a handle is made
   cuda::NcclStatus failure = 0;         ///< what the next all_reduce returns
   cuda::NcclStatus remote_failure = 0;  ///< what async_error reports
 

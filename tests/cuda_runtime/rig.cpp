@@ -133,7 +133,11 @@ PlacedPlan lowered(Case config) {
 }
 
 FakeRun::FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda, Behind kernels)
-    : node(api, queued_kernels(kernels), std::vector<int>(static_cast<size_t>(placed.plan->mesh.world_size()), 0)),
+    : FakeRun(placed, api, options, cuda, queued_kernels(kernels), nullptr) {}
+
+FakeRun::FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda,
+                 const gpu::Kernels& kernels, cuda::MemoryAccount* account)
+    : node(api, kernels, std::vector<int>(static_cast<size_t>(placed.plan->mesh.world_size()), 0), account),
       transport(std::make_unique<cuda::OneGpuTransport>(node)),
       session(Session::create(placed, options, *transport, cuda::cuda_backend(node, cuda), &tokens)) {}
 

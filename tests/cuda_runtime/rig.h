@@ -44,6 +44,9 @@ class Tokens64 final : public BatchSource {
 struct FakeRun {
   FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda = {},
           Behind kernels = Behind::kHost);
+  /// The same on a table of kernels of the test's own, with an account of what is taken, or null.
+  FakeRun(const PlacedPlan& placed, FakeApi& api, const RunOptions& options, const cuda::CudaOptions& cuda,
+          const gpu::Kernels& kernels, cuda::MemoryAccount* account);
   Tokens64 tokens;
   cuda::Node node;
   std::unique_ptr<Transport> transport;

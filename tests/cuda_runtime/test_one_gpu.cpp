@@ -85,7 +85,8 @@ TEST_CASE("one-gpu collectives equal their definition for every kind, size and o
               const Moved moved = comm->collective(call, task);
               if (moved.sent_bytes != 4 * sent_elements(kind, call.algorithm, kElements, size, rank, call.root) ||
                   moved.carrier_rank != (rank == 0 ? -1 : 0))
-                throw WorldError(fmt::format("rank {} round {}: {} bytes, carried by {}", rank, round, moved.sent_bytes, moved.carrier_rank));
+                throw WorldError(
+                    fmt::format("rank {} round {}: {} bytes, carried by {}", rank, round, moved.sent_bytes, moved.carrier_rank));
               std::vector<float> result(static_cast<size_t>(out));
               device.copy(result.data(), target, out * 4, 0);
               device.synchronise();

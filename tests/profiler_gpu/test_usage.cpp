@@ -39,6 +39,7 @@ NvmlCalls fake_calls() {
   c.throttle_reasons = [](Device, unsigned long long* bits) { return *bits = gpu.reasons, 0; };
   c.power = [](Device, unsigned* mw) { return *mw = gpu.power_mw, 0; };
   c.power_limit = [](Device, unsigned* mw) { return *mw = 700'000, 0; };
+  c.memory = [](Device, NvmlCalls::Memory* m) { return *m = {1000, 400, 600}, gpu.energy_result; };
   c.temperature = [](Device, int, unsigned* t) { return *t = gpu.celsius, 0; };
   return c;
 }
@@ -168,6 +169,19 @@ TEST_CASE("the sampler's thread reads on its own and ends with it", "[profiler_g
   while (energy_reads < before + 4) std::this_thread::yield();
   CHECK(sampler.stop().samples >= 5);
   { const UsageSampler unstopped(*nvml->device(0u), clock, 1e-3); }
+}
+
+TEST_CASE("memory in use is what NVML tells, or not known", "[profiler_gpu]") {
+  NvmlCalls calls = fake_calls();
+  LibraryStatus status;
+  const auto nvml = Nvml::open_on(calls, status);
+  CHECK(nvml->device(0u)->used_bytes() == 600);
+  gpu.energy_result = 3;  // not supported
+  CHECK_FALSE(nvml->device(0u)->used_bytes());
+  calls = fake_calls();
+  calls.memory = nullptr;
+  const auto older = Nvml::open_on(calls, status);
+  CHECK_FALSE(older->device(0u)->used_bytes());
 }
 
 TEST_CASE("the reasons for throttling are one bit each", "[profiler_gpu]") {

@@ -32,6 +32,20 @@ TEST_CASE("explanations of the sample sweep") {
   REQUIRE_GOLDEN("reports/explain.txt", text);
 }
 
+TEST_CASE("memory that no plan has is told apart where the devices' was, the most first") {
+  CaseOutcome o = small_outcome();
+  const auto said = [&] {
+    const std::vector<std::string> all = reasons(o);
+    return std::ranges::count_if(all, [](const std::string& s) { return s.starts_with("Memory that no plan has"); });
+  };
+  CHECK(said() == 0);
+  o.measured->unplanned_memory_bytes = (int64_t{500} << 20) + (2 << 20);
+  o.measured->unplanned_memory = {{"rounding of allocations", 2 << 20}, {"context", int64_t{500} << 20}};
+  const std::vector<std::string> all = reasons(o);
+  CHECK(std::ranges::find(all, "Memory that no plan has, 502.0 MiB: 500.0 MiB context, 2.000 MiB rounding of allocations.") !=
+        all.end());
+}
+
 TEST_CASE("a case without figures says why, one without ops has no table") {
   CaseOutcome o = small_outcome();
   o.predicted.reset();

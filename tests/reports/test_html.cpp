@@ -99,6 +99,25 @@ TEST_CASE("the page without data weighs less than 300 kB") {
 
 TEST_CASE("the report as markdown") { REQUIRE_GOLDEN("reports/report.md", render_markdown(sweep_report())); }
 
+TEST_CASE("the report as markdown has what takes memory that no plan has, where devices told") {
+  const auto contains = [](const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; };
+  Report report = sweep_report();
+  REQUIRE_FALSE(contains(render_markdown(report), "unplanned memory"));
+  report.cases[0].measured->unplanned_memory_bytes = 3 << 20;
+  report.cases[0].measured->unplanned_memory = {{"context", 2 << 20}, {"other", 1 << 20}};
+  report.cases[1].measured->unplanned_memory_bytes = 5 << 20;
+  report.cases[1].measured->unplanned_memory = {{"context", 4 << 20}, {"NCCL buffers", 1 << 20}};
+  const std::string text = render_markdown(report);
+  INFO(text);
+  const std::string head = "| name | unplanned memory | context | other | NCCL buffers |";
+  REQUIRE(contains(text, head));
+  const std::string table = text.substr(text.find(head));
+  REQUIRE(contains(table, "| " + report.cases[0].config.name + " | 3.000 MiB | 2.000 MiB | 1.000 MiB |  |"));
+  REQUIRE(contains(table, "| " + report.cases[1].config.name + " | 5.000 MiB | 4.000 MiB |  | 1.000 MiB |"));
+  // The page has it among the reasons of the case.
+  REQUIRE(contains(report_json(report), "Memory that no plan has, 3.000 MiB: 2.000 MiB context, 1.000 MiB other."));
+}
+
 TEST_CASE("escapes") {
   CHECK(html_escaped("<a href=\"x\">'&'</a>") == "&lt;a href=&quot;x&quot;&gt;&#39;&amp;&#39;&lt;/a&gt;");
   CHECK(script_safe("{\"a\":\"</script><!--\"}") == "{\"a\":\"\\u003c/script>\\u003c!--\"}");

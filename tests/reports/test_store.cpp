@@ -90,6 +90,7 @@ TEST_CASE("what is appended is read back, bit for bit, by another opening of the
   std::vector<CaseOutcome> cases = sweep_outcomes();
   cases[0].measured->losses = {5.5, std::nan(""), HUGE_VAL, -HUGE_VAL, 1.0 / 3};
   cases[1].measured->energy_j = 12.5;
+  cases[1].measured->unplanned_memory = {{"context", 400'000'003}, {"other", -4096}};
   cases[1].config.train.seed = 0xffffffffffffffffull;
   cases[1].config.train.learning_rate = {
       .kind = LearningRate::Kind::kCosine, .peak = 3e-4f, .warmup_steps = 10, .total_steps = 1000, .floor = 3e-5f};
@@ -104,6 +105,7 @@ TEST_CASE("what is appended is read back, bit for bit, by another opening of the
   REQUIRE(read.size() == cases.size());
   for (size_t i = 0; i < cases.size(); ++i) CHECK(fingerprint(read[i]) == fingerprint(cases[i]));
   CHECK(read[1].config.train == cases[1].config.train);
+  CHECK(read[1].measured->unplanned_memory == cases[1].measured->unplanned_memory);
   CHECK(read[3].config.layout == cases[3].config.layout);
   CHECK(read[3].config.model == cases[3].config.model);
 }
