@@ -727,4 +727,12 @@ struct GatherTimes {
 };
 std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage);
 
+/// One stay of a bucket's whole parameters under ZeRO-3: gathered before visit `issued` computes, used from visit `first` on, freed
+/// after visit `last`. Visits are forwards and backwards of one unit, numbered through the stage's step.
+struct GatherStay {
+  size_t bucket = 0, issued = 0, first = 0, last = 0;
+};
+/// In the order in which they are issued.
+std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Part& part, int64_t stage);
+
 }  // namespace shardlab::forms
