@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -114,15 +115,27 @@ class StageWriter {
   }
   size_t index_of(const BucketForm& b) const { return static_cast<size_t>(&b - state_.buckets.data()); }
 
+  /// From where the bucket's last gradient is complete; behind what left the stream before it.
+  void put_within(size_t v, const BucketForm& b, const std::vector<Event>& events) {
+    if (!c_.layout.overlap) return append(after_[v], events);
+    std::vector<Aside>& there = within_[v];
+    const int32_t done = text_.blocks[static_cast<size_t>(block_of(v))].done[static_cast<size_t>(b.last)];
+    const int32_t tasks = there.empty() ? done : std::max(done, there.back().tasks);
+    for (const Event& e : events) there.push_back({tasks, e});
+  }
+
   /// Zero 0 and 1: a bucket is reduced once a step, when its last gradient is there.
   void reduce_when_complete() {
     const CollectiveKind kind = c_.layout.zero == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
     reduced_.resize(state_.buckets.size(), -1);
     for (const BucketForm& b : state_.buckets) {
       const size_t last = backward_of(b.lowest, c_.train.grad_accumulation - 1);
-      std::vector<Event>& there = !c_.layout.overlap || (b.lowest == 0 && meets_early()) ? at_end_ : after_[last];
-      append(there, aside(exchanged(kind, b, Widths(c_).gradient), kReducing, &reduced_[index_of(b)]));
-      sum_replicas(b, there);
+      std::vector<Event> events = aside(exchanged(kind, b, Widths(c_).gradient), kReducing, &reduced_[index_of(b)]);
+      sum_replicas(b, events);
+      if (!c_.layout.overlap || (part_.first && b.lowest == 0 && meets_early()))
+        append(at_end_, events);
+      else
+        put_within(last, b, events);
     }
   }
 
@@ -134,7 +147,7 @@ class StageWriter {
     for (const BucketForm& b : state_.buckets)
       for (int64_t j = 0; j < m; ++j) {
         const size_t last = backward_of(b.lowest, j), next = std::min(last + 1, next_compute(last));
-        std::vector<Event>& there = after_[last];
+        std::vector<Event> there;
         int32_t scattered = -1, kept = -1;
         append(there, aside(exchanged(CollectiveKind::kReduceScatter, b, g), kReducing, &scattered));
         const double slice = static_cast<double>(b.elements / b.ranks);
@@ -142,12 +155,13 @@ class StageWriter {
         append(there, aside(kernels_.kernel({j == 0 ? 0 : slice, bytes}, Spent::kData), kReducing, &kept));
         reduced_[index_of(b)] = kept;
         if (j == m - 1) sum_replicas(b, there);
+        put_within(last, b, there);
         if (kept < 0) continue;
         const size_t again = j + 1 < m ? backward_of(b.highest, j + 1) : before_.size();
         if (next >= again)
           before_[again].push_back(await(kept));
         else if (next == last)
-          there.push_back(await(kept));
+          after_[last].push_back(await(kept));
         else
           released_[next].push_back(await(kept));
       }
@@ -204,31 +218,66 @@ class StageWriter {
     const size_t first = static_cast<size_t>((slot - 1) * units_);
     for (size_t v = first; v < first + static_cast<size_t>(units_); ++v) {
       emit_all(before_[v]);
-      if (v == first) {
-        give_up_sent(slot);
-        if (table_.receives(slot))
-          emit({.kind = Event::Kind::kArrived,
-                .edge = edge_of(backward, true),
-                .number = static_cast<int32_t>(micro_batches_[static_cast<size_t>(slot - 1)])});
-      }
+      if (v == first) give_up_sent(slot);
       if (const auto found = needed_.find(v); found != needed_.end()) emit_all(found->second);
-      work(v);
+      const Event arrived{.kind = Event::Kind::kArrived,
+                          .edge = edge_of(backward, true),
+                          .number = static_cast<int32_t>(micro_batches_[static_cast<size_t>(slot - 1)])};
+      work(v, v == first && table_.receives(slot) ? &arrived : nullptr);
       if (const auto found = released_.find(v); found != released_.end()) emit_all(found->second);
       emit_all(after_[v]);
     }
   }
 
-  void work(size_t v) {
+  int32_t block_of(size_t v) const {
     const Visit at = visit(v);
     const bool embeds = part_.first && at.unit == 0, head = part_.last && at.unit == units_ - 1;
     const bool adds = at.backward && at.micro_batch > 0 && (c_.layout.zero < 2 || c_.layout.dp == 1);
     const int32_t kind = embeds ? kEmbedF : head ? kHeadF : kLayerF;
-    const int32_t block = kind + (!at.backward ? 0 : adds ? 6 : 3);
-    Event* last = text_.events.empty() ? nullptr : &text_.events.back();
-    if (last && last->kind == Event::Kind::kWork && last->index == block)
-      ++last->times;
-    else
-      emit({.index = block});
+    return kind + (!at.backward ? 0 : adds ? 6 : 3);
+  }
+
+  /// A visit in one piece; else cut where it waits for a message after its first tasks, and where something leaves the stream.
+  void work(size_t v, const Event* arrived) {
+    const int32_t block = block_of(v);
+    const auto found = within_.find(v);
+    if (arrived && text_.blocks[static_cast<size_t>(block)].apart == 0) emit(*std::exchange(arrived, nullptr));
+    if (found == within_.end() && !arrived) {
+      Event* last = text_.events.empty() ? nullptr : &text_.events.back();
+      if (last && last->kind == Event::Kind::kWork && last->index == block)
+        ++last->times;
+      else
+        emit({.index = block});
+      return;
+    }
+    const int32_t all = static_cast<int32_t>(text_.blocks[static_cast<size_t>(block)].tasks.size());
+    int32_t at = 0, asides = 0;
+    const auto go_to = [&](int32_t task) {
+      if (task > at) emit({.index = part_of_block(block, at, task)});
+      at = std::max(at, task);
+    };
+    if (arrived) {
+      go_to(text_.blocks[static_cast<size_t>(block)].apart);
+      emit(*arrived);
+    }
+    if (found != within_.end())
+      for (const Aside& a : found->second) {
+        go_to(a.tasks);
+        emit(a.event);
+        ++asides;
+        text_.events.back().ahead = all - at + asides;
+      }
+    go_to(all);
+    if (asides > 0) emit({.kind = Event::Kind::kLaunched, .times = asides});
+  }
+
+  /// Visits that are alike are cut alike.
+  int32_t part_of_block(int32_t block, int32_t first, int32_t last) {
+    const auto [found, is_new] = parts_.try_emplace({block, first, last}, static_cast<int32_t>(text_.blocks.size()));
+    if (is_new)
+      text_.blocks.push_back(text_.blocks[static_cast<size_t>(block)].part(static_cast<size_t>(first), static_cast<size_t>(last),
+                                                                           kernels_.launch_s()));
+    return found->second;
   }
 
   // The end of the step.
@@ -402,8 +451,15 @@ class StageWriter {
   State state_;
   int64_t units_;
   StageText text_;
+  /// What leaves the control stream within a visit, after so many of its tasks.
+  struct Aside {
+    int32_t tasks;
+    Event event;
+  };
   std::vector<std::vector<Event>> before_, after_;  ///< by visit
+  std::map<size_t, std::vector<Aside>> within_;
   std::map<size_t, std::vector<Event>> needed_, released_;
+  std::map<std::tuple<int32_t, int32_t, int32_t>, int32_t> parts_;
   std::vector<Event> at_end_;
   std::vector<int64_t> micro_batches_, backward_slots_;  ///< by slot; by micro-batch
   std::vector<int32_t> reduced_;                         ///< by bucket: what its sum waits for, -1 for nothing

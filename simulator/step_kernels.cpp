@@ -181,24 +181,32 @@ Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) co
   constexpr Spent kBack = Spent::kBackward;
   const Linear qkv{h_, qkv_, gpt_}, out{o_, h_}, up{h_, up_, gpt_}, down{f_, h_};
   if (treatment.full) forward_ops(b, Spent::kRecompute, false);
+  b.apart = static_cast<int32_t>(b.tasks.size());
+  const auto done = [&](GradientOrder gradient) { b.done[gradient] = static_cast<int32_t>(b.tasks.size()); };
   const auto again = [&](std::string_view word) {
     const auto bit = std::ranges::find(kSubLayers, word) - std::begin(kSubLayers);
     return !treatment.full && (treatment.again >> bit & 1) != 0;
   };
   backward_bias(b, adds);
+  done(kDownBias);
   linear_input(b, down);
   if (again("mlp.act")) activation(b, Spent::kRecompute);
   linear_weight(b, down, adds);
+  done(kDown);
   add(b, tokens_ * f_ * (gpt_ ? 20 : 12), e_ * tokens_ * (f_ + 2 * up_), kBack);
   linear_input(b, up);
   all_reduce(b, x_, e_);
   if (again("mlp.norm")) norm(b, Spent::kRecompute);
   linear_weight(b, up, adds);
+  done(kUp);
   norm_backward(b, true, adds);
+  b.done[kMlpNorm] = static_cast<int32_t>(b.tasks.size()) - 1;
   backward_bias(b, adds);
+  done(kOutBias);
   linear_input(b, out);
   if (again("attn.core")) attention(b, Spent::kRecompute);
   linear_weight(b, out, adds);
+  done(kOut);
   const double s = of(c_.train.seq_len), pairs = sequences_ * heads_ * (s * (s + 1) / 2);
   add(b, pairs * (10 * head_dim_ + 6) + 2 * tokens_ * o_, e_ * tokens_ * 2 * (o_ + qkv_) + lse_, kBack, true);
   if (!gpt_) add(b, tokens_ * head_dim_ * (heads_ + kv_heads_) * 3, 2 * e_ * tokens_ * qkv_, kBack);
@@ -206,7 +214,9 @@ Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) co
   all_reduce(b, x_, e_);
   if (again("attn.norm")) norm(b, Spent::kRecompute);
   linear_weight(b, qkv, adds);
+  done(kQkv);
   norm_backward(b, true, adds);
+  b.done[kAttentionNorm] = static_cast<int32_t>(b.tasks.size()) - 1;
   return b;
 }
 
@@ -227,6 +237,7 @@ Block StepKernels::embed_backward(bool adds) const {
   dropout(b, Spent::kBackward);
   if (gpt_) add(b, x_, x_ * e_ + times * of(c_.model.max_positions) * h_ * g_, Spent::kBackward);
   add(b, x_, 4 * tokens_ + x_ * e_ + times * vocab_ * h_ * g_, Spent::kBackward);
+  b.done.fill(static_cast<int32_t>(b.tasks.size()));
   return b;
 }
 
@@ -255,7 +266,9 @@ Block StepKernels::head_backward(bool adds) const {
   linear_input(b, head);
   all_reduce(b, x_, e_);
   linear_weight(b, head, adds);
+  b.done[kTable] = static_cast<int32_t>(b.tasks.size());
   norm_backward(b, false, adds);
+  b.done[kFinalNorm] = static_cast<int32_t>(b.tasks.size()) - 1;
   return b;
 }
 

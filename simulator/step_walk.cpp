@@ -122,6 +122,7 @@ class StageWalk {
     switch (e.kind) {
       case Event::Kind::kWork: work(text_.blocks[static_cast<size_t>(e.index)], e.times); return true;
       case Event::Kind::kAsync: begin_async(e); return true;
+      case Event::Kind::kLaunched: launches_ += e.times; return true;
       case Event::Kind::kAwait: await(static_cast<size_t>(e.number)); return true;
       case Event::Kind::kSend:
       case Event::Kind::kReceive: {
@@ -191,7 +192,7 @@ class StageWalk {
   }
 
   void begin_async(const Event& e) {
-    const double launched = costs_.launch_s * static_cast<double>(++launches_);
+    const double launched = costs_.launch_s * static_cast<double>(e.ahead == 0 ? ++launches_ : launches_ + e.ahead);
     const size_t stream = static_cast<size_t>(e.stream), number = static_cast<size_t>(e.number);
     if (queues_.size() <= stream) queues_.resize(stream + 1);
     if (asyncs_.size() <= number) asyncs_.resize(number + 1);
@@ -305,6 +306,13 @@ Task task_of(double seconds, const Demand& demand, Spent spent) {
     t.share[r] = share > kRounding ? share : 0;
   }
   return t;
+}
+
+Block Block::part(size_t first, size_t last, double launch_s) const {
+  Block b;
+  b.tasks.assign(tasks.begin() + static_cast<std::ptrdiff_t>(first), tasks.begin() + static_cast<std::ptrdiff_t>(last));
+  b.close(launch_s);
+  return b;
 }
 
 void Block::close(double launch_s) {

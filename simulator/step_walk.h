@@ -37,8 +37,13 @@ Task task_of(double seconds, const Demand& demand, Spent spent);
 struct Block {
   std::vector<Task> tasks;
   void add(const Task& task) { tasks.push_back(task); }
+  /// Of the tasks from `first` to before `last`: the sums below. `launch_s`: host seconds of one launch.
+  Block part(size_t first, size_t last, double launch_s) const;
   /// Works out the sums below. `launch_s`: host seconds of one launch.
   void close(double launch_s);
+
+  std::array<int32_t, 8> done{};  ///< of backward: after how many tasks each of the unit's gradients is complete
+  int32_t apart = 0;              ///< and how many come before the first that needs the gradient of its output
 
   double alone = 0;     ///< sum of the tasks
   double launched = 0;  ///< the second term of the formula, with the launches before the block left out
@@ -48,19 +53,21 @@ struct Block {
 /// What a stage does, in issue order.
 struct Event {
   enum class Kind : uint8_t {
-    kWork,     ///< `block`, `times`
-    kAsync,    ///< task `index` on another stream, when the control stream is here; `number` is its name
-    kAwait,    ///< the control stream waits for async number `number`
-    kSend,     ///< a message of `edge` on a stream of its own, when the control stream is here
-    kReceive,  ///< posts one
-    kArrived,  ///< the control stream waits until message `number` of `edge` has arrived, ...
-    kSent,     ///< ... or has left
-    kMeet,     ///< a collective, task `index`, on the control streams of `times` stages; `number` is its name on all of them
+    kWork,      ///< `block`, `times`
+    kAsync,     ///< task `index` on another stream, when the control stream is here; `number` is its name
+    kLaunched,  ///< `times` asyncs that were named ahead of their place in the host's order have had it
+    kAwait,     ///< the control stream waits for async number `number`
+    kSend,      ///< a message of `edge` on a stream of its own, when the control stream is here
+    kReceive,   ///< posts one
+    kArrived,   ///< the control stream waits until message `number` of `edge` has arrived, ...
+    kSent,      ///< ... or has left
+    kMeet,      ///< a collective, task `index`, on the control streams of `times` stages; `number` is its name on all of them
   } kind = Kind::kWork;
   int32_t index = 0;   ///< of the block or task
   int32_t times = 1;   ///< of kWork
   int32_t stream = 0;  ///< of kAsync
   int32_t edge = 0;    ///< of messages: which directed pair of stages
+  int32_t ahead = 0;   ///< of kAsync: its place in the host's order beyond where the walk is; 0: next
   int32_t number = 0;
 };
 

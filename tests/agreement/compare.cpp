@@ -10,6 +10,7 @@
 #include "plan/wire.h"
 #include "simulator/analytic/analytic.h"
 #include "simulator/cost_model.h"
+#include "simulator/step_form.h"
 #include "simulator/timeline.h"
 #include "strategies/lower.h"
 
@@ -45,6 +46,7 @@ Compared compare(const Case& c) {
   out.analytic_peak = e.memory.live();
   out.analytic_wire = std::llround(e.wire_total());
   out.exact = estimator.exact(point);
+  out.timed = has_step_form(c);
   return out;
 }
 

@@ -13,6 +13,7 @@ struct Compared {
   int64_t timeline_peak = 0, analytic_peak = 0;
   int64_t timeline_wire = 0, analytic_wire = 0;
   bool exact = false;  ///< the estimate says that its bytes are the plan's
+  bool timed = false;  ///< its time is the closed form of the executor's step, not that of a framework like it
 
   /// Of the analytic step time, relative to the timeline's.
   double error() const { return analytic_s / timeline_s - 1; }
