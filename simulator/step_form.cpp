@@ -197,10 +197,14 @@ class StageWriter {
     for (int64_t slot = 1; slot <= table_.slots(); ++slot) {
       receive(slot + 1);
       compute(slot);
-      if (!table_.sends(slot)) continue;
-      emit({.kind = Event::Kind::kSend, .edge = edge_of(table_.backward(slot), false)});
-      sent_.push_back(slot);
     }
+  }
+
+  /// As soon as the slot's last unit has made it, whatever the control stream then waits for.
+  void send(int64_t slot) {
+    if (!table_.sends(slot)) return;
+    emit({.kind = Event::Kind::kSend, .edge = edge_of(table_.backward(slot), false)});
+    sent_.push_back(slot);
   }
 
   /// What was sent two slots ago is given up.
@@ -224,6 +228,7 @@ class StageWriter {
                           .edge = edge_of(backward, true),
                           .number = static_cast<int32_t>(micro_batches_[static_cast<size_t>(slot - 1)])};
       work(v, v == first && table_.receives(slot) ? &arrived : nullptr);
+      if (v == first + static_cast<size_t>(units_) - 1) send(slot);
       if (const auto found = released_.find(v); found != released_.end()) emit_all(found->second);
       emit_all(after_[v]);
     }

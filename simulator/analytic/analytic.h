@@ -165,7 +165,7 @@ struct Estimate {
 };
 
 /// Keys of a case that only shardlab's own executor has. Under the profile "shardlab", for layouts that it executes, memory and
-/// wire bytes are those of `closed_form`, to the byte, and the step's time is that of `step_form`.
+/// wire bytes are those of `closed_form`, to the byte; of a case the step's time is that of `step_form` too.
 struct ExecutorSettings {
   int64_t bucket_bytes = 25 << 20;
   Fsdp fsdp;  ///< of zero 3
@@ -250,7 +250,7 @@ class Estimator {
 
   /// No legal point that shares with `point` the cut of a layer (tp cp ep expert_tp micro_batch seq_len precision recompute
   /// sequence_parallel cp_kind tensor_overlap), dp, pp and grad_accumulation has a shorter step, whatever its zero, schedule, vpp,
-  /// offload, overlap and compression. `point` itself is legal.
+  /// offload, overlap and compression. `point` itself is legal. Of a study of a case 0: its steps are walked, not bounded.
   double least_step_s(const Point& point);
   /// No legal point that differs from `point` in schedule, vpp, overlap and reshard alone needs fewer device bytes; 0 where nothing
   /// is known. `point` itself is legal, its schedule none or 1f1b.

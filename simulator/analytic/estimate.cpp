@@ -267,7 +267,9 @@ bool Estimator::exact(const Point& point) {
   return refusal_of(state_->prepared.inside(), point) == Refusal::kNone && state_->executor.of(point) != nullptr;
 }
 
-double Estimator::least_step_s(const Point& point) { return analytic::least_step_s(state_->frame(point)); }
+double Estimator::least_step_s(const Point& point) {
+  return state_->prepared.inside().executor.config ? 0 : analytic::least_step_s(state_->frame(point));
+}
 
 double Estimator::least_device_bytes(const Point& point) {
   return state_->executor.possible(point.precision) ? 0 : analytic::least_device_bytes(state_->frame(point));

@@ -54,7 +54,7 @@ ExecutorForm::ExecutorForm(const Prepared::Inside& in) {
   const std::optional<Model> model = in.profile.name == "shardlab" ? model_of(in.shape) : std::nullopt;
   if (!model) return;
   possible_ = true;
-  if (in.executor.config) case_ = *in.executor.config;
+  if (in.executor.config) case_ = *in.executor.config, of_case_ = true;
   case_.model = *model;
   case_.machine = in.machine;
   bucket_bytes_ = in.executor.bucket_bytes;

@@ -37,8 +37,9 @@ class ExecutorForm {
   explicit ExecutorForm(const Prepared::Inside& in);
   /// The closed form of `point`; nothing where the executor does not run it. Valid until the next call.
   const ExecutorBytes* of(const Point& point);
-  /// Its time; nothing where it has no closed form of that.
-  std::optional<ExecutorTime> time_of(const Point& point) { return of(point) ? executor_time(case_) : std::nullopt; }
+  /// Its time; nothing where it has no closed form of that, or the study is of no case: a search asks for a million points a
+  /// second, and walks no step.
+  std::optional<ExecutorTime> time_of(const Point& point) { return of_case_ && of(point) ? executor_time(case_) : std::nullopt; }
   /// Whether any point of the study in this precision has a closed form.
   bool possible(Precision precision) const { return possible_ && precision != Precision::kFp4; }
 
@@ -47,7 +48,7 @@ class ExecutorForm {
   bool set_compression(const Point& point);
   void set_recompute(const Point& point);
 
-  bool possible_ = false;
+  bool possible_ = false, of_case_ = false;
   Case case_;
   shardlab::Compression compression_;  ///< of the study's case
   Fsdp fsdp_;                          ///< of zero 3, as `bucket_bytes_` is of the other stages

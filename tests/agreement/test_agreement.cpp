@@ -103,6 +103,29 @@ TEST_CASE("memory and wire bytes are the same in every case") {
   }
 }
 
+/// What of the agreement in time has been reached: a figure may fall, and then is lowered here. The aim is 1 % in the median and 3
+/// % at the 99th percentile. What is beyond it: a message between stages is not slowed here by collectives on the same links, so
+/// that zero 2 and 3 in a pipeline are predicted too short by as much as messages weigh.
+constexpr double kMedian = 0.001, kP99 = 0.11, kWorst = 0.16;
+
+TEST_CASE("step times agree where the step has a closed form") {
+  std::vector<double> errors;
+  std::string worst;
+  for (const Row& r : compare_cases(13, 700)) {
+    if (!r.both.timed) continue;
+    const double error = std::abs(r.both.error());
+    if (errors.empty() || error > *std::ranges::max_element(errors)) worst = line_of_case(r.config);
+    errors.push_back(error);
+  }
+  fmt::print("{} cases: median {:.3f} %, 99th percentile {:.2f} %, worst {:.2f} %: {}\n", errors.size(),
+             100 * quantile(errors, 0.5), 100 * quantile(errors, 0.99), 100 * quantile(errors, 1), worst);
+  INFO("worst: " << worst);
+  CHECK(errors.size() > 400);
+  CHECK(quantile(errors, 0.5) <= kMedian);
+  CHECK(quantile(errors, 0.99) <= kP99);
+  CHECK(quantile(errors, 1) <= kWorst);
+}
+
 TEST_CASE("report", "[.]") {
   const char* n = std::getenv("CASES");
   const auto begin = std::chrono::steady_clock::now();
