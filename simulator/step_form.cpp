@@ -491,11 +491,10 @@ std::optional<forms::Walked> step_form(const Case& c, const DatasheetRates& rate
   const forms::StepKernels kernels(c, rates);
   std::vector<forms::StageText> stages;
   for (int s = 0; s < c.layout.pp; ++s) { stages.push_back(forms::StageWriter(c, kernels, s).write()); }
-  forms::WalkCosts costs{
-      .launch_s = rates.efficiency().launch_s, .wake_s = rates.efficiency().wake_s, .edges = 0, .message_seconds = {}};
+  forms::WalkCosts costs{.launch_s = rates.efficiency().launch_s, .wake_s = rates.efficiency().wake_s, .edges = 0, .messages = {}};
   for (const auto& hop : kernels.ways().hops)
     for (int direction = 0; direction < 2; ++direction) {
-      costs.message_seconds.push_back(rates.message_seconds(kernels.message_bytes(), hop));
+      costs.messages.push_back(kernels.message(hop));
       ++costs.edges;
     }
   return forms::walk(stages, costs);

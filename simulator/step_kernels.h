@@ -48,8 +48,10 @@ class StepKernels {
 
   const Ways& ways() const { return ways_; }
   double launch_s() const { return rates_.efficiency().launch_s; }
-  /// Of the residual stream, between two stages. cost_shape_of counts what a message reads or writes.
-  double message_bytes() const { return x_ * e_; }
+  /// The residual stream on its way to the next stage, or its gradient on its way back: what it takes of the device that sends.
+  Task message(const Ways::Way& hop) const {
+    return task_of(rates_.message_seconds(x_ * e_, hop), rates_.message_demand(x_ * e_, hop, true), Spent::kPipeline);
+  }
 
  private:
   struct Linear {

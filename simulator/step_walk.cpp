@@ -16,6 +16,7 @@ constexpr double kRounding = 1e-9, kTogether = 1e-12;
 constexpr double kLeastUnits = 0.1;
 /// A kernel, and collectives and copies on as many streams as a stage has.
 constexpr size_t kMostAtOnce = 12;
+constexpr size_t kMessages = 2;  ///< the first stream of messages
 
 /// Speeds of tasks that run at once on one device: DeviceSharing's rule (simulator/resources.h), which has many devices.
 void share_out(std::span<const Task* const> tasks, std::span<double> speeds) {
@@ -50,28 +51,36 @@ void share_out(std::span<const Task* const> tasks, std::span<double> speeds) {
 /// When a stream that has been free since `idle` starts what is ready at `ready`: it is woken where it had to wait.
 double woken(double idle, double ready, double wake_s) { return idle >= ready ? idle : ready + std::min(wake_s, ready - idle); }
 
-/// Messages from one stage to a neighbour, in order. Each side has a stream of its own for them.
+/// Messages from one stage to a neighbour, in order. Each side has a stream of its own for them. A message is under way on the
+/// device that sends it, as if the other side had been there and waited; where that came later, it arrives later by as much.
 class Edge {
  public:
-  void issue(bool send, double ready, double launched) { (send ? sent_ : received_).push_back({ready, launched}); }
+  void leave(double begin, double end) { sent_.push_back({begin, end}); }
+  void receive(double ready, double launched) { received_.push_back({ready, launched}); }
+  bool awaited(size_t number) const { return number < received_.size(); }
   /// When message `number` has arrived; nothing while one side has not been there.
-  std::optional<double> end(size_t number, double seconds, double wake_s) {
+  std::optional<double> end(size_t number, double wake_s) {
     while (ends_.size() <= number && ends_.size() < std::min(sent_.size(), received_.size())) {
       const size_t i = ends_.size();
       const double before = i > 0 ? ends_.back() : 0;
-      const auto begin = [&](const Side& s) { return std::max(woken(before, s.ready, wake_s), s.launched); };
-      const double sender = begin(sent_[i]), receiver = begin(received_[i]);
-      ends_.push_back(std::max(sender, receiver) + std::min(wake_s, std::abs(sender - receiver)) + seconds);
+      const double receiver = std::max(woken(before, received_[i].ready, wake_s), received_[i].launched);
+      const double sender = sent_[i].begin - wake_s;
+      const double begin = std::max(sender, receiver) + std::min(wake_s, std::abs(sender - receiver));
+      ends_.push_back(sent_[i].end + begin - sent_[i].begin);
     }
     if (number >= ends_.size()) return std::nullopt;
     return ends_[number];
   }
 
  private:
-  struct Side {
+  struct Sent {
+    double begin, end;
+  };
+  struct Received {
     double ready, launched;
   };
-  std::vector<Side> sent_, received_;
+  std::vector<Sent> sent_;
+  std::vector<Received> received_;
   std::vector<double> ends_;
 };
 
@@ -88,12 +97,30 @@ struct Shared {
 
 class StageWalk {
  public:
-  StageWalk(const StageText& text, const WalkCosts& costs, Shared& shared) : text_(text), costs_(costs), shared_(shared) {}
+  StageWalk(const StageText& text, const WalkCosts& costs, Shared& shared) : text_(text), costs_(costs), shared_(shared) {
+    for (const Event& e : text.events)
+      if (e.kind == Event::Kind::kAsync) first_message_ = std::max(first_message_, static_cast<size_t>(e.number) + 1);
+  }
 
   bool done() const { return next_ == text_.events.size(); }
   double now() const { return now_; }
   const Seconds8& spent() const { return spent_; }
   double hidden() const { return hidden_; }
+
+  /// When the first of the messages under way would have left, if nothing else used its links; never, without any.
+  double first_message() const {
+    double first = kNever;
+    for (const Queue& q : queues_)
+      if (!q.empty() && static_cast<size_t>(q.waiting[q.head]) >= first_message_)
+        first = std::min(first, std::max(q.start, now_) + asyncs_[static_cast<size_t>(q.waiting[q.head])].left);
+    return first;
+  }
+  /// Nobody can go on before it has left.
+  void send_first_message() {
+    const double begin = now_;
+    for (const size_t left = left_; left_ == left;) progress_once(kNever, nullptr, nullptr);
+    at(Spent::kPipeline) += now_ - begin;
+  }
 
   /// Goes on to the first event that another stage has to come to first. Whether it came any further.
   bool go_on() {
@@ -109,6 +136,7 @@ class StageWalk {
     double ready = 0, launched = 0;
     double left = 0;
     double end = -1;
+    size_t edge = 0;  ///< of a message
   };
   struct Queue {
     std::vector<int32_t> waiting;
@@ -124,16 +152,13 @@ class StageWalk {
       case Event::Kind::kAsync: begin_async(e); return true;
       case Event::Kind::kLaunched: launches_ += e.times; return true;
       case Event::Kind::kAwait: await(static_cast<size_t>(e.number)); return true;
-      case Event::Kind::kSend:
-      case Event::Kind::kReceive: {
-        const double launched = costs_.launch_s * static_cast<double>(++launches_);
-        shared_.edges[static_cast<size_t>(e.edge)].issue(e.kind == Event::Kind::kSend, now_, launched);
+      case Event::Kind::kSend: send(static_cast<size_t>(e.edge)); return true;
+      case Event::Kind::kReceive:
+        shared_.edges[static_cast<size_t>(e.edge)].receive(now_, costs_.launch_s * static_cast<double>(++launches_));
         return true;
-      }
       case Event::Kind::kArrived:
       case Event::Kind::kSent: {
-        const size_t edge = static_cast<size_t>(e.edge);
-        const auto end = shared_.edges[edge].end(static_cast<size_t>(e.number), costs_.message_seconds[edge], costs_.wake_s);
+        const auto end = shared_.edges[static_cast<size_t>(e.edge)].end(static_cast<size_t>(e.number), costs_.wake_s);
         if (!end) return false;
         if (*end > now_) wait_until(woken(now_, *end, costs_.wake_s), Spent::kPipeline);
         return true;
@@ -198,15 +223,31 @@ class StageWalk {
     if (asyncs_.size() <= number) asyncs_.resize(number + 1);
     Queue& q = queues_[stream];
     const Task& task = text_.tasks[static_cast<size_t>(e.index)];
-    asyncs_[number] = {&task, now_, launched, task.seconds};
+    asyncs_[number] = {.task = &task, .ready = now_, .launched = launched, .left = task.seconds};
     q.waiting.push_back(e.number);
     ++running_;
     if (q.waiting.size() - q.head == 1) take_head(q);
   }
 
+  /// The receiver of a message is woken when its sender is there.
   void take_head(Queue& q) {
     const Async& a = asyncs_[static_cast<size_t>(q.waiting[q.head])];
-    q.start = std::max(woken(q.idle, a.ready, costs_.wake_s), a.launched);
+    const bool message = static_cast<size_t>(q.waiting[q.head]) >= first_message_;
+    q.start = std::max(woken(q.idle, a.ready, costs_.wake_s), a.launched) + (message ? costs_.wake_s : 0);
+  }
+
+  /// Messages have streams of their own behind those of collectives, one each way, and numbers behind the others.
+  void send(size_t edge) {
+    const size_t stream = kMessages + edge % 2, number = std::max(first_message_, asyncs_.size());
+    if (queues_.size() <= stream) queues_.resize(stream + 1);
+    asyncs_.resize(number + 1);
+    const double launched = costs_.launch_s * static_cast<double>(++launches_);
+    asyncs_[number] = {
+        .task = &costs_.messages[edge], .ready = now_, .launched = launched, .left = costs_.messages[edge].seconds, .edge = edge};
+    Queue& q = queues_[stream];
+    q.waiting.push_back(static_cast<int32_t>(number));
+    ++running_;
+    if (q.waiting.size() - q.head == 1) take_head(q);
   }
 
   void await(size_t number) {
@@ -274,8 +315,10 @@ class StageWalk {
   }
 
   void end_head(Queue& q) {
-    asyncs_[static_cast<size_t>(q.waiting[q.head++])].end = q.idle = now_;
+    const size_t number = static_cast<size_t>(q.waiting[q.head++]);
+    asyncs_[number].end = q.idle = now_;
     --running_;
+    if (number >= first_message_) shared_.edges[asyncs_[number].edge].leave(q.start, now_), ++left_;
     if (!q.empty()) take_head(q);
   }
 
@@ -293,7 +336,9 @@ class StageWalk {
   bool met_ = false;     ///< has come to the meeting that is next
   std::vector<Async> asyncs_;
   std::vector<Queue> queues_;
-  int64_t running_ = 0;  ///< asyncs that have not ended
+  int64_t running_ = 0;       ///< asyncs that have not ended
+  size_t first_message_ = 0;  ///< number of the first that is a message
+  size_t left_ = 0;           ///< messages that have left
 };
 
 }  // namespace
@@ -345,7 +390,10 @@ Walked walk(std::span<const StageText> stages, const WalkCosts& costs) {
       if (!w.done()) any = w.go_on() || any;
       all = all && w.done();
     }
-    SHARDLAB_CHECK(any || all, "the stages of a step wait for one another");
+    if (any || all) continue;
+    const auto next = std::ranges::min_element(walks, {}, &StageWalk::first_message);
+    SHARDLAB_CHECK(next->first_message() < kNever, "the stages of a step wait for one another");
+    next->send_first_message();
   }
   Walked out;
   for (size_t s = 0; s < walks.size(); ++s)

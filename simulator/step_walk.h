@@ -80,8 +80,8 @@ struct StageText {
 
 struct WalkCosts {
   double launch_s = 0, wake_s = 0;
-  int edges = 0;                        ///< directed pairs of stages
-  std::vector<double> message_seconds;  ///< by edge
+  int edges = 0;               ///< directed pairs of stages
+  std::vector<Task> messages;  ///< by edge, on the device that sends
 };
 
 struct Walked {
