@@ -24,12 +24,26 @@ bool same(const Machine& a, const Machine& b) {
          a.inter_bytes_per_s == b.inter_bytes_per_s && a.fabric == b.fabric && a.local == b.local && same(a.device, b.device);
 }
 
+/// A case without what its point says (analytic::point_of).
+Case without_point(Case c) {
+  const Layout plain;
+  Layout& l = c.layout;
+  l.dp = l.tp = l.pp = l.vpp = l.cp = l.ep = 1;
+  l.zero = l.hybrid_shard = 0;
+  l.schedule = plain.schedule, l.sequence_parallel = false;
+  l.recompute = plain.recompute, l.recompute_options = {}, l.offload = {};
+  l.overlap = plain.overlap;
+  c.train.seq_len = c.train.global_batch_tokens = 0;
+  c.train.micro_batch = c.train.grad_accumulation = 1;
+  c.train.precision = Train().precision;
+  return c;
+}
+
 /// Whether two cases differ in their points alone.
 bool same_study(const Case& a, const Case& b) {
-  return a.profile == b.profile && a.model == b.model && a.layout.bucket_bytes == b.layout.bucket_bytes &&
-         a.layout.fsdp == b.layout.fsdp && a.train.grad_norm == b.train.grad_norm && a.canonical == b.canonical &&
-         a.train.dropout == b.train.dropout && a.train.optimizer == b.train.optimizer &&
-         a.train.fp8_scaling == b.train.fp8_scaling && same(a.machine, b.machine);
+  const Case x = without_point(a), y = without_point(b);
+  return x.profile == y.profile && x.backend == y.backend && x.attention == y.attention && x.canonical == y.canonical &&
+         x.model == y.model && x.layout == y.layout && x.train == y.train && same(x.machine, y.machine);
 }
 
 CaseOutcome refused(CaseOutcome outcome, const Error& error) {

@@ -74,6 +74,21 @@ inline Part part_of(const Case& c, int64_t stage) {
 
 // What a stage holds for the whole step.
 
+/// Gradients of a layer in the order in which backward makes them; of the head its table's and its norm's.
+enum GradientOrder : int {
+  kDownBias,
+  kDown,
+  kUp,
+  kMlpNorm,
+  kOutBias,
+  kOut,
+  kQkv,
+  kAttentionNorm,
+  kGradientOrders,
+  kTable = kDown,
+  kFinalNorm = kMlpNorm
+};
+
 /// One bucket: the units whose parameters it holds, from the highest (whose backward is first) to the lowest. Units of a stage are
 /// numbered from its first: the embedding where it has it, layers, the head.
 struct BucketForm {
@@ -82,6 +97,7 @@ struct BucketForm {
   int64_t ranks = 1;     ///< that slice it
   bool tied = false;
   bool biases = false;  ///< of columns, under tensor parallelism: forward reads them, backward does not
+  int last = 0;         ///< which of the lowest unit's gradients completes it (GradientOrder)
 
   int64_t bytes(int64_t element) const { return held(elements, element); }
   int64_t slice_bytes(int64_t element) const { return held(elements / ranks, element); }
@@ -107,17 +123,17 @@ class Filling {
           bool biases = false, int64_t block = 0)
       : bucket_bytes_(bucket_bytes), element_(element), ranks_(ranks), block_(block), tied_(tied), biases_(biases), out_(&out) {}
 
-  void add(int64_t unit, int64_t elements) {
+  void add(int64_t unit, int64_t elements, int gradient) {
     if (open_ == 0) highest_ = unit;
     open_ += elements;
-    lowest_ = unit;
+    lowest_ = unit, last_ = gradient;
     if (bucket_bytes_ >= 0 && open_ * element_ >= bucket_bytes_) close();
   }
   void close() {
     const auto rounded_up = [](int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; };
     const int64_t slice = (open_ + ranks_ - 1) / ranks_;
     const int64_t blocks = block_ > 0 ? 2 * ((slice + block_ - 1) / block_) : 1;
-    if (open_ > 0) out_->push_back({highest_, lowest_, rounded_up(open_, ranks_ * blocks), ranks_, tied_, biases_});
+    if (open_ > 0) out_->push_back({highest_, lowest_, rounded_up(open_, ranks_ * blocks), ranks_, tied_, biases_, last_});
     open_ = 0;
   }
 
@@ -127,6 +143,7 @@ class Filling {
   bool tied_, biases_;
   std::vector<BucketForm>* out_;
   int64_t open_ = 0, highest_ = 0, lowest_ = 0;
+  int last_ = 0;
 };
 
 /// Elements of each parameter on one rank. Projections into and out of a layer are cut t ways; norms, positions and the biases that
@@ -198,37 +215,37 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
   Filling vectors = empty, cut_vectors(bytes, element, ranks, all, false, true, block), positions = empty;
   Filling tables(0, element, ranks, all, true, false, block);  // a tied table is alone
   int64_t unit = (part.first ? 1 : 0) + part.layers;
-  const auto add_bias = [&](int64_t elements) { (cut ? cut_vectors : vectors).add(unit, elements); };
-  const auto add_norm = [&] {
-    for (int i = n.gpt ? 2 : 1; i > 0; --i) vectors.add(unit, n.hidden);
+  const auto add_bias = [&](int64_t elements, int gradient) { (cut ? cut_vectors : vectors).add(unit, elements, gradient); };
+  const auto add_norm = [&](int gradient) {
+    for (int i = n.gpt ? 2 : 1; i > 0; --i) vectors.add(unit, n.hidden, gradient);
   };
   const auto close_all = [&] {
     for (Filling* f : {&vectors, &cut_vectors, &positions, &matrices}) f->close();
   };
   if (part.last) {
-    if (head_table) (tied ? tables : matrices).add(unit, n.table);
-    add_norm();
+    if (head_table) (tied ? tables : matrices).add(unit, n.table, kTable);
+    add_norm(kFinalNorm);
     if (by_unit) close_all();
   }
   for (int64_t layer = first_layer + part.layers - 1; layer >= first_layer; --layer) {
     --unit;
-    if (n.gpt) vectors.add(unit, n.hidden);
-    matrices.add(unit, n.wdown);
-    if (n.gpt) add_bias(n.bup);
-    matrices.add(unit, n.wup);
-    add_norm();
-    if (n.gpt) vectors.add(unit, n.hidden);
-    matrices.add(unit, n.wo);
-    if (n.gpt) add_bias(n.bqkv);
-    matrices.add(unit, n.wqkv);
-    add_norm();
+    if (n.gpt) vectors.add(unit, n.hidden, kDownBias);
+    matrices.add(unit, n.wdown, kDown);
+    if (n.gpt) add_bias(n.bup, kUp);
+    matrices.add(unit, n.wup, kUp);
+    add_norm(kMlpNorm);
+    if (n.gpt) vectors.add(unit, n.hidden, kOutBias);
+    matrices.add(unit, n.wo, kOut);
+    if (n.gpt) add_bias(n.bqkv, kQkv);
+    matrices.add(unit, n.wqkv, kQkv);
+    add_norm(kAttentionNorm);
     if (by_unit && layer % c.layout.fsdp.unit == 0) close_all();
   }
   if (part.first) {
     if (by_unit) close_all();  // a unit that begins on the stage before
     unit = 0;
-    if (n.gpt) (cut ? positions : matrices).add(unit, n.positions);
-    (tied ? tables : matrices).add(unit, n.table);
+    if (n.gpt) (cut ? positions : matrices).add(unit, n.positions, kAttentionNorm);
+    (tied ? tables : matrices).add(unit, n.table, kAttentionNorm);
   }
   close_all();
   std::ranges::stable_sort(all, std::greater(), &BucketForm::lowest);  // as they are complete
@@ -728,5 +745,13 @@ struct GatherTimes {
   int64_t all = 0, backward = 0;
 };
 std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage);
+
+/// One stay of a bucket's whole parameters under ZeRO-3: gathered before visit `issued` computes, used from visit `first` on, freed
+/// after visit `last`. Visits are forwards and backwards of one unit, numbered through the stage's step.
+struct GatherStay {
+  size_t bucket = 0, issued = 0, first = 0, last = 0;
+};
+/// In the order in which they are issued.
+std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Part& part, int64_t stage);
 
 }  // namespace shardlab::forms

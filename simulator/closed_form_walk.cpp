@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "simulator/closed_form_parts.h"
 
@@ -219,6 +220,7 @@ struct Stay {
   size_t issued, last;
   bool backward;  ///< its first use is
   size_t read, passed;
+  size_t first;  ///< the visit that begins its first use
 };
 
 /// By bucket. Visits that follow one another and need the same count as one, and `prefetch` of those are fetched ahead.
@@ -272,7 +274,8 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
         stays[b].back().last = runs[r].last;
       } else {
         const size_t read = std::max(unread, issue > 0 && ahead > 0 ? issue - 1 : issue);
-        stays[b].push_back({runs[issue].first, runs[r].last, visits[runs[r].first].backward, runs[read].first, runs[issue].last});
+        stays[b].push_back(
+            {runs[issue].first, runs[r].last, visits[runs[r].first].backward, runs[read].first, runs[issue].last, runs[r].first});
         unread = issue + 1;
       }
       until = r;
@@ -516,6 +519,16 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     const bool ends = v + 1 == visits.size() || visits[v + 1].slot != visits[v].slot;
     if (ends && table.sends(visits[v].slot)) sent_last = 1;
   }
+}
+
+std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Part& part, int64_t stage) {
+  const std::vector<Visit> visits = visits_of(part, Timetable(c, part, stage));
+  const auto by_bucket = stays_of(c, state, part, stage, visits);
+  std::vector<GatherStay> all;
+  for (size_t b = 0; b < by_bucket.size(); ++b)
+    for (const Stay& s : by_bucket[b]) all.push_back({b, s.issued, s.first, s.last});
+  std::ranges::stable_sort(all, {}, [](const GatherStay& s) { return std::tuple(s.issued, s.first, s.bucket); });
+  return all;
 }
 
 }  // namespace shardlab::forms

@@ -9,6 +9,8 @@
 #include "plan/collective_steps.h"
 #include "plan/work.h"
 #include "simulator/device_constants.h"
+#include "simulator/device_model.h"
+#include "simulator/fabric.h"
 #include "simulator/peers.h"
 
 namespace shardlab {
@@ -268,43 +270,16 @@ bool CalibratedCostModel::extrapolates(const Plan& plan, const Instruction& inst
 
 namespace {
 
-/// Dense peak of the precision, or of the next wider one that the machine computes in; 0 for none.
-double peak_flops_of(const Device& device, const std::string& precision) {
-  bool wide_enough = false;
-  for (const char* name : {"fp4", "fp8", "bf16", "fp16", "tf32", "fp32"}) {
-    wide_enough = wide_enough || precision == name;
-    const auto peak = device.peak_flops.find(name);
-    if (wide_enough && peak != device.peak_flops.end()) return peak->second;
-  }
-  return 0;
-}
-
-/// Of the case's peak, what an op can have: 8 bits are for products of 8-bit factors, the rest computes in 16 or more.
-double peak_of(const Device& device, const Segment& segment, const Op& op, double peak) {
-  if (multiplies_narrow(segment, op)) return peak;
-  const auto fp8 = device.peak_flops.find("fp8"), bf16 = device.peak_flops.find("bf16");
-  const bool narrow = fp8 != device.peak_flops.end() && bf16 != device.peak_flops.end() && peak == fp8->second;
-  return narrow ? std::min(peak, bf16->second) : peak;
-}
-
-/// The model of a machine that `cost_model_for` has let pass.
-template <class T>
-T must(Result<T> model) {
-  SHARDLAB_CHECK(model.ok(), "{}", to_string(model.error()));
-  return std::move(model).value();
+/// What a kernel of the device does.
+DatasheetRates::Kernel kernel_work(const Segment& segment, const Op& op, const WorkAmount& work) {
+  const bool product = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work);
+  return {static_cast<double>(work.flops.value), static_cast<double>(work.memory.value), product, multiplies_narrow(segment, op)};
 }
 
 }  // namespace
 
 DatasheetCostModel::DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency)
-    : machine_(machine),
-      efficiency_(efficiency),
-      device_(must(DeviceModel::of(machine.device))),
-      fabric_(must(Fabric::of(machine))),
-      peak_flops_(peak_flops_of(machine.device, precision)) {
-  SHARDLAB_CHECK(peak_flops_ > 0 && machine.device.memory_bytes_per_s > 0, "machine `{}` has no peak or bandwidth for {}",
-                 machine.id, precision);
-}
+    : rates_(machine, precision, efficiency) {}
 
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
   const Segment& segment = *instruction.segment;
@@ -314,83 +289,13 @@ Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruc
   switch (place_of(segment, op)) {
     case Where::kDevice: break;
     // A copy reads and writes its bytes once each, and passes them once.
-    case Where::kToDevice: return Seconds(device_.host_copy_seconds(bytes / 2, HostCopy::kToDevice));
-    case Where::kToHost: return Seconds(device_.host_copy_seconds(bytes / 2, HostCopy::kToHost));
-    case Where::kHost: return Seconds(device_.host_copy_seconds(bytes, HostCopy::kToHost));
-    case Where::kFromFile: return Seconds(device_.nvme_seconds(bytes / 2, false, machine_.devices_per_node));
-    case Where::kToFile: return Seconds(device_.nvme_seconds(bytes / 2, true, machine_.devices_per_node));
+    case Where::kToDevice: return Seconds(rates_.host_copy_seconds(bytes / 2, true));
+    case Where::kToHost: return Seconds(rates_.host_copy_seconds(bytes / 2, false));
+    case Where::kHost: return Seconds(rates_.host_copy_seconds(bytes, false));
+    case Where::kFromFile: return Seconds(rates_.nvme_seconds(bytes / 2, false));
+    case Where::kToFile: return Seconds(rates_.nvme_seconds(bytes / 2, true));
   }
-  const double flops = static_cast<double>(work.flops.value);
-  const bool matmul = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work);
-  const double reached = efficiency_.matmul * (matmul ? flops / (flops + efficiency_.ramp_flops) : 1.0);
-  return Seconds(std::max(time_at(flops, peak_of(machine_.device, segment, op, peak_flops_) * reached),
-                          time_at(bytes, machine_.device.memory_bytes_per_s * efficiency_.memory)));
-}
-
-Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
-                                  Seconds alone) const {
-  const Op& op = *instruction.op;
-  if (std::holds_alternative<Collective>(op.work)) return collective_demand(instruction, ranks);
-  if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
-    return message_demand(plan, instruction, ranks);
-  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh);
-  const double memory = time_at(static_cast<double>(work.memory.value), machine_.device.memory_bytes_per_s * efficiency_.memory);
-  Demand d = PlacedCostModel::demand(plan, instruction, ranks, alone);
-  switch (place_of(*instruction.segment, op)) {
-    case Where::kDevice:
-      d.of(Resource::kUnits) = time_at(static_cast<double>(work.flops.value),
-                                       peak_of(machine_.device, *instruction.segment, op, peak_flops_) * efficiency_.matmul);
-      d.of(Resource::kMemory) = memory;
-      break;
-    case Where::kToDevice:
-    case Where::kToHost: d.of(Resource::kMemory) = memory / 2; break;
-    case Where::kHost:
-    case Where::kFromFile:
-    case Where::kToFile: break;
-  }
-  return d;
-}
-
-namespace {
-
-/// How a group lies on nodes.
-struct Spread {
-  int nodes = 1;
-  int fewest_on_a_node = 1;
-};
-
-Spread spread_of(std::span<const int> group, int devices_per_node) {
-  std::map<int, int> members;
-  for (const int rank : group) ++members[rank / devices_per_node];
-  Spread spread{static_cast<int>(members.size()), static_cast<int>(group.size())};
-  for (const auto& [node, count] : members) spread.fewest_on_a_node = std::min(spread.fewest_on_a_node, count);
-  return spread;
-}
-
-}  // namespace
-
-Seconds DatasheetCostModel::communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const {
-  const Op& op = *instruction.op;
-  const std::vector<int> group = group_of(plan.mesh, comm_of(plan, op), 0);
-  if (std::holds_alternative<Collective>(op.work)) return communicate_among(plan, instruction, group, busy_cores);
-  Seconds slowest(0);
-  for (size_t i = 0; i < group.size(); ++i)
-    if (const auto hop = hop_of(op, group, i)) slowest = std::max(slowest, communicate_among(plan, instruction, *hop, busy_cores));
-  return slowest;
-}
-
-/// What lies between the ranks of a group.
-struct DatasheetCostModel::Way {
-  Spread spread;
-  bool network = false;
-  double link = 0;   ///< bytes/s of a device within its node
-  double inter = 0;  ///< bytes/s of a device between nodes
-};
-
-DatasheetCostModel::Way DatasheetCostModel::way_between(std::span<const int> ranks) const {
-  const Spread spread = spread_of(ranks, std::max(1, machine_.devices_per_node));
-  return {spread, spread.nodes > 1, machine_.device.link_bytes_per_s * efficiency_.link,
-          machine_.inter_bytes_per_s * efficiency_.network};
+  return Seconds(rates_.kernel_seconds(kernel_work(segment, op, work)));
 }
 
 namespace {
@@ -413,55 +318,56 @@ CollectiveUse use_of(CollectiveKind kind) {
   return CollectiveUse::kAllReduce;
 }
 
+double message_bytes(const Plan& plan, const Instruction& instruction) {
+  return static_cast<double>(cost_shape_of(plan, *instruction.segment, *instruction.op)[0]);
+}
+
 }  // namespace
+
+Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                  Seconds alone) const {
+  const Op& op = *instruction.op;
+  if (const auto* c = std::get_if<Collective>(&op.work)) {
+    const int size = static_cast<int>(ranks.size());
+    if (size == 1) return {};
+    return rates_.collective_demand(use_of(c->kind), sent_in(*instruction.segment, op, size), rates_.way_between(ranks));
+  }
+  if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
+    return rates_.message_demand(message_bytes(plan, instruction), rates_.way_between(ranks),
+                                 std::holds_alternative<Send>(op.work));
+  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh);
+  Demand d = PlacedCostModel::demand(plan, instruction, ranks, alone);
+  switch (place_of(*instruction.segment, op)) {
+    case Where::kDevice: return rates_.kernel_demand(kernel_work(*instruction.segment, op, work));
+    case Where::kToDevice:
+    case Where::kToHost: d.of(Resource::kMemory) = rates_.memory_seconds(static_cast<double>(work.memory.value)) / 2; break;
+    case Where::kHost:
+    case Where::kFromFile:
+    case Where::kToFile: break;
+  }
+  return d;
+}
+
+Seconds DatasheetCostModel::communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const {
+  const Op& op = *instruction.op;
+  const std::vector<int> group = group_of(plan.mesh, comm_of(plan, op), 0);
+  if (std::holds_alternative<Collective>(op.work)) return communicate_among(plan, instruction, group, busy_cores);
+  Seconds slowest(0);
+  for (size_t i = 0; i < group.size(); ++i)
+    if (const auto hop = hop_of(op, group, i)) slowest = std::max(slowest, communicate_among(plan, instruction, *hop, busy_cores));
+  return slowest;
+}
 
 Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                                               int) const {
   const Op& op = *instruction.op;
-  const Way way = way_between(ranks);
-  const double latency = way.network ? efficiency_.network_latency_s : efficiency_.step_latency_s;
+  const DatasheetRates::Way way = rates_.way_between(ranks);
   const auto* c = std::get_if<Collective>(&op.work);
-  if (c == nullptr) {
-    const double bytes = static_cast<double>(cost_shape_of(plan, *instruction.segment, op)[0]);
-    return Seconds(latency + time_at(bytes, way.network ? way.inter : way.link));
-  }
+  if (c == nullptr) return Seconds(rates_.message_seconds(message_bytes(plan, instruction), way));
   const int size = static_cast<int>(ranks.size());
   if (size == 1) return Seconds(0);
   const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
-  const double rails = way.inter * way.spread.fewest_on_a_node;
-  const double bandwidth = !way.network ? way.link : way.link > 0 ? std::min(way.link, rails) : rails;
-  return Seconds(static_cast<double>(steps) * latency + time_at(sent_in(*instruction.segment, op, size), bandwidth));
-}
-
-Demand DatasheetCostModel::message_demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const {
-  const Way way = way_between(ranks);
-  const bool sends = std::holds_alternative<Send>(instruction.op->work);
-  const double bytes = static_cast<double>(cost_shape_of(plan, *instruction.segment, *instruction.op)[0]);
-  Demand d;
-  const Resource out = way.network ? Resource::kNetworkOut : Resource::kLinkOut;
-  const Resource in = way.network ? Resource::kNetworkIn : Resource::kLinkIn;
-  d.of(sends ? out : in) = time_at(bytes, way.network ? way.inter : way.link);
-  d.of(Resource::kMemory) = time_at(bytes, machine_.device.memory_bytes_per_s * efficiency_.memory);
-  return d;
-}
-
-/// Of the k members on a node each has a ring of its own that leaves by its rail: it sends one part in k of its bytes there.
-Demand DatasheetCostModel::collective_demand(const Instruction& instruction, std::span<const int> ranks) const {
-  Demand d;
-  const int size = static_cast<int>(ranks.size());
-  if (size == 1) return d;
-  const Way way = way_between(ranks);
-  const double sent = sent_in(*instruction.segment, *instruction.op, size);
-  const double remote = way.network ? 1.0 / way.spread.fewest_on_a_node : 0;
-  d.of(Resource::kLinkOut) = d.of(Resource::kLinkIn) = time_at(sent * (1 - remote), way.link);
-  d.of(Resource::kNetworkOut) = d.of(Resource::kNetworkIn) = time_at(sent * remote, way.inter);
-  d.of(Resource::kMemory) =
-      time_at(fabric_.constants().memory_traffic * sent, machine_.device.memory_bytes_per_s * efficiency_.memory);
-  const Group group{way.spread.fewest_on_a_node, way.spread.nodes,
-                    way.network ? std::max(1, machine_.devices_per_node / way.spread.fewest_on_a_node) : 1};
-  const Contention contention = fabric_.contention(use_of(std::get<Collective>(instruction.op->work).kind), group);
-  d.held_units = contention.taken_sms / std::max(1.0, device_.constants().sms);
-  return d;
+  return Seconds(rates_.collective_seconds(static_cast<double>(steps), sent_in(*instruction.segment, op, size), way));
 }
 
 // --- fixed -------------------------------------------------------------------------------------------------------------
@@ -487,7 +393,7 @@ Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, 
                  "give device.memory_bandwidth and device.peak_flops in its machine file"};
   if (const auto device = DeviceModel::of(machine.device); !device.ok()) return device.error();
   if (const auto fabric = Fabric::of(machine); !fabric.ok()) return fabric.error();
-  if (peak_flops_of(machine.device, precision) > 0)
+  if (dense_peak(machine.device, precision) > 0)
     return std::unique_ptr<PlacedCostModel>(std::make_unique<DatasheetCostModel>(machine, precision));
   return Error{ExitCode::kUsage, fmt::format("machine `{}` states no peak for precision {} nor a wider one", machine.id, precision),
                "add it to device.peak_flops in its machine file"};

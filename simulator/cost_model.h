@@ -10,8 +10,7 @@
 #include "plan/base/result.h"
 #include "plan/interfaces.h"
 #include "plan/machine.h"
-#include "simulator/device_model.h"
-#include "simulator/fabric.h"
+#include "simulator/datasheet_rates.h"
 #include "simulator/rate_table.h"
 #include "simulator/resources.h"
 
@@ -81,19 +80,6 @@ class CalibratedCostModel final : public PlacedCostModel {
   std::map<std::string, Levels> kernels_;
 };
 
-/// What of a data sheet's peak a real program gets. Stated, never tuned on a case.
-struct Efficiency {
-  double matmul = 0.60;             ///< of the dense peak, on large matrices
-  double memory = 0.80;             ///< of the memory bandwidth, streaming
-  double link = 0.80;               ///< of the links within a node, large messages
-  double network = 0.80;            ///< of the links between nodes
-  double ramp_flops = 2e9;          ///< a matmul of this size reaches half of `matmul`
-  double step_latency_s = 2e-6;     ///< of one step of a collective within a node
-  double network_latency_s = 8e-6;  ///< of one step between nodes
-  double launch_s = 4e-6;           ///< host cost of one launch
-  double wake_s = 2e-6;             ///< an event from one stream to another
-};
-
 /// Costs of a machine that nobody calibrated, from its data sheet.
 ///
 /// Formula: compute = max(flops / (peak * matmul * flops / (flops + ramp)), memory bytes / (bandwidth * memory)), where the ramp
@@ -120,21 +106,12 @@ class DatasheetCostModel final : public PlacedCostModel {
   Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                             int busy_cores) const override;
   Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
-  Seconds dispatch() const override { return Seconds(efficiency_.launch_s); }
-  Seconds wake() const override { return Seconds(efficiency_.wake_s); }
+  Seconds dispatch() const override { return Seconds(rates_.efficiency().launch_s); }
+  Seconds wake() const override { return Seconds(rates_.efficiency().wake_s); }
   bool extrapolates(const Plan&, const Instruction&) const override { return true; }
 
  private:
-  struct Way;
-  Way way_between(std::span<const int> ranks) const;
-  Demand message_demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const;
-  Demand collective_demand(const Instruction& instruction, std::span<const int> ranks) const;
-
-  Machine machine_;
-  Efficiency efficiency_;
-  DeviceModel device_;
-  Fabric fabric_;
-  double peak_flops_ = 0;
+  DatasheetRates rates_;
 };
 
 /// Costs stated outright, for tests and for exercises on paper: the seconds of each op by its label.

@@ -164,8 +164,8 @@ struct Estimate {
   double tokens_per_s(const Point& point) const { return static_cast<double>(point.tokens_per_step()) / step_s; }
 };
 
-/// Keys of a case that only shardlab's own executor has. Under the profile "shardlab", in fp32, bf16 and fp8, for layouts that it
-/// executes, memory and wire bytes are those of `closed_form`, to the byte.
+/// Keys of a case that only shardlab's own executor has. Under the profile "shardlab", for layouts that it executes, memory and
+/// wire bytes are those of `closed_form`, to the byte; of a case the step's time is that of `step_form` too.
 struct ExecutorSettings {
   int64_t bucket_bytes = 25 << 20;
   Fsdp fsdp;  ///< of zero 3
@@ -174,6 +174,9 @@ struct ExecutorSettings {
   float dropout = 0;
   Optimizer optimizer = Optimizer::kAdamW;
   std::string fp8_scaling = "current";
+  /// The case itself, where there is one: it has every key, and what a point says is put in its place. Then the fields above are
+  /// its.
+  std::shared_ptr<const Case> config;
 };
 
 /// When in the step a stage holds most.
@@ -247,7 +250,7 @@ class Estimator {
 
   /// No legal point that shares with `point` the cut of a layer (tp cp ep expert_tp micro_batch seq_len precision recompute
   /// sequence_parallel cp_kind tensor_overlap), dp, pp and grad_accumulation has a shorter step, whatever its zero, schedule, vpp,
-  /// offload, overlap and compression. `point` itself is legal.
+  /// offload, overlap and compression. `point` itself is legal. Of a study of a case 0: its steps are walked, not bounded.
   double least_step_s(const Point& point);
   /// No legal point that differs from `point` in schedule, vpp, overlap and reshard alone needs fewer device bytes; 0 where nothing
   /// is known. `point` itself is legal, its schedule none or 1f1b.

@@ -232,13 +232,19 @@ Estimate Estimator::operator()(const Point& point) {
   Estimate estimate;
   estimate.refusal = refusal_of(in, point);
   if (!estimate.legal()) return estimate;
-  Frame frame = state_->frame(point);
   estimate.transferred = in.transferred;
-  estimate_time(frame, estimate);
-  if (const ExecutorBytes* form = state_->executor.of(point))
-    estimate_memory(in, *form, estimate);
-  else
-    estimate_memory(frame, estimate);
+  const ExecutorBytes* form = state_->executor.of(point);
+  const auto time = form ? state_->executor.time_of(point) : std::nullopt;
+  if (form) estimate_memory(in, *form, estimate);
+  if (time) estimate_time(in, point, *time, estimate);
+  if (form && time) return estimate;
+  Frame frame = state_->frame(point);
+  if (!time) {
+    const std::array<double, kWireUses> sent = estimate.wire;
+    estimate_time(frame, estimate);
+    if (form) estimate.wire = sent;
+  }
+  if (!form) estimate_memory(frame, estimate);
   return estimate;
 }
 
@@ -261,7 +267,9 @@ bool Estimator::exact(const Point& point) {
   return refusal_of(state_->prepared.inside(), point) == Refusal::kNone && state_->executor.of(point) != nullptr;
 }
 
-double Estimator::least_step_s(const Point& point) { return analytic::least_step_s(state_->frame(point)); }
+double Estimator::least_step_s(const Point& point) {
+  return state_->prepared.inside().executor.config ? 0 : analytic::least_step_s(state_->frame(point));
+}
 
 double Estimator::least_device_bytes(const Point& point) {
   return state_->executor.possible(point.precision) ? 0 : analytic::least_device_bytes(state_->frame(point));

@@ -22,27 +22,26 @@ std::optional<Model> model_of(const ModelShape& s) {
   return m;
 }
 
-/// Whether a case can say the point at all.
+/// Whether a case can say the point at all; `check` of the case then refuses what is not executed.
 bool sayable(const Point& p) {
-  const bool known = p.schedule <= Schedule::k1F1B && p.vpp == 1 && p.cp == 1 && p.ep == 1 &&
-                     (p.precision == Precision::kFp32 || p.precision == Precision::kBf16 || p.precision == Precision::kFp8);
-  const bool plain = !p.sequence_parallel && p.tensor_overlap == 0 && p.compression == Compression::kNone &&
-                     p.offload_activations == Medium::kDevice && p.offload_optimizer == Medium::kDevice &&
-                     p.offload_parameters == Medium::kDevice;
-  return known && plain && (p.recompute.modules == 0 || p.recompute.full() || p.recompute.modules == Recompute::kSelective);
+  constexpr uint16_t kNamed = Recompute::kAttentionCore | Recompute::kActivation;
+  const bool recompute = p.recompute.full() || p.recompute.modules == Recompute::kSelective || (p.recompute.modules & ~kNamed) == 0;
+  return recompute && p.schedule <= Schedule::k1F1B && p.vpp == 1 && p.cp == 1 && p.ep == 1 && p.expert_tp == 1 &&
+         p.tensor_overlap == 0 && p.precision != Precision::kFp4;
 }
 
-void set_layout(const Point& p, const std::string& fp8_scaling, Case& c) {
+OffloadTo place_of(Medium m) {
+  return m == Medium::kDevice ? OffloadTo::kNone : m == Medium::kCpu ? OffloadTo::kCpu : OffloadTo::kNvme;
+}
+
+void set_layout(const Point& p, Case& c) {
   c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero, c.layout.hybrid_shard = p.hybrid_shard;
   c.layout.overlap = p.overlap != 0;
+  c.layout.sequence_parallel = p.sequence_parallel;
   if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
   if (p.zero != 3) c.layout.fsdp = {};
   c.layout.schedule = static_cast<shardlab::Schedule>(p.schedule);
-  c.layout.recompute = p.recompute.full()         ? shardlab::Recompute::kFull
-                       : p.recompute.modules != 0 ? shardlab::Recompute::kSelective
-                                                  : shardlab::Recompute::kNone;
   c.train.precision = name_of(p.precision);
-  c.train.fp8_scaling = p.precision == Precision::kFp8 ? fp8_scaling : Train{}.fp8_scaling;
   c.train.seq_len = p.seq_len, c.train.micro_batch = p.micro_batch, c.train.grad_accumulation = p.grad_accumulation;
   c.train.global_batch_tokens = p.tokens_per_step();
 }
@@ -55,11 +54,13 @@ ExecutorForm::ExecutorForm(const Prepared::Inside& in) {
   const std::optional<Model> model = in.profile.name == "shardlab" ? model_of(in.shape) : std::nullopt;
   if (!model) return;
   possible_ = true;
+  if (in.executor.config) case_ = *in.executor.config, of_case_ = true;
   case_.model = *model;
-  case_.machine.id = in.machine.id, case_.machine.devices_per_node = in.machine.devices_per_node;
-  case_.machine.nodes = in.machine.nodes, case_.machine.device.memory_bytes = in.machine.device.memory_bytes;
+  case_.machine = in.machine;
   bucket_bytes_ = in.executor.bucket_bytes;
   fsdp_ = in.executor.fsdp;
+  compression_ = case_.layout.compression;
+  loss_scale_ = case_.train.loss_scale;
   case_.train.grad_norm = in.executor.grad_norm;
   case_.train.optimizer = in.executor.optimizer;
   case_.train.dropout = in.executor.dropout;
@@ -67,13 +68,49 @@ ExecutorForm::ExecutorForm(const Prepared::Inside& in) {
   case_.canonical = in.executor.canonical;
 }
 
+void ExecutorForm::set_offload(const Point& p) {
+  Offload& o = case_.layout.offload;
+  o.activations = place_of(p.offload_activations), o.optimizer = place_of(p.offload_optimizer),
+  o.parameters = place_of(p.offload_parameters);
+}
+
+/// Kinds that a point tells apart, with what the study's case says of them. A point has no bits: 8 in the study, or nothing.
+bool ExecutorForm::set_compression(const Point& p) {
+  using Kind = CompressionKind;
+  constexpr Kind kinds[] = {Kind::kNone, Kind::kPowerSgd, Kind::kTopK, Kind::kOneBitAdam, Kind::kInt8};
+  const Kind kind = kinds[static_cast<size_t>(p.compression)];
+  shardlab::Compression& c = case_.layout.compression;
+  c = kind == compression_.kind ? compression_ : shardlab::Compression{.kind = kind};
+  if (kind == Kind::kPowerSgd) c.rank = p.compression_rank;
+  if (kind == Kind::kTopK && std::lround(1000 * c.k) != p.compression_rank) c.k = p.compression_rank / 1000.0;
+  return kind != Kind::kInt8 || c.bits == 8;
+}
+
+void ExecutorForm::set_recompute(const Point& p) {
+  Layout& l = case_.layout;
+  l.recompute = p.recompute.full()         ? shardlab::Recompute::kFull
+                : p.recompute.modules != 0 ? shardlab::Recompute::kSelective
+                                           : shardlab::Recompute::kNone;
+  l.recompute_options = {};
+  if (l.recompute != shardlab::Recompute::kSelective || p.recompute.modules == Recompute::kSelective) return;
+  if (p.recompute.modules & Recompute::kAttentionCore) l.recompute_options.modules = "attn.core";
+  if (p.recompute.modules & Recompute::kActivation)
+    l.recompute_options.modules += l.recompute_options.modules.empty() ? "mlp.act" : " mlp.act";
+}
+
 const ExecutorBytes* ExecutorForm::of(const Point& point) {
   if (!possible_ || !sayable(point)) return nullptr;
   if (have_last_ && last_ == point) return form_ ? &*form_ : nullptr;
+  last_ = point, have_last_ = true;
+  form_.reset();
   case_.layout.fsdp = fsdp_;
   case_.layout.bucket_bytes = point.zero == 3 ? 0 : bucket_bytes_;
-  set_layout(point, fp8_scaling_, case_);
-  last_ = point, have_last_ = true;
+  case_.train.fp8_scaling = point.precision == Precision::kFp8 ? fp8_scaling_ : Train{}.fp8_scaling;
+  case_.train.loss_scale = point.precision == Precision::kFp16 ? loss_scale_ : 0;
+  set_layout(point, case_);
+  set_offload(point);
+  set_recompute(point);
+  if (!set_compression(point)) return nullptr;
   form_ = executor_bytes(case_);
   return form_ ? &*form_ : nullptr;
 }
@@ -98,6 +135,8 @@ void estimate_memory(const Prepared::Inside& in, const ExecutorBytes& form, Esti
     if (form.stages[i].peak > form.stages[worst].peak) worst = i;
   e.worst_stage = static_cast<int32_t>(worst);
   e.memory = memory_of(in, form.stages[worst]);
+  for (const ExecutorStage& stage : form.stages)
+    e.host_bytes = std::max(e.host_bytes, stage.host), e.nvme_bytes = std::max(e.nvme_bytes, stage.nvme);
   const auto wire = [&](WireUse use) -> double& { return e.wire[static_cast<size_t>(use)]; };
   wire(WireUse::kTensor) = static_cast<double>(form.wire.tensor);
   wire(WireUse::kGradients) = static_cast<double>(form.wire.gradients);
@@ -107,6 +146,19 @@ void estimate_memory(const Prepared::Inside& in, const ExecutorBytes& form, Esti
   wire(WireUse::kMetrics) = static_cast<double>(form.wire.metrics);
 }
 
+void estimate_time(const Prepared::Inside& in, const Point& point, const ExecutorTime& time, Estimate& e) {
+  const auto part = [&](TimePart p) -> double& { return e.parts[static_cast<size_t>(p)]; };
+  e.parts = {};
+  part(TimePart::kForward) = time.forward, part(TimePart::kBackward) = time.backward, part(TimePart::kRecompute) = time.recompute;
+  part(TimePart::kUpdate) = time.update, part(TimePart::kLaunch) = time.launch;
+  part(TimePart::kTensorParallel) = time.tensor, part(TimePart::kDataParallel) = time.data;
+  part(TimePart::kPipeline) = time.pipeline;
+  e.hidden_comm_s = time.hidden;
+  e.step_s = 0;
+  for (const double s : e.parts) e.step_s += s;
+  e.model_flops = model_flops_per_token(in.shape, point.seq_len) * static_cast<double>(point.tokens_per_step());
+}
+
 namespace {
 
 Error no_form(std::string what, std::string hint) {
@@ -114,7 +166,7 @@ Error no_form(std::string what, std::string hint) {
 }
 
 /// Sub-layers by their labels in plans.
-Result<void> set_recompute(const Case& c, Point& p) {
+Result<void> read_recompute(const Case& c, Point& p) {
   const RecomputeOptions& options = c.layout.recompute_options;
   if (c.layout.recompute == shardlab::Recompute::kByLayer)
     return no_form("recompute layer by layer", "resolution: timeline, or all layers alike");
@@ -138,7 +190,7 @@ Result<void> set_recompute(const Case& c, Point& p) {
   return {};
 }
 
-Result<void> set_offload(const Offload& o, Point& p) {
+Result<void> read_offload(const Offload& o, Point& p) {
   if (o.delayed_update) return no_form("a delayed update", "offload without delay");
   const auto medium = [](OffloadTo to) {
     return to == OffloadTo::kNone ? Medium::kDevice : to == OffloadTo::kCpu ? Medium::kCpu : Medium::kNvme;
@@ -148,7 +200,7 @@ Result<void> set_offload(const Offload& o, Point& p) {
   return {};
 }
 
-Result<void> set_compression(const shardlab::Compression& given, Point& p) {
+Result<void> read_compression(const shardlab::Compression& given, Point& p) {
   switch (given.kind) {
     case CompressionKind::kNone: return {};
     case CompressionKind::kInt8:
@@ -184,9 +236,9 @@ Result<Point> point_of(const Case& c) {
   if (!read(name_of(c.layout.schedule), &p.schedule))
     return no_form(fmt::format("schedule {}", name_of(c.layout.schedule)), "another schedule");
   p.sequence_parallel = c.layout.sequence_parallel;
-  SHARDLAB_TRY(set_recompute(c, p));
-  SHARDLAB_TRY(set_offload(c.layout.offload, p));
-  SHARDLAB_TRY(set_compression(c.layout.compression, p));
+  SHARDLAB_TRY(read_recompute(c, p));
+  SHARDLAB_TRY(read_offload(c.layout.offload, p));
+  SHARDLAB_TRY(read_compression(c.layout.compression, p));
   p.overlap = c.layout.overlap ? 1 : 0;
   const std::optional<Precision> precision = precision_named(c.train.precision);
   if (!precision)
@@ -217,7 +269,8 @@ Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
                   .canonical = c.canonical,
                   .dropout = c.train.dropout,
                   .optimizer = c.train.optimizer,
-                  .fp8_scaling = c.train.fp8_scaling});
+                  .fp8_scaling = c.train.fp8_scaling,
+                  .config = std::make_shared<const Case>(c)});
 }
 
 }  // namespace shardlab::analytic

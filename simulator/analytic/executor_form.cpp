@@ -3,6 +3,7 @@
 #include <initializer_list>
 
 #include "simulator/closed_form.h"
+#include "simulator/step_form.h"
 
 namespace shardlab::analytic {
 namespace {
@@ -18,7 +19,9 @@ ExecutorStage stage_of(const StageForm& form) {
       .temporaries = at(BufferClass::kTemporary),
       .gathered = at(BufferClass::kBuffer),
       .rest = at(BufferClass::kInput) + at(BufferClass::kMetric) + at(BufferClass::kWorkspace) + at(BufferClass::kOther),
-      .peak = form.peak};
+      .peak = form.peak,
+      .host = form.host.at_peak.total(),
+      .nvme = form.nvme.at_peak.total()};
   return s;
 }
 
@@ -47,6 +50,23 @@ std::optional<ExecutorBytes> executor_bytes(const Case& config) {
   for (const StageForm& stage : form.stages) bytes.stages.push_back(stage_of(stage));
   bytes.wire = wire_of(form);
   return bytes;
+}
+
+std::optional<ExecutorTime> executor_time(const Case& config) {
+  if (!has_step_form(config) || dense_peak(config.machine.device, config.train.precision) <= 0) return std::nullopt;
+  const auto walked = step_form(config, DatasheetRates(config.machine, config.train.precision));
+  if (!walked) return std::nullopt;
+  const auto at = [&](forms::Spent s) { return walked->spent[static_cast<size_t>(s)]; };
+  using forms::Spent;
+  return ExecutorTime{.forward = at(Spent::kForward),
+                      .backward = at(Spent::kBackward),
+                      .recompute = at(Spent::kRecompute),
+                      .update = at(Spent::kUpdate),
+                      .launch = at(Spent::kLaunch),
+                      .tensor = at(Spent::kTensor),
+                      .data = at(Spent::kData),
+                      .pipeline = at(Spent::kPipeline),
+                      .hidden = walked->hidden_s};
 }
 
 }  // namespace shardlab::analytic

@@ -13,9 +13,10 @@ namespace shardlab::analytic {
 /// Bytes of one stage at its peak.
 struct ExecutorStage {
   int64_t parameters = 0, masters = 0, gradients = 0, moments = 0, activations = 0, temporaries = 0;
-  int64_t gathered = 0;  ///< whole parameters under zero 3
-  int64_t rest = 0;      ///< inputs, metrics, the workspace of kernels
-  int64_t peak = 0;      ///< the sum of these
+  int64_t gathered = 0;        ///< whole parameters under zero 3
+  int64_t rest = 0;            ///< inputs, metrics, the workspace of kernels
+  int64_t peak = 0;            ///< the sum of these
+  int64_t host = 0, nvme = 0;  ///< at their own peaks
 };
 
 /// Bytes sent in a step over all ranks.
@@ -30,5 +31,15 @@ struct ExecutorBytes {
 
 /// Nothing where `check` refuses the case. Source: simulator/closed_form.h.
 std::optional<ExecutorBytes> executor_bytes(const Case& config);
+
+/// Seconds of a step on the stage that ends last.
+struct ExecutorTime {
+  double forward = 0, backward = 0, recompute = 0, update = 0;
+  double launch = 0, tensor = 0, data = 0, pipeline = 0;  ///< waits, and collectives that nothing hides
+  double hidden = 0;                                      ///< collectives beside kernels; not of the sum
+};
+
+/// Nothing where the case has no closed form of time, or the machine no rates for it. Source: simulator/step_form.h.
+std::optional<ExecutorTime> executor_time(const Case& config);
 
 }  // namespace shardlab::analytic

@@ -37,23 +37,31 @@ class ExecutorForm {
   explicit ExecutorForm(const Prepared::Inside& in);
   /// The closed form of `point`; nothing where the executor does not run it. Valid until the next call.
   const ExecutorBytes* of(const Point& point);
+  /// Its time; nothing where it has no closed form of that, or the study is of no case: a search asks for a million points a
+  /// second, and walks no step.
+  std::optional<ExecutorTime> time_of(const Point& point) { return of_case_ && of(point) ? executor_time(case_) : std::nullopt; }
   /// Whether any point of the study in this precision has a closed form.
-  bool possible(Precision precision) const {
-    return possible_ && (precision == Precision::kFp32 || precision == Precision::kBf16 || precision == Precision::kFp8);
-  }
+  bool possible(Precision precision) const { return possible_ && precision != Precision::kFp4; }
 
  private:
-  bool possible_ = false;
+  void set_offload(const Point& point);
+  bool set_compression(const Point& point);
+  void set_recompute(const Point& point);
+
+  bool possible_ = false, of_case_ = false;
   Case case_;
-  Fsdp fsdp_;  ///< of zero 3, as `bucket_bytes_` is of the other stages
+  shardlab::Compression compression_;  ///< of the study's case
+  Fsdp fsdp_;                          ///< of zero 3, as `bucket_bytes_` is of the other stages
   int64_t bucket_bytes_ = 0;
-  std::string fp8_scaling_;
+  std::string fp8_scaling_;  ///< of fp8, as `loss_scale_` is of fp16
+  float loss_scale_ = 0;
   Point last_;
   bool have_last_ = false;
   std::optional<ExecutorBytes> form_;
 };
 MemoryBytes memory_of(const Prepared::Inside& in, const ExecutorStage& stage);
 void estimate_memory(const Prepared::Inside& in, const ExecutorBytes& form, Estimate& estimate);
+void estimate_time(const Prepared::Inside& in, const Point& point, const ExecutorTime& time, Estimate& estimate);
 
 /// Stages of one kind: equal layers and ends.
 struct StageGroup {

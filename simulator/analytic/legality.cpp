@@ -46,9 +46,11 @@ bool zero_ok(const Prepared::Inside& in, const Point& p) {
   return p.hybrid_shard == 0 || (p.zero > 0 && (int64_t{p.dp} * p.cp) % p.hybrid_shard == 0);
 }
 
-bool combination_ok(const Point& p) {
+bool combination_ok(const Prepared::Inside& in, const Point& p) {
   if (p.offload_parameters != Medium::kDevice && p.zero != 3) return false;
-  if (p.compression != Compression::kNone && p.zero >= 2) return false;
+  // shardlab's executor compresses what each micro-batch scatters, too.
+  const int most = in.profile.name == "shardlab" ? 2 : 1;
+  if (p.compression != Compression::kNone && p.zero > most) return false;
   return p.compression != Compression::kPowerSgd && p.compression != Compression::kTopK ? true : p.compression_rank > 0;
 }
 
@@ -68,7 +70,7 @@ Refusal refusal_of(const Prepared::Inside& in, const Point& p) {
   if (!zero_ok(in, p)) return Refusal::kZero;
   if ((p.precision == Precision::kFp8 && !in.has_fp8) || (p.precision == Precision::kFp4 && !in.has_fp4))
     return Refusal::kPrecision;
-  return combination_ok(p) ? Refusal::kNone : Refusal::kCombination;
+  return combination_ok(in, p) ? Refusal::kNone : Refusal::kCombination;
 }
 
 Result<void> explain(const Prepared& prepared, const Point& p) {
@@ -115,10 +117,10 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
     case Refusal::kPrecision:
       return no(fmt::format("{} does not multiply in {}", in.machine.device.id, name_of(p.precision)), "choose a wider precision");
     case Refusal::kCombination:
-      return no(
-          fmt::format("zero {}, offloaded parameters {}, compression {} of rank {}", p.zero, name_of(p.offload_parameters),
-                      name_of(p.compression), p.compression_rank),
-          "parameters are offloaded under zero 3; gradients are compressed under zero 0 and 1; powersgd and top-k need a rank");
+      return no(fmt::format("zero {}, offloaded parameters {}, compression {} of rank {}", p.zero, name_of(p.offload_parameters),
+                            name_of(p.compression), p.compression_rank),
+                "parameters are offloaded under zero 3; gradients are compressed under zero 0 and 1 (shardlab: 2 too); powersgd "
+                "and top-k need a rank");
   }
   return {};
 }

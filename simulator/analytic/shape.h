@@ -17,9 +17,9 @@ struct ModelShape {
   int64_t vocab = 0;
   int64_t max_positions = 0;  ///< rows of a learned position table; 0 for rotary positions
   bool tied_embeddings = false;
-  bool swiglu = false;    ///< else gelu
-  bool rms_norm = false;  ///< else LayerNorm with bias
-  bool biases = false;    ///< of the projections
+  bool swiglu = false;       ///< else gelu
+  bool rms_norm = false;     ///< else LayerNorm with bias
+  bool biases = false;       ///< of the projections
   bool qk_norm = false;      ///< a norm over each head of q and k
   bool qkv_biases = false;   ///< of q, k and v alone
   bool router_bias = false;  ///< a learned correction of each expert's score (DeepSeek-V3)

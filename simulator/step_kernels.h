@@ -1,0 +1,84 @@
+// What the kernels of a layer and of the ends of the model do on one rank, by the formulas of plan/work.h evaluated from the
+// configuration, priced. Internal to the closed form of a step.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/case.h"
+#include "simulator/closed_form_parts.h"
+#include "simulator/datasheet_rates.h"
+#include "simulator/step_walk.h"
+
+namespace shardlab::forms {
+
+/// How ranks lie: `tp` fastest, then dp (shards, then replicas of them), then stages.
+struct Ways {
+  Ways(const Case& c, const DatasheetRates& rates);
+  using Way = DatasheetRates::Way;
+  Way tp, data, replicas, all_stages, ends;
+  std::vector<Way> hops;  ///< from a stage to the next: the slowest
+};
+
+/// A collective among `ranks` of `elements` in the whole buffer.
+struct Exchange {
+  CollectiveKind kind = CollectiveKind::kAllReduce;
+  int ranks = 1;
+  int64_t elements = 0, element = 4;
+};
+
+/// Prices what a rank does.
+class StepKernels {
+ public:
+  StepKernels(const Case& c, const DatasheetRates& rates);
+
+  Task kernel(const DatasheetRates::Kernel& k, Spent spent) const;
+  Task exchange(const Exchange& e, const Ways::Way& way, Spent spent) const;
+  /// A kernel that reads and writes next to nothing: it is launched.
+  Task trifle() const { return kernel({0, 8}, Spent::kUpdate); }
+
+  Block layer_forward() const;
+  /// `adds`: gradients are added to what an earlier micro-batch left.
+  Block layer_backward(bool adds, const LayerTreatment& treatment) const;
+  Block embed_forward() const;
+  Block embed_backward(bool adds) const;
+  Block head_forward() const;
+  Block head_backward(bool adds) const;
+  /// The update of `elements` parameters, and what rounds them where fp32 copies are kept.
+  void add_update(int64_t elements, Block& b) const;
+
+  const Ways& ways() const { return ways_; }
+  double launch_s() const { return rates_.efficiency().launch_s; }
+  /// The residual stream on its way to the next stage, or its gradient on its way back: what it takes of the device that sends.
+  Task message(const Ways::Way& hop) const {
+    return task_of(rates_.message_seconds(x_ * e_, hop), rates_.message_demand(x_ * e_, hop, true), Spent::kPipeline);
+  }
+
+ private:
+  struct Linear {
+    double in, out;
+    bool bias = false;
+  };
+  void add(Block& b, double flops, double bytes, Spent spent, bool product = false) const;
+  void norm(Block& b, Spent spent) const;
+  void norm_backward(Block& b, bool residual, bool adds) const;
+  void linear(Block& b, const Linear& l, Spent spent) const;
+  void linear_input(Block& b, const Linear& l) const;
+  void linear_weight(Block& b, const Linear& l, bool adds) const;
+  void all_reduce(Block& b, double elements, double element, Spent spent = Spent::kTensor) const;
+  void dropout(Block& b, Spent spent) const;
+  void attention(Block& b, Spent spent) const;
+  void activation(Block& b, Spent spent) const;
+  /// The layer's forward up to its last activation, and where `all` the rest.
+  void forward_ops(Block& b, Spent spent, bool all) const;
+  void backward_bias(Block& b, bool adds) const;
+
+  const Case& c_;
+  const DatasheetRates& rates_;
+  Ways ways_;
+  bool gpt_;
+  double e_, g_;  ///< bytes of an element, and of a gradient's
+  double tokens_, h_, x_, qkv_, o_, up_, f_, vocab_, stats_, lse_;
+  double sequences_, heads_, kv_heads_, head_dim_;
+};
+
+}  // namespace shardlab::forms

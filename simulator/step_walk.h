@@ -1,0 +1,95 @@
+// One step as a few hundred blocks of kernels a stage: when each block ends, beside what the device does for others meanwhile.
+//
+// The walk follows a stage's control stream block by block. A block that has the device for itself is one formula: kernel j of it
+// begins when the one before has ended and when the host has launched it, so that a block of n kernels that take d_0 .. d_(n-1)
+// and whose first is launch number l + 1 ends at
+//
+//   max(now + sum d, max over j of (l + 1 + j) * launch + sum over k >= j of d_k),
+//
+// and a block that is repeated is the same formula again, because the second term is linear in the repetition. Only beside
+// collectives on other streams are kernels gone through one by one, as they and the collectives slow each other (resources.h).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "simulator/resources.h"
+
+namespace shardlab::forms {
+
+/// What seconds of a stage's control stream go to.
+enum class Spent : uint8_t { kForward, kBackward, kRecompute, kUpdate, kLaunch, kTensor, kData, kPipeline };
+inline constexpr size_t kSpents = 8;
+using Seconds8 = std::array<double, kSpents>;
+
+/// A kernel or a collective: seconds alone, and what it asks of the device.
+struct Task {
+  double seconds = 0;
+  std::array<double, kResources> share{};  ///< of each resource, while it runs
+  double held_units = 0;
+  Spent spent = Spent::kForward;
+};
+Task task_of(double seconds, const Demand& demand, Spent spent);
+
+/// Tasks of the control stream that follow one another.
+struct Block {
+  std::vector<Task> tasks;
+  void add(const Task& task) { tasks.push_back(task); }
+  /// Of the tasks from `first` to before `last`: the sums below. `launch_s`: host seconds of one launch.
+  Block part(size_t first, size_t last, double launch_s) const;
+  /// Works out the sums below. `launch_s`: host seconds of one launch.
+  void close(double launch_s);
+
+  std::array<int32_t, 8> done{};  ///< of backward: after how many tasks each of the unit's gradients is complete
+  int32_t apart = 0;              ///< and how many come before the first that needs the gradient of its output
+
+  double alone = 0;     ///< sum of the tasks
+  double launched = 0;  ///< the second term of the formula, with the launches before the block left out
+  Seconds8 spent{};     ///< the tasks' by kind
+};
+
+/// What a stage does, in issue order.
+struct Event {
+  enum class Kind : uint8_t {
+    kWork,      ///< `block`, `times`
+    kAsync,     ///< task `index` on another stream, when the control stream is here; `number` is its name
+    kLaunched,  ///< `times` asyncs that were named ahead of their place in the host's order have had it
+    kAwait,     ///< the control stream waits for async number `number`
+    kSend,      ///< a message of `edge` on a stream of its own, when the control stream is here
+    kReceive,   ///< posts one
+    kArrived,   ///< the control stream waits until message `number` of `edge` has arrived, ...
+    kSent,      ///< ... or has left
+    kMeet,      ///< a collective, task `index`, on the control streams of `times` stages; `number` is its name on all of them
+  } kind = Kind::kWork;
+  int32_t index = 0;   ///< of the block or task
+  int32_t times = 1;   ///< of kWork
+  int32_t stream = 0;  ///< of kAsync
+  int32_t edge = 0;    ///< of messages: which directed pair of stages
+  int32_t ahead = 0;   ///< of kAsync: its place in the host's order beyond where the walk is; 0: next
+  int32_t number = 0;
+};
+
+/// The text of one stage.
+struct StageText {
+  std::vector<Block> blocks;
+  std::vector<Task> tasks;
+  std::vector<Event> events;
+};
+
+struct WalkCosts {
+  double launch_s = 0, wake_s = 0;
+  int edges = 0;               ///< directed pairs of stages
+  std::vector<Task> messages;  ///< by edge, on the device that sends
+};
+
+struct Walked {
+  double seconds = 0;   ///< of the step
+  int longest = 0;      ///< the stage that ends last
+  Seconds8 spent{};     ///< of that stage; adds up to `seconds`
+  double hidden_s = 0;  ///< of its collectives on other streams, seconds beside the control stream's work
+};
+Walked walk(std::span<const StageText> stages, const WalkCosts& costs);
+
+}  // namespace shardlab::forms

@@ -1,0 +1,41 @@
+// Random legal cases that both resolutions of prediction can say, over everything that either knows.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/case.h"
+
+namespace shardlab::testing {
+
+/// Deals cases: models of both families with few layers and realistic widths, on nodes of eight devices, under every technique that
+/// a plan can say and the analytic estimate has. Each draw is independent of the last; the same seed deals the same cases.
+class CaseDealer {
+ public:
+  explicit CaseDealer(uint64_t seed) : drawn_(seed << 32) {}
+
+  /// The next case that `check` passes and the analytic estimate can say. `refused` counts those that were thrown away.
+  Case next();
+  int64_t refused() const { return refused_; }
+
+ private:
+  Case deal();
+  void deal_model(Case& c);
+  void deal_layout(Case& c);
+  void deal_state(Case& c);
+  void deal_training(Case& c);
+  void deal_techniques(Case& c);
+  void deal_machine(Case& c);
+
+  template <class T>
+  T of(std::initializer_list<T> values) {
+    return values.begin()[draw(values.size())];
+  }
+  /// True once in `n`.
+  bool one_in(uint64_t n) { return draw(n) == 0; }
+  uint64_t draw(uint64_t n);
+
+  uint64_t drawn_;
+  int64_t refused_ = 0;
+};
+
+}  // namespace shardlab::testing

@@ -1,0 +1,81 @@
+#include "tests/agreement/compare.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <stdexcept>
+
+#include "plan/memory.h"
+#include "plan/program.h"
+#include "plan/wire.h"
+#include "simulator/analytic/analytic.h"
+#include "simulator/cost_model.h"
+#include "simulator/step_form.h"
+#include "simulator/timeline.h"
+#include "strategies/lower.h"
+
+namespace shardlab::testing {
+namespace {
+
+template <class T>
+T must(Result<T> r) {
+  if (!r.ok()) throw std::runtime_error(to_string(r.error()));
+  return std::move(r).value();
+}
+
+}  // namespace
+
+Compared compare(const Case& c) {
+  Compared out;
+  const Plan plan = must(lower(c, {.after = {}, .verify = false}));
+  std::vector<Program> programs;
+  for (size_t role = 0; role < plan.roles.size(); ++role) programs.push_back(expand_program(plan, static_cast<int>(role)));
+  const auto costs = must(cost_model_for(c.machine, c.train.precision));
+  const Trace trace = simulate(plan, programs, c.machine, *costs, {.max_individual_ranks = 1});
+  out.timeline_s = step_seconds(trace) / plan.period;
+  for (size_t role = 0; role < plan.roles.size(); ++role)
+    out.timeline_peak =
+        std::max(out.timeline_peak, memory_peak(plan, static_cast<int>(role))[static_cast<size_t>(Space::kDevice)].peak_bytes);
+  for (const auto& [comm, bytes] : total_wire_bytes(plan)) out.timeline_wire += bytes;
+
+  analytic::Estimator estimator(must(analytic::prepare(c)));
+  const analytic::Point point = must(analytic::point_of(c));
+  const analytic::Estimate e = estimator(point);
+  if (!e.legal()) throw std::runtime_error("the estimate refuses it: " + std::string(name_of(e.refusal)));
+  out.analytic_s = e.step_s;
+  out.analytic_peak = e.memory.live();
+  out.analytic_wire = std::llround(e.wire_total());
+  out.exact = estimator.exact(point);
+  out.timed = has_step_form(c);
+  return out;
+}
+
+std::string line_of_case(const Case& c) {
+  const Model& m = c.model;
+  const Layout& l = c.layout;
+  const Train& t = c.train;
+  std::string s = fmt::format("{}{} L{} h{} a{}/{} d{} f{} V{} s{} | dp{} tp{} pp{} {} zero{} {} | m{} b{} {}", name_of(m.family),
+                              m.tied_embeddings ? " tied" : "", m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab,
+                              t.seq_len, l.dp, l.tp, l.pp, name_of(l.schedule), l.zero, c.machine.device.id, t.grad_accumulation,
+                              t.micro_batch, t.precision);
+  const auto add = [&](bool there, std::string word) {
+    if (there) s += " " + std::move(word);
+  };
+  add(l.zero == 3, fmt::format("fsdp {}/{}{}", l.fsdp.unit, l.fsdp.prefetch, l.fsdp.reshard ? "" : " kept"));
+  add(l.hybrid_shard > 0, fmt::format("hybrid{}", l.hybrid_shard));
+  add(!l.overlap, "no-overlap");
+  add(l.bucket_bytes > 0, fmt::format("bucket{}", l.bucket_bytes >> 20));
+  add(l.recompute != Recompute::kNone, fmt::format("recompute={}({})", name_of(l.recompute), l.recompute_options.modules));
+  add(t.precision == "fp8", t.fp8_scaling);
+  add(!t.reduce_dtype.empty(), "reduce=" + t.reduce_dtype);
+  add(t.optimizer == Optimizer::kSgd, "sgd");
+  add(t.dropout > 0, "dropout");
+  add(t.clip_norm > 0, "clip");
+  add(t.grad_norm, "norm");
+  add(t.guard.any(), "guard");
+  add(l.offload.any(), "offload " + offload_text(l.offload));
+  add(l.compression.kind != CompressionKind::kNone, std::string(name_of(l.compression.kind)));
+  return s;
+}
+
+}  // namespace shardlab::testing

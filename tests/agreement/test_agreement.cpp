@@ -1,0 +1,143 @@
+// Both resolutions of prediction, over random legal cases: memory and wire bytes are the same, step times are near.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "tests/agreement/cases.h"
+#include "tests/agreement/compare.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using testing::CaseDealer;
+using testing::compare;
+using testing::Compared;
+using testing::line_of_case;
+
+struct Row {
+  Case config;
+  Compared both;
+};
+
+double quantile(std::vector<double> v, double q) {
+  if (v.empty()) return 0;
+  std::sort(v.begin(), v.end());
+  return v[std::min(v.size() - 1, static_cast<size_t>(q * static_cast<double>(v.size())))];
+}
+
+/// What a case has, for the table.
+std::vector<std::string> words_of(const Row& row) {
+  const Case& c = row.config;
+  const Layout& l = c.layout;
+  std::vector<std::string> w{"all",
+                             fmt::format("zero {}{}", l.zero, l.dp == 1 ? " dp 1" : ""),
+                             l.pp > 1 ? std::string(name_of(l.schedule)) : "pp 1",
+                             l.tp > 1 ? "tp" : "tp 1",
+                             c.train.precision,
+                             std::string(name_of(c.model.family)),
+                             "recompute " + std::string(name_of(l.recompute))};
+  const auto add = [&](bool there, std::string word) {
+    if (there) w.push_back(std::move(word));
+  };
+  add(l.dp > 1, l.overlap ? "overlap" : "no overlap");
+  add(l.hybrid_shard > 0, "hybrid");
+  add(l.offload.activations != OffloadTo::kNone, "offload activations");
+  add(l.offload.optimizer != OffloadTo::kNone, "offload optimizer");
+  add(l.offload.parameters != OffloadTo::kNone, "offload parameters");
+  add(l.compression.kind != CompressionKind::kNone, "compression " + std::string(name_of(l.compression.kind)));
+  add(c.model.tied_embeddings, "tied");
+  add(c.train.clip_norm > 0, "clip");
+  add(c.train.guard.any(), "guard");
+  add(c.train.dropout > 0, "dropout");
+  add(row.both.timed, "closed form of time");
+  return w;
+}
+
+void print(const std::vector<Row>& rows) {
+  std::map<std::string, std::vector<double>> errors;
+  std::map<std::string, std::array<int, 3>> bytes;
+  for (const Row& r : rows)
+    for (const std::string& w : words_of(r)) {
+      errors[w].push_back(std::abs(r.both.error()));
+      auto& b = bytes[w];
+      b[0] += r.both.timeline_peak == r.both.analytic_peak, b[1] += r.both.timeline_wire == r.both.analytic_wire,
+          b[2] += r.both.exact;
+    }
+  fmt::print("{:<28} {:>7} {:>9} {:>9} {:>9}   {:>7} {:>7} {:>7}\n", "", "cases", "median %", "p99 %", "worst %", "memory", "wire",
+             "exact");
+  for (const auto& [w, e] : errors)
+    fmt::print("{:<28} {:>7} {:>9.3f} {:>9.3f} {:>9.3f}   {:>7} {:>7} {:>7}\n", w, e.size(), 100 * quantile(e, 0.5),
+               100 * quantile(e, 0.99), 100 * quantile(e, 1), bytes[w][0], bytes[w][1], bytes[w][2]);
+}
+
+std::vector<Row> compare_cases(uint64_t seed, int cases) {
+  CaseDealer dealer(seed);
+  std::vector<Row> rows;
+  std::map<std::string, int> failures;
+  for (int i = 0; i < cases; ++i) {
+    const Case c = dealer.next();
+    try {
+      rows.push_back({c, compare(c)});
+    } catch (const std::exception& e) {
+      if (failures[e.what()]++ == 0) fmt::print("{}\n  {}\n", e.what(), line_of_case(c));
+    }
+  }
+  for (const auto& [what, n] : failures) fmt::print("{} x {}\n", n, what);
+  fmt::print("{} thrown away\n", dealer.refused());
+  return rows;
+}
+
+TEST_CASE("memory and wire bytes are the same in every case") {
+  for (const Row& r : compare_cases(11, 200)) {
+    INFO(line_of_case(r.config));
+    REQUIRE(r.both.exact);
+    REQUIRE(r.both.analytic_peak == r.both.timeline_peak);
+    REQUIRE(r.both.analytic_wire == r.both.timeline_wire);
+  }
+}
+
+/// What of the agreement in time has been reached: a figure may fall, and then is lowered here. The aim is 1 % in the median and 3 %
+/// at the 99th percentile. The worst are zero 2 and 3 in a pipeline: here a message is slowed by collectives on the links of the
+/// device that sends it, and not by those of the one that receives it.
+constexpr double kMedian = 0.0005, kP99 = 0.025, kWorst = 0.07;
+
+TEST_CASE("step times agree where the step has a closed form") {
+  std::vector<double> errors;
+  std::string worst;
+  for (const Row& r : compare_cases(13, 700)) {
+    if (!r.both.timed) continue;
+    const double error = std::abs(r.both.error());
+    if (errors.empty() || error > *std::ranges::max_element(errors)) worst = line_of_case(r.config);
+    errors.push_back(error);
+  }
+  fmt::print("{} cases: median {:.3f} %, 99th percentile {:.2f} %, worst {:.2f} %: {}\n", errors.size(),
+             100 * quantile(errors, 0.5), 100 * quantile(errors, 0.99), 100 * quantile(errors, 1), worst);
+  INFO("worst: " << worst);
+  CHECK(errors.size() > 400);
+  CHECK(quantile(errors, 0.5) <= kMedian);
+  CHECK(quantile(errors, 0.99) <= kP99);
+  CHECK(quantile(errors, 1) <= kWorst);
+}
+
+TEST_CASE("report", "[.]") {
+  const char* n = std::getenv("CASES");
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<Row> rows = compare_cases(7, n ? std::atoi(n) : 2000);
+  fmt::print("{:.1f} s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  print(rows);
+  if (std::getenv("TIMED")) std::erase_if(rows, [](const Row& r) { return !r.both.timed; });
+  std::ranges::sort(rows, std::greater(), [](const Row& r) { return std::abs(r.both.error()); });
+  for (size_t i = 0; i < std::min<size_t>(rows.size(), 15); ++i)
+    fmt::print("{:+7.2f} % {:.6f} s against {:.6f} s  {}\n", 100 * rows[i].both.error(), rows[i].both.analytic_s,
+               rows[i].both.timeline_s, line_of_case(rows[i].config));
+}
+
+}  // namespace
+}  // namespace shardlab
