@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/memory.h"
+#include "plan/text.h"
 #include "plan/wire.h"
 #include "simulator/closed_form.h"
 #include "strategies/lower.h"
@@ -154,19 +155,14 @@ TEST_CASE("what is sent is the plain volume by the width of an element, scales c
   CHECK(sent({.kind = CompressionKind::kPowerSgd, .rank = 4}) == 2 * 3 * 4 * (thin + norms));
 }
 
-struct Kept {
-  std::string name;
-  Type type;
-  friend bool operator==(const Kept&, const Kept&) = default;
-};
-
-/// What a plan's ranks keep from step to step.
-std::vector<Kept> kept(const Plan& plan) {
-  std::vector<Kept> all;
+/// What a plan's ranks keep from step to step: stage, name and type. Scratch is nothing to keep.
+std::vector<std::string> kept(const Plan& plan) {
+  std::vector<std::string> all;
   for (const Role& role : plan.roles)
     for (const Buffer& b : role.buffers)
-      if (b.persistent && !b.view) all.push_back({fmt::format("{} {}", role.stage, b.name), b.type});
-  std::ranges::sort(all, {}, &Kept::name);
+      if (b.persistent && !b.view && b.kind != BufferClass::kWorkspace)
+        all.push_back(fmt::format("{} {} {}", role.stage, print(b.type, plan.mesh), b.name));
+  std::ranges::sort(all);
   return all;
 }
 
@@ -178,9 +174,10 @@ TEST_CASE("both phases of 1-bit Adam keep the same state; the first sends 32 tim
     const auto lowered = lower_warm_up(c);
     REQUIRE((lowered.ok() ? "" : to_string(lowered.error())) == "");
     const Plan &first = *lowered, second = plan_of(c);
-    const std::vector<Kept> state = kept(second);
+    const std::vector<std::string> state = kept(second);
     REQUIRE(kept(first) == state);
-    const int64_t n = c.layout.dp, buckets = std::ranges::count_if(state, [](const Kept&k) { return k.name.ends_with(".error"); });
+    const int64_t n = c.layout.dp,
+                  buckets = std::ranges::count_if(state, [](const std::string&k) { return k.ends_with(".error"); });
     const bool doubling = c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling && !c.canonical;
     if (!doubling)  // whose all-to-all sends parts several times
       CHECK(total_wire_bytes(first).at("dp.grads") ==
