@@ -163,6 +163,7 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
     throw WorldError(fmt::format("{}: {}", files.directory, failure.message()), "give the case a folder that can be made");
   write_file_atomically(files.config(), to_yaml(config));
   write_file_atomically(files.plan(), print(*placed->plan));
+  if (placed->warm_up) write_file_atomically(files.warm_up_plan(), print(*placed->warm_up->plan));
   if (mode != Mode::kMeasure) {
     const auto predicted = predict_case(config, *placed);
     if (!predicted.ok()) return refused(std::move(outcome), predicted.error());
@@ -176,6 +177,8 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
     return refused(std::move(outcome), fit.error());
   }
   if (mode == Mode::kSimulate) return outcome;
+  if (config.checkpoint.resume.empty())
+    if (const auto timed = check_timed_steps(config, 0); !timed.ok()) return refused(std::move(outcome), timed.error());
   if (const auto laid_out = lay_out_replay(config, files.directory); !laid_out.ok())
     return refused(std::move(outcome), laid_out.error());
   if (!std::exchange(machine_written_, true)) write_file_atomically(files.machine(), to_yaml(config.machine));

@@ -115,6 +115,11 @@ constexpr std::array kChoices{
     Choice{"compression: top-k", [](Case& c) { compress(c, CompressionKind::kTopK); }},
     Choice{"compression: random-k", [](Case& c) { compress(c, CompressionKind::kRandomK); }},
     Choice{"compression: powersgd", [](Case& c) { compress(c, CompressionKind::kPowerSgd); }},
+    Choice{"compression: one-bit-adam",
+           [](Case& c) {
+             compress(c, CompressionKind::kOneBitAdam);
+             c.layout.compression.warmup = 1;
+           }},
     Choice{"diloco.steps: 4",
            [](Case& c) {
              c.layout.diloco.steps = 4;

@@ -22,9 +22,11 @@
 #include "reports/format.h"
 #include "runtime/checkpoint.h"
 #include "runtime/dataset.h"
+#include "runtime/phases.h"
 #include "simulator/cost_model.h"
 #include "simulator/recompute_budget.h"
 #include "strategies/lower.h"
+#include "strategies/warm_up.h"
 
 namespace shardlab {
 
@@ -76,17 +78,24 @@ Result<Case> decide(const Case& config) {
   return decided(config, choice->layers);
 }
 
-Result<PlacedPlan> prepare(const Case& config) {
+Result<PlacedRun> prepare(const Case& config) {
   auto plan = lower(config);
   if (!plan.ok()) return plan.error();
-  PlacedPlan placed = place(std::move(*plan));
+  PlacedRun placed{place(std::move(*plan)), nullptr};
   SHARDLAB_TRY(check_placed(placed));
+  if (warm_up_steps(config) == 0) return placed;
+  auto first = lower_warm_up(config);
+  if (!first.ok()) return first.error();
+  placed.warm_up = std::make_unique<const PlacedPlan>(place(std::move(*first)));
+  SHARDLAB_TRY(check_placed(*placed.warm_up));
   return placed;
 }
 
-int64_t largest_arena(const PlacedPlan& placed, Space space) {
+int64_t largest_arena(const PlacedRun& placed, Space space) {
   int64_t most = 0;
-  for (const ArenaLayout& a : placed.arenas) most = std::max(most, a.bytes[static_cast<size_t>(space)]);
+  for (const PlacedPlan* phase : {static_cast<const PlacedPlan*>(&placed), placed.warm_up.get()})
+    if (phase != nullptr)
+      for (const ArenaLayout& a : phase->arenas) most = std::max(most, a.bytes[static_cast<size_t>(space)]);
   return most;
 }
 
@@ -108,7 +117,7 @@ std::string what_saves_memory(const Case& c) {
 
 }  // namespace
 
-Result<void> fits(const Case& config, const PlacedPlan& placed) {
+Result<void> fits(const Case& config, const PlacedRun& placed) {
   const int64_t need = largest_arena(placed), have = memory_per_rank(config);
   for (const Space space : {Space::kHost, Space::kNvme}) {
     const int64_t outside = largest_arena(placed, space), there = capacity_per_rank(config, space);
@@ -127,20 +136,45 @@ Result<void> fits(const Case& config, const PlacedPlan& placed) {
       {}};
 }
 
-Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed) {
+namespace {
+
+/// The peaks of every role of a plan, where they are above those that are known.
+void add_peaks_of(const PlacedPlan& placed, Prediction& p) {
+  for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) add_peaks(memory_peak(*placed.plan, role), p);
+}
+
+}  // namespace
+
+Result<Predicted> predict_case(const Case& config, const PlacedRun& placed) {
   SHARDLAB_TRY(check_runnable(*placed.plan));
   auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
-  return predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
+  Predicted predicted = predict(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
+  if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted.figures);
+  return predicted;
 }
 
-Prediction predict_bytes(const PlacedPlan& placed) {
+Prediction predict_bytes(const PlacedRun& placed) {
   Prediction p;
-  for (int role = 0; role < static_cast<int>(placed.plan->roles.size()); ++role) add_peaks(memory_peak(*placed.plan, role), p);
+  add_peaks_of(placed, p);
+  if (placed.warm_up) add_peaks_of(*placed.warm_up, p);
   p.arena_bytes = largest_arena(placed);
   for (const auto& [comm, bytes] : total_wire_bytes(*placed.plan)) p.wire_bytes += bytes;
   p.wire_bytes = bytes_of_step(*placed.plan, p.wire_bytes);
   return p;
+}
+
+Result<void> check_timed_steps(const Case& config, int64_t first) {
+  const int64_t steps = warm_up_steps(config), timed = first + config.measure.warmup;
+  if (steps <= timed) return {};
+  const std::string from = first == 0 ? "" : fmt::format(" from step {} on", first);
+  return Error{
+      ExitCode::kUsage,
+      fmt::format("compression.warmup={} with measure.warmup={}{}: steps before the variance is frozen and after it would be "
+                  "timed as if they were alike",
+                  steps, config.measure.warmup, from),
+      fmt::format("set measure.warmup to {} or more, or lower compression.warmup", steps - first),
+      {}};
 }
 
 namespace {
@@ -241,17 +275,26 @@ Result<std::optional<double>> validation_loss(const Case& config, const Session&
   return std::optional<double>(sum / static_cast<double>(steps));
 }
 
-void add_memory(const PlacedPlan& placed, const Session& session, const Execution& execution, Measurement& m) {
-  int64_t arenas = 0;
-  for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
+/// The high-water marks of a session, where they are above those of the phase before.
+void add_marks(const Session& session, int ranks, Measurement& m) {
+  m.peak_by_rank.resize(static_cast<size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
     const Ledger& ledger = session.ledger(rank);
-    const int64_t peak = ledger.peak(Space::kDevice);
-    m.peak_by_rank.push_back(peak);
+    int64_t& peak = m.peak_by_rank[static_cast<size_t>(rank)];
+    peak = std::max(peak, ledger.peak(Space::kDevice));
     m.peak_bytes = std::max(m.peak_bytes, peak);
     for (const auto& [highest, space] :
          {std::pair{&m.memory, Space::kDevice}, {&m.host_memory, Space::kHost}, {&m.nvme_memory, Space::kNvme}})
       if (ledger.peak(space) > highest->total()) *highest = ledger.at_peak(space);
     m.arena_bytes = std::max(m.arena_bytes, session.arena_bytes(rank, Space::kDevice));
+  }
+}
+
+void add_memory(const PlacedPlan& placed, const Session& session, const Execution& execution, Measurement& m) {
+  const int ranks = placed.plan->mesh.world_size();
+  add_marks(session, ranks, m);
+  int64_t arenas = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
     arenas += session.arena_bytes(rank, Space::kDevice);
     if (execution.memory_is_host()) arenas += session.arena_bytes(rank, Space::kHost);
   }
@@ -329,22 +372,81 @@ Result<std::vector<ArrivalLog>> read_replay(const Case& config, const CaseFiles&
   return logs;
 }
 
+RunOptions run_options(const Case& config, const std::string& directory) {
+  RunOptions options;
+  options.seed = config.train.seed;
+  options.learning_rate = config.train.learning_rate;
+  options.timeout_s = config.measure.timeout_s;
+  options.nvme_directory = directory;
+  return options;
+}
+
+/// Where the first phase of a run has left it.
+struct WarmedUp {
+  int64_t first = 0;  ///< the run's first step
+  RunState state;     ///< none where the back end holds no values
+};
+
+/// The steps of the first phase, in a session that is gone when the next needs its memory. Steps and peaks are noted in `m`.
+Result<WarmedUp> warm_up(const Case& config, const PlacedPlan& placed, const RunOptions& options, const Dataset& data,
+                         Measurement& m) {
+  auto execution = Execution::create(placed, execution_options(config, 0));
+  if (!execution.ok()) return execution.error();
+  auto session = Session::create(placed, options, (*execution)->transport(), (*execution)->backends(), &data.train());
+  if (!session.ok()) return session.error();
+  (*session)->initialise_parameters();
+  const auto first = first_step(config, **session);
+  if (!first.ok()) return first.error();
+  SHARDLAB_TRY(check_timed_steps(config, *first));
+  for (int64_t step = *first; step < warm_up_steps(config);) {
+    const StepResult result = (*session)->step(step++);
+    if (result.loss) m.losses.push_back(*result.loss);
+    SHARDLAB_TRY(save_where_due(config, **session, step, false));
+  }
+  add_marks(**session, placed.plan->mesh.world_size(), m);
+  WarmedUp left{*first, {}};
+  if (config.backend == "dry") return left;
+  auto state = take_state(**session);
+  if (!state.ok()) return state.error();
+  left.state = std::move(*state);
+  return left;
+}
+
+/// The run's first step, and the first of the phase that `session` is of, whose state it then has.
+struct Begun {
+  int64_t first = 0, step = 0;
+};
+Result<Begun> begin(const Case& config, const std::optional<WarmedUp>& warmed, Session& session) {
+  session.initialise_parameters();
+  if (!warmed) {
+    const auto first = first_step(config, session);
+    if (!first.ok()) return first.error();
+    return Begun{*first, *first};
+  }
+  if (config.backend != "dry") SHARDLAB_TRY(give_state(warmed->state, session));
+  return Begun{warmed->first, std::max(warmed->first, warm_up_steps(config))};
+}
+
 }  // namespace
 
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& directory) {
+Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory) {
   const int period = placed.plan->period;
   SHARDLAB_TRY(check_periods(config, period));
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
   SHARDLAB_TRY(check_recording(placed, measured_steps / period));
+  const RunOptions options = run_options(config, directory);
+  Executed result;
+  Measurement& m = result.figures;
+  std::optional<WarmedUp> warmed;
+  if (placed.warm_up) {
+    auto left = warm_up(config, *placed.warm_up, options, *data, m);
+    if (!left.ok()) return left.error();
+    warmed = std::move(*left);
+  }
   auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps / period)));
   if (!execution.ok()) return execution.error();
-  RunOptions options;
-  options.seed = config.train.seed;
-  options.learning_rate = config.train.learning_rate;
-  options.timeout_s = config.measure.timeout_s;
-  options.nvme_directory = directory;
   const CaseFiles files{directory.empty() ? "." : directory};
   RunOptions recorded = options;
   if (config.layout.parameter_server.servers > 0) recorded.staleness = config.layout.parameter_server.staleness;
@@ -357,21 +459,19 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
   if (!(*session)->direct_storage().value_or(true))
     fmt::print(stderr, "{}: the files of what is offloaded to NVMe go by way of the page cache: times say little of the drive\n",
                directory);
-  (*session)->initialise_parameters();
-  const auto first = first_step(config, **session);
-  if (!first.ok()) return first.error();
+  const auto begun = begin(config, warmed, **session);
+  if (!begun.ok()) return begun.error();
+  warmed.reset();
 
-  Executed result;
-  Measurement& m = result.figures;
   std::vector<double> seconds;
-  const int64_t warm = *first + config.measure.warmup, end = warm + measured_steps;
+  const int64_t warm = begun->first + config.measure.warmup, end = warm + measured_steps;
   // Workers that may run apart do so through the warm-up and through each repeat.
   const bool apart = recorded.staleness >= 0;
-  for (int64_t begin = *first; begin < end;) {
-    if (begin == warm) (*execution)->set_recording(true);
-    const int64_t count = !apart ? period : begin < warm ? warm - begin : config.measure.steps;
-    int64_t step = begin;
-    for (const StepResult& r : (*session)->run(begin, count)) {
+  for (int64_t at = begun->step; at < end;) {
+    if (at == warm) (*execution)->set_recording(true);
+    const int64_t count = !apart ? period : at < warm ? warm - at : config.measure.steps;
+    int64_t step = at;
+    for (const StepResult& r : (*session)->run(at, count)) {
       for (const auto& loss : r.losses)
         if (loss) m.losses.push_back(*loss);
       m.skipped_steps += r.skipped ? 1 : 0;
@@ -383,7 +483,7 @@ Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, cons
       seconds.push_back(r.seconds / period);
       if ((*execution)->transport().counts_wire()) m.wire_bytes = bytes_of_step(*placed.plan, r.sent_bytes);
     }
-    begin = step;
+    at = step;
   }
   write_arrivals((*session)->arrivals(), files);
   if (const auto staleness = (*session)->staleness()) m.staleness_mean = staleness->mean(), m.staleness_worst = staleness->worst;

@@ -2,6 +2,7 @@
 // meet.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,28 +19,37 @@ namespace shardlab {
 /// Part of every file that is kept for validation.
 inline constexpr double kValidationFraction = 0.1;
 
-/// Bytes of one rank in a space, where somebody stated them: the device's (`memory_per_rank`), or its part of what its node has by the
-/// machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
+/// Bytes of one rank in a space, where somebody stated them: the device's (`memory_per_rank`), or its part of what its node has by
+/// the machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
 int64_t capacity_per_rank(const Case& config, Space space);
 
 /// The case with what is left to choose chosen: recompute by budget becomes a list by layer, by the costs of the case's machine.
 /// Refuses a budget that no choice stays within, and one on a machine whose speed nobody knows.
 Result<Case> decide(const Case& config);
 
-/// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.
-Result<PlacedPlan> prepare(const Case& config);
+/// A case's plan, ready to run or to be predicted: of a run of two phases (`warm_up_steps`) that of the second, of which seconds
+/// and wire bytes are said, and beside it that of the first. Memory is said of the phase that needs more.
+struct PlacedRun : PlacedPlan {
+  std::unique_ptr<const PlacedPlan> warm_up;  ///< none: one plan for all steps
+};
 
-/// Arena bytes of the rank that needs most of a space.
-int64_t largest_arena(const PlacedPlan& placed, Space space = Space::kDevice);
+/// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.
+Result<PlacedRun> prepare(const Case& config);
+
+/// Arena bytes of the rank that needs most of a space, in the phase that needs more.
+int64_t largest_arena(const PlacedRun& placed, Space space = Space::kDevice);
 
 /// Refuses with ExitCode::kNo when the largest arena of a space exceeds what a rank may use of it.
-Result<void> fits(const Case& config, const PlacedPlan& placed);
+Result<void> fits(const Case& config, const PlacedRun& placed);
+
+/// Refuses timed steps in both phases of a run that begins with step `first`: their times and bytes would be no one step's.
+Result<void> check_timed_steps(const Case& config, int64_t first);
 
 /// The simulator's figures and trace for the case on its machine.
-Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed);
+Result<Predicted> predict_case(const Case& config, const PlacedRun& placed);
 
 /// Memory and wire bytes alone: what can be said of a case on a machine whose speed nobody knows.
-Prediction predict_bytes(const PlacedPlan& placed);
+Prediction predict_bytes(const PlacedRun& placed);
 
 /// What an execution gave.
 struct Executed {
@@ -51,8 +61,9 @@ struct Executed {
 /// training run, which begins where the checkpoint that it resumes ends. Saves in `checkpoint.folder`. Throws WorldError when a
 /// rank fails, a wait times out or a checkpoint cannot be written.
 /// What is offloaded to NVMe is kept in unnamed files in `directory`, where a parameter server with a staleness leaves the logs of
-/// its arrivals.
-Result<Executed> execute_case(const Case& config, const PlacedPlan& placed, const std::string& directory);
+/// its arrivals. The first phase of a run of two, which lies in the warm-up, has a session of its own, whose state the next takes
+/// over.
+Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory);
 
 /// The step of a trace whose duration is the median, alone: what is kept on disk, since all steps of a run fill it quickly.
 Trace median_step(const Trace& trace);
@@ -66,6 +77,7 @@ struct CaseFiles {
   std::string config() const { return directory + "/case.yaml"; }
   std::string machine() const { return directory + "/../machine.yaml"; }  ///< one for all cases
   std::string plan() const { return directory + "/plan.txt"; }
+  std::string warm_up_plan() const { return directory + "/plan.warm-up.txt"; }  ///< of a run of two phases
   std::string outcome() const { return directory + "/outcome.sqlite"; }
   std::string predicted() const { return directory + "/predicted.trace.jsonl"; }
   std::string measured() const { return directory + "/measured.trace.jsonl"; }

@@ -17,12 +17,14 @@
 #include "plan/work.h"
 #include "reports/format.h"
 #include "strategies/lower.h"
+#include "strategies/warm_up.h"
 
 namespace shardlab {
 namespace {
 
 struct PlanFlags {
   std::string file, after, machine_file, format;
+  bool warm_up = false;
   std::vector<std::string> set;
 };
 
@@ -120,7 +122,12 @@ Result<ExitCode> plan_verb(const PlanFlags& flags) {
   if (!config.ok()) return config.error();
   LowerOptions options;
   options.after = flags.after;
-  const auto plan = lower(*config, options);
+  if (flags.warm_up && warm_up_steps(*config) == 0)
+    return Error{ExitCode::kUsage, "--warm-up of a case whose steps all have one plan", "leave --warm-up out", flags.file};
+  if (flags.warm_up && !flags.after.empty())
+    return Error{ExitCode::kUsage, "--warm-up with --after: passes are left out of the plan that `run` reports",
+                 "give one of the two", flags.file};
+  const auto plan = flags.warm_up ? lower_warm_up(*config) : lower(*config, options);
   if (!plan.ok()) return plan.error();
   if (*format != TableFormat::kTable)
     print(op_table(*plan), *format);
@@ -224,6 +231,7 @@ void add_plan(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("case", flags->file, "the case file, or a plan's text")->required();
   verb->add_option("--after", flags->after,
                    "leave out the strategies that follow this pass (`shardlab strategies` lists them in order)");
+  verb->add_flag("--warm-up", flags->warm_up, "of a run of two phases (compression: one-bit-adam) the plan of the first");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   add_format(*verb, flags->format);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/tree_of_rows.h"
 #include "kernels/window.h"
 
 namespace shardlab::kernels {
@@ -168,6 +169,18 @@ void sign_expand(const MixedKernels& kernels, const SignExpand& a, Scratch& scra
           {a.signs + row * s.row_bytes(), begin + first, n, a.scales[scale], y.place(row * s.columns + begin + first, n)});
       y.write();
     });
+  });
+}
+
+void sign_expand_sum(const MixedKernels& kernels, const SignExpandSum& a, Scratch& scratch) {
+  const SignShape& s = a.shape;
+  tree_of_rows(kernels, s.rows, s.columns, a.y, scratch, [&](int64_t row, int64_t first, int64_t n, float* to) {
+    for (int64_t i = 0; i < n;) {  // a run may touch several blocks
+      const int64_t block = (first + i) / s.block();
+      const int64_t run = std::min(n - i, (block + 1) * s.block() - (first + i));
+      kernels.storage().expand_signs({a.signs + row * s.row_bytes(), first + i, run, a.scales[row * s.blocks + block], to + i});
+      i += run;
+    }
   });
 }
 

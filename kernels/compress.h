@@ -75,6 +75,15 @@ struct SignExpand {
 };
 void sign_expand(const MixedKernels& kernels, const SignExpand& a, Scratch& scratch);
 
+/// y[columns] = `tree` over the rows of +scale or -scale, in fp32, rounded to y's type once.
+struct SignExpandSum {
+  SignShape shape;
+  const uint8_t* signs = nullptr;
+  const float* scales = nullptr;
+  Stored y;
+};
+void sign_expand_sum(const MixedKernels& kernels, const SignExpandSum& a, Scratch& scratch);
+
 /// An orthonormal basis of the columns of p[rows, columns] (row-major), to q: Gram-Schmidt from the left, each column twice, in
 /// fp64 in row order, rounded at the end. A column that the ones before it span (its rest is below 1e-6 of it) is replaced by the
 /// first unit vector that they do not span, so that no direction dies for good when the basis is kept for the next step; columns

@@ -295,8 +295,6 @@ Result<void> check_implemented(const Case& c) {
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
   SHARDLAB_TRY(check_offload(c));
-  if (l.compression.kind == CompressionKind::kOneBitAdam)
-    return missing(fmt::format("compression.kind={}", name_of(l.compression.kind)), "compression.kind: int8 with bits: 4");
   if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16" && c.train.precision != "fp8")
     return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16, fp16 or fp8");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
@@ -391,6 +389,37 @@ Result<void> check_zero_plus_plus(const Case& c) {
   return {};
 }
 
+/// The momentum that travels is known to no rank before it has travelled, and is no gradient.
+Result<void> check_one_bit_adam(const Case& c, const std::string& what) {
+  const Layout& l = c.layout;
+  if (c.train.optimizer != Optimizer::kAdamW)
+    return refusal(fmt::format("{} with optimizer={}: what it sends is Adam's momentum", what, name_of(c.train.optimizer)),
+                   "set optimizer: adamw, or compression.kind: int8");
+  if (l.compression.warmup < 1)
+    return refusal(
+        fmt::format("{} with compression.warmup={}: the variance that it freezes would be 0", what, l.compression.warmup),
+        "set compression.warmup to the steps of plain Adam before that, 1 or more");
+  if (l.tp > 1)
+    return refusal(fmt::format("{} with tp={}: slices of a bucket would share scales each by itself", what, l.tp),
+                   "set tp: 1, or compression.kind: int8");
+  if (c.model.tied_embeddings && (l.pp > 1 || c.canonical))
+    return refusal(
+        fmt::format("{} with {} and tied embeddings: the table's two gradients are added after each has been reduced, and "
+                    "steps do not add up",
+                    what, l.pp > 1 ? fmt::format("pp={}", l.pp) : "canonical"),
+        "set tied_embeddings: false, or compression.kind: int8");
+  if (c.train.clip_norm > 0 || c.train.grad_norm)
+    return refusal(fmt::format("{} with {}: no rank has the gradient whose norm that is", what,
+                               c.train.clip_norm > 0 ? fmt::format("clip_norm={}", c.train.clip_norm) : "grad_norm"),
+                   "set clip_norm: 0 and grad_norm: false, or compression.kind: int8");
+  if (l.offload.optimizer != OffloadTo::kNone)
+    return refusal(
+        fmt::format("{} with offload.optimizer={}: momenta are compressed where they are kept, and travel between devices", what,
+                    name_of(l.offload.optimizer)),
+        "set offload.optimizer: none, or compression.kind: int8");
+  return {};
+}
+
 Result<void> check_compression(const Case& c) {
   const Compression& k = c.layout.compression;
   if (k.kind == CompressionKind::kNone) return {};
@@ -413,6 +442,7 @@ Result<void> check_compression(const Case& c) {
     return refusal(fmt::format("{} with {}: what a skipped step leaves in the errors would come back in the next", what,
                                c.train.precision == "fp16" ? "precision=fp16" : "guard"),
                    "use precision: fp32 or bf16 and no guard, or compression.kind: none");
+  if (k.kind == CompressionKind::kOneBitAdam) SHARDLAB_TRY(check_one_bit_adam(c, what));
   if (k.kind == CompressionKind::kInt8 && k.bits != 8 && k.bits != 4)
     return refusal(fmt::format("{} with compression.bits={}", what, k.bits), "use 8 or 4");
   if (k.kind == CompressionKind::kPowerSgd && k.rank < 1)

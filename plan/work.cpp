@@ -287,7 +287,7 @@ int64_t tree_scratch(int64_t rows, int64_t block) { return floats(rows * block) 
 /// by the back end.
 int64_t kernel_scratch(const Kernel& w, const Operands& o) {
   if (w.name == "copy") return is_narrow(o.read(0)) && is_narrow(o.write(0)) ? floats(kBlock) : 0;
-  if (w.name == "dequantise_sum_int8" || w.name == "dequantise_sum_int4" || w.name == "sum_rows") {
+  if (w.name == "dequantise_sum_int8" || w.name == "dequantise_sum_int4" || w.name == "sign_expand_sum" || w.name == "sum_rows") {
     const int64_t rows = o.read(0).shape[0], block = std::max<int64_t>(2, kBlock / std::max<int64_t>(1, rows) / 2 * 2);
     return tree_scratch(rows, block) + window(o.write(0), block);
   }

@@ -50,6 +50,7 @@ Value compression(Outcome o) {
     case CompressionKind::kTopK:
     case CompressionKind::kRandomK: return text(fmt::format("{} k={}", kind, c.k));
     case CompressionKind::kPowerSgd: return text(fmt::format("{} rank={}", kind, c.rank));
+    case CompressionKind::kOneBitAdam: return text(fmt::format("{} warmup={}", kind, c.warmup));
     default: return text(kind);
   }
 }

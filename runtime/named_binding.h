@@ -62,6 +62,9 @@ inline Matrix matrix_of(const Tensor& t) { return {t.shape().elements() / t.shap
 
 inline int64_t elements_of(const Tensor& t) { return t.shape().elements(); }
 
+/// One over the ranks over which `summand` is partial and `whole` is not: the share of the whole that each of them takes.
+float share_of(const BoundOp& op, const Tensor& summand, const Tensor& whole);
+
 /// Random numbers of an op: by seed, label, layer and parameter, so the same on every layout. `step` is set before each run.
 RandomKey key_of(const BoundOp& op, RandomUse use);
 

@@ -50,13 +50,7 @@ Result<ScratchLaunch> bind_subtract(const BoundOp& op, const BindTools& tools) {
 Result<ScratchLaunch> bind_subtract_share(const BoundOp& op, const BindTools& tools) {
   const Operands check = check_subtract(op);
   if (!check.good()) return check.refusal();
-  int64_t ranks = 1;
-  for (size_t axis = 0; axis < op.mesh().axes.size(); ++axis) {
-    const auto kind = [&](const Tensor& t) { return t.type->place[axis].kind; };
-    if (kind(op.reads[0]) == Place::kPartial && kind(op.reads[1]) != Place::kPartial)
-      ranks *= op.mesh().size(AxisSet::of(static_cast<int>(axis)));
-  }
-  return subtract(op, tools, 1.0f / static_cast<float>(ranks));
+  return subtract(op, tools, share_of(op, op.reads[0], op.reads[1]));
 }
 
 // ---- low rank
@@ -292,6 +286,16 @@ Result<ScratchLaunch> bind_sign_expand(const BoundOp& op, const BindTools& tools
                                      {shape, op.reads[0].as<const uint8_t>(), op.reads[1].as<const float>(), stored(op.writes[0])});
 }
 
+Result<ScratchLaunch> bind_sign_expand_sum(const BoundOp& op, const BindTools& tools) {
+  Operands check = Operands(op).count(2, 1);
+  if (!check.good()) return check.refusal();
+  const Tensor &signs = op.reads[0], &scales = op.reads[1], &y = op.writes[0];
+  const kernels::SignShape shape{matrix_of(scales).rows, elements_of(y), scales.shape().last()};
+  if (!check_signs(check.floating(y), signs, scales, shape).good()) return check.refusal();
+  return launch<kernels::SignExpandSum>(tools, kernels::sign_expand_sum,
+                                        {shape, signs.as<const uint8_t>(), scales.as<const float>(), stored(y)});
+}
+
 constexpr std::array kTable{
     NamedKernel{"subtract", "(m, approximation) -> error", bind_subtract},
     NamedKernel{"subtract_share", "(m, approximation) -> error", bind_subtract_share},
@@ -312,6 +316,7 @@ constexpr std::array kTable{
     NamedKernel{"zero_selected", "(x f32, indices i32[k]) -> error f32", bind_zero_selected},
     NamedKernel{"sign_compress", "(x[..,c]) -> signs u8[..,ceil(c/8)], scales f32[..,blocks]", bind_sign_compress},
     NamedKernel{"sign_expand", "(signs, scales) -> y[..,c]", bind_sign_expand},
+    NamedKernel{"sign_expand_sum", "(signs[n,ceil(c/8)], scales[n,blocks]) -> y[c]", bind_sign_expand_sum},
 };
 
 }  // namespace

@@ -17,6 +17,16 @@ RandomKey key_of(const BoundOp& op, RandomUse use) {
   return {op.seed, use, static_cast<uint32_t>(hash & 0xffffff), 0};  // the key has 24 bits for the tensor
 }
 
+float share_of(const BoundOp& op, const Tensor& summand, const Tensor& whole) {
+  int64_t ranks = 1;
+  for (size_t axis = 0; axis < op.mesh().axes.size(); ++axis) {
+    const auto kind = [&](const Tensor& t) { return t.type->place[axis].kind; };
+    if (kind(summand) == Place::kPartial && kind(whole) != Place::kPartial)
+      ranks *= op.mesh().size(AxisSet::of(static_cast<int>(axis)));
+  }
+  return 1.0f / static_cast<float>(ranks);
+}
+
 }  // namespace named
 
 std::vector<NamedKernel> named_kernels() {

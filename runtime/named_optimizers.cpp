@@ -1,6 +1,8 @@
 // Named kernels of optimizers that the core does not know.
 #include <array>
+#include <vector>
 
+#include "kernels/one_bit_adam.h"
 #include "kernels/outer_step.h"
 #include "runtime/named_binding.h"
 
@@ -34,11 +36,77 @@ Result<ScratchLaunch> bind_outer_step(const BoundOp& op, const BindTools&) {
   });
 }
 
+// ---- 1-bit Adam
+
+/// Moments of parameters that lie one after another in a flat operand: fp32, and no more of them than it has elements.
+void check_pieces(Operands& check, const Tensor& flat, std::span<const Tensor> moments) {
+  int64_t elements = 0;
+  for (const Tensor& t : moments) {
+    check.type(t, DType::f32);
+    elements += elements_of(t);
+  }
+  check.that(elements <= elements_of(flat), "has moments of more elements than it has");
+}
+
+Result<ScratchLaunch> bind_fold_momentum(const BoundOp& op, const BindTools&) {
+  Operands check = Operands(op).that(op.reads.size() >= 3 && op.writes.size() == 1, "takes (gradient, beta1, m...) -> (momentum)");
+  if (!check.good()) return check.refusal();
+  const std::span<const Tensor> moments = std::span(op.reads).subspan(2);
+  const Tensor &gradient = op.reads[0], &momentum = op.writes[0];
+  check.type(gradient, DType::f32).type(momentum, DType::f32).same_size(gradient, momentum).number(op.reads[1]);
+  check_pieces(check, gradient, moments);
+  if (!check.good()) return check.refusal();
+  std::vector<kernels::MomentPiece> pieces;
+  for (const Tensor& m : moments) pieces.push_back({m.as<float>(), nullptr, elements_of(m)});
+  const kernels::FoldMomentum args{.gradient = gradient.as<const float>(),
+                                   .momentum = momentum.as<float>(),
+                                   .n = elements_of(gradient),
+                                   .share = share_of(op, gradient, moments.front())};
+  return plain([args, pieces = std::move(pieces), beta1 = op.reads[1].as<const float>()] {
+    kernels::FoldMomentum now = args;
+    now.pieces = pieces;
+    now.beta1 = *beta1;
+    kernels::fold_momentum(now);
+  });
+}
+
+Result<ScratchLaunch> bind_frozen_adam(const BoundOp& op, const BindTools&) {
+  constexpr const char* kTakes = "takes (momentum, beta1, correction, epsilon, v...) -> (direction, m...)";
+  Operands check = Operands(op).that(op.reads.size() >= 5 && op.writes.size() == op.reads.size() - 3, kTakes);
+  if (!check.good()) return check.refusal();
+  const std::span<const Tensor> second = std::span(op.reads).subspan(4), first = std::span(op.writes).subspan(1);
+  const Tensor& x = op.writes[0];
+  check.type(x, DType::f32).in_place(x, op.reads[0]).same_size(x, op.reads[0]);
+  for (size_t i = 1; i < 4; ++i) check.number(op.reads[i]);
+  check_pieces(check, x, first);
+  check_pieces(check, x, second);
+  for (size_t i = 0; i < first.size(); ++i) check.same_size(first[i], second[i]);
+  if (!check.good()) return check.refusal();
+  std::vector<kernels::MomentPiece> pieces;
+  for (size_t i = 0; i < first.size(); ++i)
+    pieces.push_back({first[i].as<float>(), second[i].as<const float>(), elements_of(first[i])});
+  const kernels::FrozenAdam args{.x = x.as<float>(), .n = elements_of(x)};
+  const std::array numbers{op.reads[1].as<const float>(), op.reads[2].as<const float>(), op.reads[3].as<const float>()};
+  return ScratchLaunch{0, [args, pieces = std::move(pieces), numbers](const StepState& state, void*) {
+                         kernels::FrozenAdam now = args;
+                         now.pieces = pieces;
+                         now.beta1 = *numbers[0];
+                         now.correction = *numbers[1];
+                         now.epsilon = *numbers[2];
+                         now.step = state.applied;
+                         kernels::frozen_adam(now);
+                       }};
+}
+
 constexpr std::array kTable{
     NamedKernel{
         "outer_step",
         "(delta f32, start f32, share f32[1], learning_rate f32[1][, momentum f32[1], velocity f32]) -> value f32[, velocity]",
         bind_outer_step},
+    NamedKernel{"fold_momentum", "(gradient f32[n], beta1 f32[1], m f32...) -> momentum f32[n]", bind_fold_momentum},
+    NamedKernel{"frozen_adam",
+                "(momentum f32[n], beta1 f32[1], correction f32[1], epsilon f32[1], v f32...) -> direction f32[n], m...",
+                bind_frozen_adam},
 };
 
 }  // namespace

@@ -7,11 +7,12 @@
 //                under ZeRO-1 and 2 the all-to-all alone, and errors 4 n
 //   top-k        errors 4 n; sent: (N - 1) N k (4 + 4)
 //   random-k     errors 4 n; sent: 2 (N - 1) 4 k
+//   one-bit-adam after its warm-up, n a multiple of 8 N: as int8 with b = 1 and one scale a slice
 //   powersgd     of a matrix [R, C] at rank r: errors 4 R C, basis 4 r C; sent: 2 (N - 1) 4 r (R + C). Of vectors what plain data
 //                parallelism sends
 // Units: bytes.
 // Source: Wang et al., "ZeRO++" (2023), section 3.3; Stich et al., "Sparsified SGD with Memory" (2018); Vogels et al., "PowerSGD"
-// (2019).
+// (2019); Tang et al., "1-bit Adam" (2021).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -26,14 +27,14 @@ int64_t tree_workspace(int64_t ranks, int64_t block) { return held(ranks * block
 
 CompressionForm quantised(const Case& c, const State& state) {
   const Compression& k = c.layout.compression;
-  const int64_t n = c.layout.dp, bits = k.kind == CompressionKind::kBf16 ? 16 : k.bits;
+  const int64_t n = c.layout.dp, bits = k.kind == CompressionKind::kBf16 ? 16 : sends_signs(c) ? 1 : k.bits;
   const bool doubling = !c.canonical && c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling;
   // Parts that an all-to-all of a buffer of N parts sends, over all ranks: each of N (N - 1) once, or over log2 N hops half of all.
   const int64_t exchanged = doubling ? n * n / 2 * (std::bit_width(static_cast<uint64_t>(n)) - 1) : n * (n - 1);
   CompressionForm form;
   int64_t most = 0;
   for (const BucketForm& b : state.buckets) {
-    const int64_t slice = b.elements / n, blocks = bits == 16 ? 0 : (slice + kScaleBlock - 1) / kScaleBlock;
+    const int64_t slice = b.elements / n, blocks = bits == 16 ? 0 : bits == 1 ? 1 : (slice + kScaleBlock - 1) / kScaleBlock;
     form.errors += held(b.elements) + held(slice);
     form.messages += blocks > 0 ? 2 * held(n * blocks) : 0;
     form.sent += (exchanged + n * (n - 1)) * (slice * bits / 8 + 4 * blocks);
@@ -134,7 +135,8 @@ CompressionForm compression_of(const Case& c, const State& state, const Part& pa
   if (state.buckets.empty()) return {};
   switch (c.layout.compression.kind) {
     case CompressionKind::kBf16:
-    case CompressionKind::kInt8: return c.layout.zero > 0 ? scattered(c, state) : quantised(c, state);
+    case CompressionKind::kInt8:
+    case CompressionKind::kOneBitAdam: return c.layout.zero > 0 ? scattered(c, state) : quantised(c, state);
     case CompressionKind::kTopK:
     case CompressionKind::kRandomK: return sparse(c, state);
     case CompressionKind::kPowerSgd: return low_rank(c, state, part);

@@ -184,6 +184,9 @@ inline bool quantises(const Case& c) {
   return c.layout.compression.kind == CompressionKind::kBf16 || c.layout.compression.kind == CompressionKind::kInt8;
 }
 
+/// Whether signs travel, of slices of whole bytes.
+inline bool sends_signs(const Case& c) { return c.layout.compression.kind == CompressionKind::kOneBitAdam; }
+
 /// Whether each data-parallel rank updates a slice of every bucket: under ZeRO, and where it serves the slice (a parameter server).
 inline bool updates_slices(const Case& c) { return c.layout.zero > 0 || c.layout.parameter_server.servers > 0; }
 
@@ -203,7 +206,7 @@ inline std::vector<BucketForm> buckets_of(const Case& c, const Elements& n, cons
                                           bool head_table) {
   std::vector<BucketForm> all;
   const bool by_unit = c.layout.zero == 3;
-  const int64_t ranks = updates_slices(c) || quantises(c) ? c.layout.shard_ranks() : 1;
+  const int64_t ranks = sends_signs(c) ? 8 * c.layout.dp : updates_slices(c) || quantises(c) ? c.layout.shard_ranks() : 1;
   const int64_t bytes = by_unit ? -1 : c.layout.bucket_bytes;
   const int64_t block = in_blocks(c) ? kScaleBlock : 0;
   const bool tied = c.model.tied_embeddings, cut = c.layout.tp > 1;
@@ -404,6 +407,7 @@ inline Others others_of(const Case& c, const Part& part) {
   // What updates multiply by, and that with clipping; the scale, and of a dynamic one its begin, its interval and its good steps.
   if (scales) step += (clips ? 2 : 1) + (dynamic ? 2 : 1);
   if (dynamic) persistent += 2;
+  if (sends_signs(c)) step += 3;                                                 // beta1, the frozen variance's correction, epsilon
   if (c.layout.diloco.steps > 0) step += c.layout.diloco.momentum != 0 ? 3 : 2;  // of the outer step: share, rate, momentum
   if (c.layout.offload.delayed_update) persistent += 1;                          // updates made
   int64_t flags = finds_inf(c) ? 1 : 0;

@@ -1,12 +1,19 @@
 #include "strategies/compression.h"
 
+#include <algorithm>
+
+#include "plan/base/check.h"
+
 namespace shardlab {
 
 std::string WireCode::kernel(std::string_view verb) const {
+  if (bits == 1) return verb == "quantise" ? "sign_compress" : "sign_expand";
   return scaled() ? std::string(verb) + (bits == 4 ? "_int4" : "_int8") : "copy";
 }
 
-std::string WireCode::sum_kernel() const { return scaled() ? kernel("dequantise_sum") : "sum_rows"; }
+std::string WireCode::sum_kernel() const {
+  return bits == 1 ? "sign_expand_sum" : scaled() ? kernel("dequantise_sum") : "sum_rows";
+}
 
 WireCode code_of(const Compression& compression) {
   if (compression.kind == CompressionKind::kBf16) return {};
@@ -30,6 +37,12 @@ SlotId Compressing::bound(std::string name, BufferId buffer) {
   segment_.slots.push_back(std::move(slot));
   binding_.push_back(buffer);
   return SlotId(static_cast<int32_t>(segment_.slots.size()) - 1);
+}
+
+SlotId Compressing::find(std::string_view name) const {
+  const auto found = std::ranges::find(segment_.slots, name, &Slot::name);
+  SHARDLAB_CHECK(found != segment_.slots.end(), "`{}` has no slot {}", segment_.name, name);
+  return SlotId(static_cast<int32_t>(found - segment_.slots.begin()));
 }
 
 SlotId Compressing::view(std::string name, SlotId base, Type type, bool slice) {

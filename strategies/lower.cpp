@@ -4,10 +4,12 @@
 
 #include <algorithm>
 
+#include "plan/base/check.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
 #include "strategies/build_step.h"
 #include "strategies/catalogue.h"
+#include "strategies/warm_up.h"
 
 namespace shardlab {
 namespace {
@@ -59,6 +61,18 @@ Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool tr
 }
 
 }  // namespace
+
+int64_t warm_up_steps(const Case& config) {
+  const Compression& compression = config.layout.compression;
+  return compression.kind == CompressionKind::kOneBitAdam ? compression.warmup : 0;
+}
+
+Result<Plan> lower_warm_up(const Case& config) {
+  SHARDLAB_CHECK(warm_up_steps(config) > 0, "the steps of `{}` all have one plan", config.name);
+  Case first = config;
+  first.layout.compression.warmup = kNeverFrozen;
+  return lower(first);
+}
 
 Result<Plan> lower(const Case& config, const LowerOptions& options) { return lower_step(config, options, true); }
 

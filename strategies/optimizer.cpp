@@ -15,6 +15,7 @@
 #include <iterator>
 
 #include "plan/text.h"
+#include "strategies/compression.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
 #include "strategies/offload_optimizer.h"
@@ -27,11 +28,11 @@ namespace {
 
 constexpr std::string_view kName = "optimizer";
 
-Op update_op(const Case& config, bool decay) {
-  const Train& t = config.train;
+Op update_op(const Draft& draft, bool decay) {
+  const Train& t = draft.config.train;
   const float weight_decay = decay ? t.weight_decay : 0;
   Op op;
-  if (t.optimizer == Optimizer::kAdamW)
+  if (t.optimizer == Optimizer::kAdamW && !steps_by_direction(draft))
     op.work = AdamW{t.beta1, t.beta2, t.epsilon, weight_decay};
   else
     op.work = Sgd{weight_decay};
@@ -41,7 +42,7 @@ Op update_op(const Case& config, bool decay) {
 }
 
 void add_moments(Draft& draft, StageDraft& stage, Update& update) {
-  if (draft.config.train.optimizer != Optimizer::kAdamW) return;
+  if (draft.config.train.optimizer != Optimizer::kAdamW || update.m || steps_by_direction(draft)) return;
   for (const auto& [id, suffix] : {std::pair{&update.m, ".m"}, {&update.v, ".v"}}) {
     const Buffer& value = stage.role.buffers[update.value.index()];
     Buffer moment;
@@ -70,7 +71,7 @@ Event update_event(Draft& draft, StageDraft& stage, const Update& update, Stream
     std::vector<int> reads = update.m ? std::vector{0, 1, 2, 3} : std::vector{0, 1};
     if (stage.gradient_factor) reads.push_back(static_cast<int>(reads.size()));
     const std::vector<int> writes = update.m ? std::vector{1, 2, 3} : std::vector{1};
-    Op op = update_op(draft.config, update.decay);
+    Op op = update_op(draft, update.decay);
     op.stream = stream;
     if (stage.go) op.when = SlotId(static_cast<int32_t>(buffers.size()) - 1);
     return one_op_segment("update" + std::to_string(draft.segment_cache.size()), stage, buffers, std::move(op), reads, writes);
@@ -109,6 +110,8 @@ void update_every_parameter(Draft& draft, StageDraft& stage) {
       Update update;
       update.gradient = state.reduced;
       update.value = state.value;
+      update.m = state.m;
+      update.v = state.v;
       update.decay = draft.plan.parameters[id.index()].decay;
       stage.updates.push_back(std::move(update));
     }

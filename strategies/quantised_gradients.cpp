@@ -27,14 +27,13 @@ namespace {
 
 constexpr std::string_view kName = "quantised-gradients";
 
-class QuantisedGradients {
+class QuantisedReduction {
  public:
-  QuantisedGradients(Draft& draft, StageDraft& stage)
-      : draft_(draft), stage_(stage), code_(code_of(draft.config.layout.compression)), ranks_(draft.plan.mesh.size("dp")) {}
+  QuantisedReduction(Draft& draft, StageDraft& stage, const WireCode& code, const AroundLegs& around)
+      : draft_(draft), stage_(stage), code_(code), around_(around), ranks_(draft.plan.mesh.size("dp")) {}
 
   void run() {
-    fill_buckets(draft_, stage_,
-                 {.multiple = ranks_, .block = code_.scaled() ? kScaleBlock : 0, .bytes = draft_.config.layout.bucket_bytes});
+    fill_coded_buckets(draft_, stage_, code_);
     if (stage_.buckets.empty()) return;
     int64_t most = 0;
     for (Bucket& bucket : stage_.buckets) {
@@ -78,15 +77,15 @@ class QuantisedGradients {
 
   Event compress(Bucket& bucket) {
     const int64_t n = bucket.elements, codes = code_.of(n);
-    const int64_t slice = n / ranks_, scales = ranks_ * blocks_of(slice);
+    const int64_t slice = n / ranks_, scales = ranks_ * code_.scales_of(slice);
     const Type whole = type_of(bucket.gradient);
     const Type sliced = message(bucket, DType::f32, {slice}, Placement::shard(0), Micro::kSum);
     const Micro sum = Micro::kSum, none = Micro::kNone;
 
-    Compressing ops(draft_, stage_, "compress." + signature(draft_, stage_, bucket), kName);
+    Compressing ops(draft_, stage_, around_.name(bucket), around_.strategy);
     const SlotId gradient = ops.bound("gradient", bucket.gradient), reduced = ops.bound("sum", bucket.reduced);
-    const SlotId error = ops.bound("error", add_error(stage_, bucket.name + ".error", whole));
-    const SlotId error_of_sum = ops.bound("error.slice", add_error(stage_, bucket.name + ".error.slice", sliced));
+    const LegErrors errors = add_leg_errors(draft_, stage_, bucket);
+    const SlotId error = ops.bound("error", errors.whole), error_of_sum = ops.bound("error.slice", errors.slice);
     const SlotId m = ops.view("m", error, whole), m_sum = ops.view("m.slice", error_of_sum, sliced);
     const SlotId sent = ops.view("sent", reduced, ops.type(error)), part = ops.view("part", reduced, sliced, true);
     const SlotId sent_part = ops.view("sent.slice", reduced, ops.type(error_of_sum), true);
@@ -101,6 +100,7 @@ class QuantisedGradients {
                                  add_message(stage_, bucket.name + ".scales.mine", mine_type(bucket, DType::f32, scales, none)),
                                  add_message(stage_, bucket.name + ".scales.parts", parts_type(bucket, DType::f32, scales, none))));
 
+    if (around_.before) around_.before(ops, bucket, gradient);
     ops.kernel("add", Kernel::Rule::kLinear, {gradient, error}, {m}, "feedback", n);
     quantise(ops, Kernel::Rule::kTrusted, m, &Wire::mine, n, "");
     dequantise(ops, &Wire::mine, sent, n, "sent");
@@ -113,6 +113,7 @@ class QuantisedGradients {
     ops.kernel("subtract", Kernel::Rule::kOpaque, {m_sum, sent_part}, {error_of_sum}, "error.slice", slice);
     exchange(ops, CollectiveKind::kAllGather, &Wire::slice, &Wire::all, "gather");
     dequantise(ops, &Wire::all, reduced, n, "sum");
+    if (around_.after) around_.after(ops, bucket, reduced);
     return ops.event(bucket.last_unit);
   }
 
@@ -122,7 +123,7 @@ class QuantisedGradients {
     for (const Wire& w : code_wires_) all.push_back(w.*which);
     return all;
   }
-  /// Amax, division, rounding.
+  /// Amax, division, rounding; or size, sum, sign.
   void quantise(Compressing& ops, Kernel::Rule rule, SlotId x, SlotId Wire::*to, int64_t n, const std::string& suffix) const {
     ops.kernel(code_.kernel("quantise"), rule, {x}, slots(to), "quantise" + suffix, code_.scaled() ? 3 * n : 0);
   }
@@ -139,16 +140,39 @@ class QuantisedGradients {
 
   Draft& draft_;
   StageDraft& stage_;
-  WireCode code_;
-  int ranks_;
+  const WireCode code_;
+  const AroundLegs& around_;
+  const int ranks_;
   BufferId mine_, parts_;         ///< the codes of whichever bucket is on its way
   std::vector<Wire> code_wires_;  ///< of the bucket in hand: codes, and scales
 };
 
 }  // namespace
 
+void fill_coded_buckets(Draft& draft, StageDraft& stage, const WireCode& code) {
+  const int64_t ranks = draft.plan.mesh.size("dp"), bytes = draft.config.layout.bucket_bytes;
+  if (code.bits == 1)  // whole bytes of every slice
+    fill_buckets(draft, stage, {.multiple = 8 * ranks, .bytes = bytes});
+  else
+    fill_buckets(draft, stage, {.multiple = ranks, .block = code.scaled() ? kScaleBlock : 0, .bytes = bytes});
+}
+
+LegErrors add_leg_errors(const Draft& draft, StageDraft& stage, const Bucket& bucket) {
+  const Type whole = stage.role.buffers[bucket.gradient.index()].type;
+  const Shape slice{bucket.elements / draft.plan.mesh.size("dp")};
+  const BufferId error = add_error(stage, bucket.name + ".error", whole);
+  return {error, add_error(stage, bucket.name + ".error.slice",
+                           message_type(draft, whole, DType::f32, slice, Placement::shard(0), Micro::kSum))};
+}
+
+void reduce_in_codes(Draft& draft, StageDraft& stage, const WireCode& code, const AroundLegs& around) {
+  QuantisedReduction(draft, stage, code, around).run();
+}
+
 void quantised_gradients(Draft& draft) {
-  for (StageDraft& stage : draft.stages) QuantisedGradients(draft, stage).run();
+  for (StageDraft& stage : draft.stages)
+    reduce_in_codes(draft, stage, code_of(draft.config.layout.compression),
+                    {kName, [&](const Bucket& bucket) { return "compress." + signature(draft, stage, bucket); }});
 }
 
 }  // namespace shardlab

@@ -3,6 +3,7 @@
 #include "plan/verify.h"
 #include "strategies/catalogue.h"
 #include "strategies/lower.h"
+#include "strategies/warm_up.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
@@ -37,6 +38,12 @@ std::vector<Golden> goldens() {
   all.push_back({"sparse-gradients", compressed});
   compressed.layout.compression.kind = CompressionKind::kPowerSgd;
   all.push_back({"powersgd", compressed});
+  Case one_bit = dp;
+  one_bit.train.grad_norm = false;
+  one_bit.layout.compression = {.kind = CompressionKind::kOneBitAdam, .warmup = 100};
+  all.push_back({"one-bit-adam", one_bit});
+  one_bit.layout.compression.warmup = kNeverFrozen;
+  all.push_back({"one-bit-adam-warm-up", one_bit});
   Case served = dp;
   served.layout.parameter_server.servers = 2;
   all.push_back({"parameter-server", served});

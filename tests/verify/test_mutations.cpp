@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "strategies/lower.h"
+#include "strategies/warm_up.h"
 #include "tests/test.h"
 #include "tests/verify/exam.h"
 #include "tests/verify/good_plans.h"
@@ -165,6 +166,23 @@ std::vector<Plan> lowered_plans() {
        .dp = 2,
        .accumulation = 2,
        .compression = {.kind = CompressionKind::kPowerSgd, .rank = 2}},
+      {.name = "one-bit-adam dp2",
+       .dp = 2,
+       .accumulation = 2,
+       .bucket_bytes = 4096,
+       .compression = {.kind = CompressionKind::kOneBitAdam, .warmup = 3}},
+      {.name = "one-bit-adam dp2 pp2 bf16",
+       .tied = false,
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::k1F1B,
+       .accumulation = 2,
+       .precision = "bf16",
+       .compression = {.kind = CompressionKind::kOneBitAdam, .warmup = 3}},
+      {.name = "one-bit-adam dp2 warming up",
+       .dp = 2,
+       .bucket_bytes = 4096,
+       .compression = {.kind = CompressionKind::kOneBitAdam, .warmup = kNeverFrozen}},
       {.name = "random-k dp2 pp2",
        .tied = false,
        .dp = 2,
