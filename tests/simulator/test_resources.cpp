@@ -5,6 +5,8 @@
 #include <map>
 
 #include "simulator/cost_model.h"
+#include "simulator/device_model.h"
+#include "simulator/fabric.h"
 #include "simulator/resources.h"
 #include "simulator/timeline.h"
 #include "tests/simulator/plans.h"
