@@ -171,17 +171,18 @@ Case base_case() {
   return c;
 }
 
-/// Why two choices do not go together, in neither order: what one brings along may give way to the other.
-Result<void> judge(const Choice& a, const Choice& b) {
+/// Both choices on one case; or why they do not go together, in neither order: what one brings along may give way to the other.
+Result<Case> judge(const Choice& a, const Choice& b) {
   Case c = base_case();
   a.set(c);
   b.set(c);
-  const Result<void> first = check(c);
-  if (first.ok()) return first;
+  if (check(c).ok()) return c;
   Case other = base_case();
   b.set(other);
   a.set(other);
-  return check(other);
+  const Result<void> verdict = check(other);
+  if (!verdict.ok()) return verdict.error();
+  return other;
 }
 
 /// Choices of one key exclude one another.
@@ -199,6 +200,14 @@ void for_each_pair(const Visit& visit) {
 
 }  // namespace
 
+std::vector<LegalPair> legal_pairs() {
+  std::vector<LegalPair> pairs;
+  for_each_pair([&](size_t a, size_t b, const Result<Case>& verdict) {
+    if (verdict.ok()) pairs.push_back({std::string(kChoices[a].name), std::string(kChoices[b].name), *verdict});
+  });
+  return pairs;
+}
+
 Table pair_matrix() {
   Table table{{{"with"}}, {}};
   for (size_t i = 0; i < kChoices.size(); ++i) table.columns.push_back({std::to_string(i + 1)});
@@ -208,7 +217,7 @@ Table pair_matrix() {
     table.rows.push_back(std::move(row));
   }
   int number = 0;
-  for_each_pair([&](size_t a, size_t b, const Result<void>& verdict) {
+  for_each_pair([&](size_t a, size_t b, const Result<Case>& verdict) {
     const std::string word = verdict.ok() ? "yes" : "(" + std::to_string(++number) + ")";
     table.rows[a][b + 1] = table.rows[b][a + 1] = word;
   });
@@ -218,7 +227,7 @@ Table pair_matrix() {
 Table refused_pairs() {
   Table table{{{"number"}, {"choice"}, {"with"}, {"why"}, {"instead"}}, {}};
   int64_t number = 0;
-  for_each_pair([&](size_t a, size_t b, const Result<void>& verdict) {
+  for_each_pair([&](size_t a, size_t b, const Result<Case>& verdict) {
     if (verdict.ok()) return;
     table.rows.push_back(
         {++number, std::string(kChoices[a].name), std::string(kChoices[b].name), verdict.error().message, verdict.error().hint});
@@ -228,7 +237,7 @@ Table refused_pairs() {
 
 Table pair_list() {
   Table table{{{"choice"}, {"with"}, {"legal"}, {"why"}, {"instead"}}, {}};
-  for_each_pair([&](size_t a, size_t b, const Result<void>& verdict) {
+  for_each_pair([&](size_t a, size_t b, const Result<Case>& verdict) {
     table.rows.push_back({std::string(kChoices[a].name), std::string(kChoices[b].name), verdict.ok(),
                           verdict.ok() ? Value() : Value(verdict.error().message),
                           verdict.ok() ? Value() : Value(verdict.error().hint)});

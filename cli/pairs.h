@@ -1,9 +1,22 @@
 // Which strategies go together: every pair of choices on a small model that each can be used on, put before `check`.
 #pragma once
 
+#include <string>
+#include <vector>
+
+#include "plan/case.h"
 #include "reports/table.h"
 
 namespace shardlab {
+
+/// Two choices that go together, as they are on the small model.
+struct LegalPair {
+  std::string first, second;
+  Case config;
+};
+
+/// What `pair_matrix` says yes to.
+std::vector<LegalPair> legal_pairs();
 
 /// One row and one column a choice: "yes" where the two go together, and where not the number of the reason in `refused_pairs`.
 Table pair_matrix();

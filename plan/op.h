@@ -173,9 +173,9 @@ enum class Algorithm : uint8_t {
   kDirect,           ///< every rank sends each peer its part, which sums in canonical tree order
 };
 
-/// src -> dst. all_reduce: dst in place of src. reduce_scatter: dst is this rank's 1/n of dim 0 (a sharded view of src, or apart).
-/// all_gather: src is this rank's 1/n of dst. broadcast: from group index `root`. all_to_all: dim 0 cut in n.
-/// kSum multiplies nothing: scales live in types. An optional further read holds row counts (all_to_all with counts).
+/// src -> dst. all_reduce: dst in place of src. reduce_scatter: dst is this rank's 1/n of src, a view of it or apart. all_gather:
+/// src is this rank's 1/n of dst. broadcast: from group index `root`. all_to_all: src cut in n. Parts are contiguous: dims before
+/// that of the cut are 1. kSum multiplies nothing: scales live in types. Another read holds row counts (all_to_all with counts).
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   ReduceOp reduce = ReduceOp::kSum;

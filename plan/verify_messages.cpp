@@ -111,6 +111,7 @@ class MessageChecker {
   void match_pair(const std::vector<int32_t>& sends, const std::vector<int32_t>& receives);
   void match_collectives(CommId comm, const std::map<int, std::vector<int32_t>>& by_role);
   void compare(const CommOp& send, const CommOp& receive);
+  std::string difference(const CommOp& first, const CommOp& other) const;
   const Type& type(const CommOp& c) const { return c.segment->slots[c.slot.index()].type; }
   void play();
   bool ready(const CommOp& c) const;
@@ -387,6 +388,27 @@ void MessageChecker::compare(const CommOp& send, const CommOp& receive) {
           message_name(send.op->label));
 }
 
+/// In what one stage's side of a collective differs from another's: both must hold the same kind of thing. Empty where they agree.
+std::string MessageChecker::difference(const CommOp& first, const CommOp& other) const {
+  const auto differ = [&](std::span<const SlotId> a, std::span<const SlotId> b) -> std::string {
+    for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      const Type &s = first.segment->slots[a[i].index()].type, &t = other.segment->slots[b[i].index()].type;
+      if (s.dtype != t.dtype || s.shape != t.shape) return "the shape or element type is another";
+      if (s.scale != t.scale) return fmt::format("the scale is {} and not {}", scale_name(s.scale), scale_name(t.scale));
+      if (s.micro != t.micro) return fmt::format("it is micro:{} and not micro:{}", name_of(s.micro), name_of(t.micro));
+      for (size_t axis = 0; axis < plan_.mesh.axes.size(); ++axis)
+        if (plan_.mesh.axes[axis].size > 1 && s.place[axis] != t.place[axis])
+          return fmt::format("along {} it is {} and not {}", plan_.mesh.axes[axis].name, placement_name(s.place[axis]),
+                             placement_name(t.place[axis]));
+      if (s.micro == Micro::kSlice && first.call->micro_batch != other.call->micro_batch)
+        return fmt::format("it is of micro-batch {} and not {}", first.call->micro_batch, other.call->micro_batch);
+    }
+    return a.size() == b.size() ? "" : "there are other operands";
+  };
+  const std::string reads = differ(first.op->reads, other.op->reads);
+  return reads.empty() ? differ(first.op->writes, other.op->writes) : reads;
+}
+
 void MessageChecker::match_collectives(CommId comm, const std::map<int, std::vector<int32_t>>& by_role) {
   const Comm& c = plan_.comms[comm.index()];
   std::vector<int> group;
@@ -413,9 +435,12 @@ void MessageChecker::match_collectives(CommId comm, const std::map<int, std::vec
       if (first == nullptr) first = &op;
       const auto &a = std::get<Collective>(first->op->work), &b = std::get<Collective>(op.op->work);
       if (a.kind != b.kind || a.reduce != b.reduce || a.algorithm != b.algorithm || a.root != b.root ||
-          type(*first).bytes() != type(op).bytes() || first->op->label != op.op->label)
+          first->op->label != op.op->label)
         return fault(op, "it meets {} on stage {}, which is another collective", op_name(*first->segment, *first->op, *first->call),
                      first->role);
+      if (const std::string other = difference(*first, op); !other.empty())
+        return fault(op, "it meets {} on stage {}, where {}", op_name(*first->segment, *first->op, *first->call), first->role,
+                     other);
     }
     if (i > 0) m.after.push_back(static_cast<int32_t>(meetings_.size()) - 1);
     meetings_.push_back(std::move(m));
@@ -469,22 +494,27 @@ std::string MessageChecker::cell_text(const CommOp& c) const {
   return text;
 }
 
-/// The grid of steps by stages around where each stands still: `ok` is done, `>>` waits, the rest is behind it.
+/// The grid of steps by stages around where each stands still: `ok` is done, `>>` waits, the rest is behind it. Of many stages it
+/// shows those around the first that waits.
 void MessageChecker::report_deadlock() {
   constexpr size_t kBefore = 2, kAfter = 4, kMaxStages = 8;
-  const size_t stages = std::min(plan_.roles.size(), kMaxStages);
-  std::vector<std::vector<std::string>> columns(stages);
   const CommOp* culprit = nullptr;
-  for (size_t r = 0; r < stages; ++r) {
+  for (const CommOp& c : ops_)
+    if (!c.done && (culprit == nullptr || c.role < culprit->role)) culprit = &c;
+  const size_t stages = std::min(plan_.roles.size(), kMaxStages);
+  const size_t first = std::min(static_cast<size_t>(culprit->role) - std::min(static_cast<size_t>(culprit->role), kBefore),
+                                plan_.roles.size() - stages);
+  std::vector<std::vector<std::string>> columns(stages);
+  for (size_t column = 0; column < stages; ++column) {
+    const size_t r = first + column;
     std::vector<const CommOp*> mine;
     for (const CommOp& c : ops_)
       if (c.role == static_cast<int>(r)) mine.push_back(&c);
     const auto waits = std::ranges::find_if(mine, [](const CommOp* c) { return !c->done; });
-    if (culprit == nullptr && waits != mine.end()) culprit = *waits;
     const size_t at = static_cast<size_t>(waits - mine.begin());
     for (size_t i = at - std::min(at, kBefore); i < std::min(mine.size(), at + kAfter); ++i) {
       const bool head = !mine[i]->done && done_[r][static_cast<size_t>(mine[i]->stream)] == mine[i]->order;
-      columns[r].push_back(fmt::format("{} {}", mine[i]->done ? "ok" : head ? ">>" : "  ", cell_text(*mine[i])));
+      columns[column].push_back(fmt::format("{} {}", mine[i]->done ? "ok" : head ? ">>" : "  ", cell_text(*mine[i])));
     }
   }
   std::string grid;
@@ -495,14 +525,15 @@ void MessageChecker::report_deadlock() {
   }
   grid += "deadlock: every rank waits.";
   grid += "\n    step";
-  for (size_t r = 0; r < stages; ++r) grid += fmt::format("  {:<{}}", fmt::format("stage {}", r), width);
+  for (size_t column = 0; column < stages; ++column)
+    grid += fmt::format("  {:<{}}", fmt::format("stage {}", first + column), width);
   while (grid.ends_with(' ')) grid.pop_back();
   for (size_t row = 0; row < rows; ++row) {
     grid += fmt::format("\n    {:>4}", row);
     for (const auto& column : columns) grid += fmt::format("  {:<{}}", row < column.size() ? column[row] : "", width);
     while (grid.ends_with(' ')) grid.pop_back();
   }
-  for (size_t r = 0; r < stages; ++r)
+  for (size_t r = first; r < first + stages; ++r)
     for (size_t s = 0; s < plan_.streams.size(); ++s) {
       const auto at = static_cast<size_t>(done_[r][s]);
       if (at >= queues_[r][s].size()) continue;
@@ -513,6 +544,7 @@ void MessageChecker::report_deadlock() {
           why = "its own " + cell_text(ops_[static_cast<size_t>(queues_[r][other][static_cast<size_t>(head.needs[other]) - 1])]);
       grid += fmt::format("\n    stage {} stream {}: {} waits for {}", r, plan_.streams[s], cell_text(head), why);
     }
+  if (stages < plan_.roles.size()) grid += fmt::format("\n    {} more stages are not shown", plan_.roles.size() - stages);
   fault(*culprit, "{}", grid);
 }
 

@@ -578,6 +578,7 @@ class TypeChecker {
   void check_agreed(const Op& op);
   void check_collective(const Op& op, const Collective& c);
   void check_collective_shapes(const Op& op, const Collective& c);
+  void check_cut(const Op& op, const Collective& c);
   void check_load(const Op& op);
   void check_fill(const Op& op, const Fill& fill);
   Placement collective_result(const Op& op, const Collective& c, int axis);
@@ -598,6 +599,8 @@ void TypeChecker::check(const Op& op) {
   if (const auto* c = std::get_if<Collective>(&op.work)) return check_collective(op, *c);
   if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work)) return;  // rule 6 compares both sides
   if (std::holds_alternative<LoadBatch>(op.work)) return check_load(op);
+  if (const auto* sum = std::get_if<SumScalars>(&op.work); sum != nullptr && sum->factor == Rational(0))
+    return fault(op, Rule::kTypes, "%{} is 0 whatever is summed: the factor is 0", name(op.writes[0]));
   if (const auto* f = std::get_if<Fill>(&op.work)) return check_fill(op, *f);
   if (std::holds_alternative<Sgd>(op.work)) return check_optimizer(op, 1);
   if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
@@ -919,7 +922,8 @@ Placement TypeChecker::collective_result(const Op& op, const Collective& c, int 
   switch (c.kind) {
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kReduceScatter:
-      if (in.is_partial()) return c.kind == CollectiveKind::kAllReduce ? Placement::replicate() : Placement::shard(0);
+      if (in.is_partial() && c.kind == CollectiveKind::kAllReduce) return Placement::replicate();
+      if (in.is_partial()) return declared.is_shard() ? declared : Placement::shard(0);
       if (in.kind == Place::kReplicate)
         fault(op, Rule::kTypes, "along {}: %{} is already whole, and the sum would be {} times too large", axis_name(axis), src,
               plan_.mesh.axes[static_cast<size_t>(axis)].size);
@@ -975,6 +979,51 @@ void TypeChecker::check_collective_shapes(const Op& op, const Collective& c) {
   }
   if (c.kind == CollectiveKind::kBroadcast && (c.root < 0 || c.root >= n))
     fault(op, Rule::kTypes, "root {} of a group of {}", c.root, n);
+  if (n == 1) return;
+  if (c.kind == CollectiveKind::kAllReduce || c.kind == CollectiveKind::kBroadcast) {
+    if (type(op.reads[0]).shape != type(op.writes[0]).shape)
+      fault(op, Rule::kTypes, "%{} and %{} have other extents", name(op.reads[0]), name(op.writes[0]));
+  } else {
+    check_cut(op, c);
+  }
+}
+
+/// Collectives cut and join flat buffers: the parts of ranks are contiguous only along a dim before which every extent is 1.
+void TypeChecker::check_cut(const Op& op, const Collective& c) {
+  const SlotId src = op.reads[0], dst = op.writes[0];
+  const AxisSet over = plan_.comms[c.comm.index()].axes;
+  const int64_t n = group_size(plan_.mesh, plan_.comms[c.comm.index()]);
+  const auto dim_of = [&](SlotId slot) {  // along which the group's ranks hold slices; -1: none, or several
+    int dim = -1;
+    for (int axis = 0; axis < axes(); ++axis) {
+      if (!split(axis) || !over.contains(axis) || !place(slot, axis).is_shard()) continue;
+      if (dim >= 0 && dim != place(slot, axis).dim) return -1;
+      dim = place(slot, axis).dim;
+    }
+    return dim;
+  };
+  const Shape &in = type(src).shape, &out = type(dst).shape;
+  const bool joins = c.kind != CollectiveKind::kReduceScatter, cuts = c.kind != CollectiveKind::kAllGather;
+  const int from = joins ? dim_of(src) : -1, to = cuts ? dim_of(dst) : -1;
+  if ((joins && from < 0) || (cuts && to < 0)) {
+    if (type(src).place == type(dst).place || (joins ? dim_of(src) : dim_of(dst)) >= 0) return;  // `collective_result` has said so
+    return fault(op, Rule::kTypes, "%{} and %{}: one collective cuts along one dim", name(src), name(dst));
+  }
+  Shape expected = in;
+  if (joins) expected[from] *= n;
+  if (cuts && expected[to] % n == 0) expected[to] /= n;
+  if (out != expected)
+    return fault(op, Rule::kTypes, "%{} has other extents than {} over {} ranks makes of %{}", name(dst), kind_of(op.work), n,
+                 name(src));
+  const auto contiguous = [&](SlotId slot, int dim) {
+    for (int d = 0; d < dim; ++d)
+      if (type(slot).shape[d] != 1)
+        fault(op, Rule::kTypes,
+              "%{} is cut along dim {}, but dim {} before it has {} elements: parts of a collective are contiguous", name(slot),
+              dim, d, type(slot).shape[d]);
+  };
+  if (joins) contiguous(dst, from);
+  if (cuts) contiguous(src, to);
 }
 
 }  // namespace

@@ -297,10 +297,11 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
     state.gradients =
         zero >= 2 ? of_gradients.slice_bytes : of_gradients.bytes + (added_early ? held(n.table, widths.gradient) : 0);
     state.reduced = of_gradients.elements;
+    const auto updated = [&](const BucketSums& sums) { return sliced ? sums.slice_bytes : sums.bytes; };
     if (sliced || away) {
       state.parameters = zero == 3 ? of_values.slice_bytes : of_values.bytes;
-      state.masters = masters * of_states.slice_bytes;
-      state.moments = moments * of_states.slice_bytes;
+      state.masters = masters * updated(of_states);
+      state.moments = moments * updated(of_states);
     }
     if (runs_apart(c)) {  // what is served, rounded where that computes, and its gradients
       state.masters = of_states.slice_bytes;
@@ -310,10 +311,10 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
     if (sliced) state.gathered = of_values.elements;
     if (away) {
       if (zero < 2) state.gradients -= of_updates.bytes;  // come and go
-      state.host_masters = parks_parameters(c) && !widths.master ? 0 : of_states.slice_bytes;
-      state.host_moments = moments * of_states.slice_bytes;
-      state.host_gradients = of_updates.slice_bytes;
-      state.host_results = masters * of_values.slice_bytes;
+      state.host_masters = parks_parameters(c) && !widths.master ? 0 : updated(of_states);
+      state.host_moments = moments * updated(of_states);
+      state.host_gradients = updated(of_updates);
+      state.host_results = masters * updated(of_values);
       state.masters = state.moments = 0;
     }
     if (parks_parameters(c)) {  // on the device are the gradients of a tied table, until they are added

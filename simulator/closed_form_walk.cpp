@@ -136,17 +136,18 @@ void add_staging(const Case& c, const State& state, const Part& part, const std:
   std::ranges::stable_sort(jobs, {}, [&](const BucketForm* b) { return complete_at(c, *b, visits); });
   const int64_t moments = states && c.train.optimizer == Optimizer::kAdamW ? 2 : 0;
   const bool copies = states && (widths.master || !parks_parameters(c));  // of parameters, in fp32
+  const auto updated = [&](const BucketForm& b, int64_t e) { return updates_slices(c) ? b.slice_bytes(e) : b.bytes(e); };
   const auto change_state = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
-    if (copies) list.push_back({BufferClass::kMaster, sign * b.slice_bytes(4)});
-    if (values && !widths.master) list.push_back({BufferClass::kParameter, sign * b.slice_bytes(4)});
-    if (moments > 0) list.push_back({BufferClass::kMoment, sign * moments * b.slice_bytes(4)});
+    if (copies) list.push_back({BufferClass::kMaster, sign * updated(b, 4)});
+    if (values && !widths.master) list.push_back({BufferClass::kParameter, sign * updated(b, 4)});
+    if (moments > 0) list.push_back({BufferClass::kMoment, sign * moments * updated(b, 4)});
   };
   const auto change_gradient = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
-    if (!keeps_host_gradients(c)) list.push_back({BufferClass::kGradient, sign * b.slice_bytes(widths.gradient)});
+    if (!keeps_host_gradients(c)) list.push_back({BufferClass::kGradient, sign * updated(b, widths.gradient)});
   };
   const auto change_result = [&](std::vector<Change>& list, const BucketForm& b, int64_t sign) {
     const bool on_host = c.layout.offload.parameters == OffloadTo::kCpu;  // where the copy is rounded into them
-    if (widths.master && !on_host) list.push_back({BufferClass::kBuffer, sign * b.slice_bytes(widths.value)});
+    if (widths.master && !on_host) list.push_back({BufferClass::kBuffer, sign * updated(b, widths.value)});
   };
   const auto forget = [&](std::vector<Change>& list, const BucketForm& b) {
     change_state(list, b, -1), change_gradient(list, b, -1), change_result(list, b, -1);

@@ -115,11 +115,12 @@ void QuantisedScatter::two_hops(Compressing& ops, const Sum& sum) const {
   const auto type = [&](const Wire& w, Shape shape, Placement along_dp, Placement along_node) {
     return placed(message_type(draft_, like, w.dtype, shape, along_dp, w.micro), node, along_node);
   };
-  std::vector<SlotId> mine, regrouped, parts, sums, parts_of_sums;
+  std::vector<SlotId> mine, regrouped, sent, parts, sums, parts_of_sums;
   for (const Wire& w : sum.wires) {
     const int64_t s = w.of_slice;
     mine.push_back(ops.view(w.name + ".mine", w.a, type(w, {1, nodes * members * s}, local, local)));
     regrouped.push_back(ops.view(w.name + ".regrouped", w.b, type(w, {members, nodes, s}, rows, rows)));
+    sent.push_back(ops.view(w.name + ".sent", w.b, type(w, {1, members * nodes * s}, rows, rows)));
     parts.push_back(ops.view(w.name + ".parts", w.a, type(w, {members, nodes * s}, rows, columns)));
     sums.push_back(ops.view(w.name + ".sums", w.b, type(w, {1, nodes * s}, rows, local)));
     parts_of_sums.push_back(ops.view(w.name + ".parts_of_sums", w.a, type(w, {nodes, s}, columns, local)));
@@ -138,7 +139,7 @@ void QuantisedScatter::two_hops(Compressing& ops, const Sum& sum) const {
   ops.kernel(quantise, Kernel::Rule::kTrusted, {sum.m}, mine, "quantise", 3 * n);
   for (size_t i = 0; i < mine.size(); ++i)
     ops.kernel("swap_leading", Kernel::Rule::kOpaque, {mine[i]}, {regrouped[i]}, "regroup." + sum.wires[i].name, 0);
-  exchange("dp.grads.node", node, regrouped, parts);
+  exchange("dp.grads.node", node, sent, parts);
   ops.kernel(add_up, Kernel::Rule::kOpaque, parts, {of_node}, "sum.node", 2 * n);
   ops.kernel(quantise, Kernel::Rule::kTrusted, {of_node}, sums, "quantise.node", 3 * n / members);
   exchange("dp.grads.cross", dp, sums, parts_of_sums);

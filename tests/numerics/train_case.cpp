@@ -58,12 +58,15 @@ Result<Trained> train_case(const Case& config, const BatchSource& source, int st
   (*session)->initialise_parameters();
 
   Trained trained;
-  for (int step = 0; step < steps; ++step) {
-    const StepResult result = (*session)->step(step);
-    if (!result.loss) return no_loss("training");
-    trained.losses.push_back(static_cast<float>(*result.loss));
-    if (result.grad_norm2) trained.squared_norms.push_back(*result.grad_norm2);
-  }
+  const int period = placed.plan->period;
+  for (int step = 0; step + period <= steps; step += period)
+    for (const StepResult& result : (*session)->run(step, period)) {
+      for (const auto& loss : result.losses) {
+        if (!loss) return no_loss("training");
+        trained.losses.push_back(static_cast<float>(*loss));
+      }
+      if (result.grad_norm2) trained.squared_norms.push_back(*result.grad_norm2);
+    }
   for (const ModelParameter& p : parameters_of(config.model)) {
     auto value = (*session)->parameter(p.name);
     if (!value) return value.error();

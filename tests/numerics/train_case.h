@@ -18,8 +18,8 @@ struct Trained {
   float validation_loss = 0;  ///< of the trained parameters on the sequences of step 0, by the validation plan
 };
 
-/// Lowers `config`, trains it for `steps` steps on thread ranks of this process, hands its parameters to the validation plan and
-/// runs that once. Refuses what `lower` and the session refuse, and replicas that differ.
+/// Lowers `config`, trains it for `steps` steps (as many whole periods of its plan as they hold) on thread ranks of this process,
+/// hands its parameters to the validation plan and runs that once. Refuses what `lower` and the session refuse, and replicas that differ.
 Result<Trained> train_case(const Case& config, const BatchSource& source, int steps);
 
 }  // namespace shardlab::testing

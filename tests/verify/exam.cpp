@@ -20,6 +20,7 @@ const std::vector<std::string>& exam_subjects() {
       "parameter-server",
       "powersgd",
       "selective-recompute",
+      "sequence-parallel",
       "ulysses",
       "zb-v",
       "zigzag-ring-attention",

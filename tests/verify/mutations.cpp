@@ -188,12 +188,14 @@ class Mutator {
     if (std::holds_alternative<Sgd>(op.work) || std::holds_alternative<AdamW>(op.work)) judge("dropped update", place, drop);
     if (std::holds_alternative<Add>(op.work)) judge("dropped add", place, drop);
     mutate_in_place(s, i, op, place);
-    if (std::holds_alternative<SumScalars>(op.work))
-      for (const int64_t factor : {2, 3})
+    if (std::holds_alternative<SumScalars>(op.work)) {
+      for (const int64_t factor : {0, 2, 3})
         judge("wrong sum factor", place, [&](Plan& p) {
           Rational& f = std::get<SumScalars>(edit(p).work).factor;
           f = f * Rational(factor);
         });
+      judge("dropped sum", place, drop);
+    }
     if (const auto* loss = std::get_if<CrossEntropy>(&op.work)) {
       const bool divides = loss->part != CrossEntropy::Part::kLossOnly;
       if (!divides) return equivalent("wrong loss divisor");

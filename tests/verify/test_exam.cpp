@@ -48,6 +48,11 @@ TEST_CASE("exam: the bug that each technique is known for is found") {
   // A router's gradient that is not reduced over ep (transformers #48687).
   CHECK(broken("moe-dropless", "  all_reduce router (%g.router) -> (%gs.router) comm=ep.grads\n", "")
             .starts_with("reads %gs.router as"));
+  // A norm under sequence parallelism whose weight's gradient is not reduced over tp (Megatron-LM #1446).
+  CHECK(broken("sequence-parallel", "  all_reduce gamma (%g.gamma) -> (%gs.gamma) comm=tp.grads\n", "")
+            .starts_with("reads %gs.gamma as"));
+  // Slices of a dim that is not the outermost are not contiguous: a flat gather would interleave two sequences.
+  CHECK(broken("sequence-parallel", "local %xn    temporary  f32[1,2,8] tp:S1", "local %xn    temporary  f32[1,2,8] tp:S2") != "");
   // Attention over a slice of the sequence.
   CHECK(broken("ulysses", "bound %qkv  activation f32[1,4,12] cp:S2 micro:slice\n  bound %o    activation f32[1,4,4]",
                "bound %qkv  activation f32[1,4,12] cp:S1 micro:slice\n  bound %o    activation f32[1,4,4]")

@@ -55,6 +55,53 @@ TEST_CASE("messages: a deadlock is shown as a grid") {
     stage 1 stream bwd.send: send bwd m0 waits for its own recv fwd m0)");
 }
 
+TEST_CASE("messages: a deadlock among the last of many stages is shown around those that wait") {
+  std::string text = R"(shardlab plan 1
+name late
+mesh pp=10
+micro_batches 1
+sequences_per_micro_batch 1
+period 1
+streams compute
+strategies by-hand
+comm forward axes pp
+comm backward axes pp
+
+segment eight
+  local %x buffer f32[4] pp:L
+  local %d buffer f32[4] pp:L
+
+  alloc %x
+  alloc %d
+  kernel make () -> (%x) name=make rule=opaque
+  recv recv.d () -> (%d) comm=backward hop=1
+  send send.x (%x) -> () comm=forward hop=1
+  free %d
+  free %x
+
+segment nine
+  local %x buffer f32[4] pp:L
+  local %d buffer f32[4] pp:L
+
+  alloc %x
+  alloc %d
+  kernel make () -> (%d) name=make rule=opaque
+  recv recv.x () -> (%x) comm=forward hop=-1
+  send send.d (%d) -> () comm=backward hop=-1
+  free %d
+  free %x
+
+)";
+  for (int r = 0; r < 10; ++r)
+    text += fmt::format("role {}\n\n{}", r, r == 8 ? "  call eight ()\n\n" : r == 9 ? "  call nine ()\n" : "");
+  const std::string grid = finding(text);
+  INFO(grid);
+  CHECK(grid.starts_with("messages: deadlock: every rank waits.\n    step  stage 2 "));
+  CHECK(grid.find("stage 8 stream compute: recv backward waits for stage 9\n") != std::string::npos);
+  CHECK(grid.find("stage 9 stream compute: recv forward waits for stage 8\n") != std::string::npos);
+  CHECK(grid.ends_with("\n    2 more stages are not shown"));
+}
+
 TEST_CASE("messages: a free waits for the send, so a buffer given back too soon can hold the compute stream") {
   // Stage 0 frees x@1 before it posts the receive that stage 1 waits on: nothing is wrong with that alone,
   std::string text = replaced(pipeline_text(), "  free %d@1\n  free %x@1\n\nrole 1", "  free %d@1\n\nrole 1");
@@ -156,6 +203,19 @@ role 2
         "messages: it meets tie tie all_reduce on stage 0, which is another collective");
   CHECK(finding(replaced(text, "role 2\n\n  call tie ()\n  call other ()\n", "role 2\n\n  call tie ()\n")) ==
         "messages: stage 2 never joins it: its collective number 2 on `ends`");
+  // Stages whose sides are of as many bytes, and are not the same thing.
+  const auto unlike = [&](const std::string& type) {
+    const std::string tie = text.substr(text.find("segment tie"), text.find("segment other") - text.find("segment tie"));
+    std::string mine = replaced(replaced(tie, "segment tie", "segment mine"), "f32[4] pp:P", type);
+    mine = replaced(mine, "f32[4] view", type.substr(0, type.find(" pp")) + type.substr(type.find("pp:P") + 4) + " view");
+    const std::string both = replaced(text, "role 0\n", mine + "role 0\n");
+    return finding(replaced(both, "role 2\n\n  call tie ()", "role 2\n\n  call mine ()"));
+  };
+  CHECK(unlike("f32[4] pp:P") == "");
+  const std::string meets = "messages: it meets tie tie all_reduce on stage 0, where ";
+  CHECK(unlike("f16[8] pp:P") == meets + "the shape or element type is another");
+  CHECK(unlike("f32[2,2] pp:P") == meets + "the shape or element type is another");
+  CHECK(unlike("f32[4] pp:P micro:sum") == meets + "it is micro:none and not micro:sum");
 }
 
 }  // namespace shardlab::testing

@@ -101,6 +101,11 @@ TEST_CASE("values: what is reported is whole") {
         "values: %loss holds 1 of the step's 2 micro-batches");
   CHECK(broken("factor=1/24", "factor=1/12") ==
         "types: %loss is reported as 2/1 times what it sums up to: the mean loss of the step's targets, or the whole squared norm");
+  CHECK(broken("factor=1/24", "factor=0/24") == "types: %loss is 0 whatever is summed: the factor is 0");
+  std::string silent = training_text();
+  const size_t sum = silent.find("  call loss.sum");
+  silent.erase(sum, silent.find('\n', sum) + 1 - sum);
+  CHECK(first_finding(silent) == "values: %loss is reported, and nothing writes it");
 }
 
 TEST_CASE("gradients: every micro-batch once") {
@@ -117,10 +122,11 @@ TEST_CASE("gradients: every micro-batch once") {
   text = replaced(training_text(), "call micro m=1 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@1)",
                   "call micro m=0 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@1)");
   CHECK(first_finding(text).starts_with("values: %loss holds"));
-  // Without the loss, the gradient tells.
-  const size_t loss = text.find("  call loss.sum");
-  text.erase(loss, text.find('\n', loss) + 1 - loss);
-  CHECK(first_finding(text) == "gradients: the gradient of table has some micro-batch twice and lacks another, from embed");
+  // Where the loss is whole, the gradient tells.
+  text = replaced(training_text(), "linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate",
+                  "linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate\n  linear.W head (%x, %logits, %g.head) -> "
+                  "(%g.head) accumulate");
+  CHECK(first_finding(text).starts_with("gradients: the gradient of head has 4 contributions from head"));
 }
 
 TEST_CASE("gradients: every use of a parameter, and only those") {
