@@ -168,8 +168,15 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   q.point = *point;
   q.capacity = memory_per_rank(q.config);
   if (chosen) q.notes.push_back(chosen_text(q.config));
-  // A local machine is measured by its calibration, not described by rates: its steps are not timed here.
-  if (auto prepared = analytic::prepare(alike); prepared.ok() && !by_layer) q.prepared = std::move(*prepared);
+  auto prepared = analytic::prepare(alike);
+  if (by_layer)
+    q.untimed = "layers that differ have no closed form of their time; ask for one recompute for all layers";
+  else if (prepared.ok())
+    q.prepared = std::move(*prepared);
+  else if (q.config.machine.local)
+    q.untimed = "this machine is measured by its calibration and not described by rates; name one that is";
+  else
+    q.untimed = prepared.error().message + (prepared.error().hint.empty() ? "" : "; " + prepared.error().hint);
   return q;
 }
 
@@ -336,6 +343,12 @@ whatif::Advice memory_advice(const MemoryQuestion& q) {
   if (!q.prepared || q.capacity <= 0) return {};
   analytic::Estimator estimator(*q.prepared);
   return whatif::advise(estimator, q.prepared->profile(), q.point, {.capacity = q.capacity, .exact_only = q.exact});
+}
+
+std::string why_not_ranked(const MemoryQuestion& q) {
+  if (!q.untimed.empty()) return q.untimed;
+  if (q.capacity <= 0) return fmt::format("the memory of {} is not known; set machine.device.memory", q.config.machine.id);
+  return "no other layout of these devices is legal; take more devices";
 }
 
 std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whatif::Answer& answer) {
