@@ -28,20 +28,11 @@ bool is_of(const std::string& profile, std::string_view framework) {
 
 // ---- a framework's run ---------------------------------------------------------------------------------------------------------
 
-/// Keys that change a run and that no profile tells apart.
+/// Compression is in points, and in the time of a step, but no profile has its buffers. What points do not have `point_of` refuses.
 Result<void> check_told(const Case& c) {
-  const auto untold = [&](std::string what) {
-    return usage(fmt::format("{} is not told apart by the profile {}", what, c.profile), "leave it out");
-  };
-  const Layout& l = c.layout;
-  if (l.diloco.steps > 0) return untold("diloco");
-  if (l.parameter_server.servers > 0) return untold("parameter_server");
-  if (!(l.zero_plus_plus == ZeroPlusPlus{})) return untold("zero_plus_plus");
-  if (l.recompute_options.every != 1 || l.recompute_options.budget_bytes != 0) return untold("recompute_options");
-  if (l.compression.kind != CompressionKind::kNone) return untold(fmt::format("compression={}", name_of(l.compression.kind)));
-  if (l.offload.delayed_update) return untold("delayed_update");
-  if (c.canonical) return untold("canonical");
-  return {};
+  if (c.layout.compression.kind == CompressionKind::kNone) return {};
+  return usage(fmt::format("compression={} is not told apart by the profile {}", name_of(c.layout.compression.kind), c.profile),
+               "leave it out");
 }
 
 Result<void> apply_unheld(const std::vector<std::pair<std::string, std::string>>& unheld, const std::string& profile, Point& p) {
@@ -178,8 +169,15 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   q.point = *point;
   q.capacity = memory_per_rank(q.config);
   if (chosen) q.notes.push_back(chosen_text(q.config));
-  // A local machine is measured by its calibration, not described by rates: its steps are not timed here.
-  if (auto prepared = analytic::prepare(alike); prepared.ok() && !by_layer) q.prepared = std::move(*prepared);
+  auto prepared = analytic::prepare(alike);
+  if (by_layer)
+    q.untimed = "layers that differ have no closed form of their time; ask for one recompute for all layers";
+  else if (prepared.ok())
+    q.prepared = std::move(*prepared);
+  else if (q.config.machine.local)
+    q.untimed = "this machine is measured by its calibration and not described by rates; name one that is";
+  else
+    q.untimed = prepared.error().message + (prepared.error().hint.empty() ? "" : "; " + prepared.error().hint);
   return q;
 }
 
@@ -346,6 +344,12 @@ whatif::Advice memory_advice(const MemoryQuestion& q) {
   if (!q.prepared || q.capacity <= 0) return {};
   analytic::Estimator estimator(*q.prepared);
   return whatif::advise(estimator, q.prepared->profile(), q.point, {.capacity = q.capacity, .exact_only = q.exact});
+}
+
+std::string why_not_ranked(const MemoryQuestion& q) {
+  if (!q.untimed.empty()) return q.untimed;
+  if (q.capacity <= 0) return fmt::format("the memory of {} is not known; set machine.device.memory", q.config.machine.id);
+  return "no other layout of these devices is legal; take more devices";
 }
 
 std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whatif::Answer& answer) {

@@ -20,7 +20,8 @@ struct MemoryQuestion {
   analytic::ModelShape shape;
   analytic::Point point;
   bool exact = false;                          ///< shardlab's executor runs it
-  std::optional<analytic::Prepared> prepared;  ///< absent on a machine whose rates nobody stated: then nothing is timed
+  std::optional<analytic::Prepared> prepared;  ///< absent where the estimate has no form or the machine not all its rates
+  std::string untimed;                         ///< why it is absent, and so nothing timed or ranked; with what to do about it
   int64_t capacity = 0;                        ///< bytes that a rank may use; 0: not known
   std::vector<std::string> notes;              ///< what was assumed in reading the question
 };
@@ -44,6 +45,9 @@ Result<whatif::Answer> memory_answer(const MemoryQuestion& question, const Memor
 
 /// What to change, for a question whose answer does not fit. Empty where nothing can be timed.
 whatif::Advice memory_advice(const MemoryQuestion& question);
+
+/// Why `memory_advice` is empty: what of the machine is missing, or of the question has no estimate; and what to do about it.
+std::string why_not_ranked(const MemoryQuestion& question);
 
 /// Sentences on what the figures count and what they leave out.
 std::vector<std::string> memory_assumptions(const MemoryQuestion& question, const whatif::Answer& answer);

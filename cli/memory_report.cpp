@@ -241,7 +241,7 @@ std::string memory_page(const ToldMemory& told, int width) {
                           told.advice.least.words.empty() ? "the layout as it is" : whatif::text_of(told.advice.least.words),
                           bytes_text(told.advice.least.device_bytes));
     else
-      page += "\nwhat to change is not ranked: nobody stated the rates of this machine\n";
+      page += fmt::format("\nwhat to change is not ranked: {}\n", why_not_ranked(q));
   }
   for (const std::string& a : memory_assumptions(q, told.answer)) page += "  - " + a + "\n";
   return page;

@@ -305,9 +305,10 @@ std::vector<ScreenLine> MemoryScreen::change_lines(int width) const {
                          cut(whatif::text_of(c.words), static_cast<size_t>(std::max(width - 25, 0))))));
   }
   if (advice.changes.empty())
-    lines.push_back(line(advice.looked_at == 0 ? "not ranked: nobody stated this machine's rates or memory"
-                                               : "no change of up to three keys makes it fit",
-                         Style::kBad));
+    lines.push_back(line(
+        cut(advice.looked_at == 0 ? "not ranked: " + why_not_ranked(told_.question) : "no change of up to three keys makes it fit",
+            static_cast<size_t>(std::max(width, 0))),
+        Style::kBad));
   lines.push_back(line("1-9 takes one, w or Esc goes back", Style::kDim));
   return lines;
 }

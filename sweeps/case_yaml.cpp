@@ -95,7 +95,7 @@ std::string yaml_of(const Case& config, bool with_name) {
     }
     if (key.get == nullptr || (key.path == "name" && !with_name)) continue;
     const std::string value = key.get(config);
-    if (!is_unset(key, value)) out.write(key, key.form == Form::kAny ? value : yaml_scalar(value));
+    if (!is_unset(key, value)) out.write(key, key.form == Form::kAny || key.form == Form::kMap ? value : yaml_scalar(value));
   }
   return out.take();
 }

@@ -255,7 +255,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, a list of sub-layers, or runs of layers as 3*full 5*none", set_recompute, get_recompute},
     {"layout.recompute_options.every", "recompute_options.every", Form::kInteger, "", "", FIELD_INT(layout.recompute_options.every)},
     {"layout.recompute_options.budget_bytes", "recompute_options.budget_bytes", Form::kCount, "", "", FIELD_COUNT(layout.recompute_options.budget_bytes)},
-    {"layout.offload", "offload", Form::kAny, "none", "none, or a map of activations, optimizer and parameters to cpu or nvme", set_offload, get_offload},
+    {"layout.offload", "offload", Form::kMap, "none", "none, or a map of activations, optimizer and parameters to cpu or nvme", set_offload, get_offload},
     {"layout.delayed_update", "delayed_update", Form::kBool, "", "", FIELD_BOOL(layout.offload.delayed_update)},
     {"layout.overlap", "overlap", Form::kBool, "", "", FIELD_BOOL(layout.overlap)},
     {"layout.bucket_bytes", "bucket_bytes", Form::kCount, "", "", FIELD_COUNT(layout.bucket_bytes)},
@@ -426,6 +426,12 @@ constexpr KeyRange kRanges[] = {
     {"checkpoint.save_every", {0, 1e9}},
 };
 
+/// What a key of form kMap takes: a word for each of its parts.
+struct KeyParts {
+  std::string_view path, parts, words;
+};
+constexpr KeyParts kParts[] = {{"layout.offload", "activations optimizer parameters", "none cpu nvme"}};
+
 bool in_range(const Range& range, double value) {
   return (range.above ? value > range.least : value >= range.least) && (range.below ? value < range.most : value <= range.most);
 }
@@ -471,16 +477,32 @@ bool is_section(std::string_view path) {
 std::vector<std::string> keys_under(std::string_view section) {
   std::vector<std::string> words;
   const std::string prefix = section.empty() ? "" : std::string(section) + ".";
-  for (const CaseKey& key : kKeys) {
-    if (!key.path.starts_with(prefix)) continue;
-    const std::string_view rest = key.path.substr(prefix.size());
+  const auto add_below = [&](std::string_view word) {  // a section may be a short form too: "fsdp" of "fsdp.unit"
+    if (!word.starts_with(prefix)) return;
+    const std::string_view rest = word.substr(prefix.size());
     const size_t dot = rest.find('.');
     if (!section.empty() || dot == std::string_view::npos) add_once(words, rest.substr(0, dot));
-    if (section.empty())
-      for_each_word(key.aliases, [&](std::string_view w) {
-        if (w.find('.') == std::string_view::npos) add_once(words, w);
-      });
+  };
+  for (const CaseKey& key : kKeys) {
+    add_below(key.path);
+    for_each_word(key.aliases, add_below);
   }
+  return words;
+}
+
+MapForm map_form(const CaseKey& key) {
+  MapForm form;
+  for (const KeyParts& k : kParts) {
+    if (k.path != key.path) continue;
+    for_each_word(k.parts, [&](std::string_view w) { form.parts.emplace_back(w); });
+    for_each_word(k.words, [&](std::string_view w) { form.words.emplace_back(w); });
+  }
+  return form;
+}
+
+std::vector<std::string> words_of(const CaseKey& key) {
+  std::vector<std::string> words;
+  for_each_word(key.words, [&](std::string_view w) { words.emplace_back(w); });
   return words;
 }
 
@@ -515,6 +537,7 @@ std::string expected(const CaseKey& key) {
     case Form::kText: return "a text";
     case Form::kPath: return "a path";
     case Form::kDuration: return "a duration above 0 and up to 1e8 s (90s, 5m, 2h)";
+    case Form::kMap:
     case Form::kAny: return std::string(key.holds);
   }
   return "?";
@@ -533,9 +556,10 @@ bool has_form(const CaseKey& key, const std::string& text) {
     }
     case Form::kBool: return parse_bool(text).has_value();
     case Form::kWord: return has_word(key.words, text);
-    case Form::kAny: {  // what the key itself takes; and a list or map, of which the key says why it takes it not
+    case Form::kMap:
+    case Form::kAny: {  // what the key itself takes, whatever the case
       Case any;
-      return has_word(key.words, text) || text.starts_with('{') || text.starts_with('[') || key.set(any, text);
+      return key.set(any, text);
     }
     case Form::kText: return true;
     case Form::kPath: return !text.empty();

@@ -23,7 +23,8 @@ enum class Form : uint8_t {
   kText,      ///< any text
   kPath,      ///< a path, relative to the folder of the file that says it
   kDuration,  ///< seconds, or 5m, 2h, 250ms
-  kAny,       ///< whatever `CaseKey::set` takes: a word, a number, a list, a map
+  kMap,       ///< a word, or a map from the key's parts to words (`map_form`)
+  kAny,       ///< whatever `CaseKey::set` takes: a word, a number, a list
 };
 
 /// One key. `set` is called with a text of the right form and says whether a case of this version can hold that value;
@@ -32,7 +33,7 @@ struct CaseKey {
   std::string_view path;     ///< canonical: "layout.tp", "train.learning_rate.peak"
   std::string_view aliases;  ///< short forms, separated by spaces
   Form form;
-  std::string_view words;  ///< of kWord: the values of design section 3
+  std::string_view words;  ///< of kWord: its values; of kMap and kAny: those that are words
   std::string_view holds;  ///< what this version can hold, for the message; empty: every value of the form
   bool (*set)(Case& c, const std::string& text);
   std::string (*get)(const Case& c);  ///< null: a case has no field for it (its only value is the neutral one)
@@ -57,8 +58,18 @@ const CaseKey* find_key(std::string_view word);
 /// True where keys begin with "path.".
 bool is_section(std::string_view path);
 
-/// The words that may follow `section` ("" for the top: short forms, and whole keys without a section).
+/// The words that may follow `section`, a path or a short form ("" for the top: short forms, and whole keys without a section).
 std::vector<std::string> keys_under(std::string_view section);
+
+/// What a map under a key of form kMap may say; empty for other keys.
+struct MapForm {
+  std::vector<std::string> parts;  ///< its keys
+  std::vector<std::string> words;  ///< what each may be
+};
+MapForm map_form(const CaseKey& key);
+
+/// `CaseKey::words`, one by one.
+std::vector<std::string> words_of(const CaseKey& key);
 
 /// Every path and alias, and every word of a kWord key: what expressions are made of.
 Vocabulary expression_vocabulary();

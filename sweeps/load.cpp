@@ -385,7 +385,7 @@ class Loader {
       YamlNode value{YamlNode::Kind::kScalar, text.substr(equals + 1), {}, {}, {}};
       const std::string path = word == "name" ? word : reader.path_of(word, value.text, {});
       if (path.empty()) continue;
-      if (const CaseKey* key = find_key(path); key && key->form == Form::kAny) value = from_pairs(std::move(value));
+      if (const CaseKey* key = find_key(path); key && key->form == Form::kMap) value = from_pairs(std::move(value));
       if (auto setting = reader.value_of(path, word, value)) {
         put(content_.overrides, path, *setting);
         drop_axis(path, here);

@@ -36,6 +36,15 @@ std::string source_path(std::string_view group, std::string_view text) {
   return looks_like_path(text, ".yaml") || text.ends_with(".yml") ? "machine.file" : "machine.preset";
 }
 
+bool takes_more_than_a_scalar(const CaseKey& key) { return key.form == Form::kAny || key.form == Form::kMap; }
+
+/// ", did you mean `x`?", or nothing.
+std::string guess(const std::string& text, const std::vector<std::string>& words) {
+  if (text.find_first_not_of("0123456789.-") == std::string::npos) return "";  // a number has no near spelling
+  const std::string close = nearest(text, words);
+  return close.empty() ? "" : fmt::format(", did you mean `{}`?", close);
+}
+
 std::vector<std::string> keys_of_section(const std::string& section) {
   std::vector<std::string> words = keys_under(section);
   if (section == "model") words.insert(words.begin(), {"preset", "hf", "inline"});
@@ -88,7 +97,7 @@ void SettingsReader::read_entry(const YamlEntry& entry, const std::string& secti
   if ((group && entry.value.is_scalar()) || contains(kSources, path) || path == "model.inline")
     return read_source(entry, path, out);
   const CaseKey* key = find_key(path);
-  if (key && (entry.value.is_scalar() || (key->form == Form::kAny && !entry.value.is_null())))
+  if (key && (entry.value.is_scalar() || (takes_more_than_a_scalar(*key) && !entry.value.is_null())))
     return assign(out, std::string(key->path), entry.key, entry.value);
   if (is_section(path) && (entry.value.is_map() || entry.value.is_null())) return read_section(entry.value, path, out, {}, {});
   if (key)
@@ -149,29 +158,38 @@ std::optional<Setting> SettingsReader::value_of(const std::string& path, std::st
   const CaseKey* key = find_key(path);
   SHARDLAB_CHECK(key != nullptr, "no key has the path {}", path);
   if (setting.text == "auto" && contains(kDerived, path)) return setting;
-  const bool scalar = value.is_scalar() || (key->form == Form::kAny && !value.is_null());
+  const bool scalar = value.is_scalar() || (takes_more_than_a_scalar(*key) && !value.is_null());
+  if (key->form == Form::kMap && value.is_map() && !check_map(*key, word, value)) return std::nullopt;
   if (!scalar || !has_form(*key, setting.text)) {
-    const bool number = setting.text.find_first_not_of("0123456789.-") == std::string::npos;  // has no near spelling
-    const std::string close = key->form == Form::kWord && !number
-                                  ? nearest(setting.text,
-                                            [&] {
-                                              std::vector<std::string> words;
-                                              for (size_t begin = 0; begin < key->words.size();) {
-                                                const size_t end = std::min(key->words.find(' ', begin), key->words.size());
-                                                words.emplace_back(key->words.substr(begin, end - begin));
-                                                begin = end + 1;
-                                              }
-                                              return words;
-                                            }())
-                                  : "";
-    problems_.add(
-        value.mark,
-        fmt::format("`{}` is `{}`{}", word, setting.text, close.empty() ? "" : fmt::format(", did you mean `{}`?", close)),
-        fmt::format("expected {}", expected(*key)));
+    problems_.add(value.mark, fmt::format("`{}` is `{}`{}", word, setting.text, guess(setting.text, words_of(*key))),
+                  fmt::format("expected {}", expected(*key)));
     return std::nullopt;
   }
   if (key->form == Form::kPath) setting.text = absolute(setting.text);
   return setting;
+}
+
+bool SettingsReader::check_map(const CaseKey& key, std::string_view word, const YamlNode& map) {
+  const MapForm form = map_form(key);
+  bool good = true;
+  for (auto entry = map.entries.begin(); entry != map.entries.end(); ++entry) {
+    const std::string text = entry->value.is_scalar() ? entry->value.text : to_flow(entry->value);
+    const auto refuse = [&](Mark mark, std::string message, std::string hint) {
+      problems_.add(mark, std::move(message), std::move(hint));
+      good = false;
+    };
+    const auto again = [&](const YamlEntry& e) { return e.key == entry->key; };
+    if (std::ranges::find(form.parts, entry->key) == form.parts.end()) {
+      add_unknown_key(problems_, entry->mark, entry->key, word, form.parts);
+      good = false;
+    } else if (std::any_of(map.entries.begin(), entry, again)) {
+      refuse(entry->mark, fmt::format("`{}.{}` is said twice", word, entry->key), "keep one of the two");
+    } else if (std::ranges::find(form.words, text) == form.words.end()) {
+      refuse(entry->value.mark, fmt::format("`{}.{}` is `{}`{}", word, entry->key, text, guess(text, form.words)),
+             fmt::format("expected one of: {}", fmt::join(form.words, " ")));
+    }
+  }
+  return good;
 }
 
 /// Loads what a source names; a model or machine that cannot be loaded is a problem where it is named.

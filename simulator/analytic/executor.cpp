@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "simulator/analytic/inside.h"
+#include "simulator/analytic/known.h"
 
 namespace shardlab::analytic {
 namespace {
@@ -217,18 +218,10 @@ Result<void> read_compression(const shardlab::Compression& given, Point& p) {
   return no_form(fmt::format("compression {}", name_of(given.kind)), "none, int8 of 8 bits, top-k, powersgd or one-bit-adam");
 }
 
-/// What the estimate does not know at all.
-Result<void> check_known(const Layout& l) {
-  if (l.zero_plus_plus != ZeroPlusPlus{}) return no_form("zero_plus_plus", "leave it out");
-  if (l.parameter_server != ParameterServer{}) return no_form("a parameter server", "leave it out");
-  if (l.diloco != Diloco{}) return no_form("diloco", "leave it out");
-  return {};
-}
-
 }  // namespace
 
 Result<Point> point_of(const Case& c) {
-  SHARDLAB_TRY(check_known(c.layout));
+  SHARDLAB_TRY(check_known(c));
   Point p{.dp = c.layout.dp, .tp = c.layout.tp, .pp = c.layout.pp, .vpp = c.layout.vpp, .cp = c.layout.cp, .ep = c.layout.ep};
   p.zero = c.layout.zero;
   p.hybrid_shard = c.layout.hybrid_shard;
@@ -262,6 +255,11 @@ Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
   if (!c.train.reduce_dtype.empty()) profile->state_gradient_wire = bytes(c.train.reduce_dtype);
   if (!c.train.accumulate_dtype.empty()) profile->state_gradient = bytes(c.train.accumulate_dtype);
   if (c.train.optimizer == Optimizer::kSgd) profile->state_moments = 0;
+  if (c.profile != "shardlab") {  // whose executor has these keys itself
+    if (c.train.dropout > 0) profile->dropout = true;
+    if (c.layout.bucket_bytes > 0) profile->overlap_bucket_bytes = static_cast<double>(c.layout.bucket_bytes);
+    if (c.layout.fsdp.unit > 1) profile->overlap_unit_layers = c.layout.fsdp.unit;
+  }
   return prepare(shape_of(c.model), c.machine, *profile, measured,
                  {.bucket_bytes = c.layout.bucket_bytes,
                   .fsdp = c.layout.fsdp,

@@ -68,6 +68,18 @@ TEST_CASE("memory tells of shardlab's run to the byte, of a framework's with an 
   CHECK(json_of(scratch, changed, 0)["fits"] == true);
 }
 
+TEST_CASE("where changes cannot be ranked, what the machine lacks is named") {
+  const Scratch scratch;
+  const std::string words = "memory --model llama-3.1-70b --machine h100-sxm5-80gb --devices 8";
+  const testing::Output lacking = testing::shardlab_program(scratch, words);
+  INFO(lacking.out << lacking.err);
+  CHECK(lacking.code == 3);
+  CHECK(lacking.out.find("what to change is not ranked: machine `h100-sxm5-80gb` has several nodes and no network bandwidth; give "
+                         "inter_bandwidth") != std::string::npos);
+  const testing::Output given = testing::shardlab_program(scratch, words + " --set machine.inter_bandwidth=50G");
+  CHECK(given.out.find("not ranked") == std::string::npos);
+}
+
 TEST_CASE("what if prints both and the difference, several values a row each") {
   const Scratch scratch;
   const std::string base = "--model llama-3-8b --machine hgx-h100-ndr --devices 8 --profile megatron";

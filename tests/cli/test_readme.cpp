@@ -1,10 +1,15 @@
 // What the README prints of the program is what the program prints, and the tests that documents name are there.
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <string_view>
 
 #include "cli/lists.h"
 #include "cli/pairs.h"
+#include "tests/cli/program.h"
 #include "tests/test.h"
 
 namespace shardlab {
@@ -19,17 +24,54 @@ std::string text_of(const std::filesystem::path& path) {
 
 const std::filesystem::path kRoot = SHARDLAB_SOURCE_DIR;
 
+/// What a document must say between two places, both found from the front.
+struct Passage {
+  std::string from;   ///< begins the passage, which has it
+  std::string until;  ///< ends the passage, which has it not; where it is not found the document's end does
+};
+
+bool updates_golden() {
+  const char* update = std::getenv("SHARDLAB_UPDATE_GOLDEN");
+  return update != nullptr && std::string_view(update) == "1";
+}
+
+/// Replaces the passage by `text`, or compares the two: as golden files are, with SHARDLAB_UPDATE_GOLDEN. Empty when equal.
+std::string passage_difference(const std::string& document, const Passage& passage, const std::string& text) {
+  std::string page = text_of(kRoot / document);
+  const size_t begin = page.find(passage.from);
+  if (begin == std::string::npos) return document + " does not say: " + passage.from;
+  const size_t end = std::min(page.find(passage.until, begin), page.size());
+  if (page.compare(begin, end - begin, text) == 0) return "";
+  if (!updates_golden()) return document + " differs from what the program prints; `./dev golden` rewrites it:\n" + text;
+  std::ofstream(kRoot / document) << page.replace(begin, end - begin, text);
+  return "";
+}
+
 TEST_CASE("the README's table of strategies is generated from the catalogue") {
   const std::string table = print_table(strategy_table(), TableFormat::kMarkdown);
-  INFO("paste the output of `shardlab strategies --format markdown`");
-  REQUIRE(text_of(kRoot / "README.md").find(table) != std::string::npos);
+  REQUIRE(passage_difference("README.md", {"| pass | strategy |", "\n\n"}, table.substr(0, table.find_last_not_of('\n') + 1)) ==
+          "");
 }
 
 TEST_CASE("the pairs that go together, in docs/compatibility.md, are those that the program lets through") {
   const std::string tables =
       print_table(pair_matrix(), TableFormat::kMarkdown) + "\n" + print_table(refused_pairs(), TableFormat::kMarkdown);
-  INFO("paste the output of `shardlab strategies --pairs --format markdown`");
-  REQUIRE(text_of(kRoot / "docs/compatibility.md").find(tables) != std::string::npos);
+  REQUIRE(passage_difference("docs/compatibility.md", {"| with | 1 |", "\n\n#"}, tables) == "");
+}
+
+TEST_CASE("what the README shows of a command is what the command prints") {
+  const std::string page = text_of(kRoot / "README.md"), prompt = "\n$ build/release/shardlab ";
+  int commands = 0;
+  for (size_t begin = page.find(prompt); begin != std::string::npos; begin = page.find(prompt, begin + 1), ++commands) {
+    const size_t words = begin + prompt.size(), end = page.find('\n', words);
+    const std::string arguments = page.substr(words, end - words), line = page.substr(begin + 1, end - begin);
+    INFO(arguments);
+    const testing::Scratch scratch;
+    const testing::Output output = testing::shardlab_program(scratch, arguments);
+    CHECK(output.code == 0);
+    CHECK(passage_difference("README.md", {line, "```"}, line + output.out) == "");
+  }
+  CHECK(commands > 0);
 }
 
 TEST_CASE("every pair is judged once, and every refusal says what to do instead") {

@@ -1,6 +1,8 @@
 // The sweep file: expansion in its fixed order, derived values, refusals, and errors with their places.
 #include "sweeps/sweep.h"
 
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <set>
 
@@ -304,6 +306,53 @@ TEST_CASE("the command line speaks the words of the file") {
   CHECK(words->layout.dp == 2);
   CHECK(words->train.micro_batch == 2);
   CHECK(case_from_words(with_local({"model=gpt2"})).error().message == "no machine is given");
+}
+
+TEST_CASE("an unknown key under a short form is answered with what the short form takes") {
+  struct Slip {
+    const char *section, *key, *meant, *allowed;
+  };
+  for (const Slip& slip : {Slip{"fsdp", "unti", "unit", "unit prefetch reshard"},
+                           {"diloco", "stepz", "steps", "steps learning_rate momentum"},
+                           {"compression", "knd", "kind", "kind rank k bits warmup"},
+                           {"guard", "windo", "window", "nonfinite spike loss_factor norm_factor window"},
+                           {"zero_plus_plus", "weight", "weights", "weights secondary gradients"},
+                           {"recompute_options", "evry", "every", "every budget_bytes"},
+                           {"parameter_server", "server", "servers", "servers staleness"},
+                           {"layout.fsdp", "unti", "unit", "unit prefetch reshard"}}) {
+    const std::string section = slip.section;
+    const bool nested = section.starts_with("layout.");
+    const std::string entry = fmt::format("{}: {{{}: 1}}", nested ? section.substr(7) : section, slip.key);
+    const std::string text = errors_of(small(nested ? fmt::format("layout: {{{}}}\n", entry) : entry + "\n"));
+    INFO(text);
+    CHECK(says(text, fmt::format("unknown key `{}`, did you mean `{}`?", slip.key, slip.meant)));
+    CHECK(says(text, fmt::format("allowed under `{}`: {}", section, slip.allowed)));
+  }
+}
+
+TEST_CASE("a map of named parts takes its own parts and words, and nothing else") {
+  const auto says_of = [](const std::string& offload, const std::string& message, const std::string& hint) {
+    const std::string text = errors_of("offload: " + offload + "\n" + small(""));
+    INFO(text);
+    CHECK(says(text, message));
+    CHECK(says(text, hint));
+  };
+  const std::string parts = "allowed under `offload`: activations optimizer parameters", words = "expected one of: none cpu nvme";
+  says_of("{activation: cpu}", "s.yaml:1:11: unknown key `activation`, did you mean `activations`?", parts);
+  says_of("{activations: disk}", "s.yaml:1:24: `offload.activations` is `disk`", words);
+  says_of("{optimizer: nvm}", "s.yaml:1:22: `offload.optimizer` is `nvm`, did you mean `nvme`?", words);
+  says_of("{optimizer: [cpu]}", "s.yaml:1:22: `offload.optimizer` is `[cpu]`", words);
+  says_of("nonne", "s.yaml:1:10: `offload` is `nonne`, did you mean `none`?", "expected none, or a map of activations");
+  says_of("[cpu]", "s.yaml:1:10: `offload` is `[cpu]`", "expected none, or a map of activations");
+  CHECK(
+      says(errors_of(small("axes: {offload: [none, {optimiser: cpu}]}\n")), "unknown key `optimiser`, did you mean `optimizer`?"));
+  CHECK(says(errors_of(small(""), with_local({"offload=activation=cpu"})),
+             "command line: unknown key `activation`, did you mean `activations`?"));
+  CHECK(says(errors_of(small(""), with_local({"offload=optimizer=cpu,optimizer=nvme"})), "`offload.optimizer` is said twice"));
+  // A list or map where a key takes none is a slip too, not something that this version lacks.
+  CHECK(says(errors_of(small("recompute: {attn: full}\n")), "`recompute` is `{attn: full}`"));
+  CHECK(says(errors_of(small("recompute: selectiv\n")), "did you mean `selective`?"));
+  CHECK(says(errors_of(small("loss_scale: [1, 2]\n")), "expected dynamic, or a number"));
 }
 
 TEST_CASE("all errors of a file are reported at once, each with its place") {

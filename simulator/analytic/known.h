@@ -1,0 +1,12 @@
+// Which keys of a case the analytic estimate takes over.
+#pragma once
+
+#include "plan/base/result.h"
+#include "plan/case.h"
+
+namespace shardlab::analytic {
+
+/// Refuses, by its name, a layout or training key that is set and that neither a point nor a study takes over.
+Result<void> check_known(const Case& config);
+
+}  // namespace shardlab::analytic

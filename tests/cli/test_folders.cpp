@@ -1,0 +1,103 @@
+// Who may include whom: the table of ARCHITECTURE.md, section 2, held to the sources.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Folders that the files of a folder may include, beside their own. "plan/base" is a folder of its own.
+const std::map<std::string, std::set<std::string>, std::less<>> kMay = {
+    {"plan/base", {}},
+    {"plan", {"plan/base"}},
+    {"kernels", {"plan/base"}},
+    {"strategies", {"plan", "plan/base"}},
+    {"runtime", {"plan", "plan/base", "kernels"}},
+    {"profiler", {"plan", "plan/base"}},
+    {"simulator", {"plan", "plan/base"}},
+    {"sweeps", {"plan", "plan/base"}},
+    {"reports", {"plan", "plan/base"}},
+    {"cli", {"plan", "plan/base", "strategies", "kernels", "runtime", "profiler", "simulator", "sweeps", "reports"}},
+};
+
+/// The folder of the table that a path, relative to the root, lies in; empty where it is in none.
+std::string folder_of(std::string_view path) {
+  const std::string_view first = path.substr(0, path.find('/'));
+  const std::string folder(path.starts_with("plan/base/") ? "plan/base" : first.size() < path.size() ? first : "");
+  return kMay.contains(folder) ? folder : "";
+}
+
+/// Paths that a text includes in quotes.
+std::vector<std::string> quoted_includes(std::istream& text) {
+  std::vector<std::string> paths;
+  for (std::string line; std::getline(text, line);) {
+    const size_t mark = line.find_first_not_of(" \t");
+    if (mark == std::string::npos || line[mark] != '#') continue;
+    const size_t word = line.find_first_not_of(" \t", mark + 1), open = line.find('"');
+    if (word == std::string::npos || line.compare(word, 7, "include") != 0 || open == std::string::npos) continue;
+    paths.push_back(line.substr(open + 1, line.find('"', open + 1) - open - 1));
+  }
+  return paths;
+}
+
+/// Whether a file of the folder `from` may include what lies at `path`.
+bool may_include(const std::string& from, const std::string& path) {
+  const std::string to = folder_of(path);
+  // What lies in no folder of the table is of another library; of this project's, tests and benchmarks are nobody's to include.
+  if (to.empty()) return !path.starts_with("tests/") && !path.starts_with("benchmarks/");
+  return to == from || kMay.at(from).contains(to);
+}
+
+TEST_CASE("the folder rule tells what may be included from what may not") {
+  CHECK(may_include("runtime", "kernels/kernels.h"));
+  CHECK(may_include("cli", "simulator/analytic/analytic.h"));
+  CHECK(may_include("plan", "plan/base/result.h"));
+  CHECK(may_include("sweeps", "nlohmann/json.hpp"));
+  CHECK_FALSE(may_include("plan/base", "plan/case.h"));
+  CHECK_FALSE(may_include("kernels", "plan/op.h"));
+  CHECK_FALSE(may_include("simulator", "strategies/lower.h"));
+  CHECK_FALSE(may_include("strategies", "kernels/kernels.h"));
+  CHECK_FALSE(may_include("reports", "cli/common.h"));
+  CHECK_FALSE(may_include("runtime", "tests/test.h"));
+  std::istringstream text("#include \"a/b.h\"\n  #  include \"c.h\"\n#include <d.h>\n// #include \"e.h\"\n");
+  CHECK(quoted_includes(text) == std::vector<std::string>{"a/b.h", "c.h"});
+}
+
+TEST_CASE("every folder includes only those that it may know") {
+  const fs::path root = SHARDLAB_SOURCE_DIR;
+  std::map<std::string, int> files;
+  for (const auto& [folder, allowed] : kMay) {
+    for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
+      const std::string ending = entry.path().extension().string();
+      if (ending != ".cpp" && ending != ".h" && ending != ".cu" && ending != ".cuh" && ending != ".inc") continue;
+      const std::string path = fs::relative(entry.path(), root).generic_string();
+      if (folder_of(path) != folder) continue;  // plan/base is looked at by itself
+      ++files[folder];
+      std::ifstream text(entry.path());
+      for (const std::string& included : quoted_includes(text)) {
+        INFO(path << " includes " << included);
+        CHECK(may_include(folder, included));
+        // An include beside the file would say nothing of its folder: every path begins at the root.
+        if (!folder_of(included).empty()) CHECK(fs::exists(root / included));
+        CHECK_FALSE(included.starts_with("."));
+      }
+    }
+  }
+  for (const auto& [folder, allowed] : kMay) {
+    INFO(folder);
+    CHECK(files[folder] >= 5);
+  }
+}
+
+}  // namespace
+}  // namespace shardlab
