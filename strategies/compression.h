@@ -88,7 +88,8 @@ struct AroundLegs {
 };
 /// Fills buckets, and reduces them by an all-to-all and an all-gather of codes, with error feedback on both legs.
 void reduce_in_codes(Draft& draft, StageDraft& stage, const WireCode& code, const AroundLegs& around);
-/// The buckets of that, and the errors of both legs of bucket `name`.
+/// The buckets of that, padded as the code asks; and what each rank keeps of a bucket's two legs: of its summand, of its slice of
+/// the sum.
 void fill_coded_buckets(Draft& draft, StageDraft& stage, const WireCode& code);
 struct LegErrors {
   BufferId whole, slice;
