@@ -18,8 +18,8 @@ namespace shardlab {
 /// Part of every file that is kept for validation.
 inline constexpr double kValidationFraction = 0.1;
 
-/// Bytes of one rank in a space, where somebody stated them: the device's (`memory_per_rank`), or its part of what its node has by the
-/// machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
+/// Bytes of one rank in a space, where somebody stated them: the device's (`memory_per_rank`), or its part of what its node has by
+/// the machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
 int64_t capacity_per_rank(const Case& config, Space space);
 
 /// The case with what is left to choose chosen: recompute by budget becomes a list by layer, by the costs of the case's machine.
@@ -29,11 +29,21 @@ Result<Case> decide(const Case& config);
 /// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.
 Result<PlacedPlan> prepare(const Case& config);
 
+/// Whether a measurement of the case ends with the loss on the validation split.
+bool validates(const Case& config);
+
+/// As `prepare`, of the forward-only step that scores the validation split after training, in an arena beside that of training.
+Result<PlacedPlan> prepare_validation(const Case& config);
+
+/// Refuses a number of validation sequences that no whole number of steps takes, or that the split, of `available`, does not have.
+Result<void> check_validation(const Case& config, int64_t available);
+
 /// Arena bytes of the rank that needs most of a space.
 int64_t largest_arena(const PlacedPlan& placed, Space space = Space::kDevice);
 
-/// Refuses with ExitCode::kNo when the largest arena of a space exceeds what a rank may use of it.
-Result<void> fits(const Case& config, const PlacedPlan& placed);
+/// Refuses with ExitCode::kNo when the largest arena of a space, or the arenas of both steps where the validation step is given,
+/// exceed what a rank may use of it.
+Result<void> fits(const Case& config, const PlacedPlan& placed, const PlacedPlan* validation = nullptr);
 
 /// The simulator's figures and trace for the case on its machine.
 Result<Predicted> predict_case(const Case& config, const PlacedPlan& placed);
