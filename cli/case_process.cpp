@@ -93,6 +93,14 @@ CaseOutcome refused(CaseOutcome outcome, const Error& error) {
   return outcome;
 }
 
+/// What measuring takes beyond training: the arena of the validation step, which the peak of a step does not have.
+Result<void> validation_fits(const Case& config, const PlacedRun& training) {
+  if (!validates(config)) return {};
+  const auto validation = prepare_validation(config);
+  if (!validation.ok()) return validation.error();
+  return fits(config, training, &*validation);
+}
+
 }  // namespace
 
 /// The logs that the child repeats lie beside its case; those of a run before are taken away.
@@ -179,6 +187,10 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   if (mode == Mode::kSimulate) return outcome;
   if (config.checkpoint.resume.empty())
     if (const auto timed = check_timed_steps(config, 0); !timed.ok()) return refused(std::move(outcome), timed.error());
+  if (const auto fit = validation_fits(config, *placed); !fit.ok()) {
+    if (!outcome.predicted) outcome.predicted = predict_bytes(*placed);
+    return refused(std::move(outcome), fit.error());
+  }
   if (const auto laid_out = lay_out_replay(config, files.directory); !laid_out.ok())
     return refused(std::move(outcome), laid_out.error());
   if (!std::exchange(machine_written_, true)) write_file_atomically(files.machine(), to_yaml(config.machine));

@@ -78,18 +78,66 @@ Result<Case> decide(const Case& config) {
   return decided(config, choice->layers);
 }
 
-Result<PlacedRun> prepare(const Case& config) {
-  auto plan = lower(config);
+namespace {
+
+Result<PlacedPlan> checked(Result<Plan> plan) {
   if (!plan.ok()) return plan.error();
-  PlacedRun placed{place(std::move(*plan)), nullptr};
+  PlacedPlan placed = place(std::move(*plan));
   SHARDLAB_TRY(check_placed(placed));
-  if (warm_up_steps(config) == 0) return placed;
-  auto first = lower_warm_up(config);
-  if (!first.ok()) return first.error();
-  placed.warm_up = std::make_unique<const PlacedPlan>(place(std::move(*first)));
-  SHARDLAB_TRY(check_placed(*placed.warm_up));
   return placed;
 }
+
+}  // namespace
+
+Result<PlacedRun> prepare(const Case& config) {
+  auto placed = checked(lower(config));
+  if (!placed.ok()) return placed.error();
+  PlacedRun run{std::move(*placed), nullptr};
+  if (warm_up_steps(config) == 0) return run;
+  auto first = checked(lower_warm_up(config));
+  if (!first.ok()) return first.error();
+  run.warm_up = std::make_unique<const PlacedPlan>(std::move(*first));
+  return run;
+}
+
+bool validates(const Case& config) { return config.measure.validate_sequences > 0 && config.backend != "dry"; }
+
+Result<PlacedPlan> prepare_validation(const Case& config) { return checked(lower_validation(config)); }
+
+Result<void> check_validation(const Case& config, int64_t available) {
+  if (!validates(config)) return {};
+  const int64_t asked = config.measure.validate_sequences, per_step = config.sequences_per_step();
+  const int64_t below = asked / per_step * per_step;
+  if (asked != below)
+    return Error{
+        ExitCode::kUsage,
+        fmt::format("measure.validate_sequences={} of case `{}`, whose steps take {} sequences each", asked, config.name, per_step),
+        fmt::format("set measure.validate_sequences to {}{}, or to 0 for none", below > 0 ? fmt::format("{} or ", below) : "",
+                    below + per_step),
+        {}};
+  if (asked <= available) return {};
+  return Error{ExitCode::kUsage,
+               fmt::format("measure.validate_sequences={} and the validation split of the data has {} sequences of {} tokens",
+                           asked, available, config.train.seq_len),
+               "give more text, shorten train.seq_len, or set measure.validate_sequences to 0",
+               {}};
+}
+
+namespace {
+
+/// Arena bytes in `space` of the rank that needs most of it, with the arena of a second plan of the same ranks beside its own.
+int64_t largest_arena(const PlacedRun& placed, const PlacedPlan* beside, Space space) {
+  if (beside == nullptr) return largest_arena(placed, space);
+  SHARDLAB_CHECK(placed.arenas.size() == beside->arenas.size(), "{} roles train and {} validate", placed.arenas.size(),
+                 beside->arenas.size());
+  const auto of = [space](const ArenaLayout& arena) { return arena.bytes[static_cast<size_t>(space)]; };
+  int64_t most = largest_arena(placed, space);  // of a phase that is over by then
+  for (size_t role = 0; role < placed.arenas.size(); ++role)
+    most = std::max(most, of(placed.arenas[role]) + of(beside->arenas[role]));
+  return most;
+}
+
+}  // namespace
 
 int64_t largest_arena(const PlacedRun& placed, Space space) {
   int64_t most = 0;
@@ -117,10 +165,10 @@ std::string what_saves_memory(const Case& c) {
 
 }  // namespace
 
-Result<void> fits(const Case& config, const PlacedRun& placed) {
-  const int64_t need = largest_arena(placed), have = memory_per_rank(config);
+Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan* validation) {
+  const int64_t need = largest_arena(placed, validation, Space::kDevice), have = memory_per_rank(config);
   for (const Space space : {Space::kHost, Space::kNvme}) {
-    const int64_t outside = largest_arena(placed, space), there = capacity_per_rank(config, space);
+    const int64_t outside = largest_arena(placed, validation, space), there = capacity_per_rank(config, space);
     if (there > 0 && outside > there)
       return Error{ExitCode::kNo,
                    fmt::format("does not fit: a rank needs {} of {} and may use {} of {}", bytes_text(outside),
@@ -129,10 +177,13 @@ Result<void> fits(const Case& config, const PlacedRun& placed) {
                    {}};
   }
   if (have <= 0 || need <= have) return {};
+  // Only what the validation step adds may be too much.
+  const bool trains = validation != nullptr && largest_arena(placed) <= have;
   return Error{
       ExitCode::kNo,
-      fmt::format("does not fit: a rank needs {} and may use {} of {}", bytes_text(need), bytes_text(have), config.machine.id),
-      "try " + what_saves_memory(config),
+      fmt::format("does not fit: a rank needs {}{} and may use {} of {}", bytes_text(need),
+                  trains ? " with the validation step's arena beside that of training" : "", bytes_text(have), config.machine.id),
+      (trains ? "try measure.validate_sequences: 0, " : "try ") + what_saves_memory(config),
       {}};
 }
 
@@ -253,26 +304,22 @@ ExecutionOptions execution_options(const Case& config, int64_t events_per_stream
           config.attention, config.tf32,      events_per_stream};
 }
 
-/// Mean loss on the validation split: a forward-only plan of the same layout takes the parameters over.
-Result<std::optional<double>> validation_loss(const Case& config, const Session& trained, const PlacedPlan& training,
-                                              const Dataset& data, const RunOptions& options) {
-  if (config.measure.validate_sequences <= 0) return std::optional<double>();
+/// Mean loss on the first `validate_sequences` sequences of the validation split: `placed`, a forward-only plan of the layout that
+/// was trained, takes the parameters over.
+Result<double> validation_loss(const Case& config, const PlacedPlan& placed, const Session& trained, const PlacedPlan& training,
+                               const Dataset& data, const RunOptions& options) {
   auto source = data.validation();
   if (!source.ok()) return source.error();
-  auto plan = lower_validation(config);
-  if (!plan.ok()) return plan.error();
-  const PlacedPlan placed = place(std::move(*plan));
   auto execution = Execution::create(placed, execution_options(config, 0));
   if (!execution.ok()) return execution.error();
   auto session = Session::create(placed, options, (*execution)->transport(), (*execution)->backends(), *source);
   if (!session.ok()) return session.error();
   (*session)->initialise_parameters();
   SHARDLAB_TRY(copy_parameters(trained, *training.plan, **session));
-  const int64_t per_step = config.sequences_per_step();
-  const int64_t steps = std::max<int64_t>(1, std::min(config.measure.validate_sequences, data.validation_sequences()) / per_step);
+  const int64_t steps = config.measure.validate_sequences / config.sequences_per_step();
   double sum = 0;
   for (int64_t step = 0; step < steps; ++step) sum += (*session)->step(step).loss.value_or(0);
-  return std::optional<double>(sum / static_cast<double>(steps));
+  return sum / static_cast<double>(steps);
 }
 
 /// The high-water marks of a session, where they are above those of the phase before.
@@ -434,6 +481,13 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   SHARDLAB_TRY(check_periods(config, period));
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
   if (!data.ok()) return data.error();
+  SHARDLAB_TRY(check_validation(config, data->validation_sequences()));
+  std::optional<PlacedPlan> validation;  // before anything is trained, so that nothing is lost where there is none
+  if (validates(config)) {
+    auto prepared = prepare_validation(config);
+    if (!prepared.ok()) return prepared.error();
+    validation = std::move(*prepared);
+  }
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
   SHARDLAB_TRY(check_recording(placed, measured_steps / period));
   const RunOptions options = run_options(config, directory);
@@ -499,8 +553,8 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   m.recorder_overhead_s = result.trace.recorder_overhead_s;
   m.trace_gaps = unexplained(result.trace.accounting);
   add_breakdown(placed, result.trace, m);
-  if (config.backend != "dry") {
-    auto loss = validation_loss(config, **session, placed, *data, options);
+  if (validation) {
+    auto loss = validation_loss(config, *validation, **session, placed, *data, options);
     if (!loss.ok()) return loss.error();
     m.val_loss = *loss;
   }

@@ -36,11 +36,21 @@ struct PlacedRun : PlacedPlan {
 /// Lowers and verifies a case, expands and places its programs. The case must be decided. The budget is not asked: see `fits`.
 Result<PlacedRun> prepare(const Case& config);
 
+/// Whether a measurement of the case ends with the loss on the validation split.
+bool validates(const Case& config);
+
+/// As `prepare`, of the forward-only step that scores the validation split after training, in an arena beside that of training.
+Result<PlacedPlan> prepare_validation(const Case& config);
+
+/// Refuses a number of validation sequences that no whole number of steps takes, or that the split, of `available`, does not have.
+Result<void> check_validation(const Case& config, int64_t available);
+
 /// Arena bytes of the rank that needs most of a space, in the phase that needs more.
 int64_t largest_arena(const PlacedRun& placed, Space space = Space::kDevice);
 
-/// Refuses with ExitCode::kNo when the largest arena of a space exceeds what a rank may use of it.
-Result<void> fits(const Case& config, const PlacedRun& placed);
+/// Refuses with ExitCode::kNo when the largest arena of a space, or the arenas of training and validation where the validation step
+/// is given, exceed what a rank may use of it.
+Result<void> fits(const Case& config, const PlacedRun& placed, const PlacedPlan* validation = nullptr);
 
 /// Refuses timed steps in both phases of a run that begins with step `first`: their times and bytes would be no one step's.
 Result<void> check_timed_steps(const Case& config, int64_t first);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <span>
 #include <tuple>
@@ -162,15 +163,20 @@ std::vector<CaseOutcome> of_expansion(std::vector<CaseOutcome> outcomes, const E
   return outcomes;
 }
 
-/// Opens every data set that the sweep trains on: what no case could read is refused before anything runs.
+/// Opens every data set that the sweep trains on: what no case could read, or validate on, is refused before anything runs.
 Result<void> check_data(const Expansion& expansion, Mode mode) {
   if (mode == Mode::kSimulate) return {};
-  std::set<std::tuple<std::string, std::string, int64_t, int64_t>> opened;
+  std::map<std::tuple<std::string, std::string, int64_t, int64_t>, int64_t> opened;  // and the sequences of its validation split
   for (const Point& point : expansion.points) {
     const Case& c = point.config;
-    if (point.refusal || !opened.emplace(c.data.text, c.data.tokens, c.train.seq_len, c.model.vocab).second) continue;
-    const auto data = open_dataset(c.data, {c.train.seq_len, c.model.vocab, kValidationFraction, c.train.seed});
-    if (!data.ok()) return data.error();
+    if (point.refusal) continue;
+    const auto [known, first] = opened.emplace(std::tuple(c.data.text, c.data.tokens, c.train.seq_len, c.model.vocab), 0);
+    if (first) {
+      const auto data = open_dataset(c.data, {c.train.seq_len, c.model.vocab, kValidationFraction, c.train.seed});
+      if (!data.ok()) return data.error();
+      known->second = data->validation_sequences();
+    }
+    SHARDLAB_TRY(check_validation(c, known->second));
   }
   return {};
 }

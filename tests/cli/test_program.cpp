@@ -326,6 +326,65 @@ TEST_CASE("an empty text is refused before anything runs; a case that does not f
   REQUIRE(cell(rows, 1, "status") == "oom");
 }
 
+TEST_CASE("validation scores exactly what is asked, or is refused before anything runs") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());  // of which a tenth validates: some 60 sequences of 16 tokens
+  const std::string one = tiny_sweep("include: [{name: only, dp: 1}]\n"), two = tiny_sweep("include: [{name: both, dp: 2}]\n");
+  const auto run = [&](const std::string& sweep, const std::string& set, const std::string& out) {
+    const std::string file = scratch.write("sweep.yaml", sweep);
+    return shardlab_program(scratch, "run " + file + machine_option() + " --out " + (scratch / out) + " --set " + set);
+  };
+  struct Bad {
+    std::string sequences, message, hint;
+  };
+  for (const Bad& bad :
+       {Bad{"3", "measure.validate_sequences=3 of case `only`, whose steps take 4 sequences each", "to 4, or to 0 for none"},
+        Bad{"6", "measure.validate_sequences=6 of case `only`", "to 4 or 8, or to 0 for none"},
+        Bad{"4000", "the validation split of the data has", "give more text, shorten train.seq_len"}}) {
+    const Output output = run(one, "measure.validate_sequences=" + bad.sequences, "refused");
+    INFO(output.err);
+    CHECK(output.code == 2);
+    CHECK(output.err.find(bad.message) != std::string::npos);
+    CHECK(output.err.find(bad.hint) != std::string::npos);
+    CHECK_FALSE(fs::exists(scratch / "refused"));
+  }
+  const auto loss = [&](const std::string& sweep, const std::string& set, const std::string& out) {
+    const Output output = run(sweep, set, out);
+    INFO(output.err);
+    REQUIRE(output.code == 0);
+    return cell(parse_csv(slurp(scratch / (out + "/results.csv"))), 1, "val_loss");
+  };
+  CHECK(loss(one, "measure.validate_sequences=0", "none").empty());
+  const std::string four = loss(one, "measure.validate_sequences=4 --set canonical=true", "four");
+  CHECK_FALSE(four.empty());
+  CHECK(loss(one, "measure.validate_sequences=8 --set canonical=true", "eight") != four);
+  CHECK(loss(two, "measure.validate_sequences=4 --set canonical=true", "two") == four);
+}
+
+TEST_CASE("the validation step has an arena of its own, which must fit beside that of training") {
+  const Scratch scratch;
+  scratch.write("text.txt", some_text());
+  const std::string file = scratch.write("sweep.yaml", tiny_sweep("include: [{name: only, dp: 1}]\n"));
+  const auto run = [&](const std::string& out, const std::string& set) {
+    const Output output = shardlab_program(
+        scratch, "run " + file + machine_option() + " --out " + (scratch / out) + " --set measure.validate_sequences=" + set);
+    INFO(output.err);
+    return std::pair(output.code, parse_csv(slurp(scratch / (out + "/results.csv"))));
+  };
+  const auto [code, roomy] = run("roomy", "4");
+  REQUIRE(code == 0);
+  // Room for training and little more.
+  const int64_t peak = std::stoll(cell(roomy, 1, "measured_peak_bytes"));
+  const std::string tight = fmt::format(" --set machine.device.memory={}", peak + peak / 16);
+  CHECK(run("trains", "0" + tight).first == 0);
+  const auto [refused, rows] = run("refused", "4" + tight);
+  CHECK(refused == 4);  // the case itself fits, and its prediction stands: what has no room is to measure it
+  CHECK(cell(rows, 1, "status") == "oom");
+  CHECK(cell(rows, 1, "reason").find("with the validation step's arena beside that of training") != std::string::npos);
+  CHECK(cell(rows, 1, "reason").find("try measure.validate_sequences: 0") != std::string::npos);
+  CHECK(cell(rows, 1, "measured_step_s").empty());
+}
+
 TEST_CASE("memory prints the contract's object, its parts add up, and 3 means that it does not fit") {
   const Scratch scratch;
   const Output output = shardlab_program(
