@@ -43,11 +43,11 @@ double steps_of(CollectiveKind kind, Algorithm algorithm, int ranks) {
 
 Ways::Ways(const Case& c, const DatasheetRates& rates) {
   const Layout& l = c.layout;
-  const int shards = l.shard_ranks(), stage = l.dp * l.tp;
+  const int shards = l.shard_ranks(), stage = l.dp * l.tp, per_node = c.machine.devices_per_node;
   const auto way = [&](const std::vector<int>& ranks) { return rates.way_between(ranks); };
   const auto slowest = [&](int size, int stride) {
     Way worst = way(group(size, stride));
-    for (int s = 1; s < l.pp && stage % 8 != 0; ++s)
+    for (int s = 1; s < l.pp && stage % per_node != 0; ++s)
       if (const Way other = way(group(size, stride, s * stage)); other.nodes > worst.nodes) worst = other;
     return worst;
   };
