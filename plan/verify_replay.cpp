@@ -454,6 +454,8 @@ void Replay::finish_metric(size_t root) {
                          !axes_placed(role_.buffers[root].type, plan_.mesh, Place::kPartial).empty();
   if (std::ranges::all_of(storages_[root].pieces, [](const Piece& p) { return p.initial; }))
     return fault(Rule::kValues, "%{} is reported, and nothing writes it", role_.buffers[root].name);
+  if (storages_[root].read_initial && role_.buffers[root].type.micro == Micro::kSum)
+    return fault(Rule::kValues, "%{} is reported, and has what the step before left in it", role_.buffers[root].name);
   for (const Piece& p : storages_[root].pieces) {
     if (!p.written || p.zero || p.initial) continue;
     const Type& t = language_.types.value_type(p.value_type);

@@ -198,6 +198,8 @@ std::vector<BufferId> members_of(const Draft& draft, StageDraft& stage, BufferId
   std::vector<Buffer> members;
   for (const Buffer& b : stage.role.buffers) {
     if (b.parameter < 0 || b.kind != BufferClass::kGradient || !b.view || b.view->base != whole.packed_as) continue;
+    // A gradient that ranks reduce is there as a partial sum and as what comes of it.
+    if (std::ranges::any_of(members, [&](const Buffer& m) { return m.view->offset == b.view->offset; })) continue;
     Buffer member = b;
     member.name += ".host";
     member.space = whole.space;

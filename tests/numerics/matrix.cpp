@@ -217,15 +217,23 @@ std::vector<Case> offload_layouts() {
                   {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kNvme},
                   {.activations = OffloadTo::kNvme, .optimizer = OffloadTo::kNvme, .parameters = OffloadTo::kNvme}},
                  [](Case& c, Offload v) { c.layout.offload = v; });
-  times<std::array<int, 4>>(
-      list, {{1, 1, 1, 0}, {1, 2, 2, 0}, {2, 1, 1, 1}, {2, 1, 1, 0}, {4, 2, 1, 2}, {4, 1, 1, 3}, {1, 2, 1, 3}, {2, 1, 2, 3}},
-      [](Case& c, std::array<int, 4> v) {
-        c.layout.dp = v[0];
-        c.layout.tp = v[1];
-        c.layout.pp = v[2];
-        c.layout.zero = v[3];
-        c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
-      });
+  times<std::array<int, 4>>(list,
+                            {{1, 1, 1, 0},
+                             {1, 2, 2, 0},
+                             {2, 2, 2, 0},
+                             {2, 1, 1, 1},
+                             {2, 1, 1, 0},
+                             {4, 2, 1, 2},
+                             {4, 1, 1, 3},
+                             {1, 2, 1, 3},
+                             {2, 1, 2, 3}},
+                            [](Case& c, std::array<int, 4> v) {
+                              c.layout.dp = v[0];
+                              c.layout.tp = v[1];
+                              c.layout.pp = v[2];
+                              c.layout.zero = v[3];
+                              c.layout.schedule = v[2] > 1 ? Schedule::k1F1B : Schedule::kNone;
+                            });
   times<int>(list, {1, 2}, [](Case& c, int v) { c.train.grad_accumulation = v; });
   times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
   times<Recompute>(list, {Recompute::kNone, Recompute::kFull}, [](Case& c, Recompute v) { c.layout.recompute = v; });
