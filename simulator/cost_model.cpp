@@ -307,17 +307,6 @@ double sent_in(const Segment& segment, const Op& op, int ranks) {
   return static_cast<double>(bytes_of(full.dtype, sent_elements(c.kind, c.algorithm, full.shape.elements(), ranks, 0, c.root)));
 }
 
-CollectiveUse use_of(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllReduce: return CollectiveUse::kAllReduce;
-    case CollectiveKind::kReduceScatter: return CollectiveUse::kReduceScatter;
-    case CollectiveKind::kAllGather: return CollectiveUse::kAllGather;
-    case CollectiveKind::kBroadcast: return CollectiveUse::kBroadcast;
-    case CollectiveKind::kAllToAll: return CollectiveUse::kAllToAll;
-  }
-  return CollectiveUse::kAllReduce;
-}
-
 double message_bytes(const Plan& plan, const Instruction& instruction) {
   return static_cast<double>(cost_shape_of(plan, *instruction.segment, *instruction.op)[0]);
 }

@@ -121,4 +121,15 @@ Demand DatasheetRates::message_demand(double bytes, const Way& way, bool sends) 
   return d;
 }
 
+CollectiveUse use_of(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllReduce: return CollectiveUse::kAllReduce;
+    case CollectiveKind::kReduceScatter: return CollectiveUse::kReduceScatter;
+    case CollectiveKind::kAllGather: return CollectiveUse::kAllGather;
+    case CollectiveKind::kBroadcast: return CollectiveUse::kBroadcast;
+    case CollectiveKind::kAllToAll: return CollectiveUse::kAllToAll;
+  }
+  return CollectiveUse::kAllReduce;
+}
+
 }  // namespace shardlab

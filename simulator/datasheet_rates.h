@@ -8,6 +8,7 @@
 #include <string>
 
 #include "plan/machine.h"
+#include "plan/op.h"
 #include "simulator/nccl_model.h"
 #include "simulator/resources.h"
 
@@ -25,6 +26,9 @@ struct Efficiency {
   double launch_s = 4e-6;           ///< host cost of one launch
   double wake_s = 2e-6;             ///< an event from one stream to another
 };
+
+/// A plan's collective in the words of the network's models.
+CollectiveUse use_of(CollectiveKind kind);
 
 /// Formula and sources: DatasheetCostModel (simulator/cost_model.h).
 class DatasheetRates {

@@ -21,17 +21,6 @@ Algorithm algorithm_of(const Case& c) {
   return c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling ? Algorithm::kHalvingDoubling : Algorithm::kRing;
 }
 
-CollectiveUse use_of(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllReduce: return CollectiveUse::kAllReduce;
-    case CollectiveKind::kReduceScatter: return CollectiveUse::kReduceScatter;
-    case CollectiveKind::kAllGather: return CollectiveUse::kAllGather;
-    case CollectiveKind::kBroadcast: return CollectiveUse::kBroadcast;
-    case CollectiveKind::kAllToAll: return CollectiveUse::kAllToAll;
-  }
-  return CollectiveUse::kAllReduce;
-}
-
 /// A ring's steps follow one another around it; other algorithms' are counted where they are listed.
 double steps_of(CollectiveKind kind, Algorithm algorithm, int ranks) {
   if (algorithm == Algorithm::kRing && kind != CollectiveKind::kAllToAll && kind != CollectiveKind::kBroadcast)

@@ -71,8 +71,9 @@ class Measuring final : public Backend {
 
 }  // namespace
 
-Running::Running(const Case& config) : source(config.model.vocab), transport(kernels_for_this_processor()) {
-  auto plan = lower(config);
+Running::Running(const Case& config) : Running(config, lower(config)) {}
+
+Running::Running(const Case& config, Result<Plan> plan) : source(config.model.vocab), transport(kernels_for_this_processor()) {
   INFO(config.name << (plan.ok() ? "" : to_string(plan.error())));
   REQUIRE(plan.ok());
   placed = place(std::move(*plan));

@@ -26,6 +26,8 @@ std::vector<int32_t> tokens_of(const Case& c, int64_t step);
 /// says it needs, to the byte.
 struct Running {
   explicit Running(const Case& config);
+  /// The same of another plan of the case: that of a run's first phase, say.
+  Running(const Case& config, Result<Plan> plan);
   /// Memory and wire as they were are as the plan says, to the byte.
   void require_counts() const;
 

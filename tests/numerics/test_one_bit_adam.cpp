@@ -21,6 +21,7 @@
 namespace shardlab {
 namespace {
 
+using testing::Running;
 using testing::same_bits;
 using testing::tokens_of;
 
@@ -198,32 +199,6 @@ class OneBitEmulation {
   bool conserved_ = true;
 };
 
-/// The first phase in execution.
-struct WarmUp {
-  explicit WarmUp(const Case& config) : source(config.model.vocab), transport(kernels_for_this_processor()) {
-    auto plan = lower_warm_up(config);
-    INFO(config.name << (plan.ok() ? "" : to_string(plan.error())));
-    REQUIRE(plan.ok());
-    placed = place(std::move(*plan));
-    RunOptions options;
-    options.seed = config.train.seed;
-    options.learning_rate = config.train.learning_rate;
-    options.timeout_s = 60;
-    options.poison = true;
-    auto made =
-        Session::create(placed, options, transport, cpu_backend(kernels_for_this_processor(), {config.canonical, 1}), &source);
-    INFO((made.ok() ? "" : to_string(made.error())));
-    REQUIRE(made.ok());
-    session = std::move(*made);
-    session->initialise_parameters();
-  }
-
-  testing::RandomText source;
-  ThreadTransport transport;
-  PlacedPlan placed;
-  std::unique_ptr<Session> session;
-};
-
 /// On two ranks a bucket a parameter, accumulated; on four larger buckets, overlapped.
 std::vector<Case> rows() {
   std::vector<Case> all;
@@ -273,12 +248,12 @@ TEST_CASE("1-bit Adam has the bits of its emulation through both phases, moments
         require_same_state(session, emulation, config.layout.dp);
       }
     };
-    WarmUp first(config);
+    Running first(config, lower_warm_up(config));
     run(*first.session, 0, kWarmUp);
     const auto state = take_state(*first.session);
     INFO((state.ok() ? "" : to_string(state.error())));
     REQUIRE(state.ok());
-    testing::Running second(config);
+    Running second(config);
     const auto given = give_state(*state, *second.session);
     INFO((given.ok() ? "" : to_string(given.error())));
     REQUIRE(given.ok());
@@ -293,8 +268,8 @@ TEST_CASE("the wire falls when the variance freezes, and both phases are as plan
   for (Case config : rows()) {
     config.canonical = false;
     INFO(config.name);
-    WarmUp first(config);
-    testing::Running second(config);
+    Running first(config, lower_warm_up(config));
+    Running second(config);
     int64_t before = 0, after = 0;
     for (int step = 0; step < kWarmUp; ++step) before = first.session->step(step).sent_bytes;
     REQUIRE(give_state(*take_state(*first.session), *second.session).ok());
@@ -322,8 +297,8 @@ TEST_CASE("an element of which the frozen variance knows nothing stays, and its 
   Case config = rows().front();
   config.model.vocab = 256;  // of which a step asks for few rows
   OneBitEmulation emulation(config);
-  WarmUp first(config);
-  testing::Running second(config);
+  Running first(config, lower_warm_up(config));
+  Running second(config);
   for (int step = 0; step < kWarmUp; ++step) {
     emulation.step(tokens_of(config, step));
     first.session->step(step);
