@@ -69,7 +69,7 @@ Frame frame_of(const Prepared::Inside& in, const Point& point, const Block& bloc
           .groups = StageGroups(in.shape, point),
           .bytes = StateBytes(p, point),
           .replicas = Replicas(point),
-          .overlap_gradients = chosen(point.overlap, p.overlap_gradients),
+          .overlap_gradients = chosen(point.overlap, p.overlap_gradients && (point.zero == 0 || gathers || p.overlap_zero)),
           .overlap_weights = chosen(point.overlap, p.overlap_weights),
           .gathers = gathers,
           .keeps_gathered = keeps};
@@ -200,6 +200,9 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   bool transferred = machine.devices() > 1 && fabric->provenance(machine.nodes > 1) == Provenance::kTransferred;
   for (const std::string_view what : {"matmul", "attention", "memory"})
     transferred = transferred || device->provenance(what) == Provenance::kTransferred;
+  // A table that is not padded makes rows that do not begin at 16 bytes.
+  const bool unaligned = shape.vocab % 8 != 0 && static_cast<int64_t>(profile.vocab_multiple) % 8 != 0;
+  transferred = transferred || (unaligned && device->provenance("unaligned") == Provenance::kTransferred);
   return Prepared(std::make_shared<const Prepared::Inside>(
       Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred, executor,
                        machine.device.peak_flops.count("fp8") > 0, machine.device.peak_flops.count("fp4") > 0}));

@@ -143,7 +143,7 @@ LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
                .recompute = point.recompute,
                .cp_kind = point.cp_kind,
                .sequence_parallel = point.sequence_parallel && point.tp > 1,
-               .tensor_overlap = point.tensor_overlap != 0};
+               .tensor_overlap = point.tensor_overlap != 0 && profile.overlap_tensor_hidden + profile.overlap_gather_hidden > 0};
   if (key.recompute.modules & Recompute::kSelective)
     key.recompute.modules = static_cast<uint16_t>((key.recompute.modules & ~Recompute::kSelective) | profile.selective.modules);
   return key;

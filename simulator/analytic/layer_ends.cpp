@@ -10,7 +10,7 @@ EndCost Pricer::embedding() const {
   cost.matrix = vocab_rows() * shape_.hidden;
   cost.replicated = shape_.max_positions * shape_.hidden;
   cost.forward.compute_s = moved(n_.tokens * n_.h, 4, 1, MemoryKernel::kEmbedding) + moved(n_.residual, p_.passes_residual, 1);
-  cost.backward.compute_s = moved(n_.tokens * n_.h, 6, 2, MemoryKernel::kEmbedding);
+  cost.backward.compute_s = moved(n_.tokens * n_.h, 6, 2, MemoryKernel::kEmbedding) + moved(of(cost.matrix), p_.passes_table, 2);
   cost.forward.host_s = 4 * p_.host_forward_s, cost.backward.host_s = 4 * p_.host_backward_s;
   cost.kept = 8 * n_.tokens + p_.saved_mask * n_.residual;
   if (key_.tp > 1 && p_.vocab_parallel) {
@@ -39,6 +39,7 @@ EndCost Pricer::head() const {
   cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward) + loss;
   cost.backward.compute_s =
       norm_back + loss + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
+  if (p_.overlap_wgrad_fused <= 0) cost.backward.compute_s += accumulated(of(cost.matrix));
   cost.forward.host_s = 12 * p_.host_forward_s, cost.backward.host_s = 10 * p_.host_backward_s;
   cost.kept = (p_.saved_input + p_.saved_head_input) * wide_ * n_.residual + p_.saved_logits_kept * logits;
   const bool cut = key_.tp > 1 && p_.vocab_parallel;

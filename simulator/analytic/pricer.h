@@ -113,9 +113,10 @@ class Pricer {
         matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient + moved(l.rows * l.in * l.batch, rescale, 1);
     cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch) + moved(l.in * l.out * l.batch, rescale, 1);
     if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
-    if (p_.overlap_wgrad_fused <= 0)
-      cost.weight.compute_s += device_.memory_bound_seconds(l.in * l.out * l.batch * (e_ + 2 * p_.state_gradient), 1);
+    if (p_.overlap_wgrad_fused <= 0) cost.weight.compute_s += accumulated(l.in * l.out * l.batch);
   }
+  /// A weight gradient is read, added to the accumulated one, which is read and written.
+  double accumulated(double elements) const { return device_.memory_bound_seconds(elements * (e_ + 2 * p_.state_gradient), 1); }
   bool remade(Recompute::Module m) const { return key_.recompute.has(m); }
   bool alternate() const { return key_.recompute.modules & Recompute::kAlternate; }
 

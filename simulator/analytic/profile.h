@@ -100,6 +100,8 @@ struct FrameworkProfile {
   double passes_gathered = 0;         ///< a gathered parameter, a pass: copies out of the buffer of the collective
   double passes_reduced = 0;          ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
   double passes_loss = 12;            ///< a logit, forward and backward
+  double passes_table = 0;            ///< an element of the embedding and micro-batch: its gradient is dense; it is cleared, and
+                                      ///< added to the accumulated one
   double passes_cast = 0;             ///< a matrix parameter and micro-batch: weights cast under autocast
   double passes_quantise = 4;         ///< a matmul input element under fp8: amax, cast, the transposed copy
   double passes_quantise_weight = 0;  ///< a matrix parameter and micro-batch under fp8: casts and the transposed copy
@@ -123,6 +125,8 @@ struct FrameworkProfile {
   double host_step_s = 0;                            ///< a step: data loading, logging, scheduler, synchronisations
   double host_micro_batch_s = 0;                     ///< a micro-batch
   bool host_sync = false;                            ///< the host waits for the device between forward and backward
+  bool host_sync_sends = false;                      ///< it does so where it sends to another stage
+  double host_send_s = 0;                            ///< a send to another stage: what is exchanged about a tensor before it
 
   // attention
   bool attention_fused = true;        ///< flash attention; else matmul, softmax, matmul
@@ -133,6 +137,8 @@ struct FrameworkProfile {
 
   // overlap
   bool overlap_gradients = false;       ///< buckets are reduced while backward runs
+  bool overlap_zero = true;             ///< so they are under zero 1 and 2 too
+  bool overlap_zero_scatters = true;    ///< zero 1 reduces by reduce-scatter; false: by all-reduce, and each rank takes its part
   bool overlap_weights = false;         ///< zero 1: updated weights are gathered while the next forward runs
   bool overlap_pipeline = false;        ///< sends run beside compute
   bool overlap_scatter_gather = false;  ///< of equal tensors on tensor-parallel ranks, each sends its part to the next stage
@@ -154,6 +160,9 @@ struct FrameworkProfile {
   double update_zero_passes = 4;         ///< zeroing of the gradients held
   double update_launches = 60;           ///< kernels a step
   double update_launches_per_layer = 0;  ///< kernels a layer, where updates go tensor by tensor
+  double update_gather_passes = 0;       ///< zero 1: bytes moved a parameter, into and out of buffers of gathered weights
+  double update_gather_host_s = 0;       ///< zero 1: host time of one tensor's part of one rank
+  double update_tensors_per_layer = 0;   ///< of parameters, as the two above count
 
   // allocator and what no allocator sees
   double memory_context = 500e6;

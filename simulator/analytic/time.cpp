@@ -62,7 +62,7 @@ double wait_of(const Frame& f, const StageWork& w) {
   const double back = both.wait_s();
   both += w.forward;
   const double pause = f.in.profile.host_micro_batch_s;
-  if (f.in.profile.host_sync) return w.forward.wait_s() + back + pause;
+  if (f.in.profile.host_sync || (f.in.profile.host_sync_sends && f.point.pp > 1)) return w.forward.wait_s() + back + pause;
   // The host runs ahead where the device is slower, and what it gains in one phase serves the other.
   return std::max(both.wait_s(), both.host_s + pause - both.device_s());
 }
@@ -163,6 +163,9 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   s.hidden_s += hidden * (once ? 1 : f.point.grad_accumulation);
 }
 
+/// Whether a rank receives only the gradients that it updates with.
+bool scatters(const Frame& f) { return f.point.zero > (f.in.profile.overlap_zero_scatters ? 0 : 1); }
+
 /// Zero 0 to 2: buckets of gradients are reduced while the last backward runs, updated weights gathered while the first forward
 /// does.
 void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
@@ -190,9 +193,17 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   };
   const double back = s.work.backward().total_s();
   const bool cut = f.point.zero > 0;
-  place(seconds(cut ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back, f.overlap_gradients,
-        f.point.zero == 2 ? f.point.grad_accumulation : 1);
-  if (cut) place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
+  place(seconds(scatters(f) ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back,
+        f.overlap_gradients, f.point.zero == 2 ? f.point.grad_accumulation : 1);
+  if (!cut) return;
+  place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
+  // Weights are gathered in buffers, from which they are copied tensor by tensor and rank by rank.
+  const FrameworkProfile& p = f.in.profile;
+  if (p.update_gather_passes <= 0) return;
+  const double tensors = p.update_tensors_per_layer * of(g.dense + g.moe) + (g.holds_embedding ? 1 : 0) + (g.holds_head ? 2 : 0);
+  const double parts = tensors * of(r.dense);
+  s.data_once_s +=
+      std::max(parts * p.update_gather_host_s, f.in.device.memory_bound_seconds((dense + expert) * p.update_gather_passes, parts));
 }
 
 // Update and offload.
@@ -318,8 +329,8 @@ double sends_of(const Frame& f) {
   const bool remote = stride * p.pp > per_node;
   const double sharing = static_cast<double>(std::min<int64_t>(per_node, stride));
   const double host = f.in.profile.host_collective_s;
-  const double send =
-      std::max(host, f.in.fabric.send_seconds(f.block.boundary, remote, remote ? sharing : 1)) + f.block.boundary_gather_s;
+  const double send = std::max(host, f.in.fabric.send_seconds(f.block.boundary, remote, remote ? sharing : 1)) +
+                      f.block.boundary_gather_s + f.in.profile.host_send_s;
   const double looped = p.vpp * (folded(p.schedule) ? 2 : 1);
   const double fill = 2 * (p.pp - 1) * send;
   if (f.in.profile.overlap_pipeline) return fill;
@@ -349,7 +360,7 @@ void add_wires(const Frame& f, Estimate& e) {
   };
   const bool once = p.pp > 1 && f.in.profile.overlap_keeps_gathered;
   const double each = f.gathers && !once ? m : p.zero == 2 ? m : 1;
-  wire(WireUse::kGradients) = each * (p.zero > 0 ? 1 : 2) * both(f.bytes.gradient_wire);
+  wire(WireUse::kGradients) = each * (scatters(f) ? 1 : 2) * both(f.bytes.gradient_wire);
   if (p.zero == 3) wire(WireUse::kWeights) = each * (f.keeps_gathered ? 1 : 2) * both(f.bytes.weight_wire);
   if (p.zero == 1 || p.zero == 2) wire(WireUse::kWeights) = both(f.bytes.weight_wire);
   if (p.pp > 1 && f.in.shape.tied_embeddings)

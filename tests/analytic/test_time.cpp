@@ -248,5 +248,52 @@ TEST_CASE("weights gathered tensor by tensor cost a latency each, the more so th
   CHECK(lost(128) > 2 * lost(16));
 }
 
+TEST_CASE("a framework that reduces whole under zero 1 sends twice as much, after the last backward") {
+  FrameworkProfile whole = testing::profile("nanotron"), parts = whole;
+  parts.overlap_zero = parts.overlap_zero_scatters = true;
+  const auto of = [&](const FrameworkProfile& profile, int zero, int8_t overlap) {
+    return estimate(*prepare(llama_8b(), testing::machine(4), profile, {}),
+                    Point{.dp = 32, .zero = zero, .micro_batch = 2, .grad_accumulation = 4, .seq_len = 4096, .overlap = overlap});
+  };
+  const auto gradients = [](const Estimate& e) { return e.wire[static_cast<size_t>(WireUse::kGradients)]; };
+  CHECK(gradients(of(whole, 1, -1)) == 2 * gradients(of(parts, 1, -1)));
+  CHECK(gradients(of(whole, 2, -1)) == gradients(of(parts, 2, -1)));
+  CHECK(gradients(of(whole, 0, -1)) == gradients(of(whole, 1, -1)));
+  const auto open = [](const Estimate& e) { return e.part(TimePart::kDataParallel); };
+  CHECK(open(of(whole, 1, -1)) == open(of(whole, 1, 0)));
+  CHECK(open(of(whole, 0, -1)) < open(of(whole, 0, 0)));
+  CHECK(open(of(parts, 1, -1)) < open(of(whole, 1, -1)));
+}
+
+TEST_CASE("gathered weights are copied tensor by tensor and rank by rank, sends wait for the host") {
+  FrameworkProfile slow = testing::profile("nanotron"), quick = slow;
+  slow.update_gather_host_s = 1e-3, quick.update_gather_passes = 0;
+  const auto of = [&](const FrameworkProfile& profile, const Point& p) {
+    return estimate(*prepare(llama_8b(), testing::machine(4), profile, {}), p);
+  };
+  const Point flat{.dp = 32, .zero = 1, .micro_batch = 1, .seq_len = 4096};
+  // Six tensors of each of 32 layers, the embedding, the last norm and the head, of 32 ranks.
+  const double more = of(slow, flat).part(TimePart::kDataParallel) - of(quick, flat).part(TimePart::kDataParallel);
+  CHECK(more == Approx((6 * 32 + 3) * 32 * 1e-3));
+  const Point staged{.dp = 4, .pp = 8, .schedule = Schedule::k1F1B, .micro_batch = 1, .grad_accumulation = 16, .seq_len = 4096};
+  FrameworkProfile talks = quick;
+  talks.host_send_s += 1e-3;
+  // Seven hops there and back while the pipeline fills and drains, then one there and back for each further micro-batch.
+  CHECK(of(talks, staged).part(TimePart::kPipeline) - of(quick, staged).part(TimePart::kPipeline) ==
+        Approx((2 * 7 + 2 * 15) * 1e-3));
+}
+
+TEST_CASE("the embedding's gradient is as large as its table, and the head's is accumulated where no matmul does it") {
+  FrameworkProfile dense = testing::profile("nanotron"), sparse = dense, fused = dense;
+  sparse.passes_table = 0, fused.overlap_wgrad_fused = 1;
+  const Point p{.micro_batch = 1, .seq_len = 1024};
+  const auto backward = [&](const FrameworkProfile& profile) {
+    return estimate(*prepare(llama_8b(), testing::machine(1), profile, {}), p).part(TimePart::kBackward);
+  };
+  const double table = 128256.0 * 4096, elementwise = DeviceConstants{}.memory_elementwise * 2.039e12;
+  CHECK(backward(dense) - backward(sparse) == Approx(table * 12 / elementwise).epsilon(2e-3));
+  CHECK(backward(dense) - backward(fused) > table * 10 / elementwise);
+}
+
 }  // namespace
 }  // namespace shardlab::analytic
