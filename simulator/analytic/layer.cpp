@@ -157,6 +157,8 @@ Block block_cost(const LayerStudy& study, const LayerKey& key) {
   if (shape.moe_layers() > 0) block.moe = pricer.layer(true);
   block.embedding = pricer.embedding();
   block.head = pricer.head();
+  block.loss = pricer.loss();
+  block.logits = pricer.logits();
   block.slowed_communication = pricer.slowed_communication();
   block.boundary = pricer.boundary();
   block.boundary_gather_s = pricer.boundary_gather_s();

@@ -97,7 +97,7 @@ class KeptTensors {
 };
 KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe);
 
-/// One end of the model: the embedding, or the final norm, head and loss.
+/// One end of the model: the embedding, the final norm and head (with the memory of the logits), or the loss (time alone).
 struct EndCost {
   PhaseCost forward, backward;
   LayerWire wire;
@@ -110,9 +110,10 @@ struct EndCost {
 
 struct Block {
   LayerCost dense, moe;
-  EndCost embedding, head;
+  EndCost embedding, head, loss;
   double slowed_communication = 1;  ///< time of that collective, relative to alone
   double boundary = 0;              ///< bytes of the residual stream that a stage sends on
+  double logits = 0;                ///< bytes of the logits that a stage sends on whose loss another computes
   double boundary_gather_s = 0;     ///< to put it together again, where each tensor-parallel rank sends its part
 };
 

@@ -35,12 +35,11 @@ EndCost Pricer::head() const {
   };
   const double norm = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
   const double norm_back = moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, MemoryKernel::kNormBackward);
-  const double loss = moved(logits, p_.passes_loss / 2, 3, MemoryKernel::kSoftmax);
-  cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward) + loss;
+  cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward);
   cost.backward.compute_s =
-      norm_back + loss + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
+      norm_back + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
   if (p_.overlap_wgrad_fused <= 0) cost.backward.compute_s += accumulated(of(cost.matrix));
-  cost.forward.host_s = 12 * p_.host_forward_s, cost.backward.host_s = 10 * p_.host_backward_s;
+  cost.forward.host_s = 4 * p_.host_forward_s, cost.backward.host_s = 5 * p_.host_backward_s;
   cost.kept = (p_.saved_input + p_.saved_head_input) * wide_ * n_.residual + p_.saved_logits_kept * logits;
   const bool cut = key_.tp > 1 && p_.vocab_parallel;
   if (cut && key_.sequence_parallel) cost.kept += p_.saved_gathered * wide_ * n_.tokens * n_.h;
@@ -48,13 +47,27 @@ EndCost Pricer::head() const {
   cost.at_loss = std::max(0.0, at_peak - p_.saved_logits_kept) * logits;
   cost.logits = p_.saved_logits_kept * logits + cost.at_loss;
   if (cut) {
-    const double bytes = e_ * n_.tokens * n_.h, token = 4 * n_.tokens;
-    const auto seconds = [&](CollectiveUse kind, double b) { return fabric_.collective_seconds(kind, b, tensor_group_); };
-    cost.forward.tensor_s = 3 * seconds(CollectiveUse::kAllReduce, token);
-    if (key_.sequence_parallel) cost.forward.tensor_s += seconds(CollectiveUse::kAllGather, bytes);
-    cost.backward.tensor_s = seconds(key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, bytes);
-    cost.wire.tensor = (2 * bytes + 6 * token) * (n_.t - 1) / n_.t;
-    cost.forward.host_s += 4 * p_.host_collective_s;
+    const double bytes = e_ * n_.tokens * n_.h;
+    const auto seconds = [&](CollectiveUse kind) { return fabric_.collective_seconds(kind, bytes, tensor_group_); };
+    if (key_.sequence_parallel) cost.forward.tensor_s = seconds(CollectiveUse::kAllGather);
+    cost.backward.tensor_s = seconds(key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce);
+    cost.wire.tensor = 2 * bytes * (n_.t - 1) / n_.t;
+    cost.forward.host_s += p_.host_collective_s;
+  }
+  return cost;
+}
+
+EndCost Pricer::loss() const {
+  EndCost cost;
+  cost.forward.compute_s = cost.backward.compute_s =
+      moved(n_.tokens * of(vocab_rows()), p_.passes_loss / 2, 3, MemoryKernel::kSoftmax);
+  cost.forward.host_s = 8 * p_.host_forward_s, cost.backward.host_s = 5 * p_.host_backward_s;
+  if (key_.tp > 1 && p_.vocab_parallel) {
+    // The greatest logit, that of the target, the sum of exponentials.
+    const double token = 4 * n_.tokens;
+    cost.forward.tensor_s = 3 * fabric_.collective_seconds(CollectiveUse::kAllReduce, token, tensor_group_);
+    cost.wire.tensor = 6 * token * (n_.t - 1) / n_.t;
+    cost.forward.host_s += 3 * p_.host_collective_s;
   }
   return cost;
 }

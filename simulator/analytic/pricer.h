@@ -71,6 +71,8 @@ class Pricer {
   KeptTensors kept(bool moe) const;
   EndCost embedding() const;
   EndCost head() const;
+  EndCost loss() const;
+  double logits() const { return e_ * n_.tokens * of(vocab_rows()); }
   bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
   double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
   double slowed_communication() const { return std::max(1.0, crowd_.communication); }

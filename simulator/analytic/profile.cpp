@@ -149,6 +149,7 @@ constexpr std::array kFields{
     Field{"memory", "caching", &P::memory_caching},
     Field{"memory", "expandable", &P::memory_expandable},
     Field{"model", "selective", &P::selective},
+    Field{"model", "balanced_stages", &P::balanced_stages},
     Field{"model", "vocab_parallel", &P::vocab_parallel},
     Field{"model", "vocab_multiple", &P::vocab_multiple},
     Field{"model", "dropout", &P::dropout},

@@ -174,7 +174,10 @@ struct FrameworkProfile {
   bool memory_caching = true;            ///< false: an arena, reserved equals live
   bool memory_expandable = false;        ///< the caching allocator has expandable segments
 
-  Recompute selective;          ///< what this framework calls selective
+  Recompute selective;  ///< what this framework calls selective
+  /// Stages of a pipeline are balanced by the matmuls of their blocks, the head one of them: a stage takes blocks until its share
+  /// is exceeded, and where the head exceeds it the loss is the next stage's. false: as many layers each as can be.
+  bool balanced_stages = false;
   bool vocab_parallel = true;   ///< embedding and head are cut by tp
   double vocab_multiple = 128;  ///< the vocabulary is padded to a multiple of this times tp
   bool dropout = false;

@@ -47,6 +47,7 @@ StageWork work_of(const Frame& f, const StageGroup& g) {
   }
   add(w.forward, g.embedding, b.embedding.forward), add(w.input, g.embedding, b.embedding.backward);
   add(w.forward, g.head, b.head.forward), add(w.input, g.head, b.head.backward);
+  add(w.forward, g.loss, b.loss.forward), add(w.input, g.loss, b.loss.backward);
   if (f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV) {
     // The exchanges of one micro-batch run beside the compute of another (DeepSeek-V3, section 3.2.1).
     for (PhaseCost* phase : {&w.forward, &w.input}) {
@@ -309,9 +310,7 @@ const StageStep& remembered_step(const Frame& f, const StageGroup& g) {
   const Schedule schedule = pair ? f.point.schedule : Schedule::kNone;
   for (size_t i = 0; i < steps.count; ++i) {
     const StepMemo::Steps::Entry& e = steps.entries[i];
-    const bool ends = e.group.embedding == g.embedding && e.group.head == g.head && e.group.holds_embedding == g.holds_embedding &&
-                      e.group.holds_head == g.holds_head;
-    if (ends && e.group.dense == g.dense && e.group.moe == g.moe && e.schedule == schedule) return e.step;
+    if (e.schedule == schedule && e.group.same_work(g)) return e.step;
   }
   steps.entries[steps.count] = {g, schedule, step_of(f, g)};
   return steps.entries[steps.count++].step;
@@ -329,12 +328,19 @@ double sends_of(const Frame& f) {
   const bool remote = stride * p.pp > per_node;
   const double sharing = static_cast<double>(std::min<int64_t>(per_node, stride));
   const double host = f.in.profile.host_collective_s;
-  const double send = std::max(host, f.in.fabric.send_seconds(f.block.boundary, remote, remote ? sharing : 1)) +
-                      f.block.boundary_gather_s + f.in.profile.host_send_s;
+  const auto seconds = [&](double bytes) {
+    return std::max(host, f.in.fabric.send_seconds(bytes, remote, remote ? sharing : 1)) + f.in.profile.host_send_s;
+  };
+  const double send = seconds(f.block.boundary) + f.block.boundary_gather_s;
   const double looped = p.vpp * (folded(p.schedule) ? 2 : 1);
-  const double fill = 2 * (p.pp - 1) * send;
+  // Logits travel in 16 bit, and once they are cast in 32.
+  double fill = 2 * (p.pp - 1) * send, longest = send;
+  for (int32_t hop = 0; hop < f.groups.logit_hops(); ++hop) {
+    longest = seconds((hop + 1) * f.block.logits);
+    fill += 2 * (longest - send);
+  }
   if (f.in.profile.overlap_pipeline) return fill;
-  return fill + 2 * send * looped * (p.grad_accumulation - 1);
+  return fill + 2 * longest * looped * (p.grad_accumulation - 1);
 }
 
 void add_wires(const Frame& f, Estimate& e) {
@@ -343,11 +349,12 @@ void add_wires(const Frame& f, Estimate& e) {
   const auto wire = [&](WireUse use) -> double& { return e.wire[static_cast<size_t>(use)]; };
   const double m = p.grad_accumulation, ranks = static_cast<double>(p.dp) * p.tp * p.cp;
   const double dense = of(f.in.shape.layers - f.in.shape.moe_layers()), moe = of(f.in.shape.moe_layers());
-  const auto ends = [&](double LayerWire::*w) { return b.embedding.wire.*w + b.head.wire.*w; };
+  const auto ends = [&](double LayerWire::*w) { return b.embedding.wire.*w + b.head.wire.*w + b.loss.wire.*w; };
   wire(WireUse::kTensor) = ranks * m * (dense * b.dense.wire.tensor + moe * b.moe.wire.tensor + ends(&LayerWire::tensor));
   wire(WireUse::kContext) = ranks * m * (dense * b.dense.wire.context + moe * b.moe.wire.context);
   wire(WireUse::kExpert) = ranks * m * moe * b.moe.wire.expert;
-  wire(WireUse::kPipeline) = ranks * m * 2 * (p.pp - 1) * p.vpp * b.boundary;
+  const double hops = f.groups.logit_hops();
+  wire(WireUse::kPipeline) = ranks * m * 2 * ((p.pp - 1) * p.vpp * b.boundary + hops * ((hops + 1) / 2 * b.logits - b.boundary));
   double elements = 0, expert_elements = 0;
   for (const StageGroup& g : f.groups.all()) {
     elements += g.count * compressed(f, of(f.dense_parameters(g)));

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <random>
 
+#include "simulator/analytic/inside.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
@@ -293,6 +294,38 @@ TEST_CASE("the embedding's gradient is as large as its table, and the head's is 
   const double table = 128256.0 * 4096, elementwise = DeviceConstants{}.memory_elementwise * 2.039e12;
   CHECK(backward(dense) - backward(sparse) == Approx(table * 12 / elementwise).epsilon(2e-3));
   CHECK(backward(dense) - backward(fused) > table * 10 / elementwise);
+}
+
+TEST_CASE("stages balanced by cost: a stage takes blocks until its share is exceeded, logits travel where the head exceeds it") {
+  // A head as large as four of 24 layers.
+  const ModelShape shape{.layers = 24, .hidden = 2048, .heads = 16, .kv_heads = 16, .head_dim = 128, .ffn = 8192, .vocab = 131072};
+  const auto layers = [&](int32_t stages) {
+    const StageGroups groups(shape, Point{.pp = stages, .schedule = Schedule::k1F1B}, true);
+    std::string text;
+    for (int32_t s = 0; s < stages; ++s) {
+      const StageGroup& g = groups.of(s);
+      text += std::to_string(g.dense) + (g.holds_embedding ? "e" : "") + (g.holds_head ? "h" : "") + (g.holds_loss ? "l " : " ");
+    }
+    int32_t count = 0;
+    for (const StageGroup& g : groups.all()) count += g.count;
+    CHECK(count == stages);
+    return text + std::to_string(groups.logit_hops());
+  };
+  CHECK(layers(2) == "15e 9hl 0");
+  CHECK(layers(4) == "8e 7 7 2hl 0");
+  CHECK(layers(8) == "4e 4 3 4 3 4 2h 0l 1");
+  CHECK(layers(16) == "2e 2 2 2 1 2 2 2 1 2 2 2 1 1h 0 0l 2");
+  // Evenly, where the schedule has several chunks of a stage, and in all other frameworks.
+  CHECK(StageGroups(shape, Point{.pp = 8, .vpp = 3, .schedule = Schedule::kInterleaved}, true).of(7).dense == 3);
+  CHECK(StageGroups(shape, Point{.pp = 8, .schedule = Schedule::k1F1B}, false).of(7).dense == 3);
+
+  const Point p{.pp = 8, .schedule = Schedule::k1F1B, .micro_batch = 1, .grad_accumulation = 16, .seq_len = 4096};
+  const auto sent = [&](bool balanced) {
+    FrameworkProfile profile = testing::profile("nanotron");
+    profile.balanced_stages = balanced;
+    return estimate(*prepare(shape, testing::machine(1), profile, {}), p).wire[static_cast<size_t>(WireUse::kPipeline)];
+  };
+  CHECK(sent(true) - sent(false) == 16 * 2 * 2.0 * 4096 * (131072 - 2048));
 }
 
 }  // namespace
