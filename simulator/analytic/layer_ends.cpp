@@ -35,13 +35,14 @@ EndCost Pricer::head() const {
   };
   const double norm = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
   const double norm_back = moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, MemoryKernel::kNormBackward);
-  const double loss = moved(logits, p_.passes_loss / 2, 3, MemoryKernel::kSoftmax);
+  const bool cut = key_.tp > 1 && p_.vocab_parallel;
+  const double loss = cut && p_.passes_loss_parallel > 0 ? moved(logits, p_.passes_loss_parallel / 2, 6)
+                                                         : moved(logits, p_.passes_loss / 2, 3, MemoryKernel::kSoftmax);
   cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward) + loss;
   cost.backward.compute_s =
       norm_back + loss + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
   cost.forward.host_s = 12 * p_.host_forward_s, cost.backward.host_s = 10 * p_.host_backward_s;
   cost.kept = (p_.saved_input + p_.saved_head_input) * wide_ * n_.residual + p_.saved_logits_kept * logits;
-  const bool cut = key_.tp > 1 && p_.vocab_parallel;
   if (cut && key_.sequence_parallel) cost.kept += p_.saved_gathered * wide_ * n_.tokens * n_.h;
   const double at_peak = cut && p_.saved_logits_parallel > 0 ? p_.saved_logits_parallel : p_.saved_logits;
   cost.at_loss = std::max(0.0, at_peak - p_.saved_logits_kept) * logits;

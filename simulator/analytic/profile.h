@@ -96,10 +96,13 @@ struct FrameworkProfile {
   double passes_bias = 2;  ///< an output element of a matmul with bias: the sum of its gradient over tokens
   double passes_merge = 0, passes_merge_backward = 0;  ///< an output element of attention and block of a gathered context: 0 for
                                                        ///< one call over all that was gathered
-  double passes_exchanged = 0;        ///< an element exchanged under sequence parallelism: copies that turn its pieces into rows
-  double passes_gathered = 0;         ///< a gathered parameter, a pass: copies out of the buffer of the collective
-  double passes_reduced = 0;          ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
-  double passes_loss = 12;            ///< a logit, forward and backward
+  double passes_exchanged = 0;    ///< an element exchanged under sequence parallelism: copies that turn its pieces into rows
+  double passes_gathered = 0;     ///< a gathered parameter, a pass: copies out of the buffer of the collective
+  double passes_reduced = 0;      ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
+  double passes_summed = 0;       ///< an input element of each projection after the first that reads it: their gradients are added
+  double passes_summed_sent = 0;  ///< an input element once more, where the sum is exchanged over tp
+  double passes_loss = 12;        ///< a logit, forward and backward
+  double passes_loss_parallel = 0;    ///< the same, in kernels one by one, where tp cuts the vocabulary; 0: as the one above
   double passes_cast = 0;             ///< a matrix parameter and micro-batch: weights cast under autocast
   double passes_quantise = 4;         ///< a matmul input element under fp8: amax, cast, the transposed copy
   double passes_quantise_weight = 0;  ///< a matrix parameter and micro-batch under fp8: casts and the transposed copy
@@ -165,9 +168,10 @@ struct FrameworkProfile {
   bool memory_caching = true;            ///< false: an arena, reserved equals live
   bool memory_expandable = false;        ///< the caching allocator has expandable segments
 
-  Recompute selective;          ///< what this framework calls selective
-  bool vocab_parallel = true;   ///< embedding and head are cut by tp
-  double vocab_multiple = 128;  ///< the vocabulary is padded to a multiple of this times tp
+  Recompute selective;             ///< what this framework calls selective
+  bool split_projections = false;  ///< q, k, v and gate, up are products of their own
+  bool vocab_parallel = true;      ///< embedding and head are cut by tp
+  double vocab_multiple = 128;     ///< the vocabulary is padded to a multiple of this times tp
   bool dropout = false;
   bool fp32_head = false;  ///< the matmul of the head runs in fp32
 
