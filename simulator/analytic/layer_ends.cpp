@@ -38,7 +38,7 @@ EndCost Pricer::head() const {
   cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward);
   cost.backward.compute_s =
       norm_back + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
-  if (p_.overlap_wgrad_fused <= 0) cost.backward.compute_s += accumulated(of(cost.matrix));
+  cost.backward.compute_s += accumulated(of(cost.matrix));
   cost.forward.host_s = 4 * p_.host_forward_s, cost.backward.host_s = 5 * p_.host_backward_s;
   cost.kept = (p_.saved_input + p_.saved_head_input) * wide_ * n_.residual + p_.saved_logits_kept * logits;
   const bool cut = key_.tp > 1 && p_.vocab_parallel;
@@ -59,8 +59,10 @@ EndCost Pricer::head() const {
 
 EndCost Pricer::loss() const {
   EndCost cost;
+  const double logits = n_.tokens * of(vocab_rows());
+  const bool one_by_one = p_.passes_loss_parallel > 0 && ((key_.tp > 1 && p_.vocab_parallel) || p_.passes_loss <= 0);
   cost.forward.compute_s = cost.backward.compute_s =
-      moved(n_.tokens * of(vocab_rows()), p_.passes_loss / 2, 3, MemoryKernel::kSoftmax);
+      one_by_one ? moved(logits, p_.passes_loss_parallel / 2, 6) : moved(logits, p_.passes_loss / 2, 3, MemoryKernel::kSoftmax);
   cost.forward.host_s = 8 * p_.host_forward_s, cost.backward.host_s = 5 * p_.host_backward_s;
   if (key_.tp > 1 && p_.vocab_parallel) {
     // The greatest logit, that of the target, the sum of exponentials.

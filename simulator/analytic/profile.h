@@ -96,10 +96,13 @@ struct FrameworkProfile {
   double passes_bias = 2;  ///< an output element of a matmul with bias: the sum of its gradient over tokens
   double passes_merge = 0, passes_merge_backward = 0;  ///< an output element of attention and block of a gathered context: 0 for
                                                        ///< one call over all that was gathered
-  double passes_exchanged = 0;        ///< an element exchanged under sequence parallelism: copies that turn its pieces into rows
-  double passes_gathered = 0;         ///< a gathered parameter, a pass: copies out of the buffer of the collective
-  double passes_reduced = 0;          ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
-  double passes_loss = 12;            ///< a logit, forward and backward
+  double passes_exchanged = 0;    ///< an element exchanged under sequence parallelism: copies that turn its pieces into rows
+  double passes_gathered = 0;     ///< a gathered parameter, a pass: copies out of the buffer of the collective
+  double passes_reduced = 0;      ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
+  double passes_summed = 0;       ///< an input element of each projection after the first that reads it: their gradients are added
+  double passes_summed_sent = 0;  ///< an input element once more, where the sum is exchanged over tp
+  double passes_loss = 12;        ///< a logit, forward and backward
+  double passes_loss_parallel = 0;    ///< the same, in kernels one by one, where tp cuts the vocabulary or passes_loss is 0
   double passes_table = 0;            ///< an element of the embedding and micro-batch: its gradient is dense; it is cleared, and
                                       ///< added to the accumulated one
   double passes_cast = 0;             ///< a matrix parameter and micro-batch: weights cast under autocast
@@ -153,6 +156,8 @@ struct FrameworkProfile {
   bool overlap_keeps_gathered = true;   ///< zero 3 in a pipeline: gathered and reduced once a step, whole in between
   bool overlap_reshard = true;          ///< zero 3: weights are given back after forward
   double overlap_wgrad_fused = 1;  ///< 1: the weight gradient is added into the accumulated one by the matmul; 0: a pass of its own
+  bool overlap_wgrad_added =
+      true;  ///< where not fused: false where backward sends gradients off whole, and adds what comes back cut
 
   // update: bytes moved a parameter on the rank that updates it
   double update_passes = 30;             ///< Adam: gradient, master, moments read; master, moments, weight written
@@ -178,8 +183,9 @@ struct FrameworkProfile {
   /// Stages of a pipeline are balanced by the matmuls of their blocks, the head one of them: a stage takes blocks until its share
   /// is exceeded, and where the head exceeds it the loss is the next stage's. false: as many layers each as can be.
   bool balanced_stages = false;
-  bool vocab_parallel = true;   ///< embedding and head are cut by tp
-  double vocab_multiple = 128;  ///< the vocabulary is padded to a multiple of this times tp
+  bool split_projections = false;  ///< q, k, v and gate, up are products of their own
+  bool vocab_parallel = true;      ///< embedding and head are cut by tp
+  double vocab_multiple = 128;     ///< the vocabulary is padded to a multiple of this times tp
   bool dropout = false;
   bool fp32_head = false;  ///< the matmul of the head runs in fp32
 

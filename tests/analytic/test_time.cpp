@@ -328,5 +328,53 @@ TEST_CASE("stages balanced by cost: a stage takes blocks until its share is exce
   CHECK(sent(true) - sent(false) == 16 * 2 * 2.0 * 4096 * (131072 - 2048));
 }
 
+TEST_CASE("projections of one input are products of their own where the framework has them apart, and their gradients are added") {
+  FrameworkProfile apart = testing::profile("torchtitan"), whole = apart, unsummed = apart;
+  whole.split_projections = false, unsummed.passes_summed = 0;
+  REQUIRE(apart.split_projections);
+  const Point p{.dp = 8, .zero = 3, .micro_batch = 2, .seq_len = 4096};
+  const auto part = [&](const FrameworkProfile& profile, TimePart which) {
+    return estimate(*prepare(llama_8b(), testing::machine(1), profile, {}), p).part(which);
+  };
+  const DeviceModel device = *DeviceModel::of(testing::machine(1).device);
+  const double tokens = 2 * 4096;
+  const auto product = [&](double out) { return device.matmul_seconds({.m = tokens, .n = out, .k = 4096}); };
+  const double longer = product(4096) + 2 * product(1024) - product(6144) + 2 * product(14336) - product(28672);
+  CHECK(part(apart, TimePart::kForward) - part(whole, TimePart::kForward) == Approx(32 * longer).margin(1e-9));
+  // Of q, k, v two additions, of gate and up one; 6 bytes an element each.
+  const double added = device.memory_bound_seconds(tokens * 4096 * 12) + device.memory_bound_seconds(tokens * 4096 * 6);
+  CHECK(part(apart, TimePart::kBackward) - part(unsummed, TimePart::kBackward) == Approx(32 * added));
+}
+
+TEST_CASE("asynchronous tensor parallelism scatters no sum of products piece by piece") {
+  FrameworkProfile apart = testing::profile("torchtitan-compiled"), whole = apart;
+  whole.split_projections = false;
+  Point p{.dp = 8, .tp = 8, .zero = 3, .sequence_parallel = true, .micro_batch = 8, .seq_len = 8192};
+  const auto exposed = [&](const FrameworkProfile& profile) {
+    return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(TimePart::kTensorParallel);
+  };
+  CHECK(exposed(apart) == Approx(exposed(whole)));
+  const double alone = exposed(apart);
+  p.tensor_overlap = 1;
+  CHECK(exposed(whole) < exposed(apart));
+  CHECK(exposed(apart) < alone);
+}
+
+TEST_CASE("where tp cuts the vocabulary the loss is made of the kernels that the framework has for that") {
+  FrameworkProfile fewer = testing::profile("torchtitan");
+  REQUIRE(fewer.passes_loss_parallel > fewer.passes_loss);
+  const FrameworkProfile as_it_is = fewer;
+  fewer.passes_loss_parallel /= 2;
+  const auto forward = [&](const FrameworkProfile& profile, int tp) {
+    const Point p{.dp = 8, .tp = tp, .zero = 3, .sequence_parallel = tp > 1, .micro_batch = 2, .seq_len = 4096};
+    return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(TimePart::kForward);
+  };
+  CHECK(forward(as_it_is, 1) == forward(fewer, 1));
+  const DeviceModel device = *DeviceModel::of(testing::machine(8).device);
+  const double logits = 2 * 4096 * 128256.0 / 8;
+  const double halved = device.memory_bound_seconds(logits * 38) - device.memory_bound_seconds(logits * 19);
+  CHECK(forward(as_it_is, 8) - forward(fewer, 8) == Approx(halved));
+}
+
 }  // namespace
 }  // namespace shardlab::analytic
