@@ -44,8 +44,15 @@ EndCost Pricer::head() const {
   const bool cut = key_.tp > 1 && p_.vocab_parallel;
   if (cut && key_.sequence_parallel) cost.kept += p_.saved_gathered * wide_ * n_.tokens * n_.h;
   const double at_peak = cut && p_.saved_logits_parallel > 0 ? p_.saved_logits_parallel : p_.saved_logits;
-  cost.at_loss = std::max(0.0, at_peak - p_.saved_logits_kept) * logits;
+  const double at_forward = p_.saved_logits_forward > 0 ? p_.saved_logits_forward : at_peak;
+  cost.at_loss = std::max(0.0, std::max(at_peak, at_forward) - p_.saved_logits_kept) * logits;
   cost.logits = p_.saved_logits_kept * logits + cost.at_loss;
+  cost.logits_once = e_ * logits;
+  cost.logits_forward = at_forward * logits;
+  cost.logits_backward = at_peak * logits;
+  cost.logits_gradient = p_.saved_logits_gradient * wide_ * logits;
+  cost.logits_output = p_.saved_logits_output * wide_ * logits;
+  cost.input_gradient = e_ * n_.tokens * n_.h;
   if (cut) {
     const double bytes = e_ * n_.tokens * n_.h, token = 4 * n_.tokens;
     const auto seconds = [&](CollectiveUse kind, double b) { return fabric_.collective_seconds(kind, b, tensor_group_); };

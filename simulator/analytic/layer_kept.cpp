@@ -43,7 +43,7 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
     kept.add("activated", p_.saved_activated * elements, activation);
   };
   // Operator-wise checkpointing keeps the result of the last projection besides.
-  if (alternate()) kept.add("feed-forward result", e_ * n_.residual, 0, 1);
+  if (alternate()) kept.add("feed-forward result", p_.saved_result * wide_ * n_.residual, 0, 1);
   if (!moe) return inner(t, of(shape_.ffn) / n_.t);
   const double own = key_.sequence_parallel ? t / n_.t : t;
   const double sent = own * of(shape_.top_k), received = sent * key_.expert_skew * key_.expert_tp;

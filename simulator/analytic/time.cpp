@@ -170,7 +170,9 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   const Group all = data_group(f, r.dense), experts = expert_group(f, r.expert);
   if (r.dense <= 1 && r.expert <= 1) return;
   const double dense = compressed(f, of(f.dense_parameters(g))), expert = compressed(f, of(f.expert_parameters(g)));
-  const double buckets = std::max(1.0, (dense + expert) * f.bytes.gradient_wire / std::max(1e5, f.in.profile.overlap_bucket_bytes));
+  const bool cut = f.point.zero > 0, whole = f.point.zero == 1 && f.in.profile.overlap_reduces_whole;
+  const double bucket = whole ? 1e15 : std::max(1e5, f.in.profile.overlap_bucket_bytes);
+  const double buckets = std::max(1.0, (dense + expert) * f.bytes.gradient_wire / bucket);
   const auto seconds = [&](CollectiveUse kind, double bytes_each) {
     return buckets * (f.collectives.seconds(kind, dense * bytes_each / buckets, all) +
                       f.collectives.seconds(kind, expert * bytes_each / buckets, experts));
@@ -189,9 +191,8 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
     s.hidden_s += times * hidden;
   };
   const double back = s.work.backward().total_s();
-  const bool cut = f.point.zero > 0;
-  place(seconds(cut ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back, f.overlap_gradients,
-        f.point.zero == 2 ? f.point.grad_accumulation : 1);
+  place(seconds(cut && !whole ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back,
+        f.overlap_gradients && !whole, f.point.zero == 2 ? f.point.grad_accumulation : 1);
   if (cut) place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
 }
 
@@ -349,7 +350,8 @@ void add_wires(const Frame& f, Estimate& e) {
   };
   const bool once = p.pp > 1 && f.in.profile.overlap_keeps_gathered;
   const double each = f.gathers && !once ? m : p.zero == 2 ? m : 1;
-  wire(WireUse::kGradients) = each * (p.zero > 0 ? 1 : 2) * both(f.bytes.gradient_wire);
+  const bool scattered = p.zero > 1 || (p.zero == 1 && !f.in.profile.overlap_reduces_whole);
+  wire(WireUse::kGradients) = each * (scattered ? 1 : 2) * both(f.bytes.gradient_wire);
   if (p.zero == 3) wire(WireUse::kWeights) = each * (f.keeps_gathered ? 1 : 2) * both(f.bytes.weight_wire);
   if (p.zero == 1 || p.zero == 2) wire(WireUse::kWeights) = both(f.bytes.weight_wire);
   if (p.pp > 1 && f.in.shape.tied_embeddings)
