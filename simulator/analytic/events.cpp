@@ -52,8 +52,13 @@ struct Held {
 
 /// A tensor of a layer, in the order in which forward makes them.
 struct LayerTensor {
+  enum Kind : uint8_t {
+    kKept,    ///< stays until backward
+    kRemade,  ///< backward makes it again
+    kPasses   ///< forward alone needs it
+  };
   double bytes;
-  bool kept;
+  Kind kind;
 };
 struct LayerTensors {
   std::vector<LayerTensor> made;
@@ -78,14 +83,25 @@ std::vector<double> transients_of(const FrameworkProfile& p, const LayerCost& co
   return pieces;
 }
 
+/// Bytes of the residual stream of a micro-batch, whole.
+double block_input(const Prepared::Inside& in, const LayerKey& key) {
+  const double element = key.precision == Precision::kFp32 ? 4 : 2;
+  return element * key.micro_batch * static_cast<double>(key.seq_len) / key.cp * static_cast<double>(in.shape.hidden);
+}
+
 LayerTensors tensors_of(const Prepared::Inside& in, const LayerKey& key, const LayerCost& cost, bool moe) {
   LayerTensors t{.made = {}, .transient = {}, .passing = cost.passing};
   double residual = 0;
   const KeptTensors tensors = kept_tensors(in.layers(), key, moe);
   for (const KeptTensor& k : tensors.all()) {
     if (residual == 0) residual = k.kept + k.remade;  // the layer's input
-    if (k.kept > 0) t.made.push_back({k.kept, true});
-    if (k.remade > 0) t.made.push_back({k.remade, false});
+    // Row-parallel projections make whole rows, which are reduced to what is added to the residual stream; what is gathered or
+    // scattered may be there in two orders.
+    const bool joins = k.name == "residual" && key.tp > 1, twice = copies_rows(in.profile, key);
+    if (joins || (twice && k.name == "gathered norm output")) t.made.push_back({block_input(in, key), LayerTensor::kPasses});
+    if (joins && twice) t.made.push_back({block_input(in, key), LayerTensor::kPasses});
+    if (k.kept > 0) t.made.push_back({k.kept, LayerTensor::kKept});
+    if (k.remade > 0) t.made.push_back({k.remade, LayerTensor::kRemade});
   }
   t.transient = transients_of(in.profile, cost, residual, in.shape.swiglu);
   return t;
@@ -106,6 +122,7 @@ class Replay {
         gathered_(gathered_of(f, g)),
         reduced_(gradient_bytes(f, g)),
         layers_(static_cast<size_t>(g.dense + g.moe)),
+        copies_(copies_rows(f.in.profile, key)),
         dense_(tensors_of(f.in, key, f.block.dense, false)),
         moe_(f.in.shape.moe() ? tensors_of(f.in, key, f.block.moe, true) : LayerTensors{}) {}
 
@@ -118,8 +135,11 @@ class Replay {
       const int32_t buffer = copies() ? writer_.take(gathered_.standing / pieces, MemoryPart::kGathered, kGathers) : -1;
       const int8_t stream = copies() ? kComputes : kGathers;
       standing_.push_back(writer_.take(gathered_.standing / pieces, MemoryPart::kGathered, stream));
-      if (buffer >= 0) writer_.give(buffer);
+      // The buffer of what was gathered last stays until the next is there.
+      if (buffer >= 0) buffers_.push_back(buffer);
+      if (buffers_.size() > 1) writer_.give(buffers_.front()), buffers_.pop_front();
     }
+    if (f_.keeps_gathered) drop_units();
   }
   void end() {
     writer_.give(standing_);
@@ -138,7 +158,7 @@ class Replay {
       gather(true);
       const LayerTensors& t = layer(i);
       for (const LayerTensor& tensor : t.made) {
-        if (tensor.kept)
+        if (tensor.kind == LayerTensor::kKept)
           held.layers[i].push_back(writer_.take(tensor.bytes, MemoryPart::kActivations));
         else
           pass(writer_.take(tensor.bytes, MemoryPart::kTransient));
@@ -191,7 +211,7 @@ class Replay {
       const LayerTensors& t = layer(i);
       std::vector<int32_t> again;
       for (const LayerTensor& tensor : t.made)
-        if (!tensor.kept) again.push_back(writer_.take(tensor.bytes, MemoryPart::kTransient));
+        if (tensor.kind == LayerTensor::kRemade) again.push_back(writer_.take(tensor.bytes, MemoryPart::kTransient));
       for (const double bytes : t.transient) again.push_back(writer_.take(bytes, MemoryPart::kTransient));
       std::vector<int32_t> made;
       const double fresh = gathered_.layers_gradient > 0 ? gathered_.layers_gradient / layers_ : fresh_unit();
@@ -212,7 +232,10 @@ class Replay {
 
  private:
   bool copies() const { return f_.in.profile.overlap_gather_copies; }
-  MemoryPart part_of_made() const { return f_.gathers ? MemoryPart::kGathered : MemoryPart::kGradients; }
+  MemoryPart part_of_made() const {
+    if (f_.gathers) return MemoryPart::kGathered;
+    return f_.in.profile.state_gradient_fresh_stage ? MemoryPart::kGradients : MemoryPart::kTransient;
+  }
   double kept_logits() const { return f_.block.head.logits - f_.block.head.at_loss; }
   /// Of a unit's gradient, what backward makes and what the reduction reads besides.
   double fresh_unit() const { return std::min(gathered_.gradient, gathered_.gradient * share_of_fresh()); }
@@ -253,7 +276,10 @@ class Replay {
   void head_forward(Held& held) {
     if (!g_.holds_head) return;
     const EndCost& h = f_.block.head;
+    std::vector<int32_t> pieces;
+    if (copies_) pieces.push_back(writer_.take(h.input_gradient, MemoryPart::kTransient));
     held.inputs.push_back(writer_.take(h.kept - kept_logits(), MemoryPart::kActivations));
+    writer_.give(pieces);
     std::vector<std::pair<int32_t, double>> logits;
     double there = 0;
     for (const double most = std::max(h.logits_forward, kept_logits()); there + 1 < most;) {
@@ -300,6 +326,7 @@ class Replay {
   GatheredBytes gathered_;
   double reduced_;  ///< bytes of the gradients that stay
   size_t layers_;
+  bool copies_;  ///< of rows that are gathered
   LayerTensors dense_, moe_;
   std::deque<int32_t> buffers_;
   std::vector<int32_t> unit_, standing_, sharded_, casts_, fresh_, passing_, stale_;

@@ -96,6 +96,9 @@ class KeptTensors {
   int count_ = 0;
   std::array<KeptTensor, 32> tensors_;
 };
+/// Whether rows that sequence parallelism gathers or scatters are there twice: in the order of the ranks' pieces and in their own.
+/// Where communication is part of the matmul, pieces of a single sequence need no second copy.
+bool copies_rows(const FrameworkProfile& profile, const LayerKey& key);
 KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe);
 
 /// One end of the model: the embedding, or the final norm, head and loss.

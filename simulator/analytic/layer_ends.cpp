@@ -40,7 +40,7 @@ EndCost Pricer::head() const {
   cost.backward.compute_s =
       norm_back + loss + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
   cost.forward.host_s = 12 * p_.host_forward_s, cost.backward.host_s = 10 * p_.host_backward_s;
-  cost.kept = (p_.saved_input + p_.saved_head_input) * wide_ * n_.residual + p_.saved_logits_kept * logits;
+  cost.kept = ((p_.saved_input + p_.saved_head_input) * wide_ + p_.saved_norm_fp32) * n_.residual + p_.saved_logits_kept * logits;
   const bool cut = key_.tp > 1 && p_.vocab_parallel;
   if (cut && key_.sequence_parallel) cost.kept += p_.saved_gathered * wide_ * n_.tokens * n_.h;
   const double at_peak = cut && p_.saved_logits_parallel > 0 ? p_.saved_logits_parallel : p_.saved_logits;

@@ -142,6 +142,18 @@ double buckets_of(const Frame& f, const StageGroup& g) {
   return p.memory_buckets * p.overlap_bucket_bytes + reducer;
 }
 
+/// Values and gradients that stages exchange, where they stay for each micro-batch of the step: a rank's virtual stages receive and
+/// send two tensors each way, the first of all nothing before, the last nothing after it but its logits. Inputs in flight are
+/// activations.
+double boundaries_of(const Frame& f, const StageGroup& g, int32_t stage) {
+  const Point& p = f.point;
+  if (p.pp <= 1 || !f.in.profile.memory_pipeline_buffers) return 0;
+  const double tensors = 4.0 * p.vpp - (g.holds_embedding ? 2 : 0) - (g.holds_head ? 2 : 0);
+  const double flying = g.holds_embedding ? 0 : in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp);
+  const double logits = g.holds_head ? of(p.grad_accumulation - 1) * f.block.head.logits_once : 0;
+  return (tensors * of(p.grad_accumulation) - flying) * f.block.boundary + logits;
+}
+
 /// Gradients that nobody reads: one of each shape.
 double dummies_of(const Frame& f, const StageGroup& g) {
   const Block& b = f.block;
@@ -173,19 +185,21 @@ Peaked peaked_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* ho
 
   MemoryBytes m;
   m[MemoryPart::kParameters] = whole(standing.parameters);
-  m[MemoryPart::kGradients] = whole(peak.gradients + (f.gathers ? 0 : peak.made));
+  // What backward makes is the running layer's, unless it stays.
+  const bool stays = p.state_gradient_fresh_stage && !f.gathers, passes = !stays && !f.gathers;
+  m[MemoryPart::kGradients] = whole(peak.gradients + (stays ? peak.made : 0));
   m[MemoryPart::kMaster] = whole(standing.master);
   m[MemoryPart::kMoments] = whole(standing.moments);
   m[MemoryPart::kActivations] = whole(peak.activations);
-  m[MemoryPart::kTransient] = whole(peak.transient);
+  m[MemoryPart::kTransient] = whole(peak.transient + (passes ? peak.made : 0));
   m[MemoryPart::kLogits] = whole(peak.logits);
   m[MemoryPart::kGathered] = whole(peak.gathered + (f.gathers ? peak.made : 0));
-  m[MemoryPart::kBuckets] = whole(buckets_of(f, g));
+  m[MemoryPart::kBuckets] = whole(buckets_of(f, g) + boundaries_of(f, g, stage));
   m[MemoryPart::kWorkspace] = whole(p.memory_workspace + dummies_of(f, g));
   if (p.memory_caching)
     m[MemoryPart::kFragmented] =
-        whole(p.memory_fragmentation_base + p.memory_fragmentation * (peak.activations + peak.transient + peak.logits +
-                                                                      peak.gathered + (f.gathers ? peak.made : 0)));
+        whole(p.memory_fragmentation_base +
+              p.memory_fragmentation * (peak.activations + peak.transient + peak.logits + peak.gathered + (stays ? 0 : peak.made)));
   m[MemoryPart::kContext] = whole(p.memory_context);
   m[MemoryPart::kNccl] = whole(p.memory_nccl_channel * communicators(point));
   if (host != nullptr) *host = whole(host_bytes);
@@ -244,7 +258,10 @@ GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
     bytes.last_gradient = f.bytes.ends * ends;
     return bytes;
   }
-  const double unit = std::max(dense, moe) * std::max(1.0, p.overlap_unit_layers);
+  // Tensor by tensor, a matrix of the feed-forward is the largest.
+  const double matrices = f.in.shape.swiglu ? 3 : 2;
+  const double layer = p.overlap_by_tensor ? std::max(f.block.dense.shapes, f.block.moe.shapes) / matrices : std::max(dense, moe);
+  const double unit = layer * std::max(1.0, p.overlap_unit_layers);
   bytes.standing = f.bytes.ends_wire * ends + (f.keeps_gathered ? f.bytes.weight_wire * (all - ends) : 0);
   if (!f.keeps_gathered && unit > 0) {
     const double most = (all - ends) / unit, ahead = of(p.overlap_prefetch);
