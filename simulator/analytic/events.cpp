@@ -172,35 +172,23 @@ class Replay {
   }
 
   void head_backward(Held& held) {
-    if (!g_.holds_head || std::exchange(held.head_done, true)) return;
+    if (std::exchange(held.head_done, true)) return;
     const EndCost& h = f_.block.head;
-    // Gradients of the loss, the last of which may be what the head's matmuls read, or of what was kept in its place.
-    std::vector<int32_t> more;
-    double last = kept_logits();
-    for (double left = h.logits_backward - kept_logits(); left > 1; left -= last)
-      more.push_back(writer_.take(last = std::min(left, 2 * h.logits_once), MemoryPart::kLogits));
     std::vector<int32_t> gradient;
-    if (more.empty())
-      gradient.swap(held.logits);
-    else
-      gradient.push_back(more.back()), more.pop_back();
-    writer_.give(more);
-    if (h.logits_output > 0)
-      stale_.swap(held.logits);
-    else
-      writer_.give(held.logits);
-    if (last > h.logits_gradient + 1) {
-      const int32_t cast = writer_.take(h.logits_gradient, MemoryPart::kLogits);
-      writer_.give(gradient);
-      gradient.push_back(cast);
+    if (g_.holds_loss)
+      gradient = loss_backward(held);
+    else if (g_.holds_head)
+      gradient.push_back(writer_.take(h.logits_gradient, MemoryPart::kLogits));
+    if (g_.holds_head) {
+      const int32_t input = writer_.take(h.input_gradient, MemoryPart::kTransient);
+      std::vector<int32_t> made{writer_.take(gathered_.head_gradient, part_of_made())};
+      if (gathered_.head_stays)
+        fresh_.push_back(made[0]);
+      else
+        writer_.give(made);
+      writer_.give(input);
     }
-    const int32_t input = writer_.take(h.input_gradient, MemoryPart::kTransient);
-    std::vector<int32_t> made{writer_.take(gathered_.head_gradient, part_of_made())};
-    if (gathered_.head_stays)
-      fresh_.push_back(made[0]);
-    else
-      writer_.give(made);
-    writer_.give(gradient), writer_.give(input), writer_.give(held.inputs);
+    writer_.give(gradient), writer_.give(held.inputs);
   }
 
   /// `first`: gradients are made, not added to those that are there.
@@ -272,14 +260,23 @@ class Replay {
     passing_.erase(passing_.begin());
   }
 
-  /// Logits are there in 16 bit, then in fp32 by copies, as many as are counted; the last ones stay.
   void head_forward(Held& held) {
-    if (!g_.holds_head) return;
     const EndCost& h = f_.block.head;
-    std::vector<int32_t> pieces;
-    if (copies_) pieces.push_back(writer_.take(h.input_gradient, MemoryPart::kTransient));
-    held.inputs.push_back(writer_.take(h.kept - kept_logits(), MemoryPart::kActivations));
-    writer_.give(pieces);
+    if (g_.holds_head) {
+      std::vector<int32_t> pieces;
+      if (copies_) pieces.push_back(writer_.take(h.input_gradient, MemoryPart::kTransient));
+      held.inputs.push_back(writer_.take(h.kept - kept_logits(), MemoryPart::kActivations));
+      writer_.give(pieces);
+    }
+    if (g_.holds_loss)
+      loss_forward(held);
+    else if (g_.holds_head)
+      writer_.give(writer_.take(h.logits_once, MemoryPart::kLogits));  // sent to who computes the loss
+  }
+
+  /// Logits are there in 16 bit, then in fp32 by copies, as many as are counted; the last ones stay.
+  void loss_forward(Held& held) {
+    const EndCost& h = f_.block.head;
     std::vector<std::pair<int32_t, double>> logits;
     double there = 0;
     for (const double most = std::max(h.logits_forward, kept_logits()); there + 1 < most;) {
@@ -301,6 +298,30 @@ class Replay {
       writer_.give(tensor);
       there -= bytes;
     }
+  }
+
+  /// The gradient that the head's matmuls read: the last that the loss's backward makes, or what was kept, written over.
+  std::vector<int32_t> loss_backward(Held& held) {
+    const EndCost& h = f_.block.head;
+    std::vector<int32_t> more, gradient;
+    double last = kept_logits();
+    for (double left = h.logits_backward - kept_logits(); left > 1; left -= last)
+      more.push_back(writer_.take(last = std::min(left, 2 * h.logits_once), MemoryPart::kLogits));
+    if (more.empty())
+      gradient.swap(held.logits);
+    else
+      gradient.push_back(more.back()), more.pop_back();
+    writer_.give(more);
+    if (h.logits_output > 0)
+      stale_.swap(held.logits);
+    else
+      writer_.give(held.logits);
+    if (last > h.logits_gradient + 1) {
+      const int32_t cast = writer_.take(h.logits_gradient, MemoryPart::kLogits);
+      writer_.give(gradient);
+      gradient.push_back(cast);
+    }
+    return gradient;
   }
 
   /// The next unit's weights are asked for; of the units before it as many stay as are there at once.

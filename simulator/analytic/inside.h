@@ -65,24 +65,36 @@ void estimate_time(const Prepared::Inside& in, const Point& point, const Executo
 
 /// Stages of one kind: equal layers and ends.
 struct StageGroup {
-  int32_t first = 0, count = 0;
-  int64_t dense = 0, moe = 0;      ///< layers
-  double embedding = 0, head = 0;  ///< 1, or the share of micro-batches for which the stage does it
-  bool holds_embedding = false, holds_head = false;
+  int32_t first = 0, count = 0;              ///< the first of them in the pipeline, and how many
+  int64_t dense = 0, moe = 0;                ///< layers
+  double embedding = 0, head = 0, loss = 0;  ///< 1, or the share of micro-batches for which the stage does it
+  bool holds_embedding = false, holds_head = false, holds_loss = false;
+
+  bool same_work(const StageGroup& o) const {
+    return dense == o.dense && moe == o.moe && embedding == o.embedding && head == o.head && loss == o.loss &&
+           holds_embedding == o.holds_embedding && holds_head == o.holds_head && holds_loss == o.holds_loss;
+  }
 };
 
-/// At most the first, the last, those beside the boundary between q + 1 and q layers and between dense and mixture.
+/// At most the first, the last, those beside the boundary between q + 1 and q layers and between dense and mixture; where stages
+/// are balanced by cost (FrameworkProfile::balanced_stages) those of each number of layers, which need not be neighbours.
 class StageGroups {
  public:
   static constexpr size_t kMost = 12;
-  StageGroups(const ModelShape& shape, const Point& point);
+  StageGroups(const ModelShape& shape, const Point& point, bool balanced);
   std::span<const StageGroup> all() const { return {groups_.data(), static_cast<size_t>(count_)}; }
   const StageGroup& of(int32_t stage) const;
+  bool balanced() const { return !kinds_.empty(); }
+  /// Hops of the pipeline over which logits travel, not the residual stream: from the head to a loss on a later stage.
+  int32_t logit_hops() const { return logit_hops_; }
 
  private:
   void add(int32_t first, int32_t count, const ModelShape& shape, const Point& point);
+  void balance(const ModelShape& shape, const Point& point);
   std::array<StageGroup, kMost> groups_;
   int count_ = 0;
+  int32_t logit_hops_ = 0;
+  std::vector<uint8_t> kinds_;  ///< of stages balanced by cost, the group of each
 };
 
 /// Bytes a parameter of this point's precision.

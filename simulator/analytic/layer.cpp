@@ -41,7 +41,7 @@ void Pricer::add_projections(LayerCost& cost) const {
     const double up = of(shape_.heads) * of(shape_.head_dim + shape_.v_dim) / n_.t;
     add_linear({.rows = n_.tokens, .in = of(shape_.kv_rank), .out = up, .remade = again}, cost);
   } else {
-    add_linear({.rows = n_.tokens, .in = n_.h, .out = n_.qkv(), .remade = again}, cost);
+    add_linears({.rows = n_.tokens, .in = n_.h, .out = 0, .remade = again}, {n_.q, n_.k_width, n_.v_width}, cost);
     if (alternate()) cost.recompute.compute_s += matmul(n_.tokens, n_.k_width, n_.h, Product::kForward);
   }
   add_linear({.rows = n_.tokens, .in = n_.o, .out = n_.h, .remade = remade(Recompute::kAttentionOut) || alternate()}, cost);
@@ -80,7 +80,8 @@ void Pricer::add_core(LayerCost& cost) const {
 
 void Pricer::add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const {
   const double up = shape_.swiglu ? 2 * width : width;
-  add_linear({.rows = rows, .in = n_.h, .out = up, .batch = batch, .remade = remade_up}, cost);
+  const Linear first{.rows = rows, .in = n_.h, .out = width, .batch = batch, .remade = remade_up};
+  shape_.swiglu ? add_linears(first, {width, width}, cost) : add_linear(first, cost);
   if (alternate() && batch == 1) cost.recompute.compute_s += matmul(rows, width, n_.h, Product::kForward);
   const double act = moved(rows * batch * up, p_.passes_activation, p_.launch_activation);
   cost.forward.compute_s += act;
@@ -158,7 +159,7 @@ LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
                .recompute = point.recompute,
                .cp_kind = point.cp_kind,
                .sequence_parallel = point.sequence_parallel && point.tp > 1,
-               .tensor_overlap = point.tensor_overlap != 0};
+               .tensor_overlap = point.tensor_overlap != 0 && profile.overlap_tensor_hidden + profile.overlap_gather_hidden > 0};
   if (key.recompute.modules & Recompute::kSelective)
     key.recompute.modules = static_cast<uint16_t>((key.recompute.modules & ~Recompute::kSelective) | profile.selective.modules);
   return key;
@@ -173,6 +174,8 @@ Block block_cost(const LayerStudy& study, const LayerKey& key) {
   block.attention_shapes = pricer.attention_shapes();
   block.embedding = pricer.embedding();
   block.head = pricer.head();
+  block.loss = pricer.loss();
+  block.logits = pricer.logits();
   block.slowed_communication = pricer.slowed_communication();
   block.boundary = pricer.boundary();
   block.boundary_gather_s = pricer.boundary_gather_s();

@@ -101,7 +101,7 @@ class KeptTensors {
 bool copies_rows(const FrameworkProfile& profile, const LayerKey& key);
 KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe);
 
-/// One end of the model: the embedding, or the final norm, head and loss.
+/// One end of the model: the embedding, the final norm and head (with the memory of the logits), or the loss (time alone).
 struct EndCost {
   PhaseCost forward, backward;
   LayerWire wire;
@@ -120,10 +120,11 @@ struct EndCost {
 
 struct Block {
   LayerCost dense, moe;
-  EndCost embedding, head;
+  EndCost embedding, head, loss;
   double attention_shapes = 0;      ///< elements of one matrix of each shape of an attention
   double slowed_communication = 1;  ///< time of that collective, relative to alone
   double boundary = 0;              ///< bytes of the residual stream that a stage sends on
+  double logits = 0;                ///< bytes of the logits that a stage sends on whose loss another computes
   double boundary_gather_s = 0;     ///< to put it together again, where each tensor-parallel rank sends its part
 };
 

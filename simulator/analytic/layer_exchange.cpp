@@ -81,16 +81,15 @@ double Pricer::slowed_layer(const LayerCost& cost) const {
   return (matmuls * slowed_matmuls(c.taken_sms) + (all - matmuls) * std::max(1.0, c.compute)) / all;
 }
 
-/// What the four matmuls of a layer take longer when their rows are cut in tp parts.
-double Pricer::cut_matmuls() const {
+/// What a layer's matmuls take longer when their rows are cut in tp parts.
+Pricer::CutMatmuls Pricer::cut_matmuls() const {
   const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn * shape_.top_k) / n_.t;
-  double extra = 0;
-  const auto add = [&](double out, double in) {
-    extra +=
-        std::max(0.0, n_.t * matmul(n_.tokens / n_.t, out, in, Product::kForward) - matmul(n_.tokens, out, in, Product::kForward));
+  const auto extra = [&](double out, double in) {
+    return std::max(0.0,
+                    n_.t * matmul(n_.tokens / n_.t, out, in, Product::kForward) - matmul(n_.tokens, out, in, Product::kForward));
   };
-  add(n_.qkv(), n_.h), add(n_.h, n_.o), add((shape_.swiglu ? 2 : 1) * ffn, n_.h), add(n_.h, ffn);
-  return extra;
+  return {.gathered = extra(n_.qkv(), n_.h) + extra((shape_.swiglu ? 2 : 1) * ffn, n_.h),
+          .scattered = extra(n_.h, n_.o) + extra(n_.h, ffn)};
 }
 
 void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
@@ -124,14 +123,17 @@ void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
                         copied(narrow, p_.overlap_gather_hidden);
   const double scatter =
       fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_) + copied(1, p_.overlap_tensor_hidden);
-  const double cut = key_.tensor_overlap ? cut_matmuls() : 0, beside = cost.forward.compute_s / 4;
+  const double scatter_whole = fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_) +
+                               moved(n_.tokens * n_.h, p_.passes_exchanged, 1);
+  const CutMatmuls cut = key_.tensor_overlap ? cut_matmuls() : CutMatmuls{};
+  const double beside = cost.forward.compute_s / 4;
   const auto exposed = [&](double exchange, double hidden) {
     if (!key_.tensor_overlap) return exchange;
     const double rest = hidden * exchange * (n_.t - 1) / n_.t;
     return exchange - rest + std::max(0.0, rest - beside);
   };
   const double gather_open = exposed(gather, p_.overlap_gather_hidden), scatter_open = exposed(scatter, p_.overlap_tensor_hidden);
-  const double forward = pairs * (gather_open + scatter_open) + cut;
+  const double forward = pairs * (gather_open + scatter_open) + cut.gathered + cut.scattered;
   cost.forward.tensor_s += forward;
   cost.forward.hidden_s += std::max(0.0, pairs * (gather + scatter) - forward);
   // Operator-wise checkpointing keeps what was scattered and gathers again.
@@ -143,8 +145,12 @@ void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
   const auto sheltered = [&](double exchange, double open) {
     return key_.tensor_overlap ? open : std::max(0.0, exchange - shelter);
   };
+  // The gradient of an input of several products is their sum, which is no matmul to be done piece by piece.
+  const double scatter_back = p_.split_projections ? scatter_whole : scatter_open;
+  const double cut_back = cut.scattered + (p_.split_projections ? 0 : cut.gathered);
   const double regathers = p_.overlap_regathers ? 1 : 0, all = pairs * ((1 + regathers) * gather + scatter);
-  const double back = pairs * (gather_open + regathers * sheltered(gather, gather_open) + sheltered(scatter, scatter_open)) + cut;
+  const double back =
+      pairs * (gather_open + regathers * sheltered(gather, gather_open) + sheltered(scatter, scatter_back)) + cut_back;
   cost.input.tensor_s += back;
   cost.input.hidden_s += std::max(0.0, all - back);
   if (!key_.tensor_overlap) cost.input.tensor_s += slowed(std::max(0.0, all - back));
@@ -152,8 +158,9 @@ void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
 }
 
 void Pricer::add_host(bool moe, LayerCost& cost) const {
-  const double matmuls = shape_.latent() ? 5 : 2;
-  const double inner = moe ? 1 + 2 + (shape_.shared_experts > 0 ? 2 : 0) : 2;
+  const double gate = p_.split_projections && shape_.swiglu ? 1 : 0;
+  const double matmuls = shape_.latent() ? 5 : p_.split_projections ? 4 : 2;
+  const double inner = moe ? 1 + (2 + gate) * (shape_.shared_experts > 0 ? 2 : 1) : 2 + gate;
   const double rotation = shape_.max_positions > 0 ? 0 : 1;
   const double forward = 2 * (p_.launch_norm + p_.launch_residual) + rotation * p_.launch_rotation + p_.launch_layout +
                          p_.launch_activation + p_.launch_core + (matmuls + inner) * (1 + p_.launch_matmul_extra) +

@@ -45,9 +45,9 @@ Kept kept_of(const Frame& f, const StageGroup& g) {
     k.offloaded = k.layers * (1 - stays);
     k.layers -= k.offloaded;
   }
-  if (!g.holds_head) return k;
-  k.logits = b.head.logits - b.head.at_loss;
-  k.head = b.head.kept - k.logits;
+  const double logits = b.head.logits - b.head.at_loss;
+  if (g.holds_loss) k.logits = logits;
+  if (g.holds_head) k.head = b.head.kept - logits;
   return k;
 }
 
@@ -80,7 +80,7 @@ Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standin
   const double sends = p.pp > 1 ? 2 * b.boundary : 0;
   const double layers = flying * kept.layers, others = std::max(0.0, layers - kept.layers);
   const LayerCost& running = mixture_runs(f, g) ? b.moe : b.dense;
-  const double held = g.holds_head ? b.head.logits_output : 0;
+  const double held = g.holds_loss ? b.head.logits_output : 0;
 
   const double while_backward = running.remade + running.transient + sends;
   std::array<Moment, 7> moments{};
@@ -95,7 +95,9 @@ Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standin
                 .gradients = before,
                 .activations = layers + heads * kept.head,
                 .transient = sends,
-                .logits = heads * kept.logits + (g.holds_head ? b.head.at_loss : 0),
+                .logits = heads * kept.logits + (g.holds_loss   ? b.head.at_loss
+                                                 : g.holds_head ? b.head.logits_once
+                                                                : 0),
                 .gathered = gathered.loss(),
                 .made = gathered.gradient_stays};
   moments[2] = moments[1];  // the head's matmuls run backward
@@ -150,7 +152,7 @@ double boundaries_of(const Frame& f, const StageGroup& g, int32_t stage) {
   if (p.pp <= 1 || !f.in.profile.memory_pipeline_buffers) return 0;
   const double tensors = 4.0 * p.vpp - (g.holds_embedding ? 2 : 0) - (g.holds_head ? 2 : 0);
   const double flying = g.holds_embedding ? 0 : in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp);
-  const double logits = g.holds_head ? of(p.grad_accumulation - 1) * f.block.head.logits_once : 0;
+  const double logits = g.holds_loss ? of(p.grad_accumulation - 1) * f.block.head.logits_once : 0;
   return (tensors * of(p.grad_accumulation) - flying) * f.block.boundary + logits;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "simulator/analytic/layer.h"
 
@@ -75,6 +76,8 @@ class Pricer {
   /// Elements of one matrix of each shape of the projections of attention, of the feed-forward.
   double attention_shapes() const;
   double feed_forward_shapes(bool moe) const;
+  EndCost loss() const;
+  double logits() const { return e_ * n_.tokens * of(vocab_rows()); }
   bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
   double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
   double slowed_communication() const { return std::max(1.0, crowd_.communication); }
@@ -102,10 +105,11 @@ class Pricer {
     double rows, in, out;
     double batch = 1;
     bool remade = false;
-    bool whole = false;  ///< not cut by tp: its weights are in 16 bit even where the others are narrower
+    bool whole = false;         ///< not cut by tp: its weights are in 16 bit even where the others are narrower
+    bool shares_input = false;  ///< with the projection before it, which has quantised it
   };
   void add_linear(const Linear& l, LayerCost& cost) const {
-    const double quantise = low_ ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
+    const double quantise = low_ && !l.shares_input ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
     const double cast = moved(l.in * l.out * l.batch, p_.passes_cast + (low_ ? p_.passes_quantise_weight : 0), 1);
     const double rescale = low_ ? p_.passes_rescale : 0;
     const double forward = matmul(l.rows, l.out, l.in, Product::kForward, l.batch) + quantise + cast;
@@ -117,8 +121,28 @@ class Pricer {
         matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient + moved(l.rows * l.in * l.batch, rescale, 1);
     cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch) + moved(l.in * l.out * l.batch, rescale, 1);
     if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
-    if (p_.overlap_wgrad_fused <= 0)
-      cost.weight.compute_s += device_.memory_bound_seconds(l.in * l.out * l.batch * (e_ + 2 * p_.state_gradient), 1);
+    cost.weight.compute_s += accumulated(l.in * l.out * l.batch);
+  }
+  /// A weight gradient that no matmul adds to the accumulated one: it is read, the other read and written.
+  double accumulated(double elements) const {
+    if (p_.overlap_wgrad_fused > 0 || !p_.overlap_wgrad_added) return 0;
+    return device_.memory_bound_seconds(elements * (e_ + 2 * p_.state_gradient), 1);
+  }
+  /// Projections of one input: one product, or one each where the profile splits them, whose input gradients are then added.
+  void add_linears(Linear l, std::initializer_list<double> widths, LayerCost& cost) const {
+    if (!p_.split_projections) {
+      l.out = 0;
+      for (const double width : widths) l.out += width;
+      return add_linear(l, cost);
+    }
+    for (const double width : widths) {
+      l.out = width;
+      add_linear(l, cost);
+      l.shares_input = true;
+    }
+    const double passes =
+        p_.passes_summed * of(static_cast<int64_t>(widths.size()) - 1) + (key_.tp > 1 ? p_.passes_summed_sent : 0);
+    cost.input.compute_s += moved(l.rows * l.in * l.batch, passes, 1);
   }
   bool remade(Recompute::Module m) const { return key_.recompute.has(m); }
   bool alternate() const { return key_.recompute.modules & Recompute::kAlternate; }
@@ -143,7 +167,11 @@ class Pricer {
   void add_feed_forward(LayerCost& cost) const;
   void add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
-  double cut_matmuls() const;
+  /// Seconds of the matmuls that read what is gathered, and of those whose results are scattered.
+  struct CutMatmuls {
+    double gathered = 0, scattered = 0;
+  };
+  CutMatmuls cut_matmuls() const;
   /// How much longer matmuls take while a collective holds multiprocessors: fewer are left for each wave of tiles.
   double slowed_matmuls(double taken_sms) const;
   double slowed_layer(const LayerCost& cost) const;

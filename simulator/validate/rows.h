@@ -65,6 +65,7 @@ struct RunLayout {
 struct RunFabric {
   std::optional<double> all_reduce, all_gather, reduce_scatter;
   std::optional<double> intra_all_reduce, intra_all_gather, intra_reduce_scatter;
+  std::optional<double> bytes;  ///< of the messages they were measured with; 0: large
   friend bool operator==(const RunFabric&, const RunFabric&) = default;
 };
 

@@ -223,13 +223,15 @@ def simumax(rows):
     return out
 
 
-def vtrain(name, rows, machine, recompute, assumed):
+def vtrain(name, rows, machine, profile, recompute, assumed):
     """Megatron-DeepSpeed, fp16, gradients reduced after the backward pass. Recompute is not stated: README.md says how it is known."""
     out = Set(name)
     for i, r in enumerate(rows):
         multiple = 128 * int(r["tp"])  # Megatron pads the vocabulary so that each rank's slice is a multiple of 128
         vocab = -(-50257 // multiple) * multiple
-        out.add(source="vtrain", row=i + 2, profile="megatron-deepspeed", model_name=f"gpt-{r['layers']}x{r['hidden']}",
+        if profile.endswith("vtrain"):
+            vocab = 50257 // int(r["tp"]) * int(r["tp"])
+        out.add(source="vtrain", row=i + 2, profile=profile, model_name=f"gpt-{r['layers']}x{r['hidden']}",
                 **model_columns(r, vocab=vocab, **GPT), machine=machine, devices=r["gpus"], tp=r["tp"], pp=r["pp"], zero=0,
                 sequence_parallel="false", recompute=recompute, precision="fp16", micro_batch=r["micro_batch"],
                 seq_len=r["seq_len"], global_batch_tokens=int(r["global_batch"]) * int(r["seq_len"]), overlap="false", attention="unfused",
@@ -250,10 +252,10 @@ def main():
     for converted in (
             korthikanti(raw("korthikanti_2022")), narayanan(raw("narayanan_2021")),
             megatron_core(raw("megatron_core_h100_weak_scaling")), llm_foundry(raw("llm_foundry_mpt")), torchtitan(raw("torchtitan")),
-            simumax(raw("simumax_b200")), vtrain("vtrain_multi_node", raw("vtrain_multi_node_a100"), "a100-80gb-4x200-ib", "full",
-                   "attention recompute"),
-            vtrain("vtrain_single_node", raw("vtrain_single_node_a100"), "hgx-a100-hdr", "none",
-                   "attention machine recompute")):
+            simumax(raw("simumax_b200")), vtrain("vtrain_multi_node", raw("vtrain_multi_node_a100"), "a100-80gb-4x200-ib",
+                   "megatron-deepspeed", "full", "attention recompute"),
+            vtrain("vtrain_single_node", raw("vtrain_single_node_a100"), "hgx-a100-hdr",
+                   "megatron-deepspeed-vtrain", "none", "attention machine recompute vocab")):
         converted.write(arguments.out)
 
 
