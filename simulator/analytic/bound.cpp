@@ -77,7 +77,7 @@ double first_stage_bytes(const Frame& f, const StageGroup& g) {
   const double kept = of(g.dense) * f.block.dense.kept + of(g.moe) * f.block.moe.kept;
   const double activations = p.offload_activations == Medium::kDevice ? least_in_flight(p) * kept : 0;
   // While activations are at their most, gradients are there only where they live through the step; at its end they are alone.
-  const bool whole_step = profile.state_gradient_with_step || p.grad_accumulation > 1 || f.gathers;
+  const bool whole_step = profile.state_gradient_with_step || p.grad_accumulation > 1;
   const double highest = whole_step ? gradients + activations : std::max(gradients, activations);
   return parameters + optimizer + highest + profile.memory_workspace + profile.memory_context;
 }

@@ -102,18 +102,22 @@ double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& gr
 }
 
 StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
-    : parameter(p.state_parameter),
+    // Where the master is cut and no rank holds all weights, stages below 3 keep what was gathered.
+    : parameter(p.state_parameter > 0 || point.zero == 3 ? p.state_parameter : p.state_weight_wire),
       gradient(p.state_gradient),
       fresh(p.state_gradient_fresh),
+      ends(std::max(p.state_gradient_ends, p.state_gradient_fresh)),
       master(p.state_master),
       moments(p.state_moments),
       gradient_wire(p.state_gradient_wire),
       weight_wire(p.state_weight_wire),
-      expert_weight_wire(p.state_weight_wire) {
+      expert_weight_wire(p.state_weight_wire),
+      ends_wire(p.state_weight_wire) {
   if (point.precision == Precision::kFp32) {
     parameter = p.state_parameter > 0 ? 4 : 0, master = p.state_parameter > 0 ? 0 : 4;
-    gradient = gradient_wire = weight_wire = expert_weight_wire = 4;
+    gradient = gradient_wire = weight_wire = expert_weight_wire = ends_wire = 4;
     if (fresh > 0) fresh = 4;
+    if (ends > 0) ends = 4;
   }
   const bool low = point.precision == Precision::kFp8 || point.precision == Precision::kFp4;
   if (low && p.state_fp8_gather) weight_wire = expert_weight_wire = 1;

@@ -100,7 +100,8 @@ class StageGroups {
 /// Bytes a parameter of this point's precision.
 struct StateBytes {
   StateBytes(const FrameworkProfile& p, const Point& point);
-  double parameter, gradient, fresh, master, moments, gradient_wire, weight_wire, expert_weight_wire;
+  double parameter, gradient, fresh, ends, master, moments, gradient_wire, weight_wire, expert_weight_wire;
+  double ends_wire;  ///< weights of embedding and head as gathered: never narrower than 16 bit
 };
 
 /// Ranks among which state is cut and over which gradients are summed.
@@ -166,17 +167,27 @@ struct Frame {
   int64_t expert_parameters(const StageGroup& g) const;
 };
 
-/// Unsharded weights and gradients of a stage. Without zero 3 only the gradients of one layer as backward makes them.
+/// Unsharded weights of a stage, and its gradients as backward makes them. Without zero 3 the gradients only.
 struct GatheredBytes {
-  double standing = 0;        ///< weights that stay: the ends, and all of them where nothing is given back
-  double unit = 0;            ///< weights of one unit
-  double units = 0;           ///< of them, how many are there at once
-  double gradient = 0;        ///< of one unit, while it runs backward, casts for the reduction included
-  double gradient_stays = 0;  ///< of the whole stage, from one micro-batch to the next
+  double standing = 0;         ///< weights that stay: the ends, and all of them where nothing is given back
+  double unit = 0;             ///< weights of one unit
+  double units = 0;            ///< of them, how many are there at once in forward, the buffers that receive them included
+  double backward_units = 0;   ///< in backward
+  double gradient = 0;         ///< of one unit, while it runs backward, casts for the reduction included
+  double gradient_stays = 0;   ///< of the whole stage, from one micro-batch to the next
+  double layers_gradient = 0;  ///< of all layers, where they stay until the micro-batch's backward is over
+  double head_gradient = 0;    ///< of the head
+  bool head_stays = false;     ///< until the backward is over
+  double updated = 0;          ///< buffers into which updated weights are gathered
+  double last_gradient = 0;    ///< of embedding and head when the backward is over, the cast for the reduction included
   double forward() const { return standing + units * unit; }
-  double backward() const { return forward() + gradient + gradient_stays; }
+  double loss() const { return standing + (units > 0 ? unit : 0); }
+  double backward() const { return standing + backward_units * unit; }
+  double made() const { return gradient + gradient_stays + (head_stays ? head_gradient : 0); }
 };
 GatheredBytes gathered_of(const Frame& frame, const StageGroup& group);
+/// Gradients of a stage as they are added up or reduced, where all are there.
+double gradient_bytes(const Frame& frame, const StageGroup& group);
 
 Refusal refusal_of(const Prepared::Inside& in, const Point& point);
 

@@ -40,12 +40,19 @@ EndCost Pricer::head() const {
   cost.backward.add_powered(product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight));
   cost.backward.compute_s += accumulated(of(cost.matrix));
   cost.forward.host_s = 4 * p_.host_forward_s, cost.backward.host_s = 5 * p_.host_backward_s;
-  cost.kept = (p_.saved_input + p_.saved_head_input) * wide_ * n_.residual + p_.saved_logits_kept * logits;
+  cost.kept = ((p_.saved_input + p_.saved_head_input) * wide_ + p_.saved_norm_fp32) * n_.residual + p_.saved_logits_kept * logits;
   const bool cut = key_.tp > 1 && p_.vocab_parallel;
   if (cut && key_.sequence_parallel) cost.kept += p_.saved_gathered * wide_ * n_.tokens * n_.h;
   const double at_peak = cut && p_.saved_logits_parallel > 0 ? p_.saved_logits_parallel : p_.saved_logits;
-  cost.at_loss = std::max(0.0, at_peak - p_.saved_logits_kept) * logits;
+  const double at_forward = p_.saved_logits_forward > 0 ? p_.saved_logits_forward : at_peak;
+  cost.at_loss = std::max(0.0, std::max(at_peak, at_forward) - p_.saved_logits_kept) * logits;
   cost.logits = p_.saved_logits_kept * logits + cost.at_loss;
+  cost.logits_once = e_ * logits;
+  cost.logits_forward = at_forward * logits;
+  cost.logits_backward = at_peak * logits;
+  cost.logits_gradient = p_.saved_logits_gradient * wide_ * logits;
+  cost.logits_output = p_.saved_logits_output * wide_ * logits;
+  cost.input_gradient = e_ * n_.tokens * n_.h;
   if (cut) {
     const double bytes = e_ * n_.tokens * n_.h;
     const auto seconds = [&](CollectiveUse kind) { return fabric_.collective_seconds(kind, bytes, tensor_group_); };

@@ -67,11 +67,15 @@ class Pricer {
     add_tensor_exchange(moe, cost);
     add_host(moe, cost);
     add_kept(moe, cost);
+    cost.shapes = feed_forward_shapes(moe);
     return cost;
   }
   KeptTensors kept(bool moe) const;
   EndCost embedding() const;
   EndCost head() const;
+  /// Elements of one matrix of each shape of the projections of attention, of the feed-forward.
+  double attention_shapes() const;
+  double feed_forward_shapes(bool moe) const;
   EndCost loss() const;
   double logits() const { return e_ * n_.tokens * of(vocab_rows()); }
   bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
