@@ -42,7 +42,6 @@ std::span<const DeviceConstant> device_constants() {
       {"memory.copy", &C::memory_copy, "memory"},
       {"cache.bytes", &C::cache_bytes, "memory"},
       {"cache.speed_up", &C::cache_speed_up, "memory"},
-      {"device.spread", &C::spread, "spread"},
       {"kernel.start_s", &C::kernel_start_s, "host"},
       {"host.launch_s", &C::host_launch_s, "host"},
       {"host.to_device_bytes_per_s", &C::host_to_device_bytes_per_s, "host"},

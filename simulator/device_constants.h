@@ -57,11 +57,6 @@ struct DeviceConstants {
   double kernel_start_s = 2e-6;  ///< least duration of one kernel on the device
   double host_launch_s = 6e-6;   ///< host cost of one launch from a framework's compiled or C++ path
 
-  /// Standard deviation of the time that devices of one model take for the same compute, relative to its mean: power and heat are
-  /// not the same for any two. 8 % from end to end of the distribution without its outliers, 5.4 standard deviations: Sinha et al.
-  /// 2022 (arXiv 2208.11035), 90 % of the devices of five clusters of V100, MI60 and RTX.
-  double spread = 0.015;
-
   double host_to_device_bytes_per_s = 25e9;  ///< pinned memory, one copy engine
   double device_to_host_bytes_per_s = 25e9;
   double host_copy_start_s = 10e-6;
@@ -77,8 +72,7 @@ struct DeviceConstants {
 struct DeviceConstant {
   std::string_view name;
   double DeviceConstants::*value;
-  std::string_view
-      group;  ///< "matmul", "unaligned", "attention", "spread", "memory", "host", "capacity": what is predicted with it
+  std::string_view group;  ///< "matmul", "unaligned", "attention", "memory", "host", "capacity": what is predicted with it
 };
 
 /// All of them, in the order of the struct.

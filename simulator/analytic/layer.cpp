@@ -42,7 +42,7 @@ void Pricer::add_projections(LayerCost& cost) const {
     add_linear({.rows = n_.tokens, .in = of(shape_.kv_rank), .out = up, .remade = again}, cost);
   } else {
     add_linears({.rows = n_.tokens, .in = n_.h, .out = 0, .remade = again}, {n_.q, n_.k_width, n_.v_width}, cost);
-    if (alternate()) cost.recompute.add_powered(matmul(n_.tokens, n_.k_width, n_.h, Product::kForward));
+    if (alternate()) cost.recompute.compute_s += matmul(n_.tokens, n_.k_width, n_.h, Product::kForward);
   }
   add_linear({.rows = n_.tokens, .in = n_.o, .out = n_.h, .remade = remade(Recompute::kAttentionOut) || alternate()}, cost);
 }
@@ -72,9 +72,9 @@ void Pricer::add_core(LayerCost& cost) const {
   const double forward = slower * device_.attention_seconds(a);
   a.pass = Pass::kBackward;
   const double back = slower * device_.attention_seconds(a);
-  cost.forward.add_powered(forward);
-  cost.input.add_powered(back);
-  if (remade(Recompute::kAttentionCore)) cost.recompute.add_powered(forward);
+  cost.forward.compute_s += forward;
+  cost.input.compute_s += back;
+  if (remade(Recompute::kAttentionCore)) cost.recompute.compute_s += forward;
   if (key_.cp > 1) add_context_exchange(forward, back, cost);
 }
 
@@ -82,7 +82,7 @@ void Pricer::add_mlp(double rows, double width, double batch, bool remade_up, bo
   const double up = shape_.swiglu ? 2 * width : width;
   const Linear first{.rows = rows, .in = n_.h, .out = width, .batch = batch, .remade = remade_up};
   shape_.swiglu ? add_linears(first, {width, width}, cost) : add_linear(first, cost);
-  if (alternate() && batch == 1) cost.recompute.add_powered(matmul(rows, width, n_.h, Product::kForward));
+  if (alternate() && batch == 1) cost.recompute.compute_s += matmul(rows, width, n_.h, Product::kForward);
   const double act = moved(rows * batch * up, p_.passes_activation, p_.launch_activation);
   cost.forward.compute_s += act;
   cost.input.compute_s += moved(rows * batch * up, p_.passes_activation_backward, p_.launch_activation_backward);

@@ -38,7 +38,6 @@ LayerKey layer_key(const Point& point, const FrameworkProfile& profile);
 /// Seconds of one phase of one layer and micro-batch.
 struct PhaseCost {
   double compute_s = 0;  ///< device time of all kernels
-  double powered_s = 0;  ///< of those that run at the device's power limit: matmuls and attention
   double tensor_s = 0;   ///< exposed collectives of tensor parallelism ...
   double context_s = 0;  ///< ... context parallelism
   double expert_s = 0;   ///< ... and expert parallelism
@@ -46,12 +45,11 @@ struct PhaseCost {
   double host_s = 0;     ///< what the host needs to start it all
 
   double device_s() const { return compute_s + tensor_s + context_s + expert_s; }
-  void add_powered(double seconds) { compute_s += seconds, powered_s += seconds; }
   /// The device waits where the host is slower.
   double wait_s() const { return host_s > device_s() ? host_s - device_s() : 0; }
   double total_s() const { return device_s() + wait_s(); }
   PhaseCost& operator+=(const PhaseCost& o) {
-    compute_s += o.compute_s, powered_s += o.powered_s, tensor_s += o.tensor_s, context_s += o.context_s, expert_s += o.expert_s;
+    compute_s += o.compute_s, tensor_s += o.tensor_s, context_s += o.context_s, expert_s += o.expert_s;
     hidden_s += o.hidden_s, host_s += o.host_s;
     return *this;
   }

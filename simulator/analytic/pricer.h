@@ -112,16 +112,14 @@ class Pricer {
     const double quantise = low_ && !l.shares_input ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
     const double cast = moved(l.in * l.out * l.batch, p_.passes_cast + (low_ ? p_.passes_quantise_weight : 0), 1);
     const double rescale = low_ ? p_.passes_rescale : 0;
-    const double product = matmul(l.rows, l.out, l.in, Product::kForward, l.batch), prepared = quantise + cast;
-    const auto run = [&](PhaseCost& phase) { phase.add_powered(product), phase.compute_s += prepared; };
-    run(cost.forward);
-    if (l.remade) run(cost.recompute);
-    matmul_s_ += (l.remade ? 4 : 3) * (product + prepared);
+    const double forward = matmul(l.rows, l.out, l.in, Product::kForward, l.batch) + quantise + cast;
+    cost.forward.compute_s += forward;
+    if (l.remade) cost.recompute.compute_s += forward;
+    matmul_s_ += (l.remade ? 4 : 3) * forward;
     const double quantise_gradient = low_ ? moved(l.rows * l.out * l.batch, p_.passes_quantise, 1) : 0;
-    cost.input.add_powered(matmul(l.rows, l.in, l.out, Product::kInput, l.batch));
-    cost.input.compute_s += quantise_gradient + moved(l.rows * l.in * l.batch, rescale, 1);
-    cost.weight.add_powered(matmul(l.out, l.in, l.rows, Product::kWeight, l.batch));
-    cost.weight.compute_s += moved(l.in * l.out * l.batch, rescale, 1);
+    cost.input.compute_s +=
+        matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient + moved(l.rows * l.in * l.batch, rescale, 1);
+    cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch) + moved(l.in * l.out * l.batch, rescale, 1);
     if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
     cost.weight.compute_s += accumulated(l.in * l.out * l.batch);
   }

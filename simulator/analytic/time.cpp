@@ -1,7 +1,6 @@
 // Step time: the slowest stage's work for every micro-batch, the pipeline's idle time, and what of communication and update nothing
 // hides.
 #include <algorithm>
-#include <cmath>
 
 #include "simulator/analytic/inside.h"
 
@@ -11,7 +10,7 @@ namespace {
 double of(int64_t v) { return static_cast<double>(v); }
 
 PhaseCost operator*(double n, const PhaseCost& c) {
-  return {n * c.compute_s, n * c.powered_s, n * c.tensor_s, n * c.context_s, n * c.expert_s, n * c.hidden_s, n * c.host_s};
+  return {n * c.compute_s, n * c.tensor_s, n * c.context_s, n * c.expert_s, n * c.hidden_s, n * c.host_s};
 }
 
 /// One micro-batch on one stage.
@@ -36,15 +35,6 @@ struct StageStep {
   double update_s = 0;
 };
 
-/// How much longer the slowest of `devices` takes for its compute than one of them does on average; all wait for it. The mean of
-/// the largest of n normal variables, by Blom's plotting position (Blom 1958) and the quantile of Abramowitz and Stegun, 26.2.23.
-double slowest_of(int64_t devices, double spread) {
-  if (devices <= 1) return 1;
-  const double t = std::sqrt(-2 * std::log(0.625 / (of(devices) + 0.25)));
-  const double above = t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
-  return 1 + spread * above;
-}
-
 StageWork work_of(const Frame& f, const StageGroup& g) {
   const Block& b = f.block;
   StageWork w;
@@ -58,8 +48,6 @@ StageWork work_of(const Frame& f, const StageGroup& g) {
   add(w.forward, g.embedding, b.embedding.forward), add(w.input, g.embedding, b.embedding.backward);
   add(w.forward, g.head, b.head.forward), add(w.input, g.head, b.head.backward);
   add(w.forward, g.loss, b.loss.forward), add(w.input, g.loss, b.loss.backward);
-  const double longer = slowest_of(f.point.world_size(), f.in.device.constants().spread) - 1;
-  for (PhaseCost* phase : {&w.forward, &w.recompute, &w.input, &w.weight}) phase->compute_s += longer * phase->powered_s;
   if (f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV) {
     // The exchanges of one micro-batch run beside the compute of another (DeepSeek-V3, section 3.2.1).
     for (PhaseCost* phase : {&w.forward, &w.input}) {
