@@ -15,6 +15,7 @@ uint64_t hash_of(const LayerKey& k) {
   uint64_t h = mix(static_cast<uint64_t>(k.tp) | static_cast<uint64_t>(k.cp) << 21 | static_cast<uint64_t>(k.ep) << 42);
   h = mix(h ^ (static_cast<uint64_t>(k.micro_batch) | static_cast<uint64_t>(k.expert_tp) << 32));
   h = mix(h ^ static_cast<uint64_t>(k.seq_len) ^ bits(k.expert_skew));
+  h = mix(h ^ static_cast<uint64_t>(k.devices));
   const uint64_t flags = static_cast<uint64_t>(k.precision) | static_cast<uint64_t>(k.recompute.modules) << 8 |
                          static_cast<uint64_t>(k.cp_kind) << 32 | static_cast<uint64_t>(k.sequence_parallel) << 40 |
                          static_cast<uint64_t>(k.tensor_overlap) << 41;

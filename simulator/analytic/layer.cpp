@@ -139,6 +139,7 @@ LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
                .expert_tp = point.expert_tp,
                .micro_batch = point.micro_batch,
                .seq_len = point.seq_len,
+               .devices = point.world_size(),
                .expert_skew = point.expert_skew,
                .precision = point.precision,
                .recompute = point.recompute,

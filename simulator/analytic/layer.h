@@ -26,6 +26,7 @@ struct LayerStudy {
 struct LayerKey {
   int32_t tp = 1, cp = 1, ep = 1, expert_tp = 1, micro_batch = 1;
   int64_t seq_len = 1;
+  int64_t devices = 1;  ///< that wait for one another
   double expert_skew = 1;
   Precision precision = Precision::kBf16;
   Recompute recompute;

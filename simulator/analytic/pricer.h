@@ -45,6 +45,7 @@ class Pricer {
         device_(study.device),
         fabric_(study.fabric),
         attention_rate_(std::max(0.01, p_.attention_rate)),
+        slowest_(device_.slowest_of(of(key.devices))),
         key_(key),
         n_(study.shape, key),
         crowd_(fabric_.contention(CollectiveUse::kAllGather, study.everyone)),
@@ -88,6 +89,7 @@ class Pricer {
     x.out_bytes = product == Product::kWeight && p_.overlap_wgrad_fused > 0 ? p_.state_gradient : e_;
     x.accumulate = product == Product::kWeight && p_.overlap_wgrad_fused > 0;
     x.taken_sms = taken_sms;
+    x.slowest = slowest_;
     return device_.matmul_seconds(x);
   }
   double moved(double elements, double passes, double launches, MemoryKernel kind = MemoryKernel::kElementwise) const {
@@ -190,6 +192,7 @@ class Pricer {
   const DeviceModel& device_;
   const Fabric& fabric_;
   double attention_rate_;
+  double slowest_;  ///< matmul of all devices, relative to that of the typical one
   const LayerKey& key_;
   Sizes n_;
   Contention crowd_;             ///< beside a collective over all devices
