@@ -83,8 +83,7 @@ CollectiveMemo::Entry& CollectiveMemo::find(uint64_t key) {
     if (entries_[i].key == 0 || entries_[i].key == key) return entries_[i];
 }
 
-double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& group) {
-  if (group.ranks() <= 1 || bytes <= 0) return 0;
+CollectiveMemo::Entry& CollectiveMemo::prepared(CollectiveUse kind, const Group& group) {
   const uint64_t key = 1 + static_cast<uint64_t>(kind) +
                        8 * (static_cast<uint64_t>(group.ranks_per_node) + (static_cast<uint64_t>(group.groups_per_node) << 14) +
                             (static_cast<uint64_t>(group.nodes) << 28));
@@ -97,10 +96,16 @@ double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& gr
         if (e.key != 0) find(e.key) = e;
       entry = &find(key);
     }
-    *entry = {key, fabric_->prepare(kind, group)};
+    *entry = {key, fabric_->prepare(kind, group), fabric_->contention(kind, group)};
   }
-  return entry->cost.seconds(bytes);
+  return *entry;
 }
+
+double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& group) {
+  return group.ranks() <= 1 || bytes <= 0 ? 0 : prepared(kind, group).cost.seconds(bytes);
+}
+
+const Contention& CollectiveMemo::contention(const Group& group) { return prepared(CollectiveUse::kAllGather, group).contention; }
 
 StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
     : parameter(p.state_parameter),

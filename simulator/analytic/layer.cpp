@@ -159,7 +159,6 @@ Block block_cost(const LayerStudy& study, const LayerKey& key) {
   if (shape.moe_layers() > 0) block.moe = pricer.layer(true);
   block.embedding = pricer.embedding();
   block.head = pricer.head();
-  block.slowed_communication = pricer.slowed_communication();
   block.boundary = pricer.boundary();
   block.boundary_gather_s = pricer.boundary_gather_s();
   return block;

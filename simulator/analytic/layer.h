@@ -65,11 +65,12 @@ struct LayerCost {
   PhaseCost forward, recompute;
   PhaseCost input, weight;  ///< backward: for the input, for the weights
   LayerWire wire;
-  double kept = 0;       ///< bytes from forward to backward, the input included
-  double remade = 0;     ///< bytes that recompute makes again
-  double transient = 0;  ///< bytes beyond both while backward runs
-  double passing = 0;    ///< bytes beyond what is kept while forward runs
-  double slowed = 1;     ///< time of its kernels beside a collective of data parallelism, relative to alone
+  double kept = 0;           ///< bytes from forward to backward, the input included
+  double remade = 0;         ///< bytes that recompute makes again
+  double transient = 0;      ///< bytes beyond both while backward runs
+  double passing = 0;        ///< bytes beyond what is kept while forward runs
+  double matmuls = 0;        ///< their share of the time of its kernels
+  double slowed_per_sm = 0;  ///< how much longer they take for each multiprocessor that a collective holds, relative to alone
   /// Elements on one rank.
   int64_t matrix = 0, replicated = 0, expert = 0;
   int64_t parameters() const { return matrix + replicated + expert; }
@@ -112,9 +113,8 @@ struct EndCost {
 struct Block {
   LayerCost dense, moe;
   EndCost embedding, head;
-  double slowed_communication = 1;  ///< time of that collective, relative to alone
-  double boundary = 0;              ///< bytes of the residual stream that a stage sends on
-  double boundary_gather_s = 0;     ///< to put it together again, where each tensor-parallel rank sends its part
+  double boundary = 0;           ///< bytes of the residual stream that a stage sends on
+  double boundary_gather_s = 0;  ///< to put it together again, where each tensor-parallel rank sends its part
 };
 
 /// Everything of one key. Costs some tens of microseconds.
