@@ -11,6 +11,7 @@ std::span<const DeviceConstant> device_constants() {
       {"matmul.fp4.rate", &C::matmul_fp4_rate, "matmul"},
       {"matmul.fp32.rate", &C::matmul_fp32_rate, "matmul"},
       {"matmul.sustained", &C::matmul_sustained, "matmul"},
+      {"matmul.spread", &C::matmul_spread, "many"},
       {"matmul.input.rate", &C::matmul_input_rate, "matmul"},
       {"matmul.weight.rate", &C::matmul_weight_rate, "matmul"},
       {"matmul.ramp_k", &C::matmul_ramp_k, "matmul"},

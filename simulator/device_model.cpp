@@ -128,10 +128,19 @@ Provenance DeviceModel::provenance(std::string_view what, Precision precision) c
 }
 
 /// How much longer a matmul takes in a long run, at the clock that keeps the device within its power: at the clock f it draws what
-/// multipliers that are busy `used` of the time do, used f^3, and matmul_sustained is f where they always are.
-double DeviceModel::throttled(double used) const {
-  const double kept = constants_.matmul_sustained * constants_.matmul_sustained * constants_.matmul_sustained;
+/// multipliers that are busy `used` of the time do, used f^3, and matmul_sustained is f where they always are; that of a slower
+/// device is lower by `slowest`. Where it is 1, power binds no device.
+double DeviceModel::throttled(double used, double slowest) const {
+  const double reached = constants_.matmul_sustained;
+  const double sustained = reached < 1 ? reached / slowest : 1, kept = sustained * sustained * sustained;
   return used > kept ? std::cbrt(used / kept) : 1;
+}
+
+double DeviceModel::slowest_of(double devices) const {
+  if (devices <= 1) return 1;
+  const double above = 0.625 / (devices + 0.25), t = std::sqrt(-2 * std::log(above));
+  const double deviations = t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
+  return 1 + constants_.matmul_spread * std::max(0.0, deviations);
 }
 
 namespace {
@@ -182,7 +191,7 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   const double operand = bytes_of(x.precision);
   const double bytes =
       x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
-  if (!short_run) best *= throttled(2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best);
+  if (!short_run) best *= throttled(aligned * 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best, x.slowest);
   return c.matmul_start_s + std::max(best, bytes / memory);
 }
 

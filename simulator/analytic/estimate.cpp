@@ -15,6 +15,7 @@ uint64_t hash_of(const LayerKey& k) {
   uint64_t h = mix(static_cast<uint64_t>(k.tp) | static_cast<uint64_t>(k.cp) << 21 | static_cast<uint64_t>(k.ep) << 42);
   h = mix(h ^ (static_cast<uint64_t>(k.micro_batch) | static_cast<uint64_t>(k.expert_tp) << 32));
   h = mix(h ^ static_cast<uint64_t>(k.seq_len) ^ bits(k.expert_skew));
+  h = mix(h ^ static_cast<uint64_t>(k.devices));
   const uint64_t flags = static_cast<uint64_t>(k.precision) | static_cast<uint64_t>(k.recompute.modules) << 8 |
                          static_cast<uint64_t>(k.cp_kind) << 32 | static_cast<uint64_t>(k.sequence_parallel) << 40 |
                          static_cast<uint64_t>(k.tensor_overlap) << 41;
@@ -82,8 +83,7 @@ CollectiveMemo::Entry& CollectiveMemo::find(uint64_t key) {
     if (entries_[i].key == 0 || entries_[i].key == key) return entries_[i];
 }
 
-double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& group) {
-  if (group.ranks() <= 1 || bytes <= 0) return 0;
+CollectiveMemo::Entry& CollectiveMemo::prepared(CollectiveUse kind, const Group& group) {
   const uint64_t key = 1 + static_cast<uint64_t>(kind) +
                        8 * (static_cast<uint64_t>(group.ranks_per_node) + (static_cast<uint64_t>(group.groups_per_node) << 14) +
                             (static_cast<uint64_t>(group.nodes) << 28));
@@ -96,10 +96,16 @@ double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& gr
         if (e.key != 0) find(e.key) = e;
       entry = &find(key);
     }
-    *entry = {key, fabric_->prepare(kind, group)};
+    *entry = {key, fabric_->prepare(kind, group), fabric_->contention(kind, group)};
   }
-  return entry->cost.seconds(bytes);
+  return *entry;
 }
+
+double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& group) {
+  return group.ranks() <= 1 || bytes <= 0 ? 0 : prepared(kind, group).cost.seconds(bytes);
+}
+
+const Contention& CollectiveMemo::contention(const Group& group) { return prepared(CollectiveUse::kAllGather, group).contention; }
 
 StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
     // Where the master is cut and no rank holds all weights, stages below 3 keep what was gathered.

@@ -120,13 +120,17 @@ class CollectiveMemo {
  public:
   explicit CollectiveMemo(const Fabric& fabric) : fabric_(&fabric), entries_(64) {}
   double seconds(CollectiveUse kind, double bytes, const Group& group);
+  /// What compute and an all-gather of the group do to one another.
+  const Contention& contention(const Group& group);
 
  private:
   struct Entry {
     uint64_t key = 0;  ///< 0: empty
     CollectiveCost cost;
+    Contention contention;
   };
   Entry& find(uint64_t key);
+  Entry& prepared(CollectiveUse kind, const Group& group);
   const Fabric* fabric_;
   std::vector<Entry> entries_;
   size_t used_ = 0;

@@ -154,6 +154,7 @@ LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
                .expert_tp = point.expert_tp,
                .micro_batch = point.micro_batch,
                .seq_len = point.seq_len,
+               .devices = point.world_size(),
                .expert_skew = point.expert_skew,
                .precision = point.precision,
                .recompute = point.recompute,
@@ -176,7 +177,6 @@ Block block_cost(const LayerStudy& study, const LayerKey& key) {
   block.head = pricer.head();
   block.loss = pricer.loss();
   block.logits = pricer.logits();
-  block.slowed_communication = pricer.slowed_communication();
   block.boundary = pricer.boundary();
   block.boundary_gather_s = pricer.boundary_gather_s();
   return block;

@@ -26,6 +26,7 @@ struct LayerStudy {
 struct LayerKey {
   int32_t tp = 1, cp = 1, ep = 1, expert_tp = 1, micro_batch = 1;
   int64_t seq_len = 1;
+  int64_t devices = 1;  ///< that wait for one another
   double expert_skew = 1;
   Precision precision = Precision::kBf16;
   Recompute recompute;
@@ -64,12 +65,13 @@ struct LayerCost {
   PhaseCost forward, recompute;
   PhaseCost input, weight;  ///< backward: for the input, for the weights
   LayerWire wire;
-  double kept = 0;       ///< bytes from forward to backward, the input included
-  double remade = 0;     ///< bytes that recompute makes again
-  double transient = 0;  ///< bytes beyond both while backward runs
-  double passing = 0;    ///< bytes beyond what is kept while forward runs
-  double slowed = 1;     ///< time of its kernels beside a collective of data parallelism, relative to alone
-  double shapes = 0;     ///< elements of one matrix of each shape of its feed-forward
+  double kept = 0;           ///< bytes from forward to backward, the input included
+  double remade = 0;         ///< bytes that recompute makes again
+  double transient = 0;      ///< bytes beyond both while backward runs
+  double passing = 0;        ///< bytes beyond what is kept while forward runs
+  double matmuls = 0;        ///< their share of the time of its kernels
+  double slowed_per_sm = 0;  ///< how much longer they take for each multiprocessor that a collective holds, relative to alone
+  double shapes = 0;         ///< elements of one matrix of each shape of its feed-forward
   /// Elements on one rank.
   int64_t matrix = 0, replicated = 0, expert = 0;
   int64_t parameters() const { return matrix + replicated + expert; }
@@ -121,11 +123,10 @@ struct EndCost {
 struct Block {
   LayerCost dense, moe;
   EndCost embedding, head, loss;
-  double attention_shapes = 0;      ///< elements of one matrix of each shape of an attention
-  double slowed_communication = 1;  ///< time of that collective, relative to alone
-  double boundary = 0;              ///< bytes of the residual stream that a stage sends on
-  double logits = 0;                ///< bytes of the logits that a stage sends on whose loss another computes
-  double boundary_gather_s = 0;     ///< to put it together again, where each tensor-parallel rank sends its part
+  double attention_shapes = 0;   ///< elements of one matrix of each shape of an attention
+  double boundary = 0;           ///< bytes of the residual stream that a stage sends on
+  double logits = 0;             ///< bytes of the logits that a stage sends on whose loss another computes
+  double boundary_gather_s = 0;  ///< to put it together again, where each tensor-parallel rank sends its part
 };
 
 /// Everything of one key. Costs some tens of microseconds.

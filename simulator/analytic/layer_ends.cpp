@@ -31,7 +31,7 @@ EndCost Pricer::head() const {
   cost.replicated = (shape_.rms_norm ? 1 : 2) * shape_.hidden;
   const Precision precision = fp32_ || p_.fp32_head ? Precision::kFp32 : Precision::kBf16;
   const auto product = [&](double m, double n, double k, Product kind) {
-    return device_.matmul_seconds({.m = m, .n = n, .k = k, .precision = precision, .product = kind});
+    return device_.matmul_seconds({.m = m, .n = n, .k = k, .precision = precision, .product = kind, .slowest = slowest_});
   };
   const double norm = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
   const double norm_back = moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, MemoryKernel::kNormBackward);

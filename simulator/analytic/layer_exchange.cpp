@@ -73,12 +73,12 @@ double Pricer::slowed_matmuls(double taken_sms) const {
   return std::max(1.0, beside / alone);
 }
 
-/// Of a layer's kernels matmuls lose multiprocessors, all others memory bandwidth.
-double Pricer::slowed_layer(const LayerCost& cost) const {
+/// What a collective beside a layer's kernels takes from them: from matmuls multiprocessors, from all others memory bandwidth. How
+/// many it holds depends on its group; of a few more or less they take in proportion.
+void Pricer::add_contention(LayerCost& cost) const {
   const double all = cost.forward.compute_s + cost.recompute.compute_s + cost.input.compute_s + cost.weight.compute_s;
-  const double matmuls = std::min(all, matmul_s_);
-  const Contention c = crowd_;
-  return (matmuls * slowed_matmuls(c.taken_sms) + (all - matmuls) * std::max(1.0, c.compute)) / all;
+  cost.matmuls = std::min(1.0, matmul_s_ / all);
+  if (held_sms_ > 0) cost.slowed_per_sm = (slowed_matmuls(held_sms_) - 1) / held_sms_;
 }
 
 /// What a layer's matmuls take longer when their rows are cut in tp parts.

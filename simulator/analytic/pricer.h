@@ -45,9 +45,10 @@ class Pricer {
         device_(study.device),
         fabric_(study.fabric),
         attention_rate_(std::max(0.01, p_.attention_rate)),
+        slowest_(device_.slowest_of(of(key.devices))),
         key_(key),
         n_(study.shape, key),
-        crowd_(fabric_.contention(CollectiveUse::kAllGather, study.everyone)),
+        held_sms_(fabric_.contention(CollectiveUse::kAllGather, study.everyone).taken_sms),
         fp32_(key.precision == Precision::kFp32),
         e_(fp32_ ? 4 : 2),
         wide_(fp32_ ? 2 : 1),
@@ -63,7 +64,7 @@ class Pricer {
     add_norms(cost);
     add_attention(cost);
     moe ? add_experts(cost) : add_feed_forward(cost);
-    cost.slowed = slowed_layer(cost);
+    add_contention(cost);
     add_tensor_exchange(moe, cost);
     add_host(moe, cost);
     add_kept(moe, cost);
@@ -80,7 +81,6 @@ class Pricer {
   double logits() const { return e_ * n_.tokens * of(vocab_rows()); }
   bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
   double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
-  double slowed_communication() const { return std::max(1.0, crowd_.communication); }
   double boundary_gather_s() const {
     return scatters() ? fabric_.collective_seconds(CollectiveUse::kAllGather, e_ * n_.residual, tensor_group_) : 0;
   }
@@ -94,6 +94,7 @@ class Pricer {
     x.out_bytes = product == Product::kWeight && p_.overlap_wgrad_fused > 0 ? p_.state_gradient : e_;
     x.accumulate = product == Product::kWeight && p_.overlap_wgrad_fused > 0;
     x.taken_sms = taken_sms;
+    x.slowest = slowest_;
     return device_.matmul_seconds(x);
   }
   double moved(double elements, double passes, double launches, MemoryKernel kind = MemoryKernel::kElementwise) const {
@@ -174,7 +175,7 @@ class Pricer {
   CutMatmuls cut_matmuls() const;
   /// How much longer matmuls take while a collective holds multiprocessors: fewer are left for each wave of tiles.
   double slowed_matmuls(double taken_sms) const;
-  double slowed_layer(const LayerCost& cost) const;
+  void add_contention(LayerCost& cost) const;
   /// Compute lost while `seconds` of tensor-parallel exchange run beside matmuls.
   double slowed(double seconds) const {
     return seconds * (1 - 1 / slowed_matmuls(fabric_.contention(CollectiveUse::kAllReduce, tensor_group_).taken_sms));
@@ -200,9 +201,10 @@ class Pricer {
   const DeviceModel& device_;
   const Fabric& fabric_;
   double attention_rate_;
+  double slowest_;  ///< matmul of all devices, relative to that of the typical one
   const LayerKey& key_;
   Sizes n_;
-  Contention crowd_;             ///< beside a collective over all devices
+  double held_sms_;              ///< multiprocessors that a collective over all devices holds
   mutable double matmul_s_ = 0;  ///< of the layer in work
   bool fp32_;
   double e_, wide_;

@@ -94,8 +94,14 @@ struct Beside {
 };
 Beside beside_of(const Frame& f, const Group& group) {
   if (group.ranks() <= 1) return {};
-  const double slowed = std::max(f.block.dense.slowed, f.block.moe.slowed);
-  return {f.block.slowed_communication, 1 - 1 / slowed};
+  const Contention& c = f.collectives.contention(group);
+  const auto slowed = [&](const LayerCost& layer) {
+    return layer.matmuls * (1 + layer.slowed_per_sm * c.taken_sms) + (1 - layer.matmuls) * std::max(1.0, c.compute);
+  };
+  // A kind of layer that the model has not has no matmuls.
+  const double most =
+      std::max(f.block.dense.matmuls > 0 ? slowed(f.block.dense) : 1, f.block.moe.matmuls > 0 ? slowed(f.block.moe) : 1);
+  return {std::max(1.0, c.communication), 1 - 1 / most};
 }
 
 /// Zero 3, one micro-batch: each unit's weights are gathered beside the compute of the one before, its gradients reduced beside

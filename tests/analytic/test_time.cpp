@@ -338,7 +338,9 @@ TEST_CASE("projections of one input are products of their own where the framewor
   };
   const DeviceModel device = *DeviceModel::of(testing::machine(1).device);
   const double tokens = 2 * 4096;
-  const auto product = [&](double out) { return device.matmul_seconds({.m = tokens, .n = out, .k = 4096}); };
+  const auto product = [&](double out) {
+    return device.matmul_seconds({.m = tokens, .n = out, .k = 4096, .slowest = device.slowest_of(8)});
+  };
   const double longer = product(4096) + 2 * product(1024) - product(6144) + 2 * product(14336) - product(28672);
   CHECK(part(apart, TimePart::kForward) - part(whole, TimePart::kForward) == Approx(32 * longer).margin(1e-9));
   // Of q, k, v two additions, of gate and up one; 6 bytes an element each.
@@ -374,6 +376,26 @@ TEST_CASE("where tp cuts the vocabulary the loss is made of the kernels that the
   const double logits = 2 * 4096 * 128256.0 / 8;
   const double halved = device.memory_bound_seconds(logits * 38) - device.memory_bound_seconds(logits * 19);
   CHECK(forward(as_it_is, 8) - forward(fewer, 8) == Approx(halved));
+}
+
+TEST_CASE("compute loses to a collective beside it what its group takes, not what one of all devices would") {
+  FrameworkProfile megatron = testing::profile("megatron");
+  megatron.overlap_tensor = false;  // so that all that is hidden is gradients and weights
+  const Fabric fabric = *Fabric::of(testing::machine(8));
+  const auto lost = [&](int dp, int tp, const Group& group) {
+    const Point p{.dp = dp, .tp = tp, .zero = 0, .micro_batch = 4, .grad_accumulation = 8, .seq_len = 8192};
+    const Estimate e = estimate(*prepare(llama_8b(), testing::machine(8), megatron, {}), p);
+    REQUIRE(e.hidden_comm_s > 0);
+    // Of buckets that all but the last hide: hidden = total * communication - total / buckets.
+    const double gradients = 4.0 * (static_cast<double>(parameter_count(llama_8b())) / tp);
+    const double buckets = gradients / megatron.overlap_bucket_bytes;
+    const double total = e.hidden_comm_s / (fabric.contention(CollectiveUse::kAllGather, group).communication - 1 / buckets);
+    return (e.part(TimePart::kDataParallel) - total / buckets) / e.hidden_comm_s;
+  };
+  const double all = lost(64, 1, {8, 8, 1}), one_a_node = lost(8, 8, {1, 8, 8});
+  CHECK(one_a_node > 0);
+  CHECK(one_a_node < all / 2);
+  CHECK(all < 0.5);
 }
 
 }  // namespace

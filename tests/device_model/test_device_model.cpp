@@ -84,6 +84,25 @@ TEST_CASE("power takes clock from long runs, less where waves leave multiprocess
   CHECK(model.matmul_seconds(few) == model.matmul_seconds(few, true));
 }
 
+TEST_CASE("devices that wait for one another go at the pace of the slowest, where power sets the clock") {
+  Device d = plain();
+  d.constants["matmul.sustained"] = 0.8, d.constants["matmul.spread"] = 0.02;
+  const DeviceModel model = model_of(d);
+  CHECK(model.slowest_of(1) == 1);
+  // The largest of n standard normals is 0.564, 1.424, 2.508 and 3.241 on average (n = 2, 8, 100, 1000).
+  CHECK(model.slowest_of(2) == Approx(1 + 0.02 * 0.564).epsilon(1e-3));
+  CHECK(model.slowest_of(8) == Approx(1 + 0.02 * 1.424).epsilon(1e-3));
+  CHECK(model.slowest_of(100) == Approx(1 + 0.02 * 2.508).epsilon(1e-3));
+  CHECK(model.slowest_of(1000) == Approx(1 + 0.02 * 3.241).epsilon(1e-3));
+  const Matmul full{.m = 10 * 128, .n = 10 * 256, .k = 512}, few{.m = 64, .n = 5 * 256, .k = 512};
+  Matmul together = full, few_together = few;
+  together.slowest = few_together.slowest = model.slowest_of(1000);
+  CHECK(model.matmul_seconds(together) == Approx(together.slowest * model.matmul_seconds(full)));
+  CHECK(model.matmul_seconds(few_together) == model.matmul_seconds(few));
+  // No power limit, no spread.
+  CHECK(model_of(plain()).matmul_seconds(together) == model_of(plain()).matmul_seconds(full));
+}
+
 TEST_CASE("a matmul with few tiles splits its contraction") {
   Device d = plain();
   const Matmul thin{.m = 128, .n = 256, .k = 65536};
