@@ -193,6 +193,7 @@ class StageWriter {
   }
 
   void pipeline() {
+    if (remembers_amax(c_)) kernels_.add_scales(part_.layers, tail());
     receive(1);
     for (int64_t slot = 1; slot <= table_.slots(); ++slot) {
       receive(slot + 1);
@@ -357,6 +358,7 @@ class StageWriter {
     if (guards) find_infinities();
     if (scales || guards) trifles(scales && guards ? 3 : 2);
     c_.layout.zero == 0 ? update_parameters() : update_slices();
+    if (remembers_amax(c_)) kernels_.add_remembering(part_.layers, tail());
     metrics();
     give_up_sent(table_.slots() + 2);
   }
@@ -482,8 +484,8 @@ bool has_step_form(const Case& c) {
   const bool plain = !l.offload.any() && l.compression == Compression{} && l.zero_plus_plus == ZeroPlusPlus{} &&
                      l.parameter_server == ParameterServer{} && l.diloco == Diloco{};
   const bool recompute = !forms::has_variants(c) && l.recompute_options.budget_bytes == 0;
-  return plain && recompute && !c.canonical && !multiplies_in_fp8(c) && c.train.guard.spike == GuardAction::kNone &&
-         !c.machine.local && c.machine.calibration == nullptr;
+  return plain && recompute && !c.canonical && c.train.guard.spike == GuardAction::kNone && !c.machine.local &&
+         c.machine.calibration == nullptr;
 }
 
 std::optional<forms::Walked> step_form(const Case& c, const DatasheetRates& rates) {

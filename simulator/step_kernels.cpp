@@ -43,6 +43,7 @@ Ways::Ways(const Case& c, const DatasheetRates& rates) {
   tp = slowest(l.tp, 1);
   data = slowest(shards, l.tp);
   replicas = slowest(l.replicas(), l.tp * shards);
+  this->stage = slowest(stage, 1);
   all_stages = way(group(l.pp, stage));
   ends = way(group(std::min(2, l.pp), stage * (l.pp - 1)));
   for (int s = 0; s + 1 < l.pp; ++s) {
@@ -57,6 +58,7 @@ StepKernels::StepKernels(const Case& c, const DatasheetRates& rates)
       rates_(rates),
       ways_(c, rates),
       gpt_(!c.model.is_llama()),
+      fp8_(multiplies_in_fp8(c)),
       e_(of(Widths(c).value)),
       g_(of(Widths(c).gradient)),
       tokens_(of(c.train.micro_batch * c.train.seq_len)),
@@ -100,17 +102,37 @@ void StepKernels::norm_backward(Block& b, bool residual, bool adds) const {
   add(b, x_ * ((gpt_ ? 10 : 7) + (residual ? 1 : 0)), (residual ? 4 : 3) * x_ * e_ + h_ * e_ + stats_, Spent::kBackward);
 }
 
-void StepKernels::linear(Block& b, const Linear& l, Spent spent) const {
-  add(b, 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0),
-      e_ * (tokens_ * (l.in + l.out) + l.in * l.out + (l.bias ? l.out : 0)), spent, true);
+StepKernels::LayerLinears StepKernels::layer_linears() const {
+  return {{h_, qkv_, gpt_, false, fp8_}, {o_, h_, false, true, fp8_}, {h_, up_, gpt_, false, fp8_}, {f_, h_, false, true, fp8_}};
 }
+
+void StepKernels::linear(Block& b, const Linear& l, Spent spent) const {
+  const double flops = 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0), bias = l.bias ? e_ * l.out : 0;
+  if (l.narrow) {
+    // Made again, factors are rounded with the scales of the first time, but for those of blocks, which come with the rounding.
+    const bool again = spent == Spent::kRecompute;
+    for (const Factor& f : {input_of(l), weight_of(l)}) again ? quantise(b, f, spent) : round(b, f, spent);
+    return multiply(b, input_of(l), weight_of(l), e_ * tokens_ * l.out + bias, flops, spent);
+  }
+  add(b, flops, e_ * (tokens_ * (l.in + l.out) + l.in * l.out) + bias, spent, true);
+}
+
 void StepKernels::linear_input(Block& b, const Linear& l) const {
+  if (l.narrow) {
+    round(b, gradient_of(l), Spent::kBackward);
+    quantise(b, weight_of(l), Spent::kBackward);
+    return multiply(b, gradient_of(l), weight_of(l), e_ * tokens_ * l.in, 2 * tokens_ * l.in * l.out, Spent::kBackward);
+  }
   add(b, 2 * tokens_ * l.in * l.out, e_ * (tokens_ * (l.in + l.out) + l.in * l.out), Spent::kBackward, true);
 }
 void StepKernels::linear_weight(Block& b, const Linear& l, bool adds) const {
-  const double gradients = g_ * (l.in * l.out + (l.bias ? l.out : 0));
-  add(b, 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0), e_ * tokens_ * (l.in + l.out) + (adds ? 2 : 1) * gradients,
-      Spent::kBackward, true);
+  const double gradients = (adds ? 2 : 1) * g_ * (l.in * l.out + (l.bias ? l.out : 0));
+  const double flops = 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0);
+  if (l.narrow) {  // a bias' gradient is a sum of what was not rounded
+    const double read = l.bias ? e_ * tokens_ * l.out : 0;
+    return multiply(b, input_of(l), gradient_of(l), gradients + read, flops, Spent::kBackward);
+  }
+  add(b, flops, e_ * tokens_ * (l.in + l.out) + gradients, Spent::kBackward, true);
 }
 
 void StepKernels::all_reduce(Block& b, double elements, double element, Spent spent) const {
@@ -134,19 +156,23 @@ void StepKernels::activation(Block& b, Spent spent) const {
 
 void StepKernels::forward_ops(Block& b, Spent spent, bool all) const {
   const auto residual = [&] { add(b, x_ * (gpt_ ? 2 : 1), e_ * (3 * x_ + (gpt_ ? h_ : 0)), spent); };
+  const LayerLinears l = layer_linears();
   norm(b, spent);
-  linear(b, {h_, qkv_, gpt_}, spent);
+  linear(b, l.qkv, spent);
   if (!gpt_) add(b, tokens_ * head_dim_ * (heads_ + kv_heads_) * 3, 2 * e_ * tokens_ * qkv_, spent);
   attention(b, spent);
-  linear(b, {o_, h_}, spent);
+  linear(b, l.out, spent);
   all_reduce(b, x_, e_);
   dropout(b, spent);
   residual();
   norm(b, spent);
-  linear(b, {h_, up_, gpt_}, spent);
+  linear(b, l.up, spent);
   activation(b, spent);
-  if (!all) return;
-  linear(b, {f_, h_}, spent);
+  if (!all) {
+    if (fp8_) quantise(b, input_of(l.down), spent);  // which is what backward reads
+    return;
+  }
+  linear(b, l.down, spent);
   all_reduce(b, x_, e_);
   dropout(b, spent);
   residual();
@@ -168,7 +194,7 @@ void StepKernels::backward_bias(Block& b, bool adds) const {
 Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) const {
   Block b;
   constexpr Spent kBack = Spent::kBackward;
-  const Linear qkv{h_, qkv_, gpt_}, out{o_, h_}, up{h_, up_, gpt_}, down{f_, h_};
+  const auto [qkv, out, up, down] = layer_linears();
   if (treatment.full) forward_ops(b, Spent::kRecompute, false);
   b.apart = static_cast<int32_t>(b.tasks.size());
   const auto done = [&](GradientOrder gradient) { b.done[gradient] = static_cast<int32_t>(b.tasks.size()); };
@@ -179,13 +205,13 @@ Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) co
   backward_bias(b, adds);
   done(kDownBias);
   linear_input(b, down);
-  if (again("mlp.act")) activation(b, Spent::kRecompute);
+  if (again("mlp.act")) activation(b, Spent::kRecompute), quantise_input(b, down);
   linear_weight(b, down, adds);
   done(kDown);
   add(b, tokens_ * f_ * (gpt_ ? 20 : 12), e_ * tokens_ * (f_ + 2 * up_), kBack);
   linear_input(b, up);
   all_reduce(b, x_, e_);
-  if (again("mlp.norm")) norm(b, Spent::kRecompute);
+  if (again("mlp.norm")) norm(b, Spent::kRecompute), quantise_input(b, up);
   linear_weight(b, up, adds);
   done(kUp);
   norm_backward(b, true, adds);
@@ -193,7 +219,7 @@ Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) co
   backward_bias(b, adds);
   done(kOutBias);
   linear_input(b, out);
-  if (again("attn.core")) attention(b, Spent::kRecompute);
+  if (again("attn.core")) attention(b, Spent::kRecompute), quantise_input(b, out);
   linear_weight(b, out, adds);
   done(kOut);
   const double s = of(c_.train.seq_len), pairs = sequences_ * heads_ * (s * (s + 1) / 2);
@@ -201,7 +227,7 @@ Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) co
   if (!gpt_) add(b, tokens_ * head_dim_ * (heads_ + kv_heads_) * 3, 2 * e_ * tokens_ * qkv_, kBack);
   linear_input(b, qkv);
   all_reduce(b, x_, e_);
-  if (again("attn.norm")) norm(b, Spent::kRecompute);
+  if (again("attn.norm")) norm(b, Spent::kRecompute), quantise_input(b, qkv);
   linear_weight(b, qkv, adds);
   done(kQkv);
   norm_backward(b, true, adds);

@@ -16,6 +16,7 @@ struct Ways {
   Ways(const Case& c, const DatasheetRates& rates);
   using Way = DatasheetRates::Way;
   Way tp, data, replicas, all_stages, ends;
+  Way stage;              ///< all ranks of a stage
   std::vector<Way> hops;  ///< from a stage to the next: the slowest
 };
 
@@ -45,6 +46,9 @@ class StepKernels {
   Block head_backward(bool adds) const;
   /// The update of `elements` parameters, and what rounds them where fp32 copies are kept.
   void add_update(int64_t elements, Block& b) const;
+  /// Delayed scales of fp8: what makes the step's from past sizes, before all else; and what notes the step's sizes, at its end.
+  void add_scales(int64_t layers, Block& b) const;
+  void add_remembering(int64_t layers, Block& b) const;
 
   const Ways& ways() const { return ways_; }
   double launch_s() const { return rates_.efficiency().launch_s; }
@@ -57,13 +61,36 @@ class StepKernels {
   struct Linear {
     double in, out;
     bool bias = false;
+    bool row = false;     ///< tp cuts its input; else its output
+    bool narrow = false;  ///< its factors are rounded to 8 bits
   };
+  struct LayerLinears {
+    Linear qkv, out, up, down;
+  };
+  LayerLinears layer_linears() const;
   void add(Block& b, double flops, double bytes, Spent spent, bool product = false) const;
   void norm(Block& b, Spent spent) const;
   void norm_backward(Block& b, bool residual, bool adds) const;
   void linear(Block& b, const Linear& l, Spent spent) const;
   void linear_input(Block& b, const Linear& l) const;
   void linear_weight(Block& b, const Linear& l, bool adds) const;
+  // Of products whose factors are rounded (step_kernels_fp8.cpp). A factor is some rows and columns.
+  struct Factor {
+    double rows, columns;
+    bool weight = false;
+    bool cut = false;  ///< a rank has a slice of it, and knows the largest size of the slice alone
+    double elements() const { return rows * columns; }
+  };
+  Factor input_of(const Linear& l) const { return {tokens_, l.in, false, l.row}; }
+  Factor weight_of(const Linear& l) const { return {l.out, l.in, true, true}; }
+  Factor gradient_of(const Linear& l) const { return {tokens_, l.out, false, !l.row}; }
+  double narrow_bytes(const Factor& f) const;
+  void measure(Block& b, const Factor& f, Spent spent) const;
+  void quantise(Block& b, const Factor& f, Spent spent) const;
+  /// What makes an input again rounds it again, as it was.
+  void quantise_input(Block& b, const Linear& l) const;
+  void round(Block& b, const Factor& f, Spent spent) const;
+  void multiply(Block& b, const Factor& x, const Factor& y, double other_bytes, double flops, Spent spent) const;
   void all_reduce(Block& b, double elements, double element, Spent spent = Spent::kTensor) const;
   void dropout(Block& b, Spent spent) const;
   void attention(Block& b, Spent spent) const;
@@ -75,7 +102,7 @@ class StepKernels {
   const Case& c_;
   const DatasheetRates& rates_;
   Ways ways_;
-  bool gpt_;
+  bool gpt_, fp8_;
   double e_, g_;  ///< bytes of an element, and of a gradient's
   double tokens_, h_, x_, qkv_, o_, up_, f_, vocab_, stats_, lse_;
   double sequences_, heads_, kv_heads_, head_dim_;
