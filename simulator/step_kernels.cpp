@@ -1,6 +1,8 @@
 #include "simulator/step_kernels.h"
 
+#include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "plan/collective_steps.h"
 #include "plan/treatment.h"
@@ -103,15 +105,22 @@ void StepKernels::norm_backward(Block& b, bool residual, bool adds) const {
 }
 
 StepKernels::LayerLinears StepKernels::layer_linears() const {
-  return {{h_, qkv_, gpt_, false, fp8_}, {o_, h_, false, true, fp8_}, {h_, up_, gpt_, false, fp8_}, {f_, h_, false, true, fp8_}};
+  return {{h_, qkv_, gpt_, false, fp8_, kQkvProduct},
+          {o_, h_, false, true, fp8_, kOutProduct},
+          {h_, up_, gpt_, false, fp8_, kUpProduct},
+          {f_, h_, false, true, fp8_, kDownProduct}};
 }
 
 void StepKernels::linear(Block& b, const Linear& l, Spent spent) const {
   const double flops = 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0), bias = l.bias ? e_ * l.out : 0;
   if (l.narrow) {
-    // Made again, factors are rounded with the scales of the first time, but for those of blocks, which come with the rounding.
-    const bool again = spent == Spent::kRecompute;
-    for (const Factor& f : {input_of(l), weight_of(l)}) again ? quantise(b, f, spent) : round(b, f, spent);
+    if (spent == Spent::kRecompute) {  // as they were rounded
+      quantise(b, input_of(l), spent, input_scale(l.product));
+      quantise(b, weight_of(l), spent, weight_scale(l.product));
+    } else {
+      round(b, input_of(l), spent);
+      round(b, weight_of(l), spent);
+    }
     return multiply(b, input_of(l), weight_of(l), e_ * tokens_ * l.out + bias, flops, spent);
   }
   add(b, flops, e_ * (tokens_ * (l.in + l.out) + l.in * l.out) + bias, spent, true);
@@ -120,7 +129,7 @@ void StepKernels::linear(Block& b, const Linear& l, Spent spent) const {
 void StepKernels::linear_input(Block& b, const Linear& l) const {
   if (l.narrow) {
     round(b, gradient_of(l), Spent::kBackward);
-    quantise(b, weight_of(l), Spent::kBackward);
+    quantise(b, weight_of(l), Spent::kBackward, weight_scale(l.product));
     return multiply(b, gradient_of(l), weight_of(l), e_ * tokens_ * l.in, 2 * tokens_ * l.in * l.out, Spent::kBackward);
   }
   add(b, 2 * tokens_ * l.in * l.out, e_ * (tokens_ * (l.in + l.out) + l.in * l.out), Spent::kBackward, true);
@@ -129,6 +138,7 @@ void StepKernels::linear_weight(Block& b, const Linear& l, bool adds) const {
   const double gradients = (adds ? 2 : 1) * g_ * (l.in * l.out + (l.bias ? l.out : 0));
   const double flops = 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0);
   if (l.narrow) {  // a bias' gradient is a sum of what was not rounded
+    b.need(rounded_input(l.product)), b.need(input_scale(l.product));
     const double read = l.bias ? e_ * tokens_ * l.out : 0;
     return multiply(b, input_of(l), gradient_of(l), gradients + read, flops, Spent::kBackward);
   }
@@ -169,7 +179,7 @@ void StepKernels::forward_ops(Block& b, Spent spent, bool all) const {
   linear(b, l.up, spent);
   activation(b, spent);
   if (!all) {
-    if (fp8_) quantise(b, input_of(l.down), spent);  // which is what backward reads
+    if (fp8_) quantise(b, input_of(l.down), spent, input_scale(kDownProduct));  // which is what backward reads
     return;
   }
   linear(b, l.down, spent);
@@ -195,7 +205,7 @@ Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) co
   Block b;
   constexpr Spent kBack = Spent::kBackward;
   const auto [qkv, out, up, down] = layer_linears();
-  if (treatment.full) forward_ops(b, Spent::kRecompute, false);
+  if (treatment.full) b.need(kInput), forward_ops(b, Spent::kRecompute, false);
   b.apart = static_cast<int32_t>(b.tasks.size());
   const auto done = [&](GradientOrder gradient) { b.done[gradient] = static_cast<int32_t>(b.tasks.size()); };
   const auto again = [&](std::string_view word) {
@@ -205,34 +215,71 @@ Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) co
   backward_bias(b, adds);
   done(kDownBias);
   linear_input(b, down);
-  if (again("mlp.act")) activation(b, Spent::kRecompute), quantise_input(b, down);
+  if (again("mlp.act")) b.need(kHidden), activation(b, Spent::kRecompute), quantise_input(b, down);
+  b.need(kActivated);
   linear_weight(b, down, adds);
   done(kDown);
+  b.need(kHidden);
   add(b, tokens_ * f_ * (gpt_ ? 20 : 12), e_ * tokens_ * (f_ + 2 * up_), kBack);
   linear_input(b, up);
   all_reduce(b, x_, e_);
-  if (again("mlp.norm")) norm(b, Spent::kRecompute), quantise_input(b, up);
+  if (again("mlp.norm")) b.need(kBetweenHalves), norm(b, Spent::kRecompute), quantise_input(b, up);
+  b.need(kNormedAgain);
   linear_weight(b, up, adds);
   done(kUp);
+  b.need(kBetweenHalves), b.need(kStatisticsAgain);
   norm_backward(b, true, adds);
   b.done[kMlpNorm] = static_cast<int32_t>(b.tasks.size()) - 1;
   backward_bias(b, adds);
   done(kOutBias);
   linear_input(b, out);
-  if (again("attn.core")) attention(b, Spent::kRecompute), quantise_input(b, out);
+  if (again("attn.core")) b.need(kQkvMade), attention(b, Spent::kRecompute), quantise_input(b, out);
+  b.need(kAttended);
   linear_weight(b, out, adds);
   done(kOut);
+  b.need(kAttended), b.need(kLogSumExp), b.need(kQkvMade);
   const double s = of(c_.train.seq_len), pairs = sequences_ * heads_ * (s * (s + 1) / 2);
   add(b, pairs * (10 * head_dim_ + 6) + 2 * tokens_ * o_, e_ * tokens_ * 2 * (o_ + qkv_) + lse_, kBack, true);
   if (!gpt_) add(b, tokens_ * head_dim_ * (heads_ + kv_heads_) * 3, 2 * e_ * tokens_ * qkv_, kBack);
   linear_input(b, qkv);
   all_reduce(b, x_, e_);
-  if (again("attn.norm")) norm(b, Spent::kRecompute), quantise_input(b, qkv);
+  if (again("attn.norm")) b.need(kInput), norm(b, Spent::kRecompute), quantise_input(b, qkv);
+  b.need(kNormed);
   linear_weight(b, qkv, adds);
   done(kQkv);
+  b.need(kInput), b.need(kStatistics);
   norm_backward(b, true, adds);
   b.done[kAttentionNorm] = static_cast<int32_t>(b.tasks.size()) - 1;
   return b;
+}
+
+std::vector<Kept> StepKernels::kept(const LayerTreatment& treatment) const {
+  const auto again = [&](size_t sub_layer) { return treatment.full || (treatment.again >> sub_layer & 1) != 0; };
+  const bool norm = !again(0), core = !again(1), second = !again(2), act = !again(3);  // as kSubLayers has them
+  std::vector<Kept> all{{kInput, x_ * e_}};
+  const auto add = [&](bool there, size_t tensor, double bytes) {
+    if (there) all.push_back({tensor, bytes});
+  };
+  add(!treatment.full, kBetweenHalves, x_ * e_);
+  add(norm && !fp8_, kNormed, x_ * e_);
+  add(norm, kStatistics, stats_);
+  add(!treatment.full, kQkvMade, tokens_ * qkv_ * e_);
+  add(core, kAttended, tokens_ * o_ * e_);
+  add(core, kLogSumExp, lse_);
+  add(second && !fp8_, kNormedAgain, x_ * e_);
+  add(second, kStatisticsAgain, stats_);
+  add(!treatment.full, kHidden, tokens_ * up_ * e_);
+  add(act && !fp8_, kActivated, tokens_ * f_ * e_);
+  if (!fp8_) return all;
+  const auto [qkv, out, up, down] = layer_linears();
+  const bool current = c_.train.fp8_scaling == "current", block = c_.train.fp8_scaling == "block";
+  for (const auto& [linear, made] : {std::pair{&qkv, norm}, {&out, core}, {&up, second}, {&down, act}}) {
+    const Factor input = input_of(*linear);
+    add(made, rounded_input(linear->product), input.elements());
+    add(current || (block && made), input_scale(linear->product), scale_bytes(input));
+    add(current, weight_scale(linear->product), scale_bytes(weight_of(*linear)));
+  }
+  return all;
 }
 
 Block StepKernels::embed_forward() const {

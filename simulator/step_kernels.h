@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "plan/case.h"
 #include "simulator/closed_form_parts.h"
@@ -27,6 +28,33 @@ struct Exchange {
   int64_t elements = 0, element = 4;
 };
 
+/// What a layer's forward keeps for its backward, in the order in which it is made; of products in 8 bits then, for each, the
+/// rounded input, its scale or scales, and the scale of the weight.
+enum KeptTensor : uint8_t {
+  kInput,
+  kBetweenHalves,
+  kNormed,
+  kStatistics,
+  kQkvMade,
+  kAttended,
+  kLogSumExp,
+  kNormedAgain,
+  kStatisticsAgain,
+  kHidden,
+  kActivated,
+  kRounded
+};
+enum ProductOrder : uint8_t { kQkvProduct, kOutProduct, kUpProduct, kDownProduct, kProducts, kNoProduct = kProducts };
+static_assert(kRounded + 3 * kProducts == kMostKept);
+constexpr size_t rounded_input(ProductOrder p) { return kRounded + 3 * static_cast<size_t>(p); }
+constexpr size_t input_scale(ProductOrder p) { return rounded_input(p) + 1; }
+constexpr size_t weight_scale(ProductOrder p) { return rounded_input(p) + 2; }
+
+struct Kept {
+  size_t tensor = 0;  ///< KeptTensor, or one of those of a product
+  double bytes = 0;
+};
+
 /// Prices what a rank does.
 class StepKernels {
  public:
@@ -40,6 +68,15 @@ class StepKernels {
   Block layer_forward() const;
   /// `adds`: gradients are added to what an earlier micro-batch left.
   Block layer_backward(bool adds, const LayerTreatment& treatment) const;
+  /// What such a layer keeps, in order.
+  std::vector<Kept> kept(const LayerTreatment& treatment) const;
+  /// Between the device and host memory, and between that and a file.
+  Task host_copy(double bytes, bool to_device) const {
+    return task_of(rates_.host_copy_seconds(bytes, to_device), rates_.host_copy_demand(bytes, to_device), Spent::kData);
+  }
+  Task file_copy(double bytes, bool write) const { return {.seconds = rates_.nvme_seconds(bytes, write), .spent = Spent::kData}; }
+  /// The host reads and writes so many bytes.
+  Task on_host(double bytes, Spent spent) const { return {.seconds = rates_.host_copy_seconds(bytes, false), .spent = spent}; }
   Block embed_forward() const;
   Block embed_backward(bool adds) const;
   Block head_forward() const;
@@ -63,6 +100,7 @@ class StepKernels {
     bool bias = false;
     bool row = false;     ///< tp cuts its input; else its output
     bool narrow = false;  ///< its factors are rounded to 8 bits
+    ProductOrder product = kNoProduct;
   };
   struct LayerLinears {
     Linear qkv, out, up, down;
@@ -85,8 +123,10 @@ class StepKernels {
   Factor weight_of(const Linear& l) const { return {l.out, l.in, true, true}; }
   Factor gradient_of(const Linear& l) const { return {tokens_, l.out, false, !l.row}; }
   double narrow_bytes(const Factor& f) const;
+  double scale_bytes(const Factor& f) const;
   void measure(Block& b, const Factor& f, Spent spent) const;
-  void quantise(Block& b, const Factor& f, Spent spent) const;
+  /// `scale`: the tensor that holds its scale from an earlier rounding, or none.
+  void quantise(Block& b, const Factor& f, Spent spent, size_t scale = kMostKept) const;
   /// What makes an input again rounds it again, as it was.
   void quantise_input(Block& b, const Linear& l) const;
   void round(Block& b, const Factor& f, Spent spent) const;

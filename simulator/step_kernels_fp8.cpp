@@ -18,11 +18,12 @@ double blocks(double n) { return std::ceil(n / kScaleWidth); }
 
 }  // namespace
 
-/// Of the rounded values and their scales.
-double StepKernels::narrow_bytes(const Factor& f) const {
-  if (c_.train.fp8_scaling != "block") return f.elements() + kScale;
-  return f.elements() + kScale * blocks(f.columns) * (f.weight ? blocks(f.rows) : f.rows);
+double StepKernels::scale_bytes(const Factor& f) const {
+  return c_.train.fp8_scaling == "block" ? kScale * blocks(f.columns) * (f.weight ? blocks(f.rows) : f.rows) : kScale;
 }
+
+/// Of the rounded values and their scales.
+double StepKernels::narrow_bytes(const Factor& f) const { return f.elements() + scale_bytes(f); }
 
 void StepKernels::measure(Block& b, const Factor& f, Spent spent) const {
   if (c_.train.fp8_scaling == "block") return;
@@ -33,13 +34,14 @@ void StepKernels::measure(Block& b, const Factor& f, Spent spent) const {
   add(b, 1, 2 * kScale, spent);
 }
 
-void StepKernels::quantise(Block& b, const Factor& f, Spent spent) const {
+void StepKernels::quantise(Block& b, const Factor& f, Spent spent, size_t scale) const {
+  if (scale < kMostKept) b.need(scale);
   const double flops = c_.train.fp8_scaling == "block" ? 2 : 1;
   add(b, flops * f.elements(), f.elements() * e_ + narrow_bytes(f), spent);
 }
 
 void StepKernels::quantise_input(Block& b, const Linear& l) const {
-  if (l.narrow) quantise(b, input_of(l), Spent::kRecompute);
+  if (l.narrow) quantise(b, input_of(l), Spent::kRecompute, input_scale(l.product));
 }
 
 void StepKernels::round(Block& b, const Factor& f, Spent spent) const {
