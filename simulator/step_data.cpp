@@ -32,7 +32,9 @@ void StageWriter::reduce_when_complete() {
     Events events;
     reduced_[index_of(b)] = start(events, exchanged(kind, b, Widths(c_).gradient), kReducing);
     sum_replicas(b, events);
-    if (!c_.layout.overlap || (part_.first && b.lowest == 0 && meets_early()))
+    const bool at_end = !c_.layout.overlap || (part_.first && b.lowest == 0 && meets_early());
+    if (updates_on_host(c_) && !is_shared(b, part_) && !arrives_late(b)) leave(b, at_end ? around_.size() : last, events);
+    if (at_end)
       append(at_end_, events);
     else
       put_within(last, b, events);
@@ -53,7 +55,10 @@ void StageWriter::scatter_every_micro_batch() {
       const double bytes = (j == 0 ? 2 : 3) * slice * static_cast<double>(g);
       const int32_t kept = start(there, kernels_.kernel({j == 0 ? 0 : slice, bytes}, Spent::kData), kReducing);
       reduced_[index_of(b)] = kept;
-      if (j == m - 1) sum_replicas(b, there);
+      if (j == m - 1) {
+        sum_replicas(b, there);
+        if (updates_on_host(c_) && !is_shared(b, part_) && !arrives_late(b)) leave(b, last, there);
+      }
       put_within(last, b, there);
       const size_t again = j + 1 < m ? backward_of(b.highest, j + 1) : around_.size();
       await(next >= again ? around_[again].before : next == last ? around_[last].after : around_[next].released, kept);

@@ -60,6 +60,7 @@ void StageWriter::finish() {
   if (meets_early()) add(static_cast<double>(elements_.table), 3 * static_cast<double>(elements_.table) * g);
   emit_all(at_end_);
   tie();
+  if (updates_on_host(c_)) leave_late();
   const bool scales = c_.train.precision == "fp16", guards = c_.train.guard.nonfinite != GuardAction::kNone;
   if (scales) {
     find_infinities();
@@ -71,7 +72,7 @@ void StageWriter::finish() {
   }
   if (guards) find_infinities();
   if (scales || guards) trifles(scales && guards ? 3 : 2);
-  c_.layout.zero == 0 ? update_parameters() : update_slices();
+  updates_on_host(c_) ? update_on_host() : c_.layout.zero == 0 ? update_parameters() : update_slices();
   if (remembers_amax(c_)) kernels_.add_remembering(part_.layers, tail());
   metrics();
   give_up_sent(table_.slots() + 2);
@@ -95,7 +96,11 @@ void StageWriter::tie() {
 
 void StageWriter::find_infinities() {
   await_all();
-  add(0, static_cast<double>(own_gradients() * Widths(c_).gradient));
+  const double bytes = static_cast<double>(own_gradients() * Widths(c_).gradient);
+  if (updates_on_host(c_))  // read over the bus
+    tail().add(kernels_.host_copy(bytes / 2, c_.train.guard.nonfinite == GuardAction::kNone));
+  else
+    add(0, bytes);
   agree_tp();
   if (c_.layout.zero > 0) agree_dp();
   agree_pp();
@@ -104,11 +109,17 @@ void StageWriter::find_infinities() {
 void StageWriter::square_gradients() {
   if (std::exchange(squared_, true)) return;
   await_all();
-  const double n = static_cast<double>(own_gradients());
-  add(2 * n, n * static_cast<double>(Widths(c_).gradient));
-  if (c_.layout.tp > 1) {
+  const double n = static_cast<double>(own_gradients()), bytes = n * static_cast<double>(Widths(c_).gradient);
+  const auto square = [&](double flops, double read) {
+    if (!updates_on_host(c_)) return add(flops, read);
+    tail().add(kernels_.on_host(read, Spent::kUpdate));
+    tail().add(kernels_.host_copy(8, true));
+  };
+  square(2 * n, bytes);
+  if (c_.layout.tp > 1) {  // and what every rank has whole
     agree_tp(8);
-    trifles(2);
+    square(0, 8);
+    trifles(1);
   }
   if (c_.layout.zero > 0) agree_dp(8);
   agree_pp(8);

@@ -22,6 +22,8 @@ StageText StageWriter::write() {
   if (c_.train.precision == "fp16") trifles(c_.train.loss_scale == 0 ? 2 : 1);
   if (remembers_amax(c_)) kernels_.add_scales(part_.layers, tail());
   if (parks_activations(c_)) park_activations();
+  if (updates_on_host(c_)) list_host_updates();
+  if (updates_on_host(c_) && c_.layout.dp == 1) leave_when_complete();
   if (c_.layout.dp > 1) {
     if (c_.layout.zero < 2) reduce_when_complete();
     if (c_.layout.zero >= 2) scatter_every_micro_batch();

@@ -80,6 +80,26 @@ class StageWriter {
   void park_activations();
   void park(size_t forward, size_t backward, const LayerTreatment& treatment);
 
+  // An optimizer that works on the host (step_host_update.cpp).
+  struct HostUpdate {
+    size_t bucket = 0;
+    double elements = 0;
+    int32_t read = -1, updated = -1, rounded = -1, returned = -1, written = -1;
+  };
+  bool waits_for_all() const;
+  bool has_ring() const { return c_.layout.offload.optimizer == OffloadTo::kNvme; }
+  bool arrives_late(const BucketForm& b) const;
+  void list_host_updates();
+  void leave_when_complete();
+  void leave_late();
+  void leave(const BucketForm& b, size_t v, Events& there);
+  void fetch_state(size_t job, Events& to);
+  void update_host_copy(HostUpdate& job, Events& to);
+  void give_back(HostUpdate& job, Events& to);
+  void forget(const HostUpdate& job, Events& to);
+  void turn_ring(size_t job, Events& to);
+  void update_on_host();
+
   // The timetable.
   void emit(const Event& e) { text_.events.push_back(e); }
   void emit_all(const Events& events) { append(text_.events, events); }
@@ -133,6 +153,8 @@ class StageWriter {
   size_t given_up_ = 0;
   int32_t next_number_ = 0, tail_ = -1, meetings_ = 0;  // meeting 0 is that of the two ends
   bool squared_ = false;
+  std::vector<HostUpdate> host_updates_;  ///< as their gradients arrive
+  size_t arrived_ = 0;                    ///< of them
 };
 
 }  // namespace shardlab::forms
