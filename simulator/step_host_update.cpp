@@ -28,7 +28,10 @@ void StageWriter::list_host_updates() {
   reduced_.resize(state_.buckets.size(), -1);
   if (host_updates_.empty()) return;
   if (c_.layout.offload.delayed_update)
-    for (HostUpdate& job : host_updates_) update_host_copy(job, around_.front().before);
+    for (HostUpdate& job : host_updates_) {
+      update_host_copy(job, around_.front().before);
+      round_copy(job, around_.front().before);
+    }
   if (!has_ring() || !c_.layout.overlap || waits_for_all()) return;
   // Before what becomes the first gradient: a bucket, or the slice that sums micro-batches.
   const BucketForm& b = state_.buckets[host_updates_.front().bucket];
@@ -59,16 +62,28 @@ void StageWriter::leave(const BucketForm& b, size_t v, Events& there) {
   Events& after = v == around_.size() ? there : around_[v].after;
   const size_t index = arrived_++;
   HostUpdate& job = host_updates_[index];
-  const bool follows = c_.layout.overlap && !waits_for_all() && !c_.layout.offload.delayed_update;
-  if (follows && has_ring()) turn_ring(index, after);
+  const bool follows = !waits_for_all() && !c_.layout.offload.delayed_update && (c_.layout.overlap || !has_ring());
+  if (follows && in_turn) turn_ring(index, after);
   int32_t& reduced = reduced_[index_of(b)];
   reduced = start(in_turn ? after : there, kernels_.host_copy(job.elements * of(Widths(c_).gradient), false), kToHost,
                   {reduced, job.updated});
   if (c_.layout.zero < 2) await(last ? after : around_[v + 1].released, reduced);
   if (!follows) return;
-  Events& then = has_ring() ? after : there;
-  update_host_copy(job, then);
-  give_back(job, then);
+  work(index, in_turn, has_ring() ? after : there);
+}
+
+/// One update, its state to the file, its result to the device. With a ring a result is rounded into a place in it, which turns
+/// before where it has not; the state has its place already.
+void StageWriter::work(size_t index, bool turned, Events& to) {
+  HostUpdate& job = host_updates_[index];
+  const bool overlap = c_.layout.overlap, turns = has_ring() && overlap && !turned, rounds = Widths(c_).master;
+  update_host_copy(job, to);
+  if (overlap) put_back(job, to);
+  if (turns && rounds) turn_ring(index, to);
+  round_copy(job, to);
+  if (overlap || has_ring()) give_back(job, to);
+  if (turns && !rounds) turn_ring(index, to);
+  if (!overlap) put_back(job, to);
 }
 
 void StageWriter::fetch_state(size_t index, Events& to) {
@@ -78,19 +93,27 @@ void StageWriter::fetch_state(size_t index, Events& to) {
 }
 
 void StageWriter::update_host_copy(HostUpdate& job, Events& to) {
-  const double n = job.elements, moments = c_.train.optimizer == Optimizer::kAdamW ? 2 : 0;
-  const double bytes = n * (of(Widths(c_).gradient) + 2 * kFp32 * (1 + moments));
+  const double moments = c_.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+  const double bytes = job.elements * (of(Widths(c_).gradient) + 2 * kFp32 * (1 + moments));
   job.updated = start(to, kernels_.on_host(bytes, Spent::kUpdate), kHost, {reduced_[job.bucket], job.read});
-  if (!Widths(c_).master) return;
-  job.rounded = start(to, kernels_.on_host(n * (kFp32 + of(Widths(c_).value)), Spent::kUpdate), kHost);
 }
 
-/// The result to the device, the state to its file.
+/// The state to its file.
+void StageWriter::put_back(HostUpdate& job, Events& to) {
+  const int states = !has_ring() ? 0 : c_.train.optimizer == Optimizer::kAdamW ? 3 : 1;
+  for (int i = 0; i < states; ++i) job.written = start(to, kernels_.file_copy(kFp32 * job.elements, true), kToFile, {job.updated});
+}
+
+void StageWriter::round_copy(HostUpdate& job, Events& to) {
+  if (!Widths(c_).master) return;
+  const double bytes = job.elements * (kFp32 + of(Widths(c_).value));
+  job.rounded = start(to, kernels_.on_host(bytes, Spent::kUpdate), kHost, {job.updated});
+}
+
+/// The result to the device.
 void StageWriter::give_back(HostUpdate& job, Events& to) {
   job.returned = start(to, kernels_.host_copy(job.elements * of(Widths(c_).value), true), kToDevice,
                        {job.rounded >= 0 ? job.rounded : job.updated});
-  const int states = !has_ring() ? 0 : c_.train.optimizer == Optimizer::kAdamW ? 3 : 1;
-  for (int i = 0; i < states; ++i) job.written = start(to, kernels_.file_copy(kFp32 * job.elements, true), kToFile, {job.updated});
 }
 
 /// Its place in the ring is the next one's.
@@ -113,17 +136,12 @@ void StageWriter::update_on_host() {
   if (overlap && waits && ring && !host_updates_.empty()) fetch_state(0, then);
   for (size_t k = 0; k < host_updates_.size(); ++k) {
     HostUpdate& job = host_updates_[k];
-    if (c_.layout.offload.delayed_update) {
-      give_back(job, then);
-      continue;
-    }
-    if (overlap && !waits) continue;
-    if (overlap && ring) turn_ring(k, then);
     if (!overlap && ring) fetch_state(k, then);
-    update_host_copy(job, then);
-    give_back(job, then);
+    if (!c_.layout.offload.delayed_update && (waits || (!overlap && ring))) work(k, false, then);
     if (!overlap && ring) forget(job, then);
   }
+  for (HostUpdate& job : host_updates_)  // the host goes from one to the next, whatever becomes of the results
+    if (c_.layout.offload.delayed_update || (!overlap && !ring)) give_back(job, then);
   if (c_.layout.zero == 1 || c_.layout.zero == 2)
     for (const BucketForm& b : state_.buckets) {
       const auto job = std::ranges::find(host_updates_, index_of(b), &HostUpdate::bucket);

@@ -129,7 +129,7 @@ void StepKernels::linear(Block& b, const Linear& l, Spent spent) const {
 void StepKernels::linear_input(Block& b, const Linear& l) const {
   if (l.narrow) {
     round(b, gradient_of(l), Spent::kBackward);
-    quantise(b, weight_of(l), Spent::kBackward, weight_scale(l.product));
+    if (!l.rounded) quantise(b, weight_of(l), Spent::kBackward, weight_scale(l.product));
     return multiply(b, gradient_of(l), weight_of(l), e_ * tokens_ * l.in, 2 * tokens_ * l.in * l.out, Spent::kBackward);
   }
   add(b, 2 * tokens_ * l.in * l.out, e_ * (tokens_ * (l.in + l.out) + l.in * l.out), Spent::kBackward, true);
@@ -204,7 +204,8 @@ void StepKernels::backward_bias(Block& b, bool adds) const {
 Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) const {
   Block b;
   constexpr Spent kBack = Spent::kBackward;
-  const auto [qkv, out, up, down] = layer_linears();
+  auto [qkv, out, up, down] = layer_linears();
+  qkv.rounded = out.rounded = up.rounded = treatment.full;
   if (treatment.full) b.need(kInput), forward_ops(b, Spent::kRecompute, false);
   b.apart = static_cast<int32_t>(b.tasks.size());
   const auto done = [&](GradientOrder gradient) { b.done[gradient] = static_cast<int32_t>(b.tasks.size()); };

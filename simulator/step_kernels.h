@@ -101,6 +101,7 @@ class StepKernels {
     bool row = false;     ///< tp cuts its input; else its output
     bool narrow = false;  ///< its factors are rounded to 8 bits
     ProductOrder product = kNoProduct;
+    bool rounded = false;  ///< its weight, by a forward that was made again
   };
   struct LayerLinears {
     Linear qkv, out, up, down;

@@ -95,7 +95,10 @@ class StageWriter {
   void leave(const BucketForm& b, size_t v, Events& there);
   void fetch_state(size_t job, Events& to);
   void update_host_copy(HostUpdate& job, Events& to);
+  void round_copy(HostUpdate& job, Events& to);
+  void put_back(HostUpdate& job, Events& to);
   void give_back(HostUpdate& job, Events& to);
+  void work(size_t index, bool turned, Events& to);
   void forget(const HostUpdate& job, Events& to);
   void turn_ring(size_t job, Events& to);
   void update_on_host();
