@@ -751,9 +751,10 @@ struct GatherTimes {
 std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage);
 
 /// One stay of a bucket's whole parameters under ZeRO-3: gathered before visit `issued` computes, used from visit `first` on, freed
-/// after visit `last`. Visits are forwards and backwards of one unit, numbered through the stage's step.
+/// after visit `last`. From NVMe it is read before visit `read`; what it took on its way is given up after visit `passed`. Visits are
+/// forwards and backwards of one unit, numbered through the stage's step.
 struct GatherStay {
-  size_t bucket = 0, issued = 0, first = 0, last = 0;
+  size_t bucket = 0, issued = 0, first = 0, last = 0, read = 0, passed = 0;
 };
 /// In the order in which they are issued.
 std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Part& part, int64_t stage);

@@ -526,7 +526,7 @@ std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Pa
   const auto by_bucket = stays_of(c, state, part, stage, visits);
   std::vector<GatherStay> all;
   for (size_t b = 0; b < by_bucket.size(); ++b)
-    for (const Stay& s : by_bucket[b]) all.push_back({b, s.issued, s.first, s.last});
+    for (const Stay& s : by_bucket[b]) all.push_back({b, s.issued, s.first, s.last, s.read, s.passed});
   std::ranges::stable_sort(all, {}, [](const GatherStay& s) { return std::tuple(s.issued, s.first, s.bucket); });
   return all;
 }

@@ -46,11 +46,15 @@ void StageWriter::reduce_when_complete() {
 void StageWriter::scatter_every_micro_batch() {
   const int64_t g = Widths(c_).gradient, m = c_.train.grad_accumulation;
   reduced_.resize(state_.buckets.size(), -1);
-  for (const BucketForm& b : state_.buckets)
+  for (const BucketForm& b : state_.buckets) {
+    if (parks_parameters(c_) && !b.tied) {
+      leave_every_micro_batch(b);
+      continue;
+    }
     for (int64_t j = 0; j < m; ++j) {
       const size_t last = backward_of(b.lowest, j), next = std::min(last + 1, last_visit());
       Events there;
-      start(there, exchanged(CollectiveKind::kReduceScatter, b, g), kReducing);
+      if (c_.layout.dp > 1) start(there, exchanged(CollectiveKind::kReduceScatter, b, g), kReducing);
       const double slice = static_cast<double>(b.elements / b.ranks);
       const double bytes = (j == 0 ? 2 : 3) * slice * static_cast<double>(g);
       const int32_t kept = start(there, kernels_.kernel({j == 0 ? 0 : slice, bytes}, Spent::kData), kReducing);
@@ -63,6 +67,7 @@ void StageWriter::scatter_every_micro_batch() {
       const size_t again = j + 1 < m ? backward_of(b.highest, j + 1) : around_.size();
       await(next >= again ? around_[again].before : next == last ? around_[last].after : around_[next].released, kept);
     }
+  }
 }
 
 void StageWriter::gather_before_use() {

@@ -60,16 +60,29 @@ void StageWriter::leave_late() {
 void StageWriter::leave(const BucketForm& b, size_t v, Events& there) {
   const bool last = v >= last_visit(), in_turn = has_ring() && !keeps_host_gradients(c_);
   Events& after = v == around_.size() ? there : around_[v].after;
-  const size_t index = arrived_++;
-  HostUpdate& job = host_updates_[index];
-  const bool follows = !waits_for_all() && !c_.layout.offload.delayed_update && (c_.layout.overlap || !has_ring());
-  if (follows && in_turn) turn_ring(index, after);
+  HostUpdate& job = host_updates_[arrived_];
+  if (in_turn && c_.layout.overlap && !waits_for_all()) turn_ring(arrived_, after);
   int32_t& reduced = reduced_[index_of(b)];
   reduced = start(in_turn ? after : there, kernels_.host_copy(job.elements * of(Widths(c_).gradient), false), kToHost,
                   {reduced, job.updated});
   if (c_.layout.zero < 2) await(last ? after : around_[v + 1].released, reduced);
-  if (!follows) return;
-  work(index, in_turn, has_ring() ? after : there);
+  follow(b, v, there);
+}
+
+/// The update of a gradient that is in host memory, or on its way.
+void StageWriter::follow(const BucketForm&, size_t v, Events& there) {
+  const size_t index = arrived_++;
+  if (waits_for_all() || c_.layout.offload.delayed_update || (!c_.layout.overlap && has_ring())) return;
+  Events& after = v == around_.size() ? there : around_[v].after;
+  work(index, !keeps_host_gradients(c_), has_ring() ? after : there);
+}
+
+/// What of an update's state is in files: its copy of the parameters (in fp32 the parameters themselves), and the moments.
+int StageWriter::states_in_files() const {
+  const OffloadTo states = c_.layout.offload.optimizer, parameters = c_.layout.offload.parameters;
+  const bool apart = Widths(c_).master || parameters == OffloadTo::kNone;
+  const int moments = states == OffloadTo::kNvme && c_.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+  return ((apart ? states : parameters) == OffloadTo::kNvme ? 1 : 0) + moments;
 }
 
 /// One update, its state to the file, its result to the device. With a ring a result is rounded into a place in it, which turns
@@ -77,19 +90,19 @@ void StageWriter::leave(const BucketForm& b, size_t v, Events& there) {
 void StageWriter::work(size_t index, bool turned, Events& to) {
   HostUpdate& job = host_updates_[index];
   const bool overlap = c_.layout.overlap, turns = has_ring() && overlap && !turned, rounds = Widths(c_).master;
+  const bool behind_result = rounds && c_.layout.offload.parameters == OffloadTo::kNvme;  // on its way to a file, too
   update_host_copy(job, to);
-  if (overlap) put_back(job, to);
+  if (overlap && !behind_result) put_back(job, to);
   if (turns && rounds) turn_ring(index, to);
   round_copy(job, to);
-  if (overlap || has_ring()) give_back(job, to);
+  if (overlap) give_back(job, to);
+  if (overlap && behind_result) put_back(job, to);
   if (turns && !rounds) turn_ring(index, to);
-  if (!overlap) put_back(job, to);
 }
 
 void StageWriter::fetch_state(size_t index, Events& to) {
   HostUpdate& job = host_updates_[index];
-  const int states = c_.train.optimizer == Optimizer::kAdamW ? 3 : 1;
-  for (int i = 0; i < states; ++i) job.read = start(to, kernels_.file_copy(kFp32 * job.elements, false), kFromFile);
+  for (int i = 0; i < states_in_files(); ++i) job.read = start(to, kernels_.file_copy(kFp32 * job.elements, false), kFromFile);
 }
 
 void StageWriter::update_host_copy(HostUpdate& job, Events& to) {
@@ -100,8 +113,8 @@ void StageWriter::update_host_copy(HostUpdate& job, Events& to) {
 
 /// The state to its file.
 void StageWriter::put_back(HostUpdate& job, Events& to) {
-  const int states = !has_ring() ? 0 : c_.train.optimizer == Optimizer::kAdamW ? 3 : 1;
-  for (int i = 0; i < states; ++i) job.written = start(to, kernels_.file_copy(kFp32 * job.elements, true), kToFile, {job.updated});
+  for (int i = 0; i < states_in_files(); ++i)
+    job.written = start(to, kernels_.file_copy(kFp32 * job.elements, true), kToFile, {job.updated});
 }
 
 void StageWriter::round_copy(HostUpdate& job, Events& to) {
@@ -110,10 +123,14 @@ void StageWriter::round_copy(HostUpdate& job, Events& to) {
   job.rounded = start(to, kernels_.on_host(bytes, Spent::kUpdate), kHost, {job.updated});
 }
 
-/// The result to the device.
+/// The result to the device, or to the file where the parameters wait. In host memory it was made where they do.
 void StageWriter::give_back(HostUpdate& job, Events& to) {
-  job.returned = start(to, kernels_.host_copy(job.elements * of(Widths(c_).value), true), kToDevice,
-                       {job.rounded >= 0 ? job.rounded : job.updated});
+  const OffloadTo parameters = c_.layout.offload.parameters;
+  const double bytes = job.elements * of(Widths(c_).value);
+  if (parameters == OffloadTo::kNone)
+    job.returned = start(to, kernels_.host_copy(bytes, true), kToDevice, {job.rounded >= 0 ? job.rounded : job.updated});
+  else if (parameters == OffloadTo::kNvme && Widths(c_).master)
+    job.returned = start(to, kernels_.file_copy(bytes, true), kToFile, {job.rounded});
 }
 
 /// Its place in the ring is the next one's.
@@ -134,14 +151,21 @@ void StageWriter::update_on_host() {
   Events then;
   const bool ring = has_ring(), overlap = c_.layout.overlap, waits = waits_for_all();
   if (overlap && waits && ring && !host_updates_.empty()) fetch_state(0, then);
+  const bool delayed = c_.layout.offload.delayed_update, in_files = states_in_files() > 0;
   for (size_t k = 0; k < host_updates_.size(); ++k) {
     HostUpdate& job = host_updates_[k];
-    if (!overlap && ring) fetch_state(k, then);
-    if (!c_.layout.offload.delayed_update && (waits || (!overlap && ring))) work(k, false, then);
-    if (!overlap && ring) forget(job, then);
+    if (!delayed && waits && (overlap || !ring)) work(k, false, then);
+    if (overlap || !ring) continue;
+    // One after the other; but the host goes on to the next where nothing of it has to be read first.
+    if (in_files) fetch_state(k, then);
+    if (in_files || k == 0) update_host_copy(job, then);
+    round_copy(job, then);
+    if (!in_files && k + 1 < host_updates_.size()) update_host_copy(host_updates_[k + 1], then);
+    give_back(job, then);
+    put_back(job, then);
   }
-  for (HostUpdate& job : host_updates_)  // the host goes from one to the next, whatever becomes of the results
-    if (c_.layout.offload.delayed_update || (!overlap && !ring)) give_back(job, then);
+  if (delayed || (!overlap && !ring))
+    for (HostUpdate& job : host_updates_) give_back(job, then);
   if (c_.layout.zero == 1 || c_.layout.zero == 2)
     for (const BucketForm& b : state_.buckets) {
       const auto job = std::ranges::find(host_updates_, index_of(b), &HostUpdate::bucket);

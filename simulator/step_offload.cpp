@@ -48,4 +48,55 @@ void StageWriter::park(size_t forward, size_t backward, const LayerTreatment& tr
   }
 }
 
+/// A rank's slice on its way to where it is gathered, or, where nobody else has slices, used. What it takes on the way is given up
+/// when the visit that it was fetched with has computed.
+void StageWriter::fetch_before_use() {
+  const bool drive = c_.layout.offload.parameters == OffloadTo::kNvme;
+  for (const GatherStay& stay : gather_stays(c_, state_, part_, stage_)) {
+    const BucketForm& b = state_.buckets[stay.bucket];
+    const double bytes = static_cast<double>(b.elements / b.ranks * Widths(c_).value);
+    int32_t read = -1, whole = -1;
+    if (drive) read = start(around_[stay.read].before, kernels_.file_copy(bytes, false), kFromFile);
+    const int32_t fetched = whole = start(around_[stay.issued].before, kernels_.host_copy(bytes, true), kToDevice, {read});
+    if (c_.layout.dp > 1) {
+      const Task gather = exchanged(CollectiveKind::kAllGather, b, Widths(c_).value);
+      whole = start(around_[stay.issued].before, gather, kGathering, {fetched});
+      await(around_[stay.passed].released, whole);
+    }
+    if (drive) await(around_[stay.passed].released, fetched);
+    await(around_[stay.first].needed, whole);
+  }
+}
+
+/// Where parameters are in host memory micro-batches are added up there.
+void StageWriter::leave_every_micro_batch(const BucketForm& b) {
+  const int64_t g = Widths(c_).gradient, m = c_.train.grad_accumulation;
+  const double bytes = static_cast<double>(b.elements / b.ranks * g);
+  for (int64_t j = 0; j < m; ++j) {
+    const size_t last = backward_of(b.lowest, j), next = c_.layout.overlap ? std::min(last + 1, last_visit()) : last;
+    Events there;
+    int32_t scattered = -1, added = -1;
+    if (c_.layout.dp > 1) scattered = start(there, exchanged(CollectiveKind::kReduceScatter, b, g), kReducing);
+    put_within(last, b, there);
+    // Room for what is then added is made when the visit is over.
+    Events room;
+    const int32_t out = start(room, kernels_.host_copy(bytes, false), kToHost, {scattered});
+    if (j > 0) added = start(room, kernels_.on_host(3 * bytes, Spent::kData), kHost, {out});
+    reduced_[index_of(b)] = j > 0 ? added : out;
+    if (j > 0)
+      append(around_[last].after, room);
+    else
+      put_within(last, b, room);
+    Events then;
+    if (j == m - 1) follow(b, last, then);
+    if (j > 0)
+      append(around_[last].after, then);
+    else
+      put_within(last, b, then);
+    const size_t again = j + 1 < m ? backward_of(b.highest, j + 1) : around_.size();
+    for (const int32_t number : {out, added})
+      await(next >= again ? around_[again].before : next == last ? around_[last].after : around_[next].released, number);
+  }
+}
+
 }  // namespace shardlab::forms

@@ -23,12 +23,13 @@ StageText StageWriter::write() {
   if (remembers_amax(c_)) kernels_.add_scales(part_.layers, tail());
   if (parks_activations(c_)) park_activations();
   if (updates_on_host(c_)) list_host_updates();
-  if (updates_on_host(c_) && c_.layout.dp == 1) leave_when_complete();
-  if (c_.layout.dp > 1) {
-    if (c_.layout.zero < 2) reduce_when_complete();
-    if (c_.layout.zero >= 2) scatter_every_micro_batch();
-    if (c_.layout.zero == 3) gather_before_use();
-  }
+  if (c_.layout.zero >= 2)
+    scatter_every_micro_batch();
+  else if (c_.layout.dp > 1)
+    reduce_when_complete();
+  else if (updates_on_host(c_))
+    leave_when_complete();
+  if (c_.layout.zero == 3) parks_parameters(c_) ? fetch_before_use() : gather_before_use();
   pipeline();
   finish();
   for (Block& b : text_.blocks) b.close(kernels_.launch_s());
@@ -80,7 +81,7 @@ void StageWriter::make_blocks() {
 
 int32_t StageWriter::block_of(size_t v) const {
   const Visit at = visit(v);
-  const size_t adds = at.backward && at.micro_batch > 0 && (c_.layout.zero < 2 || c_.layout.dp == 1) ? 1 : 0;
+  const size_t adds = at.backward && at.micro_batch > 0 && c_.layout.zero < 2 ? 1 : 0;
   if (is_layer(at.unit)) {
     if (!at.backward) return layer_forward_;
     LayerTreatment t = treatments_.of(layer_of_unit(at.unit));

@@ -80,6 +80,10 @@ class StageWriter {
   void park_activations();
   void park(size_t forward, size_t backward, const LayerTreatment& treatment);
 
+  // Parameters that wait there (step_offload.cpp).
+  void fetch_before_use();
+  void leave_every_micro_batch(const BucketForm& b);
+
   // An optimizer that works on the host (step_host_update.cpp).
   struct HostUpdate {
     size_t bucket = 0;
@@ -87,12 +91,16 @@ class StageWriter {
     int32_t read = -1, updated = -1, rounded = -1, returned = -1, written = -1;
   };
   bool waits_for_all() const;
-  bool has_ring() const { return c_.layout.offload.optimizer == OffloadTo::kNvme; }
+  bool has_ring() const {
+    return c_.layout.offload.optimizer == OffloadTo::kNvme || c_.layout.offload.parameters == OffloadTo::kNvme;
+  }
+  int states_in_files() const;
   bool arrives_late(const BucketForm& b) const;
   void list_host_updates();
   void leave_when_complete();
   void leave_late();
   void leave(const BucketForm& b, size_t v, Events& there);
+  void follow(const BucketForm& b, size_t v, Events& there);
   void fetch_state(size_t job, Events& to);
   void update_host_copy(HostUpdate& job, Events& to);
   void round_copy(HostUpdate& job, Events& to);
