@@ -98,6 +98,7 @@ struct BucketForm {
   bool tied = false;
   bool biases = false;  ///< of columns, under tensor parallelism: forward reads them, backward does not
   int last = 0;         ///< which of the lowest unit's gradients completes it (GradientOrder)
+  int64_t padding = 0;  ///< of its elements
 
   int64_t bytes(int64_t element) const { return held(elements, element); }
   int64_t slice_bytes(int64_t element) const { return held(elements / ranks, element); }
@@ -130,10 +131,12 @@ class Filling {
     if (bucket_bytes_ >= 0 && open_ * element_ >= bucket_bytes_) close();
   }
   void close() {
+    if (open_ == 0) return;
     const auto rounded_up = [](int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; };
     const int64_t slice = (open_ + ranks_ - 1) / ranks_;
     const int64_t blocks = block_ > 0 ? 2 * ((slice + block_ - 1) / block_) : 1;
-    if (open_ > 0) out_->push_back({highest_, lowest_, rounded_up(open_, ranks_ * blocks), ranks_, tied_, biases_, last_});
+    const int64_t elements = rounded_up(open_, ranks_ * blocks);
+    out_->push_back({highest_, lowest_, elements, ranks_, tied_, biases_, last_, elements - open_});
     open_ = 0;
   }
 

@@ -25,12 +25,11 @@ void StageWriter::put_within(size_t v, const BucketForm& b, const Events& events
 
 /// Zero 0 and 1: a bucket is reduced once a step, when its last gradient is there.
 void StageWriter::reduce_when_complete() {
-  const CollectiveKind kind = c_.layout.zero == 0 ? CollectiveKind::kAllReduce : CollectiveKind::kReduceScatter;
   reduced_.resize(state_.buckets.size(), -1);
   for (const BucketForm& b : state_.buckets) {
     const size_t last = backward_of(b.lowest, c_.train.grad_accumulation - 1);
     Events events;
-    reduced_[index_of(b)] = start(events, exchanged(kind, b, Widths(c_).gradient), kReducing);
+    reduced_[index_of(b)] = reduce(b, events);
     sum_replicas(b, events);
     const bool at_end = !c_.layout.overlap || (part_.first && b.lowest == 0 && meets_early());
     if (updates_on_host(c_) && !is_shared(b, part_) && !arrives_late(b)) leave(b, at_end ? around_.size() : last, events);
@@ -54,7 +53,7 @@ void StageWriter::scatter_every_micro_batch() {
     for (int64_t j = 0; j < m; ++j) {
       const size_t last = backward_of(b.lowest, j), next = std::min(last + 1, last_visit());
       Events there;
-      if (c_.layout.dp > 1) start(there, exchanged(CollectiveKind::kReduceScatter, b, g), kReducing);
+      if (c_.layout.dp > 1) reduce(b, there);
       const double slice = static_cast<double>(b.elements / b.ranks);
       const double bytes = (j == 0 ? 2 : 3) * slice * static_cast<double>(g);
       const int32_t kept = start(there, kernels_.kernel({j == 0 ? 0 : slice, bytes}, Spent::kData), kReducing);
@@ -74,6 +73,19 @@ void StageWriter::gather_before_use() {
   for (const GatherStay& stay : gather_stays(c_, state_, part_, stage_)) {
     const Task gather = exchanged(CollectiveKind::kAllGather, state_.buckets[stay.bucket], Widths(c_).value);
     await(around_[stay.first].needed, start(around_[stay.issued].before, gather, kGathering));
+  }
+}
+
+/// Zeros for the tail of a bucket that has one: once a step, or for each micro-batch that has the bucket to itself.
+void StageWriter::clear_padding() {
+  for (const BucketForm& b : state_.buckets) {
+    if (b.padding == 0) continue;
+    const Task zeros = kernels_.kernel({0, static_cast<double>(b.padding * Widths(c_).gradient)}, Spent::kData);
+    if (c_.layout.zero < 2 && !updates_on_host(c_))
+      tail().add(zeros);
+    else
+      for (int64_t j = 0; j < (c_.layout.zero < 2 ? 1 : c_.train.grad_accumulation); ++j)
+        around_[backward_of(b.highest, j)].before.push_back(alone(zeros));
   }
 }
 

@@ -10,8 +10,7 @@ namespace shardlab {
 
 bool has_step_form(const Case& c) {
   const Layout& l = c.layout;
-  const bool plain = l.compression == Compression{} && l.zero_plus_plus == ZeroPlusPlus{} &&
-                     l.parameter_server == ParameterServer{} && l.diloco == Diloco{};
+  const bool plain = l.zero_plus_plus == ZeroPlusPlus{} && l.parameter_server == ParameterServer{} && l.diloco == Diloco{};
   const bool recompute = !forms::has_variants(c) && l.recompute_options.budget_bytes == 0;
   return plain && recompute && !c.canonical && c.train.guard.spike == GuardAction::kNone && !c.machine.local &&
          c.machine.calibration == nullptr;

@@ -336,7 +336,7 @@ Block StepKernels::head_backward(bool adds) const {
 }
 
 void StepKernels::add_update(int64_t elements, Block& b) const {
-  const double n = of(elements), moments = c_.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+  const double n = of(elements), moments = c_.train.optimizer == Optimizer::kAdamW && !sends_signs(c_) ? 2 : 0;
   const double decay = c_.train.weight_decay != 0 ? 2 : 0;  // at the most: what has none is little
   add(b, n * ((moments > 0 ? 14 : 2) + decay), n * (g_ + 8 + 8 * moments), Spent::kUpdate);
   if (Widths(c_).master) add(b, 0, n * (4 + e_), Spent::kUpdate);

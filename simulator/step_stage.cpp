@@ -21,6 +21,8 @@ StageText StageWriter::write() {
   make_blocks();
   if (c_.train.precision == "fp16") trifles(c_.train.loss_scale == 0 ? 2 : 1);
   if (remembers_amax(c_)) kernels_.add_scales(part_.layers, tail());
+  if (sends_signs(c_)) trifles(3);  // beta1, the frozen variance's correction, epsilon
+  clear_padding();
   if (parks_activations(c_)) park_activations();
   if (updates_on_host(c_)) list_host_updates();
   if (c_.layout.zero >= 2)

@@ -75,6 +75,14 @@ class StageWriter {
   void reduce_when_complete();
   void scatter_every_micro_batch();
   void gather_before_use();
+  void clear_padding();
+
+  // What reduces a bucket, plainly or compressed (step_compression.cpp). Returns its last name.
+  class Reducing;
+  int32_t reduce(const BucketForm& b, Events& to);
+  void reduce_in_codes(const BucketForm& b, Reducing& ops) const;
+  void reduce_some(const BucketForm& b, Reducing& ops) const;
+  void reduce_in_low_rank(const BucketForm& b, Reducing& ops) const;
 
   // Activations that wait outside the device (step_offload.cpp).
   void park_activations();
