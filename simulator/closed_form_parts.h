@@ -358,6 +358,9 @@ inline bool shares_micro_batches_out(const Case& c) {
   return c.canonical && c.layout.zero >= 2 && c.layout.shard_ranks() > 1 && c.train.grad_accumulation > 1;
 }
 
+/// Whether each micro-batch's gradients are written to a copy of their own, and copies added.
+inline bool adds_copies(const Case& c) { return c.canonical && c.layout.zero < 2 && c.train.grad_accumulation > 1; }
+
 /// Whether the norm of the gradients is computed.
 inline bool judges_norm(const Case& c) { return c.train.guard.spike != GuardAction::kNone && c.train.guard.norm_factor > 0; }
 inline bool judges_loss(const Case& c) { return c.train.guard.spike != GuardAction::kNone && c.train.guard.loss_factor > 0; }

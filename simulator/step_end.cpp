@@ -71,7 +71,8 @@ void StageWriter::finish() {
     trifles(scales ? 3 : 2);
   }
   if (guards) find_infinities();
-  if (scales || guards) trifles(scales && guards ? 3 : 2);
+  judge_spikes();
+  decide();
   updates_on_host(c_) ? update_on_host() : c_.layout.zero == 0 ? update_parameters() : update_slices();
   if (remembers_amax(c_)) kernels_.add_remembering(part_.layers, tail());
   metrics();
@@ -126,16 +127,18 @@ void StageWriter::square_gradients() {
   trifles(1);
 }
 
-/// In the order of the model, of which the first was reduced last.
+/// In the order of the model, of which the first was reduced last, but for a tied table, which is in a bucket of its own.
 void StageWriter::update_parameters() {
-  await_all();
-  Block& b = tail();
+  const bool shared = part_.first && part_.last && c_.model.tied_embeddings;
   const Elements& n = elements_;
   const auto update = [&](std::initializer_list<int64_t> sizes) {
-    for (const int64_t s : sizes) kernels_.add_update(s, b);
+    for (const int64_t s : sizes) kernels_.add_update(s, tail());
   };
-  const bool shared = part_.first && part_.last && c_.model.tied_embeddings;
+  for (size_t b = 0; part_.first && b < reduced_.size(); ++b)
+    if (state_.buckets[b].tied) await(text_.events, std::exchange(reduced_[b], -1));
+  if (!part_.first || !c_.model.tied_embeddings) await_all();
   if (part_.first) update({n.table});
+  await_all();
   if (part_.first && n.gpt) update({n.positions});
   for (int64_t l = 0; l < part_.layers; ++l) {
     if (n.gpt)
@@ -161,15 +164,45 @@ void StageWriter::update_slices() {
   }
 }
 
-void StageWriter::metrics() {
-  if (part_.last) {
-    trifles(1);
-    agree_dp();
-    if (c_.layout.replicas() > 1)
-      tail().add(
-          kernels_.exchange({CollectiveKind::kAllReduce, c_.layout.replicas(), 1, 4}, kernels_.ways().replicas, Spent::kData));
-    trifles(1);
+/// A bound, a window and the verdict, of the norm and of the loss; the last stage tells the others of the loss.
+void StageWriter::judge_spikes() {
+  if (judges_norm(c_)) {
+    square_gradients();
+    trifles(3);
   }
+  if (!judges_loss(c_)) return;
+  if (part_.last) {
+    sum_losses();
+    trifles(3);
+  }
+  if (c_.layout.pp > 1) trifles(1);
+  agree_pp();
+}
+
+/// All flags in one, whether to update, the count of updates; and the means, which a spike does not enter.
+void StageWriter::decide() {
+  if (!may_skip(c_)) return;
+  const bool scales = c_.train.precision == "fp16", guards = c_.train.guard.nonfinite != GuardAction::kNone;
+  const int flags = scales + guards + judges_norm(c_) + judges_loss(c_);
+  trifles((flags > 1 ? 1 : 0) + 2);
+  trifles(judges_norm(c_) + (judges_loss(c_) && part_.last));
+}
+
+void StageWriter::sum_losses() {
+  if (!part_.last || std::exchange(summed_, true)) return;
+  const bool gathers = shares_micro_batches_out(c_);
+  const Exchange all{CollectiveKind::kAllGather, c_.layout.shard_ranks(), c_.train.micro_batch * c_.layout.shard_ranks(), 4};
+  for (int64_t j = 0; gathers && j < c_.train.grad_accumulation; ++j)
+    tail().add(kernels_.exchange(all, kernels_.ways().data, Spent::kData));
+  trifles(1);
+  if (!gathers) agree_dp();
+  const Exchange one{CollectiveKind::kAllReduce, c_.layout.replicas(), 1, 4};
+  if (c_.layout.replicas() > 1) tail().add(kernels_.exchange(one, kernels_.ways().replicas, Spent::kData));
+  trifles(1);
+}
+
+void StageWriter::metrics() {
+  sum_losses();
   if (c_.train.grad_norm) square_gradients();
 }
 

@@ -11,9 +11,7 @@ namespace shardlab {
 bool has_step_form(const Case& c) {
   const Layout& l = c.layout;
   const bool plain = l.zero_plus_plus == ZeroPlusPlus{} && l.parameter_server == ParameterServer{} && l.diloco == Diloco{};
-  const bool recompute = !forms::has_variants(c) && l.recompute_options.budget_bytes == 0;
-  return plain && recompute && !c.canonical && c.train.guard.spike == GuardAction::kNone && !c.machine.local &&
-         c.machine.calibration == nullptr;
+  return plain && is_decided(c) && !c.machine.local && c.machine.calibration == nullptr;
 }
 
 std::optional<forms::Walked> step_form(const Case& c, const DatasheetRates& rates) {

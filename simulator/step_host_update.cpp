@@ -63,8 +63,8 @@ void StageWriter::leave(const BucketForm& b, size_t v, Events& there) {
   HostUpdate& job = host_updates_[arrived_];
   if (in_turn && c_.layout.overlap && !waits_for_all()) turn_ring(arrived_, after);
   int32_t& reduced = reduced_[index_of(b)];
-  reduced = start(in_turn ? after : there, kernels_.host_copy(job.elements * of(Widths(c_).gradient), false), kToHost,
-                  {reduced, job.updated});
+  reduced = start(in_turn || adds_copies(c_) ? after : there, kernels_.host_copy(job.elements * of(Widths(c_).gradient), false),
+                  kToHost, {reduced, job.updated});
   if (c_.layout.zero < 2) await(last ? after : around_[v + 1].released, reduced);
   follow(b, v, there);
 }
@@ -74,7 +74,7 @@ void StageWriter::follow(const BucketForm&, size_t v, Events& there) {
   const size_t index = arrived_++;
   if (waits_for_all() || c_.layout.offload.delayed_update || (!c_.layout.overlap && has_ring())) return;
   Events& after = v == around_.size() ? there : around_[v].after;
-  work(index, !keeps_host_gradients(c_), has_ring() ? after : there);
+  work(index, !keeps_host_gradients(c_), has_ring() || adds_copies(c_) ? after : there);
 }
 
 /// What of an update's state is in files: its copy of the parameters (in fp32 the parameters themselves), and the moments.

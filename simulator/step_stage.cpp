@@ -23,6 +23,7 @@ StageText StageWriter::write() {
   if (remembers_amax(c_)) kernels_.add_scales(part_.layers, tail());
   if (sends_signs(c_)) trifles(3);  // beta1, the frozen variance's correction, epsilon
   clear_padding();
+  if (adds_copies(c_)) count_in_binary();
   if (parks_activations(c_)) park_activations();
   if (updates_on_host(c_)) list_host_updates();
   if (c_.layout.zero >= 2)
@@ -83,7 +84,7 @@ void StageWriter::make_blocks() {
 
 int32_t StageWriter::block_of(size_t v) const {
   const Visit at = visit(v);
-  const size_t adds = at.backward && at.micro_batch > 0 && c_.layout.zero < 2 ? 1 : 0;
+  const size_t adds = at.backward && at.micro_batch > 0 && c_.layout.zero < 2 && !c_.canonical ? 1 : 0;
   if (is_layer(at.unit)) {
     if (!at.backward) return layer_forward_;
     LayerTreatment t = treatments_.of(layer_of_unit(at.unit));

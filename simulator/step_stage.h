@@ -77,6 +77,11 @@ class StageWriter {
   void gather_before_use();
   void clear_padding();
 
+  // Micro-batches in canonical mode: sums of them are added as a binary counter carries.
+  int64_t carries(int64_t micro_batch) const;
+  void count_in_binary();
+  void add_copies(int64_t unit, Block& b) const;
+
   // What reduces a bucket, plainly or compressed (step_compression.cpp). Returns its last name.
   class Reducing;
   int32_t reduce(const BucketForm& b, Events& to);
@@ -132,7 +137,7 @@ class StageWriter {
   int32_t part_of_block(int32_t block, int32_t first, int32_t last);
 
   // The end of the step (step_end.cpp).
-  bool meets_early() const { return c_.model.tied_embeddings && c_.layout.pp == 1 && c_.layout.zero < 2; }
+  bool meets_early() const { return c_.model.tied_embeddings && c_.layout.pp == 1 && c_.layout.zero < 2 && !c_.canonical; }
   Block& tail();
   void trifles(int n);
   void add(double flops, double bytes) { tail().add(kernels_.kernel({flops, bytes}, Spent::kUpdate)); }
@@ -148,6 +153,9 @@ class StageWriter {
   void square_gradients();
   void update_parameters();
   void update_slices();
+  void judge_spikes();
+  void decide();
+  void sum_losses();
   void metrics();
 
   const Case& c_;
@@ -171,9 +179,9 @@ class StageWriter {
   std::vector<int64_t> sent_;
   size_t given_up_ = 0;
   int32_t next_number_ = 0, tail_ = -1, meetings_ = 0;  // meeting 0 is that of the two ends
-  bool squared_ = false;
-  std::vector<HostUpdate> host_updates_;  ///< as their gradients arrive
-  size_t arrived_ = 0;                    ///< of them
+  bool squared_ = false, summed_ = false;               ///< the gradients' squares; the losses
+  std::vector<HostUpdate> host_updates_;                ///< as their gradients arrive
+  size_t arrived_ = 0;                                  ///< of them
 };
 
 }  // namespace shardlab::forms

@@ -237,6 +237,7 @@ class StageWalk {
     double ready = a.ready;
     for (const int32_t number : a.after) {
       if (number < 0) continue;
+      SHARDLAB_CHECK(static_cast<size_t>(number) < asyncs_.size(), "a task comes after one that has not been issued");
       const double end = asyncs_[static_cast<size_t>(number)].end;
       ready = end < 0 ? kNever : std::max(ready, end);
     }
