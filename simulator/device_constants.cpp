@@ -21,6 +21,7 @@ std::span<const DeviceConstant> device_constants() {
       {"matmul.write", &C::matmul_write, "matmul"},
       {"matmul.memory", &C::matmul_memory, "matmul"},
       {"matmul.start_s", &C::matmul_start_s, "matmul"},
+      {"matmul.unaligned", &C::matmul_unaligned, "unaligned"},
       {"attention.flash_2", &C::attention_flash_2, "attention"},
       {"attention.forward.rate", &C::attention_forward_rate, "attention"},
       {"attention.backward.rate", &C::attention_backward_rate, "attention"},

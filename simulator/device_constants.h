@@ -31,6 +31,8 @@ struct DeviceConstants {
   double matmul_write = 1;           ///< rate of writing a result, relative to reading operands
   double matmul_memory = 0.75;       ///< of the memory bandwidth, by the operands of a matmul
 
+  double matmul_unaligned = 0.45;  ///< rate where rows of a matrix begin at any 16-bit element, relative to multiples of 16 bytes
+
   double matmul_start_s = 5e-6;  ///< least duration of a matmul: start, first loads, last stores
 
   double attention_flash_2 = 1;           ///< rate of FlashAttention-2 relative to the device's best fused kernel
@@ -74,7 +76,9 @@ struct DeviceConstants {
 struct DeviceConstant {
   std::string_view name;
   double DeviceConstants::*value;
-  std::string_view group;  ///< "matmul", "attention", "memory", "host", "many", "capacity": what is predicted with it
+  /// What is predicted with it: "matmul", "unaligned", "many" (devices that wait for one another), "attention", "memory", "host",
+  /// "capacity".
+  std::string_view group;
 };
 
 /// All of them, in the order of the struct.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -142,6 +143,23 @@ double DeviceModel::slowest_of(double devices) const {
   return 1 + constants_.matmul_spread * std::max(0.0, deviations);
 }
 
+namespace {
+
+/// Halvings of 16 bytes down to what the rows of all three matrices begin at a multiple of: 0 where they are aligned, or of a size
+/// that is only an average.
+int unaligned_halvings(const Matmul& x) {
+  const double operand = bytes_of(x.precision);
+  int halvings = 0;
+  for (const double row : {x.n, x.product == Product::kWeight ? x.m : x.k}) {
+    const double bytes = row * operand;
+    if (!(bytes >= 1 && bytes < 0x1p53) || row != std::floor(row) || bytes != std::floor(bytes)) continue;
+    halvings = std::max(halvings, 4 - std::min(4, std::countr_zero(static_cast<uint64_t>(bytes))));
+  }
+  return halvings;
+}
+
+}  // namespace
+
 double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   if (x.grouped && x.batch > kGroupStreams) {
     Matmul together = x;
@@ -153,7 +171,9 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
                          : x.product == Product::kInput ? c.matmul_input_rate
                                                         : c.matmul_weight_rate;
   const double sms = std::max(1.0, c.sms - x.taken_sms);
-  const double per_sm = rate_[static_cast<int>(x.precision)] * product / c.sms;
+  const int halvings = unaligned_halvings(x);  // 16 bits are the third
+  const double aligned = halvings == 0 ? 1 : std::pow(c.matmul_unaligned, halvings / 3.0);
+  const double per_sm = rate_[static_cast<int>(x.precision)] * product * aligned / c.sms;
   const double memory = memory_bytes_per_s_ * c.matmul_memory;
   double best = HUGE_VAL;
   for (const Tile& tile : kTiles) {
@@ -171,7 +191,7 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   const double operand = bytes_of(x.precision);
   const double bytes =
       x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
-  if (!short_run) best *= throttled(2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best, x.slowest);
+  if (!short_run) best *= throttled(aligned * 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best, x.slowest);
   return c.matmul_start_s + std::max(best, bytes / memory);
 }
 

@@ -100,6 +100,8 @@ class DeviceModel {
   ///     waves * (2 tm tn (k / s + k0) / (rate / sms * tile efficiency)) + reduction of the split,
   ///   waves between tiles / sms and its ceiling (`matmul.quantisation`), tiles = batch * ceil(m/tm) * ceil(n/tn) * s;
   ///   at least the time of its bytes at the memory bandwidth; plus the start of a kernel.
+  ///   Rows that do not begin at multiples of 16 bytes are loaded in smaller pieces: the rate falls by the same factor with each
+  ///   halving of the alignment, to `matmul.unaligned` at 2 bytes.
   ///   A long run of matmuls goes at the clock at which the device stays within its power (`matmul.sustained`): switching draws the
   ///   clock times the voltage squared, which rises with the clock, so that used f^3 = sustained^3 where the multipliers are busy
   ///   `used` of the time. What partly filled waves leave idle is partly given back as clock. `short_run` leaves that out, as in a

@@ -132,6 +132,21 @@ void Pricer::add_experts(LayerCost& cost) const {
   }
 }
 
+double Pricer::attention_shapes() const {
+  const double out = n_.o * n_.h;
+  if (!shape_.latent()) return n_.qkv() * n_.h + out;
+  const double query = shape_.q_rank > 0 ? n_.h * of(shape_.q_rank) + of(shape_.q_rank) * n_.q : n_.h * n_.q;
+  const double down = of(shape_.kv_rank + shape_.rope_dim) * n_.h;
+  return query + down + of(shape_.kv_rank) * of(shape_.heads) * of(shape_.head_dim + shape_.v_dim) / n_.t + out;
+}
+
+double Pricer::feed_forward_shapes(bool moe) const {
+  const double matrices = shape_.swiglu ? 3 : 2;
+  if (!moe) return matrices * of(shape_.ffn) / n_.t * n_.h;
+  const double one = of(shape_.moe_ffn) / key_.expert_tp, shared = of(shape_.shared_experts * shape_.moe_ffn) / n_.t;
+  return matrices * n_.h * (one == shared ? one : one + shared);
+}
+
 LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
   LayerKey key{.tp = point.tp,
                .cp = point.cp,
@@ -145,7 +160,7 @@ LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
                .recompute = point.recompute,
                .cp_kind = point.cp_kind,
                .sequence_parallel = point.sequence_parallel && point.tp > 1,
-               .tensor_overlap = point.tensor_overlap != 0};
+               .tensor_overlap = point.tensor_overlap != 0 && profile.overlap_tensor_hidden + profile.overlap_gather_hidden > 0};
   if (key.recompute.modules & Recompute::kSelective)
     key.recompute.modules = static_cast<uint16_t>((key.recompute.modules & ~Recompute::kSelective) | profile.selective.modules);
   return key;
@@ -157,8 +172,11 @@ Block block_cost(const LayerStudy& study, const LayerKey& key) {
   Block block;
   if (shape.moe_layers() < shape.layers) block.dense = pricer.layer(false);
   if (shape.moe_layers() > 0) block.moe = pricer.layer(true);
+  block.attention_shapes = pricer.attention_shapes();
   block.embedding = pricer.embedding();
   block.head = pricer.head();
+  block.loss = pricer.loss();
+  block.logits = pricer.logits();
   block.boundary = pricer.boundary();
   block.boundary_gather_s = pricer.boundary_gather_s();
   return block;

@@ -71,6 +71,7 @@ struct LayerCost {
   double passing = 0;        ///< bytes beyond what is kept while forward runs
   double matmuls = 0;        ///< their share of the time of its kernels
   double slowed_per_sm = 0;  ///< how much longer they take for each multiprocessor that a collective holds, relative to alone
+  double shapes = 0;         ///< elements of one matrix of each shape of its feed-forward
   /// Elements on one rank.
   int64_t matrix = 0, replicated = 0, expert = 0;
   int64_t parameters() const { return matrix + replicated + expert; }
@@ -97,23 +98,34 @@ class KeptTensors {
   int count_ = 0;
   std::array<KeptTensor, 32> tensors_;
 };
+/// Whether rows that sequence parallelism gathers or scatters are there twice: in the order of the ranks' pieces and in their own.
+/// Where communication is part of the matmul, pieces of a single sequence need no second copy.
+bool copies_rows(const FrameworkProfile& profile, const LayerKey& key);
 KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe);
 
-/// One end of the model: the embedding, or the final norm, head and loss.
+/// One end of the model: the embedding, the final norm and head (with the memory of the logits), or the loss (time alone).
 struct EndCost {
   PhaseCost forward, backward;
   LayerWire wire;
-  double kept = 0;     ///< bytes from forward to backward
-  double at_loss = 0;  ///< bytes beyond what is kept while the loss runs
-  double logits = 0;   ///< those of `kept` and `at_loss` that hold logits, at the peak
+  double kept = 0;             ///< bytes from forward to backward
+  double at_loss = 0;          ///< bytes beyond what is kept while the loss runs
+  double logits = 0;           ///< those of `kept` and `at_loss` that hold logits, at the peak
+  double logits_once = 0;      ///< of logits in 16 bit
+  double logits_forward = 0;   ///< of logits, at the peak of the loss's forward
+  double logits_backward = 0;  ///< and of its backward
+  double logits_gradient = 0;  ///< of logits, while the head's matmuls run backward
+  double logits_output = 0;    ///< of logits that outlive the backward
+  double input_gradient = 0;   ///< bytes of the gradient that the head's backward makes for its input
   int64_t matrix = 0, replicated = 0;
   int64_t parameters() const { return matrix + replicated; }
 };
 
 struct Block {
   LayerCost dense, moe;
-  EndCost embedding, head;
+  EndCost embedding, head, loss;
+  double attention_shapes = 0;   ///< elements of one matrix of each shape of an attention
   double boundary = 0;           ///< bytes of the residual stream that a stage sends on
+  double logits = 0;             ///< bytes of the logits that a stage sends on whose loss another computes
   double boundary_gather_s = 0;  ///< to put it together again, where each tensor-parallel rank sends its part
 };
 

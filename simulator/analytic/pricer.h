@@ -68,11 +68,17 @@ class Pricer {
     add_tensor_exchange(moe, cost);
     add_host(moe, cost);
     add_kept(moe, cost);
+    cost.shapes = feed_forward_shapes(moe);
     return cost;
   }
   KeptTensors kept(bool moe) const;
   EndCost embedding() const;
   EndCost head() const;
+  /// Elements of one matrix of each shape of the projections of attention, of the feed-forward.
+  double attention_shapes() const;
+  double feed_forward_shapes(bool moe) const;
+  EndCost loss() const;
+  double logits() const { return e_ * n_.tokens * of(vocab_rows()); }
   bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
   double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
   double boundary_gather_s() const {
@@ -116,8 +122,12 @@ class Pricer {
         matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient + moved(l.rows * l.in * l.batch, rescale, 1);
     cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch) + moved(l.in * l.out * l.batch, rescale, 1);
     if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
-    if (p_.overlap_wgrad_fused <= 0)
-      cost.weight.compute_s += device_.memory_bound_seconds(l.in * l.out * l.batch * (e_ + 2 * p_.state_gradient), 1);
+    cost.weight.compute_s += accumulated(l.in * l.out * l.batch);
+  }
+  /// A weight gradient that no matmul adds to the accumulated one: it is read, the other read and written.
+  double accumulated(double elements) const {
+    if (p_.overlap_wgrad_fused > 0 || !p_.overlap_wgrad_added) return 0;
+    return device_.memory_bound_seconds(elements * (e_ + 2 * p_.state_gradient), 1);
   }
   /// Projections of one input: one product, or one each where the profile splits them, whose input gradients are then added.
   void add_linears(Linear l, std::initializer_list<double> widths, LayerCost& cost) const {
