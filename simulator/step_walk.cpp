@@ -186,7 +186,10 @@ class Walk {
   // --- the control stream
 
   Runner& control(size_t stage) { return runners_[stage * kRunners]; }
-  double launch(Stage& s) const { return costs_.launch_s * static_cast<double>(++s.launches); }
+  /// When the host launches what is next in its order, or `ahead` beyond where the control stream is.
+  double launch(Stage& s, int32_t ahead = 0) const {
+    return costs_.launch_s * static_cast<double>(ahead == 0 ? ++s.launches : s.launches + ahead);
+  }
 
   /// To the first event that takes time or waits.
   void go_on(size_t stage) {
@@ -208,7 +211,7 @@ class Walk {
       case Event::Kind::kReceive: {
         Edge& edge = edges_[static_cast<size_t>(e.edge)];
         ++s.pending;
-        const double launched = launch(s);
+        const double launched = launch(s, e.ahead);
         (e.kind == Event::Kind::kSend ? edge.sent : edge.received).push_back({now_, launched});
         start_message(static_cast<size_t>(e.edge));
         return true;
@@ -314,7 +317,7 @@ class Walk {
 
   void begin_async(size_t stage, const Event& e) {
     Stage& s = stages_[stage];
-    const double launched = e.ahead == 0 ? launch(s) : costs_.launch_s * static_cast<double>(s.launches + e.ahead);
+    const double launched = launch(s, e.ahead);
     s.asyncs[static_cast<size_t>(e.number)] = {
         .task = &s.text->tasks[static_cast<size_t>(e.index)], .ready = now_, .launched = launched, .after = e.after};
     s.queues[static_cast<size_t>(e.stream)].waiting.push_back(e.number);

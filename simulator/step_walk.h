@@ -78,7 +78,7 @@ struct Event {
     kWork,      ///< `block`, `times`
     kAsync,     ///< task `index` on another stream, when the control stream is here and those in `after` are over; `number` is its
                 ///< name
-    kLaunched,  ///< `times` asyncs that were named ahead of their place in the host's order have had it
+    kLaunched,  ///< `times` asyncs or messages that were named ahead of their place in the host's order have had it
     kAwait,     ///< the control stream waits for async number `number`
     kSend,      ///< a message of `edge` on a stream of its own, when the control stream is here
     kReceive,   ///< posts one
@@ -90,7 +90,7 @@ struct Event {
   int32_t times = 1;   ///< of kWork
   int32_t stream = 0;  ///< of kAsync
   int32_t edge = 0;    ///< of messages: which directed pair of stages
-  int32_t ahead = 0;   ///< of kAsync: its place in the host's order beyond where the walk is; 0: next
+  int32_t ahead = 0;   ///< of kAsync and kSend: its place in the host's order beyond where the walk is; 0: next
   int32_t number = 0;
   std::array<int32_t, 3> after{-1, -1, -1};  ///< of kAsync: numbers of others; -1 for none
 };
