@@ -176,6 +176,16 @@ Seconds PlacedCostModel::communicate_among(const Plan& plan, const Instruction& 
   return communicate(plan, instruction, busy_cores);
 }
 
+PlacedCostModel::Slowest PlacedCostModel::slowest_among(const Plan& plan, const Instruction& instruction,
+                                                        std::span<const std::vector<int>> groups) const {
+  Slowest worst;
+  for (const std::vector<int>& ranks : groups)
+    if (const Seconds seconds = communicate_among(plan, instruction, ranks, 1); seconds > worst.seconds)
+      worst.ranks = ranks, worst.seconds = seconds;
+  if (!worst.ranks.empty()) worst.demand = demand(plan, instruction, worst.ranks, worst.seconds);
+  return worst;
+}
+
 Demand PlacedCostModel::demand(const Plan&, const Instruction& instruction, std::span<const int>, Seconds alone) const {
   Demand d;
   const Work& work = instruction.op->work;
@@ -357,6 +367,32 @@ Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instructio
   if (size == 1) return Seconds(0);
   const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
   return Seconds(rates_.collective_seconds(static_cast<double>(steps), sent_in(*instruction.segment, op, size), way));
+}
+
+/// As the above, but what is sent is counted once, and groups that lie alike are asked once.
+PlacedCostModel::Slowest DatasheetCostModel::slowest_among(const Plan& plan, const Instruction& instruction,
+                                                           std::span<const std::vector<int>> groups) const {
+  Slowest worst;
+  if (groups.empty()) return worst;
+  const Op& op = *instruction.op;
+  const auto* c = std::get_if<Collective>(&op.work);
+  const int size = static_cast<int>(groups[0].size());
+  if (c != nullptr && size == 1) return worst;
+  const double bytes = c == nullptr ? message_bytes(plan, instruction) : sent_in(*instruction.segment, op, size);
+  const double steps = c == nullptr ? 1 : static_cast<double>(collective_steps(c->kind, c->algorithm, size, 0, c->root).size());
+  std::optional<DatasheetRates::Way> before;
+  DatasheetRates::Way slowest;
+  for (const std::vector<int>& ranks : groups) {
+    const DatasheetRates::Way way = rates_.way_between(ranks);
+    if (before == way) continue;
+    before = way;
+    const Seconds seconds(c == nullptr ? rates_.message_seconds(bytes, way) : rates_.collective_seconds(steps, bytes, way));
+    if (seconds > worst.seconds) worst.ranks = ranks, worst.seconds = seconds, slowest = way;
+  }
+  if (worst.ranks.empty()) return worst;
+  worst.demand = c == nullptr ? rates_.message_demand(bytes, slowest, std::holds_alternative<Send>(op.work))
+                              : rates_.collective_demand(use_of(c->kind), bytes, slowest);
+  return worst;
 }
 
 // --- fixed -------------------------------------------------------------------------------------------------------------

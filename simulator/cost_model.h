@@ -23,6 +23,14 @@ class PlacedCostModel : public CostModel {
   /// collective its group, in group order. Where a model cannot tell ranks apart this is `communicate`.
   virtual Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                                     int busy_cores) const;
+  struct Slowest {
+    std::span<const int> ranks;  ///< who meets: of `groups`; nobody where none takes any time
+    Seconds seconds;
+    Demand demand;  ///< of what takes any time
+  };
+  /// Of several groups that an instruction communicates among the one that takes longest, the first of equals, alone on the
+  /// machine.
+  virtual Slowest slowest_among(const Plan& plan, const Instruction& instruction, std::span<const std::vector<int>> groups) const;
   /// What the instruction asks of its rank's device, if alone it takes `alone`; `ranks` as above, of what communicates. A model
   /// that knows no work says: all of what the op mainly needs, for all of its time. That is the multiprocessors, for a message the
   /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
@@ -105,6 +113,7 @@ class DatasheetCostModel final : public PlacedCostModel {
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                             int busy_cores) const override;
+  Slowest slowest_among(const Plan& plan, const Instruction& instruction, std::span<const std::vector<int>> groups) const override;
   Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
   Seconds dispatch() const override { return Seconds(rates_.efficiency().launch_s); }
   Seconds wake() const override { return Seconds(rates_.efficiency().wake_s); }
