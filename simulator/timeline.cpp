@@ -86,7 +86,8 @@ class Costs {
     OnDevice& known = on_devices_[key(i, rank)];
     if (known.seconds >= 0) return known;
     if (communicates(i)) {
-      const auto slowest = model_.slowest_among(plan_, i, who_meet(plan_, *i.op, simulated_, rank));
+      const Communication communication = communication_of(plan_, i, who_meet(plan_, *i.op, simulated_, rank));
+      const PlacedCostModel::Slowest slowest = model_.slowest_of(plan_, i, communication);
       known = {slowest.seconds.value, slowest.demand};
     } else {
       const Seconds alone = model_.compute(plan_, i, 1);

@@ -38,37 +38,29 @@ int32_t Beside::kind_of(const Shares& shares) {
   return known->second;
 }
 
-int32_t Beside::set_of(std::vector<int32_t> kinds) {
+Beside::Set& Beside::set_of(std::vector<int32_t> kinds) {
   SHARDLAB_CHECK(kinds.size() < kMostAtOnce, "{} ops run at once on a device", kinds.size());
-  for (size_t i = 0; i < sets_.size(); ++i)
-    if (sets_[i].kinds == kinds) return static_cast<int32_t>(i);
-  Set& set = sets_.emplace_back();
+  for (const auto& set : sets_)
+    if (set->kinds == kinds) return *set;
+  Set& set = *sets_.emplace_back(std::make_unique<Set>());
+  set.number = static_cast<int32_t>(sets_.size()) - 1;
   set.kinds = std::move(kinds);
   std::array<double, kMostAtOnce> speeds{};
   solve(set, 0, speeds);
   set.alone.assign(speeds.begin() + 1, speeds.begin() + 1 + static_cast<std::ptrdiff_t>(set.kinds.size()));
-  return static_cast<int32_t>(sets_.size()) - 1;
+  return set;
 }
 
-int32_t Beside::with(int32_t set, int32_t kind) {
-  int32_t& known = grown(sets_[static_cast<size_t>(set)].with, kind, -1);
-  if (known >= 0) return known;
-  std::vector<int32_t> kinds = sets_[static_cast<size_t>(set)].kinds;
+Beside::Set& Beside::find_with(Set& set, int32_t kind) {
+  std::vector<int32_t> kinds = set.kinds;
   kinds.insert(std::ranges::upper_bound(kinds, kind), kind);
-  return known = set_of(std::move(kinds));  // deque: `known` stays where it is
+  return *(grown<Set*>(set.with, kind, nullptr) = &set_of(std::move(kinds)));
 }
 
-int32_t Beside::without(int32_t set, int32_t kind) {
-  int32_t& known = grown(sets_[static_cast<size_t>(set)].without, kind, -1);
-  if (known >= 0) return known;
-  std::vector<int32_t> kinds = sets_[static_cast<size_t>(set)].kinds;
-  kinds.erase(kinds.begin() + static_cast<std::ptrdiff_t>(position(set, kind)));
-  return known = set_of(std::move(kinds));
-}
-
-size_t Beside::position(int32_t set, int32_t kind) const {
-  const std::vector<int32_t>& kinds = sets_[static_cast<size_t>(set)].kinds;
-  return static_cast<size_t>(std::ranges::find(kinds, kind) - kinds.begin());
+Beside::Set& Beside::find_without(Set& set, int32_t kind) {
+  std::vector<int32_t> kinds = set.kinds;
+  kinds.erase(kinds.begin() + static_cast<std::ptrdiff_t>(set.position(kind)));
+  return *(grown<Set*>(set.without, kind, nullptr) = &set_of(std::move(kinds)));
 }
 
 void Beside::solve(const Set& set, int32_t kind, std::span<double> speeds) const {
@@ -87,8 +79,7 @@ const std::vector<double>& Beside::speeds(Set& set, int32_t kind) {
   return known;
 }
 
-const Profile& Beside::profile(int32_t piece, std::span<const Cost> costs, int32_t set) {
-  Set& s = sets_[static_cast<size_t>(set)];
+const Profile& Beside::profile(int32_t piece, std::span<const Cost> costs, Set& s) {
   const Profile*& known = grown(s.profiles, piece, static_cast<const Profile*>(nullptr));
   if (known != nullptr) return *known;
   Profile& p = profiles_.emplace_back();

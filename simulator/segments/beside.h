@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -28,8 +29,8 @@ struct Cost {
   friend bool operator==(const Cost&, const Cost&) = default;
 };
 
-/// Of a piece beside a set: up to the begin of each op and to the end of the last, row 0 the seconds that have passed, row 1 + i what
-/// member i has done, in seconds alone. Behind the members, by how much communication and copies of the piece were slowed.
+/// Of a piece beside a set: up to the begin of each op and to the end of the last, row 0 the seconds that have passed, row 1 + i
+/// what member i has done, in seconds alone. Behind the members, by how much communication and copies of the piece were slowed.
 struct Profile {
   std::vector<double> rows;
   size_t ops = 0;
@@ -46,37 +47,52 @@ class Beside {
   /// Kind 0 asks for nothing.
   int32_t kind_of(const Shares& shares);
 
-  /// Set 0 is empty.
-  int32_t with(int32_t set, int32_t kind);
-  int32_t without(int32_t set, int32_t kind);
-  bool empty(int32_t set) const { return set == 0; }
-  /// Position of the first member of a kind.
-  size_t position(int32_t set, int32_t kind) const;
-  /// Speed of a member while the control stream runs nothing.
-  double speed(int32_t set, size_t position) const { return sets_[static_cast<size_t>(set)].alone[position]; }
-
-  /// Pieces are numbered by the caller, who gives the same costs each time.
-  const Profile& profile(int32_t piece, std::span<const Cost> costs, int32_t set);
-
- private:
+  /// The kinds that run beside a control stream, with what is known of them.
   struct Set {
+    int32_t number = 0;                       ///< 0: nobody
     std::vector<int32_t> kinds;               ///< ascending
-    std::vector<double> alone;                ///< speeds
-    std::vector<int32_t> with, without;       ///< by kind: the set with one more and one less, or -1
+    std::vector<double> alone;                ///< speeds while the control stream runs nothing
+    std::vector<Set*> with, without;          ///< by kind: the set with one more and one less, or null
     std::vector<std::vector<double>> beside;  ///< by kind of the control stream's op: its speed, then theirs; empty: not known
     std::vector<const Profile*> profiles;     ///< by piece, or null
+
+    /// Of the first member of a kind.
+    size_t position(int32_t kind) const {
+      size_t i = 0;
+      while (kinds[i] != kind) ++i;
+      return i;
+    }
   };
+  /// Sets stay where they are.
+  Set& nobody() { return *sets_[0]; }
+  Set& with(Set& set, int32_t kind) {
+    if (static_cast<size_t>(kind) < set.with.size() && set.with[static_cast<size_t>(kind)] != nullptr)
+      return *set.with[static_cast<size_t>(kind)];
+    return find_with(set, kind);
+  }
+  Set& without(Set& set, int32_t kind) {
+    if (static_cast<size_t>(kind) < set.without.size() && set.without[static_cast<size_t>(kind)] != nullptr)
+      return *set.without[static_cast<size_t>(kind)];
+    return find_without(set, kind);
+  }
+
+  /// Pieces are numbered by the caller, who gives the same costs each time.
+  const Profile& profile(int32_t piece, std::span<const Cost> costs, Set& set);
+
+ private:
   struct Hash {
     size_t operator()(const Shares& s) const;
   };
 
-  int32_t set_of(std::vector<int32_t> kinds);
+  Set& set_of(std::vector<int32_t> kinds);
+  Set& find_with(Set& set, int32_t kind);
+  Set& find_without(Set& set, int32_t kind);
   const std::vector<double>& speeds(Set& set, int32_t kind);
   void solve(const Set& set, int32_t kind, std::span<double> speeds) const;
 
   std::vector<Shares> kinds_;
   std::unordered_map<Shares, int32_t, Hash> kind_of_;
-  std::deque<Set> sets_;
+  std::vector<std::unique_ptr<Set>> sets_;
   std::deque<Profile> profiles_;
 };
 

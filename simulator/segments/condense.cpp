@@ -102,7 +102,9 @@ class Condenser {
       const Instruction& i = at(id);
       const bool op = i.kind == Instruction::Kind::kRun, alone = meets_stages(i);
       const bool next_launch = !op || last_launch_ < 0 || launches_[static_cast<size_t>(id)] == last_launch_ + 1;
-      if (!open_ || i.waits > 0 || alone || !next_launch) {
+      // What neither runs nor waits is over when what comes before it is.
+      const bool nothing = !op && i.waits == 0 && !entries.empty();
+      if (!nothing && (!open_ || i.waits > 0 || alone || !next_launch)) {
         close();
         entries.push_back(alone ? single(i) : opened(i));
         open_ = true;
@@ -181,7 +183,7 @@ class Condenser {
     a.comm = CommId(static_cast<int32_t>(&comm_of(plan_, *i.op) - plan_.comms.data()));
     a.receives = is_receive(i);
     a.moves = meetings_[static_cast<size_t>(i.id)].moves;
-    if (a.moves) a.meets = who_meet(plan_, *i.op, simulated_, rank_);
+    if (a.moves) a.communication = communication_of(plan_, i, who_meet(plan_, *i.op, simulated_, rank_));
     return a;
   }
 

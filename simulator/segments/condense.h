@@ -15,6 +15,7 @@
 
 #include "plan/plan.h"
 #include "plan/program.h"
+#include "simulator/cost_model.h"
 #include "simulator/peers.h"
 #include "simulator/segments/beside.h"
 
@@ -24,10 +25,10 @@ namespace shardlab::segments {
 struct AskedOp {
   Instruction example;  ///< its first instruction
   Spent spent = Spent::kCompute;
-  CommId comm;                          ///< of what communicates
-  bool receives = false;                ///< it is a receive
-  bool moves = true;                    ///< false where its group is one rank: it does nothing
-  std::vector<std::vector<int>> meets;  ///< of what communicates: who meets, by whom its representative stands for
+  CommId comm;                  ///< of what communicates
+  bool receives = false;        ///< it is a receive
+  Communication communication;  ///< of what communicates
+  bool moves = true;            ///< false where its group is one rank: it does nothing
 };
 
 /// Ops that follow one another, as indices into `Condensed::ops`.

@@ -15,22 +15,22 @@ StretchCost followed_by(const StretchCost& first, const StretchCost& second, dou
 }  // namespace
 
 Prices::Prices(const Plan& plan, const Condensed& text, const PlacedCostModel& costs)
-    : dispatch_(costs.dispatch().value), wake_(costs.wake().value) {
-  price_ops(plan, text, costs);
-  price_pieces(text);
-  price_stretches(text);
+    : text_(text), dispatch_(costs.dispatch().value), wake_(costs.wake().value), tracks_(text.stretches.size()) {
+  price_ops(plan, costs);
+  price_pieces();
+  price_stretches();
 }
 
-void Prices::price_ops(const Plan& plan, const Condensed& text, const PlacedCostModel& costs) {
-  ops_.reserve(text.ops.size());
-  demands_.reserve(text.ops.size());
-  for (const AskedOp& op : text.ops) {
+void Prices::price_ops(const Plan& plan, const PlacedCostModel& costs) {
+  ops_.reserve(text_.ops.size());
+  demands_.reserve(text_.ops.size());
+  for (const AskedOp& op : text_.ops) {
     Cost& cost = ops_.emplace_back();
     Demand& demand = demands_.emplace_back();
     cost.spent = op.spent;
     if (op.spent == Spent::kCommunication) {
       if (!op.moves) continue;
-      const PlacedCostModel::Slowest slowest = costs.slowest_among(plan, op.example, op.meets);
+      const PlacedCostModel::Slowest slowest = costs.slowest_of(plan, op.example, op.communication);
       cost.seconds = slowest.seconds.value;
       demand = slowest.demand;
     } else {
@@ -46,9 +46,9 @@ int32_t Prices::kind_within(int32_t op, double seconds) {
   return beside_.kind_of(shares_of(demands_[static_cast<size_t>(op)], seconds));
 }
 
-void Prices::price_pieces(const Condensed& text) {
+void Prices::price_pieces() {
   std::unordered_map<uint64_t, std::vector<int32_t>> by_hash;
-  for (const Piece& piece : text.pieces) {
+  for (const Piece& piece : text_.pieces) {
     const int32_t number = static_cast<int32_t>(costs_.size());
     std::vector<Cost>& costs = costs_.emplace_back();
     StretchCost& sum = pieces_.emplace_back();
@@ -70,14 +70,14 @@ void Prices::price_pieces(const Condensed& text) {
   }
 }
 
-void Prices::price_stretches(const Condensed& text) {
-  stretches_.reserve(text.stretches.size());
-  for (const Stretch& stretch : text.stretches) {
+void Prices::price_stretches() {
+  stretches_.reserve(text_.stretches.size());
+  for (const Stretch& stretch : text_.stretches) {
     StretchCost sum;
     double launches_s = 0;
     for (const Repeated& r : stretch.pieces) {
       const StretchCost& once = pieces_[static_cast<size_t>(r.piece)];
-      const double ops = static_cast<double>(text.pieces[static_cast<size_t>(r.piece)].ops.size()), again = r.times - 1;
+      const double ops = static_cast<double>(text_.pieces[static_cast<size_t>(r.piece)].ops.size()), again = r.times - 1;
       // Linear in the repetition: the slowest launch is one of the first or of the last time.
       const StretchCost repeated{r.times * once.alone, once.launched + again * std::max(once.alone, dispatch_ * ops)};
       sum = followed_by(sum, repeated, launches_s);
@@ -85,6 +85,23 @@ void Prices::price_stretches(const Condensed& text) {
     }
     stretches_.push_back(sum);
   }
+}
+
+const Track& Prices::add_track(int32_t stretch, Beside::Set& set) {
+  std::vector<const Track*>& known = tracks_[static_cast<size_t>(stretch)];
+  const size_t number = static_cast<size_t>(set.number);
+  if (number >= known.size()) known.resize(number + 1, nullptr);
+  Track& track = all_tracks_.emplace_back();
+  known[number] = &track;
+  const std::span<const Repeated> pieces = pieces_of(stretch);
+  track.rest.resize(pieces.size());
+  for (const Repeated& r : pieces) {
+    const size_t same = static_cast<size_t>(same_as_[static_cast<size_t>(r.piece)]);
+    track.profiles.push_back(&beside_.profile(static_cast<int32_t>(same), costs_[same], set));
+  }
+  double rest = 0;
+  for (size_t r = pieces.size(); r-- > 0;) track.rest[r] = rest += pieces[r].times * track.profiles[r]->total(0);
+  return track;
 }
 
 }  // namespace shardlab::segments

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,12 @@ struct StretchCost {
   double launched = 0;
 };
 
+/// A stretch beside a set of other ops, piece by piece.
+struct Track {
+  std::vector<const Profile*> profiles;
+  std::vector<double> rest;  ///< seconds from the begin of each run of repeated pieces to the end of the last
+};
+
 class Prices {
  public:
   Prices(const Plan& plan, const Condensed& text, const PlacedCostModel& costs);
@@ -36,16 +43,20 @@ class Prices {
   const StretchCost& stretch(int32_t s) const { return stretches_[static_cast<size_t>(s)]; }
 
   Beside& beside() { return beside_; }
-  const Profile& profile(int32_t piece, int32_t set) {
-    const int32_t same = same_as_[static_cast<size_t>(piece)];
-    return beside_.profile(same, costs_[static_cast<size_t>(same)], set);
+  std::span<const Repeated> pieces_of(int32_t stretch) const { return text_.stretches[static_cast<size_t>(stretch)].pieces; }
+  const Track& track(int32_t stretch, Beside::Set& set) {
+    const std::vector<const Track*>& known = tracks_[static_cast<size_t>(stretch)];
+    const size_t number = static_cast<size_t>(set.number);
+    return number < known.size() && known[number] != nullptr ? *known[number] : add_track(stretch, set);
   }
 
  private:
-  void price_ops(const Plan& plan, const Condensed& text, const PlacedCostModel& costs);
-  void price_pieces(const Condensed& text);
-  void price_stretches(const Condensed& text);
+  void price_ops(const Plan& plan, const PlacedCostModel& costs);
+  void price_pieces();
+  void price_stretches();
+  const Track& add_track(int32_t stretch, Beside::Set& set);
 
+  const Condensed& text_;
   double dispatch_ = 0, wake_ = 0;
   Beside beside_;
   std::vector<Cost> ops_;
@@ -54,6 +65,8 @@ class Prices {
   std::vector<int32_t> same_as_;          ///< by piece: the first that costs the same (stages whose groups lie alike)
   std::vector<StretchCost> pieces_;
   std::vector<StretchCost> stretches_;
+  std::deque<Track> all_tracks_;
+  std::vector<std::vector<const Track*>> tracks_;  ///< by stretch and set; null: not asked for
 };
 
 }  // namespace shardlab::segments

@@ -1,26 +1,21 @@
-// How a moment is told without the ops in between: while nothing begins or ends on a device, its stretch runs along its profile
-// (beside.h), and so do the ops beside it. Whenever something does begin or end, the place of the stretch and what is left of each
-// op beside it are worked out (`account`), the change is made, and the next ends are looked up (`project`).
-//
-// What differs from the timeline op by op, where each of these is exact:
-//   - a message between two stages is slowed by each of the two devices as if the other did not slow it, and has arrived when both
-//     are through with it;
+// What differs from the timeline op by op, where the rest is the same to rounding:
+//   - a message between two stages is slowed by each of its devices as if the other let it pass: it has arrived when both are
+//   through
+//     with it. Where other single ops slow it, at either end, both ends are brought together at every change (`couple`); what is
+//     left out is then the rhythm of the stretches' ops, and that a message slowed at one end asks for less at the other;
 //   - a stretch that waits for its host and shares the device at once is taken to share it for its own time, and then to wait.
 #include "simulator/segments/run.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <limits>
 #include <span>
 #include <utility>
 
 #include "plan/base/check.h"
+#include "simulator/segments/progress.h"
 
 namespace shardlab::segments {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
 /// Events that happen together may differ in the last bits of their times (simulator/timeline.cpp).
 constexpr double kTogether = 1e-12;
 
@@ -41,42 +36,23 @@ struct Stream {
   int32_t next = 0;
   int32_t device = 0;
   Doing doing = Doing::kReady;
-  Wait missing;             ///< of kBlocked: what it waits for
-  int32_t kind = 0;         ///< of the single op that runs
-  size_t member = 0;        ///< its position in the device's set
-  double left = 0;          ///< of it, seconds alone, at the device's `at`
-  double through = kNever;  ///< when the device will be through with it
-  double due = kNever;      ///< its next event
-};
-
-/// Where in a run of repeated pieces a stretch is: the repetition, the op, the part of the op that is done.
-struct Place {
-  double times = 0;
-  size_t op = 0;
-  double part = 0;
+  Wait missing;  ///< of kBlocked: what it waits for
 };
 
 struct Device {
+  explicit Device(Prices& prices) : progress(prices) {}
+  Progress progress;
   int32_t first = 0, streams = 0;
-  const Wait* waits = nullptr;                ///< of its entries
-  std::array<int32_t, kMaxStreams> beside{};  ///< streams with a single op that runs
-  int32_t besides = 0;
-  int32_t set = 0;  ///< of their kinds
-  const Stretch* stretch = nullptr;
-  size_t run = 0;    ///< of the stretch's repeated pieces; their number: it has worked
-  double along = 0;  ///< seconds along that run, beside `along_set`
-  int32_t along_set = 0;
-  double launched = 0;  ///< the stretch does not end before
-  double at = 0;        ///< what is said of progress is said of this moment
-  double due = kNever;
-  int32_t due_stream = 0;
+  const Wait* waits = nullptr;  ///< of its entries
+  double launched = 0;          ///< the stretch does not end before
+  int32_t next = 0;             ///< the stream of its next event
   bool touched = false, changed = false;
 };
 
 struct Gathering {
   int32_t arrived = 0;
-  double first = kNever, last = 0;
   int32_t mover = -1;
+  double first = kNever, last = 0;
 };
 
 class Run {
@@ -90,6 +66,8 @@ class Run {
     for (const int32_t parties : text.parties) first_party_.push_back(std::exchange(first, first + parties));
     parties_.resize(static_cast<size_t>(first), -1);
     for (size_t s = 0; s < text.stages.size(); ++s) add_stage(static_cast<int32_t>(s));
+    due_.assign(streams_.size(), kNever);
+    device_due_.assign(devices_.size(), kNever);
   }
 
   void run() {
@@ -97,13 +75,12 @@ class Run {
     settle();
     for (;;) {
       size_t next = 0;
-      for (size_t d = 1; d < devices_.size(); ++d)
-        if (devices_[d].due < devices_[next].due) next = d;
-      const Device& device = devices_[next];
-      if (device.due == kNever) break;
-      if (device.due > now_ + kTogether) now_ = device.due;
+      for (size_t d = 1; d < device_due_.size(); ++d)
+        if (device_due_[d] < device_due_[next]) next = d;
+      if (device_due_[next] == kNever) break;
+      if (device_due_[next] > now_ + kTogether) now_ = device_due_[next];
       ++times_.events;
-      event(device.due_stream);
+      event(devices_[next].next);
       settle();
     }
     for (const Stream& s : streams_)
@@ -116,55 +93,58 @@ class Run {
     const StageEntries& entries = text_.stages[static_cast<size_t>(stage)];
     auto& ran = times_.stages[static_cast<size_t>(stage)];
     ran.resize(entries.streams.size());
-    Device device;
+    Device& device = devices_.emplace_back(prices_);
     device.first = static_cast<int32_t>(streams_.size());
     device.streams = static_cast<int32_t>(entries.streams.size());
     device.waits = entries.waits.data();
     for (size_t s = 0; s < entries.streams.size(); ++s) {
       ran[s].resize(entries.streams[s].size());
-      Stream stream;
-      stream.entries = entries.streams[s].data();
-      stream.ran = ran[s].data();
-      stream.size = static_cast<int32_t>(entries.streams[s].size());
-      stream.device = stage;
-      streams_.push_back(stream);
+      streams_.push_back({.entries = entries.streams[s].data(),
+                          .ran = ran[s].data(),
+                          .size = static_cast<int32_t>(entries.streams[s].size()),
+                          .device = stage});
     }
-    devices_.push_back(device);
   }
 
   Stream& stream(int32_t s) { return streams_[static_cast<size_t>(s)]; }
-  Device& device_of(const Stream& s) { return devices_[static_cast<size_t>(s.device)]; }
+  Device& device(int32_t d) { return devices_[static_cast<size_t>(d)]; }
+  Device& device_of(const Stream& s) { return device(s.device); }
+  double& due(int32_t s) { return due_[static_cast<size_t>(s)]; }
   static const Entry& entry(const Stream& s) { return s.entries[s.next]; }
   static Ran& ran(const Stream& s) { return s.ran[s.next]; }
 
   /// Starts whatever can start at this moment, and looks up what ends next on the devices that changed.
   void settle() {
-    for (;;) {
-      while (!ready_.empty()) {
-        const int32_t s = ready_.back();
-        ready_.pop_back();
-        step(s);
-      }
-      if (touched_.empty()) return;
-      const size_t touched =
-          touched_.size();  // the end of a meeting may be the next event of another device, which is looked up then
-      for (size_t i = 0; i < touched; ++i)
-        if (Device& d = devices_[static_cast<size_t>(touched_[i])]; d.changed) project(d);
-      for (const int32_t d : touched_) look(devices_[static_cast<size_t>(d)]);
-      touched_.clear();
+    while (!ready_.empty()) {
+      const int32_t s = ready_.back();
+      ready_.pop_back();
+      step(s);
     }
+    const size_t touched =
+        touched_.size();  // the end of a meeting may be the next event of another device, which is looked up then
+    for (size_t i = 0; i < touched; ++i)
+      if (device(touched_[i]).changed) project(device(touched_[i]));
+    for (const int32_t d : touched_) look(d);
+    touched_.clear();
   }
 
-  /// Its next event is to be looked up; where its progress changes, that first.
+  /// The next event of a device is to be looked up; where its progress changes, that first.
   void touch(int32_t d) {
-    Device& device = devices_[static_cast<size_t>(d)];
-    if (device.touched) return;
-    device.touched = true;
+    if (std::exchange(device(d).touched, true)) return;
     touched_.push_back(d);
   }
   void change(int32_t d) {
     touch(d);
-    devices_[static_cast<size_t>(d)].changed = true;
+    device(d).changed = true;
+  }
+
+  void look(int32_t index) {
+    Device& d = device(index);
+    d.touched = d.changed = false;
+    d.next = d.first;
+    for (int32_t s = d.first + 1; s < d.first + d.streams; ++s)
+      if (due(s) < due(d.next)) d.next = s;
+    device_due_[static_cast<size_t>(index)] = due(d.next);
   }
 
   /// Whether the dependencies of the next entry are over; else which is not.
@@ -206,25 +186,14 @@ class Run {
   }
 
   void wait_until(int32_t index, Doing doing, double when) {
-    Stream& s = stream(index);
-    s.doing = doing;
-    s.due = when;
-    Device& d = device_of(s);
-    if (when < d.due) d.due = when, d.due_stream = index;
-  }
-
-  /// A stream's event is over: its device's next one is another stream's.
-  void look(Device& d) {
-    d.due = kNever;
-    d.touched = d.changed = false;
-    for (int32_t s = d.first; s < d.first + d.streams; ++s)
-      if (stream(s).due < d.due) d.due = stream(s).due, d.due_stream = s;
+    stream(index).doing = doing;
+    due(index) = when;
+    touch(stream(index).device);
   }
 
   void event(int32_t index) {
     Stream& s = stream(index);
-    s.due = kNever;
-    device_of(s).due = kNever;
+    due(index) = kNever;
     touch(s.device);
     switch (s.doing) {
       case Doing::kStarting: return begin(index);
@@ -238,20 +207,15 @@ class Run {
   void begin(int32_t index) {
     Stream& s = stream(index);
     const Entry& e = entry(s);
-    if (e.stretch >= 0) return begin_stretch(index, e);
+    if (e.stretch >= 0) return begin_stretch(s, e);
     if (e.op < 0 || prices_.of(e.op).seconds <= 0) return complete(index);
     begin_op(index, prices_.of(e.op).seconds, prices_.of(e.op).kind);
   }
 
-  void begin_stretch(int32_t index, const Entry& e) {
-    Stream& s = stream(index);
+  void begin_stretch(Stream& s, const Entry& e) {
     Device& d = device_of(s);
-    account(d);
-    d.stretch = &text_.stretches[static_cast<size_t>(e.stretch)];
-    d.run = 0;
-    d.along = 0;
-    d.along_set = d.set;
-    ran(s).slowed_communication = ran(s).slowed_copies = 0;
+    d.progress.account(now_);
+    d.progress.begin(e.stretch);
     d.launched = prices_.dispatch() * e.launches + prices_.stretch(e.stretch).launched;
     s.doing = Doing::kRun;
     change(s.device);
@@ -260,13 +224,11 @@ class Run {
   void begin_op(int32_t index, double seconds, int32_t kind) {
     Stream& s = stream(index);
     Device& d = device_of(s);
-    account(d);
+    d.progress.account(now_);
     couple(d);
+    d.progress.enter(index, seconds, kind);
     s.doing = Doing::kRun;
-    s.kind = kind;
-    s.left = seconds;
-    d.beside[static_cast<size_t>(d.besides++)] = index;
-    enter(d, prices_.beside().with(d.set, kind));
+    change(s.device);
   }
 
   std::span<int32_t> parties(int32_t meeting) {
@@ -303,44 +265,39 @@ class Run {
   void finish(int32_t index) {
     Stream& s = stream(index);
     const Entry& e = entry(s);
-    if (e.stretch >= 0) {
-      Device& d = device_of(s);
-      account(d);
-      d.stretch = nullptr;
-      return complete(index);
-    }
+    if (e.stretch >= 0) return finish_stretch(index);
     if (e.meeting < 0) return finish_op(index);
     for (const int32_t p : parties(e.meeting)) finish_op(p);
+  }
+
+  void finish_stretch(int32_t index) {
+    Stream& s = stream(index);
+    Progress& progress = device_of(s).progress;
+    progress.account(now_);
+    Ran& r = ran(s);
+    r.worked = progress.worked();
+    r.slowed_communication = progress.slowed_communication();
+    r.slowed_copies = progress.slowed_copies();
+    progress.end();
+    change(s.device);
+    complete(index);
   }
 
   void finish_op(int32_t index) {
     Stream& s = stream(index);
     Device& d = device_of(s);
-    account(d);
-    const auto end = d.beside.begin() + d.besides;
-    *std::find(d.beside.begin(), end, index) = d.beside[static_cast<size_t>(--d.besides)];
-    couple(d);
-    enter(d, prices_.beside().without(d.set, s.kind));
-    s.due = s.through = kNever;
+    d.progress.account(now_);
+    couple(d, index);
+    d.progress.leave(index);
+    due(index) = kNever;
+    change(s.device);
     complete(index);
-  }
-
-  /// From now on other ops run beside the control stream.
-  void enter(Device& d, int32_t set) {
-    d.set = set;
-    for (int32_t b = 0; b < d.besides; ++b) {
-      Stream& s = stream(d.beside[static_cast<size_t>(b)]);
-      s.member = prices_.beside().position(set, s.kind);
-    }
-    change(stream(d.first).device);
   }
 
   void complete(int32_t index) {
     Stream& s = stream(index);
-    Ran& r = ran(s);
     const Entry& e = entry(s);
-    r.end = now_;
-    if (e.stretch < 0) r.worked = now_;
+    ran(s).end = now_;
     double& end = times_.ends[static_cast<size_t>(s.device)];
     end = std::max(end, now_);
     ++s.next;
@@ -354,144 +311,47 @@ class Run {
     }
   }
 
-  // --- progress on one device ----------------------------------------------------------------------------------------------
-
-  const Profile& profile(const Device& d, int32_t set) { return prices_.profile(d.stretch->pieces[d.run].piece, set); }
-
-  static Place place_at(const Profile& p, double times, double along, size_t row) {
-    Place place;
-    const std::span<const double> list = p.row(row);
-    const double total = list[p.ops];
-    if (total <= 0) return place;
-    place.times = std::min(std::floor(along / total), times - 1);
-    const double y = along - place.times * total;
-    const auto next = std::upper_bound(list.begin() + 1, list.end() - 1, y);
-    place.op = static_cast<size_t>(next - list.begin()) - 1;
-    const double length = list[place.op + 1] - list[place.op];
-    place.part = length > 0 ? std::min(1.0, (y - list[place.op]) / length) : 0;
-    return place;
-  }
-  static double along_at(const Profile& p, const Place& place, size_t row) {
-    const std::span<const double> list = p.row(row);
-    return place.times * list[p.ops] + list[place.op] + place.part * (list[place.op + 1] - list[place.op]);
-  }
-
-  /// Says of this moment how far the stretch of a device is, and what is left of the ops beside it.
-  void account(Device& d) {
-    double dt = now_ - d.at;
-    if (dt <= 0) return;
-    d.at = now_;
-    if (d.stretch != nullptr)
-      while (d.run < d.stretch->pieces.size() && dt > 0) dt -= go_along(d, dt);
-    if (dt <= 0) return;
-    for (int32_t b = 0; b < d.besides; ++b) {
-      Stream& s = stream(d.beside[static_cast<size_t>(b)]);
-      if (s.left > 0) s.left -= dt * prices_.beside().speed(d.set, s.member);
-    }
-  }
-
-  /// A message that other single ops slow, here or at its other end, has come as far as the slower of its devices let it.
-  void couple(const Device& d) {
-    for (int32_t b = 0; b < d.besides; ++b) {
-      const Stream& s = stream(d.beside[static_cast<size_t>(b)]);
-      if (s.doing != Doing::kRun || entry(s).meeting < 0) continue;
-      const std::span<const int32_t> all = parties(entry(s).meeting);
-      if (std::ranges::none_of(all, [&](int32_t p) { return slowed(stream(p)); })) continue;
+  /// Messages of a device that other single ops slow, here or at their other ends, have come as far as the slower of their devices
+  /// let them. `without` is over.
+  void couple(Device& d, int32_t without = -1) {
+    for (const Member& m : d.progress.members()) {
+      if (m.stream == without) continue;
+      const int32_t meeting = entry(stream(m.stream)).meeting;
+      if (meeting < 0) continue;
+      const std::span<const int32_t> all = parties(meeting);
+      if (m.speed >= 1 && std::ranges::none_of(all, [&](int32_t p) { return member(p).speed < 1; })) continue;
       double left = 0;
       for (const int32_t p : all) {
-        account(device_of(stream(p)));
-        left = std::max(left, stream(p).left);
+        device_of(stream(p)).progress.account(now_);
+        left = std::max(left, member(p).left);
       }
       for (const int32_t p : all) {
-        stream(p).left = left;
+        member(p).left = left;
         change(stream(p).device);
       }
     }
   }
+  Member& member(int32_t party) { return device_of(stream(party)).progress.member(party); }
 
-  bool slowed(const Stream& s) { return prices_.beside().speed(device_of(s).set, s.member) < 1; }
-
-  /// Goes at most `dt` on along the run that a stretch is in; returns how far.
-  double go_along(Device& d, double dt) {
-    const double times = d.stretch->pieces[d.run].times;
-    const Profile& p = profile(d, d.set);
-    const double rest = times * p.total(0) - d.along, gone = std::min(dt, rest);
-    const double to = d.along + gone;
-    if (d.besides > 0) {
-      const Place from_place = place_at(p, times, d.along, 0);
-      const Place to_place = gone == rest ? Place{times - 1, p.ops - 1, 1} : place_at(p, times, to, 0);
-      Ran& r = ran(stream(d.first));
-      r.slowed_communication += along_at(p, to_place, p.slowed) - along_at(p, from_place, p.slowed);
-      r.slowed_copies += along_at(p, to_place, p.slowed + 1) - along_at(p, from_place, p.slowed + 1);
-      for (int32_t b = 0; b < d.besides; ++b) {
-        Stream& s = stream(d.beside[static_cast<size_t>(b)]);
-        const size_t row = 1 + s.member;
-        s.left -= along_at(p, to_place, row) - along_at(p, from_place, row);
-      }
-    }
-    d.along = to;
-    if (gone == rest) ++d.run, d.along = 0;
-    return gone;
-  }
-
-  /// When the stretch of a device and the ops beside it will end, if nothing else changes.
   void project(Device& d) {
-    account(d);
-    double worked = d.at;
-    if (d.stretch != nullptr) {
-      translate(d);
-      for (size_t r = d.run; r < d.stretch->pieces.size(); ++r) {
-        const Repeated& repeated = d.stretch->pieces[r];
-        worked += repeated.times * prices_.profile(repeated.piece, d.set).total(0) - (r == d.run ? d.along : 0);
-      }
-      Stream& control = stream(d.first);
-      if (d.run < d.stretch->pieces.size()) ran(control).worked = worked;
-      control.due = std::max(ran(control).worked, d.launched);
-    }
-    for (int32_t b = 0; b < d.besides; ++b) {
-      Stream& s = stream(d.beside[static_cast<size_t>(b)]);
-      if (s.left > 0 || s.through == kNever) s.through = std::max(d.at, end_beside(d, s));
-      const int32_t meeting = entry(s).meeting;
+    d.progress.account(now_);
+    d.progress.project();
+    if (d.progress.has_stretch()) due(d.first) = std::max(d.progress.worked(), d.launched);
+    for (const Member& m : d.progress.members()) {
+      const int32_t meeting = entry(stream(m.stream)).meeting;
       if (meeting < 0)
-        s.due = s.through;
+        due(m.stream) = m.through;
       else
-        set_end_of_meeting(meeting);
+        set_end(meeting);
     }
   }
 
-  void set_end_of_meeting(int32_t meeting) {
+  void set_end(int32_t meeting) {
     double end = 0;
-    for (const int32_t p : parties(meeting)) end = std::max(end, stream(p).through);
+    for (const int32_t p : parties(meeting)) end = std::max(end, member(p).through);
     const int32_t mover = gatherings_[static_cast<size_t>(meeting)].mover;
-    stream(mover).due = end;
+    due(mover) = end;
     touch(stream(mover).device);
-  }
-
-  /// Says the place of the stretch in seconds beside the set that there is now.
-  void translate(Device& d) {
-    if (d.along_set == d.set) return;
-    if (d.run < d.stretch->pieces.size() && d.along > 0) {
-      const Place place = place_at(profile(d, d.along_set), d.stretch->pieces[d.run].times, d.along, 0);
-      d.along = along_at(profile(d, d.set), place, 0);
-    }
-    d.along_set = d.set;
-  }
-
-  double end_beside(const Device& d, const Stream& s) {
-    const size_t member = s.member;
-    double left = s.left, end = d.at;
-    if (d.stretch != nullptr)
-      for (size_t r = d.run; r < d.stretch->pieces.size(); ++r) {
-        const Repeated& repeated = d.stretch->pieces[r];
-        const Profile& p = prices_.profile(repeated.piece, d.set);
-        const double times = repeated.times, from = r == d.run ? d.along : 0;
-        const double done = from > 0 ? along_at(p, place_at(p, times, from, 0), 1 + member) : 0;
-        const double rest = times * p.total(1 + member) - done;
-        if (left < rest) return end + along_at(p, place_at(p, times, done + left, 1 + member), 0) - from;
-        left -= rest;
-        end += times * p.total(0) - from;
-      }
-    return end + left / prices_.beside().speed(d.set, member);
   }
 
   const Condensed& text_;
@@ -503,6 +363,8 @@ class Run {
   std::vector<int32_t> first_party_, parties_;  ///< streams, by meeting
   std::vector<int32_t> ready_;                  ///< streams to look at before time goes on
   std::vector<int32_t> touched_;                ///< devices likewise
+  std::vector<double> due_;                     ///< by stream: its next event
+  std::vector<double> device_due_;              ///< by device: the first of those
   double now_ = 0;
 };
 

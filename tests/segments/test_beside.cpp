@@ -61,22 +61,23 @@ TEST_CASE("one device shares as DeviceSharing does") {
 
 TEST_CASE("sets are what runs, whatever the order in which it came") {
   Beside beside;
+  Beside::Set& nobody = beside.nobody();
   const int32_t a = beside.kind_of(shares(0, 0.5, 1)), b = beside.kind_of(shares(0, 0.7)),
                 again = beside.kind_of(shares(0, 0.5, 1));
   CHECK(a == again);
   CHECK(a != b);
-  const int32_t ab = beside.with(beside.with(0, a), b), ba = beside.with(beside.with(0, b), a);
-  CHECK(ab == ba);
-  CHECK(beside.with(0, a) != ab);
-  CHECK(beside.without(ab, a) == beside.with(0, b));
-  CHECK(beside.without(beside.without(ab, b), a) == 0);
-  CHECK(beside.empty(0));
-  const int32_t aa = beside.with(beside.with(0, a), a);
-  CHECK(aa != beside.with(0, a));
-  CHECK(beside.without(aa, a) == beside.with(0, a));
+  Beside::Set &just_a = beside.with(nobody, a), &just_b = beside.with(nobody, b);
+  Beside::Set& both = beside.with(just_a, b);
+  CHECK(&both == &beside.with(just_b, a));
+  CHECK(&both != &just_a);
+  CHECK(&beside.without(both, a) == &just_b);
+  CHECK(&beside.without(just_a, a) == &nobody);
+  Beside::Set& twice = beside.with(just_a, a);
+  CHECK(&twice != &just_a);
+  CHECK(&beside.without(twice, a) == &just_a);
   // Two that ask for the whole link each go at half speed.
-  CHECK(beside.speed(beside.with(0, a), 0) == 1);
-  CHECK(beside.speed(aa, 0) == Approx(0.5));
+  CHECK(just_a.alone[0] == 1);
+  CHECK(twice.alone[0] == Approx(0.5));
 }
 
 TEST_CASE("a profile adds up speeds op by op") {
@@ -84,9 +85,9 @@ TEST_CASE("a profile adds up speeds op by op") {
   const int32_t compute = beside.kind_of(shares(1, 0.2)), memory = beside.kind_of(shares(0.1, 1)),
                 message = beside.kind_of(shares(0, 0.25, 1));
   const std::vector<Cost> piece{{2, compute}, {1, memory}, {0, 0}, {4, compute}};
-  const Profile& alone = beside.profile(0, piece, 0);
+  const Profile& alone = beside.profile(0, piece, beside.nobody());
   CHECK(std::vector<double>(alone.row(0).begin(), alone.row(0).end()) == std::vector<double>{0, 2, 3, 3, 7});
-  const Profile& with = beside.profile(0, piece, beside.with(0, message));
+  const Profile& with = beside.profile(0, piece, beside.with(beside.nobody(), message));
   // Beside the op that needs all of the memory both take a quarter longer: 1.25 is asked for.
   CHECK(std::vector<double>(with.row(0).begin(), with.row(0).end()) == std::vector<double>{0, 2, 3.25, 3.25, 7.25});
   CHECK(std::vector<double>(with.row(1).begin(), with.row(1).end()) == std::vector<double>{0, 2, 3, 3, 7});
