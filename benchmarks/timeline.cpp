@@ -114,7 +114,7 @@ void segments_from_case(benchmark::State& state, int pp, int64_t micro_batches) 
   const Case c = gpt3_175b(pp, micro_batches);
   for (auto _ : state) {
     const Plan plan = lowered(c);
-    SegmentTimeline timeline(plan, expanded(plan));
+    SegmentTimeline timeline(plan);
     benchmark::DoNotOptimize(timeline.step(c.machine, DatasheetCostModel(c.machine, "fp32")).seconds);
   }
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plan/base/check.h"
+#include "plan/program_order.h"
 #include "plan/trace_internal.h"
 
 namespace shardlab::segments {
@@ -14,17 +15,14 @@ namespace {
 /// Condenses one stage after the other into what they share.
 class Condenser {
  public:
-  Condenser(const Plan& plan, std::span<const Program> programs) : plan_(plan), programs_(programs), simulated_(plan.mesh, false) {}
+  explicit Condenser(const Plan& plan) : plan_(plan), simulated_(plan.mesh, false) { out_.ranks = simulated_.ranks(); }
 
-  Condensed run() {
-    out_.ranks = simulated_.ranks();
-    for (const int rank : out_.ranks) add_stage(rank);
-    return std::move(out_);
-  }
+  const std::vector<int>& ranks() const { return simulated_.ranks(); }
+  int role_of(int rank) const { return simulated_.role_of(rank); }
+  Condensed result() { return std::move(out_); }
 
- private:
-  void add_stage(int rank) {
-    program_ = &programs_[static_cast<size_t>(simulated_.role_of(rank))];
+  void add_stage(int rank, const Program& program) {
+    program_ = &program;
     rank_ = rank;
     meetings_ = meetings_of(plan_, *program_, simulated_, rank);
     out_.instructions += static_cast<int64_t>(program_->instructions.size());
@@ -40,6 +38,7 @@ class Condenser {
     out_.stages.push_back(std::move(stage_));
   }
 
+ private:
   void find_awaited() {
     awaited_.assign(program_->streams.size(), {});
     for (size_t s = 0; s < awaited_.size(); ++s) awaited_[s].resize(program_->streams[s].size(), false);
@@ -188,7 +187,6 @@ class Condenser {
   }
 
   const Plan& plan_;
-  const std::span<const Program> programs_;
   const SimulatedRanks simulated_;
   Condensed out_;
   std::map<std::pair<const Op*, int>, int32_t> op_of_;
@@ -222,7 +220,15 @@ int64_t Condensed::entries() const {
 
 Condensed condense(const Plan& plan, std::span<const Program> programs) {
   SHARDLAB_CHECK(programs.size() == plan.roles.size(), "{} programs for {} roles", programs.size(), plan.roles.size());
-  return Condenser(plan, programs).run();
+  Condenser condenser(plan);
+  for (const int rank : condenser.ranks()) condenser.add_stage(rank, programs[static_cast<size_t>(condenser.role_of(rank))]);
+  return condenser.result();
+}
+
+Condensed condense(const Plan& plan) {
+  Condenser condenser(plan);
+  for (const int rank : condenser.ranks()) condenser.add_stage(rank, expand_order(plan, condenser.role_of(rank)));
+  return condenser.result();
 }
 
 }  // namespace shardlab::segments

@@ -55,6 +55,7 @@ struct Entry {
   bool awaited = false;  ///< somebody waits for its end
   uint32_t first_wait = 0, waits = 0;
   int32_t launches = 0;  ///< ops that the host launches before its first
+  friend bool operator==(const Entry&, const Entry&) = default;
 };
 
 /// One stage. `Wait::count` counts entries.
@@ -80,5 +81,7 @@ struct Condensed {
 /// Condenses the programs of a plan, one representative a stage. Instructions are copied; segments and ops of `plan` are pointed
 /// to.
 Condensed condense(const Plan& plan, std::span<const Program> programs);
+/// The same, expanding one role after the other.
+Condensed condense(const Plan& plan);
 
 }  // namespace shardlab::segments

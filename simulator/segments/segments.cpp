@@ -1,6 +1,7 @@
 #include "simulator/segments/segments.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "plan/base/check.h"
 #include "plan/runnable.h"
@@ -8,7 +9,10 @@
 namespace shardlab {
 
 SegmentTimeline::SegmentTimeline(const Plan& plan, std::span<const Program> programs)
-    : plan_(plan), text_(segments::condense(plan, programs)) {
+    : SegmentTimeline(plan, segments::condense(plan, programs)) {}
+SegmentTimeline::SegmentTimeline(const Plan& plan) : SegmentTimeline(plan, segments::condense(plan)) {}
+
+SegmentTimeline::SegmentTimeline(const Plan& plan, segments::Condensed text) : plan_(plan), text_(std::move(text)) {
   const Result<void> runnable = check_runnable(plan);
   SHARDLAB_CHECK(runnable.ok(), "{}", to_string(runnable.error()));
 }

@@ -38,6 +38,8 @@ class SegmentTimeline {
   /// Condenses the plan, which must outlive this. It must have passed `verify` and `check_runnable`. `programs` are indexed by role
   /// and are not needed afterwards.
   SegmentTimeline(const Plan& plan, std::span<const Program> programs);
+  /// The same where nobody has expanded the programs.
+  explicit SegmentTimeline(const Plan& plan);
 
   /// The step at the costs of a machine whose ranks have a device each (`machine.local` is a bug: its ranks share cores, and
   /// `simulate` knows how).
@@ -49,6 +51,8 @@ class SegmentTimeline {
   int64_t events() const { return times_.events; }
 
  private:
+  SegmentTimeline(const Plan& plan, segments::Condensed text);
+
   const Plan& plan_;
   segments::Condensed text_;
   segments::Times times_;  ///< of the last step, kept for its storage

@@ -50,6 +50,30 @@ TEST_CASE("every op of a program is in exactly one entry of what it is condensed
   require_complete(*lowered(c).plan, lowered(c).programs);
 }
 
+TEST_CASE("a plan that nobody expanded is condensed to the same") {
+  Case c = gpt3_175b(2, 3);
+  c.layout.dp = 2, c.layout.zero = 3;
+  c.machine.nodes = 4;
+  const Lowered l = lowered(c);
+  const Condensed a = condense(*l.plan, l.programs), b = condense(*l.plan);
+  REQUIRE(a.instructions == b.instructions);
+  REQUIRE(a.ops.size() == b.ops.size());
+  REQUIRE(a.stretches.size() == b.stretches.size());
+  for (size_t s = 0; s < a.stretches.size(); ++s) CHECK(a.stretches[s].pieces == b.stretches[s].pieces);
+  REQUIRE(a.stages.size() == b.stages.size());
+  for (size_t s = 0; s < a.stages.size(); ++s) {
+    CHECK(a.stages[s].streams == b.stages[s].streams);
+    REQUIRE(a.stages[s].waits.size() == b.stages[s].waits.size());
+    for (size_t w = 0; w < a.stages[s].waits.size(); ++w) {
+      CHECK(a.stages[s].waits[w].stream == b.stages[s].waits[w].stream);
+      CHECK(a.stages[s].waits[w].count == b.stages[s].waits[w].count);
+    }
+  }
+  const DatasheetCostModel costs(c.machine, "bf16");
+  CHECK(SegmentTimeline(*l.plan, l.programs).step(c.machine, costs).seconds ==
+        SegmentTimeline(*l.plan).step(c.machine, costs).seconds);
+}
+
 TEST_CASE("a step of 175B on 8 stages with 64 micro-batches is a few thousand entries") {
   const Lowered l = lowered(gpt3_175b(8, 64));
   const Condensed text = condense(*l.plan, l.programs);
