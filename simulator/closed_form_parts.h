@@ -98,6 +98,7 @@ struct BucketForm {
   bool tied = false;
   bool biases = false;  ///< of columns, under tensor parallelism: forward reads them, backward does not
   int last = 0;         ///< which of the lowest unit's gradients completes it (GradientOrder)
+  int64_t padding = 0;  ///< of its elements
 
   int64_t bytes(int64_t element) const { return held(elements, element); }
   int64_t slice_bytes(int64_t element) const { return held(elements / ranks, element); }
@@ -130,10 +131,12 @@ class Filling {
     if (bucket_bytes_ >= 0 && open_ * element_ >= bucket_bytes_) close();
   }
   void close() {
+    if (open_ == 0) return;
     const auto rounded_up = [](int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; };
     const int64_t slice = (open_ + ranks_ - 1) / ranks_;
     const int64_t blocks = block_ > 0 ? 2 * ((slice + block_ - 1) / block_) : 1;
-    if (open_ > 0) out_->push_back({highest_, lowest_, rounded_up(open_, ranks_ * blocks), ranks_, tied_, biases_, last_});
+    const int64_t elements = rounded_up(open_, ranks_ * blocks);
+    out_->push_back({highest_, lowest_, elements, ranks_, tied_, biases_, last_, elements - open_});
     open_ = 0;
   }
 
@@ -354,6 +357,9 @@ inline State state_of(const Case& c, const Elements& n, const Part& part, int64_
 inline bool shares_micro_batches_out(const Case& c) {
   return c.canonical && c.layout.zero >= 2 && c.layout.shard_ranks() > 1 && c.train.grad_accumulation > 1;
 }
+
+/// Whether each micro-batch's gradients are written to a copy of their own, and copies added.
+inline bool adds_copies(const Case& c) { return c.canonical && c.layout.zero < 2 && c.train.grad_accumulation > 1; }
 
 /// Whether the norm of the gradients is computed.
 inline bool judges_norm(const Case& c) { return c.train.guard.spike != GuardAction::kNone && c.train.guard.norm_factor > 0; }
@@ -751,9 +757,10 @@ struct GatherTimes {
 std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Part& part, int64_t stage);
 
 /// One stay of a bucket's whole parameters under ZeRO-3: gathered before visit `issued` computes, used from visit `first` on, freed
-/// after visit `last`. Visits are forwards and backwards of one unit, numbered through the stage's step.
+/// after visit `last`. From NVMe it is read before visit `read`; what it took on its way is given up after visit `passed`. Visits are
+/// forwards and backwards of one unit, numbered through the stage's step.
 struct GatherStay {
-  size_t bucket = 0, issued = 0, first = 0, last = 0;
+  size_t bucket = 0, issued = 0, first = 0, last = 0, read = 0, passed = 0;
 };
 /// In the order in which they are issued.
 std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Part& part, int64_t stage);

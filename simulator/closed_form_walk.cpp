@@ -502,8 +502,8 @@ void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const P
     if (begins) message(table.receives(visits[v].slot + 1));
     level.change(around[v].before_scatter);
     level.change(around[v].before_gather);
-    if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
     level.change(around[v].fetched);
+    if (begins) level.change(BufferClass::kActivation, -sizes.x * sent_before), sent_before = sent_last, sent_last = 0;
     for (const auto* list : {&around[v].host_late, &around[v].host_read, &around[v].host_before}) host.change(*list);
     const Effect effect = effect_of(c, sizes, units, part, visits[v]);
     level.rise(effect.rise);
@@ -526,7 +526,7 @@ std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Pa
   const auto by_bucket = stays_of(c, state, part, stage, visits);
   std::vector<GatherStay> all;
   for (size_t b = 0; b < by_bucket.size(); ++b)
-    for (const Stay& s : by_bucket[b]) all.push_back({b, s.issued, s.first, s.last});
+    for (const Stay& s : by_bucket[b]) all.push_back({b, s.issued, s.first, s.last, s.read, s.passed});
   std::ranges::stable_sort(all, {}, [](const GatherStay& s) { return std::tuple(s.issued, s.first, s.bucket); });
   return all;
 }

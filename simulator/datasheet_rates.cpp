@@ -61,6 +61,13 @@ double DatasheetRates::host_copy_seconds(double bytes, bool to_device) const {
   return models_->device.host_copy_seconds(bytes, to_device ? HostCopy::kToDevice : HostCopy::kToHost);
 }
 
+Demand DatasheetRates::host_copy_demand(double bytes, bool to_device) const {
+  Demand d;
+  d.of(to_device ? Resource::kToDevice : Resource::kToHost) = host_copy_seconds(bytes, to_device);
+  d.of(Resource::kMemory) = memory_seconds(bytes);
+  return d;
+}
+
 double DatasheetRates::nvme_seconds(double bytes, bool write) const {
   return models_->device.nvme_seconds(bytes, write, devices_per_node_);
 }

@@ -69,6 +69,8 @@ class DatasheetRates {
   double memory_seconds(double bytes) const;
   /// One copy between host memory and the device.
   double host_copy_seconds(double bytes, bool to_device) const;
+  /// Of its copy engine and of the device's memory.
+  Demand host_copy_demand(double bytes, bool to_device) const;
   /// While all devices of the node do so.
   double nvme_seconds(double bytes, bool write) const;
   const Efficiency& efficiency() const { return efficiency_; }

@@ -9,7 +9,10 @@ namespace shardlab {
 /// What of a data sheet a program reaches, and what a kernel costs beside its flops and bytes.
 ///
 /// Units: as stated. Defaults are those of an A100 (fitted there, transferred anywhere else); shipped machines state their own,
-/// each tagged. Fitted constants come from simulator/published alone, never from an end-to-end run.
+/// each tagged. Fitted constants come from simulator/published alone, never from an end-to-end run. `matmul_spread` is transferred
+/// everywhere: Sinha et al., "Not All GPUs Are Created Equal" (SC 2022, arXiv 2208.11035), measured over 90 % of the devices of
+/// five clusters and found 8 % on average between slow and fast ones, outliers apart, caused by power management; read as the
+/// whiskers of a box plot, which are 5.4 deviations of a normal apart.
 struct DeviceConstants {
   double sms = 108;  ///< multiprocessors (compute units): how many tiles are computed at once
 
@@ -18,6 +21,7 @@ struct DeviceConstants {
   double matmul_fp4_rate = 0.65;     ///< the same for fp4
   double matmul_fp32_rate = 0.85;    ///< the same for fp32 without tensor cores
   double matmul_sustained = 0.95;    ///< of that rate, by long runs of large matmuls: what power and heat leave
+  double matmul_spread = 0.015;      ///< standard deviation of that clock among devices of one model, relative
   double matmul_input_rate = 1.0;    ///< Product::kInput relative to kForward
   double matmul_weight_rate = 1.0;   ///< Product::kWeight relative to kForward
   double matmul_ramp_k = 192;        ///< k0: elements of k whose time a tile needs to start and to write its result
@@ -26,6 +30,8 @@ struct DeviceConstants {
   double matmul_quantisation = 0.7;  ///< 1: a last wave that is partly filled costs a full one; 0: only its part
   double matmul_write = 1;           ///< rate of writing a result, relative to reading operands
   double matmul_memory = 0.75;       ///< of the memory bandwidth, by the operands of a matmul
+
+  double matmul_unaligned = 0.45;  ///< rate where rows of a matrix begin at any 16-bit element, relative to multiples of 16 bytes
 
   double matmul_start_s = 5e-6;  ///< least duration of a matmul: start, first loads, last stores
 
@@ -70,7 +76,9 @@ struct DeviceConstants {
 struct DeviceConstant {
   std::string_view name;
   double DeviceConstants::*value;
-  std::string_view group;  ///< "matmul", "attention", "memory", "host", "capacity": what is predicted with it
+  /// What is predicted with it: "matmul", "unaligned", "many" (devices that wait for one another), "attention", "memory", "host",
+  /// "capacity".
+  std::string_view group;
 };
 
 /// All of them, in the order of the struct.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 
@@ -127,11 +128,37 @@ Provenance DeviceModel::provenance(std::string_view what, Precision precision) c
 }
 
 /// How much longer a matmul takes in a long run, at the clock that keeps the device within its power: at the clock f it draws what
-/// multipliers that are busy `used` of the time do, used f^3, and matmul_sustained is f where they always are.
-double DeviceModel::throttled(double used) const {
-  const double kept = constants_.matmul_sustained * constants_.matmul_sustained * constants_.matmul_sustained;
+/// multipliers that are busy `used` of the time do, used f^3, and matmul_sustained is f where they always are; that of a slower
+/// device is lower by `slowest`. Where it is 1, power binds no device.
+double DeviceModel::throttled(double used, double slowest) const {
+  const double reached = constants_.matmul_sustained;
+  const double sustained = reached < 1 ? reached / slowest : 1, kept = sustained * sustained * sustained;
   return used > kept ? std::cbrt(used / kept) : 1;
 }
+
+double DeviceModel::slowest_of(double devices) const {
+  if (devices <= 1) return 1;
+  const double above = 0.625 / (devices + 0.25), t = std::sqrt(-2 * std::log(above));
+  const double deviations = t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
+  return 1 + constants_.matmul_spread * std::max(0.0, deviations);
+}
+
+namespace {
+
+/// Halvings of 16 bytes down to what the rows of all three matrices begin at a multiple of: 0 where they are aligned, or of a size
+/// that is only an average.
+int unaligned_halvings(const Matmul& x) {
+  const double operand = bytes_of(x.precision);
+  int halvings = 0;
+  for (const double row : {x.n, x.product == Product::kWeight ? x.m : x.k}) {
+    const double bytes = row * operand;
+    if (!(bytes >= 1 && bytes < 0x1p53) || row != std::floor(row) || bytes != std::floor(bytes)) continue;
+    halvings = std::max(halvings, 4 - std::min(4, std::countr_zero(static_cast<uint64_t>(bytes))));
+  }
+  return halvings;
+}
+
+}  // namespace
 
 double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   if (x.grouped && x.batch > kGroupStreams) {
@@ -144,7 +171,9 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
                          : x.product == Product::kInput ? c.matmul_input_rate
                                                         : c.matmul_weight_rate;
   const double sms = std::max(1.0, c.sms - x.taken_sms);
-  const double per_sm = rate_[static_cast<int>(x.precision)] * product / c.sms;
+  const int halvings = unaligned_halvings(x);  // 16 bits are the third
+  const double aligned = halvings == 0 ? 1 : std::pow(c.matmul_unaligned, halvings / 3.0);
+  const double per_sm = rate_[static_cast<int>(x.precision)] * product * aligned / c.sms;
   const double memory = memory_bytes_per_s_ * c.matmul_memory;
   double best = HUGE_VAL;
   for (const Tile& tile : kTiles) {
@@ -162,7 +191,7 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   const double operand = bytes_of(x.precision);
   const double bytes =
       x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
-  if (!short_run) best *= throttled(2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best);
+  if (!short_run) best *= throttled(aligned * 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best, x.slowest);
   return c.matmul_start_s + std::max(best, bytes / memory);
 }
 

@@ -42,6 +42,7 @@ struct Matmul {
   bool accumulate = false;  ///< the result is read and added to
   bool grouped = false;     ///< the `batch` products are launches of their own on four streams (experts), not one launch
   double taken_sms = 0;     ///< multiprocessors that a collective holds meanwhile
+  double slowest = 1;       ///< of devices that wait for one another: DeviceModel::slowest_of
 };
 
 enum class Pass : uint8_t { kForward, kBackward };
@@ -99,11 +100,21 @@ class DeviceModel {
   ///     waves * (2 tm tn (k / s + k0) / (rate / sms * tile efficiency)) + reduction of the split,
   ///   waves between tiles / sms and its ceiling (`matmul.quantisation`), tiles = batch * ceil(m/tm) * ceil(n/tn) * s;
   ///   at least the time of its bytes at the memory bandwidth; plus the start of a kernel.
+  ///   Rows that do not begin at multiples of 16 bytes are loaded in smaller pieces: the rate falls by the same factor with each
+  ///   halving of the alignment, to `matmul.unaligned` at 2 bytes.
   ///   A long run of matmuls goes at the clock at which the device stays within its power (`matmul.sustained`): switching draws the
   ///   clock times the voltage squared, which rises with the clock, so that used f^3 = sustained^3 where the multipliers are busy
   ///   `used` of the time. What partly filled waves leave idle is partly given back as clock. `short_run` leaves that out, as in a
-  ///   benchmark of a few milliseconds.
+  ///   benchmark of a few milliseconds. Devices of one model do not reach the same clock within the same power: one that `slowest`
+  ///   says is slower is so where power binds, and there alone.
   double matmul_seconds(const Matmul& matmul, bool short_run = false) const;
+
+  /// How much longer the slowest of `devices` takes than the typical one, where power sets the clock. A step in which all wait for
+  /// one another goes at its pace.
+  /// Formula: 1 + matmul.spread * E[largest of n standard normals], by its median rank (n - 3/8) / (n + 1/4).
+  /// Source: Blom, Statistical Estimates and Transformed Beta-Variables (1958); the normal quantile of Abramowitz and
+  /// Stegun, 26.2.23.
+  double slowest_of(double devices) const;
 
   /// Formula, fused: flops / (rate * seen / (seen + half)), `seen` the keys a row sees on average, flops = 2 queries keys heads
   /// batch (head_dim + value_dim), halved when
@@ -140,7 +151,7 @@ class DeviceModel {
   DeviceModel() = default;
   double fused_attention_seconds(const AttentionShape& attention) const;
   double head_rate(double head_dim) const;
-  double throttled(double used) const;
+  double throttled(double used, double slowest) const;
   double unfused_attention_seconds(const AttentionShape& attention) const;
 
   DeviceConstants constants_;

@@ -140,16 +140,16 @@ Result<Fabric> Fabric::of(const Machine& machine, const MeasuredFabric& measured
   fabric.link_bytes_per_s_ = machine.device.link_bytes_per_s;
   fabric.inter_bytes_per_s_ = machine.inter_bytes_per_s;
   fabric.memory_bytes_per_s_ = machine.device.memory_bytes_per_s;
-  fabric.measured_ = measured;
   fabric.provenance_ = machine.device.provenance;
+  if (measured.nodes < 0 || measured.nodes > machine.nodes)
+    return refuse(fmt::format("has {} nodes, its fabric was measured over {}", machine.nodes, measured.nodes), "0 stands for all");
+  fabric.correct(measured, measured.nodes > 0 ? measured.nodes : machine.nodes);
   return fabric;
 }
 
 Provenance Fabric::provenance(bool across_nodes) const {
   constexpr int trust[] = {1, 0, 2, 3};  // measured before datasheet before fitted before transferred
-  const bool overridden = across_nodes ? measured_.all_reduce || measured_.all_gather || measured_.reduce_scatter
-                                       : measured_.intra_all_reduce || measured_.intra_all_gather || measured_.intra_reduce_scatter;
-  if (overridden) return Provenance::kMeasured;
+  if (correction(CollectiveUse::kAllReduce, across_nodes).measured) return Provenance::kMeasured;
   Provenance least = Provenance::kMeasured;
   for (const FabricConstant& c : fabric_constants()) {
     if (c.level == FabricConstant::Level::kShape || (c.level == FabricConstant::Level::kCluster && !across_nodes)) continue;
@@ -207,19 +207,40 @@ NcclTopology Fabric::topology(const Group& group, const Rates& rates) const {
   return t;
 }
 
-/// Bus bandwidth that the user measured for this kind, or the nearest kind, as this group's share of it; 0: none.
-double Fabric::measured_rate(CollectiveUse kind, const Group& group) const {
-  const auto pick = [&](std::optional<double> ar, std::optional<double> ag, std::optional<double> rs) {
-    if (kind == CollectiveUse::kAllReduce || kind == CollectiveUse::kReduce || kind == CollectiveUse::kBroadcast)
-      return ar.value_or(rs.value_or(ag.value_or(0)));
-    if (kind == CollectiveUse::kReduceScatter) return rs.value_or(ag.value_or(ar.value_or(0)));
-    return ag.value_or(rs.value_or(ar.value_or(0)));
+const Fabric::Correction& Fabric::correction(CollectiveUse kind, bool across) const {
+  const auto& corrections = across ? across_ : within_;
+  switch (kind) {
+    case CollectiveUse::kAllReduce:
+    case CollectiveUse::kReduce:
+    case CollectiveUse::kBroadcast: return corrections[0];
+    case CollectiveUse::kReduceScatter: return corrections[2];
+    default: return corrections[1];
+  }
+}
+
+/// A kind that was not measured is corrected as the one that is nearest to it.
+void Fabric::correct(const MeasuredFabric& m, int nodes) {
+  constexpr CollectiveUse kinds[] = {CollectiveUse::kAllReduce, CollectiveUse::kAllGather, CollectiveUse::kReduceScatter};
+  constexpr size_t nearest[3][3] = {{0, 2, 1}, {1, 2, 0}, {2, 1, 0}};
+  const double bytes = m.bytes > 0 ? m.bytes : 1e15;
+  const auto learn = [&](const std::array<std::optional<double>, 3>& bus, const Group& group, std::array<Correction, 3>& learnt) {
+    std::array<Correction, 3> own;
+    for (size_t i = 0; i < 3; ++i) {
+      if (!bus[i] || group.ranks() <= 1) continue;
+      const double modelled = collective_seconds(kinds[i], bytes, group);
+      if (!std::isfinite(modelled)) continue;  // no way from rank to rank
+      const double wrong = bytes * bus_factor(kinds[i], group.ranks()) / *bus[i] / modelled;
+      own[i] = {m.bytes > 0 ? wrong : 1, wrong, true};
+    }
+    for (size_t i = 0; i < 3; ++i)
+      for (const size_t other : nearest[i])
+        if (own[other].measured) {
+          learnt[i] = own[other];
+          break;
+        }
   };
-  if (group.nodes == 1) return pick(measured_.intra_all_reduce, measured_.intra_all_gather, measured_.intra_reduce_scatter);
-  const double rails = constants_.rails_per_node > 0 ? constants_.rails_per_node : devices_per_node_;
-  const double reach = group.ranks_per_node * std::max(1.0 / devices_per_node_, 1.0 / rails);
-  return pick(measured_.all_reduce, measured_.all_gather, measured_.reduce_scatter) *
-         std::min({1.0 / group.groups_per_node, reach, 1.0});
+  if (nodes > 1) learn({m.all_reduce, m.all_gather, m.reduce_scatter}, {devices_per_node_, nodes}, across_);
+  learn({m.intra_all_reduce, m.intra_all_gather, m.intra_reduce_scatter}, {devices_per_node_, 1}, within_);
 }
 
 /// Bus bandwidth that the links inside a node give a ring, bytes/s.
@@ -265,26 +286,6 @@ double Fabric::line_rate(CollectiveUse kind, const Group& group, const Rates& ra
   }
 }
 
-/// Puts what was measured in place of the model's rates: `bus` is the bus bandwidth of messages of `measured_.bytes`, latency
-/// included, by the line that the library chooses at that size. Where the model's latency alone would take most of the time, the
-/// latency is what was wrong, and it shrinks. The other lines are no faster.
-void Fabric::override_lines(CollectiveCost& cost, double bus) const {
-  const double bytes = measured_.bytes > 0 ? measured_.bytes : 1e15;
-  const double seconds = bytes / (bus / bus_factor(cost.kind_, cost.ranks_));
-  const CollectiveCost::Answer chosen = cost.answer(bytes);
-  CollectiveCost::Line* best = nullptr;
-  for (int i = 0; i < cost.count_; ++i)
-    if (cost.lines_[i].tuned.algorithm == chosen.algorithm && cost.lines_[i].tuned.protocol == chosen.protocol)
-      best = &cost.lines_[i];
-  const bool plateau = best->tuned.algorithm == NcclAlgorithm::kRing && best->tuned.protocol == NcclProtocol::kSimple &&
-                       cost.plateau_bytes_ > 0 && bytes >= cost.plateau_bytes_;
-  const double raised = plateau ? nccl_ring_plateau(generation_) : 1;
-  const double correction = best->tuned.algorithm == NcclAlgorithm::kTree ? nccl_tree_correction(best->tuned.protocol, bytes) : 1;
-  best->latency_s = std::min(best->latency_s, 0.5 * seconds / raised);
-  best->bytes_per_s = bytes / (seconds - best->latency_s * raised) / correction;
-  for (int i = 0; i < cost.count_; ++i) cost.lines_[i].bytes_per_s = std::min(cost.lines_[i].bytes_per_s, best->bytes_per_s);
-}
-
 CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group) const {
   CollectiveCost cost;
   cost.kind_ = kind;
@@ -296,13 +297,12 @@ CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group) const {
   const NcclTopology t = topology(group, r);
   const NcclTable table = nccl_table(kind, t);
   if (group.nodes > 1 && kind == CollectiveUse::kAllReduce) cost.plateau_bytes_ = 64 * t.ring.channels * t.ranks;
-  const double latency = (group.nodes > 1 ? constants_.inter_latency : constants_.intra_latency) * kMicro;
-  const double measured = measured_rate(kind, group);
+  const Correction& wrong = correction(kind, group.nodes > 1);
+  const double latency = (group.nodes > 1 ? constants_.inter_latency : constants_.intra_latency) * wrong.latency * kMicro;
   for (int i = 0; i < table.count; ++i) {
     const NcclCell& cell = table.cells[i];
-    cost.lines_[cost.count_++] = {cell, cell.latency_us * latency, line_rate(kind, group, r, t, cell)};
+    cost.lines_[cost.count_++] = {cell, cell.latency_us * latency, line_rate(kind, group, r, t, cell) / wrong.seconds_per_byte};
   }
-  if (measured > 0 && cost.count_ > 0) override_lines(cost, measured);
   return cost;
 }
 
@@ -318,10 +318,10 @@ CollectiveCost Fabric::all_to_all(const Group& group) const {
   double seconds_per_byte = group.ranks_per_node > 1 ? local : 0;
   double latency = constants_.all_to_all_latency_s;
   if (group.nodes > 1) {
-    double network = r.node / group.ranks_per_node * constants_.inter_efficiency;
-    if (const double measured = measured_rate(CollectiveUse::kAllToAll, group)) network = measured / group.ranks_per_node;
+    const Correction& wrong = correction(CollectiveUse::kAllToAll, true);
+    const double network = r.node / group.ranks_per_node * constants_.inter_efficiency / wrong.seconds_per_byte;
     seconds_per_byte = std::max(seconds_per_byte, (n - group.ranks_per_node) / n / network);
-    latency = std::max(latency, constants_.remote_latency_s);
+    latency = std::max(latency, constants_.remote_latency_s * wrong.latency);
   }
   latency += (n - 2) * constants_.message_s;
   const NcclCell cell{NcclAlgorithm::kPairwise, NcclProtocol::kSimple, latency / kMicro, 1 / (seconds_per_byte * kGiga)};
@@ -342,10 +342,10 @@ double Fabric::local_send_seconds(double bytes) const {
 double Fabric::remote_send_seconds(double bytes, double sharing) const {
   const double total = inter_bytes_per_s_ * devices_per_node_;
   const double rail = constants_.rails_per_node > 0 ? total / constants_.rails_per_node : inter_bytes_per_s_;
-  double rate = std::min(std::max(inter_bytes_per_s_, rail), total / std::max(1.0, sharing)) * constants_.remote_send_efficiency;
-  if (const double measured = measured_rate(CollectiveUse::kAllGather, {1, 2, static_cast<int>(std::max(1.0, sharing))}))
-    rate = measured;
-  return constants_.remote_latency_s + bytes / rate;
+  const double rate =
+      std::min(std::max(inter_bytes_per_s_, rail), total / std::max(1.0, sharing)) * constants_.remote_send_efficiency;
+  const Correction& wrong = correction(CollectiveUse::kAllGather, true);
+  return constants_.remote_latency_s * wrong.latency + bytes / rate * wrong.seconds_per_byte;
 }
 
 Contention Fabric::contention(CollectiveUse kind, const Group& group) const {
@@ -354,8 +354,7 @@ Contention Fabric::contention(CollectiveUse kind, const Group& group) const {
   const Rates r = rates(group);
   const NcclTopology t = topology(group, r);
   // What passes each device: all of a ring's traffic, be it bound for the next device or for the next node.
-  double through = ring_rate(kind, group, r);
-  if (const double measured = measured_rate(kind, group); measured > 0) through = std::min(through, measured);
+  const double through = ring_rate(kind, group, r) / std::max(1.0, correction(kind, group.nodes > 1).seconds_per_byte);
   const double traffic = std::min(0.5, constants_.memory_traffic * through / memory_bytes_per_s_);
   c.compute = 1 / (1 - traffic);
   // The collective waits for the same memory: it keeps its rate until both together ask for more than there is.

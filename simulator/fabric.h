@@ -63,14 +63,16 @@ class CollectiveCost {
   std::array<Line, kMaxNcclCells> lines_;
 };
 
-/// What was measured on the very fabric (nccl-tests busbw of large messages, bytes/s); it replaces what the model thinks.
-/// The values across nodes are of one group that spans all devices of its nodes; a group with fewer ranks a node gets its share.
+/// What was measured on the very fabric: nccl-tests busbw, bytes/s. What the model thinks of every group is then corrected by as
+/// much as it is wrong about the group that was measured: a rate over 64 nodes says nothing directly of a group over two, whose
+/// ring has 32 times fewer steps.
 struct MeasuredFabric {
-  std::optional<double> all_reduce, all_gather, reduce_scatter;                    ///< across nodes
-  std::optional<double> intra_all_reduce, intra_all_gather, intra_reduce_scatter;  ///< within a node
-  /// The size of the messages they were measured with: that size is then predicted to take just what was measured, by a group that
-  /// spans whole nodes. 0: so large that latency did not count.
+  std::optional<double> all_reduce, all_gather, reduce_scatter;                    ///< over all devices of all nodes
+  std::optional<double> intra_all_reduce, intra_all_gather, intra_reduce_scatter;  ///< over all devices of one node
+  /// The size of the messages they were measured with: latency and rate are corrected alike, so that it takes just what was
+  /// measured. 0: so large that latency did not count; the rate is corrected, latency is not.
   double bytes = 256 << 20;
+  int nodes = 0;  ///< over which the first three were measured; 0: all of the machine
 };
 
 /// What computing and communicating at the same time cost each other: factors of time, 1 or more.
@@ -164,8 +166,7 @@ class Fabric {
   double ring_rate(CollectiveUse kind, const Group& group, const Rates& rates) const;
   double line_rate(CollectiveUse kind, const Group& group, const Rates& rates, const NcclTopology& topology,
                    const NcclCell& cell) const;
-  double measured_rate(CollectiveUse kind, const Group& group) const;
-  void override_lines(CollectiveCost& cost, double bus) const;
+  void correct(const MeasuredFabric& measured, int nodes);
   CollectiveCost all_to_all(const Group& group) const;
 
   int devices_per_node_ = 1;
@@ -174,7 +175,13 @@ class Fabric {
   double inter_bytes_per_s_ = 0;  ///< one way, per device
   double memory_bytes_per_s_ = 0;
   FabricConstants constants_;
-  MeasuredFabric measured_;
+  /// What was measured over what the model thinks: 1 where nothing was.
+  struct Correction {
+    double latency = 1, seconds_per_byte = 1;
+    bool measured = false;
+  };
+  const Correction& correction(CollectiveUse kind, bool across) const;
+  std::array<Correction, 3> within_, across_;  ///< of all-reduce, all-gather, reduce-scatter
   std::map<std::string, Provenance> provenance_;
 };
 

@@ -1,6 +1,8 @@
 #include "simulator/step_kernels.h"
 
+#include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "plan/collective_steps.h"
 #include "plan/treatment.h"
@@ -43,6 +45,7 @@ Ways::Ways(const Case& c, const DatasheetRates& rates) {
   tp = slowest(l.tp, 1);
   data = slowest(shards, l.tp);
   replicas = slowest(l.replicas(), l.tp * shards);
+  this->stage = slowest(stage, 1);
   all_stages = way(group(l.pp, stage));
   ends = way(group(std::min(2, l.pp), stage * (l.pp - 1)));
   for (int s = 0; s + 1 < l.pp; ++s) {
@@ -57,6 +60,7 @@ StepKernels::StepKernels(const Case& c, const DatasheetRates& rates)
       rates_(rates),
       ways_(c, rates),
       gpt_(!c.model.is_llama()),
+      fp8_(multiplies_in_fp8(c)),
       e_(of(Widths(c).value)),
       g_(of(Widths(c).gradient)),
       tokens_(of(c.train.micro_batch * c.train.seq_len)),
@@ -100,17 +104,45 @@ void StepKernels::norm_backward(Block& b, bool residual, bool adds) const {
   add(b, x_ * ((gpt_ ? 10 : 7) + (residual ? 1 : 0)), (residual ? 4 : 3) * x_ * e_ + h_ * e_ + stats_, Spent::kBackward);
 }
 
-void StepKernels::linear(Block& b, const Linear& l, Spent spent) const {
-  add(b, 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0),
-      e_ * (tokens_ * (l.in + l.out) + l.in * l.out + (l.bias ? l.out : 0)), spent, true);
+StepKernels::LayerLinears StepKernels::layer_linears() const {
+  return {{h_, qkv_, gpt_, false, fp8_, kQkvProduct},
+          {o_, h_, false, true, fp8_, kOutProduct},
+          {h_, up_, gpt_, false, fp8_, kUpProduct},
+          {f_, h_, false, true, fp8_, kDownProduct}};
 }
+
+void StepKernels::linear(Block& b, const Linear& l, Spent spent) const {
+  const double flops = 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0), bias = l.bias ? e_ * l.out : 0;
+  if (l.narrow) {
+    if (spent == Spent::kRecompute) {  // as they were rounded
+      quantise(b, input_of(l), spent, input_scale(l.product));
+      quantise(b, weight_of(l), spent, weight_scale(l.product));
+    } else {
+      round(b, input_of(l), spent);
+      round(b, weight_of(l), spent);
+    }
+    return multiply(b, input_of(l), weight_of(l), e_ * tokens_ * l.out + bias, flops, spent);
+  }
+  add(b, flops, e_ * (tokens_ * (l.in + l.out) + l.in * l.out) + bias, spent, true);
+}
+
 void StepKernels::linear_input(Block& b, const Linear& l) const {
+  if (l.narrow) {
+    round(b, gradient_of(l), Spent::kBackward);
+    if (!l.rounded) quantise(b, weight_of(l), Spent::kBackward, weight_scale(l.product));
+    return multiply(b, gradient_of(l), weight_of(l), e_ * tokens_ * l.in, 2 * tokens_ * l.in * l.out, Spent::kBackward);
+  }
   add(b, 2 * tokens_ * l.in * l.out, e_ * (tokens_ * (l.in + l.out) + l.in * l.out), Spent::kBackward, true);
 }
 void StepKernels::linear_weight(Block& b, const Linear& l, bool adds) const {
-  const double gradients = g_ * (l.in * l.out + (l.bias ? l.out : 0));
-  add(b, 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0), e_ * tokens_ * (l.in + l.out) + (adds ? 2 : 1) * gradients,
-      Spent::kBackward, true);
+  const double gradients = (adds ? 2 : 1) * g_ * (l.in * l.out + (l.bias ? l.out : 0));
+  const double flops = 2 * tokens_ * l.in * l.out + (l.bias ? tokens_ * l.out : 0);
+  if (l.narrow) {  // a bias' gradient is a sum of what was not rounded
+    b.need(rounded_input(l.product)), b.need(input_scale(l.product));
+    const double read = l.bias ? e_ * tokens_ * l.out : 0;
+    return multiply(b, input_of(l), gradient_of(l), gradients + read, flops, Spent::kBackward);
+  }
+  add(b, flops, e_ * tokens_ * (l.in + l.out) + gradients, Spent::kBackward, true);
 }
 
 void StepKernels::all_reduce(Block& b, double elements, double element, Spent spent) const {
@@ -134,19 +166,23 @@ void StepKernels::activation(Block& b, Spent spent) const {
 
 void StepKernels::forward_ops(Block& b, Spent spent, bool all) const {
   const auto residual = [&] { add(b, x_ * (gpt_ ? 2 : 1), e_ * (3 * x_ + (gpt_ ? h_ : 0)), spent); };
+  const LayerLinears l = layer_linears();
   norm(b, spent);
-  linear(b, {h_, qkv_, gpt_}, spent);
+  linear(b, l.qkv, spent);
   if (!gpt_) add(b, tokens_ * head_dim_ * (heads_ + kv_heads_) * 3, 2 * e_ * tokens_ * qkv_, spent);
   attention(b, spent);
-  linear(b, {o_, h_}, spent);
+  linear(b, l.out, spent);
   all_reduce(b, x_, e_);
   dropout(b, spent);
   residual();
   norm(b, spent);
-  linear(b, {h_, up_, gpt_}, spent);
+  linear(b, l.up, spent);
   activation(b, spent);
-  if (!all) return;
-  linear(b, {f_, h_}, spent);
+  if (!all) {
+    if (fp8_) quantise(b, input_of(l.down), spent, input_scale(kDownProduct));  // which is what backward reads
+    return;
+  }
+  linear(b, l.down, spent);
   all_reduce(b, x_, e_);
   dropout(b, spent);
   residual();
@@ -168,8 +204,9 @@ void StepKernels::backward_bias(Block& b, bool adds) const {
 Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) const {
   Block b;
   constexpr Spent kBack = Spent::kBackward;
-  const Linear qkv{h_, qkv_, gpt_}, out{o_, h_}, up{h_, up_, gpt_}, down{f_, h_};
-  if (treatment.full) forward_ops(b, Spent::kRecompute, false);
+  auto [qkv, out, up, down] = layer_linears();
+  qkv.rounded = out.rounded = up.rounded = treatment.full;
+  if (treatment.full) b.need(kInput), forward_ops(b, Spent::kRecompute, false);
   b.apart = static_cast<int32_t>(b.tasks.size());
   const auto done = [&](GradientOrder gradient) { b.done[gradient] = static_cast<int32_t>(b.tasks.size()); };
   const auto again = [&](std::string_view word) {
@@ -179,34 +216,71 @@ Block StepKernels::layer_backward(bool adds, const LayerTreatment& treatment) co
   backward_bias(b, adds);
   done(kDownBias);
   linear_input(b, down);
-  if (again("mlp.act")) activation(b, Spent::kRecompute);
+  if (again("mlp.act")) b.need(kHidden), activation(b, Spent::kRecompute), quantise_input(b, down);
+  b.need(kActivated);
   linear_weight(b, down, adds);
   done(kDown);
+  b.need(kHidden);
   add(b, tokens_ * f_ * (gpt_ ? 20 : 12), e_ * tokens_ * (f_ + 2 * up_), kBack);
   linear_input(b, up);
   all_reduce(b, x_, e_);
-  if (again("mlp.norm")) norm(b, Spent::kRecompute);
+  if (again("mlp.norm")) b.need(kBetweenHalves), norm(b, Spent::kRecompute), quantise_input(b, up);
+  b.need(kNormedAgain);
   linear_weight(b, up, adds);
   done(kUp);
+  b.need(kBetweenHalves), b.need(kStatisticsAgain);
   norm_backward(b, true, adds);
   b.done[kMlpNorm] = static_cast<int32_t>(b.tasks.size()) - 1;
   backward_bias(b, adds);
   done(kOutBias);
   linear_input(b, out);
-  if (again("attn.core")) attention(b, Spent::kRecompute);
+  if (again("attn.core")) b.need(kQkvMade), attention(b, Spent::kRecompute), quantise_input(b, out);
+  b.need(kAttended);
   linear_weight(b, out, adds);
   done(kOut);
+  b.need(kAttended), b.need(kLogSumExp), b.need(kQkvMade);
   const double s = of(c_.train.seq_len), pairs = sequences_ * heads_ * (s * (s + 1) / 2);
   add(b, pairs * (10 * head_dim_ + 6) + 2 * tokens_ * o_, e_ * tokens_ * 2 * (o_ + qkv_) + lse_, kBack, true);
   if (!gpt_) add(b, tokens_ * head_dim_ * (heads_ + kv_heads_) * 3, 2 * e_ * tokens_ * qkv_, kBack);
   linear_input(b, qkv);
   all_reduce(b, x_, e_);
-  if (again("attn.norm")) norm(b, Spent::kRecompute);
+  if (again("attn.norm")) b.need(kInput), norm(b, Spent::kRecompute), quantise_input(b, qkv);
+  b.need(kNormed);
   linear_weight(b, qkv, adds);
   done(kQkv);
+  b.need(kInput), b.need(kStatistics);
   norm_backward(b, true, adds);
   b.done[kAttentionNorm] = static_cast<int32_t>(b.tasks.size()) - 1;
   return b;
+}
+
+std::vector<Kept> StepKernels::kept(const LayerTreatment& treatment) const {
+  const auto again = [&](size_t sub_layer) { return treatment.full || (treatment.again >> sub_layer & 1) != 0; };
+  const bool norm = !again(0), core = !again(1), second = !again(2), act = !again(3);  // as kSubLayers has them
+  std::vector<Kept> all{{kInput, x_ * e_}};
+  const auto add = [&](bool there, size_t tensor, double bytes) {
+    if (there) all.push_back({tensor, bytes});
+  };
+  add(!treatment.full, kBetweenHalves, x_ * e_);
+  add(norm && !fp8_, kNormed, x_ * e_);
+  add(norm, kStatistics, stats_);
+  add(!treatment.full, kQkvMade, tokens_ * qkv_ * e_);
+  add(core, kAttended, tokens_ * o_ * e_);
+  add(core, kLogSumExp, lse_);
+  add(second && !fp8_, kNormedAgain, x_ * e_);
+  add(second, kStatisticsAgain, stats_);
+  add(!treatment.full, kHidden, tokens_ * up_ * e_);
+  add(act && !fp8_, kActivated, tokens_ * f_ * e_);
+  if (!fp8_) return all;
+  const auto [qkv, out, up, down] = layer_linears();
+  const bool current = c_.train.fp8_scaling == "current", block = c_.train.fp8_scaling == "block";
+  for (const auto& [linear, made] : {std::pair{&qkv, norm}, {&out, core}, {&up, second}, {&down, act}}) {
+    const Factor input = input_of(*linear);
+    add(made, rounded_input(linear->product), input.elements());
+    add(current || (block && made), input_scale(linear->product), scale_bytes(input));
+    add(current, weight_scale(linear->product), scale_bytes(weight_of(*linear)));
+  }
+  return all;
 }
 
 Block StepKernels::embed_forward() const {
@@ -262,7 +336,7 @@ Block StepKernels::head_backward(bool adds) const {
 }
 
 void StepKernels::add_update(int64_t elements, Block& b) const {
-  const double n = of(elements), moments = c_.train.optimizer == Optimizer::kAdamW ? 2 : 0;
+  const double n = of(elements), moments = c_.train.optimizer == Optimizer::kAdamW && !sends_signs(c_) ? 2 : 0;
   const double decay = c_.train.weight_decay != 0 ? 2 : 0;  // at the most: what has none is little
   add(b, n * ((moments > 0 ? 14 : 2) + decay), n * (g_ + 8 + 8 * moments), Spent::kUpdate);
   if (Widths(c_).master) add(b, 0, n * (4 + e_), Spent::kUpdate);

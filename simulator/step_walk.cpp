@@ -14,9 +14,8 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1e-9, kTogether = 1e-12;
 /// However many collectives hold multiprocessors, a device leaves kernels some.
 constexpr double kLeastUnits = 0.1;
-/// A kernel, and collectives and copies on as many streams as a stage has.
-constexpr size_t kMostAtOnce = 12;
-constexpr size_t kMessages = 2;  ///< the first stream of messages
+constexpr size_t kMessages = kStageStreams;    ///< the first stream of messages, of which there is one each way
+constexpr size_t kMostAtOnce = kMessages + 3;  ///< a kernel, and what is on the other streams
 
 /// Speeds of tasks that run at once on one device: DeviceSharing's rule (simulator/resources.h), which has many devices.
 void share_out(std::span<const Task* const> tasks, std::span<double> speeds) {
@@ -137,6 +136,7 @@ class StageWalk {
     double left = 0;
     double end = -1;
     size_t edge = 0;  ///< of a message
+    std::array<int32_t, 3> after{-1, -1, -1};
   };
   struct Queue {
     std::vector<int32_t> waiting;
@@ -223,17 +223,25 @@ class StageWalk {
     if (asyncs_.size() <= number) asyncs_.resize(number + 1);
     Queue& q = queues_[stream];
     const Task& task = text_.tasks[static_cast<size_t>(e.index)];
-    asyncs_[number] = {.task = &task, .ready = now_, .launched = launched, .left = task.seconds};
+    asyncs_[number] = {.task = &task, .ready = now_, .launched = launched, .left = task.seconds, .after = e.after};
     q.waiting.push_back(e.number);
     ++running_;
     if (q.waiting.size() - q.head == 1) take_head(q);
   }
 
-  /// The receiver of a message is woken when its sender is there.
+  /// When what a stream has next may start: never, before all that it comes after are over. The receiver of a message is woken when
+  /// its sender is there.
   void take_head(Queue& q) {
     const Async& a = asyncs_[static_cast<size_t>(q.waiting[q.head])];
     const bool message = static_cast<size_t>(q.waiting[q.head]) >= first_message_;
-    q.start = std::max(woken(q.idle, a.ready, costs_.wake_s), a.launched) + (message ? costs_.wake_s : 0);
+    double ready = a.ready;
+    for (const int32_t number : a.after) {
+      if (number < 0) continue;
+      SHARDLAB_CHECK(static_cast<size_t>(number) < asyncs_.size(), "a task comes after one that has not been issued");
+      const double end = asyncs_[static_cast<size_t>(number)].end;
+      ready = end < 0 ? kNever : std::max(ready, end);
+    }
+    q.start = ready == kNever ? kNever : std::max(woken(q.idle, ready, costs_.wake_s), a.launched) + (message ? costs_.wake_s : 0);
   }
 
   /// Messages have streams of their own behind those of collectives, one each way, and numbers behind the others.
@@ -319,7 +327,8 @@ class StageWalk {
     asyncs_[number].end = q.idle = now_;
     --running_;
     if (number >= first_message_) shared_.edges[asyncs_[number].edge].leave(q.start, now_), ++left_;
-    if (!q.empty()) take_head(q);
+    for (Queue& other : queues_)
+      if (!other.empty() && (&other == &q || other.start == kNever)) take_head(other);
   }
 
   double& at(Spent s) { return spent_[static_cast<size_t>(s)]; }

@@ -10,8 +10,10 @@
 // collectives on other streams are kernels gone through one by one, as they and the collectives slow each other (resources.h).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -33,28 +35,44 @@ struct Task {
 };
 Task task_of(double seconds, const Demand& demand, Spent spent);
 
+/// Tensors that a layer's forward may keep for its backward.
+inline constexpr size_t kMostKept = 23;
+
+constexpr std::array<int32_t, kMostKept> never_needed() {
+  std::array<int32_t, kMostKept> all{};
+  all.fill(std::numeric_limits<int32_t>::max());
+  return all;
+}
+
 /// Tasks of the control stream that follow one another.
 struct Block {
   std::vector<Task> tasks;
   void add(const Task& task) { tasks.push_back(task); }
+  /// The next task reads a tensor that forward kept.
+  void need(size_t tensor) { needed[tensor] = std::min(needed[tensor], static_cast<int32_t>(tasks.size())); }
   /// Of the tasks from `first` to before `last`: the sums below. `launch_s`: host seconds of one launch.
   Block part(size_t first, size_t last, double launch_s) const;
   /// Works out the sums below. `launch_s`: host seconds of one launch.
   void close(double launch_s);
 
   std::array<int32_t, 8> done{};  ///< of backward: after how many tasks each of the unit's gradients is complete
-  int32_t apart = 0;              ///< and how many come before the first that needs the gradient of its output
+  std::array<int32_t, kMostKept> needed = never_needed();  ///< and before which task each tensor that forward kept is first read
+  int32_t apart = 0;  ///< and how many come before the first that needs the gradient of its output
 
   double alone = 0;     ///< sum of the tasks
   double launched = 0;  ///< the second term of the formula, with the launches before the block left out
   Seconds8 spent{};     ///< the tasks' by kind
 };
 
+/// Streams of a stage beside its control stream and those of messages.
+inline constexpr int32_t kStageStreams = 7;
+
 /// What a stage does, in issue order.
 struct Event {
   enum class Kind : uint8_t {
     kWork,      ///< `block`, `times`
-    kAsync,     ///< task `index` on another stream, when the control stream is here; `number` is its name
+    kAsync,     ///< task `index` on another stream, when the control stream is here and those in `after` are over; `number` is its
+                ///< name
     kLaunched,  ///< `times` asyncs that were named ahead of their place in the host's order have had it
     kAwait,     ///< the control stream waits for async number `number`
     kSend,      ///< a message of `edge` on a stream of its own, when the control stream is here
@@ -69,6 +87,7 @@ struct Event {
   int32_t edge = 0;    ///< of messages: which directed pair of stages
   int32_t ahead = 0;   ///< of kAsync: its place in the host's order beyond where the walk is; 0: next
   int32_t number = 0;
+  std::array<int32_t, 3> after{-1, -1, -1};  ///< of kAsync: numbers of others; -1 for none
 };
 
 /// The text of one stage.

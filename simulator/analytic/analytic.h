@@ -184,9 +184,10 @@ enum class PeakMoment : uint8_t {
   kForward,   ///< the newest micro-batch's forward, in the last layer of the stage
   kLoss,      ///< logits and their gradient, on the stage that has the head
   kBackward,  ///< the oldest micro-batch's backward begins, in the last layer
-  kEnd        ///< the last backward ends, in the first layer, when all gradients are there
+  kEnd,       ///< the last backward ends, in the first layer, when all gradients are there
+  kUpdate     ///< updated weights are gathered
 };
-std::string_view name_of(PeakMoment v);  ///< "forward", "loss", "backward", "end"
+std::string_view name_of(PeakMoment v);  ///< "forward", "loss", "backward", "end", "update"
 
 /// What one tensor of the layers, or of the ends, comes to on a stage at its peak.
 struct KeptBytes {

@@ -15,6 +15,7 @@ uint64_t hash_of(const LayerKey& k) {
   uint64_t h = mix(static_cast<uint64_t>(k.tp) | static_cast<uint64_t>(k.cp) << 21 | static_cast<uint64_t>(k.ep) << 42);
   h = mix(h ^ (static_cast<uint64_t>(k.micro_batch) | static_cast<uint64_t>(k.expert_tp) << 32));
   h = mix(h ^ static_cast<uint64_t>(k.seq_len) ^ bits(k.expert_skew));
+  h = mix(h ^ static_cast<uint64_t>(k.devices));
   const uint64_t flags = static_cast<uint64_t>(k.precision) | static_cast<uint64_t>(k.recompute.modules) << 8 |
                          static_cast<uint64_t>(k.cp_kind) << 32 | static_cast<uint64_t>(k.sequence_parallel) << 40 |
                          static_cast<uint64_t>(k.tensor_overlap) << 41;
@@ -66,10 +67,10 @@ Frame frame_of(const Prepared::Inside& in, const Point& point, const Block& bloc
           .block = block,
           .collectives = collectives,
           .steps = steps,
-          .groups = StageGroups(in.shape, point),
+          .groups = StageGroups(in.shape, point, p.balanced_stages),
           .bytes = StateBytes(p, point),
           .replicas = Replicas(point),
-          .overlap_gradients = chosen(point.overlap, p.overlap_gradients),
+          .overlap_gradients = chosen(point.overlap, p.overlap_gradients && (point.zero == 0 || gathers || p.overlap_zero)),
           .overlap_weights = chosen(point.overlap, p.overlap_weights),
           .gathers = gathers,
           .keeps_gathered = keeps};
@@ -82,8 +83,7 @@ CollectiveMemo::Entry& CollectiveMemo::find(uint64_t key) {
     if (entries_[i].key == 0 || entries_[i].key == key) return entries_[i];
 }
 
-double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& group) {
-  if (group.ranks() <= 1 || bytes <= 0) return 0;
+CollectiveMemo::Entry& CollectiveMemo::prepared(CollectiveUse kind, const Group& group) {
   const uint64_t key = 1 + static_cast<uint64_t>(kind) +
                        8 * (static_cast<uint64_t>(group.ranks_per_node) + (static_cast<uint64_t>(group.groups_per_node) << 14) +
                             (static_cast<uint64_t>(group.nodes) << 28));
@@ -96,24 +96,34 @@ double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& gr
         if (e.key != 0) find(e.key) = e;
       entry = &find(key);
     }
-    *entry = {key, fabric_->prepare(kind, group)};
+    *entry = {key, fabric_->prepare(kind, group), fabric_->contention(kind, group)};
   }
-  return entry->cost.seconds(bytes);
+  return *entry;
 }
 
+double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& group) {
+  return group.ranks() <= 1 || bytes <= 0 ? 0 : prepared(kind, group).cost.seconds(bytes);
+}
+
+const Contention& CollectiveMemo::contention(const Group& group) { return prepared(CollectiveUse::kAllGather, group).contention; }
+
 StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
-    : parameter(p.state_parameter),
+    // Where the master is cut and no rank holds all weights, stages below 3 keep what was gathered.
+    : parameter(p.state_parameter > 0 || point.zero == 3 ? p.state_parameter : p.state_weight_wire),
       gradient(p.state_gradient),
       fresh(p.state_gradient_fresh),
+      ends(std::max(p.state_gradient_ends, p.state_gradient_fresh)),
       master(p.state_master),
       moments(p.state_moments),
       gradient_wire(p.state_gradient_wire),
       weight_wire(p.state_weight_wire),
-      expert_weight_wire(p.state_weight_wire) {
+      expert_weight_wire(p.state_weight_wire),
+      ends_wire(p.state_weight_wire) {
   if (point.precision == Precision::kFp32) {
     parameter = p.state_parameter > 0 ? 4 : 0, master = p.state_parameter > 0 ? 0 : 4;
-    gradient = gradient_wire = weight_wire = expert_weight_wire = 4;
+    gradient = gradient_wire = weight_wire = expert_weight_wire = ends_wire = 4;
     if (fresh > 0) fresh = 4;
+    if (ends > 0) ends = 4;
   }
   const bool low = point.precision == Precision::kFp8 || point.precision == Precision::kFp4;
   if (low && p.state_fp8_gather) weight_wire = expert_weight_wire = 1;
@@ -139,8 +149,13 @@ int64_t Frame::dense_parameters(const StageGroup& g) const {
 
 int64_t Frame::expert_parameters(const StageGroup& g) const { return parameter_copies(point.schedule) * g.moe * block.moe.expert; }
 
-StageGroups::StageGroups(const ModelShape& shape, const Point& point) {
+StageGroups::StageGroups(const ModelShape& shape, const Point& point, bool balanced) {
   const int32_t stages = point.pp;
+  const bool once = point.schedule == Schedule::kAfab || point.schedule == Schedule::k1F1B;  // a stage is one run of blocks
+  if (balanced && stages > 1 && once && !shape.moe()) {
+    balance(shape, point);
+    return;
+  }
   const auto uneven = static_cast<int32_t>(shape.layers % stages);
   const int64_t least = shape.layers / stages;
   // Corners: after the first stage, where stages have one layer less, around the end of the dense layers, before the last stage.
@@ -168,16 +183,55 @@ void StageGroups::add(int32_t first, int32_t count, const ModelShape& shape, con
   StageGroup g{.first = first, .count = count, .dense = dense, .moe = layers - dense};
   const bool at_first = first == 0, at_last = first + count == point.pp;
   if (point.schedule == Schedule::kDualPipe) {
-    g.holds_embedding = g.holds_head = at_first || at_last;
-    g.embedding = g.head = g.holds_head ? 0.5 : 0;
+    g.holds_embedding = g.holds_head = g.holds_loss = at_first || at_last;
+    g.embedding = g.head = g.loss = g.holds_head ? 0.5 : 0;
   } else {
-    g.holds_embedding = at_first, g.holds_head = folded(point.schedule) ? at_first : at_last;
-    g.embedding = g.holds_embedding ? 1 : 0, g.head = g.holds_head ? 1 : 0;
+    g.holds_embedding = at_first, g.holds_head = g.holds_loss = folded(point.schedule) ? at_first : at_last;
+    g.embedding = g.holds_embedding ? 1 : 0, g.head = g.loss = g.holds_head ? 1 : 0;
   }
   groups_[static_cast<size_t>(count_++)] = g;
 }
 
+/// Blocks in their order: embedding, layers, head, cast, loss; only layers and head cost. A stage ends with the block that brings
+/// all up to it above the stage's share of the total.
+void StageGroups::balance(const ModelShape& shape, const Point& point) {
+  const auto of = [](int64_t v) { return static_cast<double>(v); };
+  const double layer = 4 * of(shape.heads) * of(shape.head_dim) * of(shape.hidden) + 3 * of(shape.ffn) * of(shape.hidden);
+  const double layers = of(shape.layers) * layer, total = layers + of(shape.vocab) * of(shape.hidden);
+  int64_t done = 0;
+  bool head = false, cast = false, loss = false;
+  for (int32_t stage = 0; stage < point.pp; ++stage) {
+    StageGroup g{.first = stage, .count = 1};
+    const double share = total * (of(stage + 1) / of(point.pp));
+    const bool last = stage + 1 == point.pp;
+    const int64_t reaches = last ? shape.layers : std::min(shape.layers, static_cast<int64_t>(share / layer) + 1);
+    g.dense = std::max<int64_t>(0, reaches - done);
+    done += g.dense;
+    g.holds_embedding = stage == 0, g.embedding = stage == 0 ? 1 : 0;
+    const bool room = last || of(done) * layer <= share;  // the stage did not end with a layer
+    if (done == shape.layers && room && !loss) {
+      const bool here = !head;
+      if (here) g.holds_head = head = true, g.head = 1;
+      // What follows the head is the next stage's, then the stage's after that.
+      if (last)
+        loss = true;
+      else if (!here)
+        (cast ? loss : cast) = true;
+      g.holds_loss = loss, g.loss = loss ? 1 : 0;
+      if (!here) ++logit_hops_;
+    }
+    int kind = 0;
+    while (kind < count_ && !groups_[static_cast<size_t>(kind)].same_work(g)) ++kind;
+    if (kind < count_)
+      ++groups_[static_cast<size_t>(kind)].count;
+    else
+      groups_[static_cast<size_t>(count_++)] = g;
+    kinds_.push_back(static_cast<uint8_t>(kind));
+  }
+}
+
 const StageGroup& StageGroups::of(int32_t stage) const {
+  if (!kinds_.empty()) return groups_[kinds_[static_cast<size_t>(stage)]];
   for (const StageGroup& g : all())
     if (stage >= g.first && stage < g.first + g.count) return g;
   return groups_[0];
@@ -200,6 +254,9 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
   bool transferred = machine.devices() > 1 && fabric->provenance(machine.nodes > 1) == Provenance::kTransferred;
   for (const std::string_view what : {"matmul", "attention", "memory"})
     transferred = transferred || device->provenance(what) == Provenance::kTransferred;
+  // A table that is not padded makes rows that do not begin at 16 bytes.
+  const bool unaligned = shape.vocab % 8 != 0 && static_cast<int64_t>(profile.vocab_multiple) % 8 != 0;
+  transferred = transferred || (unaligned && device->provenance("unaligned") == Provenance::kTransferred);
   return Prepared(std::make_shared<const Prepared::Inside>(
       Prepared::Inside{shape, machine, profile, std::move(*device), std::move(*fabric), transferred, executor,
                        machine.device.peak_flops.count("fp8") > 0, machine.device.peak_flops.count("fp4") > 0}));

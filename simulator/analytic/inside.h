@@ -65,30 +65,43 @@ void estimate_time(const Prepared::Inside& in, const Point& point, const Executo
 
 /// Stages of one kind: equal layers and ends.
 struct StageGroup {
-  int32_t first = 0, count = 0;
-  int64_t dense = 0, moe = 0;      ///< layers
-  double embedding = 0, head = 0;  ///< 1, or the share of micro-batches for which the stage does it
-  bool holds_embedding = false, holds_head = false;
+  int32_t first = 0, count = 0;              ///< the first of them in the pipeline, and how many
+  int64_t dense = 0, moe = 0;                ///< layers
+  double embedding = 0, head = 0, loss = 0;  ///< 1, or the share of micro-batches for which the stage does it
+  bool holds_embedding = false, holds_head = false, holds_loss = false;
+
+  bool same_work(const StageGroup& o) const {
+    return dense == o.dense && moe == o.moe && embedding == o.embedding && head == o.head && loss == o.loss &&
+           holds_embedding == o.holds_embedding && holds_head == o.holds_head && holds_loss == o.holds_loss;
+  }
 };
 
-/// At most the first, the last, those beside the boundary between q + 1 and q layers and between dense and mixture.
+/// At most the first, the last, those beside the boundary between q + 1 and q layers and between dense and mixture; where stages
+/// are balanced by cost (FrameworkProfile::balanced_stages) those of each number of layers, which need not be neighbours.
 class StageGroups {
  public:
   static constexpr size_t kMost = 12;
-  StageGroups(const ModelShape& shape, const Point& point);
+  StageGroups(const ModelShape& shape, const Point& point, bool balanced);
   std::span<const StageGroup> all() const { return {groups_.data(), static_cast<size_t>(count_)}; }
   const StageGroup& of(int32_t stage) const;
+  bool balanced() const { return !kinds_.empty(); }
+  /// Hops of the pipeline over which logits travel, not the residual stream: from the head to a loss on a later stage.
+  int32_t logit_hops() const { return logit_hops_; }
 
  private:
   void add(int32_t first, int32_t count, const ModelShape& shape, const Point& point);
+  void balance(const ModelShape& shape, const Point& point);
   std::array<StageGroup, kMost> groups_;
   int count_ = 0;
+  int32_t logit_hops_ = 0;
+  std::vector<uint8_t> kinds_;  ///< of stages balanced by cost, the group of each
 };
 
 /// Bytes a parameter of this point's precision.
 struct StateBytes {
   StateBytes(const FrameworkProfile& p, const Point& point);
-  double parameter, gradient, fresh, master, moments, gradient_wire, weight_wire, expert_weight_wire;
+  double parameter, gradient, fresh, ends, master, moments, gradient_wire, weight_wire, expert_weight_wire;
+  double ends_wire;  ///< weights of embedding and head as gathered: never narrower than 16 bit
 };
 
 /// Ranks among which state is cut and over which gradients are summed.
@@ -107,13 +120,17 @@ class CollectiveMemo {
  public:
   explicit CollectiveMemo(const Fabric& fabric) : fabric_(&fabric), entries_(64) {}
   double seconds(CollectiveUse kind, double bytes, const Group& group);
+  /// What compute and an all-gather of the group do to one another.
+  const Contention& contention(const Group& group);
 
  private:
   struct Entry {
     uint64_t key = 0;  ///< 0: empty
     CollectiveCost cost;
+    Contention contention;
   };
   Entry& find(uint64_t key);
+  Entry& prepared(CollectiveUse kind, const Group& group);
   const Fabric* fabric_;
   std::vector<Entry> entries_;
   size_t used_ = 0;
@@ -154,17 +171,27 @@ struct Frame {
   int64_t expert_parameters(const StageGroup& g) const;
 };
 
-/// Unsharded weights and gradients of a stage. Without zero 3 only the gradients of one layer as backward makes them.
+/// Unsharded weights of a stage, and its gradients as backward makes them. Without zero 3 the gradients only.
 struct GatheredBytes {
-  double standing = 0;        ///< weights that stay: the ends, and all of them where nothing is given back
-  double unit = 0;            ///< weights of one unit
-  double units = 0;           ///< of them, how many are there at once
-  double gradient = 0;        ///< of one unit, while it runs backward, casts for the reduction included
-  double gradient_stays = 0;  ///< of the whole stage, from one micro-batch to the next
+  double standing = 0;         ///< weights that stay: the ends, and all of them where nothing is given back
+  double unit = 0;             ///< weights of one unit
+  double units = 0;            ///< of them, how many are there at once in forward, the buffers that receive them included
+  double backward_units = 0;   ///< in backward
+  double gradient = 0;         ///< of one unit, while it runs backward, casts for the reduction included
+  double gradient_stays = 0;   ///< of the whole stage, from one micro-batch to the next
+  double layers_gradient = 0;  ///< of all layers, where they stay until the micro-batch's backward is over
+  double head_gradient = 0;    ///< of the head
+  bool head_stays = false;     ///< until the backward is over
+  double updated = 0;          ///< buffers into which updated weights are gathered
+  double last_gradient = 0;    ///< of embedding and head when the backward is over, the cast for the reduction included
   double forward() const { return standing + units * unit; }
-  double backward() const { return forward() + gradient + gradient_stays; }
+  double loss() const { return standing + (units > 0 ? unit : 0); }
+  double backward() const { return standing + backward_units * unit; }
+  double made() const { return gradient + gradient_stays + (head_stays ? head_gradient : 0); }
 };
 GatheredBytes gathered_of(const Frame& frame, const StageGroup& group);
+/// Gradients of a stage as they are added up or reduced, where all are there.
+double gradient_bytes(const Frame& frame, const StageGroup& group);
 
 Refusal refusal_of(const Prepared::Inside& in, const Point& point);
 

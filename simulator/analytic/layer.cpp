@@ -41,7 +41,7 @@ void Pricer::add_projections(LayerCost& cost) const {
     const double up = of(shape_.heads) * of(shape_.head_dim + shape_.v_dim) / n_.t;
     add_linear({.rows = n_.tokens, .in = of(shape_.kv_rank), .out = up, .remade = again}, cost);
   } else {
-    add_linear({.rows = n_.tokens, .in = n_.h, .out = n_.qkv(), .remade = again}, cost);
+    add_linears({.rows = n_.tokens, .in = n_.h, .out = 0, .remade = again}, {n_.q, n_.k_width, n_.v_width}, cost);
     if (alternate()) cost.recompute.compute_s += matmul(n_.tokens, n_.k_width, n_.h, Product::kForward);
   }
   add_linear({.rows = n_.tokens, .in = n_.o, .out = n_.h, .remade = remade(Recompute::kAttentionOut) || alternate()}, cost);
@@ -80,7 +80,8 @@ void Pricer::add_core(LayerCost& cost) const {
 
 void Pricer::add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const {
   const double up = shape_.swiglu ? 2 * width : width;
-  add_linear({.rows = rows, .in = n_.h, .out = up, .batch = batch, .remade = remade_up}, cost);
+  const Linear first{.rows = rows, .in = n_.h, .out = width, .batch = batch, .remade = remade_up};
+  shape_.swiglu ? add_linears(first, {width, width}, cost) : add_linear(first, cost);
   if (alternate() && batch == 1) cost.recompute.compute_s += matmul(rows, width, n_.h, Product::kForward);
   const double act = moved(rows * batch * up, p_.passes_activation, p_.launch_activation);
   cost.forward.compute_s += act;
@@ -131,6 +132,21 @@ void Pricer::add_experts(LayerCost& cost) const {
   }
 }
 
+double Pricer::attention_shapes() const {
+  const double out = n_.o * n_.h;
+  if (!shape_.latent()) return n_.qkv() * n_.h + out;
+  const double query = shape_.q_rank > 0 ? n_.h * of(shape_.q_rank) + of(shape_.q_rank) * n_.q : n_.h * n_.q;
+  const double down = of(shape_.kv_rank + shape_.rope_dim) * n_.h;
+  return query + down + of(shape_.kv_rank) * of(shape_.heads) * of(shape_.head_dim + shape_.v_dim) / n_.t + out;
+}
+
+double Pricer::feed_forward_shapes(bool moe) const {
+  const double matrices = shape_.swiglu ? 3 : 2;
+  if (!moe) return matrices * of(shape_.ffn) / n_.t * n_.h;
+  const double one = of(shape_.moe_ffn) / key_.expert_tp, shared = of(shape_.shared_experts * shape_.moe_ffn) / n_.t;
+  return matrices * n_.h * (one == shared ? one : one + shared);
+}
+
 LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
   LayerKey key{.tp = point.tp,
                .cp = point.cp,
@@ -138,12 +154,13 @@ LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
                .expert_tp = point.expert_tp,
                .micro_batch = point.micro_batch,
                .seq_len = point.seq_len,
+               .devices = point.world_size(),
                .expert_skew = point.expert_skew,
                .precision = point.precision,
                .recompute = point.recompute,
                .cp_kind = point.cp_kind,
                .sequence_parallel = point.sequence_parallel && point.tp > 1,
-               .tensor_overlap = point.tensor_overlap != 0};
+               .tensor_overlap = point.tensor_overlap != 0 && profile.overlap_tensor_hidden + profile.overlap_gather_hidden > 0};
   if (key.recompute.modules & Recompute::kSelective)
     key.recompute.modules = static_cast<uint16_t>((key.recompute.modules & ~Recompute::kSelective) | profile.selective.modules);
   return key;
@@ -155,9 +172,11 @@ Block block_cost(const LayerStudy& study, const LayerKey& key) {
   Block block;
   if (shape.moe_layers() < shape.layers) block.dense = pricer.layer(false);
   if (shape.moe_layers() > 0) block.moe = pricer.layer(true);
+  block.attention_shapes = pricer.attention_shapes();
   block.embedding = pricer.embedding();
   block.head = pricer.head();
-  block.slowed_communication = pricer.slowed_communication();
+  block.loss = pricer.loss();
+  block.logits = pricer.logits();
   block.boundary = pricer.boundary();
   block.boundary_gather_s = pricer.boundary_gather_s();
   return block;

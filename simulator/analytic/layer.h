@@ -26,6 +26,7 @@ struct LayerStudy {
 struct LayerKey {
   int32_t tp = 1, cp = 1, ep = 1, expert_tp = 1, micro_batch = 1;
   int64_t seq_len = 1;
+  int64_t devices = 1;  ///< that wait for one another
   double expert_skew = 1;
   Precision precision = Precision::kBf16;
   Recompute recompute;
@@ -64,11 +65,13 @@ struct LayerCost {
   PhaseCost forward, recompute;
   PhaseCost input, weight;  ///< backward: for the input, for the weights
   LayerWire wire;
-  double kept = 0;       ///< bytes from forward to backward, the input included
-  double remade = 0;     ///< bytes that recompute makes again
-  double transient = 0;  ///< bytes beyond both while backward runs
-  double passing = 0;    ///< bytes beyond what is kept while forward runs
-  double slowed = 1;     ///< time of its kernels beside a collective of data parallelism, relative to alone
+  double kept = 0;           ///< bytes from forward to backward, the input included
+  double remade = 0;         ///< bytes that recompute makes again
+  double transient = 0;      ///< bytes beyond both while backward runs
+  double passing = 0;        ///< bytes beyond what is kept while forward runs
+  double matmuls = 0;        ///< their share of the time of its kernels
+  double slowed_per_sm = 0;  ///< how much longer they take for each multiprocessor that a collective holds, relative to alone
+  double shapes = 0;         ///< elements of one matrix of each shape of its feed-forward
   /// Elements on one rank.
   int64_t matrix = 0, replicated = 0, expert = 0;
   int64_t parameters() const { return matrix + replicated + expert; }
@@ -95,25 +98,35 @@ class KeptTensors {
   int count_ = 0;
   std::array<KeptTensor, 32> tensors_;
 };
+/// Whether rows that sequence parallelism gathers or scatters are there twice: in the order of the ranks' pieces and in their own.
+/// Where communication is part of the matmul, pieces of a single sequence need no second copy.
+bool copies_rows(const FrameworkProfile& profile, const LayerKey& key);
 KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe);
 
-/// One end of the model: the embedding, or the final norm, head and loss.
+/// One end of the model: the embedding, the final norm and head (with the memory of the logits), or the loss (time alone).
 struct EndCost {
   PhaseCost forward, backward;
   LayerWire wire;
-  double kept = 0;     ///< bytes from forward to backward
-  double at_loss = 0;  ///< bytes beyond what is kept while the loss runs
-  double logits = 0;   ///< those of `kept` and `at_loss` that hold logits, at the peak
+  double kept = 0;             ///< bytes from forward to backward
+  double at_loss = 0;          ///< bytes beyond what is kept while the loss runs
+  double logits = 0;           ///< those of `kept` and `at_loss` that hold logits, at the peak
+  double logits_once = 0;      ///< of logits in 16 bit
+  double logits_forward = 0;   ///< of logits, at the peak of the loss's forward
+  double logits_backward = 0;  ///< and of its backward
+  double logits_gradient = 0;  ///< of logits, while the head's matmuls run backward
+  double logits_output = 0;    ///< of logits that outlive the backward
+  double input_gradient = 0;   ///< bytes of the gradient that the head's backward makes for its input
   int64_t matrix = 0, replicated = 0;
   int64_t parameters() const { return matrix + replicated; }
 };
 
 struct Block {
   LayerCost dense, moe;
-  EndCost embedding, head;
-  double slowed_communication = 1;  ///< time of that collective, relative to alone
-  double boundary = 0;              ///< bytes of the residual stream that a stage sends on
-  double boundary_gather_s = 0;     ///< to put it together again, where each tensor-parallel rank sends its part
+  EndCost embedding, head, loss;
+  double attention_shapes = 0;   ///< elements of one matrix of each shape of an attention
+  double boundary = 0;           ///< bytes of the residual stream that a stage sends on
+  double logits = 0;             ///< bytes of the logits that a stage sends on whose loss another computes
+  double boundary_gather_s = 0;  ///< to put it together again, where each tensor-parallel rank sends its part
 };
 
 /// Everything of one key. Costs some tens of microseconds.

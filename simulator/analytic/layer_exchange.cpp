@@ -73,47 +73,54 @@ double Pricer::slowed_matmuls(double taken_sms) const {
   return std::max(1.0, beside / alone);
 }
 
-/// Of a layer's kernels matmuls lose multiprocessors, all others memory bandwidth.
-double Pricer::slowed_layer(const LayerCost& cost) const {
+/// What a collective beside a layer's kernels takes from them: from matmuls multiprocessors, from all others memory bandwidth. How
+/// many it holds depends on its group; of a few more or less they take in proportion.
+void Pricer::add_contention(LayerCost& cost) const {
   const double all = cost.forward.compute_s + cost.recompute.compute_s + cost.input.compute_s + cost.weight.compute_s;
-  const double matmuls = std::min(all, matmul_s_);
-  const Contention c = crowd_;
-  return (matmuls * slowed_matmuls(c.taken_sms) + (all - matmuls) * std::max(1.0, c.compute)) / all;
+  cost.matmuls = std::min(1.0, matmul_s_ / all);
+  if (held_sms_ > 0) cost.slowed_per_sm = (slowed_matmuls(held_sms_) - 1) / held_sms_;
 }
 
-/// What the four matmuls of a layer take longer when their rows are cut in tp parts.
-double Pricer::cut_matmuls() const {
+/// What a layer's matmuls take longer when their rows are cut in tp parts.
+Pricer::CutMatmuls Pricer::cut_matmuls() const {
   const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn * shape_.top_k) / n_.t;
-  double extra = 0;
-  const auto add = [&](double out, double in) {
-    extra +=
-        std::max(0.0, n_.t * matmul(n_.tokens / n_.t, out, in, Product::kForward) - matmul(n_.tokens, out, in, Product::kForward));
+  const auto extra = [&](double out, double in) {
+    return std::max(0.0,
+                    n_.t * matmul(n_.tokens / n_.t, out, in, Product::kForward) - matmul(n_.tokens, out, in, Product::kForward));
   };
-  add(n_.qkv(), n_.h), add(n_.h, n_.o), add((shape_.swiglu ? 2 : 1) * ffn, n_.h), add(n_.h, ffn);
-  return extra;
+  return {.gathered = extra(n_.qkv(), n_.h) + extra((shape_.swiglu ? 2 : 1) * ffn, n_.h),
+          .scattered = extra(n_.h, n_.o) + extra(n_.h, ffn)};
+}
+
+/// Of each exchange in backward, what runs beside it: the products of the column-parallel linear whose input it is about.
+Pricer::Shelter Pricer::shelter(int pair, bool moe) const {
+  if (!p_.overlap_tensor) return {};
+  const double ffn = moe ? of(shape_.shared_experts * shape_.moe_ffn) : of(shape_.ffn);
+  const double out = pair == 0 ? n_.qkv() : (shape_.swiglu ? 2 : 1) * ffn / n_.t;
+  return {.input_s = matmul(n_.tokens, n_.h, out, Product::kInput), .weight_s = matmul(out, n_.h, n_.tokens, Product::kWeight)};
 }
 
 void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   if (key_.tp == 1) return;
   // A layer of experts exchanges among them what a dense one exchanges over tp; its shared experts still do.
   const double pairs = moe && shape_.shared_experts == 0 ? 1 : 2;
-  if (key_.sequence_parallel) return add_sequence_exchange(pairs, cost);
+  if (key_.sequence_parallel) return add_sequence_exchange(pairs, moe, cost);
   const double bytes = e_ * n_.tokens * n_.h;
   const double all_again = key_.recompute.full() ? pairs : alternate() ? 1 : 0;
   const double reduce = fabric_.collective_seconds(CollectiveUse::kAllReduce, bytes, tensor_group_);
   cost.forward.tensor_s += pairs * reduce;
   cost.recompute.tensor_s += all_again * reduce;
-  const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 2 : 0;
-  const double exposed = std::max(0.0, reduce - shelter);
-  cost.input.tensor_s += pairs * exposed;
-  cost.input.hidden_s += pairs * (reduce - exposed);
-  cost.input.tensor_s += slowed(pairs * (reduce - exposed));
+  double exposed = 0;
+  for (int i = 0; i < static_cast<int>(pairs); ++i) exposed += std::max(0.0, reduce - shelter(i, moe).weight_s);
+  cost.input.tensor_s += exposed;
+  cost.input.hidden_s += pairs * reduce - exposed;
+  cost.input.tensor_s += slowed(pairs * reduce - exposed);
   cost.wire.tensor += (2 * pairs + all_again) * 2 * ring_bytes(bytes, n_.t);
 }
 
 /// Asynchronous tensor parallelism cuts each exchange in tp parts that run beside parts of the matmul that feeds or needs them: one
 /// part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
-void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
+void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) const {
   const double bytes = e_ * n_.tokens * n_.h;
   const double narrow = low_ && p_.state_fp8_exchange ? 1 / e_ : 1;  // of gathers: sums stay in 16 bit
   // Copies beside a collective go with it; those of an exchange that a matmul does piece by piece are not made.
@@ -124,14 +131,17 @@ void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
                         copied(narrow, p_.overlap_gather_hidden);
   const double scatter =
       fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_) + copied(1, p_.overlap_tensor_hidden);
-  const double cut = key_.tensor_overlap ? cut_matmuls() : 0, beside = cost.forward.compute_s / 4;
+  const double scatter_whole = fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_) +
+                               moved(n_.tokens * n_.h, p_.passes_exchanged, 1);
+  const CutMatmuls cut = key_.tensor_overlap ? cut_matmuls() : CutMatmuls{};
+  const double beside = cost.forward.compute_s / 4;
   const auto exposed = [&](double exchange, double hidden) {
     if (!key_.tensor_overlap) return exchange;
     const double rest = hidden * exchange * (n_.t - 1) / n_.t;
     return exchange - rest + std::max(0.0, rest - beside);
   };
   const double gather_open = exposed(gather, p_.overlap_gather_hidden), scatter_open = exposed(scatter, p_.overlap_tensor_hidden);
-  const double forward = pairs * (gather_open + scatter_open) + cut;
+  const double forward = pairs * (gather_open + scatter_open) + cut.gathered + cut.scattered;
   cost.forward.tensor_s += forward;
   cost.forward.hidden_s += std::max(0.0, pairs * (gather + scatter) - forward);
   // Operator-wise checkpointing keeps what was scattered and gathers again.
@@ -139,12 +149,16 @@ void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
   cost.recompute.tensor_s += key_.recompute.full() ? forward : gathers_again * gather_open;
   // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one, where it was kept
   // cut, is gathered again beside the input gradient, and its gradient scattered beside the weight gradient.
-  const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 4 : 0;
-  const auto sheltered = [&](double exchange, double open) {
-    return key_.tensor_overlap ? open : std::max(0.0, exchange - shelter);
-  };
+  // The gradient of an input of several products is their sum, which is no matmul to be done piece by piece.
+  const double scatter_back = p_.split_projections ? scatter_whole : scatter_open;
+  const double cut_back = cut.scattered + (p_.split_projections ? 0 : cut.gathered);
   const double regathers = p_.overlap_regathers ? 1 : 0, all = pairs * ((1 + regathers) * gather + scatter);
-  const double back = pairs * (gather_open + regathers * sheltered(gather, gather_open) + sheltered(scatter, scatter_open)) + cut;
+  double back = pairs * gather_open + cut_back;
+  for (int i = 0; i < static_cast<int>(pairs); ++i) {
+    const Shelter beside_it = shelter(i, moe);
+    back += regathers * (key_.tensor_overlap ? gather_open : std::max(0.0, gather - beside_it.input_s));
+    back += key_.tensor_overlap ? scatter_back : std::max(0.0, scatter - beside_it.weight_s);
+  }
   cost.input.tensor_s += back;
   cost.input.hidden_s += std::max(0.0, all - back);
   if (!key_.tensor_overlap) cost.input.tensor_s += slowed(std::max(0.0, all - back));
@@ -152,8 +166,9 @@ void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
 }
 
 void Pricer::add_host(bool moe, LayerCost& cost) const {
-  const double matmuls = shape_.latent() ? 5 : 2;
-  const double inner = moe ? 1 + 2 + (shape_.shared_experts > 0 ? 2 : 0) : 2;
+  const double gate = p_.split_projections && shape_.swiglu ? 1 : 0;
+  const double matmuls = shape_.latent() ? 5 : p_.split_projections ? 4 : 2;
+  const double inner = moe ? 1 + (2 + gate) * (shape_.shared_experts > 0 ? 2 : 1) : 2 + gate;
   const double rotation = shape_.max_positions > 0 ? 0 : 1;
   const double forward = 2 * (p_.launch_norm + p_.launch_residual) + rotation * p_.launch_rotation + p_.launch_layout +
                          p_.launch_activation + p_.launch_core + (matmuls + inner) * (1 + p_.launch_matmul_extra) +

@@ -43,7 +43,7 @@ void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
     kept.add("activated", p_.saved_activated * elements, activation);
   };
   // Operator-wise checkpointing keeps the result of the last projection besides.
-  if (alternate()) kept.add("feed-forward result", e_ * n_.residual, 0, 1);
+  if (alternate()) kept.add("feed-forward result", p_.saved_result * wide_ * n_.residual, 0, 1);
   if (!moe) return inner(t, of(shape_.ffn) / n_.t);
   const double own = key_.sequence_parallel ? t / n_.t : t;
   const double sent = own * of(shape_.top_k), received = sent * key_.expert_skew * key_.expert_tp;
@@ -61,6 +61,10 @@ KeptTensors Pricer::kept(bool moe) const {
   return kept;
 }
 
+bool copies_rows(const FrameworkProfile& profile, const LayerKey& key) {
+  return key.sequence_parallel && key.tp > 1 && profile.passes_exchanged > 0 && (!key.tensor_overlap || key.micro_batch > 1);
+}
+
 void Pricer::add_kept(bool moe, LayerCost& cost) const {
   const KeptTensors tensors = kept(moe);
   for (const KeptTensor& t : tensors.all()) cost.kept += t.kept, cost.remade += t.remade;
@@ -69,8 +73,15 @@ void Pricer::add_kept(bool moe, LayerCost& cost) const {
   const double whole = n_.tokens * n_.h;
   cost.transient =
       wide_ * (p_.transient_backward * n_.residual + p_.transient_ffn * (shape_.swiglu ? 2 : 1) * n_.tokens * inner_width);
-  if (key_.sequence_parallel && key_.tp > 1) cost.transient += wide_ * p_.transient_gathered * whole;
-  cost.passing = wide_ * (2 * n_.residual + (key_.sequence_parallel && key_.tp > 1 ? p_.transient_gathered * whole : 0));
+  const double rows = key_.sequence_parallel && key_.tp > 1 ? (p_.transient_gathered + (copies_rows(p_, key_) ? 2 : 0)) * whole : 0;
+  cost.transient += wide_ * rows;
+  // A gathered context: k and v of the whole sequence in one buffer.
+  const double context =
+      key_.cp > 1 && key_.cp_kind == CpKind::kAllGather
+          ? e_ * n_.tokens * n_.c * (p_.attention_repeats_kv && shape_.kv_heads < shape_.heads ? 2 * n_.o : n_.k_width + n_.v_width)
+          : 0;
+  cost.transient += context;
+  cost.passing = context + wide_ * (2 * n_.residual + rows);
 }
 
 void KeptTensors::add(std::string_view name, double bytes, uint16_t modules, double alternate) {

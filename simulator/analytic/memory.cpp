@@ -1,5 +1,6 @@
 // Live bytes of a stage at its peak, by what they are for; what the allocator, the driver and the communicators add.
 #include <algorithm>
+#include <array>
 
 #include "simulator/analytic/inside.h"
 
@@ -44,17 +45,19 @@ Kept kept_of(const Frame& f, const StageGroup& g) {
     k.offloaded = k.layers * (1 - stays);
     k.layers -= k.offloaded;
   }
-  if (!g.holds_head) return k;
-  k.logits = b.head.logits - b.head.at_loss;
-  k.head = b.head.kept - k.logits;
+  const double logits = b.head.logits - b.head.at_loss;
+  if (g.holds_loss) k.logits = logits;
+  if (g.holds_head) k.head = b.head.kept - logits;
   return k;
 }
 
 /// A moment that may be the peak.
 struct Moment {
   PeakMoment name = PeakMoment::kForward;
-  double gradients = 0, activations = 0, transient = 0, logits = 0, gathered = 0;
-  double total() const { return gradients + activations + transient + logits + gathered; }
+  double gradients = 0, activations = 0, transient = 0, logits = 0;
+  double gathered = 0;  ///< weights
+  double made = 0;      ///< gradients as backward makes them
+  double total() const { return gradients + activations + transient + logits + gathered + made; }
 };
 
 /// Whether the layer that runs at the peak is one with experts: the one whose backward needs more.
@@ -70,35 +73,94 @@ Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standin
   const GatheredBytes gathered = gathered_of(f, g);
   const double flying = in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp);
   // The head's forward is followed by its backward at once, but where all forwards come first.
-  const bool afab = p.schedule == Schedule::kAfab || p.schedule == Schedule::kBreadthFirst;
-  const double heads = afab ? flying : 1;
+  const double heads = forwards_first(p.schedule) ? flying : 1;
   // Gradients that backward makes are there from the second micro-batch on.
-  const bool early = f.in.profile.state_gradient_with_step || p.grad_accumulation > 1 || f.gathers;
+  const bool early = f.in.profile.state_gradient_with_step || p.grad_accumulation > 1;
   const double before = early ? standing.gradients : 0;
   const double sends = p.pp > 1 ? 2 * b.boundary : 0;
-  const double layers = flying * kept.layers;
+  const double layers = flying * kept.layers, others = std::max(0.0, layers - kept.layers);
   const LayerCost& running = mixture_runs(f, g) ? b.moe : b.dense;
-  const double one_layer = running.kept;
+  const double held = g.holds_loss ? b.head.logits_output : 0;
 
   const double while_backward = running.remade + running.transient + sends;
-  const Moment forward{PeakMoment::kForward, before, layers + heads * kept.head, running.passing + sends, heads * kept.logits,
-                       gathered.forward()};
-  const Moment loss{
-      PeakMoment::kLoss, before, layers + heads * kept.head, sends, heads * kept.logits + (g.holds_head ? b.head.at_loss : 0),
-      gathered.forward()};
-  const Moment backward{PeakMoment::kBackward, before, layers + (heads - 1) * kept.head, while_backward, (heads - 1) * kept.logits,
-                        gathered.backward()};
-  const Moment end{PeakMoment::kEnd,   standing.gradients, std::max(0.0, layers - kept.layers + one_layer), while_backward, 0,
-                   gathered.backward()};
-  Moment best = forward;
-  for (const Moment& m : {loss, backward, end})
-    if (m.total() > best.total()) best = m;
-  return best;
+  std::array<Moment, 7> moments{};
+  moments[0] = {.name = PeakMoment::kForward,
+                .gradients = before,
+                .activations = layers + (heads - 1) * kept.head,
+                .transient = running.passing + sends,
+                .logits = (heads - 1) * kept.logits + held,
+                .gathered = gathered.forward(),
+                .made = gathered.gradient_stays};
+  moments[1] = {.name = PeakMoment::kLoss,
+                .gradients = before,
+                .activations = layers + heads * kept.head,
+                .transient = sends,
+                .logits = heads * kept.logits + (g.holds_loss   ? b.head.at_loss
+                                                 : g.holds_head ? b.head.logits_once
+                                                                : 0),
+                .gathered = gathered.loss(),
+                .made = gathered.gradient_stays};
+  moments[2] = moments[1];  // the head's matmuls run backward
+  moments[2].logits = (heads - 1) * kept.logits + (g.holds_head ? b.head.logits_gradient : 0) + held;
+  moments[2].transient += g.holds_head ? b.head.input_gradient : 0;
+  moments[2].made += gathered.head_gradient;
+  moments[3] = {.name = PeakMoment::kBackward,
+                .gradients = before,
+                .activations = layers + (heads - 1) * kept.head,
+                .transient = while_backward,
+                .logits = (heads - 1) * kept.logits + held,
+                .gathered = gathered.backward(),
+                .made = gathered.made()};
+  moments[4] = {.name = PeakMoment::kEnd,
+                .gradients = standing.gradients,
+                .activations = others + running.kept,
+                .transient = while_backward,
+                .logits = held,
+                .gathered = gathered.backward(),
+                .made = gathered.made() + gathered.layers_gradient};
+  moments[5] = {.name = PeakMoment::kEnd,  // the embedding's gradient is made
+                .gradients = standing.gradients,
+                .activations = others,
+                .transient = sends,
+                .logits = held,
+                .gathered = gathered.standing,
+                .made = gathered.gradient_stays + gathered.layers_gradient + gathered.last_gradient};
+  moments[6] = {.name = PeakMoment::kUpdate, .gradients = standing.gradients, .logits = held, .gathered = gathered.updated};
+  const Moment* best = &moments[0];
+  for (const Moment& m : moments)
+    if (m.total() > best->total()) best = &m;
+  return *best;
 }
 
 /// Communicators that a rank opens.
 double communicators(const Point& p) {
   return (p.tp > 1) + (p.cp > 1) + (p.dp * p.cp > 1 ? 1 : 0) + (p.pp > 1 ? 2 : 0) + (p.ep > 1 ? 2 : 0);
+}
+
+double buckets_of(const Frame& f, const StageGroup& g) {
+  if (f.replicas.dense <= 1 || f.gathers) return 0;
+  const FrameworkProfile& p = f.in.profile;
+  const double reducer = f.point.zero == 0 ? p.memory_reducer * of(f.dense_parameters(g) + f.expert_parameters(g)) : 0;
+  return p.memory_buckets * p.overlap_bucket_bytes + reducer;
+}
+
+/// Values and gradients that stages exchange, where they stay for each micro-batch of the step: a rank's virtual stages receive and
+/// send two tensors each way, the first of all nothing before, the last nothing after it but its logits. Inputs in flight are
+/// activations.
+double boundaries_of(const Frame& f, const StageGroup& g, int32_t stage) {
+  const Point& p = f.point;
+  if (p.pp <= 1 || !f.in.profile.memory_pipeline_buffers) return 0;
+  const double tensors = 4.0 * p.vpp - (g.holds_embedding ? 2 : 0) - (g.holds_head ? 2 : 0);
+  const double flying = g.holds_embedding ? 0 : in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp);
+  const double logits = g.holds_loss ? of(p.grad_accumulation - 1) * f.block.head.logits_once : 0;
+  return (tensors * of(p.grad_accumulation) - flying) * f.block.boundary + logits;
+}
+
+/// Gradients that nobody reads: one of each shape.
+double dummies_of(const Frame& f, const StageGroup& g) {
+  const Block& b = f.block;
+  return f.in.profile.memory_dummy_gradients *
+         (b.attention_shapes + (g.dense > 0 ? b.dense.shapes : 0) + (g.moe > 0 ? b.moe.shapes : 0));
 }
 
 /// A stage's bytes, and at which moment they are the most.
@@ -125,19 +187,21 @@ Peaked peaked_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* ho
 
   MemoryBytes m;
   m[MemoryPart::kParameters] = whole(standing.parameters);
-  m[MemoryPart::kGradients] = whole(peak.gradients);
+  // What backward makes is the running layer's, unless it stays.
+  const bool stays = p.state_gradient_fresh_stage && !f.gathers, passes = !stays && !f.gathers;
+  m[MemoryPart::kGradients] = whole(peak.gradients + (stays ? peak.made : 0));
   m[MemoryPart::kMaster] = whole(standing.master);
   m[MemoryPart::kMoments] = whole(standing.moments);
   m[MemoryPart::kActivations] = whole(peak.activations);
-  m[MemoryPart::kTransient] = whole(peak.transient);
+  m[MemoryPart::kTransient] = whole(peak.transient + (passes ? peak.made : 0));
   m[MemoryPart::kLogits] = whole(peak.logits);
-  m[MemoryPart::kGathered] = whole(peak.gathered);
-  const bool reduces = f.replicas.dense > 1 && !f.gathers;
-  m[MemoryPart::kBuckets] = whole(reduces ? p.memory_buckets * p.overlap_bucket_bytes : 0);
-  m[MemoryPart::kWorkspace] = whole(p.memory_workspace);
+  m[MemoryPart::kGathered] = whole(peak.gathered + (f.gathers ? peak.made : 0));
+  m[MemoryPart::kBuckets] = whole(buckets_of(f, g) + boundaries_of(f, g, stage));
+  m[MemoryPart::kWorkspace] = whole(p.memory_workspace + dummies_of(f, g));
   if (p.memory_caching)
-    m[MemoryPart::kFragmented] = whole(p.memory_fragmentation_base +
-                                       p.memory_fragmentation * (peak.activations + peak.transient + peak.logits + peak.gathered));
+    m[MemoryPart::kFragmented] =
+        whole(p.memory_fragmentation_base +
+              p.memory_fragmentation * (peak.activations + peak.transient + peak.logits + peak.gathered + (stays ? 0 : peak.made)));
   m[MemoryPart::kContext] = whole(p.memory_context);
   m[MemoryPart::kNccl] = whole(p.memory_nccl_channel * communicators(point));
   if (host != nullptr) *host = whole(host_bytes);
@@ -177,25 +241,44 @@ std::vector<KeptBytes> activations_of(const Frame& f, const StageGroup& g, const
 
 GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
   GatheredBytes bytes;
-  if (!f.gathers) {
-    const double layer = of(std::max(g.dense > 0 ? f.block.dense.parameters() : 0, g.moe > 0 ? f.block.moe.parameters() : 0));
-    bytes.gradient = layer * f.bytes.fresh;
-    return bytes;
-  }
   const FrameworkProfile& p = f.in.profile;
   const double dense = g.dense > 0 ? of(f.block.dense.parameters()) : 0, moe = g.moe > 0 ? of(f.block.moe.parameters()) : 0;
-  const double unit = std::max(dense, moe) * std::max(1.0, p.overlap_unit_layers);
-  const double ends =
-      (g.holds_embedding ? of(f.block.embedding.parameters()) : 0) + (g.holds_head ? of(f.block.head.parameters()) : 0);
+  const double embedding = g.holds_embedding ? of(f.block.embedding.parameters()) : 0;
+  const double head = g.holds_head ? of(f.block.head.parameters()) : 0;
   const double all = of(f.dense_parameters(g) + f.expert_parameters(g));
-  const double rolling = std::min(all - std::min(all, ends), (1 + of(p.overlap_prefetch)) * unit);
-  bytes.standing = f.bytes.weight_wire * (f.keeps_gathered ? all : std::min(all, ends));
-  if (!f.keeps_gathered && unit > 0) bytes.unit = f.bytes.weight_wire * unit, bytes.units = rolling / unit;
+  const double ends = std::min(all, embedding + head);  // one table where they are tied
+  bytes.head_gradient = f.bytes.ends * head;
+  bytes.last_gradient = f.bytes.ends * embedding;
+  if (!f.gathers) {
+    if (f.point.zero > 0 && f.replicas.dense > 1) bytes.updated = p.update_gathered * all;
+    if (!p.state_gradient_fresh_stage) {
+      bytes.gradient = std::max(dense, moe) * f.bytes.fresh;
+      return bytes;
+    }
+    bytes.head_stays = true;
+    bytes.layers_gradient = f.bytes.fresh * (all - ends);
+    bytes.last_gradient = f.bytes.ends * ends;
+    return bytes;
+  }
+  // Tensor by tensor, a matrix of the feed-forward is the largest.
+  const double matrices = f.in.shape.swiglu ? 3 : 2;
+  const double layer = p.overlap_by_tensor ? std::max(f.block.dense.shapes, f.block.moe.shapes) / matrices : std::max(dense, moe);
+  const double unit = layer * std::max(1.0, p.overlap_unit_layers);
+  bytes.standing = f.bytes.ends_wire * ends + (f.keeps_gathered ? f.bytes.weight_wire * (all - ends) : 0);
+  if (!f.keeps_gathered && unit > 0) {
+    const double most = (all - ends) / unit, ahead = of(p.overlap_prefetch);
+    bytes.unit = f.bytes.weight_wire * unit;
+    // Forward keeps the buffer of the unit before until that of the next has been copied from; backward has one under way.
+    bytes.units = std::min(most, 1 + ahead) + (p.overlap_gather_copies ? std::min(most, 1.0) : 0);
+    bytes.backward_units = std::min(most, 1 + ahead);
+  }
   // The gradient of a unit as backward makes it, and as it is reduced where that is wider.
   const double cast = f.bytes.gradient_wire > f.bytes.fresh ? f.bytes.gradient_wire : 0;
   const bool whole_stage = f.point.pp > 1 && p.overlap_keeps_gathered;
   if (!whole_stage) {
     bytes.gradient = unit * (f.bytes.fresh + cast);
+    bytes.head_stays = p.overlap_ends_last;
+    if (p.overlap_ends_last) bytes.last_gradient = ends * (f.bytes.ends + cast);
     return bytes;
   }
   // Reduced once a step: until then they are added up in the dtype of the reduction (FSDPParam.to_accumulated_grad_if_needed of
@@ -204,6 +287,8 @@ GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
   bytes.gradient = f.bytes.gradient_wire > f.bytes.fresh ? unit * f.bytes.fresh : 0;
   return bytes;
 }
+
+double gradient_bytes(const Frame& f, const StageGroup& g) { return standing_of(f, g).gradients; }
 
 MemoryBytes memory_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* host, int64_t* nvme) {
   return peaked_of(f, g, stage, host, nvme).memory;

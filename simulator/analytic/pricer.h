@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "simulator/analytic/layer.h"
 
@@ -44,9 +45,10 @@ class Pricer {
         device_(study.device),
         fabric_(study.fabric),
         attention_rate_(std::max(0.01, p_.attention_rate)),
+        slowest_(device_.slowest_of(of(key.devices))),
         key_(key),
         n_(study.shape, key),
-        crowd_(fabric_.contention(CollectiveUse::kAllGather, study.everyone)),
+        held_sms_(fabric_.contention(CollectiveUse::kAllGather, study.everyone).taken_sms),
         fp32_(key.precision == Precision::kFp32),
         e_(fp32_ ? 4 : 2),
         wide_(fp32_ ? 2 : 1),
@@ -62,18 +64,23 @@ class Pricer {
     add_norms(cost);
     add_attention(cost);
     moe ? add_experts(cost) : add_feed_forward(cost);
-    cost.slowed = slowed_layer(cost);
+    add_contention(cost);
     add_tensor_exchange(moe, cost);
     add_host(moe, cost);
     add_kept(moe, cost);
+    cost.shapes = feed_forward_shapes(moe);
     return cost;
   }
   KeptTensors kept(bool moe) const;
   EndCost embedding() const;
   EndCost head() const;
+  /// Elements of one matrix of each shape of the projections of attention, of the feed-forward.
+  double attention_shapes() const;
+  double feed_forward_shapes(bool moe) const;
+  EndCost loss() const;
+  double logits() const { return e_ * n_.tokens * of(vocab_rows()); }
   bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
   double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
-  double slowed_communication() const { return std::max(1.0, crowd_.communication); }
   double boundary_gather_s() const {
     return scatters() ? fabric_.collective_seconds(CollectiveUse::kAllGather, e_ * n_.residual, tensor_group_) : 0;
   }
@@ -87,6 +94,7 @@ class Pricer {
     x.out_bytes = product == Product::kWeight && p_.overlap_wgrad_fused > 0 ? p_.state_gradient : e_;
     x.accumulate = product == Product::kWeight && p_.overlap_wgrad_fused > 0;
     x.taken_sms = taken_sms;
+    x.slowest = slowest_;
     return device_.matmul_seconds(x);
   }
   double moved(double elements, double passes, double launches, MemoryKernel kind = MemoryKernel::kElementwise) const {
@@ -98,10 +106,11 @@ class Pricer {
     double rows, in, out;
     double batch = 1;
     bool remade = false;
-    bool whole = false;  ///< not cut by tp: its weights are in 16 bit even where the others are narrower
+    bool whole = false;         ///< not cut by tp: its weights are in 16 bit even where the others are narrower
+    bool shares_input = false;  ///< with the projection before it, which has quantised it
   };
   void add_linear(const Linear& l, LayerCost& cost) const {
-    const double quantise = low_ ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
+    const double quantise = low_ && !l.shares_input ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
     const double cast = moved(l.in * l.out * l.batch, p_.passes_cast + (low_ ? p_.passes_quantise_weight : 0), 1);
     const double rescale = low_ ? p_.passes_rescale : 0;
     const double forward = matmul(l.rows, l.out, l.in, Product::kForward, l.batch) + quantise + cast;
@@ -113,8 +122,28 @@ class Pricer {
         matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient + moved(l.rows * l.in * l.batch, rescale, 1);
     cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch) + moved(l.in * l.out * l.batch, rescale, 1);
     if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
-    if (p_.overlap_wgrad_fused <= 0)
-      cost.weight.compute_s += device_.memory_bound_seconds(l.in * l.out * l.batch * (e_ + 2 * p_.state_gradient), 1);
+    cost.weight.compute_s += accumulated(l.in * l.out * l.batch);
+  }
+  /// A weight gradient that no matmul adds to the accumulated one: it is read, the other read and written.
+  double accumulated(double elements) const {
+    if (p_.overlap_wgrad_fused > 0 || !p_.overlap_wgrad_added) return 0;
+    return device_.memory_bound_seconds(elements * (e_ + 2 * p_.state_gradient), 1);
+  }
+  /// Projections of one input: one product, or one each where the profile splits them, whose input gradients are then added.
+  void add_linears(Linear l, std::initializer_list<double> widths, LayerCost& cost) const {
+    if (!p_.split_projections) {
+      l.out = 0;
+      for (const double width : widths) l.out += width;
+      return add_linear(l, cost);
+    }
+    for (const double width : widths) {
+      l.out = width;
+      add_linear(l, cost);
+      l.shares_input = true;
+    }
+    const double passes =
+        p_.passes_summed * of(static_cast<int64_t>(widths.size()) - 1) + (key_.tp > 1 ? p_.passes_summed_sent : 0);
+    cost.input.compute_s += moved(l.rows * l.in * l.batch, passes, 1);
   }
   bool remade(Recompute::Module m) const { return key_.recompute.has(m); }
   bool alternate() const { return key_.recompute.modules & Recompute::kAlternate; }
@@ -139,16 +168,25 @@ class Pricer {
   void add_feed_forward(LayerCost& cost) const;
   void add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
-  double cut_matmuls() const;
+  /// Seconds of the matmuls that read what is gathered, and of those whose results are scattered.
+  struct CutMatmuls {
+    double gathered = 0, scattered = 0;
+  };
+  CutMatmuls cut_matmuls() const;
   /// How much longer matmuls take while a collective holds multiprocessors: fewer are left for each wave of tiles.
   double slowed_matmuls(double taken_sms) const;
-  double slowed_layer(const LayerCost& cost) const;
+  void add_contention(LayerCost& cost) const;
   /// Compute lost while `seconds` of tensor-parallel exchange run beside matmuls.
   double slowed(double seconds) const {
     return seconds * (1 - 1 / slowed_matmuls(fabric_.contention(CollectiveUse::kAllReduce, tensor_group_).taken_sms));
   }
   void add_tensor_exchange(bool moe, LayerCost& cost) const;
-  void add_sequence_exchange(double pairs, LayerCost& cost) const;
+  void add_sequence_exchange(double pairs, bool moe, LayerCost& cost) const;
+  /// Seconds of the input gradient and the weight gradient of one linear.
+  struct Shelter {
+    double input_s = 0, weight_s = 0;
+  };
+  Shelter shelter(int pair, bool moe) const;
   void add_host(bool moe, LayerCost& cost) const;
   void add_kept(bool moe, LayerCost& cost) const;
   void add_state(bool moe, LayerCost& cost) const;
@@ -168,9 +206,10 @@ class Pricer {
   const DeviceModel& device_;
   const Fabric& fabric_;
   double attention_rate_;
+  double slowest_;  ///< matmul of all devices, relative to that of the typical one
   const LayerKey& key_;
   Sizes n_;
-  Contention crowd_;             ///< beside a collective over all devices
+  double held_sms_;              ///< multiprocessors that a collective over all devices holds
   mutable double matmul_s_ = 0;  ///< of the layer in work
   bool fp32_;
   double e_, wide_;

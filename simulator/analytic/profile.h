@@ -43,10 +43,12 @@ struct FrameworkProfile {
   std::string describes;  ///< framework and version, one line
 
   // state: bytes a parameter, in mixed precision
-  double state_parameter = 2;       ///< the copy that compute reads and all ranks hold (0: the master is gathered and cast)
-  double state_gradient = 4;        ///< as accumulated
-  double state_gradient_fresh = 0;  ///< as backward makes them, beside the accumulated ones, of one layer
-  double state_master = 4;          ///< 0 where state_parameter is the master
+  double state_parameter = 2;               ///< the copy that compute reads and all ranks hold (0: the master is gathered and cast)
+  double state_gradient = 4;                ///< as accumulated
+  double state_gradient_fresh = 0;          ///< as backward makes them, beside the accumulated ones, of one layer
+  bool state_gradient_fresh_stage = false;  ///< they stay until the micro-batch's backward is over: of the whole stage
+  double state_gradient_ends = 0;           ///< as backward makes those of embedding and head, where that is not as of a layer
+  double state_master = 4;                  ///< 0 where state_parameter is the master
   double state_moments = 8;
   double state_gradient_wire = 4;        ///< as reduced
   double state_weight_wire = 2;          ///< as gathered
@@ -72,10 +74,15 @@ struct FrameworkProfile {
   double saved_activated = 2;
   double saved_mask = 0;             ///< of each of the two dropouts of the residual stream
   double saved_norm_fp32 = 0;        ///< of each norm: an fp32 copy that an unfused norm keeps
-  double saved_logits = 4;           ///< a logit, at the peak of the loss, all copies
+  double saved_logits = 4;           ///< a logit, at the peak of the loss's backward, all copies
   double saved_logits_kept = 4;      ///< a logit from the head's forward to its backward
-  double saved_logits_parallel = 0;  ///< a logit, at the peak of the loss, where tp cuts the vocabulary; 0: as the two above
+  double saved_logits_forward = 0;   ///< a logit, at the peak of its forward; 0: as saved_logits
+  double saved_logits_gradient = 2;  ///< a logit, while the head's matmuls run backward
+  double saved_logits_output = 0;    ///< a logit that stays until the next forward is over: what a trainer holds for its metrics
+  double saved_logits_parallel = 0;  ///< a logit, as saved_logits, where tp cuts the vocabulary; 0: as saved_logits
   double saved_head_input = 2;
+  double saved_result =
+      2;  ///< of the feed-forward where every second matmul is computed again; 0: a compiler sees that nobody reads it
   double saved_gathered =
       0;  ///< inputs of column-parallel matmuls, whole on each rank under sequence parallelism; 0: gathered again
   double saved_permuted = 2;       ///< tokens after the exchange between experts, per routed copy
@@ -96,10 +103,15 @@ struct FrameworkProfile {
   double passes_bias = 2;  ///< an output element of a matmul with bias: the sum of its gradient over tokens
   double passes_merge = 0, passes_merge_backward = 0;  ///< an output element of attention and block of a gathered context: 0 for
                                                        ///< one call over all that was gathered
-  double passes_exchanged = 0;        ///< an element exchanged under sequence parallelism: copies that turn its pieces into rows
-  double passes_gathered = 0;         ///< a gathered parameter, a pass: copies out of the buffer of the collective
-  double passes_reduced = 0;          ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
-  double passes_loss = 12;            ///< a logit, forward and backward
+  double passes_exchanged = 0;    ///< an element exchanged under sequence parallelism: copies that turn its pieces into rows
+  double passes_gathered = 0;     ///< a gathered parameter, a pass: copies out of the buffer of the collective
+  double passes_reduced = 0;      ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
+  double passes_summed = 0;       ///< an input element of each projection after the first that reads it: their gradients are added
+  double passes_summed_sent = 0;  ///< an input element once more, where the sum is exchanged over tp
+  double passes_loss = 12;        ///< a logit, forward and backward
+  double passes_loss_parallel = 0;    ///< the same, in kernels one by one, where tp cuts the vocabulary or passes_loss is 0
+  double passes_table = 0;            ///< an element of the embedding and micro-batch: its gradient is dense; it is cleared, and
+                                      ///< added to the accumulated one
   double passes_cast = 0;             ///< a matrix parameter and micro-batch: weights cast under autocast
   double passes_quantise = 4;         ///< a matmul input element under fp8: amax, cast, the transposed copy
   double passes_quantise_weight = 0;  ///< a matrix parameter and micro-batch under fp8: casts and the transposed copy
@@ -123,6 +135,8 @@ struct FrameworkProfile {
   double host_step_s = 0;                            ///< a step: data loading, logging, scheduler, synchronisations
   double host_micro_batch_s = 0;                     ///< a micro-batch
   bool host_sync = false;                            ///< the host waits for the device between forward and backward
+  bool host_sync_sends = false;                      ///< it does so where it sends to another stage
+  double host_send_s = 0;                            ///< a send to another stage: what is exchanged about a tensor before it
 
   // attention
   bool attention_fused = true;        ///< flash attention; else matmul, softmax, matmul
@@ -133,6 +147,8 @@ struct FrameworkProfile {
 
   // overlap
   bool overlap_gradients = false;       ///< buckets are reduced while backward runs
+  bool overlap_zero = true;             ///< so they are under zero 1 and 2 too
+  bool overlap_zero_scatters = true;    ///< zero 1 reduces by reduce-scatter; false: by all-reduce, and each rank takes its part
   bool overlap_weights = false;         ///< zero 1: updated weights are gathered while the next forward runs
   bool overlap_pipeline = false;        ///< sends run beside compute
   bool overlap_scatter_gather = false;  ///< of equal tensors on tensor-parallel ranks, each sends its part to the next stage
@@ -146,28 +162,43 @@ struct FrameworkProfile {
   int64_t overlap_prefetch = 1;         ///< units gathered ahead
   bool overlap_keeps_gathered = true;   ///< zero 3 in a pipeline: gathered and reduced once a step, whole in between
   bool overlap_reshard = true;          ///< zero 3: weights are given back after forward
+  bool overlap_gather_copies = false;   ///< zero 3: a unit is gathered into a buffer of its own, then copied to what compute reads
+  bool overlap_ends_last = false;       ///< zero 3: embedding and head are one unit, reduced when the whole backward is over
   double overlap_wgrad_fused = 1;  ///< 1: the weight gradient is added into the accumulated one by the matmul; 0: a pass of its own
+  bool overlap_wgrad_added =
+      true;  ///< where not fused: false where backward sends gradients off whole, and adds what comes back cut
 
   // update: bytes moved a parameter on the rank that updates it
   double update_passes = 30;             ///< Adam: gradient, master, moments read; master, moments, weight written
   double update_norm_passes = 8;         ///< norm of the gradient, clipping, unscaling, on the same parameters
   double update_zero_passes = 4;         ///< zeroing of the gradients held
+  double update_gathered = 0;            ///< bytes a parameter of buffers into which zero 1 gathers updated weights
   double update_launches = 60;           ///< kernels a step
   double update_launches_per_layer = 0;  ///< kernels a layer, where updates go tensor by tensor
+  double update_gather_passes = 0;       ///< zero 1: bytes moved a parameter, into and out of buffers of gathered weights
+  double update_gather_host_s = 0;       ///< zero 1: host time of one tensor's part of one rank
+  double update_tensors_per_layer = 0;   ///< of parameters, as the two above count
 
   // allocator and what no allocator sees
   double memory_context = 500e6;
   double memory_nccl_channel = 4e6;      ///< one communicator and peer connection: buffers of a channel set
   double memory_workspace = 32e6;        ///< of cuBLAS and such, within the allocator
   double memory_buckets = 0;             ///< buckets that stand beside the gradients
-  double memory_fragmentation = 0.04;    ///< reserved beyond live, of activations and transients, where no replay is asked for
+  double memory_reducer = 0;             ///< bytes a parameter of buckets that stand beside the gradients, under zero 0
+  bool memory_pipeline_buffers = false;  ///< what a stage receives and sends stays for each micro-batch of the step, gradients too
+  double memory_dummy_gradients = 0;   ///< bytes an element of one gradient that nobody reads, for each shape of a layer's matrices
+  double memory_fragmentation = 0.04;  ///< reserved beyond live, of activations and transients, where no replay is asked for
   double memory_fragmentation_base = 0;  ///< bytes
   bool memory_caching = true;            ///< false: an arena, reserved equals live
   bool memory_expandable = false;        ///< the caching allocator has expandable segments
 
-  Recompute selective;          ///< what this framework calls selective
-  bool vocab_parallel = true;   ///< embedding and head are cut by tp
-  double vocab_multiple = 128;  ///< the vocabulary is padded to a multiple of this times tp
+  Recompute selective;  ///< what this framework calls selective
+  /// Stages of a pipeline are balanced by the matmuls of their blocks, the head one of them: a stage takes blocks until its share
+  /// is exceeded, and where the head exceeds it the loss is the next stage's. false: as many layers each as can be.
+  bool balanced_stages = false;
+  bool split_projections = false;  ///< q, k, v and gate, up are products of their own
+  bool vocab_parallel = true;      ///< embedding and head are cut by tp
+  double vocab_multiple = 128;     ///< the vocabulary is padded to a multiple of this times tp
   bool dropout = false;
   bool fp32_head = false;  ///< the matmul of the head runs in fp32
 

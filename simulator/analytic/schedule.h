@@ -12,6 +12,8 @@ constexpr bool folded(Schedule s) {
   return s == Schedule::kZbV || s == Schedule::kVHalf || s == Schedule::kVMin || s == Schedule::kDualPipeV;
 }
 constexpr bool splits_backward(Schedule s) { return s >= Schedule::kZbH1; }
+/// Whether a stage runs all forwards before its first backward.
+constexpr bool forwards_first(Schedule s) { return s == Schedule::kAfab || s == Schedule::kBreadthFirst; }
 /// Copies of the parameters that a rank holds.
 constexpr int parameter_copies(Schedule s) { return s == Schedule::kDualPipe ? 2 : 1; }
 

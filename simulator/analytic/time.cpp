@@ -47,6 +47,7 @@ StageWork work_of(const Frame& f, const StageGroup& g) {
   }
   add(w.forward, g.embedding, b.embedding.forward), add(w.input, g.embedding, b.embedding.backward);
   add(w.forward, g.head, b.head.forward), add(w.input, g.head, b.head.backward);
+  add(w.forward, g.loss, b.loss.forward), add(w.input, g.loss, b.loss.backward);
   if (f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV) {
     // The exchanges of one micro-batch run beside the compute of another (DeepSeek-V3, section 3.2.1).
     for (PhaseCost* phase : {&w.forward, &w.input}) {
@@ -62,7 +63,7 @@ double wait_of(const Frame& f, const StageWork& w) {
   const double back = both.wait_s();
   both += w.forward;
   const double pause = f.in.profile.host_micro_batch_s;
-  if (f.in.profile.host_sync) return w.forward.wait_s() + back + pause;
+  if (f.in.profile.host_sync || (f.in.profile.host_sync_sends && f.point.pp > 1)) return w.forward.wait_s() + back + pause;
   // The host runs ahead where the device is slower, and what it gains in one phase serves the other.
   return std::max(both.wait_s(), both.host_s + pause - both.device_s());
 }
@@ -93,8 +94,14 @@ struct Beside {
 };
 Beside beside_of(const Frame& f, const Group& group) {
   if (group.ranks() <= 1) return {};
-  const double slowed = std::max(f.block.dense.slowed, f.block.moe.slowed);
-  return {f.block.slowed_communication, 1 - 1 / slowed};
+  const Contention& c = f.collectives.contention(group);
+  const auto slowed = [&](const LayerCost& layer) {
+    return layer.matmuls * (1 + layer.slowed_per_sm * c.taken_sms) + (1 - layer.matmuls) * std::max(1.0, c.compute);
+  };
+  // A kind of layer that the model has not has no matmuls.
+  const double most =
+      std::max(f.block.dense.matmuls > 0 ? slowed(f.block.dense) : 1, f.block.moe.matmuls > 0 ? slowed(f.block.moe) : 1);
+  return {std::max(1.0, c.communication), 1 - 1 / most};
 }
 
 /// Zero 3, one micro-batch: each unit's weights are gathered beside the compute of the one before, its gradients reduced beside
@@ -163,6 +170,9 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   s.hidden_s += hidden * (once ? 1 : f.point.grad_accumulation);
 }
 
+/// Whether a rank receives only the gradients that it updates with.
+bool scatters(const Frame& f) { return f.point.zero > (f.in.profile.overlap_zero_scatters ? 0 : 1); }
+
 /// Zero 0 to 2: buckets of gradients are reduced while the last backward runs, updated weights gathered while the first forward
 /// does.
 void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
@@ -190,9 +200,17 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   };
   const double back = s.work.backward().total_s();
   const bool cut = f.point.zero > 0;
-  place(seconds(cut ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back, f.overlap_gradients,
-        f.point.zero == 2 ? f.point.grad_accumulation : 1);
-  if (cut) place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
+  place(seconds(scatters(f) ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back,
+        f.overlap_gradients, f.point.zero == 2 ? f.point.grad_accumulation : 1);
+  if (!cut) return;
+  place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
+  // Weights are gathered in buffers, from which they are copied tensor by tensor and rank by rank.
+  const FrameworkProfile& p = f.in.profile;
+  if (p.update_gather_passes <= 0) return;
+  const double tensors = p.update_tensors_per_layer * of(g.dense + g.moe) + (g.holds_embedding ? 1 : 0) + (g.holds_head ? 2 : 0);
+  const double parts = tensors * of(r.dense);
+  s.data_once_s +=
+      std::max(parts * p.update_gather_host_s, f.in.device.memory_bound_seconds((dense + expert) * p.update_gather_passes, parts));
 }
 
 // Update and offload.
@@ -298,9 +316,7 @@ const StageStep& remembered_step(const Frame& f, const StageGroup& g) {
   const Schedule schedule = pair ? f.point.schedule : Schedule::kNone;
   for (size_t i = 0; i < steps.count; ++i) {
     const StepMemo::Steps::Entry& e = steps.entries[i];
-    const bool ends = e.group.embedding == g.embedding && e.group.head == g.head && e.group.holds_embedding == g.holds_embedding &&
-                      e.group.holds_head == g.holds_head;
-    if (ends && e.group.dense == g.dense && e.group.moe == g.moe && e.schedule == schedule) return e.step;
+    if (e.schedule == schedule && e.group.same_work(g)) return e.step;
   }
   steps.entries[steps.count] = {g, schedule, step_of(f, g)};
   return steps.entries[steps.count++].step;
@@ -318,12 +334,19 @@ double sends_of(const Frame& f) {
   const bool remote = stride * p.pp > per_node;
   const double sharing = static_cast<double>(std::min<int64_t>(per_node, stride));
   const double host = f.in.profile.host_collective_s;
-  const double send =
-      std::max(host, f.in.fabric.send_seconds(f.block.boundary, remote, remote ? sharing : 1)) + f.block.boundary_gather_s;
+  const auto seconds = [&](double bytes) {
+    return std::max(host, f.in.fabric.send_seconds(bytes, remote, remote ? sharing : 1)) + f.in.profile.host_send_s;
+  };
+  const double send = seconds(f.block.boundary) + f.block.boundary_gather_s;
   const double looped = p.vpp * (folded(p.schedule) ? 2 : 1);
-  const double fill = 2 * (p.pp - 1) * send;
+  // Logits travel in 16 bit, and once they are cast in 32.
+  double fill = 2 * (p.pp - 1) * send, longest = send;
+  for (int32_t hop = 0; hop < f.groups.logit_hops(); ++hop) {
+    longest = seconds((hop + 1) * f.block.logits);
+    fill += 2 * (longest - send);
+  }
   if (f.in.profile.overlap_pipeline) return fill;
-  return fill + 2 * send * looped * (p.grad_accumulation - 1);
+  return fill + 2 * longest * looped * (p.grad_accumulation - 1);
 }
 
 void add_wires(const Frame& f, Estimate& e) {
@@ -332,11 +355,12 @@ void add_wires(const Frame& f, Estimate& e) {
   const auto wire = [&](WireUse use) -> double& { return e.wire[static_cast<size_t>(use)]; };
   const double m = p.grad_accumulation, ranks = static_cast<double>(p.dp) * p.tp * p.cp;
   const double dense = of(f.in.shape.layers - f.in.shape.moe_layers()), moe = of(f.in.shape.moe_layers());
-  const auto ends = [&](double LayerWire::*w) { return b.embedding.wire.*w + b.head.wire.*w; };
+  const auto ends = [&](double LayerWire::*w) { return b.embedding.wire.*w + b.head.wire.*w + b.loss.wire.*w; };
   wire(WireUse::kTensor) = ranks * m * (dense * b.dense.wire.tensor + moe * b.moe.wire.tensor + ends(&LayerWire::tensor));
   wire(WireUse::kContext) = ranks * m * (dense * b.dense.wire.context + moe * b.moe.wire.context);
   wire(WireUse::kExpert) = ranks * m * moe * b.moe.wire.expert;
-  wire(WireUse::kPipeline) = ranks * m * 2 * (p.pp - 1) * p.vpp * b.boundary;
+  const double hops = f.groups.logit_hops();
+  wire(WireUse::kPipeline) = ranks * m * 2 * ((p.pp - 1) * p.vpp * b.boundary + hops * ((hops + 1) / 2 * b.logits - b.boundary));
   double elements = 0, expert_elements = 0;
   for (const StageGroup& g : f.groups.all()) {
     elements += g.count * compressed(f, of(f.dense_parameters(g)));
@@ -349,7 +373,7 @@ void add_wires(const Frame& f, Estimate& e) {
   };
   const bool once = p.pp > 1 && f.in.profile.overlap_keeps_gathered;
   const double each = f.gathers && !once ? m : p.zero == 2 ? m : 1;
-  wire(WireUse::kGradients) = each * (p.zero > 0 ? 1 : 2) * both(f.bytes.gradient_wire);
+  wire(WireUse::kGradients) = each * (scatters(f) ? 1 : 2) * both(f.bytes.gradient_wire);
   if (p.zero == 3) wire(WireUse::kWeights) = each * (f.keeps_gathered ? 1 : 2) * both(f.bytes.weight_wire);
   if (p.zero == 1 || p.zero == 2) wire(WireUse::kWeights) = both(f.bytes.weight_wire);
   if (p.pp > 1 && f.in.shape.tied_embeddings)

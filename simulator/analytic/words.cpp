@@ -38,7 +38,7 @@ std::string_view name_of(Compression v) { return kCompressions[static_cast<size_
 std::string_view name_of(Refusal v) { return kRefusalNames[static_cast<size_t>(v)]; }
 std::string_view name_of(TimePart v) { return kTimeNames[static_cast<size_t>(v)]; }
 std::string_view name_of(PeakMoment v) {
-  static constexpr std::array<std::string_view, 4> kNames{"forward", "loss", "backward", "end"};
+  static constexpr std::array<std::string_view, 5> kNames{"forward", "loss", "backward", "end", "update"};
   return kNames[static_cast<size_t>(v)];
 }
 std::string_view name_of(MemoryPart v) { return kMemoryNames[static_cast<size_t>(v)]; }

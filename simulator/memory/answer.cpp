@@ -44,6 +44,10 @@ void say_moment(const StagePeak& peak, StageAnswer& answer) {
       answer.moment = "the end of the last backward, when all gradients are there";
       answer.op = fmt::format("{} of the first layer, backward", feed_forward);
       return;
+    case PeakMoment::kUpdate:
+      answer.moment = "the end of the update, when updated weights are gathered";
+      answer.op = "all-gather of weights";
+      return;
   }
 }
 

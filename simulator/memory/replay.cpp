@@ -35,7 +35,10 @@ int64_t fragmented_bytes(const analytic::Prepared& prepared, const analytic::Poi
   // An allocator that cannot hold what is live is asked what it would take if it could.
   const int64_t room = capacity - beside > memory.live() ? capacity - beside : 0;
   const Replayed r = replay(events, {.expandable_segments = prepared.profile().memory_expandable, .capacity = room});
-  return std::max<int64_t>(0, r.reserved - r.live);
+  const int64_t held = std::max<int64_t>(0, r.reserved - r.live);
+  // Where the replay found room by giving cached segments back, so does the run, whatever lies between its live bytes and the
+  // estimate's.
+  return room > 0 && !r.out_of_memory ? std::min(held, room - memory.live()) : held;
 }
 
 }  // namespace shardlab::whatif

@@ -20,7 +20,8 @@ struct Replayed {
 Replayed replay(std::span<const analytic::AllocationEvent> events, const AllocatorOptions& options);
 
 /// Bytes that the allocator holds beyond what is live at the peak, for one stage of a legal point: 0 where the profile has an
-/// arena. The allocator may take what the context and the communicators leave of `capacity` (0: no end).
+/// arena. The allocator may take what the context and the communicators leave of `capacity` (0: no end); before it fails it gives
+/// back what it only caches, so that a layout whose bytes at ease exceed the capacity may run all the same.
 int64_t fragmented_bytes(const analytic::Prepared& prepared, const analytic::Point& point, int32_t stage, int64_t capacity);
 
 }  // namespace shardlab::whatif

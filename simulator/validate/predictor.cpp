@@ -76,6 +76,7 @@ Result<FrameworkProfile> profile_of(const Run& run, Notes& notes) {
   }
   FrameworkProfile p = std::move(*found);
   if (l.dropout) p.dropout = *l.dropout > 0;
+  if (l.expandable_segments) p.memory_expandable = *l.expandable_segments;
   if (l.fused_attention) set_attention(*l.fused_attention, p);
   if (const auto bytes = element_bytes(l.reduce_dtype)) p.state_gradient_wire = *bytes;
   if (const auto bytes = element_bytes(l.accumulate_dtype)) p.state_gradient = *bytes;
@@ -132,13 +133,16 @@ Result<Point> point_of(const Run& run) {
 }
 
 /// The row gives GB/s, the fabric bytes/s.
-MeasuredFabric fabric_of(const RunFabric& r) {
+MeasuredFabric fabric_of(const Run& run) {
+  const RunFabric& r = run.fabric;
   const auto bytes_per_s = [](std::optional<double> gb) { return gb ? std::optional(*gb * 1e9) : std::nullopt; };
   MeasuredFabric m;
   m.all_reduce = bytes_per_s(r.all_reduce), m.all_gather = bytes_per_s(r.all_gather),
   m.reduce_scatter = bytes_per_s(r.reduce_scatter);
   m.intra_all_reduce = bytes_per_s(r.intra_all_reduce), m.intra_all_gather = bytes_per_s(r.intra_all_gather);
   m.intra_reduce_scatter = bytes_per_s(r.intra_reduce_scatter);
+  m.bytes = r.bytes.value_or(m.bytes);
+  m.nodes = static_cast<int>((run.devices + run.machine.devices_per_node - 1) / run.machine.devices_per_node);
   return m;
 }
 
@@ -182,8 +186,7 @@ class AnalyticPredictor {
       const auto why = explain((*study)->prepared, *point);
       return why.ok() ? Error{ExitCode::kNo, std::string(name_of(e.refusal)), "", {}} : why.error();
     }
-    const int64_t fragmented =
-        whatif::fragmented_bytes((*study)->prepared, *point, e.worst_stage, run.machine.device.memory_bytes);
+    const int64_t fragmented = whatif::fragmented_bytes((*study)->prepared, *point, e.worst_stage, run.machine.device.memory_bytes);
     return prediction_of(e, fragmented, run.machine, notes.text);
   }
 
@@ -191,6 +194,7 @@ class AnalyticPredictor {
   /// What rows of one model, machine and framework share.
   struct Study {
     RunFabric fabric;
+    int64_t devices;  ///< over which it was measured
     analytic::Prepared prepared;
     analytic::Estimator estimator;
   };
@@ -199,11 +203,12 @@ class AnalyticPredictor {
     const ModelShape shape = shape_of(run);
     auto& studies = studies_[machine_text(run.machine) + profile.name];
     for (const auto& study : studies)
-      if (study->prepared.shape() == shape && study->prepared.profile() == profile && study->fabric == run.fabric)
+      if (study->prepared.shape() == shape && study->prepared.profile() == profile && study->fabric == run.fabric &&
+          study->devices == run.devices)
         return study.get();
-    auto prepared = analytic::prepare(shape, run.machine, profile, fabric_of(run.fabric));
+    auto prepared = analytic::prepare(shape, run.machine, profile, fabric_of(run));
     if (!prepared.ok()) return prepared.error();
-    studies.push_back(std::make_unique<Study>(Study{run.fabric, *prepared, analytic::Estimator(*prepared)}));
+    studies.push_back(std::make_unique<Study>(Study{run.fabric, run.devices, *prepared, analytic::Estimator(*prepared)}));
     return studies.back().get();
   }
 

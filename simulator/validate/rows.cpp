@@ -44,7 +44,7 @@ constexpr std::array kColumns = {
     "measured_memory_kind", "measured_status",
     // beyond the fixed contract, for what published runs differ in
     "source", "shared_experts", "dense_layers", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "attention",
-    "async_tp", "compile", "fp8_scaling"};
+    "async_tp", "compile", "fp8_scaling", "expandable_segments", "busbw_bytes"};
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -289,6 +289,7 @@ void read_techniques(RowReader& in, RunLayout& layout) {
   layout.overlap = in.truth("overlap");
   layout.async_tp = in.truth("async_tp");
   layout.compile = in.truth("compile");
+  layout.expandable_segments = in.truth("expandable_segments");
   constexpr std::array kAttention = {"fused", "unfused"};
   if (const std::string attention = in.word("attention", kAttention); !attention.empty())
     layout.fused_attention = attention == "fused";
@@ -378,7 +379,7 @@ void read_machine(RowReader& in, const Resolver& resolver, Run& run) {
 }
 
 void read_fabric(RowReader& in, RunFabric& fabric) {
-  constexpr double kLeast = 1e-3;
+  constexpr double kLeast = 1e-3, kMostMessage = 1e13;
   const auto read = [&](const char* column) { return in.number(column, kLeast, kMostBandwidth); };
   fabric.all_reduce = read("all_reduce_busbw_gbps");
   fabric.all_gather = read("all_gather_busbw_gbps");
@@ -386,6 +387,7 @@ void read_fabric(RowReader& in, RunFabric& fabric) {
   fabric.intra_all_reduce = read("intra_all_reduce_busbw_gbps");
   fabric.intra_all_gather = read("intra_all_gather_busbw_gbps");
   fabric.intra_reduce_scatter = read("intra_reduce_scatter_busbw_gbps");
+  fabric.bytes = in.number("busbw_bytes", 0, kMostMessage);
 }
 
 void read_measured(RowReader& in, const RunLayout& layout, RunMeasured& m) {

@@ -46,12 +46,13 @@ struct RunLayout {
   std::string precision = "bf16";
   int64_t micro_batch = 1, grad_accumulation = 1, seq_len = 0;
 
-  std::optional<bool> overlap;                            ///< of gradient and weight communication with compute
-  std::optional<bool> async_tp;                           ///< of tensor-parallel communication with matmuls
-  std::optional<bool> compile;                            ///< torch.compile
-  std::optional<bool> fused_attention;                    ///< `attention`: fused (no S x S matrix in memory) or unfused
-  std::string cp_kind;                                    ///< empty: as the framework does
-  std::string fp8_scaling;                                ///< tensorwise, rowwise, blockwise, delayed; empty: not stated
+  std::optional<bool> overlap;              ///< of gradient and weight communication with compute
+  std::optional<bool> async_tp;             ///< of tensor-parallel communication with matmuls
+  std::optional<bool> compile;              ///< torch.compile
+  std::optional<bool> expandable_segments;  ///< of PyTorch's caching allocator; absent: as the framework's launcher asks
+  std::optional<bool> fused_attention;      ///< `attention`: fused (no S x S matrix in memory) or unfused
+  std::string cp_kind;                      ///< empty: as the framework does
+  std::string fp8_scaling;                  ///< tensorwise, rowwise, blockwise, delayed; empty: not stated
   std::string reduce_dtype, accumulate_dtype, optimizer;  ///< empty: as the framework does
   std::optional<int64_t> bucket_bytes, hybrid_shard;
   std::optional<double> dropout;
@@ -64,6 +65,7 @@ struct RunLayout {
 struct RunFabric {
   std::optional<double> all_reduce, all_gather, reduce_scatter;
   std::optional<double> intra_all_reduce, intra_all_gather, intra_reduce_scatter;
+  std::optional<double> bytes;  ///< of the messages they were measured with; 0: large
   friend bool operator==(const RunFabric&, const RunFabric&) = default;
 };
 

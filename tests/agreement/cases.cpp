@@ -1,6 +1,7 @@
 #include "tests/agreement/cases.h"
 
 #include "plan/base/hash.h"
+#include "plan/treatment.h"
 #include "simulator/analytic/analytic.h"
 
 namespace shardlab::testing {
@@ -78,7 +79,24 @@ void CaseDealer::deal_state(Case& c) {
   if (l.zero != 3) l.bucket_bytes = of<int64_t>({0, 4 << 20, 25 << 20, 200 << 20});
   l.recompute = of({Recompute::kNone, Recompute::kNone, Recompute::kSelective, Recompute::kFull});
   if (l.recompute == Recompute::kSelective)
-    l.recompute_options.modules = of<const char*>({"", "attn.core", "mlp.act", "attn.core mlp.act"});
+    l.recompute_options.modules = of<const char*>(
+        {"", "attn.core", "mlp.act", "attn.core mlp.act", "attn.norm mlp.norm", "attn.norm attn.core mlp.norm mlp.act"});
+  if (l.recompute == Recompute::kFull && one_in(6)) l.recompute_options.every = of({2, 3});
+  if (one_in(12)) deal_layers(c);
+  if (one_in(6)) l.collective_algorithm = of({AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect});
+}
+
+/// A treatment for each layer by itself.
+void CaseDealer::deal_layers(Case& c) {
+  std::vector<LayerTreatment> treatments(static_cast<size_t>(c.model.layers));
+  for (LayerTreatment& t : treatments) {
+    t.full = one_in(3);
+    if (!t.full) t.again = static_cast<unsigned>(draw(kSubLayerSets));
+    t.parked = one_in(3);
+  }
+  c.layout.recompute = Recompute::kByLayer;
+  c.layout.recompute_options = {};
+  c.layout.recompute_options.layers = treatments_text(treatments);
 }
 
 void CaseDealer::deal_training(Case& c) {
@@ -93,18 +111,32 @@ void CaseDealer::deal_training(Case& c) {
   t.clip_norm = one_in(4) ? 1.0f : 0;
   t.grad_norm = one_in(4);
   if (one_in(6)) t.guard.nonfinite = GuardAction::kSkip;
+  if (one_in(8)) {
+    t.guard.spike = of({GuardAction::kSkip, GuardAction::kStop});
+    t.guard.loss_factor = of({0.0f, 2.0f}), t.guard.norm_factor = of({0.0f, 10.0f});
+  }
+  if (one_in(2)) t.weight_decay = 0.1f;
+  if (one_in(2)) t.loss_scale = t.precision == "fp16" ? 1024.0f : 0;
 }
 
 void CaseDealer::deal_techniques(Case& c) {
   Layout& l = c.layout;
   if (one_in(8)) l.offload.activations = of({OffloadTo::kCpu, OffloadTo::kNvme});
   if (one_in(8)) l.offload.optimizer = of({OffloadTo::kCpu, OffloadTo::kNvme});
+  if (l.offload.optimizer == OffloadTo::kCpu) l.offload.delayed_update = one_in(3);
   if (l.zero == 3 && one_in(6)) l.offload.parameters = of({OffloadTo::kCpu, OffloadTo::kNvme});
-  if (l.dp > 1 && one_in(8)) {
-    l.compression.kind =
-        of({CompressionKind::kInt8, CompressionKind::kTopK, CompressionKind::kPowerSgd, CompressionKind::kOneBitAdam});
-    if (l.compression.kind == CompressionKind::kTopK) l.compression.k = of({0.01, 0.05});
-  }
+  if (l.dp > 1 && one_in(6)) deal_compression(c);
+  c.canonical = one_in(10);
+}
+
+void CaseDealer::deal_compression(Case& c) {
+  Compression& k = c.layout.compression;
+  using Kind = CompressionKind;
+  k.kind = of({Kind::kBf16, Kind::kInt8, Kind::kTopK, Kind::kRandomK, Kind::kPowerSgd, Kind::kOneBitAdam});
+  if (k.kind == Kind::kInt8) k.bits = of({8, 4});
+  if (k.kind == Kind::kTopK || k.kind == Kind::kRandomK) k.k = of({0.01, 0.05});
+  if (k.kind == Kind::kPowerSgd) k.rank = of({1, 4, 32});
+  if (k.kind == Kind::kOneBitAdam) k.warmup = 10;
 }
 
 void CaseDealer::deal_machine(Case& c) {

@@ -22,8 +22,10 @@ class CaseDealer {
   void deal_model(Case& c);
   void deal_layout(Case& c);
   void deal_state(Case& c);
+  void deal_layers(Case& c);
   void deal_training(Case& c);
   void deal_techniques(Case& c);
+  void deal_compression(Case& c);
   void deal_machine(Case& c);
 
   template <class T>

@@ -65,7 +65,11 @@ std::string line_of_case(const Case& c) {
   add(l.hybrid_shard > 0, fmt::format("hybrid{}", l.hybrid_shard));
   add(!l.overlap, "no-overlap");
   add(l.bucket_bytes > 0, fmt::format("bucket{}", l.bucket_bytes >> 20));
-  add(l.recompute != Recompute::kNone, fmt::format("recompute={}({})", name_of(l.recompute), l.recompute_options.modules));
+  add(l.recompute != Recompute::kNone,
+      fmt::format("recompute={}({}{})", name_of(l.recompute), l.recompute_options.modules, l.recompute_options.layers));
+  add(l.recompute_options.every > 1, fmt::format("every{}", l.recompute_options.every));
+  add(c.canonical, "canonical");
+  add(l.collective_algorithm != AlgorithmChoice::kAuto, std::string(name_of(l.collective_algorithm)));
   add(t.precision == "fp8", t.fp8_scaling);
   add(!t.reduce_dtype.empty(), "reduce=" + t.reduce_dtype);
   add(t.optimizer == Optimizer::kSgd, "sgd");
@@ -73,8 +77,12 @@ std::string line_of_case(const Case& c) {
   add(t.clip_norm > 0, "clip");
   add(t.grad_norm, "norm");
   add(t.guard.any(), "guard");
+  add(t.guard.spike != GuardAction::kNone, fmt::format("spike({}/{})", t.guard.loss_factor, t.guard.norm_factor));
+  add(t.weight_decay > 0, "decay");
+  add(t.loss_scale > 0, "fixed-scale");
   add(l.offload.any(), "offload " + offload_text(l.offload));
-  add(l.compression.kind != CompressionKind::kNone, std::string(name_of(l.compression.kind)));
+  add(l.compression.kind != CompressionKind::kNone, fmt::format("{} {}", name_of(l.compression.kind), l.compression.bits));
+  add(l.offload.delayed_update, "delayed-update");
   return s;
 }
 

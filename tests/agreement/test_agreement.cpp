@@ -55,6 +55,7 @@ std::vector<std::string> words_of(const Row& row) {
   add(c.model.tied_embeddings, "tied");
   add(c.train.clip_norm > 0, "clip");
   add(c.train.guard.any(), "guard");
+  add(c.canonical, "canonical");
   add(c.train.dropout > 0, "dropout");
   add(row.both.timed, "closed form of time");
   return w;
@@ -103,16 +104,17 @@ TEST_CASE("memory and wire bytes are the same in every case") {
   }
 }
 
-/// What of the agreement in time has been reached: a figure may fall, and then is lowered here. The aim is 1 % in the median and 3 %
-/// at the 99th percentile. The worst are zero 2 and 3 in a pipeline: here a message is slowed by collectives on the links of the
-/// device that sends it, and not by those of the one that receives it.
-constexpr double kMedian = 0.0005, kP99 = 0.025, kWorst = 0.07;
+/// What of the agreement in time has been reached, over all cases: a figure may fall, and then is lowered here. The aim is 1 % in
+/// the median and 3 % at the 99th percentile. The worst are zero 2 and 3 in a pipeline: here a message is slowed by collectives on
+/// the links of the device that sends it, and not by those of the one that receives it.
+constexpr double kMedian = 0.0005, kP99 = 0.025, kWorst = 0.11;
 
-TEST_CASE("step times agree where the step has a closed form") {
+TEST_CASE("step times agree in every case") {
   std::vector<double> errors;
   std::string worst;
-  for (const Row& r : compare_cases(13, 700)) {
-    if (!r.both.timed) continue;
+  for (const Row& r : compare_cases(13, 3000)) {
+    INFO(line_of_case(r.config));
+    CHECK(r.both.timed);
     const double error = std::abs(r.both.error());
     if (errors.empty() || error > *std::ranges::max_element(errors)) worst = line_of_case(r.config);
     errors.push_back(error);
@@ -120,7 +122,6 @@ TEST_CASE("step times agree where the step has a closed form") {
   fmt::print("{} cases: median {:.3f} %, 99th percentile {:.2f} %, worst {:.2f} %: {}\n", errors.size(),
              100 * quantile(errors, 0.5), 100 * quantile(errors, 0.99), 100 * quantile(errors, 1), worst);
   INFO("worst: " << worst);
-  CHECK(errors.size() > 400);
   CHECK(quantile(errors, 0.5) <= kMedian);
   CHECK(quantile(errors, 0.99) <= kP99);
   CHECK(quantile(errors, 1) <= kWorst);
@@ -132,6 +133,10 @@ TEST_CASE("report", "[.]") {
   std::vector<Row> rows = compare_cases(7, n ? std::atoi(n) : 2000);
   fmt::print("{:.1f} s\n", std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   print(rows);
+  for (const Row& r : rows)
+    if (r.both.timeline_peak != r.both.analytic_peak || r.both.timeline_wire != r.both.analytic_wire)
+      fmt::print("memory {:+} wire {:+}  {}\n", r.both.analytic_peak - r.both.timeline_peak,
+                 r.both.analytic_wire - r.both.timeline_wire, line_of_case(r.config));
   if (std::getenv("TIMED")) std::erase_if(rows, [](const Row& r) { return !r.both.timed; });
   std::ranges::sort(rows, std::greater(), [](const Row& r) { return std::abs(r.both.error()); });
   for (size_t i = 0; i < std::min<size_t>(rows.size(), 15); ++i)

@@ -3,6 +3,7 @@
 #include <numeric>
 #include <random>
 
+#include "simulator/analytic/inside.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
@@ -246,6 +247,176 @@ TEST_CASE("weights gathered tensor by tensor cost a latency each, the more so th
   };
   CHECK(lost(16) > 0);
   CHECK(lost(128) > 2 * lost(16));
+}
+
+TEST_CASE("a framework that reduces whole under zero 1 sends twice as much, after the last backward") {
+  FrameworkProfile whole = testing::profile("nanotron"), parts = whole;
+  parts.overlap_zero = parts.overlap_zero_scatters = true;
+  const auto of = [&](const FrameworkProfile& profile, int zero, int8_t overlap) {
+    return estimate(*prepare(llama_8b(), testing::machine(4), profile, {}),
+                    Point{.dp = 32, .zero = zero, .micro_batch = 2, .grad_accumulation = 4, .seq_len = 4096, .overlap = overlap});
+  };
+  const auto gradients = [](const Estimate& e) { return e.wire[static_cast<size_t>(WireUse::kGradients)]; };
+  CHECK(gradients(of(whole, 1, -1)) == 2 * gradients(of(parts, 1, -1)));
+  CHECK(gradients(of(whole, 2, -1)) == gradients(of(parts, 2, -1)));
+  CHECK(gradients(of(whole, 0, -1)) == gradients(of(whole, 1, -1)));
+  const auto open = [](const Estimate& e) { return e.part(TimePart::kDataParallel); };
+  CHECK(open(of(whole, 1, -1)) == open(of(whole, 1, 0)));
+  CHECK(open(of(whole, 0, -1)) < open(of(whole, 0, 0)));
+  CHECK(open(of(parts, 1, -1)) < open(of(whole, 1, -1)));
+}
+
+TEST_CASE("gathered weights are copied tensor by tensor and rank by rank, sends wait for the host") {
+  FrameworkProfile slow = testing::profile("nanotron"), quick = slow;
+  slow.update_gather_host_s = 1e-3, quick.update_gather_passes = 0;
+  const auto of = [&](const FrameworkProfile& profile, const Point& p) {
+    return estimate(*prepare(llama_8b(), testing::machine(4), profile, {}), p);
+  };
+  const Point flat{.dp = 32, .zero = 1, .micro_batch = 1, .seq_len = 4096};
+  // Six tensors of each of 32 layers, the embedding, the last norm and the head, of 32 ranks.
+  const double more = of(slow, flat).part(TimePart::kDataParallel) - of(quick, flat).part(TimePart::kDataParallel);
+  CHECK(more == Approx((6 * 32 + 3) * 32 * 1e-3));
+  const Point staged{.dp = 4, .pp = 8, .schedule = Schedule::k1F1B, .micro_batch = 1, .grad_accumulation = 16, .seq_len = 4096};
+  FrameworkProfile talks = quick;
+  talks.host_send_s += 1e-3;
+  // Seven hops there and back while the pipeline fills and drains, then one there and back for each further micro-batch.
+  CHECK(of(talks, staged).part(TimePart::kPipeline) - of(quick, staged).part(TimePart::kPipeline) ==
+        Approx((2 * 7 + 2 * 15) * 1e-3));
+}
+
+TEST_CASE("the embedding's gradient is as large as its table, and the head's is accumulated where no matmul does it") {
+  FrameworkProfile dense = testing::profile("nanotron"), sparse = dense, fused = dense;
+  sparse.passes_table = 0, fused.overlap_wgrad_fused = 1;
+  const Point p{.micro_batch = 1, .seq_len = 1024};
+  const auto backward = [&](const FrameworkProfile& profile) {
+    return estimate(*prepare(llama_8b(), testing::machine(1), profile, {}), p).part(TimePart::kBackward);
+  };
+  const double table = 128256.0 * 4096, elementwise = DeviceConstants{}.memory_elementwise * 2.039e12;
+  CHECK(backward(dense) - backward(sparse) == Approx(table * 12 / elementwise).epsilon(2e-3));
+  CHECK(backward(dense) - backward(fused) > table * 10 / elementwise);
+}
+
+TEST_CASE("stages balanced by cost: a stage takes blocks until its share is exceeded, logits travel where the head exceeds it") {
+  // A head as large as four of 24 layers.
+  const ModelShape shape{.layers = 24, .hidden = 2048, .heads = 16, .kv_heads = 16, .head_dim = 128, .ffn = 8192, .vocab = 131072};
+  const auto layers = [&](int32_t stages) {
+    const StageGroups groups(shape, Point{.pp = stages, .schedule = Schedule::k1F1B}, true);
+    std::string text;
+    for (int32_t s = 0; s < stages; ++s) {
+      const StageGroup& g = groups.of(s);
+      text += std::to_string(g.dense) + (g.holds_embedding ? "e" : "") + (g.holds_head ? "h" : "") + (g.holds_loss ? "l " : " ");
+    }
+    int32_t count = 0;
+    for (const StageGroup& g : groups.all()) count += g.count;
+    CHECK(count == stages);
+    return text + std::to_string(groups.logit_hops());
+  };
+  CHECK(layers(2) == "15e 9hl 0");
+  CHECK(layers(4) == "8e 7 7 2hl 0");
+  CHECK(layers(8) == "4e 4 3 4 3 4 2h 0l 1");
+  CHECK(layers(16) == "2e 2 2 2 1 2 2 2 1 2 2 2 1 1h 0 0l 2");
+  // Evenly, where the schedule has several chunks of a stage, and in all other frameworks.
+  CHECK(StageGroups(shape, Point{.pp = 8, .vpp = 3, .schedule = Schedule::kInterleaved}, true).of(7).dense == 3);
+  CHECK(StageGroups(shape, Point{.pp = 8, .schedule = Schedule::k1F1B}, false).of(7).dense == 3);
+
+  const Point p{.pp = 8, .schedule = Schedule::k1F1B, .micro_batch = 1, .grad_accumulation = 16, .seq_len = 4096};
+  const auto sent = [&](bool balanced) {
+    FrameworkProfile profile = testing::profile("nanotron");
+    profile.balanced_stages = balanced;
+    return estimate(*prepare(shape, testing::machine(1), profile, {}), p).wire[static_cast<size_t>(WireUse::kPipeline)];
+  };
+  CHECK(sent(true) - sent(false) == 16 * 2 * 2.0 * 4096 * (131072 - 2048));
+}
+
+TEST_CASE("projections of one input are products of their own where the framework has them apart, and their gradients are added") {
+  FrameworkProfile apart = testing::profile("torchtitan"), whole = apart, unsummed = apart;
+  whole.split_projections = false, unsummed.passes_summed = 0;
+  REQUIRE(apart.split_projections);
+  const Point p{.dp = 8, .zero = 3, .micro_batch = 2, .seq_len = 4096};
+  const auto part = [&](const FrameworkProfile& profile, TimePart which) {
+    return estimate(*prepare(llama_8b(), testing::machine(1), profile, {}), p).part(which);
+  };
+  const DeviceModel device = *DeviceModel::of(testing::machine(1).device);
+  const double tokens = 2 * 4096;
+  const auto product = [&](double out) {
+    return device.matmul_seconds({.m = tokens, .n = out, .k = 4096, .slowest = device.slowest_of(8)});
+  };
+  const double longer = product(4096) + 2 * product(1024) - product(6144) + 2 * product(14336) - product(28672);
+  CHECK(part(apart, TimePart::kForward) - part(whole, TimePart::kForward) == Approx(32 * longer).margin(1e-9));
+  // Of q, k, v two additions, of gate and up one; 6 bytes an element each.
+  const double added = device.memory_bound_seconds(tokens * 4096 * 12) + device.memory_bound_seconds(tokens * 4096 * 6);
+  CHECK(part(apart, TimePart::kBackward) - part(unsummed, TimePart::kBackward) == Approx(32 * added));
+}
+
+TEST_CASE("asynchronous tensor parallelism scatters no sum of products piece by piece") {
+  FrameworkProfile apart = testing::profile("torchtitan-compiled"), whole = apart;
+  whole.split_projections = false;
+  Point p{.dp = 8, .tp = 8, .zero = 3, .sequence_parallel = true, .micro_batch = 8, .seq_len = 8192};
+  const auto exposed = [&](const FrameworkProfile& profile) {
+    return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(TimePart::kTensorParallel);
+  };
+  CHECK(exposed(apart) == Approx(exposed(whole)));
+  const double alone = exposed(apart);
+  p.tensor_overlap = 1;
+  CHECK(exposed(whole) < exposed(apart));
+  CHECK(exposed(apart) < alone);
+}
+
+TEST_CASE("where tp cuts the vocabulary the loss is made of the kernels that the framework has for that") {
+  FrameworkProfile fewer = testing::profile("torchtitan");
+  REQUIRE(fewer.passes_loss_parallel > fewer.passes_loss);
+  const FrameworkProfile as_it_is = fewer;
+  fewer.passes_loss_parallel /= 2;
+  const auto forward = [&](const FrameworkProfile& profile, int tp) {
+    const Point p{.dp = 8, .tp = tp, .zero = 3, .sequence_parallel = tp > 1, .micro_batch = 2, .seq_len = 4096};
+    return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(TimePart::kForward);
+  };
+  CHECK(forward(as_it_is, 1) == forward(fewer, 1));
+  const DeviceModel device = *DeviceModel::of(testing::machine(8).device);
+  const double logits = 2 * 4096 * 128256.0 / 8;
+  const double halved = device.memory_bound_seconds(logits * 38) - device.memory_bound_seconds(logits * 19);
+  CHECK(forward(as_it_is, 8) - forward(fewer, 8) == Approx(halved));
+}
+
+TEST_CASE("compute loses to a collective beside it what its group takes, not what one of all devices would") {
+  FrameworkProfile megatron = testing::profile("megatron");
+  megatron.overlap_tensor = false;  // so that all that is hidden is gradients and weights
+  const Fabric fabric = *Fabric::of(testing::machine(8));
+  const auto lost = [&](int dp, int tp, const Group& group) {
+    const Point p{.dp = dp, .tp = tp, .zero = 0, .micro_batch = 4, .grad_accumulation = 8, .seq_len = 8192};
+    const Estimate e = estimate(*prepare(llama_8b(), testing::machine(8), megatron, {}), p);
+    REQUIRE(e.hidden_comm_s > 0);
+    // Of buckets that all but the last hide: hidden = total * communication - total / buckets.
+    const double gradients = 4.0 * (static_cast<double>(parameter_count(llama_8b())) / tp);
+    const double buckets = gradients / megatron.overlap_bucket_bytes;
+    const double total = e.hidden_comm_s / (fabric.contention(CollectiveUse::kAllGather, group).communication - 1 / buckets);
+    return (e.part(TimePart::kDataParallel) - total / buckets) / e.hidden_comm_s;
+  };
+  const double all = lost(64, 1, {8, 8, 1}), one_a_node = lost(8, 8, {1, 8, 8});
+  CHECK(one_a_node > 0);
+  CHECK(one_a_node < all / 2);
+  CHECK(all < 0.5);
+}
+
+TEST_CASE("an exchange in backward hides beside the weight gradient of its own linear") {
+  const Point p{.tp = 8, .micro_batch = 2, .seq_len = 4096};
+  const Estimate e = estimate(study(llama_8b(), "megatron", 1), p);
+  const Fabric fabric = *Fabric::of(testing::machine(1));
+  const DeviceModel device = *DeviceModel::of(testing::machine(1).device);
+  const double tokens = 2 * 4096, reduce = fabric.collective_seconds(CollectiveUse::kAllReduce, 2 * tokens * 4096, {8, 1, 1});
+  const auto weight_gradient = [&](double out) {
+    return device.matmul_seconds({.m = out,
+                                  .n = 4096,
+                                  .k = tokens,
+                                  .product = Product::kWeight,
+                                  .out_bytes = 4,
+                                  .accumulate = true,
+                                  .slowest = device.slowest_of(8)});
+  };
+  // That of q, k and v is shorter than the exchange, that of gate and up longer.
+  REQUIRE(weight_gradient(6144 / 8) < reduce);
+  REQUIRE(weight_gradient(28672 / 8) > reduce);
+  CHECK(e.hidden_comm_s == Approx(32 * (weight_gradient(6144 / 8) + reduce)));
 }
 
 }  // namespace

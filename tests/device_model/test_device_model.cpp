@@ -46,20 +46,61 @@ TEST_CASE("a matmul takes whole waves of tiles") {
   CHECK(model.matmul_seconds({.m = 10 * 128, .n = 10 * 256, .k = k, .taken_sms = 1}) > 1.05 * tile);
 }
 
+TEST_CASE("rows that do not begin at 16 bytes slow a matmul, by the dims that are contiguous") {
+  Device d = plain();
+  d.constants["matmul.unaligned"] = 0.125;
+  const DeviceModel model = model_of(d);
+  const auto seconds = [&](double m, double n, double k, Product product) {
+    return model.matmul_seconds({.m = m, .n = n, .k = k, .product = product});
+  };
+  const double whole = seconds(1280, 2560, 4096, Product::kForward);
+  // Within one tile of the same size: 2552 is a multiple of 8 elements, 2556 of 4, 2558 of 2, 2559 of 1.
+  CHECK(seconds(1280, 2552, 4096, Product::kForward) == Approx(whole));
+  CHECK(seconds(1280, 2556, 4096, Product::kForward) == Approx(2 * whole));
+  CHECK(seconds(1280, 2558, 4096, Product::kForward) == Approx(4 * whole));
+  CHECK(seconds(1280, 2559, 4096, Product::kForward) == Approx(8 * whole));
+  CHECK(seconds(1280, 2560, 4095, Product::kInput) == Approx(8 * whole).epsilon(1e-3));
+  // The number of rows is of no matter, but in the weight gradient, whose result has it as columns of an operand.
+  CHECK(seconds(1279, 2560, 4096, Product::kForward) == Approx(whole));
+  CHECK(seconds(1279, 2560, 4096, Product::kWeight) == Approx(8 * whole));
+  CHECK(seconds(1280, 2560, 4095, Product::kWeight) == Approx(whole).epsilon(1e-3));
+  // A mean over experts has no alignment.
+  CHECK(seconds(1280, 2559.5, 4096, Product::kForward) == Approx(whole));
+}
+
 TEST_CASE("power takes clock from long runs, less where waves leave multiprocessors idle") {
   Device d = plain();
   d.constants["matmul.sustained"] = 0.5, d.constants["matmul.small_tile"] = 1e-3;
   const DeviceModel model = model_of(d);
-  const Matmul full{.m = 10 * 128, .n = 10 * 256, .k = 512}, over{.m = 10 * 128, .n = 10 * 256 + 1, .k = 512};
+  const Matmul full{.m = 10 * 128, .n = 10 * 256, .k = 512}, over{.m = 10 * 128, .n = 10 * 256 + 8, .k = 512};
   const double tile = 2 * 128 * 256 * 512 / (1e14 / 100);
   CHECK(model.matmul_seconds(full, true) == Approx(tile));
   CHECK(model.matmul_seconds(full) == Approx(2 * tile));
-  // A second wave for one column: half of the multipliers are busy, 0.5 f^3 = 0.5^3.
+  // A second wave for eight columns: half of the multipliers are busy, 0.5 f^3 = 0.5^3.
   CHECK(model.matmul_seconds(over, true) == Approx(2 * tile));
-  CHECK(model.matmul_seconds(over) == Approx(2 * tile * std::cbrt(4.0)).epsilon(1e-3));
+  CHECK(model.matmul_seconds(over) == Approx(2 * tile * std::cbrt(4.0)).epsilon(2e-3));
   // So few that the full clock is within the power.
   const Matmul few{.m = 64, .n = 5 * 256, .k = 512};
   CHECK(model.matmul_seconds(few) == model.matmul_seconds(few, true));
+}
+
+TEST_CASE("devices that wait for one another go at the pace of the slowest, where power sets the clock") {
+  Device d = plain();
+  d.constants["matmul.sustained"] = 0.8, d.constants["matmul.spread"] = 0.02;
+  const DeviceModel model = model_of(d);
+  CHECK(model.slowest_of(1) == 1);
+  // The largest of n standard normals is 0.564, 1.424, 2.508 and 3.241 on average (n = 2, 8, 100, 1000).
+  CHECK(model.slowest_of(2) == Approx(1 + 0.02 * 0.564).epsilon(1e-3));
+  CHECK(model.slowest_of(8) == Approx(1 + 0.02 * 1.424).epsilon(1e-3));
+  CHECK(model.slowest_of(100) == Approx(1 + 0.02 * 2.508).epsilon(1e-3));
+  CHECK(model.slowest_of(1000) == Approx(1 + 0.02 * 3.241).epsilon(1e-3));
+  const Matmul full{.m = 10 * 128, .n = 10 * 256, .k = 512}, few{.m = 64, .n = 5 * 256, .k = 512};
+  Matmul together = full, few_together = few;
+  together.slowest = few_together.slowest = model.slowest_of(1000);
+  CHECK(model.matmul_seconds(together) == Approx(together.slowest * model.matmul_seconds(full)));
+  CHECK(model.matmul_seconds(few_together) == model.matmul_seconds(few));
+  // No power limit, no spread.
+  CHECK(model_of(plain()).matmul_seconds(together) == model_of(plain()).matmul_seconds(full));
 }
 
 TEST_CASE("a matmul with few tiles splits its contraction") {

@@ -100,15 +100,26 @@ TEST_CASE("a rate measured on messages of a stated size is met at that size") {
   measured.all_gather = 44e9;
   measured.bytes = 256 << 20;
   for (const int nodes : {2, 8, 16}) {
-    const Fabric f = fabric_of(cluster(), measured);
-    CHECK(f.prepare(CollectiveUse::kAllGather, {8, nodes}).bus_bytes_per_s(256 << 20) == Approx(44e9).epsilon(0.01));
+    Machine m = cluster();
+    m.nodes = nodes;
+    const Fabric f = fabric_of(m, measured), modelled = fabric_of(m);
+    CHECK(f.prepare(CollectiveUse::kAllGather, {8, nodes}).bus_bytes_per_s(256 << 20) == Approx(44e9).epsilon(1e-9));
+    // Every other group and size is as much slower than thought.
+    const auto slower = [&](CollectiveUse kind, double bytes, const Group& group) {
+      return f.collective_seconds(kind, bytes, group) / modelled.collective_seconds(kind, bytes, group);
+    };
+    const double wrong = slower(CollectiveUse::kAllGather, 256 << 20, {8, nodes});
+    CHECK(slower(CollectiveUse::kAllGather, 1 << 20, {8, 2}) == Approx(wrong));
+    CHECK(slower(CollectiveUse::kAllReduce, 4e9, {1, 2, 8}) == Approx(wrong));
+    CHECK(f.send_seconds(1e6, true) == Approx(wrong * modelled.send_seconds(1e6, true)));
+    CHECK(slower(CollectiveUse::kAllGather, 1 << 20, {8, 1}) == 1);  // within a node nothing was measured
   }
 }
 
 TEST_CASE("more bytes and more ranks never take less time") {
   const Fabric f = fabric_of(cluster());
-  for (const CollectiveUse kind : {CollectiveUse::kAllReduce, CollectiveUse::kReduceScatter, CollectiveUse::kAllGather, CollectiveUse::kBroadcast,
-                                CollectiveUse::kReduce, CollectiveUse::kAllToAll})
+  for (const CollectiveUse kind : {CollectiveUse::kAllReduce, CollectiveUse::kReduceScatter, CollectiveUse::kAllGather,
+                                   CollectiveUse::kBroadcast, CollectiveUse::kReduce, CollectiveUse::kAllToAll})
     for (const Group group : {Group{2, 1}, Group{8, 1}, Group{1, 2}, Group{1, 16, 8}, Group{8, 2}, Group{8, 16}}) {
       const CollectiveCost cost = f.prepare(kind, group);
       double before = 0;

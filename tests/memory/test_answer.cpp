@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "simulator/memory/replay.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
@@ -117,6 +118,20 @@ TEST_CASE("differences name every item of either answer") {
   CHECK(before == a.worst().device());
   CHECK(after == b.worst().device());
   CHECK(gathered);
+}
+
+TEST_CASE("a layout runs that at ease would hold more than its device has") {
+  // The allocator gives back what it only caches before it fails.
+  const auto prepared = study(llama_8b(), "llm-foundry", 1);
+  const Point point{.dp = 8, .zero = 3, .micro_batch = 8, .grad_accumulation = 2, .seq_len = 2048};
+  const analytic::MemoryBytes memory = Estimator(prepared).stage_memory(point, 0);
+  const int64_t at_ease = fragmented_bytes(prepared, point, 0, 0);
+  REQUIRE(at_ease > 0);
+  const int64_t beside = memory[MemoryPart::kContext] + memory[MemoryPart::kNccl], needed = memory.live() + beside;
+  const int64_t tight = needed + at_ease / 2;
+  CHECK(needed + fragmented_bytes(prepared, point, 0, tight) <= tight);
+  // Nothing that can be given back makes room for what is live.
+  CHECK(needed + fragmented_bytes(prepared, point, 0, needed - (int64_t{1} << 30)) > needed - (int64_t{1} << 30));
 }
 
 }  // namespace

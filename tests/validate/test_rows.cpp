@@ -148,6 +148,7 @@ TEST_CASE("rows that can be no training run are refused with the reason") {
   CHECK(refusal("devices,micro_batch,measured_status", "8,1,crashed") == "`measured_status`: `crashed` is unknown");
   CHECK(refusal("devices,micro_batch,all_reduce_busbw_gbps", "8,1,-3") ==
         "`all_reduce_busbw_gbps`: -3 lies outside 0.001 to 100000");
+  CHECK(refusal("devices,micro_batch,busbw_bytes", "8,1,-1") == "`busbw_bytes`: -1 lies outside 0 to 10000000000000");
 }
 
 TEST_CASE("a bad row costs itself only, with line and column") {

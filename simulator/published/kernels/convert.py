@@ -78,6 +78,8 @@ def tables(r, out):
     if r["gpu_type"] not in device or not r["m"] or not r["tflops"]:
         return
     m, n, k = (int(float(r[x])) for x in ("m", "n", "k"))
+    if r["kernel"] == "gemm cublasLt":
+        m, n = n, m  # column-major: the row of a result, which is contiguous, has m elements there
     b = int(float(r["batch"] or 1))
     family = {"gemm": "table", "gemm cublasLt": "large", "dense fp8 GEMM": "fp8 blocks",
               "matmul MAMF (best shape found)": "best shape"}.get(r["kernel"], "grouped fp8")

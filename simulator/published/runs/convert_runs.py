@@ -49,7 +49,7 @@ class Set:
 
     def write(self, folder):
         columns = ["source", "row", "profile", "model_name", *MODEL, *MOE, "machine", "devices", *LAYOUT, "overlap", "attention", "cp_kind",
-                   "async_tp", "compile", "fp8_scaling", "reduce_dtype", "vintage", *MEASURED, "assumed"]
+                   "async_tp", "compile", "fp8_scaling", "expandable_segments", "reduce_dtype", "vintage", *MEASURED, "assumed"]
         unknown = {key for row in self.rows for key in row} - set(columns)
         if unknown:
             raise ValueError(f"{self.name}: no column for {sorted(unknown)}")
@@ -183,15 +183,16 @@ def torchtitan(rows):
         if cp > 1:
             assumed.append("cp_kind")
         vintage = found.group() if (found := re.search(r"20\d\d-\d\d", r["framework"])) else "2025-06"
-        # As of 2025 torch.compile takes the loss too, which the profile of that year says.
-        profile = "torchtitan-2025" if vintage >= "2025" else "torchtitan"
+        # As of 2025 torch.compile takes the loss too; in spring 2024 the recipes had fused norms.
+        profile = "torchtitan-2025" if vintage >= "2025" else "torchtitan-2024" if vintage < "2024-06" else "torchtitan"
         out.add(source="torchtitan", row=i + 2, profile=profile, model_name=r["model"],
                 **model_columns(r, vocab=r["vocab"], **LLAMA), machine=machine, devices=r["gpus"], tp=tp, pp=r["pp"], vpp=vpp, cp=cp, zero=3,
                 sequence_parallel="true" if tp > 1 else "false", recompute=r["recompute"].split()[0], precision="fp8" if fp8 else "bf16",
                 micro_batch=micro_batch, seq_len=r["seq_len"], global_batch_tokens=int(r["global_batch"]) * int(r["seq_len"]), overlap="true",
                 attention="fused", cp_kind="all-gather" if cp > 1 else "", async_tp="true" if r["async_tp"] == "yes" else "false",
                 compile="true" if r["compile"].startswith("yes") else "false", fp8_scaling=scaling if fp8 else "",
-                vintage=vintage,
+                # llama3-8b_h200_202506_trainy-whitefiber.md gives its command: torchrun, without the script that sets the allocator.
+                expandable_segments="false" if gpu.startswith("H200") else "", vintage=vintage,
                 measured_tokens_per_s=number(float(r["tokens_per_s_per_gpu"]) * int(r["gpus"])),
                 measured_bytes=round(float(r["peak_mem_gib"]) * GIB) if r["peak_mem_gib"] else "",
                 measured_memory_kind="reserved" if r["peak_mem_gib"] else "", measured_status="ok", assumed=" ".join(assumed))
@@ -200,7 +201,8 @@ def torchtitan(rows):
 
 def simumax(rows):
     """Megatron-Core on one node of B200, models with few layers. Peak memory is what the allocator had handed out (live). The launch
-    scripts of the runs (simu_tools/megatron_scripts/scripts/run_pretrain_*.sh) ask for no overlap of gradients or weights."""
+    scripts of the runs (simu_tools/megatron_scripts/scripts/run_pretrain_*.sh) ask for no overlap of gradients or weights. All rows
+    have Transformer Engine's fused cross-entropy ("cef"), which is in the profile."""
     mla = {"kv_heads": 128, "head_dim": 128, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128,
            "dense_layers": 1}
     experts = {"deepseekv2": {"experts": 160, "top_k": 6, "moe_ffn": 1536, "shared_experts": 2, **mla},
@@ -208,7 +210,7 @@ def simumax(rows):
     out = Set("simumax_b200")
     for i, r in enumerate(rows):
         cp = int(r["cp"])
-        out.add(source="simumax-b200", row=i + 2, profile="megatron", model_name=f"{r['model']}-{r['layers']}-layers",
+        out.add(source="simumax-b200", row=i + 2, profile="megatron-2026", model_name=f"{r['model']}-{r['layers']}-layers",
                 **model_columns(r, **{"vocab": r["vocab"], **LLAMA, **experts.get(r["model"], {})}), machine="hgx-b200-ndr",
                 devices=r["gpus"], tp=r["tp"], pp=r["pp"], cp=cp, ep=r["ep"], dp=r["dp"], zero=1,
                 sequence_parallel="true" if r["tp"] != "1" else "false", recompute="none", precision="bf16", micro_batch=r["micro_batch"],
@@ -221,13 +223,15 @@ def simumax(rows):
     return out
 
 
-def vtrain(name, rows, machine, recompute, assumed):
+def vtrain(name, rows, machine, profile, recompute, assumed):
     """Megatron-DeepSpeed, fp16, gradients reduced after the backward pass. Recompute is not stated: README.md says how it is known."""
     out = Set(name)
     for i, r in enumerate(rows):
         multiple = 128 * int(r["tp"])  # Megatron pads the vocabulary so that each rank's slice is a multiple of 128
         vocab = -(-50257 // multiple) * multiple
-        out.add(source="vtrain", row=i + 2, profile="megatron-deepspeed", model_name=f"gpt-{r['layers']}x{r['hidden']}",
+        if profile.endswith("vtrain"):
+            vocab = 50257 // int(r["tp"]) * int(r["tp"])
+        out.add(source="vtrain", row=i + 2, profile=profile, model_name=f"gpt-{r['layers']}x{r['hidden']}",
                 **model_columns(r, vocab=vocab, **GPT), machine=machine, devices=r["gpus"], tp=r["tp"], pp=r["pp"], zero=0,
                 sequence_parallel="false", recompute=recompute, precision="fp16", micro_batch=r["micro_batch"],
                 seq_len=r["seq_len"], global_batch_tokens=int(r["global_batch"]) * int(r["seq_len"]), overlap="false", attention="unfused",
@@ -248,10 +252,10 @@ def main():
     for converted in (
             korthikanti(raw("korthikanti_2022")), narayanan(raw("narayanan_2021")),
             megatron_core(raw("megatron_core_h100_weak_scaling")), llm_foundry(raw("llm_foundry_mpt")), torchtitan(raw("torchtitan")),
-            simumax(raw("simumax_b200")), vtrain("vtrain_multi_node", raw("vtrain_multi_node_a100"), "a100-80gb-4x200-ib", "full",
-                   "attention recompute"),
-            vtrain("vtrain_single_node", raw("vtrain_single_node_a100"), "hgx-a100-hdr", "none",
-                   "attention machine recompute")):
+            simumax(raw("simumax_b200")), vtrain("vtrain_multi_node", raw("vtrain_multi_node_a100"), "a100-80gb-4x200-ib",
+                   "megatron-deepspeed", "full", "attention recompute"),
+            vtrain("vtrain_single_node", raw("vtrain_single_node_a100"), "hgx-a100-hdr",
+                   "megatron-deepspeed-vtrain", "none", "attention machine recompute vocab")):
         converted.write(arguments.out)
 
 
