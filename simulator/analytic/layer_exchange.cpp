@@ -92,27 +92,35 @@ Pricer::CutMatmuls Pricer::cut_matmuls() const {
           .scattered = extra(n_.h, n_.o) + extra(n_.h, ffn)};
 }
 
+/// Of each exchange in backward, what runs beside it: the products of the column-parallel linear whose input it is about.
+Pricer::Shelter Pricer::shelter(int pair, bool moe) const {
+  if (!p_.overlap_tensor) return {};
+  const double ffn = moe ? of(shape_.shared_experts * shape_.moe_ffn) : of(shape_.ffn);
+  const double out = pair == 0 ? n_.qkv() : (shape_.swiglu ? 2 : 1) * ffn / n_.t;
+  return {.input_s = matmul(n_.tokens, n_.h, out, Product::kInput), .weight_s = matmul(out, n_.h, n_.tokens, Product::kWeight)};
+}
+
 void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   if (key_.tp == 1) return;
   // A layer of experts exchanges among them what a dense one exchanges over tp; its shared experts still do.
   const double pairs = moe && shape_.shared_experts == 0 ? 1 : 2;
-  if (key_.sequence_parallel) return add_sequence_exchange(pairs, cost);
+  if (key_.sequence_parallel) return add_sequence_exchange(pairs, moe, cost);
   const double bytes = e_ * n_.tokens * n_.h;
   const double all_again = key_.recompute.full() ? pairs : alternate() ? 1 : 0;
   const double reduce = fabric_.collective_seconds(CollectiveUse::kAllReduce, bytes, tensor_group_);
   cost.forward.tensor_s += pairs * reduce;
   cost.recompute.tensor_s += all_again * reduce;
-  const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 2 : 0;
-  const double exposed = std::max(0.0, reduce - shelter);
-  cost.input.tensor_s += pairs * exposed;
-  cost.input.hidden_s += pairs * (reduce - exposed);
-  cost.input.tensor_s += slowed(pairs * (reduce - exposed));
+  double exposed = 0;
+  for (int i = 0; i < static_cast<int>(pairs); ++i) exposed += std::max(0.0, reduce - shelter(i, moe).weight_s);
+  cost.input.tensor_s += exposed;
+  cost.input.hidden_s += pairs * reduce - exposed;
+  cost.input.tensor_s += slowed(pairs * reduce - exposed);
   cost.wire.tensor += (2 * pairs + all_again) * 2 * ring_bytes(bytes, n_.t);
 }
 
 /// Asynchronous tensor parallelism cuts each exchange in tp parts that run beside parts of the matmul that feeds or needs them: one
 /// part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
-void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
+void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) const {
   const double bytes = e_ * n_.tokens * n_.h;
   const double narrow = low_ && p_.state_fp8_exchange ? 1 / e_ : 1;  // of gathers: sums stay in 16 bit
   // Copies beside a collective go with it; those of an exchange that a matmul does piece by piece are not made.
@@ -141,16 +149,16 @@ void Pricer::add_sequence_exchange(double pairs, LayerCost& cost) const {
   cost.recompute.tensor_s += key_.recompute.full() ? forward : gathers_again * gather_open;
   // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one, where it was kept
   // cut, is gathered again beside the input gradient, and its gradient scattered beside the weight gradient.
-  const double shelter = p_.overlap_tensor ? cost.weight.compute_s / 4 : 0;
-  const auto sheltered = [&](double exchange, double open) {
-    return key_.tensor_overlap ? open : std::max(0.0, exchange - shelter);
-  };
   // The gradient of an input of several products is their sum, which is no matmul to be done piece by piece.
   const double scatter_back = p_.split_projections ? scatter_whole : scatter_open;
   const double cut_back = cut.scattered + (p_.split_projections ? 0 : cut.gathered);
   const double regathers = p_.overlap_regathers ? 1 : 0, all = pairs * ((1 + regathers) * gather + scatter);
-  const double back =
-      pairs * (gather_open + regathers * sheltered(gather, gather_open) + sheltered(scatter, scatter_back)) + cut_back;
+  double back = pairs * gather_open + cut_back;
+  for (int i = 0; i < static_cast<int>(pairs); ++i) {
+    const Shelter beside_it = shelter(i, moe);
+    back += regathers * (key_.tensor_overlap ? gather_open : std::max(0.0, gather - beside_it.input_s));
+    back += key_.tensor_overlap ? scatter_back : std::max(0.0, scatter - beside_it.weight_s);
+  }
   cost.input.tensor_s += back;
   cost.input.hidden_s += std::max(0.0, all - back);
   if (!key_.tensor_overlap) cost.input.tensor_s += slowed(std::max(0.0, all - back));

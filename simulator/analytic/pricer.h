@@ -181,7 +181,12 @@ class Pricer {
     return seconds * (1 - 1 / slowed_matmuls(fabric_.contention(CollectiveUse::kAllReduce, tensor_group_).taken_sms));
   }
   void add_tensor_exchange(bool moe, LayerCost& cost) const;
-  void add_sequence_exchange(double pairs, LayerCost& cost) const;
+  void add_sequence_exchange(double pairs, bool moe, LayerCost& cost) const;
+  /// Seconds of the input gradient and the weight gradient of one linear.
+  struct Shelter {
+    double input_s = 0, weight_s = 0;
+  };
+  Shelter shelter(int pair, bool moe) const;
   void add_host(bool moe, LayerCost& cost) const;
   void add_kept(bool moe, LayerCost& cost) const;
   void add_state(bool moe, LayerCost& cost) const;

@@ -398,5 +398,26 @@ TEST_CASE("compute loses to a collective beside it what its group takes, not wha
   CHECK(all < 0.5);
 }
 
+TEST_CASE("an exchange in backward hides beside the weight gradient of its own linear") {
+  const Point p{.tp = 8, .micro_batch = 2, .seq_len = 4096};
+  const Estimate e = estimate(study(llama_8b(), "megatron", 1), p);
+  const Fabric fabric = *Fabric::of(testing::machine(1));
+  const DeviceModel device = *DeviceModel::of(testing::machine(1).device);
+  const double tokens = 2 * 4096, reduce = fabric.collective_seconds(CollectiveUse::kAllReduce, 2 * tokens * 4096, {8, 1, 1});
+  const auto weight_gradient = [&](double out) {
+    return device.matmul_seconds({.m = out,
+                                  .n = 4096,
+                                  .k = tokens,
+                                  .product = Product::kWeight,
+                                  .out_bytes = 4,
+                                  .accumulate = true,
+                                  .slowest = device.slowest_of(8)});
+  };
+  // That of q, k and v is shorter than the exchange, that of gate and up longer.
+  REQUIRE(weight_gradient(6144 / 8) < reduce);
+  REQUIRE(weight_gradient(28672 / 8) > reduce);
+  CHECK(e.hidden_comm_s == Approx(32 * (weight_gradient(6144 / 8) + reduce)));
+}
+
 }  // namespace
 }  // namespace shardlab::analytic
