@@ -159,6 +159,23 @@ CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
   return run_decided(std::move(outcome), mode);
 }
 
+/// Of the timeline also what each op took, and its trace.
+Result<void> ProcessCaseRunner::predict_into(CaseOutcome& outcome, const PlacedRun& placed, const std::string& directory) const {
+  if (resolution_ == Resolution::kSegments) {
+    const auto figures = predict_case_by_segments(outcome.config, placed);
+    if (!figures.ok()) return figures.error();
+    outcome.predicted = *figures;
+    return {};
+  }
+  const auto predicted = predict_case(outcome.config, placed);
+  if (!predicted.ok()) return predicted.error();
+  outcome.predicted = predicted->figures;
+  outcome.ops = compare_ops(placed, &predicted->trace, nullptr);
+  if (outcome.config.layout.world_size() <= kTraceRanks)
+    write_trace_lines(CaseFiles{directory}.predicted(), *placed.plan, placed.programs, predicted->trace);
+  return {};
+}
+
 CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   const Case& config = outcome.config;
   const auto placed = prepare(config);
@@ -173,12 +190,8 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   write_file_atomically(files.plan(), print(*placed->plan));
   if (placed->warm_up) write_file_atomically(files.warm_up_plan(), print(*placed->warm_up->plan));
   if (mode != Mode::kMeasure) {
-    const auto predicted = predict_case(config, *placed);
-    if (!predicted.ok()) return refused(std::move(outcome), predicted.error());
-    outcome.predicted = predicted->figures;
-    outcome.ops = compare_ops(*placed, &predicted->trace, nullptr);
-    if (config.layout.world_size() <= kTraceRanks)
-      write_trace_lines(files.predicted(), *placed->plan, placed->programs, predicted->trace);
+    if (const auto predicted = predict_into(outcome, *placed, files.directory); !predicted.ok())
+      return refused(std::move(outcome), predicted.error());
   }
   if (const auto fit = fits(config, *placed); !fit.ok()) {
     if (!outcome.predicted) outcome.predicted = predict_bytes(*placed);

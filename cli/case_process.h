@@ -6,26 +6,36 @@
 
 #include "plan/outcome.h"
 #include "sweeps/driver.h"
+#include "sweeps/resolution.h"
 
 namespace shardlab {
+
+struct PlacedRun;
 
 /// Predicts in this process and measures in a child, leaving the files of each case under `<directory>/<case id>`.
 class ProcessCaseRunner final : public CaseRunner {
  public:
   /// `program` is this executable. `interrupted` ends a running child early. `replay` is a run directory whose logs of arrivals are
-  /// repeated by the cases that have any; empty: gradients are applied as they come.
-  ProcessCaseRunner(std::string directory, std::string program, const std::atomic<bool>& interrupted, std::string replay = {})
-      : directory_(std::move(directory)), program_(std::move(program)), replay_(std::move(replay)), interrupted_(interrupted) {}
+  /// repeated by the cases that have any; empty: gradients are applied as they come. `resolution` has a plan.
+  ProcessCaseRunner(std::string directory, std::string program, const std::atomic<bool>& interrupted, std::string replay = {},
+                    Resolution resolution = Resolution::kTimeline)
+      : directory_(std::move(directory)),
+        program_(std::move(program)),
+        replay_(std::move(replay)),
+        resolution_(resolution),
+        interrupted_(interrupted) {}
 
   /// The outcome's case is the decided one: recompute by budget as the list that was chosen.
   CaseOutcome run(const Case& config, Mode mode) override;
 
  private:
   CaseOutcome run_decided(CaseOutcome outcome, Mode mode);
+  Result<void> predict_into(CaseOutcome& outcome, const PlacedRun& placed, const std::string& directory) const;
   Result<void> lay_out_replay(const Case& config, const std::string& directory) const;
   void measure(CaseOutcome& outcome, const std::string& directory) const;
 
   std::string directory_, program_, replay_;
+  Resolution resolution_;
   bool machine_written_ = false;  ///< measured cases run one at a time
   const std::atomic<bool>& interrupted_;
 };

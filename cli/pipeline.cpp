@@ -205,6 +205,20 @@ Result<Predicted> predict_case(const Case& config, const PlacedRun& placed) {
   return predicted;
 }
 
+Result<Prediction> predict_case_by_segments(const Case& config, const PlacedRun& placed) {
+  SHARDLAB_TRY(check_runnable(*placed.plan));
+  if (config.machine.local)
+    return Error{ExitCode::kUsage,
+                 "the ranks of a local machine share its cores, which the segments resolution does not know",
+                 "use --resolution timeline",
+                 {}};
+  const auto costs = cost_model_for(config.machine, config.train.precision);
+  if (!costs.ok()) return costs.error();
+  Prediction predicted = predict_by_segments(config, *placed.plan, placed.programs, largest_arena(placed), **costs);
+  if (placed.warm_up) add_peaks_of(*placed.warm_up, predicted);
+  return predicted;
+}
+
 Prediction predict_bytes(const PlacedRun& placed) {
   Prediction p;
   add_peaks_of(placed, p);

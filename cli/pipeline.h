@@ -58,6 +58,9 @@ Result<void> check_timed_steps(const Case& config, int64_t first);
 /// The simulator's figures and trace for the case on its machine.
 Result<Predicted> predict_case(const Case& config, const PlacedRun& placed);
 
+/// The same figures from the timeline on segment level, which has no trace. Refuses a local machine, whose ranks share cores.
+Result<Prediction> predict_case_by_segments(const Case& config, const PlacedRun& placed);
+
 /// Memory and wire bytes alone: what can be said of a case on a machine whose speed nobody knows.
 Prediction predict_bytes(const PlacedRun& placed);
 

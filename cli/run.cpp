@@ -125,15 +125,17 @@ ExitCode dry_run(const Sweep& sweep, const Expansion& expansion, Mode mode, Tabl
   return expansion.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
 }
 
-/// What predicts the sweep: the flag, or the file. The analytic resolution has no plan that could be measured.
+/// What predicts the sweep: the flag, or the file. Only the timeline predicts what can be laid beside a measurement.
 Result<Resolution> resolution_for(const RunFlags& flags, const Sweep& sweep, Mode mode) {
   const auto named = resolution_named(flags.resolution);
   if (!flags.resolution.empty() && !named)
-    return Error{ExitCode::kUsage, fmt::format("--resolution {} is unknown", flags.resolution), "use timeline or analytic", {}};
+    return Error{
+        ExitCode::kUsage, fmt::format("--resolution {} is unknown", flags.resolution), "use timeline, segments or analytic", {}};
   const Resolution resolution = named.value_or(resolution_of(sweep));
   if (resolution == Resolution::kTimeline || mode == Mode::kSimulate) return resolution;
   return Error{ExitCode::kUsage,
-               fmt::format("mode {} at the analytic resolution, which has no plan to measure", name_of(mode)),
+               fmt::format("mode {} at the {} resolution, which has no {}", name_of(mode), name_of(resolution),
+                           resolution == Resolution::kAnalytic ? "plan to measure" : "trace to compare a measurement with"),
                "use --mode simulate, or --resolution timeline",
                {}};
 }
@@ -229,8 +231,9 @@ void print_results(const std::vector<CaseOutcome>& outcomes, const std::vector<C
 }
 
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
-                                 const Invocation& invocation, const std::string& replay, const DriveOptions& options) {
-  ProcessCaseRunner runner(out, invocation.program, interrupted, replay);
+                                 const Invocation& invocation, const RunFlags& flags, Resolution resolution,
+                                 const DriveOptions& options) {
+  ProcessCaseRunner runner(out, invocation.program, interrupted, flags.replay, resolution);
   DirectorySink sink(directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
@@ -273,8 +276,8 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   SHARDLAB_TRY(check_data(*expansion, mode));
   SHARDLAB_TRY(check_checkpoint_folders(*expansion));
   RunMetadata metadata = describe_environment(invocation.command());
-  // Rows of the other resolution are asked again.
-  if (*resolution == Resolution::kAnalytic) metadata.program_version += " analytic";
+  // Rows of another resolution are asked again.
+  if (*resolution != Resolution::kTimeline) metadata.program_version += fmt::format(" {}", name_of(*resolution));
   metadata.sweep = sweep->name();
   metadata.claims = sweep->claims();
   for (const Point& point : expansion->points)
@@ -292,7 +295,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   end_on_interrupt();
   const auto summary = *resolution == Resolution::kAnalytic
                            ? drive_analytic(expansion->points, *directory, drive_options)
-                           : drive_cases(expansion->points, *directory, out, invocation, flags.replay, drive_options);
+                           : drive_cases(expansion->points, *directory, out, invocation, flags, *resolution, drive_options);
   directory->finish();
   if (!summary.ok()) return summary.error();
   print_results(of_expansion(directory->cases(), *expansion), sweep->claims(), *format);
@@ -310,7 +313,8 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("sweep", flags->sweep, "the sweep file (sweeps/README.md is its reference)")->required();
   verb->add_option("--mode", flags->mode, "simulate, measure or both, instead of the file's");
   verb->add_option("--resolution", flags->resolution,
-                   "timeline or analytic (closed forms: many points, other frameworks), instead of the file's");
+                   "timeline, segments (the same figures sooner, no trace) or analytic (closed forms: many points, other "
+                   "frameworks), instead of the file's");
   verb->add_option("--out", flags->out, "the run directory; runs/NAME by default");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--backend", flags->backend,

@@ -15,6 +15,8 @@
 #include <algorithm>
 #include <array>
 
+#include "plan/program_order.h"
+
 namespace shardlab {
 namespace {
 
@@ -130,8 +132,11 @@ class Cells {
 
 class Expander {
  public:
-  Expander(const Plan& plan, int role_index)
-      : plan_(plan), role_(plan.roles[static_cast<size_t>(role_index)]), streams_(static_cast<int>(plan.streams.size())) {
+  Expander(const Plan& plan, int role_index, bool all_operands)
+      : plan_(plan),
+        role_(plan.roles[static_cast<size_t>(role_index)]),
+        streams_(static_cast<int>(plan.streams.size())),
+        all_operands_(all_operands) {
     SHARDLAB_CHECK(streams_ >= 1 && streams_ <= kMaxStreams, "a plan has 1 to {} streams, not {}", kMaxStreams, streams_);
     program_.role = role_index;
     program_.streams.resize(static_cast<size_t>(streams_));
@@ -179,7 +184,7 @@ class Expander {
         if (const Op* op = std::get_if<Op>(&step)) operands += op->reads.size() + op->writes.size() + (op->when ? 1 : 0);
     }
     program_.instructions.reserve(instructions);
-    program_.operands.reserve(operands);
+    if (all_operands_) program_.operands.reserve(operands);
     clocks_.reserve(instructions * static_cast<size_t>(streams_));
   }
 
@@ -238,6 +243,11 @@ class Expander {
     for (const SlotId s : op.writes) touch(i, frame, s, true);
     if (op.when) touch(i, frame, op.when, false);
     const CommId comm = comm_of(op.work);
+    if (!comm && !all_operands_) {
+      program_.operands.resize(i.first_operand);
+      i.reads = i.writes = 0;
+      i.predicate = false;
+    }
     if (comm) {
       const auto* recv = std::get_if<Recv>(&op.work);
       auto& [stream, count] = comm_last_[comm.index() * 2 + (recv != nullptr && recv->cyclic ? 1 : 0)];
@@ -355,6 +365,7 @@ class Expander {
   const Plan& plan_;
   const Role& role_;
   const int streams_;
+  const bool all_operands_;  ///< or those of communication
   Program program_;
   std::vector<Region> buffers_;
   std::vector<std::vector<Region>> slots_;  ///< by segment
@@ -376,12 +387,15 @@ std::string call_text(const Segment& segment, int layer, int micro_batch) {
   return out + segment.name;
 }
 
+Program expand(const Plan& plan, int role, bool all_operands) {
+  SHARDLAB_CHECK(role >= 0 && static_cast<size_t>(role) < plan.roles.size(), "role {} of {}", role, plan.roles.size());
+  return Expander(plan, role, all_operands).run();
+}
+
 }  // namespace
 
-Program expand_program(const Plan& plan, int role) {
-  SHARDLAB_CHECK(role >= 0 && static_cast<size_t>(role) < plan.roles.size(), "role {} of {}", role, plan.roles.size());
-  return Expander(plan, role).run();
-}
+Program expand_program(const Plan& plan, int role) { return expand(plan, role, true); }
+Program expand_order(const Plan& plan, int role) { return expand(plan, role, false); }
 
 std::string describe(const Plan& plan, const Instruction& i) {
   std::string out = i.segment ? call_text(*i.segment, i.layer, i.micro_batch) + " " : "";

@@ -176,6 +176,16 @@ Seconds PlacedCostModel::communicate_among(const Plan& plan, const Instruction& 
   return communicate(plan, instruction, busy_cores);
 }
 
+PlacedCostModel::Slowest PlacedCostModel::slowest_of(const Plan& plan, const Instruction& instruction,
+                                                     const Communication& communication) const {
+  Slowest worst;
+  for (const std::vector<int>& ranks : communication.groups)
+    if (const Seconds seconds = communicate_among(plan, instruction, ranks, 1); seconds > worst.seconds)
+      worst.ranks = ranks, worst.seconds = seconds;
+  if (!worst.ranks.empty()) worst.demand = demand(plan, instruction, worst.ranks, worst.seconds);
+  return worst;
+}
+
 Demand PlacedCostModel::demand(const Plan&, const Instruction& instruction, std::span<const int>, Seconds alone) const {
   Demand d;
   const Work& work = instruction.op->work;
@@ -313,6 +323,20 @@ double message_bytes(const Plan& plan, const Instruction& instruction) {
 
 }  // namespace
 
+Communication communication_of(const Plan& plan, const Instruction& instruction, std::vector<std::vector<int>> groups) {
+  Communication c;
+  c.groups = std::move(groups);
+  const auto* collective = std::get_if<Collective>(&instruction.op->work);
+  if (collective == nullptr) {
+    c.sent_bytes = message_bytes(plan, instruction);
+  } else if (!c.groups.empty() && c.groups[0].size() > 1) {
+    const int size = static_cast<int>(c.groups[0].size());
+    c.sent_bytes = sent_in(*instruction.segment, *instruction.op, size);
+    c.steps = static_cast<double>(collective_steps(collective->kind, collective->algorithm, size, 0, collective->root).size());
+  }
+  return c;
+}
+
 Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                                   Seconds alone) const {
   const Op& op = *instruction.op;
@@ -357,6 +381,29 @@ Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instructio
   if (size == 1) return Seconds(0);
   const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
   return Seconds(rates_.collective_seconds(static_cast<double>(steps), sent_in(*instruction.segment, op, size), way));
+}
+
+/// As the above; groups that lie alike are asked once.
+PlacedCostModel::Slowest DatasheetCostModel::slowest_of(const Plan&, const Instruction& instruction,
+                                                        const Communication& communication) const {
+  Slowest worst;
+  const auto* c = std::get_if<Collective>(&instruction.op->work);
+  const double bytes = communication.sent_bytes;
+  std::optional<DatasheetRates::Way> before;
+  DatasheetRates::Way slowest;
+  for (const std::vector<int>& ranks : communication.groups) {
+    if (ranks.size() == 1) continue;
+    const DatasheetRates::Way way = rates_.way_between(ranks);
+    if (before == way) continue;
+    before = way;
+    const Seconds seconds(c == nullptr ? rates_.message_seconds(bytes, way)
+                                       : rates_.collective_seconds(communication.steps, bytes, way));
+    if (seconds > worst.seconds) worst.ranks = ranks, worst.seconds = seconds, slowest = way;
+  }
+  if (worst.ranks.empty()) return worst;
+  worst.demand = c == nullptr ? rates_.message_demand(bytes, slowest, std::holds_alternative<Send>(instruction.op->work))
+                              : rates_.collective_demand(use_of(c->kind), bytes, slowest);
+  return worst;
 }
 
 // --- fixed -------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,15 @@
 
 namespace shardlab {
 
+/// What is known of a communication before anybody says how fast the machine is.
+struct Communication {
+  std::vector<std::vector<int>> groups;  ///< who meets, once for each meeting that the asking rank stands for (`who_meet`)
+  double sent_bytes = 0;                 ///< by the first rank of a group: the message, or what a collective's algorithm sends
+  double steps = 1;                      ///< of the algorithm
+};
+/// All groups have one size. Those of one rank send nothing.
+Communication communication_of(const Plan& plan, const Instruction& instruction, std::vector<std::vector<int>> groups);
+
 /// A cost model that also knows where ranks lie: what the timeline asks.
 class PlacedCostModel : public CostModel {
  public:
@@ -23,6 +32,13 @@ class PlacedCostModel : public CostModel {
   /// collective its group, in group order. Where a model cannot tell ranks apart this is `communicate`.
   virtual Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                                     int busy_cores) const;
+  struct Slowest {
+    std::span<const int> ranks;  ///< who meets; nobody where it takes no time
+    Seconds seconds;
+    Demand demand;  ///< of what takes any time
+  };
+  /// Of the groups of a communication the one that takes longest, the first of equals, alone on the machine.
+  virtual Slowest slowest_of(const Plan& plan, const Instruction& instruction, const Communication& communication) const;
   /// What the instruction asks of its rank's device, if alone it takes `alone`; `ranks` as above, of what communicates. A model
   /// that knows no work says: all of what the op mainly needs, for all of its time. That is the multiprocessors, for a message the
   /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
@@ -105,6 +121,7 @@ class DatasheetCostModel final : public PlacedCostModel {
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
                             int busy_cores) const override;
+  Slowest slowest_of(const Plan& plan, const Instruction& instruction, const Communication& communication) const override;
   Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
   Seconds dispatch() const override { return Seconds(rates_.efficiency().launch_s); }
   Seconds wake() const override { return Seconds(rates_.efficiency().wake_s); }

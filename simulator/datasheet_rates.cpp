@@ -1,7 +1,7 @@
 #include "simulator/datasheet_rates.h"
 
 #include <algorithm>
-#include <map>
+#include <vector>
 
 #include "plan/base/check.h"
 #include "simulator/device_model.h"
@@ -85,13 +85,15 @@ Demand DatasheetRates::kernel_demand(const Kernel& k) const {
 }
 
 DatasheetRates::Way DatasheetRates::way_between(std::span<const int> ranks) const {
-  std::map<int, int> members;
-  for (const int rank : ranks) ++members[rank / devices_per_node_];
-  Way way{.nodes = static_cast<int>(members.size()),
-          .fewest_on_a_node = static_cast<int>(ranks.size()),
-          .link = link_bytes_per_s_,
-          .inter = inter_bytes_per_s_};
-  for (const auto& [node, count] : members) way.fewest_on_a_node = std::min(way.fewest_on_a_node, count);
+  std::vector<int> nodes;
+  nodes.reserve(ranks.size());
+  for (const int rank : ranks) nodes.push_back(rank / devices_per_node_);
+  std::ranges::sort(nodes);
+  Way way{.nodes = 0, .fewest_on_a_node = static_cast<int>(ranks.size()), .link = link_bytes_per_s_, .inter = inter_bytes_per_s_};
+  for (size_t first = 0, last = 0; first < nodes.size(); first = last, ++way.nodes) {
+    while (last < nodes.size() && nodes[last] == nodes[first]) ++last;
+    way.fewest_on_a_node = std::min(way.fewest_on_a_node, static_cast<int>(last - first));
+  }
   return way;
 }
 

@@ -54,6 +54,7 @@ class DatasheetRates {
     double link = 0;   ///< bytes/s of a device within its node
     double inter = 0;  ///< bytes/s of a device between nodes
     bool network() const { return nodes > 1; }
+    friend bool operator==(const Way&, const Way&) = default;
   };
   Way way_between(std::span<const int> ranks) const;
 

@@ -6,6 +6,7 @@
 #include "plan/memory.h"
 #include "plan/period.h"
 #include "plan/wire.h"
+#include "simulator/segments/segments.h"
 #include "simulator/timeline.h"
 
 namespace shardlab {
@@ -17,6 +18,28 @@ bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, co
     for (const Instruction& i : program.instructions)
       if (i.op != nullptr && seen.insert(i.op).second && costs.extrapolates(plan, i)) return true;
   return false;
+}
+
+/// Seconds of a period on the rank with the longest, as those of a step.
+void add_times(const Plan& plan, double seconds, const Breakdown& b, const IdleBreakdown& idle, Prediction& p) {
+  p.step_s = seconds / plan.period;
+  p.compute_s = b.compute_s / plan.period;
+  p.exposed_comm_s = b.exposed_comm_s / plan.period;
+  p.exposed_copy_s = b.exposed_copy_s / plan.period;
+  p.bubble_fraction = b.bubble_fraction;
+  p.idle = idle_of_step(plan, idle);
+}
+
+/// What does not depend on how the plan is simulated.
+void add_rest(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
+              const PlacedCostModel& costs, Prediction& p) {
+  for (size_t role = 0; role < plan.roles.size(); ++role) add_peaks(memory_peak(plan, static_cast<int>(role)), p);
+  p.arena_bytes = arena_bytes;
+  for (const auto& [comm, bytes] : total_wire_bytes(plan)) p.wire_bytes += bytes;
+  p.wire_bytes = bytes_of_step(plan, p.wire_bytes);
+  // Rates are those of the library's matmul on one thread a rank; canonical mode multiplies in its own fixed order.
+  p.extrapolated = config.canonical || config.threads_per_rank != 1 || any_extrapolated(plan, programs, costs);
+  if (config.machine.calibration) p.calibration_id = config.machine.calibration->id;
 }
 
 }  // namespace
@@ -34,23 +57,19 @@ Predicted predict(const Case& config, const Plan& plan, const std::vector<Progra
   Predicted out;
   out.trace = simulate(plan, programs, config.machine, costs);
   const int rank = longest_rank(out.trace);
-  const Breakdown b = analyse(plan, programs, out.trace, rank, 0);
-
-  Prediction& p = out.figures;
-  p.step_s = step_seconds(out.trace) / plan.period;
-  p.compute_s = b.compute_s / plan.period;
-  p.exposed_comm_s = b.exposed_comm_s / plan.period;
-  p.exposed_copy_s = b.exposed_copy_s / plan.period;
-  p.bubble_fraction = b.bubble_fraction;
-  p.idle = idle_of_step(plan, idle_by_cause(plan, programs, out.trace, rank, 0));
-  for (size_t role = 0; role < plan.roles.size(); ++role) add_peaks(memory_peak(plan, static_cast<int>(role)), p);
-  p.arena_bytes = arena_bytes;
-  for (const auto& [comm, bytes] : total_wire_bytes(plan)) p.wire_bytes += bytes;
-  p.wire_bytes = bytes_of_step(plan, p.wire_bytes);
-  // Rates are those of the library's matmul on one thread a rank; canonical mode multiplies in its own fixed order.
-  p.extrapolated = config.canonical || config.threads_per_rank != 1 || any_extrapolated(plan, programs, costs);
-  if (config.machine.calibration) p.calibration_id = config.machine.calibration->id;
+  add_times(plan, step_seconds(out.trace), analyse(plan, programs, out.trace, rank, 0),
+            idle_by_cause(plan, programs, out.trace, rank, 0), out.figures);
+  add_rest(config, plan, programs, arena_bytes, costs, out.figures);
   return out;
+}
+
+Prediction predict_by_segments(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
+                               const PlacedCostModel& costs) {
+  Prediction p;
+  const SegmentStep step = SegmentTimeline(plan, programs).step(config.machine, costs);
+  add_times(plan, step.seconds, step.breakdown, step.idle, p);
+  add_rest(config, plan, programs, arena_bytes, costs, p);
+  return p;
 }
 
 }  // namespace shardlab

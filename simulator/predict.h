@@ -26,4 +26,9 @@ void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& predict
 Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
                   const PlacedCostModel& costs);
 
+/// The same figures by segments (simulator/segments): of the longest stage, each rank of which does the same. The machine is not
+/// local.
+Prediction predict_by_segments(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
+                               const PlacedCostModel& costs);
+
 }  // namespace shardlab

@@ -14,6 +14,47 @@ constexpr double kLeastUnits = 0.1;
 
 }  // namespace
 
+Shares shares_of(const Demand& demand, double seconds) {
+  Shares s;
+  s.held_units = std::max(0.0, demand.held_units);
+  for (size_t r = 0; r < kResources; ++r)
+    if (const double share = std::min(1.0, demand.busy_s[r] / seconds); share > kRounding) s.of[r] = share;
+  return s;
+}
+
+void share_device(std::span<const Shares* const> tasks, std::span<double> speeds) {
+  constexpr size_t kMost = 16;
+  SHARDLAB_CHECK(tasks.size() <= kMost && speeds.size() >= tasks.size(), "{} tasks on a device", tasks.size());
+  std::array<double, kResources> left, asked{};
+  left.fill(1);
+  for (const Shares* t : tasks) {
+    left[static_cast<size_t>(Resource::kUnits)] -= t->held_units;
+    for (size_t r = 0; r < kResources; ++r) asked[r] += t->of[r];
+  }
+  double& units = left[static_cast<size_t>(Resource::kUnits)];
+  units = std::max(kLeastUnits, units);
+  std::fill_n(speeds.begin(), tasks.size(), 1.0);
+  bool any_tight = false;
+  for (size_t r = 0; r < kResources; ++r) any_tight = any_tight || asked[r] > left[r] + kRounding;
+  std::array<bool, kMost> settled{};
+  while (any_tight) {
+    size_t scarcest = kResources;
+    double level = 1;
+    for (size_t r = 0; r < kResources; ++r)
+      if (asked[r] > kRounding && left[r] / asked[r] < level) level = left[r] / asked[r], scarcest = r;
+    if (scarcest == kResources) return;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      if (settled[i] || tasks[i]->of[scarcest] == 0) continue;
+      settled[i] = true;
+      speeds[i] = level;
+      for (size_t r = 0; r < kResources; ++r) {
+        left[r] = std::max(0.0, left[r] - level * tasks[i]->of[r]);
+        asked[r] -= tasks[i]->of[r];
+      }
+    }
+  }
+}
+
 DeviceSharing::DeviceSharing(int devices, int tasks)
     : pools_(static_cast<size_t>(devices) * kResources), tasks_(static_cast<size_t>(tasks)) {}
 

@@ -43,6 +43,18 @@ struct Demand {
   double of(Resource r) const { return busy_s[static_cast<size_t>(r)]; }
 };
 
+/// A task's part of each resource of one device while it runs at full speed.
+struct Shares {
+  std::array<double, kResources> of{};
+  double held_units = 0;
+  friend auto operator<=>(const Shares&, const Shares&) = default;
+};
+/// Of a task that alone takes `seconds`, more than 0.
+Shares shares_of(const Demand& demand, double seconds);
+
+/// The rule above for tasks that are on one device and nowhere else: their speeds, at most 16 of them.
+void share_device(std::span<const Shares* const> tasks, std::span<double> speeds);
+
 /// The tasks that run on some devices, and the speed of each. A task may ask of several devices at once (a message, a collective):
 /// it has one speed.
 class DeviceSharing {

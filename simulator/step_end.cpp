@@ -127,7 +127,7 @@ void StageWriter::square_gradients() {
   trifles(1);
 }
 
-/// In the order of the model, of which the first was reduced last, but for a tied table, which is in a bucket of its own.
+/// In the order of the model, of which the first was reduced last, but for what is in buckets of its own behind the table's.
 void StageWriter::update_parameters() {
   const bool shared = part_.first && part_.last && c_.model.tied_embeddings;
   const Elements& n = elements_;
@@ -135,8 +135,8 @@ void StageWriter::update_parameters() {
     for (const int64_t s : sizes) kernels_.add_update(s, tail());
   };
   for (size_t b = 0; part_.first && b < reduced_.size(); ++b)
-    if (state_.buckets[b].tied) await(text_.events, std::exchange(reduced_[b], -1));
-  if (!part_.first || !c_.model.tied_embeddings) await_all();
+    if (state_.buckets[b].lowest == 0 && state_.buckets[b].elements >= n.table) await(text_.events, std::exchange(reduced_[b], -1));
+  if (!part_.first) await_all();
   if (part_.first) update({n.table});
   await_all();
   if (part_.first && n.gpt) update({n.positions});

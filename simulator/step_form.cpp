@@ -19,12 +19,9 @@ std::optional<forms::Walked> step_form(const Case& c, const DatasheetRates& rate
   const forms::StepKernels kernels(c, rates);
   std::vector<forms::StageText> stages;
   for (int s = 0; s < c.layout.pp; ++s) { stages.push_back(forms::StageWriter(c, kernels, s).write()); }
-  forms::WalkCosts costs{.launch_s = rates.efficiency().launch_s, .wake_s = rates.efficiency().wake_s, .edges = 0, .messages = {}};
+  forms::WalkCosts costs{.launch_s = rates.efficiency().launch_s, .wake_s = rates.efficiency().wake_s, .messages = {}};
   for (const auto& hop : kernels.ways().hops)
-    for (int direction = 0; direction < 2; ++direction) {
-      costs.messages.push_back(kernels.message(hop));
-      ++costs.edges;
-    }
+    costs.messages.insert(costs.messages.end(), 2, kernels.message(hop));  // there and back
   return forms::walk(stages, costs);
 }
 

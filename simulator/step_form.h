@@ -20,8 +20,8 @@ namespace shardlab {
 /// Nothing where `has_step_form` says so. `check` must pass.
 std::optional<forms::Walked> step_form(const Case& c, const DatasheetRates& rates);
 
-/// Whether the step of the case has a closed form of time: on a machine known by its data sheet, with all that the analytic estimate
-/// knows; recompute within a budget once it is decided (plan/treatment.h).
+/// Whether the step of the case has a closed form of time: on a machine known by its data sheet, with all that the analytic
+/// estimate knows; recompute within a budget once it is decided (plan/treatment.h).
 bool has_step_form(const Case& c);
 
 }  // namespace shardlab

@@ -79,15 +79,16 @@ StepKernels::StepKernels(const Case& c, const DatasheetRates& rates)
       head_dim_(of(c.model.head_dim)) {}
 
 Task StepKernels::kernel(const DatasheetRates::Kernel& k, Spent spent) const {
-  return task_of(rates_.kernel_seconds(k), rates_.kernel_demand(k), spent);
+  return {.seconds = rates_.kernel_seconds(k), .demand = rates_.kernel_demand(k), .spent = spent};
 }
 
 Task StepKernels::exchange(const Exchange& e, const Ways::Way& way, Spent spent) const {
   if (e.ranks == 1) return {.seconds = 0, .spent = spent};
   const Algorithm algorithm = algorithm_of(c_);
   const double sent = of(sent_elements(e.kind, algorithm, e.elements, e.ranks, 0) * e.element);
-  return task_of(rates_.collective_seconds(steps_of(e.kind, algorithm, e.ranks), sent, way),
-                 rates_.collective_demand(use_of(e.kind), sent, way), spent);
+  return {.seconds = rates_.collective_seconds(steps_of(e.kind, algorithm, e.ranks), sent, way),
+          .demand = rates_.collective_demand(use_of(e.kind), sent, way),
+          .spent = spent};
 }
 
 void StepKernels::add(Block& b, double flops, double bytes, Spent spent, bool product) const {

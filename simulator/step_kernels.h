@@ -72,7 +72,9 @@ class StepKernels {
   std::vector<Kept> kept(const LayerTreatment& treatment) const;
   /// Between the device and host memory, and between that and a file.
   Task host_copy(double bytes, bool to_device) const {
-    return task_of(rates_.host_copy_seconds(bytes, to_device), rates_.host_copy_demand(bytes, to_device), Spent::kData);
+    return {.seconds = rates_.host_copy_seconds(bytes, to_device),
+            .demand = rates_.host_copy_demand(bytes, to_device),
+            .spent = Spent::kData};
   }
   Task file_copy(double bytes, bool write) const { return {.seconds = rates_.nvme_seconds(bytes, write), .spent = Spent::kData}; }
   /// The host reads and writes so many bytes.
@@ -89,9 +91,10 @@ class StepKernels {
 
   const Ways& ways() const { return ways_; }
   double launch_s() const { return rates_.efficiency().launch_s; }
-  /// The residual stream on its way to the next stage, or its gradient on its way back: what it takes of the device that sends.
-  Task message(const Ways::Way& hop) const {
-    return task_of(rates_.message_seconds(x_ * e_, hop), rates_.message_demand(x_ * e_, hop, true), Spent::kPipeline);
+  /// The residual stream on its way to the next stage, or its gradient on its way back.
+  Message message(const Ways::Way& hop) const {
+    const double bytes = x_ * e_;
+    return {rates_.message_seconds(bytes, hop), rates_.message_demand(bytes, hop, true), rates_.message_demand(bytes, hop, false)};
   }
 
  private:

@@ -141,11 +141,21 @@ void StageWriter::pipeline() {
   }
 }
 
-/// As soon as the slot's last unit has made it, whatever the control stream then waits for.
-void StageWriter::send(int64_t slot) {
+/// As soon as the slot's last unit has made it, whatever the control stream then waits for; the host launches it behind `others`.
+void StageWriter::send(int64_t slot, int32_t others) {
   if (!table_.sends(slot)) return;
-  emit({.kind = Event::Kind::kSend, .edge = edge_of(table_.backward(slot), false)});
+  emit({.kind = Event::Kind::kSend, .edge = edge_of(table_.backward(slot), false), .ahead = others > 0 ? others + 1 : 0});
   sent_.push_back(slot);
+}
+
+/// How many launches the host makes for these.
+int32_t StageWriter::launches_of(const Events& events) const {
+  size_t n = 0;
+  for (const Event& e : events) {
+    if (e.kind == Event::Kind::kAsync) ++n;
+    if (e.kind == Event::Kind::kWork) n += text_.blocks[static_cast<size_t>(e.index)].tasks.size() * static_cast<size_t>(e.times);
+  }
+  return static_cast<int32_t>(n);
 }
 
 /// What was sent two slots ago is given up.
@@ -169,9 +179,11 @@ void StageWriter::compute(int64_t slot) {
                         .edge = edge_of(table_.backward(slot), true),
                         .number = static_cast<int32_t>(micro_batches_[static_cast<size_t>(slot - 1)])};
     work(v, v == first && table_.receives(slot) ? &arrived : nullptr);
-    if (v == end - 1) send(slot);
+    const int32_t others = v == end - 1 ? launches_of(around.after) : 0;
+    if (v == end - 1) send(slot, others);
     emit_all(around.released);
     emit_all(around.after);
+    if (others > 0 && table_.sends(slot)) emit({.kind = Event::Kind::kLaunched});
   }
 }
 

@@ -130,7 +130,8 @@ class StageWriter {
   int32_t edge_of(bool backward, bool receives) const;
   void pipeline();
   void receive(int64_t slot);
-  void send(int64_t slot);
+  void send(int64_t slot, int32_t others);
+  int32_t launches_of(const Events& events) const;
   void give_up_sent(int64_t slot);
   void compute(int64_t slot);
   void work(size_t v, const Event* arrived);

@@ -1,13 +1,14 @@
-// One step as a few hundred blocks of kernels a stage: when each block ends, beside what the device does for others meanwhile.
+// What the texts of all stages come to in time.
 //
-// The walk follows a stage's control stream block by block. A block that has the device for itself is one formula: kernel j of it
-// begins when the one before has ended and when the host has launched it, so that a block of n kernels that take d_0 .. d_(n-1)
-// and whose first is launch number l + 1 ends at
+// The walk goes from one beginning or end to the next, over the control streams of all stages, their other streams, and the
+// messages between them. What runs at once on a device shares it (resources.h); a message runs on two. A block of kernels that has
+// its device for itself, with nothing under way that could join it, is one formula: kernel j of it begins when the one before has
+// ended and when the host has launched it, so that a block of n kernels that take d_0 .. d_(n-1) and whose first is launch number l
+// + 1 ends at
 //
 //   max(now + sum d, max over j of (l + 1 + j) * launch + sum over k >= j of d_k),
 //
-// and a block that is repeated is the same formula again, because the second term is linear in the repetition. Only beside
-// collectives on other streams are kernels gone through one by one, as they and the collectives slow each other (resources.h).
+// and a block that is repeated is the same formula again, because the second term is linear in the repetition.
 #pragma once
 
 #include <algorithm>
@@ -26,14 +27,18 @@ enum class Spent : uint8_t { kForward, kBackward, kRecompute, kUpdate, kLaunch, 
 inline constexpr size_t kSpents = 8;
 using Seconds8 = std::array<double, kSpents>;
 
-/// A kernel or a collective: seconds alone, and what it asks of the device.
+/// A kernel, a collective or a copy: seconds alone, and what it asks of the device.
 struct Task {
   double seconds = 0;
-  std::array<double, kResources> share{};  ///< of each resource, while it runs
-  double held_units = 0;
+  Demand demand = {};
   Spent spent = Spent::kForward;
 };
-Task task_of(double seconds, const Demand& demand, Spent spent);
+
+/// Between two stages: what it asks of the device that sends, and of the one that receives.
+struct Message {
+  double seconds = 0;
+  Demand leaves, arrives;
+};
 
 /// Tensors that a layer's forward may keep for its backward.
 inline constexpr size_t kMostKept = 23;
@@ -73,7 +78,7 @@ struct Event {
     kWork,      ///< `block`, `times`
     kAsync,     ///< task `index` on another stream, when the control stream is here and those in `after` are over; `number` is its
                 ///< name
-    kLaunched,  ///< `times` asyncs that were named ahead of their place in the host's order have had it
+    kLaunched,  ///< `times` asyncs or messages that were named ahead of their place in the host's order have had it
     kAwait,     ///< the control stream waits for async number `number`
     kSend,      ///< a message of `edge` on a stream of its own, when the control stream is here
     kReceive,   ///< posts one
@@ -85,7 +90,7 @@ struct Event {
   int32_t times = 1;   ///< of kWork
   int32_t stream = 0;  ///< of kAsync
   int32_t edge = 0;    ///< of messages: which directed pair of stages
-  int32_t ahead = 0;   ///< of kAsync: its place in the host's order beyond where the walk is; 0: next
+  int32_t ahead = 0;   ///< of kAsync and kSend: its place in the host's order beyond where the walk is; 0: next
   int32_t number = 0;
   std::array<int32_t, 3> after{-1, -1, -1};  ///< of kAsync: numbers of others; -1 for none
 };
@@ -99,8 +104,7 @@ struct StageText {
 
 struct WalkCosts {
   double launch_s = 0, wake_s = 0;
-  int edges = 0;               ///< directed pairs of stages
-  std::vector<Task> messages;  ///< by edge, on the device that sends
+  std::vector<Message> messages;  ///< by edge: 2 s from stage s to the next, 2 s + 1 back
 };
 
 struct Walked {

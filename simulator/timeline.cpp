@@ -77,7 +77,7 @@ class Costs {
     if (known.empty()) known.resize(levels_, -1.0);
     if (known[level] < 0) {
       const int busy = static_cast<int>(level) + 1;
-      known[level] = communicates(i) ? slowest(i, rank, busy).second : model_.compute(plan_, i, busy).value;
+      known[level] = communicates(i) ? slowest(i, rank, busy) : model_.compute(plan_, i, busy).value;
     }
     return known[level];
   }
@@ -85,12 +85,14 @@ class Costs {
   const OnDevice& on_device(const Instruction& i, int rank) {
     OnDevice& known = on_devices_[key(i, rank)];
     if (known.seconds >= 0) return known;
-    std::vector<int> ranks;
-    if (communicates(i))
-      std::tie(ranks, known.seconds) = slowest(i, rank, 1);
-    else
-      known.seconds = model_.compute(plan_, i, 1).value;
-    known.demand = model_.demand(plan_, i, ranks, Seconds(known.seconds));
+    if (communicates(i)) {
+      const Communication communication = communication_of(plan_, i, who_meet(plan_, *i.op, simulated_, rank));
+      const PlacedCostModel::Slowest slowest = model_.slowest_of(plan_, i, communication);
+      known = {slowest.seconds.value, slowest.demand};
+    } else {
+      const Seconds alone = model_.compute(plan_, i, 1);
+      known = {alone.value, model_.demand(plan_, i, {}, alone)};
+    }
     return known;
   }
 
@@ -102,13 +104,11 @@ class Costs {
   /// Only communication costs differently from rank to rank.
   static Key key(const Instruction& i, int rank) { return {i.op, communicates(i) ? rank : -1}; }
 
-  /// Of the meetings that a representative stands for, the slowest: who meets, and for how long.
-  std::pair<std::vector<int>, double> slowest(const Instruction& i, int rank, int busy) {
-    std::pair<std::vector<int>, double> worst{{rank}, 0};
-    for (std::vector<int>& ranks : who_meet(plan_, *i.op, simulated_, rank)) {
-      const double seconds = model_.communicate_among(plan_, i, ranks, busy).value;
-      if (seconds > worst.second) worst = {std::move(ranks), seconds};
-    }
+  /// Of the meetings that a rank of a local machine stands for, the slowest.
+  double slowest(const Instruction& i, int rank, int busy) {
+    double worst = 0;
+    for (const std::vector<int>& ranks : who_meet(plan_, *i.op, simulated_, rank))
+      worst = std::max(worst, model_.communicate_among(plan_, i, ranks, busy).value);
     return worst;
   }
 

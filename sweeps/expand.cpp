@@ -148,7 +148,7 @@ class Expander {
     if (!point.refusal) point.refusal = broken_constraint(draft);
     if (!point.refusal)
       if (auto possible = check_point(draft, content_.mode); !possible.ok()) point.refusal = possible.error();
-    if (!point.refusal && resolution_ == Resolution::kTimeline)
+    if (!point.refusal && resolution_ != Resolution::kAnalytic)
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
     if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
     point.id = id_of(draft);
@@ -220,10 +220,17 @@ std::optional<Mode> mode_named(std::string_view name) {
   return std::nullopt;
 }
 
-std::string_view name_of(Resolution resolution) { return resolution == Resolution::kAnalytic ? "analytic" : "timeline"; }
+std::string_view name_of(Resolution resolution) {
+  switch (resolution) {
+    case Resolution::kTimeline: return "timeline";
+    case Resolution::kSegments: return "segments";
+    case Resolution::kAnalytic: return "analytic";
+  }
+  return "?";
+}
 
 std::optional<Resolution> resolution_named(std::string_view name) {
-  for (const Resolution resolution : {Resolution::kTimeline, Resolution::kAnalytic})
+  for (const Resolution resolution : {Resolution::kTimeline, Resolution::kSegments, Resolution::kAnalytic})
     if (name_of(resolution) == name) return resolution;
   return std::nullopt;
 }

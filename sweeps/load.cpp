@@ -149,7 +149,8 @@ class Loader {
     if (const auto named = resolution_named(resolution->text))
       content_.resolution = *named;
     else
-      problems_.add(resolution->mark, fmt::format("`resolution` is `{}`", to_flow(*resolution)), "one of: timeline analytic");
+      problems_.add(resolution->mark, fmt::format("`resolution` is `{}`", to_flow(*resolution)),
+                    "one of: timeline segments analytic");
   }
 
   /// Calls `read` for every item of a list; anything but a list is a problem.

@@ -1,4 +1,4 @@
-// Which of the simulator's two resolutions predicts a sweep.
+// At which of the simulator's resolutions a sweep is predicted.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 
 namespace shardlab {
 
-/// timeline: the plan of each case is lowered and its events are simulated. analytic: closed forms with no plan, for grids of many
-/// points and for other frameworks than shardlab.
-enum class Resolution : uint8_t { kTimeline, kAnalytic };
-std::string_view name_of(Resolution resolution);  ///< "timeline", "analytic"
+/// timeline: the plan of each case is lowered and its events are simulated. segments: the same, by whole stretches of segments and
+/// one rank a stage, for plans of many micro-batches: the same figures, no trace. analytic: closed forms with no plan, for grids of
+/// many points and for other frameworks than shardlab.
+enum class Resolution : uint8_t { kTimeline, kSegments, kAnalytic };
+std::string_view name_of(Resolution resolution);  ///< "timeline", "segments", "analytic"
 std::optional<Resolution> resolution_named(std::string_view name);
 
 /// What the file says; kTimeline where it does not.

@@ -159,12 +159,12 @@ TEST_CASE("what the analytic resolution cannot do is said before anything runs")
   CHECK((measure.err.find("no plan to measure") != std::string::npos || measure.err.find("data") != std::string::npos));
   const Output unknown = shardlab_program(scratch, "run " + sweep + " --resolution exact");
   CHECK(unknown.code == 2);
-  CHECK(unknown.err.find("timeline or analytic") != std::string::npos);
+  CHECK(unknown.err.find("timeline, segments or analytic") != std::string::npos);
   const std::string bad = scratch.write("bad.yaml", "model: tiny-llama\nmachine: hgx-h100-ndr\nresolution: closed\n");
   const Output file = shardlab_program(scratch, "run " + bad);
   CHECK(file.code == 2);
   CHECK(file.err.find("bad.yaml:3:") != std::string::npos);
-  CHECK(file.err.find("timeline analytic") != std::string::npos);
+  CHECK(file.err.find("timeline segments analytic") != std::string::npos);
 }
 
 TEST_CASE("an analytic sweep goes on where it ended") {

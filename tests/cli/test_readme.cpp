@@ -1,8 +1,11 @@
 // What the README prints of the program is what the program prints, and the tests that documents name are there.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -57,6 +60,42 @@ TEST_CASE("the pairs that go together, in docs/compatibility.md, are those that 
   const std::string tables =
       print_table(pair_matrix(), TableFormat::kMarkdown) + "\n" + print_table(refused_pairs(), TableFormat::kMarkdown);
   REQUIRE(passage_difference("docs/compatibility.md", {"| with | 1 |", "\n\n#"}, tables) == "");
+}
+
+/// The table of docs/accuracy.md, of the scores that tests/validate holds to the program.
+std::string accuracy_table() {
+  std::map<std::string, std::map<std::string, double>> sets;
+  std::stringstream scores(text_of(kRoot / "simulator/published/scores.csv"));
+  std::string line;
+  std::getline(scores, line);
+  while (std::getline(scores, line)) {
+    std::stringstream fields(line);
+    std::string group, figure, value;
+    std::getline(fields, group, ','), std::getline(fields, figure, ','), std::getline(fields, value, ',');
+    sets[group][figure] = std::stod(value);
+  }
+  Table table;
+  for (const char* name :
+       {"set", "rows", "step time, mean |error|", "|bias|", "worst", "rank", "memory, mean |error|", "wrong about fit"})
+    table.columns.push_back({.name = name, .unit = {}, .heading = {}});
+  for (const auto& [name, figures] : sets) {
+    if (name == "all") continue;
+    const auto percent = [&](const char* figure) {
+      const auto it = figures.find(figure);
+      return it == figures.end() ? std::string() : fmt::format("{:.1f} %", it->second);
+    };
+    const std::string rows = text_of(kRoot / "simulator/published/runs" / (name + ".csv"));
+    const std::string live = percent("live_error_pct");
+    table.rows.push_back({name, std::count(rows.begin(), rows.end(), '\n') - 1, percent("step_error_pct"), percent("step_bias_pct"),
+                          percent("step_worst_pct"), fmt::format("{:.3f}", 1 - figures.at("rank_missing")),
+                          live.empty() ? percent("reserved_error_pct") : live, percent("fit_wrong_pct")});
+  }
+  const std::string text = print_table(table, TableFormat::kMarkdown);
+  return text.substr(0, text.find_last_not_of('\n') + 1);
+}
+
+TEST_CASE("what docs/accuracy.md says of published runs is what they score") {
+  REQUIRE(passage_difference("docs/accuracy.md", {"| set | rows |", "\n\n"}, accuracy_table()) == "");
 }
 
 TEST_CASE("what the README shows of a command is what the command prints") {

@@ -207,7 +207,7 @@ TEST_CASE("the analytic resolution refuses nothing for want of a plan") {
   REQUIRE(said.ok());
   CHECK(resolution_of(*said) == Resolution::kAnalytic);
   CHECK(expand(*said)->refused() == 0);
-  CHECK(says(errors_of(small("resolution: exact\n")), "one of: timeline analytic"));
+  CHECK(says(errors_of(small("resolution: exact\n")), "one of: timeline segments analytic"));
 }
 
 TEST_CASE("points that differ in a value no case can hold are different points") {

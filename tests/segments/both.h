@@ -1,0 +1,39 @@
+// One plan on both levels: op by op, and by segments.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "plan/case.h"
+#include "plan/plan.h"
+#include "plan/program.h"
+#include "plan/trace.h"
+#include "simulator/cost_model.h"
+#include "simulator/segments/segments.h"
+
+namespace shardlab::testing {
+
+struct OpByOp {
+  double seconds = 0;
+  int rank = 0;  ///< the longest
+  Breakdown breakdown;
+  IdleBreakdown idle;
+};
+
+/// `simulate` with one representative a stage.
+OpByOp op_by_op(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs);
+
+/// A lowered case with its programs; pointers stay valid when it is moved.
+struct Lowered {
+  std::unique_ptr<Plan> plan;
+  std::vector<Program> programs;
+};
+Lowered lowered(const Case& c);
+
+/// GPT-3 175B, tp 8, dp 1, on nodes of eight devices.
+Case gpt3_175b(int pp, int64_t micro_batches);
+
+/// Requires that both say the same of every figure, to `tolerance` of the step.
+void require_same(const OpByOp& ops, const SegmentStep& segments, double tolerance);
+
+}  // namespace shardlab::testing
