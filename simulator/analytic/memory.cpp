@@ -156,6 +156,12 @@ double boundaries_of(const Frame& f, const StageGroup& g, int32_t stage) {
   return (tensors * of(p.grad_accumulation) - flying) * f.block.boundary + logits;
 }
 
+/// Buffers of gathered rows that outlive the matmul that reads them.
+double rows_of(const Frame& f) {
+  const bool cut = f.point.sequence_parallel && f.point.tp > 1;
+  return cut ? f.in.profile.memory_rows / 2 * f.block.head.input_gradient : 0;
+}
+
 /// Gradients that nobody reads: one of each shape.
 double dummies_of(const Frame& f, const StageGroup& g) {
   const Block& b = f.block;
@@ -196,7 +202,7 @@ Peaked peaked_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* ho
   m[MemoryPart::kTransient] = whole(peak.transient + (passes ? peak.made : 0));
   m[MemoryPart::kLogits] = whole(peak.logits);
   m[MemoryPart::kGathered] = whole(peak.gathered + (f.gathers ? peak.made : 0));
-  m[MemoryPart::kBuckets] = whole(buckets_of(f, g) + boundaries_of(f, g, stage));
+  m[MemoryPart::kBuckets] = whole(buckets_of(f, g) + boundaries_of(f, g, stage) + rows_of(f));
   m[MemoryPart::kWorkspace] = whole(p.memory_workspace + dummies_of(f, g));
   if (p.memory_caching)
     m[MemoryPart::kFragmented] =
@@ -246,7 +252,8 @@ GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
   const double embedding = g.holds_embedding ? of(f.block.embedding.parameters()) : 0;
   const double head = g.holds_head ? of(f.block.head.parameters()) : 0;
   const double all = of(f.dense_parameters(g) + f.expert_parameters(g));
-  const double ends = std::min(all, embedding + head);  // one table where they are tied
+  const bool shared = g.holds_embedding && g.holds_head && f.in.shape.tied_embeddings;
+  const double ends = embedding + head - (shared ? of(f.block.embedding.matrix) : 0);
   bytes.head_gradient = f.bytes.ends * head;
   bytes.last_gradient = f.bytes.ends * embedding;
   if (!f.gathers) {

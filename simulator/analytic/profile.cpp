@@ -158,6 +158,7 @@ constexpr std::array kFields{
     Field{"memory", "workspace", &P::memory_workspace},
     Field{"memory", "buckets", &P::memory_buckets},
     Field{"memory", "reducer", &P::memory_reducer},
+    Field{"memory", "rows", &P::memory_rows},
     Field{"memory", "pipeline_buffers", &P::memory_pipeline_buffers},
     Field{"memory", "dummy_gradients", &P::memory_dummy_gradients},
     Field{"memory", "fragmentation", &P::memory_fragmentation},

@@ -181,10 +181,12 @@ struct FrameworkProfile {
 
   // allocator and what no allocator sees
   double memory_context = 500e6;
-  double memory_nccl_channel = 4e6;      ///< one communicator and peer connection: buffers of a channel set
-  double memory_workspace = 32e6;        ///< of cuBLAS and such, within the allocator
-  double memory_buckets = 0;             ///< buckets that stand beside the gradients
-  double memory_reducer = 0;             ///< bytes a parameter of buckets that stand beside the gradients, under zero 0
+  double memory_nccl_channel = 4e6;  ///< one communicator and peer connection: buffers of a channel set
+  double memory_workspace = 32e6;    ///< of cuBLAS and such, within the allocator
+  double memory_buckets = 0;         ///< buckets that stand beside the gradients
+  double memory_reducer = 0;         ///< bytes a parameter of buckets that stand beside the gradients, under zero 0
+  double memory_rows =
+      0;  ///< an element of the residual stream, whole: buffers of gathered rows that stay, under sequence parallelism
   bool memory_pipeline_buffers = false;  ///< what a stage receives and sends stays for each micro-batch of the step, gradients too
   double memory_dummy_gradients = 0;   ///< bytes an element of one gradient that nobody reads, for each shape of a layer's matrices
   double memory_fragmentation = 0.04;  ///< reserved beyond live, of activations and transients, where no replay is asked for

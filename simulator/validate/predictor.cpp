@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 
@@ -153,13 +155,28 @@ std::string machine_text(const Machine& m) {
                      d.memory_bytes, d.memory_bytes_per_s, d.link_bytes_per_s, d.peak_flops, d.constants, m.fabric);
 }
 
-Prediction prediction_of(const analytic::Estimate& e, int64_t fragmented, const Machine& machine, std::string note) {
+/// Live, reserved and device bytes, each of the stage where they are the most.
+std::array<int64_t, kMemoryKinds> most_bytes(const analytic::Prepared& prepared, analytic::Estimator& estimator, const Point& point,
+                                             const analytic::Estimate& e, int64_t capacity) {
   using analytic::MemoryPart;
+  std::array<int64_t, kMemoryKinds> most{};
+  for (int32_t stage = 0; stage < point.pp; ++stage) {
+    const analytic::MemoryBytes m = estimator.stage_memory(point, stage);
+    // What the allocator holds besides makes no stage the fullest that is far from it.
+    if (stage != e.worst_stage && static_cast<double>(m.live()) < 0.9 * static_cast<double>(e.memory.live())) continue;
+    const int64_t reserved = m.live() + whatif::fragmented_bytes(prepared, point, stage, capacity);
+    const std::array<int64_t, kMemoryKinds> now{m.live(), reserved, reserved + m[MemoryPart::kContext] + m[MemoryPart::kNccl]};
+    for (size_t kind = 0; kind < now.size(); ++kind) most[kind] = std::max(most[kind], now[kind]);
+  }
+  return most;
+}
+
+Prediction prediction_of(const analytic::Estimate& e, const std::array<int64_t, kMemoryKinds>& bytes, const Machine& machine,
+                         std::string note) {
   using analytic::TimePart;
   Prediction p;
   p.step_s = e.step_s;
-  const int64_t reserved = e.memory.live() + fragmented;
-  p.bytes = {e.memory.live(), reserved, reserved + e.memory[MemoryPart::kContext] + e.memory[MemoryPart::kNccl]};
+  p.bytes = bytes;
   p.capacity_bytes = machine.device.memory_bytes;
   double exposed = 0;
   for (const TimePart part : {TimePart::kLaunch, TimePart::kTensorParallel, TimePart::kContextParallel, TimePart::kExpertParallel,
@@ -186,8 +203,8 @@ class AnalyticPredictor {
       const auto why = explain((*study)->prepared, *point);
       return why.ok() ? Error{ExitCode::kNo, std::string(name_of(e.refusal)), "", {}} : why.error();
     }
-    const int64_t fragmented = whatif::fragmented_bytes((*study)->prepared, *point, e.worst_stage, run.machine.device.memory_bytes);
-    return prediction_of(e, fragmented, run.machine, notes.text);
+    const auto bytes = most_bytes((*study)->prepared, (*study)->estimator, *point, e, run.machine.device.memory_bytes);
+    return prediction_of(e, bytes, run.machine, notes.text);
   }
 
  private:
