@@ -47,7 +47,7 @@ struct Demand {
 struct Shares {
   std::array<double, kResources> of{};
   double held_units = 0;
-  friend auto operator<=>(const Shares&, const Shares&) = default;
+  friend bool operator==(const Shares&, const Shares&) = default;
 };
 /// Of a task that alone takes `seconds`, more than 0.
 Shares shares_of(const Demand& demand, double seconds);

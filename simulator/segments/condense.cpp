@@ -15,7 +15,7 @@ namespace {
 /// Condenses one stage after the other into what they share.
 class Condenser {
  public:
-  explicit Condenser(const Plan& plan) : plan_(plan), simulated_(plan.mesh, false) { out_.ranks = simulated_.ranks(); }
+  explicit Condenser(const Plan& plan) : plan_(plan), simulated_(plan.mesh, false) {}
 
   const std::vector<int>& ranks() const { return simulated_.ranks(); }
   int role_of(int rank) const { return simulated_.role_of(rank); }

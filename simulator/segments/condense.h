@@ -4,7 +4,7 @@
 // is waited for, none meets another stage, and which the host launches one after the other. Nothing outside it can see, or change
 // but by sharing the device, what happens inside. Stretches are short texts: PIECES (the ops of one call, or of the part of it that
 // lies within the stretch) and how often each is repeated; equal ones are written once. Every other instruction is an entry of its
-// own. A step of 8 stages, 12 layers each, and 64 micro-batches is 450,000 instructions, 5,000 entries, and a dozen stretches.
+// own. A step of 8 stages, 12 layers each, and 64 micro-batches is 450,000 instructions, 3,600 entries, and some thirty stretches.
 //
 // Nothing here knows seconds: a plan is condensed once, and priced as often as one likes.
 #pragma once
@@ -72,7 +72,6 @@ struct Condensed {
   std::vector<Stretch> stretches;
   std::vector<int32_t> parties;  ///< by meeting of several stages: how many
   std::vector<StageEntries> stages;
-  std::vector<int> ranks;  ///< by stage: its representative
   int64_t instructions = 0;
 
   int64_t entries() const;

@@ -25,8 +25,7 @@ namespace shardlab {
 struct SegmentStep {
   double seconds = 0;
   int stage = 0;
-  Breakdown breakdown;  ///< as `analyse` of that stage's trace; within a stretch kinds take even turns
-                        ///< as alone
+  Breakdown breakdown;  ///< as `analyse` of that stage's trace; kinds take even turns within a stretch
   IdleBreakdown idle;   ///< as `idle_by_cause`; what the host holds up within a stretch is `other_s`
   /// By communicator of the plan: adds up to `breakdown.exposed_comm_s`. Where several communicate at once a second is the control
   /// stream's, else that of one whose peers are there.
