@@ -166,12 +166,15 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   if (by_layer) alike.layout.recompute = Recompute::kNone, alike.layout.recompute_options = {};
   auto point = analytic::point_of(alike);
   if (!point.ok()) return point.error();
+  if (point->as_case)
+    return usage("recompute, offload or compression of a kind of which no alternatives can be weighed",
+                 "ask `shardlab run --mode simulate` for this case, or name a kind that `shardlab search` has");
   q.point = *point;
   q.capacity = memory_per_rank(q.config);
   if (chosen) q.notes.push_back(chosen_text(q.config));
   auto prepared = analytic::prepare(alike);
   if (by_layer)
-    q.untimed = "layers that differ have no closed form of their time; ask for one recompute for all layers";
+    q.untimed = "layers that differ are timed as a whole case: ask `shardlab run --resolution analytic`, or for one recompute for all layers";
   else if (prepared.ok())
     q.prepared = std::move(*prepared);
   else if (q.config.machine.local)

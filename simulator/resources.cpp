@@ -23,7 +23,7 @@ Shares shares_of(const Demand& demand, double seconds) {
 }
 
 void share_device(std::span<const Shares* const> tasks, std::span<double> speeds) {
-  constexpr size_t kMost = 16;
+  constexpr size_t kMost = 32;
   SHARDLAB_CHECK(tasks.size() <= kMost && speeds.size() >= tasks.size(), "{} tasks on a device", tasks.size());
   std::array<double, kResources> left, asked{};
   left.fill(1);

@@ -52,7 +52,7 @@ struct Shares {
 /// Of a task that alone takes `seconds`, more than 0.
 Shares shares_of(const Demand& demand, double seconds);
 
-/// The rule above for tasks that are on one device and nowhere else: their speeds, at most 16 of them.
+/// The rule above for tasks that are on one device and nowhere else: their speeds, at most 32 of them.
 void share_device(std::span<const Shares* const> tasks, std::span<double> speeds);
 
 /// The tasks that run on some devices, and the speed of each. A task may ask of several devices at once (a message, a collective):

@@ -72,7 +72,9 @@ void StageWriter::leave(const BucketForm& b, size_t v, Events& there) {
 /// The update of a gradient that is in host memory, or on its way.
 void StageWriter::follow(const BucketForm&, size_t v, Events& there) {
   const size_t index = arrived_++;
-  if (waits_for_all() || c_.layout.offload.delayed_update || (!c_.layout.overlap && has_ring())) return;
+  // With a delay its parameters, of which this backward was the last reader, are given back.
+  if (c_.layout.offload.delayed_update) return give_back(host_updates_[index], there);
+  if (waits_for_all() || (!c_.layout.overlap && has_ring())) return;
   Events& after = v == around_.size() ? there : around_[v].after;
   work(index, !keeps_host_gradients(c_), has_ring() || adds_copies(c_) ? after : there);
 }
@@ -164,7 +166,7 @@ void StageWriter::update_on_host() {
     give_back(job, then);
     put_back(job, then);
   }
-  if (delayed || (!overlap && !ring))
+  if (!delayed && !overlap && !ring)
     for (HostUpdate& job : host_updates_) give_back(job, then);
   if (c_.layout.zero == 1 || c_.layout.zero == 2)
     for (const BucketForm& b : state_.buckets) {

@@ -73,6 +73,7 @@ struct Point {
   Compression compression = Compression::kNone;
   int32_t compression_rank = 0;  ///< of PowerSGD; entries of a thousand kept by top-k
   double expert_skew = 1;        ///< tokens of the busiest expert-parallel rank over the mean
+  bool as_case = false;          ///< recompute, offload and compression are as the study's case says, which no point could
   friend bool operator==(const Point&, const Point&) = default;
 
   int64_t world_size() const { return int64_t{dp} * tp * pp * cp; }

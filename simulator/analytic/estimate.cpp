@@ -292,6 +292,10 @@ Estimate Estimator::operator()(const Point& point) {
   estimate.transferred = in.transferred;
   const ExecutorBytes* form = state_->executor.of(point);
   const auto time = form ? state_->executor.time_of(point) : std::nullopt;
+  if (point.as_case && !time) {  // nothing else knows what the case says
+    estimate.refusal = Refusal::kCombination;
+    return estimate;
+  }
   if (form) estimate_memory(in, *form, estimate);
   if (time) estimate_time(in, point, *time, estimate);
   if (form && time) return estimate;

@@ -60,7 +60,8 @@ ExecutorForm::ExecutorForm(const Prepared::Inside& in) {
   case_.machine = in.machine;
   bucket_bytes_ = in.executor.bucket_bytes;
   fsdp_ = in.executor.fsdp;
-  compression_ = case_.layout.compression;
+  said_ = case_.layout;
+  compression_ = said_.compression;
   loss_scale_ = case_.train.loss_scale;
   case_.train.grad_norm = in.executor.grad_norm;
   case_.train.optimizer = in.executor.optimizer;
@@ -99,6 +100,19 @@ void ExecutorForm::set_recompute(const Point& p) {
     l.recompute_options.modules += l.recompute_options.modules.empty() ? "mlp.act" : " mlp.act";
 }
 
+/// As the point says, or the study's case. Whether the executor has them.
+bool ExecutorForm::set_techniques(const Point& p) {
+  if (!p.as_case) {
+    set_offload(p);
+    set_recompute(p);
+    return set_compression(p);
+  }
+  Layout& l = case_.layout;
+  l.recompute = said_.recompute, l.recompute_options = said_.recompute_options;
+  l.offload = said_.offload, l.compression = said_.compression;
+  return of_case_;
+}
+
 const ExecutorBytes* ExecutorForm::of(const Point& point) {
   if (!possible_ || !sayable(point)) return nullptr;
   if (have_last_ && last_ == point) return form_ ? &*form_ : nullptr;
@@ -109,9 +123,7 @@ const ExecutorBytes* ExecutorForm::of(const Point& point) {
   case_.train.fp8_scaling = point.precision == Precision::kFp8 ? fp8_scaling_ : Train{}.fp8_scaling;
   case_.train.loss_scale = point.precision == Precision::kFp16 ? loss_scale_ : 0;
   set_layout(point, case_);
-  set_offload(point);
-  set_recompute(point);
-  if (!set_compression(point)) return nullptr;
+  if (!set_techniques(point)) return nullptr;
   form_ = executor_bytes(case_);
   return form_ ? &*form_ : nullptr;
 }
@@ -229,9 +241,14 @@ Result<Point> point_of(const Case& c) {
   if (!read(name_of(c.layout.schedule), &p.schedule))
     return no_form(fmt::format("schedule {}", name_of(c.layout.schedule)), "another schedule");
   p.sequence_parallel = c.layout.sequence_parallel;
-  SHARDLAB_TRY(read_recompute(c, p));
-  SHARDLAB_TRY(read_offload(c.layout.offload, p));
-  SHARDLAB_TRY(read_compression(c.layout.compression, p));
+  // What a point cannot say is taken from the case, where the executor's closed forms have all of it, time included.
+  const bool says = c.profile == "shardlab" && has_executor_time(c);
+  for (const Result<void>& told :
+       {read_recompute(c, p), read_offload(c.layout.offload, p), read_compression(c.layout.compression, p)}) {
+    if (told.ok()) continue;
+    if (!says) return told.error();
+    p.as_case = true;
+  }
   p.overlap = c.layout.overlap ? 1 : 0;
   const std::optional<Precision> precision = precision_named(c.train.precision);
   if (!precision)

@@ -52,6 +52,8 @@ std::optional<ExecutorBytes> executor_bytes(const Case& config) {
   return bytes;
 }
 
+bool has_executor_time(const Case& config) { return has_step_form(config); }
+
 std::optional<ExecutorTime> executor_time(const Case& config) {
   if (!has_step_form(config) || dense_peak(config.machine.device, config.train.precision) <= 0) return std::nullopt;
   const auto walked = step_form(config, DatasheetRates(config.machine, config.train.precision));

@@ -32,6 +32,9 @@ struct ExecutorBytes {
 /// Nothing where `check` refuses the case. Source: simulator/closed_form.h.
 std::optional<ExecutorBytes> executor_bytes(const Case& config);
 
+/// Whether the time of a case has a closed form, whatever its model and machine say. Source: simulator/step_form.h.
+bool has_executor_time(const Case& config);
+
 /// Seconds of a step on the stage that ends last.
 struct ExecutorTime {
   double forward = 0, backward = 0, recompute = 0, update = 0;

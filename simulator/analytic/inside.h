@@ -47,10 +47,12 @@ class ExecutorForm {
   void set_offload(const Point& point);
   bool set_compression(const Point& point);
   void set_recompute(const Point& point);
+  bool set_techniques(const Point& point);
 
   bool possible_ = false, of_case_ = false;
   Case case_;
-  shardlab::Compression compression_;  ///< of the study's case
+  Layout said_;                        ///< by the study's case
+  shardlab::Compression compression_;  ///< of that
   Fsdp fsdp_;                          ///< of zero 3, as `bucket_bytes_` is of the other stages
   int64_t bucket_bytes_ = 0;
   std::string fp8_scaling_;  ///< of fp8, as `loss_scale_` is of fp16

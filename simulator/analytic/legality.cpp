@@ -47,6 +47,7 @@ bool zero_ok(const Prepared::Inside& in, const Point& p) {
 }
 
 bool combination_ok(const Prepared::Inside& in, const Point& p) {
+  if (p.as_case && (in.profile.name != "shardlab" || !in.executor.config)) return false;
   if (p.offload_parameters != Medium::kDevice && p.zero != 3) return false;
   // shardlab's executor compresses what each micro-batch scatters, too.
   const int most = in.profile.name == "shardlab" ? 2 : 1;
@@ -117,6 +118,9 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
     case Refusal::kPrecision:
       return no(fmt::format("{} does not multiply in {}", in.machine.device.id, name_of(p.precision)), "choose a wider precision");
     case Refusal::kCombination:
+      if (p.as_case)
+        return no("what only a case of shardlab says, in a study of no such case",
+                  "resolution: timeline, or recompute, offload and compression that points tell apart");
       return no(fmt::format("zero {}, offloaded parameters {}, compression {} of rank {}", p.zero, name_of(p.offload_parameters),
                             name_of(p.compression), p.compression_rank),
                 "parameters are offloaded under zero 3; gradients are compressed under zero 0 and 1 (shardlab: 2 too); powersgd "

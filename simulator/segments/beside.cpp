@@ -9,8 +9,8 @@
 namespace shardlab::segments {
 namespace {
 
-/// An op of the control stream, and one on each other stream (kMaxStreams).
-constexpr size_t kMostAtOnce = 16;
+/// `share_device` takes no more: an op of the control stream, and one on each stream of a plan (kMaxStreams).
+constexpr size_t kMostAtOnce = 32;
 
 /// Entry `i` of a list that grows on demand.
 template <class T>

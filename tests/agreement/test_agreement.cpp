@@ -104,8 +104,8 @@ TEST_CASE("memory and wire bytes are the same in every case") {
   }
 }
 
-/// What of the agreement in time has been reached, over all cases: a figure may fall, and then is lowered here. The aim is 1 % in the
-/// median and 3 % at the 99th percentile.
+/// What of the agreement in time has been reached, over all cases: a figure may fall, and then is lowered here. The aim is 1 % in
+/// the median and 3 % at the 99th percentile.
 constexpr double kMedian = 0.0001, kP99 = 0.006, kWorst = 0.05;
 
 TEST_CASE("step times agree in every case") {

@@ -62,7 +62,7 @@ TEST_CASE("the pairs that go together, in docs/compatibility.md, are those that 
   REQUIRE(passage_difference("docs/compatibility.md", {"| with | 1 |", "\n\n#"}, tables) == "");
 }
 
-/// The table of docs/accuracy.md, of the scores that tests/validate holds to the program.
+/// The table of README.md and docs/accuracy.md, of the scores that tests/validate holds to the program.
 std::string accuracy_table() {
   std::map<std::string, std::map<std::string, double>> sets;
   std::stringstream scores(text_of(kRoot / "simulator/published/scores.csv"));
@@ -94,8 +94,9 @@ std::string accuracy_table() {
   return text.substr(0, text.find_last_not_of('\n') + 1);
 }
 
-TEST_CASE("what docs/accuracy.md says of published runs is what they score") {
-  REQUIRE(passage_difference("docs/accuracy.md", {"| set | rows |", "\n\n"}, accuracy_table()) == "");
+TEST_CASE("what documents say of published runs is what they score") {
+  for (const char* document : {"README.md", "docs/accuracy.md"})
+    CHECK(passage_difference(document, {"| set | rows |", "\n\n"}, accuracy_table()) == "");
 }
 
 TEST_CASE("what the README shows of a command is what the command prints") {

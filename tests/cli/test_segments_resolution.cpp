@@ -1,4 +1,6 @@
 // Sweeps at the segments resolution: the figures of the timeline, no trace.
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -68,6 +70,16 @@ TEST_CASE("the segments resolution refuses what it cannot predict or compare") {
   const Output measure = shardlab_program(scratch, "run " + sweep + " --mode both --resolution segments");
   CHECK(measure.code == 2);
   CHECK(measure.err.find("no trace to compare a measurement with") != std::string::npos);
+
+  const std::string local = scratch.write("local.yaml", "model: tiny-llama\nmachine: {local: true}\nmode: simulate\n");
+  const Output shared =
+      shardlab_program(scratch, fmt::format("run {} --resolution segments --machine-file {}/tests/cli/calibrated.yaml --out {}",
+                                            local, SHARDLAB_SOURCE_DIR, scratch / "local"));
+  CHECK(shared.code == 3);  // no case could run
+  const auto rows = rows_of(scratch / "local");
+  REQUIRE(rows.size() == 1);
+  CHECK(rows.begin()->second.at("status") == "refused");
+  CHECK(rows.begin()->second.at("reason").find("--resolution timeline") != std::string::npos);
 }
 
 }  // namespace shardlab

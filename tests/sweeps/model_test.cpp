@@ -8,11 +8,14 @@
 using namespace shardlab;
 
 TEST_CASE("parameter counts equal the published ones") {
-  // Sums of the tensors of the published checkpoints (model.safetensors headers).
+  // Sums of the tensors of the published checkpoints (model.safetensors headers); of GPT-3, which never was one, by its sizes,
+  // which make the 174,600 and 6,660 million of Brown et al. 2020 (arXiv 2005.14165), appendix D.
   const std::pair<const char*, int64_t> published[] = {{"gpt2", 124'439'808},
                                                        {"gpt2-medium", 354'823'168},
                                                        {"gpt2-large", 774'030'080},
                                                        {"gpt2-xl", 1'557'611'200},
+                                                       {"gpt3-6.7b", 6'658'404'352},
+                                                       {"gpt3-175b", 174'604'259'328},
                                                        {"llama-2-7b", 6'738'415'616},
                                                        {"llama-2-13b", 13'015'864'320},
                                                        {"llama-2-70b", 68'976'648'192},
