@@ -141,12 +141,15 @@ class Replay {
     }
     if (f_.keeps_gathered) drop_units();
   }
-  void end() {
-    writer_.give(standing_);
-    // What each rank updated comes in flat, then into a list of equal pieces.
+  void end() { writer_.give(standing_); }
+
+  /// What each rank updated comes in flat, then into a list of equal pieces.
+  void update() {
+    if (gathered_.updated <= 0) return;
     std::vector<int32_t> gathered;
-    for (int piece = 0; piece < kPieces; ++piece)
-      gathered.push_back(writer_.take(gathered_.updated / (2 * kPieces), MemoryPart::kGathered));
+    const int64_t ranks = std::clamp<int64_t>(f_.replicas.dense, 1, 1024);
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      gathered.push_back(writer_.take(gathered_.updated / static_cast<double>(2 * ranks), MemoryPart::kGathered));
     gathered.push_back(writer_.take(gathered_.updated / 2, MemoryPart::kGathered));
     writer_.give(gathered);
   }
@@ -395,7 +398,9 @@ std::vector<AllocationEvent> events_of(const Frame& f, const StageGroup& g, int3
   Replay replay(f, g, key, writer);
   one_step(f, stage, replay);
   state(MemoryPart::kMoments, 4);
+  replay.update();
   one_step(f, stage, replay);
+  replay.update();
   return writer.done();
 }
 

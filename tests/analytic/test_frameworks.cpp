@@ -122,6 +122,14 @@ TEST_CASE("nanotron's gradients in 16 bit are those of the whole model when a mi
   CHECK(c[MemoryPart::kBuckets] == 0);
 }
 
+TEST_CASE("nanotron's buffers of gathered rows stay") {
+  Estimator estimator(study(llama_8b(), "nanotron", 1));
+  Point point{.dp = 2, .tp = 4, .zero = 1, .sequence_parallel = true, .micro_batch = 2, .seq_len = 4096};
+  CHECK(estimator.stage_memory(point, 0)[MemoryPart::kBuckets] == 2 * (2LL * 2 * 4096 * 4096));
+  point.sequence_parallel = false;
+  CHECK(estimator.stage_memory(point, 0)[MemoryPart::kBuckets] == 0);
+}
+
 TEST_CASE("all-forward-all-backward keeps the softmax of every micro-batch") {
   Estimator estimator(study(llama_8b(), "nanotron", 1));
   Point point{.pp = 2, .schedule = Schedule::kAfab, .micro_batch = 1, .grad_accumulation = 6, .seq_len = 8192};
