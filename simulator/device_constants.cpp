@@ -40,6 +40,7 @@ std::span<const DeviceConstant> device_constants() {
       {"memory.optimizer", &C::memory_optimizer, "memory"},
       {"memory.eager", &C::memory_eager, "memory"},
       {"memory.activation", &C::memory_activation, "memory"},
+      {"memory.permute", &C::memory_permute, "memory"},
       {"memory.copy", &C::memory_copy, "memory"},
       {"cache.bytes", &C::cache_bytes, "memory"},
       {"cache.speed_up", &C::cache_speed_up, "memory"},

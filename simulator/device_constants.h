@@ -54,6 +54,7 @@ struct DeviceConstants {
   double memory_optimizer = 0.80;
   double memory_eager = 0.80;
   double memory_activation = 0.70;
+  double memory_permute = 0.54;  ///< of a B200: MooreThreads/SimuMax configs/system/b200_bf16_ceperm.json
   double memory_copy = 0.85;
   double cache_bytes = 40e6;    ///< second-level cache
   double cache_speed_up = 1.8;  ///< rate of a kernel whose bytes all fit in half of it, relative to memory

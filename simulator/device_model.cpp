@@ -250,9 +250,9 @@ double DeviceModel::unfused_attention_seconds(const AttentionShape& x) const {
 
 double DeviceModel::memory_bound_seconds(double bytes, double launches, MemoryKernel kind) const {
   const DeviceConstants& c = constants_;
-  const double efficiency[kMemoryKernels] = {c.memory_elementwise, c.memory_norm,          c.memory_norm_backward,
-                                             c.memory_softmax,     c.memory_cross_entropy, c.memory_embedding,
-                                             c.memory_optimizer,   c.memory_eager,         c.memory_activation};
+  const double efficiency[kMemoryKernels] = {c.memory_elementwise,   c.memory_norm,      c.memory_norm_backward, c.memory_softmax,
+                                             c.memory_cross_entropy, c.memory_embedding, c.memory_optimizer,     c.memory_eager,
+                                             c.memory_activation,    c.memory_permute};
   const double rate = memory_bytes_per_s_ * efficiency[static_cast<int>(kind)];
   const double cached = bytes <= 0.5 * c.cache_bytes ? c.cache_speed_up : 1;
   return launches * c.kernel_start_s + bytes / (rate * cached);

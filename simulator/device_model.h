@@ -80,8 +80,9 @@ enum class MemoryKernel : uint8_t {
   kOptimizer,     ///< many tensors in one launch
   kEager,         ///< an op composed of unfused element-wise kernels; give the bytes and launches of all of them
   kActivation,    ///< GeLU, SwiGLU: element-wise with transcendentals
+  kPermute,       ///< rows put in another order, as those of tokens by expert
 };
-inline constexpr int kMemoryKernels = 9;
+inline constexpr int kMemoryKernels = 10;
 
 enum class HostCopy : uint8_t { kToDevice, kToHost };
 

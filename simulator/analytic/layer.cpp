@@ -107,8 +107,8 @@ void Pricer::add_experts(LayerCost& cost) const {
   add_mlp(std::max(received / local, 1.0), of(shape_.moe_ffn) / key_.expert_tp, local, again, again, cost);
   if (shape_.shared_experts > 0) add_mlp(n_.tokens, of(shape_.shared_experts * shape_.moe_ffn) / n_.t, 1, again, again, cost);
 
-  const double permute = moved(sent * n_.h, p_.passes_permute, 2);
-  const double permute_back = moved(sent * n_.h, p_.passes_permute_backward, 2);
+  const double permute = moved(sent * n_.h, p_.passes_permute, 2, MemoryKernel::kPermute);
+  const double permute_back = moved(sent * n_.h, p_.passes_permute_backward, 2, MemoryKernel::kPermute);
   cost.forward.compute_s += 2 * permute;
   cost.input.compute_s += 2 * permute_back;
   if (again) cost.recompute.compute_s += 2 * permute;

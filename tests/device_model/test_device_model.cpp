@@ -146,6 +146,8 @@ TEST_CASE("more work never takes less time") {
 
 TEST_CASE("memory-bound kernels, copies and the host's floor") {
   Device d = plain();
+  d.constants["memory.permute"] = 0.25;
+  CHECK(model_of(d).memory_bound_seconds(1e9, 1, MemoryKernel::kPermute) == Approx(1e9 / (0.25 * 1e12)));
   d.constants["memory.elementwise"] = 0.5;
   d.constants["kernel.start_s"] = 2e-6;
   d.constants["cache.bytes"] = 1e6;
