@@ -66,11 +66,11 @@ void StageWriter::leave(const BucketForm& b, size_t v, Events& there) {
   reduced = start(in_turn || adds_copies(c_) ? after : there, kernels_.host_copy(job.elements * of(Widths(c_).gradient), false),
                   kToHost, {reduced, job.updated});
   if (c_.layout.zero < 2) await(last ? after : around_[v + 1].released, reduced);
-  follow(b, v, there);
+  follow(v, there);
 }
 
 /// The update of a gradient that is in host memory, or on its way.
-void StageWriter::follow(const BucketForm&, size_t v, Events& there) {
+void StageWriter::follow(size_t v, Events& there) {
   const size_t index = arrived_++;
   // With a delay its parameters, of which this backward was the last reader, are given back.
   if (c_.layout.offload.delayed_update) return give_back(host_updates_[index], there);

@@ -88,7 +88,7 @@ void StageWriter::leave_every_micro_batch(const BucketForm& b) {
     else
       put_within(last, b, room);
     Events then;
-    if (j == m - 1) follow(b, last, then);
+    if (j == m - 1) follow(last, then);
     if (j > 0)
       append(around_[last].after, then);
     else

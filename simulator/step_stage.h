@@ -113,7 +113,7 @@ class StageWriter {
   void leave_when_complete();
   void leave_late();
   void leave(const BucketForm& b, size_t v, Events& there);
-  void follow(const BucketForm& b, size_t v, Events& there);
+  void follow(size_t v, Events& there);
   void fetch_state(size_t job, Events& to);
   void update_host_copy(HostUpdate& job, Events& to);
   void round_copy(HostUpdate& job, Events& to);

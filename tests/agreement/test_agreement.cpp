@@ -95,25 +95,19 @@ std::vector<Row> compare_cases(uint64_t seed, int cases) {
   return rows;
 }
 
-TEST_CASE("memory and wire bytes are the same in every case") {
-  for (const Row& r : compare_cases(11, 200)) {
+/// What of the agreement in time has been reached, over all cases: a figure may fall, and then is lowered here. The aim is 1 % in
+/// the median and 3 % at the 99th percentile.
+constexpr double kMedian = 0.0001, kP99 = 0.005, kWorst = 0.04;
+
+TEST_CASE("in every case memory and wire bytes are the same, and step times agree") {
+  std::vector<double> errors;
+  std::string worst;
+  for (const Row& r : compare_cases(13, 6000)) {
     INFO(line_of_case(r.config));
     REQUIRE(r.both.exact);
     REQUIRE(r.both.analytic_peak == r.both.timeline_peak);
     REQUIRE(r.both.analytic_wire == r.both.timeline_wire);
-  }
-}
-
-/// What of the agreement in time has been reached, over all cases: a figure may fall, and then is lowered here. The aim is 1 % in
-/// the median and 3 % at the 99th percentile.
-constexpr double kMedian = 0.0001, kP99 = 0.006, kWorst = 0.05;
-
-TEST_CASE("step times agree in every case") {
-  std::vector<double> errors;
-  std::string worst;
-  for (const Row& r : compare_cases(13, 3000)) {
-    INFO(line_of_case(r.config));
-    CHECK(r.both.timed);
+    REQUIRE(r.both.timed);
     const double error = std::abs(r.both.error());
     if (errors.empty() || error > *std::ranges::max_element(errors)) worst = line_of_case(r.config);
     errors.push_back(error);
