@@ -64,7 +64,10 @@ double slowest_stage_s(const Frame& f, const StageGroups& groups) {
   return std::max(most, end);
 }
 
-double first_stage_bytes(const Frame& f, const StageGroup& g) {
+/// `planned`: by shardlab's own executor, whose plans allot each buffer for its life alone. Their bytes are those of the closed
+/// forms, of which the state is cut as here, and what a layer keeps is not half of what it keeps here; gradients are there together
+/// when backward is over, unless they leave for the host.
+double first_stage_bytes(const Frame& f, const StageGroup& g, bool planned) {
   const Point& p = f.point;
   const FrameworkProfile& profile = f.in.profile;
   const double dense = of(f.dense_parameters(g)), expert = of(f.expert_parameters(g));
@@ -76,6 +79,10 @@ double first_stage_bytes(const Frame& f, const StageGroup& g) {
   const double gradients = held(p.zero >= 2, f.bytes.gradient);
   const double kept = of(g.dense) * f.block.dense.kept + of(g.moe) * f.block.moe.kept;
   const double activations = p.offload_activations == Medium::kDevice ? least_in_flight(p) * kept : 0;
+  if (planned) {
+    const bool leave = p.offload_optimizer != Medium::kDevice;
+    return parameters + optimizer + std::max(leave ? 0 : gradients, activations / 2) + profile.memory_context;
+  }
   // While activations are at their most, gradients are there only where they live through the step; at its end they are alone.
   const bool whole_step = profile.state_gradient_with_step || p.grad_accumulation > 1;
   const double highest = whole_step ? gradients + activations : std::max(gradients, activations);
@@ -93,8 +100,9 @@ double least_step_s(const Frame& f) {
   return kRounding * (m * least_over_splits(f, [&](const StageGroups& groups) { return slowest_stage_s(f, groups); }) + once);
 }
 
-double least_device_bytes(const Frame& f) {
-  const double least = least_over_splits(f, [&](const StageGroups& groups) { return first_stage_bytes(f, groups.all()[0]); });
+double least_device_bytes(const Frame& f, bool planned) {
+  const double least =
+      least_over_splits(f, [&](const StageGroups& groups) { return first_stage_bytes(f, groups.all()[0], planned); });
   return std::max(0.0, kRounding * least - 16);
 }
 

@@ -333,7 +333,10 @@ double Estimator::least_step_s(const Point& point) {
 }
 
 double Estimator::least_device_bytes(const Point& point) {
-  return state_->executor.possible(point.precision) ? 0 : analytic::least_device_bytes(state_->frame(point));
+  const Frame frame = state_->frame(point);
+  const double least = analytic::least_device_bytes(frame, false);
+  // An order of the layout that the executor does not run is a framework's.
+  return state_->executor.possible(point.precision) ? std::min(least, analytic::least_device_bytes(frame, true)) : least;
 }
 
 Refusal refusal_of(const Prepared& prepared, const Point& point) { return refusal_of(prepared.inside(), point); }

@@ -210,6 +210,6 @@ std::vector<ActivationItem> items_of(const Frame& frame, const LayerKey& key);
 void estimate_memory(const Frame& frame, Estimate& estimate);
 /// See `Estimator`.
 double least_step_s(const Frame& frame);
-double least_device_bytes(const Frame& frame);
+double least_device_bytes(const Frame& frame, bool planned);
 
 }  // namespace shardlab::analytic
