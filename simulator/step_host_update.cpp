@@ -65,8 +65,9 @@ void StageWriter::leave(const BucketForm& b, size_t v, Events& there) {
   int32_t& reduced = reduced_[index_of(b)];
   reduced = start(in_turn || adds_copies(c_) ? after : there, kernels_.host_copy(job.elements * of(Widths(c_).gradient), false),
                   kToHost, {reduced, job.updated});
-  if (c_.layout.zero < 2) await(last ? after : around_[v + 1].released, reduced);
+  const int32_t left = reduced;
   follow(v, there);
+  if (c_.layout.zero < 2) await(last ? after : around_[v + 1].released, left);
 }
 
 /// The update of a gradient that is in host memory, or on its way.
