@@ -65,8 +65,9 @@ void StageWriter::leave(const BucketForm& b, size_t v, Events& there) {
   int32_t& reduced = reduced_[index_of(b)];
   reduced = start(in_turn || adds_copies(c_) ? after : there, kernels_.host_copy(job.elements * of(Widths(c_).gradient), false),
                   kToHost, {reduced, job.updated});
-  if (c_.layout.zero < 2) await(last ? after : around_[v + 1].released, reduced);
+  const int32_t left = reduced;
   follow(v, there);
+  if (c_.layout.zero < 2) await(last ? after : around_[v + 1].released, left);
 }
 
 /// The update of a gradient that is in host memory, or on its way.
@@ -74,7 +75,8 @@ void StageWriter::follow(size_t v, Events& there) {
   const size_t index = arrived_++;
   // With a delay its parameters, of which this backward was the last reader, are given back.
   if (c_.layout.offload.delayed_update) return give_back(host_updates_[index], there);
-  if (waits_for_all() || (!c_.layout.overlap && has_ring())) return;
+  // Without overlap updates come behind all that the host adds up.
+  if (waits_for_all() || (!c_.layout.overlap && (has_ring() || adds_on_host()))) return;
   Events& after = v == around_.size() ? there : around_[v].after;
   work(index, !keeps_host_gradients(c_), has_ring() || adds_copies(c_) ? after : there);
 }
@@ -156,7 +158,8 @@ void StageWriter::update_on_host() {
   const bool delayed = c_.layout.offload.delayed_update, in_files = states_in_files() > 0;
   for (size_t k = 0; k < host_updates_.size(); ++k) {
     HostUpdate& job = host_updates_[k];
-    if (!delayed && waits && (overlap || !ring)) work(k, false, then);
+    const bool behind = waits || (!overlap && adds_on_host());
+    if (!delayed && behind && (overlap || !ring)) work(k, false, then);
     if (overlap || !ring) continue;
     // One after the other; but the host goes on to the next where nothing of it has to be read first.
     if (in_files) fetch_state(k, then);

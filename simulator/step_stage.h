@@ -108,6 +108,7 @@ class StageWriter {
     return c_.layout.offload.optimizer == OffloadTo::kNvme || c_.layout.offload.parameters == OffloadTo::kNvme;
   }
   int states_in_files() const;
+  bool adds_on_host() const { return parks_parameters(c_) && c_.train.grad_accumulation > 1; }
   bool arrives_late(const BucketForm& b) const;
   void list_host_updates();
   void leave_when_complete();
