@@ -441,6 +441,15 @@ struct Effect {
   Live left;
 };
 
+/// A case of the same peak: between those that fill the pipeline with those that are the first to reduce, and those that drain it,
+/// each micro-batch finds what the one before found. Canonical sums are a tree over all of them, and AFAB holds all of them.
+Case with_fewest_micro_batches(const Case& c) {
+  Case fewer = c;
+  if (!c.canonical && c.layout.schedule != Schedule::kAfab)
+    fewer.train.grad_accumulation = std::min<int64_t>(c.train.grad_accumulation, c.layout.pp + 3);
+  return fewer;
+}
+
 Effect effect_of(const Case& c, const Sizes& n, const Units& units, const Part& part, const Visit& v) {
   const LayerForm& layer = units.form(v.unit);
   const bool embed = part.first && v.unit == 0, head = part.last && v.unit == units_of(part) - 1;
@@ -466,7 +475,8 @@ std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Par
   return times;
 }
 
-void walk_to_peak(const Case& c, const Sizes& sizes, const State& state, const Part& part, int64_t stage, StageForm& form) {
+void walk_to_peak(const Case& all, const Sizes& sizes, const State& state, const Part& part, int64_t stage, StageForm& form) {
+  const Case c = with_fewest_micro_batches(all);
   const Timetable table(c, part, stage);
   const std::vector<Visit> visits = visits_of(part, table);
   std::vector<Around> around(visits.size());
