@@ -494,8 +494,9 @@ void walk_to_peak(const Case& all, const Sizes& sizes, const State& state, const
       }
   }
   const Units units(c, sizes, part, stage);
-  for (int64_t layer = 0; layer < part.layers; ++layer)  // the common treatment was counted
-    form.bytes_in_flight += units.form(layer + (part.first ? 1 : 0)).kept - layer_form(c, sizes, common_treatment(c)).kept;
+  const int64_t common = layer_form(c, sizes, common_treatment(c)).kept;  // which was counted
+  for (int64_t layer = 0; layer < part.layers; ++layer)
+    form.bytes_in_flight += units.form(layer + (part.first ? 1 : 0)).kept - common;
   add_parking(c, sizes, units, visits, around);
   add_staging(c, state, part, visits, around);
   Level level(form);
