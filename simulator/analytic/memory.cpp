@@ -66,12 +66,25 @@ bool mixture_runs(const Frame& f, const StageGroup& g) {
   return g.moe > 0 && (g.dense == 0 || b.moe.transient + b.moe.remade > b.dense.transient + b.dense.remade);
 }
 
-Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standing& standing) {
+/// The highest of moments: one that is no higher than those before is not it.
+class Highest {
+ public:
+  void offer(const Moment& m) {
+    const double total = m.total();
+    if (total > most_) most_ = total, highest_ = m;
+  }
+  const Moment& get() const { return highest_; }
+
+ private:
+  double most_ = -1;
+  Moment highest_;
+};
+
+/// `flying`: micro-batches between their forward and their backward.
+Moment peak_of(const Frame& f, const StageGroup& g, const Kept& kept, double flying, const Standing& standing) {
   const Point& p = f.point;
   const Block& b = f.block;
-  const Kept kept = kept_of(f, g);
   const GatheredBytes gathered = gathered_of(f, g);
-  const double flying = in_flight(p.schedule, p.pp, stage, p.grad_accumulation, p.vpp);
   // The head's forward is followed by its backward at once, but where all forwards come first.
   const double heads = forwards_first(p.schedule) ? flying : 1;
   // Gradients that backward makes are there from the second micro-batch on.
@@ -81,55 +94,54 @@ Moment peak_of(const Frame& f, const StageGroup& g, int32_t stage, const Standin
   const double layers = flying * kept.layers, others = std::max(0.0, layers - kept.layers);
   const LayerCost& running = mixture_runs(f, g) ? b.moe : b.dense;
   const double held = g.holds_loss ? b.head.logits_output : 0;
-
   const double while_backward = running.remade + running.transient + sends;
-  std::array<Moment, 7> moments{};
-  moments[0] = {.name = PeakMoment::kForward,
-                .gradients = before,
-                .activations = layers + (heads - 1) * kept.head,
-                .transient = running.passing + sends,
-                .logits = (heads - 1) * kept.logits + held,
-                .gathered = gathered.forward(),
-                .made = gathered.gradient_stays};
-  moments[1] = {.name = PeakMoment::kLoss,
+  const double other_heads = layers + (heads - 1) * kept.head, other_logits = (heads - 1) * kept.logits;
+
+  Highest highest;
+  highest.offer({.name = PeakMoment::kForward,
+                 .gradients = before,
+                 .activations = other_heads,
+                 .transient = running.passing + sends,
+                 .logits = other_logits + held,
+                 .gathered = gathered.forward(),
+                 .made = gathered.gradient_stays});
+  if (g.holds_head || g.holds_loss) {
+    Moment loss{.name = PeakMoment::kLoss,
                 .gradients = before,
                 .activations = layers + heads * kept.head,
                 .transient = sends,
-                .logits = heads * kept.logits + (g.holds_loss   ? b.head.at_loss
-                                                 : g.holds_head ? b.head.logits_once
-                                                                : 0),
+                .logits = heads * kept.logits + (g.holds_loss ? b.head.at_loss : b.head.logits_once),
                 .gathered = gathered.loss(),
                 .made = gathered.gradient_stays};
-  moments[2] = moments[1];  // the head's matmuls run backward
-  moments[2].logits = (heads - 1) * kept.logits + (g.holds_head ? b.head.logits_gradient : 0) + held;
-  moments[2].transient += g.holds_head ? b.head.input_gradient : 0;
-  moments[2].made += gathered.head_gradient;
-  moments[3] = {.name = PeakMoment::kBackward,
-                .gradients = before,
-                .activations = layers + (heads - 1) * kept.head,
-                .transient = while_backward,
-                .logits = (heads - 1) * kept.logits + held,
-                .gathered = gathered.backward(),
-                .made = gathered.made()};
-  moments[4] = {.name = PeakMoment::kEnd,
-                .gradients = standing.gradients,
-                .activations = others + running.kept,
-                .transient = while_backward,
-                .logits = held,
-                .gathered = gathered.backward(),
-                .made = gathered.made() + gathered.layers_gradient};
-  moments[5] = {.name = PeakMoment::kEnd,  // the embedding's gradient is made
-                .gradients = standing.gradients,
-                .activations = others,
-                .transient = sends,
-                .logits = held,
-                .gathered = gathered.standing,
-                .made = gathered.gradient_stays + gathered.layers_gradient + gathered.last_gradient};
-  moments[6] = {.name = PeakMoment::kUpdate, .gradients = standing.gradients, .logits = held, .gathered = gathered.updated};
-  const Moment* best = &moments[0];
-  for (const Moment& m : moments)
-    if (m.total() > best->total()) best = &m;
-  return *best;
+    highest.offer(loss);
+    loss.logits = other_logits + held;  // the head's matmuls run backward
+    if (g.holds_head) loss.logits += b.head.logits_gradient, loss.transient += b.head.input_gradient;
+    loss.made += gathered.head_gradient;
+    highest.offer(loss);
+  }
+  highest.offer({.name = PeakMoment::kBackward,
+                 .gradients = before,
+                 .activations = other_heads,
+                 .transient = while_backward,
+                 .logits = other_logits + held,
+                 .gathered = gathered.backward(),
+                 .made = gathered.made()});
+  highest.offer({.name = PeakMoment::kEnd,
+                 .gradients = standing.gradients,
+                 .activations = others + running.kept,
+                 .transient = while_backward,
+                 .logits = held,
+                 .gathered = gathered.backward(),
+                 .made = gathered.made() + gathered.layers_gradient});
+  highest.offer({.name = PeakMoment::kEnd,  // the embedding's gradient is made
+                 .gradients = standing.gradients,
+                 .activations = others,
+                 .transient = sends,
+                 .logits = held,
+                 .gathered = gathered.standing,
+                 .made = gathered.gradient_stays + gathered.layers_gradient + gathered.last_gradient});
+  highest.offer({.name = PeakMoment::kUpdate, .gradients = standing.gradients, .logits = held, .gathered = gathered.updated});
+  return highest.get();
 }
 
 /// Communicators that a rank opens.
@@ -140,7 +152,8 @@ double communicators(const Point& p) {
 double buckets_of(const Frame& f, const StageGroup& g) {
   if (f.replicas.dense <= 1 || f.gathers) return 0;
   const FrameworkProfile& p = f.in.profile;
-  const double reducer = f.point.zero == 0 ? p.memory_reducer * of(f.dense_parameters(g) + f.expert_parameters(g)) : 0;
+  const bool reduces = f.point.zero == 0 && p.memory_reducer > 0;
+  const double reducer = reduces ? p.memory_reducer * of(f.dense_parameters(g) + f.expert_parameters(g)) : 0;
   return p.memory_buckets * p.overlap_bucket_bytes + reducer;
 }
 
@@ -187,9 +200,11 @@ Peaked peaked_of(const Frame& f, const StageGroup& g, int32_t stage, int64_t* ho
   };
   move_out(point.offload_optimizer, standing.master), move_out(point.offload_optimizer, standing.moments);
   move_out(point.offload_parameters, standing.parameters);
-  double flying = in_flight(point.schedule, point.pp, stage, point.grad_accumulation, point.vpp) * kept_of(f, g).offloaded;
-  move_out(point.offload_activations, flying);
-  const Moment peak = peak_of(f, g, stage, standing);
+  const double flying = in_flight(point.schedule, point.pp, stage, point.grad_accumulation, point.vpp);
+  const Kept kept = kept_of(f, g);
+  double offloaded = flying * kept.offloaded;
+  move_out(point.offload_activations, offloaded);
+  const Moment peak = peak_of(f, g, kept, flying, standing);
 
   MemoryBytes m;
   m[MemoryPart::kParameters] = whole(standing.parameters);
