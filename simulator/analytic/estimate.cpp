@@ -138,13 +138,15 @@ StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
   if (point.compression != Compression::kNone && point.compression != Compression::kInt8) gradient += 4;  // the error fed back
 }
 
+int64_t Frame::end_parameters(const StageGroup& g) const {
+  const bool shared = g.holds_embedding && g.holds_head && in.shape.tied_embeddings;
+  return (g.holds_embedding ? block.embedding.parameters() : 0) + (g.holds_head ? block.head.parameters() : 0) -
+         (shared ? block.embedding.matrix : 0);
+}
+
 int64_t Frame::dense_parameters(const StageGroup& g) const {
   const auto own = [](const LayerCost& c) { return c.matrix + c.replicated; };
-  // A table tied on one stage is one parameter.
-  const bool shared = g.holds_embedding && g.holds_head && in.shape.tied_embeddings;
-  return parameter_copies(point.schedule) * (g.dense * own(block.dense) + g.moe * own(block.moe)) +
-         (g.holds_embedding ? block.embedding.parameters() : 0) + (g.holds_head ? block.head.parameters() : 0) -
-         (shared ? block.embedding.matrix : 0);
+  return parameter_copies(point.schedule) * (g.dense * own(block.dense) + g.moe * own(block.moe)) + end_parameters(g);
 }
 
 int64_t Frame::expert_parameters(const StageGroup& g) const { return parameter_copies(point.schedule) * g.moe * block.moe.expert; }

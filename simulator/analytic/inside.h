@@ -169,6 +169,7 @@ struct Frame {
   bool gathers;         ///< zero 3
   bool keeps_gathered;  ///< whole from forward to backward
 
+  int64_t end_parameters(const StageGroup& g) const;    ///< of embedding and head; a table that is tied on one stage is one
   int64_t dense_parameters(const StageGroup& g) const;  ///< of one rank, without experts
   int64_t expert_parameters(const StageGroup& g) const;
 };

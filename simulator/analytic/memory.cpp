@@ -267,8 +267,7 @@ GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
   const double embedding = g.holds_embedding ? of(f.block.embedding.parameters()) : 0;
   const double head = g.holds_head ? of(f.block.head.parameters()) : 0;
   const double all = of(f.dense_parameters(g) + f.expert_parameters(g));
-  const bool shared = g.holds_embedding && g.holds_head && f.in.shape.tied_embeddings;
-  const double ends = embedding + head - (shared ? of(f.block.embedding.matrix) : 0);
+  const double ends = of(f.end_parameters(g));
   bytes.head_gradient = f.bytes.ends * head;
   bytes.last_gradient = f.bytes.ends * embedding;
   if (!f.gathers) {

@@ -111,7 +111,6 @@ constexpr std::array kFields{
     Field{"launch", "experts", &P::launch_experts},
     Field{"host", "forward_s", &P::host_forward_s},
     Field{"host", "backward_s", &P::host_backward_s},
-    Field{"host", "compiled_s", &P::host_compiled_s},
     Field{"host", "layer_s", &P::host_layer_s},
     Field{"host", "collective_s", &P::host_collective_s},
     Field{"host", "step_s", &P::host_step_s},

@@ -129,7 +129,6 @@ struct FrameworkProfile {
   double launch_experts = 20;                        ///< of routing, permutation and grouped matmuls
   double host_forward_s = 6e-6;                      ///< host time of one launch in forward: Python, dispatch, autograd recording
   double host_backward_s = 4e-6;                     ///< in backward
-  double host_compiled_s = 3e-6;                     ///< under torch.compile
   double host_layer_s = 0;                           ///< a layer and phase beyond its launches: hooks, contexts, Python
   double host_collective_s = 20e-6;                  ///< host time of one collective
   double host_step_s = 0;                            ///< a step: data loading, logging, scheduler, synchronisations

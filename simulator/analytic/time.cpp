@@ -153,9 +153,7 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   const double passes = f.in.profile.passes_gathered * (f.keeps_gathered ? 1 : 2) + f.in.profile.passes_reduced;
   exposed += f.in.device.memory_bound_seconds(passes * of(f.dense_parameters(g) + f.expert_parameters(g)), 0);
   // The root unit (embedding, norm, head) is gathered before everything and reduced after it.
-  const bool shared = g.holds_embedding && g.holds_head && f.in.shape.tied_embeddings;
-  const double ends = (g.holds_embedding ? of(f.block.embedding.parameters()) : 0) +
-                      (g.holds_head ? of(f.block.head.parameters()) : 0) - (shared ? of(f.block.embedding.matrix) : 0);
+  const double ends = of(f.end_parameters(g));
   if (ends > 0) exposed += gather(ends, 0) + scatter(ends, 0);
   // Copies of the ranks that share a shard are summed at the end of the step.
   if (r.dense > r.shard) {

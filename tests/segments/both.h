@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "benchmarks/gpt3.h"
 #include "plan/case.h"
 #include "plan/plan.h"
 #include "plan/program.h"
@@ -29,9 +30,6 @@ struct Lowered {
   std::vector<Program> programs;
 };
 Lowered lowered(const Case& c);
-
-/// GPT-3 175B, tp 8, dp 1, on nodes of eight devices.
-Case gpt3_175b(int pp, int64_t micro_batches);
 
 /// Requires that both say the same of every figure, to `tolerance` of the step.
 void require_same(const OpByOp& ops, const SegmentStep& segments, double tolerance);
