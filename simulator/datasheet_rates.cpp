@@ -112,7 +112,7 @@ Demand DatasheetRates::collective_demand(CollectiveUse use, double sent, const W
   d.of(Resource::kNetworkOut) = d.of(Resource::kNetworkIn) = time_at(sent * remote, way.inter);
   d.of(Resource::kMemory) = memory_seconds(models_->fabric.constants().memory_traffic * sent);
   const Group group{way.fewest_on_a_node, way.nodes, way.network() ? std::max(1, devices_per_node_ / way.fewest_on_a_node) : 1};
-  d.held_units = models_->fabric.contention(use, group).taken_sms / std::max(1.0, models_->device.constants().sms);
+  d.held_units = models_->device.held_beside(models_->fabric.contention(use, group).taken_sms);
   return d;
 }
 

@@ -22,6 +22,8 @@ struct DeviceConstants {
   double matmul_fp32_rate = 0.85;    ///< the same for fp32 without tensor cores
   double matmul_sustained = 0.95;    ///< of that rate, by long runs of large matmuls: what power and heat leave
   double matmul_spread = 0.015;      ///< standard deviation of that clock among devices of one model, relative
+  double matmul_beside = 1.76;       ///< time beside a collective that holds 24 multiprocessors, relative to alone
+  double matmul_resident = 0;        ///< part of the multiprocessors that keep a block for the whole product; 0: a block a tile
   double matmul_input_rate = 1.0;    ///< Product::kInput relative to kForward
   double matmul_weight_rate = 1.0;   ///< Product::kWeight relative to kForward
   double matmul_ramp_k = 192;        ///< k0: elements of k whose time a tile needs to start and to write its result
@@ -31,9 +33,11 @@ struct DeviceConstants {
   double matmul_write = 1;           ///< rate of writing a result, relative to reading operands
   double matmul_memory = 0.75;       ///< of the memory bandwidth, by the operands of a matmul
 
-  /// Rate where rows of a matrix begin at any 16-bit element, relative to multiples of 16 bytes. Transferred: an odd row of 2047 in
-  /// a product of 2048 takes over twice as long (H. He, "What Shapes Do Matrix Multiplications Like?", answers, thonking.ai 2024).
-  double matmul_unaligned = 0.45;
+  /// Rate of the library's 128 x 64 tile where rows of a matrix begin at any 16-bit element, relative to multiples of 16 bytes;
+  /// larger tiles do not exist there (cutlass_75_tensorop_..._128x64_..._align1 on A100: pegainfer-project/pegainfer#1046).
+  /// Transferred: an odd row of 2047 in a product of 2048 takes over twice as long (H. He, "What Shapes Do Matrix Multiplications
+  /// Like?", answers, thonking.ai 2024), which this makes 2.2.
+  double matmul_unaligned = 0.47;
 
   double matmul_start_s = 5e-6;  ///< least duration of a matmul: start, first loads, last stores
 
@@ -57,6 +61,9 @@ struct DeviceConstants {
   double memory_eager = 0.80;
   double memory_activation = 0.70;
   double memory_permute = 0.54;  ///< of a B200: MooreThreads/SimuMax configs/system/b200_bf16_ceperm.json
+  /// Of an H100 with 2.4 TB/s and of an A100: bf16 to fp32 at 278 G elements/s (pytorch/pytorch#120678, 0.70), 1.5 GB in 1.98 ms
+  /// and 2.2 GB in 2.85 ms (pytorch/pytorch#117203, 0.72 and 0.77). The devices' memories are not stated.
+  double memory_buffer = 0.72;
   double memory_copy = 0.85;
   double cache_bytes = 40e6;    ///< second-level cache
   double cache_speed_up = 1.8;  ///< rate of a kernel whose bytes all fit in half of it, relative to memory

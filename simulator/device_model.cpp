@@ -18,7 +18,11 @@ struct Tile {
   double row_part = 1 / rows, column_part = 1 / columns;  // exact: powers of two
 };
 constexpr Tile kTiles[] = {{256, 256, 4}, {256, 128, 3}, {128, 256, 3}, {128, 128, 2}, {64, 128, 1}, {128, 64, 1}, {64, 64, 0}};
-constexpr double kGroupStreams = 4;  // of a grouped matmul in Transformer Engine
+constexpr int kUnalignedHalvings = 3;      // of 16 bytes, down to one 16-bit element
+constexpr double kUnalignedDoublings = 1;  // of the largest tile for that: 128 x 64
+constexpr double kCollectiveBlocks = 24;   // of the collectives beside which `matmul.beside` was measured
+constexpr double kManyTimes = 1e6;         // as many products beside one collective are any number
+constexpr double kGroupStreams = 4;        // of a grouped matmul in Transformer Engine
 constexpr double kSplits[] = {1, 2, 4, 8};
 constexpr double kFlopsBackward = 2.5;  // five products against two: the scores are computed again (Dao 2022, section 3.1)
 constexpr double kHeadStep = 32;        // heads are padded to a multiple of it
@@ -170,22 +174,21 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   const double product = x.product == Product::kForward ? 1.0
                          : x.product == Product::kInput ? c.matmul_input_rate
                                                         : c.matmul_weight_rate;
-  const double sms = std::max(1.0, c.sms - x.taken_sms);
   const int halvings = unaligned_halvings(x);  // 16 bits are the third
   const double aligned = halvings == 0 ? 1 : std::pow(c.matmul_unaligned, halvings / 3.0);
   const double per_sm = rate_[static_cast<int>(x.precision)] * product * aligned / c.sms;
   const double memory = memory_bytes_per_s_ * c.matmul_memory;
   double best = HUGE_VAL;
   for (const Tile& tile : kTiles) {
-    if (tile.doublings > c.matmul_doublings) continue;
+    if (tile.doublings > (halvings == kUnalignedHalvings ? kUnalignedDoublings : c.matmul_doublings)) continue;
     const double tiles = x.batch * round_up(x.m * tile.row_part) * round_up(x.n * tile.column_part);
     const double rate = per_sm * (c.matmul_small_tile + tile.doublings / c.matmul_doublings * (1 - c.matmul_small_tile));
     const double flops_k = 2 * tile.rows * tile.columns / rate;
     for (const double split : kSplits) {
-      if (split > 1 && (tiles * split > 2 * sms || x.k < 512 * split)) break;  // nothing is gained once the device is full
+      if (split > 1 && (tiles * split > 2 * c.sms || x.k < 512 * split)) break;  // nothing is gained once the device is full
       const double reduction = split > 1 ? x.batch * x.m * x.n * 4 * (split + 1) / memory + c.kernel_start_s : 0;
-      best =
-          std::min(best, waves(tiles * split, sms, c.matmul_quantisation) * flops_k * (x.k / split + c.matmul_ramp_k) + reduction);
+      best = std::min(best,
+                      waves(tiles * split, c.sms, c.matmul_quantisation) * flops_k * (x.k / split + c.matmul_ramp_k) + reduction);
     }
   }
   const double operand = bytes_of(x.precision);
@@ -193,6 +196,19 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
       x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
   if (!short_run) best *= throttled(aligned * 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best, x.slowest);
   return c.matmul_start_s + std::max(best, bytes / memory);
+}
+
+double DeviceModel::lost_beside(double taken, double collective, double alone) const {
+  if (constants_.matmul_resident <= 0) return held_beside(taken);
+  if (!waits_beside(taken) || collective <= 0) return 0;
+  if (collective <= alone) return 1;
+  const double times = collective / alone, pairs = std::floor(times / 2);
+  return times < kManyTimes ? (pairs + std::min(1.0, times - 2 * pairs)) / times : 0.5;
+}
+
+double DeviceModel::held_beside(double taken) const {
+  if (constants_.matmul_resident > 0) return waits_beside(taken) ? 0.5 : 0;
+  return 1 - 1 / (1 + (constants_.matmul_beside - 1) * std::min(1.0, taken / kCollectiveBlocks));
 }
 
 double DeviceModel::attention_seconds(const AttentionShape& x) const {
@@ -210,9 +226,8 @@ double DeviceModel::fused_attention_seconds(const AttentionShape& x) const {
                       (backward ? c.attention_backward_rate : c.attention_forward_rate) * head_rate(wide / 2) *
                       (x.kernel == AttentionKernel::kFlash2 ? c.attention_flash_2 : 1) * (x.causal ? c.attention_causal : 1) *
                       seen / (seen + c.attention_half);
-  const double sms = std::max(1.0, c.sms - x.taken_sms);
   const double tiles = x.batch * x.heads * ceil_div(x.queries, kAttentionRows);
-  const double spread = waves(tiles, sms, c.attention_quantisation) / (tiles / c.sms);
+  const double spread = waves(tiles, c.sms, c.attention_quantisation) / (tiles / c.sms);
   const double tokens = x.batch * (x.queries * x.heads + x.keys * x.kv_heads) * (x.head_dim + value_dim);
   const double bytes = tokens * bytes_of(x.precision) * (backward ? 2 : 1);
   return c.attention_start_s + std::max(flops / rate * spread, bytes / (memory_bytes_per_s_ * c.memory_elementwise));
@@ -233,7 +248,6 @@ double DeviceModel::unfused_attention_seconds(const AttentionShape& x) const {
   const double scores = batch * x.queries * x.keys;
   const double operand = bytes_of(x.precision);
   Matmul qk{.m = x.queries, .n = x.keys, .k = x.head_dim, .batch = batch, .precision = x.precision, .out_bytes = operand};
-  qk.taken_sms = x.taken_sms;
   Matmul pv = qk;
   pv.n = value_dim;
   pv.k = x.keys;
@@ -252,7 +266,7 @@ double DeviceModel::memory_bound_seconds(double bytes, double launches, MemoryKe
   const DeviceConstants& c = constants_;
   const double efficiency[kMemoryKernels] = {c.memory_elementwise,   c.memory_norm,      c.memory_norm_backward, c.memory_softmax,
                                              c.memory_cross_entropy, c.memory_embedding, c.memory_optimizer,     c.memory_eager,
-                                             c.memory_activation,    c.memory_permute};
+                                             c.memory_activation,    c.memory_permute,   c.memory_buffer};
   const double rate = memory_bytes_per_s_ * efficiency[static_cast<int>(kind)];
   const double cached = bytes <= 0.5 * c.cache_bytes ? c.cache_speed_up : 1;
   return launches * c.kernel_start_s + bytes / (rate * cached);

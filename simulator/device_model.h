@@ -5,6 +5,7 @@
 // (`host_bound_seconds`).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -41,7 +42,6 @@ struct Matmul {
   double out_bytes = 2;     ///< of one element of the result
   bool accumulate = false;  ///< the result is read and added to
   bool grouped = false;     ///< the `batch` products are launches of their own on four streams (experts), not one launch
-  double taken_sms = 0;     ///< multiprocessors that a collective holds meanwhile
   double slowest = 1;       ///< of devices that wait for one another: DeviceModel::slowest_of
 };
 
@@ -66,7 +66,6 @@ struct AttentionShape {
   AttentionKernel kernel = AttentionKernel::kFused;
   Pass pass = Pass::kForward;
   Precision precision = Precision::kBf16;
-  double taken_sms = 0;
 };
 
 /// Kernels that move memory and compute next to nothing, by how well they use the bandwidth.
@@ -81,8 +80,9 @@ enum class MemoryKernel : uint8_t {
   kEager,         ///< an op composed of unfused element-wise kernels; give the bytes and launches of all of them
   kActivation,    ///< GeLU, SwiGLU: element-wise with transcendentals
   kPermute,       ///< rows put in another order, as those of tokens by expert
+  kBuffer,        ///< many tensors into the buffer of a collective, or out of it, cast where they differ
 };
-inline constexpr int kMemoryKernels = 10;
+inline constexpr int kMemoryKernels = 11;
 
 enum class HostCopy : uint8_t { kToDevice, kToHost };
 
@@ -91,7 +91,7 @@ enum class HostCopy : uint8_t { kToDevice, kToHost };
 /// Formula: see each function; constants in simulator/device_constants.h, each with its provenance.
 /// Units: seconds, bytes, flop/s, bytes/s.
 /// Source: Machine::device (data sheet) and Device::constants (fitted to the kernel tables in simulator/published).
-/// Valid when: the kernel has the device for itself, but for `taken_sms`; shapes of at least 1.
+/// Valid when: the kernel has the device for itself; shapes of at least 1.
 class DeviceModel {
  public:
   /// Refuses a device without bandwidth or without any dense peak, and constants that are unknown, not finite or not positive.
@@ -102,7 +102,7 @@ class DeviceModel {
   ///   waves between tiles / sms and its ceiling (`matmul.quantisation`), tiles = batch * ceil(m/tm) * ceil(n/tn) * s;
   ///   at least the time of its bytes at the memory bandwidth; plus the start of a kernel.
   ///   Rows that do not begin at multiples of 16 bytes are loaded in smaller pieces: the rate falls by the same factor with each
-  ///   halving of the alignment, to `matmul.unaligned` at 2 bytes.
+  ///   halving of the alignment, to `matmul.unaligned` at 2 bytes, where tiles are 128 x 64 at most.
   ///   A long run of matmuls goes at the clock at which the device stays within its power (`matmul.sustained`): switching draws the
   ///   clock times the voltage squared, which rises with the clock, so that used f^3 = sustained^3 where the multipliers are busy
   ///   `used` of the time. What partly filled waves leave idle is partly given back as clock. `short_run` leaves that out, as in a
@@ -116,6 +116,22 @@ class DeviceModel {
   /// Source: Blom, Statistical Estimates and Transformed Beta-Variables (1958); the normal quantile of Abramowitz and
   /// Stegun, 26.2.23.
   double slowest_of(double devices) const;
+
+  /// Seconds that a matmul loses for each second of a collective beside it. The collective holds `taken` multiprocessors and takes
+  /// `collective` seconds, the matmul `alone`.
+  /// Formula: where a product's blocks stay on their multiprocessors (`matmul.resident` of them), those that find none wait: for
+  /// the
+  ///   collective to end or for the first wave, and then take as long again. A collective shorter than the matmul costs all its
+  ///   time; a longer one x times as long, beside products one after the other, (floor(x / 2) + min(1, x mod 2)) / x. One that fits
+  ///   beside the blocks costs nothing. Where a block is one tile, 1 - 1 / (1 + (matmul.beside - 1) * min(1, taken / 24)).
+  /// Source: pytorch/pytorch#143988 and #144974 (H100 under FSDP: twice as long, in two waves), NVIDIA developer forum 337991
+  /// (H100, 132
+  ///   blocks: 80 to 47 % of the peak beside an all-gather of 24), NVIDIA/nccl#1428 (A100: 1.18 to 2.08 ms beside an all-gather).
+  double lost_beside(double taken, double collective, double alone) const;
+  /// The part of their multiprocessors that matmuls go without, over time, while a collective holds `taken`.
+  double held_beside(double taken) const;
+  /// The part of all multiprocessors that `taken` are.
+  double share_of(double taken) const { return std::min(1.0, taken / std::max(1.0, constants_.sms)); }
 
   /// Formula, fused: flops / (rate * seen / (seen + half)), `seen` the keys a row sees on average, flops = 2 queries keys heads
   /// batch (head_dim + value_dim), halved when
@@ -153,6 +169,7 @@ class DeviceModel {
   double fused_attention_seconds(const AttentionShape& attention) const;
   double head_rate(double head_dim) const;
   double throttled(double used, double slowest) const;
+  bool waits_beside(double taken) const { return taken > constants_.sms * (1 - constants_.matmul_resident); }
   double unfused_attention_seconds(const AttentionShape& attention) const;
 
   DeviceConstants constants_;

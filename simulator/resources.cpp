@@ -9,8 +9,8 @@ namespace {
 
 /// Shares that exceed what there is by less are rounding.
 constexpr double kRounding = 1e-9;
-/// However many collectives hold multiprocessors, a device leaves kernels some.
-constexpr double kLeastUnits = 0.1;
+/// However many collectives hold multiprocessors, a kernel laid out for all of them is done in two waves.
+constexpr double kLeastUnits = 0.5;
 
 }  // namespace
 

@@ -6,11 +6,12 @@
 //
 //   s_i <= 1,   sum over i of s_i * share_ir <= capacity_r   for each resource r of each device.
 //
-// A collective's thread blocks stay on the multiprocessors that they hold, and leave the rest to kernels: they lower the capacity
-// of kUnits instead of sharing it (nccl#689). This is the analytic estimate's rule of contention (`Fabric::contention`), made of
-// what the ops of a plan really do: there a kernel beside a collective takes 1 / (1 - t) of its time alone and the collective
-// 1 + t / 2 where t is the collective's share of memory bandwidth, over kernels of which half are bound by memory; here kernel and
-// collective both take 1 + t while the kernel is bound by memory and nothing more while it is not: equal to first order in t.
+// A collective's thread blocks stay on the multiprocessors that they hold, and kernels laid out for all of them wait for what is
+// left: collectives lower the capacity of kUnits instead of sharing it (nccl#689), to half at most. This is the analytic estimate's
+// rule of contention (`Fabric::contention`), made of what the ops of a plan really do: there a kernel beside a collective takes 1 /
+// (1 - t) of its time alone and the collective 1 + t / 2 where t is the collective's share of memory bandwidth, over kernels of
+// which half are bound by memory; here kernel and collective both take 1 + t while the kernel is bound by memory and nothing more
+// while it is not: equal to first order in t.
 #pragma once
 
 #include <array>
@@ -37,7 +38,7 @@ inline constexpr int kResources = 8;
 struct Demand {
   /// Seconds for which the op alone keeps each resource busy; at most as long as it takes alone.
   std::array<double, kResources> busy_s{};
-  double held_units = 0;  ///< part of the multiprocessors that it holds and does not share
+  double held_units = 0;  ///< part of the multiprocessors that kernels go without while it runs
 
   double& of(Resource r) { return busy_s[static_cast<size_t>(r)]; }
   double of(Resource r) const { return busy_s[static_cast<size_t>(r)]; }

@@ -75,6 +75,7 @@ void Pricer::add_core(LayerCost& cost) const {
   cost.forward.compute_s += forward;
   cost.input.compute_s += back;
   if (remade(Recompute::kAttentionCore)) cost.recompute.compute_s += forward;
+  if (p_.attention_fused) attention_s_ += (remade(Recompute::kAttentionCore) ? 2 : 1) * forward + back;
   if (key_.cp > 1) add_context_exchange(forward, back, cost);
 }
 

@@ -65,16 +65,18 @@ struct LayerCost {
   PhaseCost forward, recompute;
   PhaseCost input, weight;  ///< backward: for the input, for the weights
   LayerWire wire;
-  double kept = 0;           ///< bytes from forward to backward, the input included
-  double remade = 0;         ///< bytes that recompute makes again
-  double transient = 0;      ///< bytes beyond both while backward runs
-  double passing = 0;        ///< bytes beyond what is kept while forward runs
-  double matmuls = 0;        ///< their share of the time of its kernels
-  double slowed_per_sm = 0;  ///< how much longer they take for each multiprocessor that a collective holds, relative to alone
-  double shapes = 0;         ///< elements of one matrix of each shape of its feed-forward
+  double kept = 0;       ///< bytes from forward to backward, the input included
+  double remade = 0;     ///< bytes that recompute makes again
+  double transient = 0;  ///< bytes beyond both while backward runs
+  double passing = 0;    ///< bytes beyond what is kept while forward runs
+  double matmuls = 0;    ///< share of the time of its kernels
+  double attention = 0;  ///< the same of fused attention
+  double matmul_s = 0;   ///< seconds of one matmul, each counted by its time
+  double shapes = 0;     ///< elements of one matrix of each shape of its feed-forward
   /// Elements on one rank.
   int64_t matrix = 0, replicated = 0, expert = 0;
   int64_t parameters() const { return matrix + replicated + expert; }
+  double compute_s() const { return forward.compute_s + recompute.compute_s + input.compute_s + weight.compute_s; }
 };
 
 /// One tensor of a layer: bytes that stay from forward to backward, and bytes that backward makes again.

@@ -34,10 +34,9 @@ EndCost Pricer::head() const {
     return device_.matmul_seconds({.m = m, .n = n, .k = k, .precision = precision, .product = kind, .slowest = slowest_});
   };
   const double norm = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
-  const double norm_back = moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, MemoryKernel::kNormBackward);
   cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward);
   cost.backward.compute_s =
-      norm_back + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
+      norm_backward() + product(n_.tokens, n_.h, rows, Product::kInput) + product(rows, n_.h, n_.tokens, Product::kWeight);
   cost.backward.compute_s += accumulated(of(cost.matrix));
   cost.forward.host_s = 4 * p_.host_forward_s, cost.backward.host_s = 5 * p_.host_backward_s;
   cost.kept = ((p_.saved_input + p_.saved_head_input) * wide_ + p_.saved_norm_fp32) * n_.residual + p_.saved_logits_kept * logits;

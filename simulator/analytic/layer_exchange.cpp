@@ -37,8 +37,9 @@ void Pricer::add_context_gather(double core_forward, double core_backward, Layer
   const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, kv * n_.c, context_group_);
   const double gathers = remade(Recompute::kAttentionCore) ? 3 : 2;
   const auto add = [&](PhaseCost& phase, double seconds, double beside, double merged) {
-    phase.context_s += std::max(0.0, seconds - beside);
-    phase.hidden_s += std::min(seconds, beside);
+    const double hidden = p_.overlap_context ? std::min(seconds, beside) : 0;
+    phase.context_s += seconds - hidden;
+    phase.hidden_s += hidden;
     phase.compute_s += moved(n_.c * n_.tokens * n_.o, merged, 4 * n_.c);
   };
   if (p_.passes_merge <= 0) {
@@ -56,29 +57,6 @@ void Pricer::add_context_gather(double core_forward, double core_backward, Layer
   add(cost.input, gather, block_back, p_.passes_merge_backward);
   add(cost.input, n_.c * hop, n_.c * block_back, 0);
   cost.wire.context += gathers * ring_bytes(kv * n_.c, n_.c) + n_.c * gradients;
-}
-
-double Pricer::slowed_matmuls(double taken_sms) const {
-  const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn) / n_.t;
-  double alone = 0, beside = 0;
-  const auto add = [&](double out, double in) {
-    for (const auto& [m, n, k, product] : {std::tuple{n_.tokens, out, in, Product::kForward},
-                                           {n_.tokens, in, out, Product::kInput},
-                                           {out, in, n_.tokens, Product::kWeight}}) {
-      alone += matmul(m, n, k, product);
-      beside += matmul(m, n, k, product, 1, taken_sms);
-    }
-  };
-  add(n_.qkv(), n_.h), add((shape_.swiglu ? 2 : 1) * ffn, n_.h), add(n_.h, ffn);
-  return std::max(1.0, beside / alone);
-}
-
-/// What a collective beside a layer's kernels takes from them: from matmuls multiprocessors, from all others memory bandwidth. How
-/// many it holds depends on its group; of a few more or less they take in proportion.
-void Pricer::add_contention(LayerCost& cost) const {
-  const double all = cost.forward.compute_s + cost.recompute.compute_s + cost.input.compute_s + cost.weight.compute_s;
-  cost.matmuls = std::min(1.0, matmul_s_ / all);
-  if (held_sms_ > 0) cost.slowed_per_sm = (slowed_matmuls(held_sms_) - 1) / held_sms_;
 }
 
 /// What a layer's matmuls take longer when their rows are cut in tp parts.
@@ -110,11 +88,11 @@ void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   const double reduce = fabric_.collective_seconds(CollectiveUse::kAllReduce, bytes, tensor_group_);
   cost.forward.tensor_s += pairs * reduce;
   cost.recompute.tensor_s += all_again * reduce;
-  double exposed = 0;
-  for (int i = 0; i < static_cast<int>(pairs); ++i) exposed += std::max(0.0, reduce - shelter(i, moe).weight_s);
-  cost.input.tensor_s += exposed;
-  cost.input.hidden_s += pairs * reduce - exposed;
-  cost.input.tensor_s += slowed(pairs * reduce - exposed);
+  for (int i = 0; i < static_cast<int>(pairs); ++i) {
+    const double weight = shelter(i, moe).weight_s, hidden = std::min(reduce, weight);
+    cost.input.tensor_s += reduce - hidden + lost(hidden, reduce, weight);
+    cost.input.hidden_s += hidden;
+  }
   cost.wire.tensor += (2 * pairs + all_again) * 2 * ring_bytes(bytes, n_.t);
 }
 
@@ -153,15 +131,19 @@ void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) cons
   const double scatter_back = p_.split_projections ? scatter_whole : scatter_open;
   const double cut_back = cut.scattered + (p_.split_projections ? 0 : cut.gathered);
   const double regathers = p_.overlap_regathers ? 1 : 0, all = pairs * ((1 + regathers) * gather + scatter);
-  double back = pairs * gather_open + cut_back;
+  double back = pairs * gather_open + cut_back, slowed = 0;
   for (int i = 0; i < static_cast<int>(pairs); ++i) {
     const Shelter beside_it = shelter(i, moe);
-    back += regathers * (key_.tensor_overlap ? gather_open : std::max(0.0, gather - beside_it.input_s));
-    back += key_.tensor_overlap ? scatter_back : std::max(0.0, scatter - beside_it.weight_s);
+    if (key_.tensor_overlap) {
+      back += regathers * gather_open + scatter_back;
+      continue;
+    }
+    const double gathered = std::min(gather, beside_it.input_s), scattered = std::min(scatter, beside_it.weight_s);
+    back += regathers * (gather - gathered) + scatter - scattered;
+    slowed += regathers * lost(gathered, gather, beside_it.input_s) + lost(scattered, scatter, beside_it.weight_s);
   }
-  cost.input.tensor_s += back;
+  cost.input.tensor_s += back + slowed;
   cost.input.hidden_s += std::max(0.0, all - back);
-  if (!key_.tensor_overlap) cost.input.tensor_s += slowed(std::max(0.0, all - back));
   cost.wire.tensor += ((pairs * (2 + regathers) + gathers_again) * narrow + 2 * pairs + scatters_again) * ring_bytes(bytes, n_.t);
 }
 

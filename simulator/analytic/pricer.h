@@ -48,7 +48,6 @@ class Pricer {
         slowest_(device_.slowest_of(of(key.devices))),
         key_(key),
         n_(study.shape, key),
-        held_sms_(fabric_.contention(CollectiveUse::kAllGather, study.everyone).taken_sms),
         fp32_(key.precision == Precision::kFp32),
         e_(fp32_ ? 4 : 2),
         wide_(fp32_ ? 2 : 1),
@@ -59,12 +58,14 @@ class Pricer {
 
   LayerCost layer(bool moe) const {
     LayerCost cost;
-    matmul_s_ = 0;
+    matmul_s_ = matmul_squares_ = attention_s_ = 0;
     add_state(moe, cost);
     add_norms(cost);
     add_attention(cost);
     moe ? add_experts(cost) : add_feed_forward(cost);
-    add_contention(cost);
+    cost.matmuls = std::min(1.0, matmul_s_ / cost.compute_s());
+    cost.attention = std::min(1 - cost.matmuls, attention_s_ / cost.compute_s());
+    cost.matmul_s = matmul_s_ > 0 ? matmul_squares_ / matmul_s_ : 0;
     add_tensor_exchange(moe, cost);
     add_host(moe, cost);
     add_kept(moe, cost);
@@ -88,12 +89,11 @@ class Pricer {
  private:
   // Kernels.
   /// The weight gradient is added into the accumulated one by the matmul itself where the profile fuses it.
-  double matmul(double m, double n, double k, Product product, double batch = 1, double taken_sms = 0) const {
+  double matmul(double m, double n, double k, Product product, double batch = 1) const {
     Matmul x{.m = m, .n = n, .k = k, .batch = batch, .precision = key_.precision, .product = product};
     x.grouped = batch > 1;
     x.out_bytes = product == Product::kWeight && p_.overlap_wgrad_fused > 0 ? p_.state_gradient : e_;
     x.accumulate = product == Product::kWeight && p_.overlap_wgrad_fused > 0;
-    x.taken_sms = taken_sms;
     x.slowest = slowest_;
     return device_.matmul_seconds(x);
   }
@@ -113,14 +113,24 @@ class Pricer {
     const double quantise = low_ && !l.shares_input ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
     const double cast = moved(l.in * l.out * l.batch, p_.passes_cast + (low_ ? p_.passes_quantise_weight : 0), 1);
     const double rescale = low_ ? p_.passes_rescale : 0;
-    const double forward = matmul(l.rows, l.out, l.in, Product::kForward, l.batch) + quantise + cast;
+    const double product = counted(matmul(l.rows, l.out, l.in, Product::kForward, l.batch), l.remade ? 2 : 1);
+    const double forward = product + quantise + cast;
     cost.forward.compute_s += forward;
     if (l.remade) cost.recompute.compute_s += forward;
-    matmul_s_ += (l.remade ? 4 : 3) * forward;
+    // Ranks agree on the one scale of a tensor of which each holds a part.
+    const double agreed = low_ && key_.tp > 1 && p_.state_fp8_exchange && !l.whole
+                              ? fabric_.collective_seconds(CollectiveUse::kAllReduce, 4, tensor_group_)
+                              : 0;
+    if (!l.shares_input) {
+      cost.forward.tensor_s += agreed;
+      if (l.remade) cost.recompute.tensor_s += agreed;
+    }
+    cost.input.tensor_s += agreed;
     const double quantise_gradient = low_ ? moved(l.rows * l.out * l.batch, p_.passes_quantise, 1) : 0;
-    cost.input.compute_s +=
-        matmul(l.rows, l.in, l.out, Product::kInput, l.batch) + quantise_gradient + moved(l.rows * l.in * l.batch, rescale, 1);
-    cost.weight.compute_s += matmul(l.out, l.in, l.rows, Product::kWeight, l.batch) + moved(l.in * l.out * l.batch, rescale, 1);
+    cost.input.compute_s += counted(matmul(l.rows, l.in, l.out, Product::kInput, l.batch)) + quantise_gradient +
+                            moved(l.rows * l.in * l.batch, rescale, 1);
+    cost.weight.compute_s +=
+        counted(matmul(l.out, l.in, l.rows, Product::kWeight, l.batch)) + moved(l.in * l.out * l.batch, rescale, 1);
     if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
     cost.weight.compute_s += accumulated(l.in * l.out * l.batch);
   }
@@ -148,9 +158,13 @@ class Pricer {
   bool remade(Recompute::Module m) const { return key_.recompute.has(m); }
   bool alternate() const { return key_.recompute.modules & Recompute::kAlternate; }
 
+  double norm_backward() const {
+    const MemoryKernel kind = p_.passes_norm_persistent ? MemoryKernel::kNorm : MemoryKernel::kNormBackward;
+    return moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, kind);
+  }
   void add_norms(LayerCost& cost) const {
     const double forward = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
-    const double back = moved(n_.residual, p_.passes_norm_backward, p_.launch_norm_backward, MemoryKernel::kNormBackward);
+    const double back = norm_backward();
     const double add = moved(n_.residual, p_.passes_residual, p_.launch_residual);
     const double add_back = moved(n_.residual, p_.passes_residual_backward, p_.launch_residual_backward);
     cost.forward.compute_s += 2 * (forward + add);
@@ -173,12 +187,15 @@ class Pricer {
     double gathered = 0, scattered = 0;
   };
   CutMatmuls cut_matmuls() const;
-  /// How much longer matmuls take while a collective holds multiprocessors: fewer are left for each wave of tiles.
-  double slowed_matmuls(double taken_sms) const;
-  void add_contention(LayerCost& cost) const;
-  /// Compute lost while `seconds` of tensor-parallel exchange run beside matmuls.
-  double slowed(double seconds) const {
-    return seconds * (1 - 1 / slowed_matmuls(fabric_.contention(CollectiveUse::kAllReduce, tensor_group_).taken_sms));
+  /// A matmul that the layer runs `times`.
+  double counted(double seconds, double times = 1) const {
+    matmul_s_ += times * seconds, matmul_squares_ += times * seconds * seconds;
+    return seconds;
+  }
+  /// Compute lost while `hidden` seconds of an exchange of `exchange` run beside a matmul that alone takes `matmul`.
+  double lost(double hidden, double exchange, double matmul) const {
+    const double taken = fabric_.contention(CollectiveUse::kAllReduce, tensor_group_).taken_sms;
+    return hidden * device_.lost_beside(taken, exchange, matmul);
   }
   void add_tensor_exchange(bool moe, LayerCost& cost) const;
   void add_sequence_exchange(double pairs, bool moe, LayerCost& cost) const;
@@ -209,8 +226,8 @@ class Pricer {
   double slowest_;  ///< matmul of all devices, relative to that of the typical one
   const LayerKey& key_;
   Sizes n_;
-  double held_sms_;              ///< multiprocessors that a collective over all devices holds
-  mutable double matmul_s_ = 0;  ///< of the layer in work
+  /// Of the layer in work: seconds of matmuls, the sum of their squares, seconds of fused attention.
+  mutable double matmul_s_ = 0, matmul_squares_ = 0, attention_s_ = 0;
   bool fp32_;
   double e_, wide_;
   bool low_;

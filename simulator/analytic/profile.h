@@ -96,6 +96,7 @@ struct FrameworkProfile {
 
   // passes: bytes moved an element by kernels that compute nothing
   double passes_norm = 4, passes_norm_backward = 8;
+  bool passes_norm_persistent = false;  ///< the backward kernel of a norm keeps rows on the multiprocessor, as the forward one does
   double passes_residual = 6, passes_residual_backward = 4;      ///< bias, dropout and addition, each of the two
   double passes_rotation = 4, passes_rotation_backward = 4;      ///< an element of q and k
   double passes_layout = 0, passes_layout_backward = 0;          ///< an element of q, k, v: transposes and copies
@@ -135,6 +136,7 @@ struct FrameworkProfile {
   double host_micro_batch_s = 0;                     ///< a micro-batch
   bool host_sync = false;                            ///< the host waits for the device between forward and backward
   bool host_sync_sends = false;                      ///< it does so where it sends to another stage
+  bool host_serial = false;                          ///< kernels are started one when the other is done, as under a profiler
   double host_send_s = 0;                            ///< a send to another stage: what is exchanged about a tensor before it
 
   // attention
@@ -156,6 +158,7 @@ struct FrameworkProfile {
   double overlap_tensor_hidden = 0.5;   ///< of what asynchronous tensor parallelism could hide, what it does
   double overlap_gather_hidden = 0.5;   ///< the same of gathers, which a framework may fail to fuse
   bool overlap_regathers = true;        ///< sequence parallelism: backward gathers the inputs of matmuls again, which were kept cut
+  bool overlap_context = true;          ///< what context parallelism gathers and sends around runs beside its blocks of attention
   bool overlap_by_tensor = false;       ///< zero 3 gathers tensor by tensor, none of a matrix before it is needed
   double overlap_unit_layers = 1;       ///< layers of one FSDP unit
   int64_t overlap_prefetch = 1;         ///< units gathered ahead

@@ -1,6 +1,7 @@
 // Step time: the slowest stage's work for every micro-batch, the pipeline's idle time, and what of communication and update nothing
 // hides.
 #include <algorithm>
+#include <cmath>
 
 #include "simulator/analytic/inside.h"
 
@@ -58,12 +59,24 @@ StageWork work_of(const Frame& f, const StageGroup& g) {
   return w;
 }
 
+/// Seconds by which a phase takes longer than its kernels where each is started when the one before is done. Of the host's time for
+/// a kernel, `host_each`, the start itself hides behind nothing, the rest h behind the kernel before it alone. Kernels whose times
+/// t are spread exponentially about their mean g make that max(h, t) = h + g exp(-h / g) each.
+double serial_wait(const Frame& f, const PhaseCost& c, double host_each) {
+  if (c.compute_s <= 0) return c.host_s;
+  const double start = host_each > 0 ? std::min(1.0, f.in.device.constants().host_launch_s / host_each) : 1;
+  return c.host_s - c.compute_s * (1 - std::exp(-c.host_s * (1 - start) / c.compute_s));
+}
+
 double wait_of(const Frame& f, const StageWork& w) {
+  const FrameworkProfile& p = f.in.profile;
+  if (p.host_serial)
+    return serial_wait(f, w.forward, p.host_forward_s) + serial_wait(f, w.backward(), p.host_backward_s) + p.host_micro_batch_s;
   PhaseCost both = w.backward();
   const double back = both.wait_s();
   both += w.forward;
-  const double pause = f.in.profile.host_micro_batch_s;
-  if (f.in.profile.host_sync || (f.in.profile.host_sync_sends && f.point.pp > 1)) return w.forward.wait_s() + back + pause;
+  const double pause = p.host_micro_batch_s;
+  if (p.host_sync || (p.host_sync_sends && f.point.pp > 1)) return w.forward.wait_s() + back + pause;
   // The host runs ahead where the device is slower, and what it gains in one phase serves the other.
   return std::max(both.wait_s(), both.host_s + pause - both.device_s());
 }
@@ -88,28 +101,38 @@ double compressed(const Frame& f, double elements) {
 }
 
 /// How much slower communication and compute get beside one another.
-struct Beside {
+class Beside {
+ public:
+  Beside(const Frame& f, const Group& group) : device_(f.in.device) {
+    if (group.ranks() <= 1) return;
+    const Contention& c = f.collectives.contention(group);
+    communication = std::max(1.0, c.communication), taken_ = c.taken_sms;
+    attention_ = device_.held_beside(taken_), others_ = 1 - (1 - device_.share_of(taken_)) / std::max(1.0, c.compute);
+  }
   double communication = 1;
-  double lost = 0;  ///< seconds of compute lost for each second of hidden communication
+  /// Seconds of a layer's compute lost for each second of collectives that take `seconds` each.
+  double lost(const LayerCost& layer, double seconds) const {
+    return layer.matmuls * device_.lost_beside(taken_, seconds, layer.matmul_s) + layer.attention * attention_ +
+           (1 - layer.matmuls - layer.attention) * others_;
+  }
+  /// The same of a stage's layers.
+  double lost(const Frame& f, const StageGroup& g, double seconds) const {
+    const double layers = of(g.dense + g.moe);
+    if (layers <= 0) return 0;
+    return (of(g.dense) * lost(f.block.dense, seconds) + of(g.moe) * lost(f.block.moe, seconds)) / layers;
+  }
+
+ private:
+  const DeviceModel& device_;
+  double taken_ = 0, attention_ = 0, others_ = 0;
 };
-Beside beside_of(const Frame& f, const Group& group) {
-  if (group.ranks() <= 1) return {};
-  const Contention& c = f.collectives.contention(group);
-  const auto slowed = [&](const LayerCost& layer) {
-    return layer.matmuls * (1 + layer.slowed_per_sm * c.taken_sms) + (1 - layer.matmuls) * std::max(1.0, c.compute);
-  };
-  // A kind of layer that the model has not has no matmuls.
-  const double most =
-      std::max(f.block.dense.matmuls > 0 ? slowed(f.block.dense) : 1, f.block.moe.matmuls > 0 ? slowed(f.block.moe) : 1);
-  return {std::max(1.0, c.communication), 1 - 1 / most};
-}
 
 /// Zero 3, one micro-batch: each unit's weights are gathered beside the compute of the one before, its gradients reduced beside
 /// that of the next.
 void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   const Replicas& r = f.replicas;
   const Group shard = data_group(f, r.shard), expert_shard = expert_group(f, r.expert_shard);
-  const Beside beside = beside_of(f, shard);
+  const Beside beside(f, shard);
   const auto seconds = [&](CollectiveUse kind, double elements, double bytes, const Group& group) {
     return f.collectives.seconds(kind, elements * bytes, group);
   };
@@ -130,11 +153,20 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   };
   const bool overlaps = f.overlap_gradients || f.overlap_weights;
   double exposed = 0, hidden = 0;
-  const auto pass = [&](double communication, double compute, double units, bool first) {
-    const double slow = overlaps ? communication * beside.communication : communication;
-    const double open = overlaps ? std::max(0.0, slow - compute) : communication;
-    exposed += units * open + (first && overlaps ? std::min(communication, compute) : 0);
+  // A unit's collectives, a gather and a scatter, beside the compute of its neighbour.
+  const auto pass = [&](double gathering, double scattering, const LayerCost& layer, double compute, double units) {
+    const double communication = gathering + scattering;
+    if (!overlaps) {
+      exposed += units * communication;
+      return;
+    }
+    const double slow = communication * beside.communication, open = std::max(0.0, slow - compute);
+    exposed += units * open + std::min(communication, compute);  // the first has nobody beside it
     hidden += units * (slow - open);
+    if (communication <= 0) return;
+    const double lost = gathering * beside.lost(layer, gathering * beside.communication) +
+                        scattering * beside.lost(layer, scattering * beside.communication);
+    exposed += units * (slow - open) * lost / communication;
   };
   const auto layers = [&](double n, const LayerCost& c) {
     if (n <= 0) return;
@@ -144,14 +176,15 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     (back += c.input) += c.weight;
     const double forward_gather = gather_unit(dense, expert), back_gather = f.keeps_gathered ? 0 : forward_gather;
     if (by_tensor) exposed += units * (forward_gather + back_gather);
-    pass(by_tensor ? 0 : forward_gather, size * c.forward.total_s(), units, true);
-    pass((by_tensor ? 0 : back_gather) + scatter(dense, expert), size * back.total_s(), units, true);
+    pass(by_tensor ? 0 : forward_gather, 0, c, size * c.forward.total_s(), units);
+    pass(by_tensor ? 0 : back_gather, scatter(dense, expert), c, size * back.total_s(), units);
   };
   layers(of(g.dense), f.block.dense);
   layers(of(g.moe), f.block.moe);
   // Copies out of the buffers of all-gathers and into those of reduce-scatters run between the kernels of compute.
   const double passes = f.in.profile.passes_gathered * (f.keeps_gathered ? 1 : 2) + f.in.profile.passes_reduced;
-  exposed += f.in.device.memory_bound_seconds(passes * of(f.dense_parameters(g) + f.expert_parameters(g)), 0);
+  exposed +=
+      f.in.device.memory_bound_seconds(passes * of(f.dense_parameters(g) + f.expert_parameters(g)), 0, MemoryKernel::kBuffer);
   // The root unit (embedding, norm, head) is gathered before everything and reduced after it.
   const double ends = of(f.end_parameters(g));
   if (ends > 0) exposed += gather(ends, 0) + scatter(ends, 0);
@@ -165,7 +198,7 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     s.data_once_s += overlaps ? std::max(all / std::max(1.0, of(g.dense + g.moe)), all - back.total_s()) : all;
   }
   const bool once = f.point.pp > 1 && f.in.profile.overlap_keeps_gathered;
-  (once ? s.data_once_s : s.data_each_s) += exposed + hidden * beside.lost;
+  (once ? s.data_once_s : s.data_each_s) += exposed;
   s.hidden_s += hidden * (once ? 1 : f.point.grad_accumulation);
 }
 
@@ -184,7 +217,7 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
     return buckets * (f.collectives.seconds(kind, dense * bytes_each / buckets, all) +
                       f.collectives.seconds(kind, expert * bytes_each / buckets, experts));
   };
-  const Beside beside = beside_of(f, all);
+  const Beside beside(f, all);
   const auto place = [&](double total, double window, bool overlaps, double times) {
     if (!overlaps) {
       s.data_once_s += times * total;
@@ -194,7 +227,7 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
     // The last bucket is complete only when backward is.
     const double exposed = std::max(total / buckets, slow - window * (1 - 1 / buckets));
     const double hidden = std::max(0.0, slow - exposed);
-    s.data_once_s += times * (exposed + hidden * beside.lost);
+    s.data_once_s += times * (exposed + hidden * beside.lost(f, g, slow / buckets));
     s.hidden_s += times * hidden;
   };
   const double back = s.work.backward().total_s();

@@ -183,6 +183,8 @@ Prediction prediction_of(const analytic::Estimate& e, const std::array<int64_t, 
                               TimePart::kDataParallel, TimePart::kPipeline})
     exposed += e.part(part);
   p.exposed = e.step_s > 0 ? exposed / e.step_s : 0;
+  for (size_t i = 0; i < analytic::kTimeParts; ++i) p.parts.emplace_back(name_of(static_cast<TimePart>(i)), e.parts[i]);
+  p.parts.emplace_back("hidden", e.hidden_comm_s);
   p.transferred = e.transferred;
   p.note = std::move(note);
   return p;

@@ -29,6 +29,8 @@ std::vector<std::pair<std::string, std::string>> predicted_cells(const ScoredRow
   add("step_error_pct", percent(row.ratio()));
   add("memory_error_pct", percent(row.memory_ratio()));
   add("note", p.note);
+  for (const auto& [part, seconds] : p.parts)
+    cells.emplace_back(fmt::format("predicted_{}_s", part), fmt::format("{:.6g}", seconds));
   return cells;
 }
 
@@ -74,13 +76,14 @@ TextTable rows_table(std::span<const ScoredRow> rows) {
   for (const ScoredRow& row : rows)
     if (tables.erase(row.table) > 0)
       for (const std::string& name : row.table->csv.columns) column(name);
-  if (!rows.empty())
-    for (const auto& [name, value] : predicted_cells(rows.front())) column(name);
-  for (const ScoredRow& row : rows) {
+  std::vector<std::vector<std::pair<std::string, std::string>>> predicted;
+  for (const ScoredRow& row : rows)
+    for (const auto& [name, value] : predicted.emplace_back(predicted_cells(row))) column(name);
+  for (size_t i = 0; i < rows.size(); ++i) {
     std::vector<std::string>& cells = out.rows.emplace_back(out.columns.size());
-    if (at.count("set") > 0) cells[at["set"]] = row.table->name;
-    for (const std::string& name : row.table->csv.columns) cells[at[name]] = row.field(name);
-    for (const auto& [name, value] : predicted_cells(row)) cells[at[name]] = value;
+    if (at.count("set") > 0) cells[at["set"]] = rows[i].table->name;
+    for (const std::string& name : rows[i].table->csv.columns) cells[at[name]] = rows[i].field(name);
+    for (const auto& [name, value] : predicted[i]) cells[at[name]] = value;
   }
   return out;
 }

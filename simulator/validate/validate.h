@@ -22,6 +22,7 @@ struct Prediction {
       0;  ///< share of the step in which the device does not compute: exposed communication, bubbles, waiting for the host
   bool transferred = false;  ///< built on a constant that nobody measured on this device
   std::string note;          ///< what else there is to say: a technique that was asked for and could not be told apart
+  std::vector<std::pair<std::string, double>> parts;  ///< seconds of the step by what they go to, in the predictor's words
 
   int64_t of(MemoryKind kind) const { return bytes[static_cast<size_t>(kind)]; }
   /// Does what the driver would report fit the device? Nothing where the capacity is not known.

@@ -392,10 +392,40 @@ TEST_CASE("compute loses to a collective beside it what its group takes, not wha
     const double total = e.hidden_comm_s / (fabric.contention(CollectiveUse::kAllGather, group).communication - 1 / buckets);
     return (e.part(TimePart::kDataParallel) - total / buckets) / e.hidden_comm_s;
   };
-  const double all = lost(64, 1, {8, 8, 1}), one_a_node = lost(8, 8, {1, 8, 8});
-  CHECK(one_a_node > 0);
-  CHECK(one_a_node < all / 2);
-  CHECK(all < 0.5);
+  // Matmuls wait for multiprocessors, other kernels for memory too.
+  const DeviceModel device = *DeviceModel::of(testing::machine(8).device);
+  const auto check = [&](int dp, int tp, const Group& group) {
+    const Contention c = fabric.contention(CollectiveUse::kAllGather, group);
+    const double tiled = device.held_beside(c.taken_sms), others = 1 - (1 - device.share_of(c.taken_sms)) / c.compute;
+    const double part = lost(dp, tp, group);
+    CHECK(part > std::min(tiled, others));
+    CHECK(part < std::max(tiled, others));
+  };
+  check(64, 1, {8, 8, 1});
+  check(8, 8, {1, 8, 8});
+  CHECK(lost(8, 8, {1, 8, 8}) < lost(64, 1, {8, 8, 1}));
+}
+
+TEST_CASE("where blocks stay, zero 3 loses all of a gather that is shorter than a matmul, nothing to one that fits beside") {
+  const FrameworkProfile titan = testing::profile("torchtitan");
+  const auto data = [&](double resident, double micro_batch) {
+    Machine m = testing::machine(1);
+    m.device.constants["matmul.resident"] = resident;
+    const Point p{.dp = 8, .zero = 3, .micro_batch = static_cast<int32_t>(micro_batch), .seq_len = 8192};
+    const Estimate e = estimate(*prepare(llama_8b(), m, titan, {}), p);
+    REQUIRE(e.hidden_comm_s > 0);
+    return std::pair{e.part(TimePart::kDataParallel), e.hidden_comm_s};
+  };
+  // Half of the multiprocessors are free: the collective fits.
+  const auto [beside, hidden] = data(0.5, 4);
+  const auto [waiting, same] = data(1, 4);
+  CHECK(same == Approx(hidden));
+  const Fabric fabric = *Fabric::of(testing::machine(1));
+  const Contention c = fabric.contention(CollectiveUse::kAllGather, {8, 1, 1});
+  // Attention waits for its half too; what is left are the kernels that memory binds.
+  CHECK(waiting - beside > 0.5 * hidden);
+  CHECK(waiting - beside < hidden);
+  CHECK(c.taken_sms > 0);
 }
 
 TEST_CASE("an exchange in backward hides beside the weight gradient of its own linear") {

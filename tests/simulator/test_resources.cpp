@@ -192,8 +192,7 @@ TEST_CASE("a collective slows matmuls by the multiprocessors it holds, other ker
   };
   const std::string reduce = "  all_reduce reduce (%g) -> (%sum) comm=one @side\n";
   const Fabric fabric = Fabric::of(m).value();
-  const double held =
-      fabric.contention(CollectiveUse::kAllReduce, {2, 1, 1}).taken_sms / DeviceModel::of(m.device).value().constants().sms;
+  const double held = DeviceModel::of(m.device)->held_beside(fabric.contention(CollectiveUse::kAllReduce, {2, 1, 1}).taken_sms);
   REQUIRE(held > 0);
   const auto matmul = run("  linear.F a (%x, %w) -> (%y)\n" + reduce);
   CHECK(matmul.at("reduce") == Approx(40e-6));

@@ -1,4 +1,6 @@
 // The scores of the published sets, held by the ratchet: simulator/published/scores.csv.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -65,6 +67,44 @@ TEST_CASE("the memory calculator states the errors that nine of ten published ru
   // Rounded up to whole percents, so that a small change of a prediction moves neither.
   CHECK(std::ceil(100 * ninth(MemoryKind::kLive)) == 100 * whatif::kLiveError);
   CHECK(std::ceil(100 * ninth(MemoryKind::kReserved)) == 100 * whatif::kReservedError);
+}
+
+/// Seconds of one layer of 22B in forward and backward, tensor parallelism of eight: what 48 layers take longer than 24, over 24.
+double layer_of_22b(bool sequence_parallel, const std::string& recompute) {
+  std::string csv =
+      "profile,layers,hidden,heads,kv_heads,head_dim,ffn,vocab,tied_embeddings,mlp,norm,machine,devices,dp,tp,pp,sequence_parallel,"
+      "recompute,precision,micro_batch,grad_accumulation,seq_len,overlap,attention\n";
+  for (const int layers : {24, 48})
+    csv += fmt::format(
+        "megatron-2022,{},6144,64,64,96,24576,51200,true,gelu,layer,hgx-a100-hdr,8,1,8,1,{},{},fp16,4,1,2048,false,unfused\n",
+        layers, sequence_parallel, recompute);
+  const auto table = read_rows(csv, "layers", testing::published_resolver());
+  REQUIRE(table.ok());
+  double seconds = 0;
+  const Predictor predict = analytic_predictor();
+  for (const int row : {0, 1}) {
+    const Prediction p = predict(table->rows[static_cast<size_t>(row)].run.value()).value();
+    for (const auto& [part, s] : p.parts)
+      if (part != "update" && part != "hidden") seconds += row == 0 ? -s : s;
+  }
+  return seconds / 24;
+}
+
+// A layer is no run: these five figures are in no score, and nothing was fitted to them.
+TEST_CASE("a layer takes what Korthikanti et al. measured of one, however it recomputes") {
+  struct Measured {
+    bool sequence_parallel;
+    const char* recompute;
+    double milliseconds;
+  };
+  for (const auto& [sequence_parallel, recompute, milliseconds] : {Measured{false, "none", 19.6},
+                                                                   {true, "none", 19.0},
+                                                                   {false, "full", 27.2},
+                                                                   {false, "selective", 20.9},
+                                                                   {true, "selective", 20.3}}) {
+    INFO(recompute << (sequence_parallel ? " with" : " without") << " sequence parallelism");
+    CHECK(1e3 * layer_of_22b(sequence_parallel, recompute) == Approx(milliseconds).epsilon(0.02));
+  }
 }
 
 }  // namespace

@@ -67,6 +67,13 @@ TEST_CASE("a user's rows are predicted and scored, bad ones refused one by one")
   CHECK(step < 60);
   CHECK(std::stod(cell(out, 0, "predicted_low_s")) < step);
   CHECK(std::stod(cell(out, 0, "predicted_high_s")) > step);
+  double parts = 0;
+  for (const char* part : {"forward", "backward", "recompute", "launch", "tensor_parallel", "context_parallel", "expert_parallel",
+                           "data_parallel", "pipeline", "update"})
+    parts += std::stod(cell(out, 0, fmt::format("predicted_{}_s", part)));
+  CHECK(parts == Approx(step).epsilon(1e-4));
+  CHECK(std::stod(cell(out, 0, "predicted_hidden_s")) >= 0);
+  CHECK(cell(out, 2, "predicted_forward_s").empty());
   const auto bytes = [&](const char* kind) { return std::stoll(cell(out, 0, fmt::format("predicted_{}_bytes", kind))); };
   CHECK(bytes("live") < bytes("reserved"));
   CHECK(bytes("reserved") < bytes("device"));

@@ -226,13 +226,14 @@ def simumax(rows):
 def vtrain(name, rows, machine, profile, recompute, assumed):
     """Megatron-DeepSpeed, fp16, gradients reduced after the backward pass. Recompute is not stated: README.md says how it is known."""
     out = Set(name)
+    composed = profile.endswith("vtrain")  # of vTrain's own model: two tables of 50257 // tp rows
     for i, r in enumerate(rows):
-        multiple = 128 * int(r["tp"])  # Megatron pads the vocabulary so that each rank's slice is a multiple of 128
-        vocab = -(-50257 // multiple) * multiple
-        if profile.endswith("vtrain"):
-            vocab = 50257 // int(r["tp"]) * int(r["tp"])
+        tp = int(r["tp"])
+        multiple = 128 * tp  # Megatron pads the vocabulary so that each rank's slice is a multiple of 128
+        vocab = 50257 // tp * tp if composed else -(-50257 // multiple) * multiple
+        gpt = {**GPT, "tied_embeddings": "false"} if composed else GPT
         out.add(source="vtrain", row=i + 2, profile=profile, model_name=f"gpt-{r['layers']}x{r['hidden']}",
-                **model_columns(r, vocab=vocab, **GPT), machine=machine, devices=r["gpus"], tp=r["tp"], pp=r["pp"], zero=0,
+                **model_columns(r, vocab=vocab, **gpt), machine=machine, devices=r["gpus"], tp=tp, pp=r["pp"], zero=0,
                 sequence_parallel="false", recompute=recompute, precision="fp16", micro_batch=r["micro_batch"],
                 seq_len=r["seq_len"], global_batch_tokens=int(r["global_batch"]) * int(r["seq_len"]), overlap="false", attention="unfused",
                 measured_step_s=number(f"{float(r['iter_time_ms']) / 1000:.9f}"), measured_status="ok", assumed=assumed)
