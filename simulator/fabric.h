@@ -77,9 +77,9 @@ struct MeasuredFabric {
 
 /// What computing and communicating at the same time cost each other: factors of time, 1 or more.
 struct Contention {
-  double compute = 1;        ///< memory-bound kernels and attention; matmuls lose `taken_sms` of the multiprocessors instead
+  double compute = 1;        ///< of kernels that memory binds, for the bandwidth that the collective takes
   double communication = 1;  ///< of the collective
-  double taken_sms = 0;
+  double taken_sms = 0;      ///< multiprocessors that the collective holds: what they cost kernels, DeviceModel knows
 };
 
 /// What joins devices beyond the two bandwidths: the names of Machine::fabric. Defaults are those of a node of H100 (fitted there,

@@ -7,11 +7,12 @@
 //   s_i <= 1,   sum over i of s_i * share_ir <= capacity_r   for each resource r of each device.
 //
 // A collective's thread blocks stay on the multiprocessors that they hold, and kernels laid out for all of them wait for what is
-// left: collectives lower the capacity of kUnits instead of sharing it (nccl#689), to half at most. This is the analytic estimate's
-// rule of contention (`Fabric::contention`), made of what the ops of a plan really do: there a kernel beside a collective takes 1 /
-// (1 - t) of its time alone and the collective 1 + t / 2 where t is the collective's share of memory bandwidth, over kernels of
-// which half are bound by memory; here kernel and collective both take 1 + t while the kernel is bound by memory and nothing more
-// while it is not: equal to first order in t.
+// left: collectives lower the capacity of kUnits instead of sharing it (nccl#689), to half at most (`DeviceModel::held_beside`).
+// The analytic estimate (`Beside` of analytic/time.cpp) has the same part for products whose blocks come and go; of those whose
+// blocks stay it knows how long a product and a collective take, and a short collective costs it all of its time where it costs
+// half here. Of memory: there a kernel beside a collective takes 1 / (1 - t) of its time alone and the collective 1 + t / 2, where
+// t is the collective's share of the bandwidth and half of the kernels are bound by memory; here both take 1 + t while the kernel
+// is bound by memory and nothing more while it is not: equal to first order in t.
 #pragma once
 
 #include <array>
