@@ -342,8 +342,9 @@ double Fabric::local_send_seconds(double bytes) const {
 double Fabric::remote_send_seconds(double bytes, double sharing) const {
   const double total = inter_bytes_per_s_ * devices_per_node_;
   const double rail = constants_.rails_per_node > 0 ? total / constants_.rails_per_node : inter_bytes_per_s_;
-  const double rate =
-      std::min(std::max(inter_bytes_per_s_, rail), total / std::max(1.0, sharing)) * constants_.remote_send_efficiency;
+  // A message alone has too few channels for its rail; several together fill what they share.
+  const double rate = std::min(std::max(inter_bytes_per_s_, rail) * constants_.remote_send_efficiency,
+                               total / std::max(1.0, sharing) * constants_.inter_efficiency);
   const Correction& wrong = correction(CollectiveUse::kAllGather, true);
   return constants_.remote_latency_s * wrong.latency + bytes / rate * wrong.seconds_per_byte;
 }

@@ -135,6 +135,18 @@ TEST_CASE("more bytes and more ranks never take less time") {
   CHECK(f.send_seconds(1e9, true, 8) == Approx(f.send_seconds(1e9, true, 1)));
 }
 
+TEST_CASE("messages of one node share its rails") {
+  Machine m = cluster();  // eight devices of 50 GB/s each to the network
+  m.fabric["rails_per_node"] = 4;
+  m.fabric["remote_send_efficiency"] = 0.66;
+  m.fabric["inter_efficiency"] = 0.9;
+  const Fabric f = fabric_of(m);
+  const auto rate = [&](double sharing) { return 1e12 / f.send_seconds(1e12, true, sharing); };
+  CHECK(rate(1) == Approx(0.66 * 100e9).epsilon(0.001));  // alone: few channels on a rail of 100 GB/s
+  CHECK(rate(4) == Approx(0.66 * 100e9).epsilon(0.001));
+  CHECK(rate(8) == Approx(0.9 * 50e9).epsilon(0.001));  // two to a rail fill it as well as rings do
+}
+
 TEST_CASE("groups by where their ranks are") {
   const auto is = [](Group g, int ranks_per_node, int nodes, int groups) {
     return g.ranks_per_node == ranks_per_node && g.nodes == nodes && g.groups_per_node == groups;
