@@ -119,14 +119,13 @@ class DeviceModel {
 
   /// Seconds that a matmul loses for each second of a collective beside it. The collective holds `taken` multiprocessors and takes
   /// `collective` seconds, the matmul `alone`.
-  /// Formula: where a product's blocks stay on their multiprocessors (`matmul.resident` of them), those that find none wait: for
-  /// the
-  ///   collective to end or for the first wave, and then take as long again. A collective shorter than the matmul costs all its
-  ///   time; a longer one x times as long, beside products one after the other, (floor(x / 2) + min(1, x mod 2)) / x. One that fits
+  /// Formula: where a product's blocks stay on their multiprocessors (`matmul.resident` of them), those that find none wait for
+  ///   the collective to end or for the first wave, and then take as long again. A collective shorter than the matmul costs all
+  ///   its time; one x times as long, beside products one after the other, (floor(x / 2) + min(1, x mod 2)) / x. One that fits
   ///   beside the blocks costs nothing. Where a block is one tile, 1 - 1 / (1 + (matmul.beside - 1) * min(1, taken / 24)).
   /// Source: pytorch/pytorch#143988 and #144974 (H100 under FSDP: twice as long, in two waves), NVIDIA developer forum 337991
-  /// (H100, 132
-  ///   blocks: 80 to 47 % of the peak beside an all-gather of 24), NVIDIA/nccl#1428 (A100: 1.18 to 2.08 ms beside an all-gather).
+  ///   (H100, 132 blocks: 80 to 47 % of the peak beside an all-gather of 24), NVIDIA/nccl#1428 (A100: 1.18 to 2.08 ms beside
+  ///   an all-gather).
   double lost_beside(double taken, double collective, double alone) const;
   /// The part of their multiprocessors that matmuls go without, over time, while a collective holds `taken`.
   double held_beside(double taken) const;
