@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -299,6 +300,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   directory->finish();
   if (!summary.ok()) return summary.error();
   print_results(of_expansion(directory->cases(), *expansion), sweep->claims(), *format);
+  std::fflush(stdout);  // both may go to one file
   fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);
   if (summary->interrupted)
     fmt::print(stderr, "interrupted; to go on: {}{}\n", invocation.command(), flags.resume ? "" : " --resume");
