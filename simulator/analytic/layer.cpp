@@ -7,6 +7,27 @@
 
 namespace shardlab::analytic {
 
+/// Where tensor-parallel gathers carry one byte, each rank rounds its part of the rows before, once for all projections that read
+/// them; of what it has gathered it only makes the copy that the weight gradient reads.
+Pricer::Quantised Pricer::quantise(const Linear& l, double input, double result, double weight) const {
+  if (!low_) return {};
+  Quantised q;
+  const bool before = p_.state_fp8_exchange && key_.sequence_parallel && key_.tp > 1;
+  const bool made = l.shares_input && (p_.state_fp8_shared || before), made_columns = l.shares_input && p_.state_fp8_shared;
+  const double input_parts = before && l.gathered == Gathered::kInput ? n_.t : 1;
+  const double gradient_parts = before && l.gathered == Gathered::kGradient ? n_.t : 1;
+  if (!made) q.input_s = moved(input / input_parts, p_.passes_quantise, 1);
+  if (!made_columns) q.columns_s = moved(input, p_.passes_quantise_columns, 1);
+  const double rounded = p_.passes_quantise_gradient - (before ? p_.passes_quantise_columns : 0);
+  q.gradient_s = moved(result / gradient_parts, rounded, 1) + (before ? moved(result, p_.passes_quantise_columns, 1) : 0);
+  q.weight_s = moved(weight, p_.passes_quantise_weight + (p_.state_fp8_gather ? 0 : p_.passes_quantise_gathered), 1);
+  if (key_.tp == 1 || !p_.state_fp8_exchange) return q;
+  const double agreed = fabric_.collective_seconds(CollectiveUse::kAllReduce, 4, tensor_group_);
+  q.agreed_s = (made ? 0 : agreed) + (p_.state_fp8_gather ? 0 : agreed);
+  q.gradient_agreed_s = agreed;
+  return q;
+}
+
 void Pricer::add_state(bool moe, LayerCost& cost) const {
   const LayerParameters all = moe ? moe_layer_parameters(shape_) : dense_layer_parameters(shape_);
   cost.matrix = (all.matrix + key_.tp - 1) / key_.tp;
@@ -41,10 +62,17 @@ void Pricer::add_projections(LayerCost& cost) const {
     const double up = of(shape_.heads) * of(shape_.head_dim + shape_.v_dim) / n_.t;
     add_linear({.rows = n_.tokens, .in = of(shape_.kv_rank), .out = up, .remade = again}, cost);
   } else {
-    add_linears({.rows = n_.tokens, .in = n_.h, .out = 0, .remade = again}, {n_.q, n_.k_width, n_.v_width}, cost);
+    add_linears({.rows = n_.tokens, .in = n_.h, .out = 0, .remade = again, .gathered = Gathered::kInput},
+                {n_.q, n_.k_width, n_.v_width}, cost);
     if (alternate()) cost.recompute.compute_s += matmul(n_.tokens, n_.k_width, n_.h, Product::kForward);
   }
-  add_linear({.rows = n_.tokens, .in = n_.o, .out = n_.h, .remade = remade(Recompute::kAttentionOut) || alternate()}, cost);
+  const bool unread = key_.sequence_parallel && key_.tp > 1 && !p_.remakes_unread;  // its scattered sum was kept
+  add_linear({.rows = n_.tokens,
+              .in = n_.o,
+              .out = n_.h,
+              .remade = remade(Recompute::kAttentionOut) || (alternate() && !unread),
+              .gathered = Gathered::kGradient},
+             cost);
 }
 
 void Pricer::add_core(LayerCost& cost) const {
@@ -81,15 +109,27 @@ void Pricer::add_core(LayerCost& cost) const {
 
 void Pricer::add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const {
   const double up = shape_.swiglu ? 2 * width : width;
-  const Linear first{.rows = rows, .in = n_.h, .out = width, .batch = batch, .remade = remade_up};
+  const bool dense = batch == 1;  // experts have tokens sent to them, not gathered
+  const Linear first{.rows = rows,
+                     .in = n_.h,
+                     .out = width,
+                     .batch = batch,
+                     .remade = remade_up,
+                     .gathered = dense ? Gathered::kInput : Gathered::kNothing};
   shape_.swiglu ? add_linears(first, {width, width}, cost) : add_linear(first, cost);
-  if (alternate() && batch == 1) cost.recompute.compute_s += matmul(rows, width, n_.h, Product::kForward);
+  if (alternate() && dense) cost.recompute.compute_s += matmul(rows, width, n_.h, Product::kForward);
   const double act = moved(rows * batch * up, p_.passes_activation, p_.launch_activation);
   cost.forward.compute_s += act;
   cost.input.compute_s += moved(rows * batch * up, p_.passes_activation_backward, p_.launch_activation_backward);
   if (remade(Recompute::kActivation) || remade_up || alternate()) cost.recompute.compute_s += act;
   // Under full recompute the last projection's result is not needed again by its own backward, but frameworks run it all.
-  add_linear({.rows = rows, .in = width, .out = n_.h, .batch = batch, .remade = remade_all}, cost);
+  add_linear({.rows = rows,
+              .in = width,
+              .out = n_.h,
+              .batch = batch,
+              .remade = remade_all,
+              .gathered = dense ? Gathered::kGradient : Gathered::kNothing},
+             cost);
 }
 
 void Pricer::add_feed_forward(LayerCost& cost) const {

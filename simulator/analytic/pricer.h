@@ -101,39 +101,44 @@ class Pricer {
     return passes <= 0 ? 0 : device_.memory_bound_seconds(elements * passes * wide_, std::max(launches, 1.0), kind);
   }
 
+  /// What of a linear's arguments sequence parallelism gathers: its input where it is column-parallel, else the gradient of its
+  /// result.
+  enum class Gathered { kNothing, kInput, kGradient };
   /// y = x w^T for `tokens` rows; `batch` of them for experts. Adds the three matmuls, weight casts, quantisation.
   struct Linear {
     double rows, in, out;
     double batch = 1;
     bool remade = false;
-    bool whole = false;         ///< not cut by tp: its weights are in 16 bit even where the others are narrower
-    bool shares_input = false;  ///< with the projection before it, which has quantised it
+    bool shares_input = false;  ///< with the projection before it
+    Gathered gathered = Gathered::kNothing;
   };
   void add_linear(const Linear& l, LayerCost& cost) const {
-    const double quantise = low_ && !l.shares_input ? moved(l.rows * l.in * l.batch, p_.passes_quantise, 1) : 0;
-    const double cast = moved(l.in * l.out * l.batch, p_.passes_cast + (low_ ? p_.passes_quantise_weight : 0), 1);
-    const double rescale = low_ ? p_.passes_rescale : 0;
-    const double product = counted(matmul(l.rows, l.out, l.in, Product::kForward, l.batch), l.remade ? 2 : 1);
-    const double forward = product + quantise + cast;
+    const double input = l.rows * l.in * l.batch, result = l.rows * l.out * l.batch, weight = l.in * l.out * l.batch;
+    const Quantised quantised = quantise(l, input, result, weight);
+    const double cast = moved(weight, p_.passes_cast, 1) + quantised.weight_s;
+    const double forward =
+        counted(matmul(l.rows, l.out, l.in, Product::kForward, l.batch), l.remade ? 2 : 1) + quantised.input_s + cast;
     cost.forward.compute_s += forward;
-    if (l.remade) cost.recompute.compute_s += forward;
-    // Ranks agree on the one scale of a tensor of which each holds a part.
-    const double agreed = low_ && key_.tp > 1 && p_.state_fp8_exchange && !l.whole
-                              ? fabric_.collective_seconds(CollectiveUse::kAllReduce, 4, tensor_group_)
-                              : 0;
-    if (!l.shares_input) {
-      cost.forward.tensor_s += agreed;
-      if (l.remade) cost.recompute.tensor_s += agreed;
-    }
-    cost.input.tensor_s += agreed;
-    const double quantise_gradient = low_ ? moved(l.rows * l.out * l.batch, p_.passes_quantise, 1) : 0;
-    cost.input.compute_s += counted(matmul(l.rows, l.in, l.out, Product::kInput, l.batch)) + quantise_gradient +
-                            moved(l.rows * l.in * l.batch, rescale, 1);
-    cost.weight.compute_s +=
-        counted(matmul(l.out, l.in, l.rows, Product::kWeight, l.batch)) + moved(l.in * l.out * l.batch, rescale, 1);
-    if (shape_.biases) cost.weight.compute_s += moved(l.rows * l.out * l.batch, p_.passes_bias, 1);
-    cost.weight.compute_s += accumulated(l.in * l.out * l.batch);
+    cost.forward.tensor_s += quantised.agreed_s;
+    if (l.remade) cost.recompute.compute_s += forward, cost.recompute.tensor_s += quantised.agreed_s;
+    cost.input.tensor_s += quantised.gradient_agreed_s;
+    cost.input.compute_s += counted(matmul(l.rows, l.in, l.out, Product::kInput, l.batch)) + quantised.gradient_s +
+                            (low_ ? moved(input, p_.passes_rescale, 1) : 0);
+    cost.weight.compute_s += counted(matmul(l.out, l.in, l.rows, Product::kWeight, l.batch)) + quantised.columns_s +
+                             (low_ ? moved(weight, p_.passes_rescale, 1) : 0);
+    if (shape_.biases) cost.weight.compute_s += moved(result, p_.passes_bias, 1);
+    cost.weight.compute_s += accumulated(weight);
   }
+  /// What narrow arguments of one linear's matmuls cost: kernels that make them, and the ranks' agreement on a scale.
+  struct Quantised {
+    double input_s = 0;     ///< whenever forward runs
+    double weight_s = 0;    ///< the same
+    double columns_s = 0;   ///< of the input, for the weight gradient
+    double gradient_s = 0;  ///< of the result's gradient, for both matmuls of backward
+    double agreed_s = 0;    ///< on the scales of input and weight
+    double gradient_agreed_s = 0;
+  };
+  Quantised quantise(const Linear& l, double input, double result, double weight) const;
   /// A weight gradient that no matmul adds to the accumulated one: it is read, the other read and written.
   double accumulated(double elements) const {
     if (p_.overlap_wgrad_fused > 0 || !p_.overlap_wgrad_added) return 0;

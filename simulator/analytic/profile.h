@@ -55,6 +55,7 @@ struct FrameworkProfile {
   double state_fp8_weight = 0;           ///< extra bytes a matrix parameter of fp8 copies (with the transposed one)
   bool state_fp8_gather = false;         ///< fp8 weights are gathered as 1 byte
   bool state_fp8_exchange = false;       ///< under fp8, tensor-parallel gathers carry 1 byte an element
+  bool state_fp8_shared = true;          ///< projections of one input share what is made of it
   double state_context_gradient = 2;     ///< gradients of k and v on the wire of context parallelism that gathers
   bool state_gradient_with_step = true;  ///< gradients are allocated for the whole step, not made by backward and given back
 
@@ -110,13 +111,17 @@ struct FrameworkProfile {
   double passes_summed = 0;       ///< an input element of each projection after the first that reads it: their gradients are added
   double passes_summed_sent = 0;  ///< an input element once more, where the sum is exchanged over tp
   double passes_loss = 12;        ///< a logit, forward and backward
-  double passes_loss_parallel = 0;    ///< the same, in kernels one by one, where tp cuts the vocabulary or passes_loss is 0
-  double passes_table = 0;            ///< an element of the embedding and micro-batch: its gradient is dense; it is cleared, and
-                                      ///< added to the accumulated one
-  double passes_cast = 0;             ///< a matrix parameter and micro-batch: weights cast under autocast
-  double passes_quantise = 4;         ///< a matmul input element under fp8: amax, cast, the transposed copy
-  double passes_quantise_weight = 0;  ///< a matrix parameter and micro-batch under fp8: casts and the transposed copy
-  double passes_rescale = 0;          ///< a result of a backward matmul under fp8: scales that its kernel does not apply
+  double passes_loss_parallel = 0;  ///< the same, in kernels one by one, where tp cuts the vocabulary or passes_loss is 0
+  double passes_table = 0;          ///< an element of the embedding and micro-batch: its gradient is dense; it is cleared, and
+                                    ///< added to the accumulated one
+  double passes_cast = 0;           ///< a matrix parameter and micro-batch: weights cast under autocast
+  // Under fp8:
+  double passes_quantise = 4;                              ///< an input of a matmul, whenever forward runs: amax and cast
+  double passes_quantise_columns = 0;                      ///< the same input, as the weight gradient reads it
+  double passes_quantise_gradient = 4;                     ///< a result's gradient, for both matmuls of backward
+  double passes_quantise_weight = 0;                       ///< a matrix parameter and micro-batch: copies of what was gathered
+  double passes_quantise_gathered = 0;                     ///< and where that was in 16 bit: amax and casts
+  double passes_rescale = 0;                               ///< a result of a backward matmul: scales that its kernel does not apply
   double passes_permute = 8, passes_permute_backward = 8;  ///< an element of each routed copy
 
   // launches: kernels that the host starts, a layer
@@ -196,7 +201,8 @@ struct FrameworkProfile {
   bool memory_caching = true;            ///< false: an arena, reserved equals live
   bool memory_expandable = false;        ///< the caching allocator has expandable segments
 
-  Recompute selective;  ///< what this framework calls selective
+  Recompute selective;         ///< what this framework calls selective
+  bool remakes_unread = true;  ///< recompute also runs products whose results only feed what was kept
   /// Stages of a pipeline are balanced by the matmuls of their blocks, the head one of them: a stage takes blocks until its share
   /// is exceeded, and where the head exceeds it the loss is the next stage's. false: as many layers each as can be.
   bool balanced_stages = false;

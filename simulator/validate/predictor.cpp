@@ -79,6 +79,7 @@ Result<FrameworkProfile> profile_of(const Run& run, Notes& notes) {
   FrameworkProfile p = std::move(*found);
   if (l.dropout) p.dropout = *l.dropout > 0;
   if (l.expandable_segments) p.memory_expandable = *l.expandable_segments;
+  if (l.fp8_gather) p.state_fp8_gather = *l.fp8_gather;
   if (l.fused_attention) set_attention(*l.fused_attention, p);
   if (const auto bytes = element_bytes(l.reduce_dtype)) p.state_gradient_wire = *bytes;
   if (const auto bytes = element_bytes(l.accumulate_dtype)) p.state_gradient = *bytes;

@@ -44,7 +44,7 @@ constexpr std::array kColumns = {
     "measured_memory_kind", "measured_status",
     // beyond the fixed contract, for what published runs differ in
     "source", "shared_experts", "dense_layers", "q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "attention",
-    "async_tp", "compile", "fp8_scaling", "expandable_segments", "busbw_bytes"};
+    "async_tp", "compile", "fp8_scaling", "fp8_gather", "expandable_segments", "busbw_bytes"};
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -290,6 +290,7 @@ void read_techniques(RowReader& in, RunLayout& layout) {
   layout.async_tp = in.truth("async_tp");
   layout.compile = in.truth("compile");
   layout.expandable_segments = in.truth("expandable_segments");
+  layout.fp8_gather = in.truth("fp8_gather");
   constexpr std::array kAttention = {"fused", "unfused"};
   if (const std::string attention = in.word("attention", kAttention); !attention.empty())
     layout.fused_attention = attention == "fused";

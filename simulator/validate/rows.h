@@ -52,6 +52,7 @@ struct RunLayout {
   std::optional<bool> expandable_segments;  ///< of PyTorch's caching allocator; absent: as the framework's launcher asks
   std::optional<bool> fused_attention;      ///< `attention`: fused (no S x S matrix in memory) or unfused
   std::string cp_kind;                      ///< empty: as the framework does
+  std::optional<bool> fp8_gather;           ///< zero 3 gathers narrow weights; absent: as the framework does
   std::string fp8_scaling;                  ///< tensorwise, rowwise, blockwise, delayed; empty: not stated
   std::string reduce_dtype, accumulate_dtype, optimizer;  ///< empty: as the framework does
   std::optional<int64_t> bucket_bytes, hybrid_shard;

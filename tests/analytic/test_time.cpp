@@ -223,6 +223,53 @@ TEST_CASE("under fp8 gathers of sequence parallelism carry a byte an element whe
   CHECK(estimate(rows, p).step_s > estimate(compiled, p).step_s);
 }
 
+TEST_CASE("what is gathered in a byte was rounded by its part, what is not by each rank whole") {
+  const FrameworkProfile before = testing::profile("torchtitan-compiled");
+  FrameworkProfile after = before, shared = before, wide = before;
+  after.state_fp8_exchange = false, shared.state_fp8_shared = true, wide.state_fp8_gather = false;
+  REQUIRE(before.state_fp8_exchange);
+  REQUIRE_FALSE(before.state_fp8_shared);
+  Point p{.dp = 8, .tp = 8, .zero = 3, .sequence_parallel = true, .micro_batch = 2, .seq_len = 4096};
+  p.precision = Precision::kFp8;
+  const DeviceModel device = *DeviceModel::of(testing::machine(8).device);
+  const auto part = [&](const FrameworkProfile& profile, TimePart which) {
+    return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(which);
+  };
+  const auto moved = [&](double bytes) { return device.memory_bound_seconds(bytes); };
+  const double rows = 2.0 * 4096 * 4096, cast = before.passes_quantise, columns = before.passes_quantise_columns;
+  // Two inputs a layer, each rounded once for all that read it; or by each of q, k, v and of gate and up.
+  CHECK(part(after, TimePart::kForward) - part(before, TimePart::kForward) ==
+        Approx(32 * (5 * moved(rows * cast) - 2 * moved(rows / 8 * cast))));
+  // The columns that the weight gradients read are made of what was gathered, three times and twice, or once each.
+  CHECK(part(before, TimePart::kBackward) - part(shared, TimePart::kBackward) == Approx(32 * 3 * moved(rows * columns)));
+  CHECK(part(before, TimePart::kForward) == part(shared, TimePart::kForward));
+  // Weights that come in 16 bits are rounded by each rank, and their scales agreed on.
+  const double copies = before.passes_quantise_weight;
+  double made = 0;
+  for (const double out : {4096.0, 1024.0, 1024.0, 4096.0, 14336.0, 14336.0, 14336.0})
+    made += moved(4096 * out / 8 * (copies + before.passes_quantise_gathered)) - moved(4096 * out / 8 * copies);
+  CHECK(part(wide, TimePart::kForward) - part(before, TimePart::kForward) == Approx(32 * made));
+  const double agreed = Fabric::of(testing::machine(8))->collective_seconds(CollectiveUse::kAllReduce, 4, {8, 1, 1});
+  CHECK(part(wide, TimePart::kTensorParallel) - part(before, TimePart::kTensorParallel) == Approx(32 * 7 * agreed));
+}
+
+TEST_CASE("operator-wise recompute runs a product again whose scattered sum was kept, where nothing finds it unread") {
+  FrameworkProfile compiled = testing::profile("torchtitan-compiled"), all = compiled;
+  all.remakes_unread = true;
+  REQUIRE_FALSE(compiled.remakes_unread);
+  Point p{.dp = 8, .tp = 8, .zero = 3, .sequence_parallel = true, .micro_batch = 2, .seq_len = 4096};
+  p.recompute = {Recompute::kSelective};
+  const auto again = [&](const FrameworkProfile& profile) {
+    return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(TimePart::kRecompute);
+  };
+  const DeviceModel device = *DeviceModel::of(testing::machine(8).device);
+  const double product = device.matmul_seconds({.m = 2 * 4096, .n = 4096, .k = 512, .slowest = device.slowest_of(64)});
+  CHECK(again(all) - again(compiled) == Approx(32 * product));
+  // Without a scatter the product itself is what comes next.
+  p.tp = 1, p.sequence_parallel = false;
+  CHECK(again(all) == again(compiled));
+}
+
 TEST_CASE("a context gathered for one call a part sends keys and values whole, their gradients around in fp32") {
   const Point p{.dp = 2, .cp = 4, .zero = 3, .cp_kind = CpKind::kAllGather, .micro_batch = 1, .seq_len = 65536};
   const Prepared prepared = study(llama_8b(), "torchtitan", 1);

@@ -115,6 +115,18 @@ std::vector<CollectiveSample> collective_samples() {
   return samples;
 }
 
+std::vector<QuantisedLinearSample> quantised_linear_samples() {
+  std::vector<QuantisedLinearSample> samples;
+  for (const Row& row : rows_of("quantised_linear.csv"))
+    samples.push_back({.device = row.at("device"),
+                       .recipe = row.at("recipe"),
+                       .m = std::stod(row.at("m")),
+                       .k = std::stod(row.at("k")),
+                       .n = std::stod(row.at("n")),
+                       .speedup = std::stod(row.at("speedup"))});
+  return samples;
+}
+
 namespace {
 
 /// SimuMax times an attention call of Transformer Engine from the host: the smallest calls take 52 us on B200 and 99 us on A100

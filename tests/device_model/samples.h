@@ -38,9 +38,18 @@ struct CollectiveSample {
   double seconds = 0;
 };
 
+/// One linear forward and backward with 8-bit products, against the same in 16 bits.
+struct QuantisedLinearSample {
+  std::string device;
+  std::string recipe;
+  double m = 0, k = 0, n = 0;
+  double speedup = 0;
+};
+
 /// All rows of simulator/published/kernels.
 std::vector<KernelSample> kernel_samples();
 std::vector<CollectiveSample> collective_samples();
+std::vector<QuantisedLinearSample> quantised_linear_samples();
 
 /// The preset of this name, or the machine of simulator/published/runs/machines.
 Result<Machine> sample_machine(const std::string& name);

@@ -17,6 +17,7 @@ ATTENTION = ["device", "family", "regime", "kernel", "pass", "batch", "heads", "
              "causal", "seconds", "source"]
 MEMORY = ["device", "family", "kind", "bytes", "launches", "seconds", "source"]
 COLLECTIVE = ["machine", "family", "kind", "ranks_per_node", "nodes", "groups_per_node", "bytes", "seconds", "source"]
+QUANTISED = ["device", "recipe", "m", "k", "n", "speedup", "source"]
 
 SOURCE = {
     "VIA-Research/vTrain": "vtrain", "NetX-lab/Echo": "echo", "openxla/xla": "xla", "DebarghaG/estimate-train-time":
@@ -114,6 +115,57 @@ def cudnn(out):
         for name, factor, rate in (("forward", 1, forward), ("backward", 2.5, backward)):
             out["attention"].append(["h200-sxm5-141gb", "cudnn", "sustained", "fused", name, 1, 64, 8, s, 128, 128, causal,
                                      flops * factor / (rate * 1e12), "cudnn-frontend"])
+
+
+# One linear forward and backward in float8 with scales of rows, against bf16: pytorch/ao docs/static/fp8-rowwise-perf.png of June 2025,
+# per cent of bf16's speed. A block of six lines is one M, a line one K, a column one N; each from 1024 to 32768, doubling.
+QUANTISED_H100 = """
+     42  42  50  51  56  56
+     40  38  42  50  50  56
+     48  43  46  53  57  60
+     45  48  54  62  60  62
+     46  48  54  60  60  61
+     45  50  55  60  62  65
+     43  43  48  55  62  65
+     38  45  58  65  72  75
+     43  50  68  78  81  82
+     46  58  73  82  87  89
+     48  62  75  83  84  85
+     50  64  75  84  83  99
+     45  47  57  66  72  76
+     43  53  70  83  90  91
+     44  64  84 101 101 104
+     53  72  91 101 107 113
+     53  74  92 105 110 118
+     54  75  93 102 117 118
+     48  52  65  77  83  84
+     45  64  82 101 103 106
+     52  76 100 113 117 119
+     59  85 105 120 131 141
+     58  82 103 122 137 140
+     59  82 104 130 136 146
+     48  58  73  86  85  89
+     51  70  90 105 107 115
+     57  79 102 120 126 140
+     61  87 108 133 139 149
+     59  83 107 134 142 155
+     60  85 116 135 148 172
+     51  62  77  87  88  94
+     54  73  91 108 114 127
+     59  81 104 128 135 149
+     63  87 111 141 150 162
+     60  83 116 139 149 173
+     63  93 116 148 170 152
+"""
+
+
+def quantised(out):
+    sizes = [1024 << i for i in range(6)]
+    speeds = iter(QUANTISED_H100.split())
+    for m in sizes:
+        for k in sizes:
+            for n in sizes:
+                out["quantised_linear"].append(["grand-teton-h100-96gb", "rowwise", m, k, n, int(next(speeds)) / 100, "torchao"])
 
 
 # Large products of random numbers, repeated, Tflop/s. H100 SXM: torch.matmul of n x n matrices in PyTorch 2.7 with CUDA 12.8
@@ -293,15 +345,17 @@ def write(folder, name, header, table):
 
 def main():
     raw, folder = sys.argv[1], sys.argv[2]
-    out = {"matmul": [], "attention": [], "memory": [], "collectives": []}
+    out = {"matmul": [], "attention": [], "memory": [], "collectives": [], "quantised_linear": []}
     kernels(raw, out)
     operators(raw, out)
     cudnn(out)
+    quantised(out)
     long_runs(out)
     liger(raw, out)
     collectives(raw, out)
     stas00(out)
-    for name, header in (("matmul", MATMUL), ("attention", ATTENTION), ("memory", MEMORY), ("collectives", COLLECTIVE)):
+    for name, header in (("matmul", MATMUL), ("attention", ATTENTION), ("memory", MEMORY), ("collectives", COLLECTIVE),
+                         ("quantised_linear", QUANTISED)):
         write(folder, name + ".csv", header, out[name])
         print(name, len(out[name]))
 

@@ -49,7 +49,7 @@ class Set:
 
     def write(self, folder):
         columns = ["source", "row", "profile", "model_name", *MODEL, *MOE, "machine", "devices", *LAYOUT, "overlap", "attention", "cp_kind",
-                   "async_tp", "compile", "fp8_scaling", "expandable_segments", "reduce_dtype", "vintage", *MEASURED, "assumed"]
+                   "async_tp", "compile", "fp8_scaling", "fp8_gather", "expandable_segments", "reduce_dtype", "vintage", *MEASURED, "assumed"]
         unknown = {key for row in self.rows for key in row} - set(columns)
         if unknown:
             raise ValueError(f"{self.name}: no column for {sorted(unknown)}")
@@ -191,6 +191,8 @@ def torchtitan(rows):
                 micro_batch=micro_batch, seq_len=r["seq_len"], global_batch_tokens=int(r["global_batch"]) * int(r["seq_len"]), overlap="true",
                 attention="fused", cp_kind="all-gather" if cp > 1 else "", async_tp="true" if r["async_tp"] == "yes" else "false",
                 compile="true" if r["compile"].startswith("yes") else "false", fp8_scaling=scaling if fp8 else "",
+                # asyncTP_llama3_h100_2025-06_torchtitan.md gives its commands, which leave train_configs' enable_fsdp_float8_all_gather off.
+                fp8_gather="false" if fp8 and "asyncTP" in r["source"] else "",
                 # llama3-8b_h200_202506_trainy-whitefiber.md gives its command: torchrun, without the script that sets the allocator.
                 expandable_segments="false" if gpu.startswith("H200") else "", vintage=vintage,
                 measured_tokens_per_s=number(float(r["tokens_per_s_per_gpu"]) * int(r["gpus"])),
