@@ -212,7 +212,8 @@ double DeviceModel::held_beside(double taken) const {
 }
 
 double DeviceModel::attention_seconds(const AttentionShape& x) const {
-  return x.kernel == AttentionKernel::kUnfused ? unfused_attention_seconds(x) : fused_attention_seconds(x);
+  const bool unfused = x.kernel == AttentionKernel::kUnfused || x.kernel == AttentionKernel::kEager;
+  return unfused ? unfused_attention_seconds(x) : fused_attention_seconds(x);
 }
 
 double DeviceModel::fused_attention_seconds(const AttentionShape& x) const {
@@ -252,14 +253,19 @@ double DeviceModel::unfused_attention_seconds(const AttentionShape& x) const {
   pv.n = value_dim;
   pv.k = x.keys;
   pv.product = Product::kInput;
-  const double softmax = memory_bound_seconds(2 * scores * operand, 1, MemoryKernel::kSoftmax);
+  const auto softmax_of = [&](double tensors) {
+    if (x.kernel != AttentionKernel::kEager) return memory_bound_seconds(tensors * scores * operand, 1, MemoryKernel::kSoftmax);
+    // Cast to fp32, scale, mask and cast back, each of which reads and writes; and the same again in backward.
+    const double steps = scores * (2 * (operand + 4) + 2 * 8);
+    return memory_bound_seconds(steps, 4, MemoryKernel::kElementwise) +
+           memory_bound_seconds(tensors * scores * 4, 1, MemoryKernel::kSoftmax);
+  };
   // Dropout reads and writes the probabilities and keeps one byte of mask each.
   const double dropout = x.dropout ? memory_bound_seconds(scores * (2 * operand + 1), 1, MemoryKernel::kElementwise) : 0;
-  if (x.pass == Pass::kForward) return matmul_seconds(qk) + softmax + dropout + matmul_seconds(pv);
+  if (x.pass == Pass::kForward) return matmul_seconds(qk) + softmax_of(2) + dropout + matmul_seconds(pv);
   Matmul weight = pv;  // dV = P^T dO and dK = dS^T Q: the long extent is contracted
   weight.product = Product::kWeight;
-  const double softmax_backward = memory_bound_seconds(3 * scores * operand, 1, MemoryKernel::kSoftmax);
-  return 2 * matmul_seconds(pv) + matmul_seconds(qk) + matmul_seconds(weight) + softmax_backward + dropout;
+  return 2 * matmul_seconds(pv) + matmul_seconds(qk) + matmul_seconds(weight) + softmax_of(3) + dropout;
 }
 
 double DeviceModel::memory_bound_seconds(double bytes, double launches, MemoryKernel kind) const {

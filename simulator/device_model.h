@@ -50,6 +50,7 @@ enum class AttentionKernel : uint8_t {
   kFused,    ///< flash attention: no scores in memory; its backward recomputes them
   kUnfused,  ///< two batched products with scale, mask, softmax (and dropout) as kernels between them
   kFlash2,   ///< FlashAttention-2: fused, written for Ampere; kFused is the device's best (cuDNN, FlashAttention-3)
+  kEager,    ///< as kUnfused, but scale, mask and casts around a softmax in fp32 are kernels of their own
 };
 
 /// Attention of `batch` sequences on one rank.

@@ -91,7 +91,8 @@ CollectiveCost::Answer CollectiveCost::answer(double bytes) const {
     const double tuned = line.tuned.latency_us * raised + bytes / (1000 * line.tuned.bandwidth_gbs * correction);
     if (tuned >= least) continue;
     least = tuned;
-    best = {line.latency_s * raised + bytes / (line.bytes_per_s * correction), line.tuned.algorithm, line.tuned.protocol};
+    const double rate = std::min(line.bytes_per_s * correction, line.most_bytes_per_s);
+    best = {line.latency_s * raised + bytes / rate, line.tuned.algorithm, line.tuned.protocol};
   }
   return best;
 }
@@ -301,7 +302,13 @@ CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group) const {
   const double latency = (group.nodes > 1 ? constants_.inter_latency : constants_.intra_latency) * wrong.latency * kMicro;
   for (int i = 0; i < table.count; ++i) {
     const NcclCell& cell = table.cells[i];
-    cost.lines_[cost.count_++] = {cell, cell.latency_us * latency, line_rate(kind, group, r, t, cell) / wrong.seconds_per_byte};
+    // A tree over two nodes sends half of what a ring does, and could be as much faster. Where devices share an interface it is
+    // not: 86 and 91 GB/s of bus bandwidth on nodes of 8 A100 with 100 GB/s (NVIDIA/nccl#1048, NVIDIA/nccl-tests#100).
+    const bool held = cell.algorithm == NcclAlgorithm::kTree && group.nodes == 2 && constants_.rails_per_node > 0 &&
+                      constants_.rails_per_node < devices_per_node_;
+    const double most = held ? r.node * constants_.inter_efficiency / bus_factor(kind, t.ranks) : HUGE_VAL;
+    cost.lines_[cost.count_++] = {cell, cell.latency_us * latency, line_rate(kind, group, r, t, cell) / wrong.seconds_per_byte,
+                                  most / wrong.seconds_per_byte};
   }
   return cost;
 }

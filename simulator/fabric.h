@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <optional>
 
 #include "plan/base/result.h"
@@ -40,7 +41,8 @@ class CollectiveCost {
   struct Line {
     NcclCell tuned;
     double latency_s = 0;
-    double bytes_per_s = 0;  ///< of the full buffer
+    double bytes_per_s = 0;              ///< of the full buffer
+    double most_bytes_per_s = HUGE_VAL;  ///< whatever the size
   };
 
   /// 0 for a group of one rank, infinite where nothing joins its ranks.

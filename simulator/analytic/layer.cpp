@@ -87,7 +87,8 @@ void Pricer::add_core(LayerCost& cost) const {
                    .value_dim = of(shape_.value_dim()),
                    .causal = p_.attention_causal_half,
                    .dropout = p_.dropout,
-                   .kernel = !p_.attention_fused   ? AttentionKernel::kUnfused
+                   .kernel = softmax_apart()       ? AttentionKernel::kEager
+                             : !p_.attention_fused ? AttentionKernel::kUnfused
                              : p_.attention_flash2 ? AttentionKernel::kFlash2
                                                    : AttentionKernel::kFused,
                    .pass = Pass::kForward,

@@ -5,6 +5,11 @@
 #include "simulator/analytic/pricer.h"
 
 namespace shardlab::analytic {
+namespace {
+
+constexpr double kSoftmaxSteps = 4;  // casts, scale and mask, where no kernel does them with the softmax
+
+}  // namespace
 
 void Pricer::add_context_exchange(double core_forward, double core_backward, LayerCost& cost) const {
   const double kv = e_ * n_.tokens * (n_.k_width + n_.v_width);  // of this rank's part of the sequence
@@ -152,10 +157,11 @@ void Pricer::add_host(bool moe, LayerCost& cost) const {
   const double matmuls = shape_.latent() ? 5 : p_.split_projections ? 4 : 2;
   const double inner = moe ? 1 + (2 + gate) * (shape_.shared_experts > 0 ? 2 : 1) : 2 + gate;
   const double rotation = shape_.max_positions > 0 ? 0 : 1;
-  const double forward = 2 * (p_.launch_norm + p_.launch_residual) + rotation * p_.launch_rotation + p_.launch_layout +
+  const double apart = softmax_apart() ? kSoftmaxSteps : 0;
+  const double forward = apart + 2 * (p_.launch_norm + p_.launch_residual) + rotation * p_.launch_rotation + p_.launch_layout +
                          p_.launch_activation + p_.launch_core + (matmuls + inner) * (1 + p_.launch_matmul_extra) +
                          (moe ? p_.launch_experts : 0);
-  const double back = 2 * (p_.launch_norm_backward + p_.launch_residual_backward) + rotation * p_.launch_rotation_backward +
+  const double back = apart + 2 * (p_.launch_norm_backward + p_.launch_residual_backward) + rotation * p_.launch_rotation_backward +
                       p_.launch_layout_backward + p_.launch_activation_backward + p_.launch_core_backward +
                       (matmuls + inner) * (2 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
   const double exchanges = (key_.tp > 1 ? (key_.sequence_parallel ? 4 : 2) : 0) + (key_.cp > 1 ? n_.c : 0) +

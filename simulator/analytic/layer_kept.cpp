@@ -19,7 +19,8 @@ void Pricer::kept_by_attention(KeptTensors& kept) const {
   if (shape_.kv_heads < shape_.heads) kept.add("repeated k, v", p_.saved_repeated_kv * t * 2 * n_.o, Recompute::kQkv);
   if (!p_.attention_fused) {
     const double scores = n_.heads * of(key_.micro_batch) * of(key_.seq_len) * of(key_.seq_len) / n_.c;
-    kept.add("scores", p_.saved_scores * wide_ * scores, Recompute::kAttentionCore);
+    const double softmax = softmax_apart() ? 4 : 0;  // in fp32, beside what is cast back
+    kept.add("scores", (p_.saved_scores * wide_ + softmax) * scores, Recompute::kAttentionCore);
   }
   kept.add("attention", p_.saved_attention * wide_ * t * n_.o, p_.attention_fused ? Recompute::kAttentionCore : 0, 1);
   kept.add("log-sum-exp", p_.saved_log_sum_exp * t * n_.heads, Recompute::kAttentionCore, 1);

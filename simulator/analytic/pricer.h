@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
 
@@ -159,6 +160,13 @@ class Pricer {
     const double passes =
         p_.passes_summed * of(static_cast<int64_t>(widths.size()) - 1) + (key_.tp > 1 ? p_.passes_summed_sent : 0);
     cost.input.compute_s += moved(l.rows * l.in * l.batch, passes, 1);
+  }
+  /// Unfused attention whose softmax no kernel does at once.
+  bool softmax_apart() const {
+    if (p_.attention_fused) return false;
+    const auto batch = static_cast<int64_t>(std::llround(n_.heads)) * key_.micro_batch;
+    return (p_.attention_softmax_keys > 0 && key_.seq_len > p_.attention_softmax_keys) ||
+           batch % std::max<int64_t>(1, p_.attention_softmax_multiple) != 0;
   }
   bool remade(Recompute::Module m) const { return key_.recompute.has(m); }
   bool alternate() const { return key_.recompute.modules & Recompute::kAlternate; }

@@ -107,6 +107,7 @@ struct FrameworkProfile {
                                                        ///< one call over all that was gathered
   double passes_exchanged = 0;    ///< an element exchanged under sequence parallelism: copies that turn its pieces into rows
   double passes_gathered = 0;     ///< a gathered parameter, a pass: copies out of the buffer of the collective
+  double passes_bucketed = 0;     ///< a gradient that is reduced otherwise: copies into a flat bucket, scaling, copies out of it
   double passes_reduced = 0;      ///< a parameter whose gradient is reduced under zero 3: casts and copies into the buffer
   double passes_summed = 0;       ///< an input element of each projection after the first that reads it: their gradients are added
   double passes_summed_sent = 0;  ///< an input element once more, where the sum is exchanged over tp
@@ -145,7 +146,10 @@ struct FrameworkProfile {
   double host_send_s = 0;                            ///< a send to another stage: what is exchanged about a tensor before it
 
   // attention
-  bool attention_fused = true;        ///< flash attention; else matmul, softmax, matmul
+  bool attention_fused = true;  ///< flash attention; else matmul, softmax, matmul
+  /// Where not: the longest row that one kernel for scale, mask and softmax takes (0: any), and of what the number of heads times
+  /// sequences on a rank must be a multiple. Elsewhere each step is a kernel of its own, in fp32.
+  int64_t attention_softmax_keys = 0, attention_softmax_multiple = 1;
   bool attention_causal_half = true;  ///< the fused kernel skips what the mask hides
   bool attention_flash2 = false;      ///< fused by FlashAttention-2, which newer devices do not run at their best
   double attention_rate = 1;          ///< of that kernel's rate, where an older one is used

@@ -234,6 +234,8 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   const bool cut = f.point.zero > 0;
   place(seconds(scatters(f) ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, f.bytes.gradient_wire), back,
         f.overlap_gradients, f.point.zero == 2 ? f.point.grad_accumulation : 1);
+  const double reduced = (r.dense > 1 ? dense : 0) + (r.expert > 1 ? expert : 0);
+  s.data_once_s += f.in.device.memory_bound_seconds(reduced * f.in.profile.passes_bucketed, 0, MemoryKernel::kBuffer);
   if (!cut) return;
   place(seconds(CollectiveUse::kAllGather, f.bytes.weight_wire), s.work.forward.total_s(), f.overlap_weights, 1);
   // Weights are gathered in buffers, from which they are copied tensor by tensor and rank by rank.

@@ -223,6 +223,44 @@ TEST_CASE("under fp8 gathers of sequence parallelism carry a byte an element whe
   CHECK(estimate(rows, p).step_s > estimate(compiled, p).step_s);
 }
 
+TEST_CASE("a fused softmax takes rows of some lengths, and so many at once") {
+  FrameworkProfile any = testing::profile("megatron-2022");
+  REQUIRE(any.attention_softmax_multiple == 4);
+  REQUIRE(any.attention_softmax_keys == 4096);
+  const FrameworkProfile some = any;
+  any.attention_softmax_multiple = 1, any.attention_softmax_keys = 0;
+  const auto forward = [&](const FrameworkProfile& profile, int tp, int micro_batch, int64_t seq_len) {
+    const Point p{.tp = tp, .micro_batch = micro_batch, .seq_len = seq_len};
+    return estimate(*prepare(gpt_175b(), testing::machine(4), profile, {}), p).part(TimePart::kForward);
+  };
+  // Of 96 heads 32 ranks have three each: four sequences make a multiple of four, two do not.
+  CHECK(forward(some, 32, 4, 2048) == forward(any, 32, 4, 2048));
+  CHECK(forward(some, 32, 2, 2048) > forward(any, 32, 2, 2048));
+  CHECK(forward(some, 8, 2, 2048) == forward(any, 8, 2, 2048));
+  CHECK(forward(some, 8, 1, 8192) > forward(any, 8, 1, 8192));
+  // What it keeps is in fp32 besides.
+  const auto kept = [&](const FrameworkProfile& profile) {
+    const Prepared prepared = *prepare(gpt_175b(), testing::machine(4), profile, {});
+    return estimate(prepared, {.tp = 32, .micro_batch = 2, .seq_len = 2048}).memory[MemoryPart::kActivations];
+  };
+  CHECK(kept(some) - kept(any) == 96 * int64_t{4} * 3 * 2 * 2048 * 2048);
+}
+
+TEST_CASE("gradients pass a bucket where the framework flattens them") {
+  FrameworkProfile flat = testing::profile("megatron-deepspeed"), none = flat;
+  REQUIRE(flat.passes_bucketed == 12);
+  none.passes_bucketed = 0;
+  const auto data = [&](const FrameworkProfile& profile, int dp) {
+    const Point p{.dp = dp, .tp = 8, .micro_batch = 2, .seq_len = 2048};
+    return estimate(*prepare(llama_8b(), testing::machine(8), profile, {}), p).part(TimePart::kDataParallel);
+  };
+  const DeviceModel device = *DeviceModel::of(testing::machine(8).device);
+  const double parameters = static_cast<double>(parameter_count(llama_8b()));
+  const double copied = device.memory_bound_seconds(parameters / 8 * 12, 0, MemoryKernel::kBuffer);
+  CHECK(data(flat, 8) - data(none, 8) == Approx(copied).epsilon(0.01));  // norms are whole on each rank, the table is padded
+  CHECK(data(flat, 1) == data(none, 1));
+}
+
 TEST_CASE("what is gathered in a byte was rounded by its part, what is not by each rank whole") {
   const FrameworkProfile before = testing::profile("torchtitan-compiled");
   FrameworkProfile after = before, shared = before, wide = before;

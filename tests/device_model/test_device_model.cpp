@@ -183,6 +183,24 @@ TEST_CASE("more work never takes less time") {
   }
 }
 
+TEST_CASE("a softmax whose steps are kernels of their own moves its scores in fp32") {
+  const DeviceModel model = model_of(plain());
+  AttentionShape x{.batch = 3, .heads = 6, .kv_heads = 6, .queries = 2048, .keys = 2048, .kernel = AttentionKernel::kUnfused};
+  const double scores = 3 * 6 * 2048.0 * 2048.0;
+  for (const Pass pass : {Pass::kForward, Pass::kBackward}) {
+    x.pass = pass;
+    x.kernel = AttentionKernel::kUnfused;
+    const double together = model.attention_seconds(x);
+    x.kernel = AttentionKernel::kEager;
+    // Two casts of 6 bytes, scale and mask of 8; and the softmax reads and writes two or three tensors of 4 bytes instead of 2.
+    const double tensors = pass == Pass::kForward ? 2 : 3;
+    const double steps = model.memory_bound_seconds(scores * 28, 4);
+    const double softmax = model.memory_bound_seconds(scores * 4 * tensors, 1, MemoryKernel::kSoftmax) -
+                           model.memory_bound_seconds(scores * 2 * tensors, 1, MemoryKernel::kSoftmax);
+    CHECK(model.attention_seconds(x) - together == Approx(steps + softmax));
+  }
+}
+
 TEST_CASE("memory-bound kernels, copies and the host's floor") {
   Device d = plain();
   d.constants["memory.permute"] = 0.25;

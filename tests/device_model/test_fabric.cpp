@@ -135,6 +135,23 @@ TEST_CASE("more bytes and more ranks never take less time") {
   CHECK(f.send_seconds(1e9, true, 8) == Approx(f.send_seconds(1e9, true, 1)));
 }
 
+TEST_CASE("a tree over two nodes outruns the network, but not where devices share its interfaces") {
+  Machine m = cluster();
+  m.device.architecture = "ampere";
+  m.inter_bytes_per_s = 12.5e9;  // eight devices, 100 GB/s a node
+  m.fabric["nvls"] = 0;
+  const auto bus = [&](double rails, int nodes) {
+    m.fabric["rails_per_node"] = rails;
+    const CollectiveCost c = fabric_of(m).prepare(CollectiveUse::kAllReduce, {8, nodes, 1});
+    if (nodes == 2) CHECK(c.answer(kHuge).algorithm == NcclAlgorithm::kTree);
+    return c.bus_bytes_per_s(kHuge);
+  };
+  CHECK(bus(8, 2) > 1.2 * 100e9);
+  CHECK(bus(4, 2) == Approx(0.9 * 100e9).epsilon(0.001));
+  CHECK(bus(4, 2) < bus(8, 2));
+  CHECK(bus(4, 4) == Approx(bus(8, 4)));
+}
+
 TEST_CASE("messages of one node share its rails") {
   Machine m = cluster();  // eight devices of 50 GB/s each to the network
   m.fabric["rails_per_node"] = 4;
