@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <string>
@@ -140,11 +141,26 @@ double DeviceModel::throttled(double used, double slowest) const {
   return used > kept ? std::cbrt(used / kept) : 1;
 }
 
-double DeviceModel::slowest_of(double devices) const {
+namespace {
+
+/// The largest of n standard normals, by its median rank, for n = 2^0, 2^1, ...
+const std::array<double, 64> kLargest = [] {
+  std::array<double, 64> largest{};
+  for (size_t i = 1; i < largest.size(); ++i) {
+    const double above = 0.625 / (std::exp2(static_cast<double>(i)) + 0.25), t = std::sqrt(-2 * std::log(above));
+    largest[i] = t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
+  }
+  return largest;
+}();
+
+}  // namespace
+
+double DeviceModel::slowest_of(int64_t devices) const {
   if (devices <= 1) return 1;
-  const double above = 0.625 / (devices + 0.25), t = std::sqrt(-2 * std::log(above));
-  const double deviations = t - (2.515517 + t * (0.802853 + t * 0.010328)) / (1 + t * (1.432788 + t * (0.189269 + t * 0.001308)));
-  return 1 + constants_.matmul_spread * std::max(0.0, deviations);
+  const int power = std::bit_width(static_cast<uint64_t>(devices)) - 1;
+  const double at = kLargest[static_cast<size_t>(power)], next = kLargest[static_cast<size_t>(power) + 1];
+  const double beyond = static_cast<double>(devices) / static_cast<double>(int64_t{1} << power) - 1;
+  return 1 + constants_.matmul_spread * (at + beyond * (next - at));
 }
 
 namespace {
@@ -164,11 +180,12 @@ int unaligned_halvings(const Matmul& x) {
 
 }  // namespace
 
-double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
+DeviceModel::Waited DeviceModel::matmul_waited(const Matmul& x, bool short_run) const {
   if (x.grouped && x.batch > kGroupStreams) {
     Matmul together = x;
     together.batch = kGroupStreams;
-    return x.batch / kGroupStreams * matmul_seconds(together, short_run);
+    const Waited one = matmul_waited(together, short_run);
+    return {x.batch / kGroupStreams * one.seconds, x.batch / kGroupStreams * one.late};
   }
   const DeviceConstants& c = constants_;
   const double product = x.product == Product::kForward ? 1.0
@@ -194,8 +211,10 @@ double DeviceModel::matmul_seconds(const Matmul& x, bool short_run) const {
   const double operand = bytes_of(x.precision);
   const double bytes =
       x.batch * (operand * (x.m * x.k + x.n * x.k) + x.out_bytes * x.m * x.n * ((x.accumulate ? 1 : 0) + 1 / c.matmul_write));
-  if (!short_run) best *= throttled(aligned * 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best, x.slowest);
-  return c.matmul_start_s + std::max(best, bytes / memory);
+  if (short_run) return {c.matmul_start_s + std::max(best, bytes / memory), 0};
+  const double used = aligned * 2 * x.batch * x.m * x.n * x.k / (per_sm * c.sms) / best;
+  const double all = std::max(best * throttled(used, x.slowest), bytes / memory);
+  return {c.matmul_start_s + all, x.slowest > 1 ? all - std::max(best * throttled(used, 1), bytes / memory) : 0};
 }
 
 double DeviceModel::lost_beside(double taken, double collective, double alone) const {

@@ -109,14 +109,20 @@ class DeviceModel {
   ///   `used` of the time. What partly filled waves leave idle is partly given back as clock. `short_run` leaves that out, as in a
   ///   benchmark of a few milliseconds. Devices of one model do not reach the same clock within the same power: one that `slowest`
   ///   says is slower is so where power binds, and there alone.
-  double matmul_seconds(const Matmul& matmul, bool short_run = false) const;
+  double matmul_seconds(const Matmul& matmul, bool short_run = false) const { return matmul_waited(matmul, short_run).seconds; }
+  /// The same, and how much less the typical device takes.
+  struct Waited {
+    double seconds = 0, late = 0;
+  };
+  Waited matmul_waited(const Matmul& matmul, bool short_run = false) const;
 
   /// How much longer the slowest of `devices` takes than the typical one, where power sets the clock. A step in which all wait for
   /// one another goes at its pace.
-  /// Formula: 1 + matmul.spread * E[largest of n standard normals], by its median rank (n - 3/8) / (n + 1/4).
+  /// Formula: 1 + matmul.spread * E[largest of n standard normals], by its median rank (n - 3/8) / (n + 1/4) where n is a power
+  ///   of two, linear in between.
   /// Source: Blom, Statistical Estimates and Transformed Beta-Variables (1958); the normal quantile of Abramowitz and
   /// Stegun, 26.2.23.
-  double slowest_of(double devices) const;
+  double slowest_of(int64_t devices) const;
 
   /// Seconds that a matmul loses for each second of a collective beside it. The collective holds `taken` multiprocessors and takes
   /// `collective` seconds, the matmul `alone`.

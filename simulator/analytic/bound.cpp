@@ -27,6 +27,7 @@ double micro_batch_s(const Frame& f, int64_t dense, int64_t moe, double embeddin
   add(embedding, b.embedding.forward), add(embedding, b.embedding.backward);
   add(head, b.head.forward), add(head, b.head.backward);
   add(loss, b.loss.forward), add(loss, b.loss.backward);
+  if (f.point.pp > 1) device -= Spared(f).among(f.point.world_size() / f.point.pp) * late_of(b, of(dense), of(moe), head);
   return std::max(device, host);
 }
 

@@ -155,6 +155,11 @@ class StepMemo {
   std::unique_ptr<Steps> steps_;
 };
 
+/// Seconds of one micro-batch on a stage by which the slowest of all devices is later than the typical one.
+inline double late_of(const Block& b, double dense, double moe, double head) {
+  return dense * b.dense.late_s + (moe > 0 ? moe * b.moe.late_s : 0) + head * b.head.late_s;
+}
+
 /// One point in work.
 struct Frame {
   const Prepared::Inside& in;
@@ -172,6 +177,22 @@ struct Frame {
   int64_t end_parameters(const StageGroup& g) const;    ///< of embedding and head; a table that is tied on one stage is one
   int64_t dense_parameters(const StageGroup& g) const;  ///< of one rank, without experts
   int64_t expert_parameters(const StageGroup& g) const;
+};
+
+/// The part of what all devices of a step are late by that fewer of them are spared.
+/// Formula: 1 - (x(n) - 1) / (x(all) - 1), x of DeviceModel::slowest_of, in which seconds of matmuls at the limit of power are
+/// linear.
+class Spared {
+ public:
+  explicit Spared(const Frame& f)
+      : device_(f.in.device),
+        all_(f.point.pp > 1 ? device_.slowest_of(f.point.world_size()) - 1 : 0),
+        part_(all_ > 0 ? 1 / all_ : 0) {}
+  double among(int64_t devices) const { return part_ > 0 ? std::max(0.0, 1 - (device_.slowest_of(devices) - 1) * part_) : 0; }
+
+ private:
+  const DeviceModel& device_;
+  double all_, part_;
 };
 
 /// Unsharded weights of a stage, and its gradients as backward makes them. Without zero 3 the gradients only.

@@ -72,6 +72,7 @@ struct LayerCost {
   double matmuls = 0;    ///< share of the time of its kernels
   double attention = 0;  ///< the same of fused attention
   double matmul_s = 0;   ///< seconds of one matmul, each counted by its time
+  double late_s = 0;     ///< seconds of the slowest of LayerKey::devices beyond those of the typical one
   double shapes = 0;     ///< elements of one matrix of each shape of its feed-forward
   /// Elements on one rank.
   int64_t matrix = 0, replicated = 0, expert = 0;
@@ -109,6 +110,7 @@ KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe)
 struct EndCost {
   PhaseCost forward, backward;
   LayerWire wire;
+  double late_s = 0;           ///< seconds of the slowest device beyond those of the typical one, as LayerCost has them
   double kept = 0;             ///< bytes from forward to backward
   double at_loss = 0;          ///< bytes beyond what is kept while the loss runs
   double logits = 0;           ///< those of `kept` and `at_loss` that hold logits, at the peak

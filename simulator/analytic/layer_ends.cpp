@@ -31,7 +31,10 @@ EndCost Pricer::head() const {
   cost.replicated = (shape_.rms_norm ? 1 : 2) * shape_.hidden;
   const Precision precision = fp32_ || p_.fp32_head ? Precision::kFp32 : Precision::kBf16;
   const auto product = [&](double m, double n, double k, Product kind) {
-    return device_.matmul_seconds({.m = m, .n = n, .k = k, .precision = precision, .product = kind, .slowest = slowest_});
+    const DeviceModel::Waited x =
+        device_.matmul_waited({.m = m, .n = n, .k = k, .precision = precision, .product = kind, .slowest = slowest_});
+    cost.late_s += x.late;
+    return x.seconds;
   };
   const double norm = moved(n_.residual, p_.passes_norm, p_.launch_norm, MemoryKernel::kNorm);
   cost.forward.compute_s = norm + product(n_.tokens, rows, n_.h, Product::kForward);

@@ -46,7 +46,7 @@ class Pricer {
         device_(study.device),
         fabric_(study.fabric),
         attention_rate_(std::max(0.01, p_.attention_rate)),
-        slowest_(device_.slowest_of(of(key.devices))),
+        slowest_(device_.slowest_of(key.devices)),
         key_(key),
         n_(study.shape, key),
         fp32_(key.precision == Precision::kFp32),
@@ -59,7 +59,7 @@ class Pricer {
 
   LayerCost layer(bool moe) const {
     LayerCost cost;
-    matmul_s_ = matmul_squares_ = attention_s_ = 0;
+    matmul_s_ = matmul_squares_ = late_s_ = attention_s_ = 0;
     add_state(moe, cost);
     add_norms(cost);
     add_attention(cost);
@@ -67,6 +67,7 @@ class Pricer {
     cost.matmuls = std::min(1.0, matmul_s_ / cost.compute_s());
     cost.attention = std::min(1 - cost.matmuls, attention_s_ / cost.compute_s());
     cost.matmul_s = matmul_s_ > 0 ? matmul_squares_ / matmul_s_ : 0;
+    cost.late_s = late_s_;
     add_tensor_exchange(moe, cost);
     add_host(moe, cost);
     add_kept(moe, cost);
@@ -90,14 +91,14 @@ class Pricer {
  private:
   // Kernels.
   /// The weight gradient is added into the accumulated one by the matmul itself where the profile fuses it.
-  double matmul(double m, double n, double k, Product product, double batch = 1) const {
-    Matmul x{.m = m, .n = n, .k = k, .batch = batch, .precision = key_.precision, .product = product};
+  DeviceModel::Waited waited(double m, double n, double k, Product product, double batch = 1) const {
+    Matmul x{.m = m, .n = n, .k = k, .batch = batch, .precision = key_.precision, .product = product, .slowest = slowest_};
     x.grouped = batch > 1;
     x.out_bytes = product == Product::kWeight && p_.overlap_wgrad_fused > 0 ? p_.state_gradient : e_;
     x.accumulate = product == Product::kWeight && p_.overlap_wgrad_fused > 0;
-    x.slowest = slowest_;
-    return device_.matmul_seconds(x);
+    return device_.matmul_waited(x);
   }
+  double matmul(double m, double n, double k, Product product) const { return waited(m, n, k, product).seconds; }
   double moved(double elements, double passes, double launches, MemoryKernel kind = MemoryKernel::kElementwise) const {
     return passes <= 0 ? 0 : device_.memory_bound_seconds(elements * passes * wide_, std::max(launches, 1.0), kind);
   }
@@ -118,14 +119,14 @@ class Pricer {
     const Quantised quantised = quantise(l, input, result, weight);
     const double cast = moved(weight, p_.passes_cast, 1) + quantised.weight_s;
     const double forward =
-        counted(matmul(l.rows, l.out, l.in, Product::kForward, l.batch), l.remade ? 2 : 1) + quantised.input_s + cast;
+        counted(waited(l.rows, l.out, l.in, Product::kForward, l.batch), l.remade ? 2 : 1) + quantised.input_s + cast;
     cost.forward.compute_s += forward;
     cost.forward.tensor_s += quantised.agreed_s;
     if (l.remade) cost.recompute.compute_s += forward, cost.recompute.tensor_s += quantised.agreed_s;
     cost.input.tensor_s += quantised.gradient_agreed_s;
-    cost.input.compute_s += counted(matmul(l.rows, l.in, l.out, Product::kInput, l.batch)) + quantised.gradient_s +
+    cost.input.compute_s += counted(waited(l.rows, l.in, l.out, Product::kInput, l.batch)) + quantised.gradient_s +
                             (low_ ? moved(input, p_.passes_rescale, 1) : 0);
-    cost.weight.compute_s += counted(matmul(l.out, l.in, l.rows, Product::kWeight, l.batch)) + quantised.columns_s +
+    cost.weight.compute_s += counted(waited(l.out, l.in, l.rows, Product::kWeight, l.batch)) + quantised.columns_s +
                              (low_ ? moved(weight, p_.passes_rescale, 1) : 0);
     if (shape_.biases) cost.weight.compute_s += moved(result, p_.passes_bias, 1);
     cost.weight.compute_s += accumulated(weight);
@@ -201,9 +202,9 @@ class Pricer {
   };
   CutMatmuls cut_matmuls() const;
   /// A matmul that the layer runs `times`.
-  double counted(double seconds, double times = 1) const {
-    matmul_s_ += times * seconds, matmul_squares_ += times * seconds * seconds;
-    return seconds;
+  double counted(const DeviceModel::Waited& x, double times = 1) const {
+    matmul_s_ += times * x.seconds, matmul_squares_ += times * x.seconds * x.seconds, late_s_ += times * x.late;
+    return x.seconds;
   }
   /// Compute lost while `hidden` seconds of an exchange of `exchange` run beside a matmul that alone takes `matmul`.
   double lost(double hidden, double exchange, double matmul) const {
@@ -239,8 +240,8 @@ class Pricer {
   double slowest_;  ///< matmul of all devices, relative to that of the typical one
   const LayerKey& key_;
   Sizes n_;
-  /// Of the layer in work: seconds of matmuls, the sum of their squares, seconds of fused attention.
-  mutable double matmul_s_ = 0, matmul_squares_ = 0, attention_s_ = 0;
+  /// Of the layer in work: seconds of matmuls, the sum of their squares, what they are late by, seconds of fused attention.
+  mutable double matmul_s_ = 0, matmul_squares_ = 0, late_s_ = 0, attention_s_ = 0;
   bool fp32_;
   double e_, wide_;
   bool low_;

@@ -23,11 +23,13 @@ struct StageWork {
     b += input;
     return b += weight;
   }
+  double compute_s() const { return forward.compute_s + recompute.compute_s + input.compute_s + weight.compute_s; }
 };
 
 /// Seconds of a step on one stage.
 struct StageStep {
   StageWork work;
+  double late_s = 0;         ///< a micro-batch: of the slowest of all devices beyond the typical one
   double wait_s = 0;         ///< a micro-batch: the device waits for the host
   double micro_batch_s = 0;  ///< all of one micro-batch, gathered weights included
   double data_each_s = 0;    ///< a micro-batch: exposed gathering and reducing (zero 3), slowed compute
@@ -303,6 +305,7 @@ double exposed_copies(const Frame& f, const StageGroup& g, const StageWork& w) {
 StageStep step_of(const Frame& f, const StageGroup& g) {
   StageStep s;
   s.work = work_of(f, g);
+  s.late_s = late_of(f.block, of(g.dense), of(g.moe), g.head);
   s.wait_s = wait_of(f, s.work);
   f.gathers ? add_gathering(f, g, s) : add_reducing(f, g, s);
   s.update_s = update_of(f, g);
@@ -383,6 +386,40 @@ double sends_of(const Frame& f) {
   return fill + 2 * longest * looped * (p.grad_accumulation - 1);
 }
 
+/// A pipeline's kinds of stages, and what sets its pace.
+class Stages {
+ public:
+  void add(const StageStep& step, int32_t count) { kinds_[size_++] = {&step, count}; }
+  struct Pace {
+    const StageStep* step = nullptr;
+    double micro_batch_s = 0;
+    double kept = 1;  ///< part of its seconds of compute
+  };
+  /// The k slowest stages take at least the time of the last of them on the slowest of their devices.
+  Pace pace(const Spared& spared, int64_t devices_per_stage) const {
+    Pace pace;
+    double late = 0;
+    for (size_t i = 0; i < size_; ++i) {
+      const StageStep& s = *kinds_[i].step;
+      int64_t as_slow = 0;
+      for (size_t j = 0; j < size_; ++j) as_slow += kinds_[j].step->micro_batch_s >= s.micro_batch_s ? kinds_[j].count : 0;
+      const double less = spared.among(as_slow * devices_per_stage) * s.late_s;
+      if (pace.step == nullptr || s.micro_batch_s - less > pace.micro_batch_s)
+        pace = {.step = &s, .micro_batch_s = s.micro_batch_s - less}, late = less;
+    }
+    if (late > 0) pace.kept = 1 - late / pace.step->work.compute_s();
+    return pace;
+  }
+
+ private:
+  struct Kind {
+    const StageStep* step;
+    int32_t count;
+  };
+  std::array<Kind, StageGroups::kMost> kinds_;
+  size_t size_ = 0;
+};
+
 void add_wires(const Frame& f, Estimate& e) {
   const Point& p = f.point;
   const Block& b = f.block;
@@ -420,35 +457,46 @@ void estimate_time(Frame& f, Estimate& e) {
   const Point& p = f.point;
   const double m = p.grad_accumulation;
   StageTimes times;
-  const StageStep* slowest = nullptr;
+  double late = 0;
+  Stages stages;
   f.steps.begin(p);
   double data_once = 0, update = 0;
   for (const StageGroup& g : f.groups.all()) {
     const StageStep& s = remembered_step(f, g);
     const double n = g.count;
-    times.sum += n * s.micro_batch_s;
-    times.forward += n * s.work.forward.total_s() / p.pp;
-    times.input += n * (s.work.recompute.total_s() + s.work.input.total_s()) / p.pp;
-    times.weight += n * s.work.weight.total_s() / p.pp;
-    if (slowest == nullptr || s.micro_batch_s > times.longest) times.longest = s.micro_batch_s, slowest = &s;
+    stages.add(s, g.count);
+    times.sum += n * s.micro_batch_s, late += n * s.late_s;
+    times.forward += n * s.work.forward.total_s();
+    times.input += n * (s.work.recompute.total_s() + s.work.input.total_s());
+    times.weight += n * s.work.weight.total_s();
     // A stage behind the first is done with its last backward earlier by a backward of each stage before it.
     const double early = g.first * (s.work.backward().total_s()) / std::max(1, p.vpp);
     data_once = std::max(data_once, s.data_once_s - early);
     update = std::max(update, s.update_s);
     e.hidden_comm_s = std::max(e.hidden_comm_s, s.hidden_s);
   }
+  const Spared spared(f);
+  const Stages::Pace pace = stages.pace(spared, p.world_size() / p.pp);
+  const StageStep* slowest = pace.step;
   const StageWork& w = slowest->work;
   const auto part = [&](TimePart t) -> double& { return e.parts[static_cast<size_t>(t)]; };
   const PhaseCost back = w.backward();
-  part(TimePart::kForward) = m * w.forward.compute_s;
-  part(TimePart::kRecompute) = m * w.recompute.compute_s;
-  part(TimePart::kBackward) = m * (w.input.compute_s + w.weight.compute_s);
+  part(TimePart::kForward) = m * pace.kept * w.forward.compute_s;
+  part(TimePart::kRecompute) = m * pace.kept * w.recompute.compute_s;
+  part(TimePart::kBackward) = m * pace.kept * (w.input.compute_s + w.weight.compute_s);
   part(TimePart::kLaunch) = m * slowest->wait_s + f.in.profile.host_step_s;
   part(TimePart::kTensorParallel) = m * (w.forward.tensor_s + back.tensor_s);
   part(TimePart::kContextParallel) = m * (w.forward.context_s + back.context_s);
   part(TimePart::kExpertParallel) = m * (w.forward.expert_s + back.expert_s);
   part(TimePart::kDataParallel) = m * slowest->data_each_s + std::max(0.0, data_once);
-  part(TimePart::kPipeline) = bubble_s(p.schedule, p.pp, p.vpp, times) + sends_of(f);
+  if (p.pp > 1) {
+    // What is idle while a pipeline fills waits for the devices of its own micro-batch.
+    const double alone = spared.among(std::max(p.tp * p.cp, p.ep * p.expert_tp)), left = 1 - alone * late / times.sum;
+    const double each = left / p.pp;
+    times.sum *= left, times.forward *= each, times.input *= each, times.weight *= each;
+    times.longest = slowest->micro_batch_s - alone * slowest->late_s;
+    part(TimePart::kPipeline) = bubble_s(p.schedule, p.pp, p.vpp, times) + sends_of(f);
+  }
   part(TimePart::kUpdate) = update;
   if (p.pp > 1 && f.in.shape.tied_embeddings) {
     const int64_t stride = int64_t{p.tp} * p.cp * p.dp;

@@ -223,6 +223,30 @@ TEST_CASE("under fp8 gathers of sequence parallelism carry a byte an element whe
   CHECK(estimate(rows, p).step_s > estimate(compiled, p).step_s);
 }
 
+TEST_CASE("a pipeline goes at the pace of its slowest stages' devices, and is idle for those of one micro-batch") {
+  ModelShape shape = gpt_175b();
+  const auto part = [&](TimePart which, double spread, int dp) {
+    Machine m = testing::machine(64);
+    m.device.constants["matmul.spread"] = spread;
+    const Point p{
+        .dp = dp, .tp = 8, .pp = 8, .schedule = Schedule::k1F1B, .micro_batch = 2, .grad_accumulation = 16, .seq_len = 2048};
+    const Estimate e = estimate(*prepare(shape, m, testing::profile("megatron-2022"), {}), p);
+    REQUIRE(e.legal());
+    return e.part(which);
+  };
+  const auto longer = [&](TimePart which, int dp) { return part(which, 0.015, dp) - part(which, 1e-300, dp); };
+  CHECK(longer(TimePart::kPipeline, 8) > 0);
+  CHECK(longer(TimePart::kPipeline, 8) == Approx(longer(TimePart::kPipeline, 1)).epsilon(1e-3));
+  // One stage of eight is by far the slowest, that of a large head: its devices set the pace alone.
+  shape.vocab *= 20;
+  Machine m = testing::machine(64);
+  m.device.constants["matmul.spread"] = 0.015;
+  const DeviceModel device = *DeviceModel::of(m.device);
+  const auto deviations = [&](int64_t devices) { return device.slowest_of(devices) - 1; };
+  const double pace = longer(TimePart::kForward, 8) / longer(TimePart::kForward, 1);
+  CHECK(pace == Approx(deviations(64) / deviations(8)).epsilon(0.01));  // some matmuls are at the limit on slow devices alone
+}
+
 TEST_CASE("a fused softmax takes rows of some lengths, and so many at once") {
   FrameworkProfile any = testing::profile("megatron-2022");
   REQUIRE(any.attention_softmax_multiple == 4);
