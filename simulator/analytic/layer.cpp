@@ -108,9 +108,10 @@ void Pricer::add_core(LayerCost& cost) const {
   if (key_.cp > 1) add_context_exchange(forward, back, cost);
 }
 
-void Pricer::add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const {
+void Pricer::add_mlp(double rows, double width, double experts, bool remade_up, bool remade_all, LayerCost& cost) const {
   const double up = shape_.swiglu ? 2 * width : width;
-  const bool dense = batch == 1;  // experts have tokens sent to them, not gathered
+  const bool dense = experts == 0;  // experts have tokens sent to them, not gathered
+  const double batch = dense ? 1 : experts;
   const Linear first{.rows = rows,
                      .in = n_.h,
                      .out = width,
@@ -134,7 +135,7 @@ void Pricer::add_mlp(double rows, double width, double batch, bool remade_up, bo
 }
 
 void Pricer::add_feed_forward(LayerCost& cost) const {
-  add_mlp(n_.tokens, of(shape_.ffn) / n_.t, 1, remade(Recompute::kUp), key_.recompute.full(), cost);
+  add_mlp(n_.tokens, of(shape_.ffn) / n_.t, 0, remade(Recompute::kUp), key_.recompute.full(), cost);
 }
 
 void Pricer::add_experts(LayerCost& cost) const {
@@ -147,7 +148,7 @@ void Pricer::add_experts(LayerCost& cost) const {
   const double received = sent * key_.expert_skew * key_.expert_tp;
   const double local = std::max(of(shape_.experts) / key_.ep, 1.0);
   add_mlp(std::max(received / local, 1.0), of(shape_.moe_ffn) / key_.expert_tp, local, again, again, cost);
-  if (shape_.shared_experts > 0) add_mlp(n_.tokens, of(shape_.shared_experts * shape_.moe_ffn) / n_.t, 1, again, again, cost);
+  if (shape_.shared_experts > 0) add_mlp(n_.tokens, of(shape_.shared_experts * shape_.moe_ffn) / n_.t, 0, again, again, cost);
 
   const double permute = moved(sent * n_.h, p_.passes_permute, 2, MemoryKernel::kPermute);
   const double permute_back = moved(sent * n_.h, p_.passes_permute_backward, 2, MemoryKernel::kPermute);

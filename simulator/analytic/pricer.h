@@ -194,7 +194,8 @@ class Pricer {
   void add_context_exchange(double core_forward, double core_backward, LayerCost& cost) const;
   void add_context_gather(double core_forward, double core_backward, LayerCost& cost) const;
   void add_feed_forward(LayerCost& cost) const;
-  void add_mlp(double rows, double width, double batch, bool remade_up, bool remade_all, LayerCost& cost) const;
+  /// A dense one where there are no `experts`, else one of each for so many on this rank.
+  void add_mlp(double rows, double width, double experts, bool remade_up, bool remade_all, LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
   /// Seconds of the matmuls that read what is gathered, and of those whose results are scattered.
   struct CutMatmuls {
