@@ -2,7 +2,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <map>
 
 #include "cli/common.h"
 #include "cli/environment.h"
@@ -107,6 +109,26 @@ Result<void> check_writable(const std::string& out) {
   return Error{ExitCode::kUsage, fmt::format("{} cannot be written", out), "name another file with -o", {}};
 }
 
+/// By how much repeats of the same op differ, most of them: the median over kernels that take long enough to be told apart from
+/// the clock's steps. What is predicted cannot be more certain than that.
+void print_steadiness(const Calibration& calibration) {
+  constexpr double kLong_s = 3e-5, kUnsteady = 0.4;
+  std::map<int, std::vector<double>> spreads;
+  for (const RatePoint& p : calibration.points)
+    if (p.kernel.starts_with("linear.") && p.seconds > kLong_s) spreads[p.concurrency].push_back(p.spread);
+  bool unsteady = false;
+  std::string text;
+  for (auto& [concurrency, of] : spreads) {
+    std::ranges::nth_element(of, of.begin() + std::ssize(of) / 2);
+    const double median = of[of.size() / 2];
+    unsteady |= median > kUnsteady;
+    text += fmt::format("{}{:.0f} % with {} busy", text.empty() ? "" : ", ", 100 * median, concurrency);
+  }
+  if (text.empty()) return;
+  fmt::print(stderr, "four of five repeats of a product lie within {}{}\n", text,
+             unsteady ? ": this machine was not quiet, calibrate again when it is" : "");
+}
+
 Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invocation) {
   auto target = target_of(flags.backend);
   if (!target.ok()) return target.error();
@@ -136,6 +158,7 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
   fmt::print(stderr, "{} points{} per {}, {} memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(), peaks,
              target->devices > 0 ? "device" : "core", bytes_per_second_text(machine.device.memory_bytes_per_s),
              seconds_text(calibration.op_overhead_s), seconds_text(calibration.wake_latency_s), out);
+  print_steadiness(calibration);
   return ExitCode::kDone;
 }
 

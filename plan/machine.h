@@ -20,7 +20,8 @@ struct RatePoint {
   std::string kernel;          ///< kind and phase of the op: "linear.F", "norm.I", "all_reduce"
   std::vector<int64_t> shape;  ///< [m, n, k] of a matmul, [b, heads, s, d] of attention, [bytes] of a memory-bound op, [bytes,
                                ///< ranks] of a collective
-  int concurrency = 1;         ///< ranks that did the same at the same time
+  int concurrency = 1;         ///< ranks that did the same at the same time; of what communicates: 1, or more than there are cores
+                               ///< where streams outnumbered them, so that a wait slept at once
   double seconds = 0;
   double spread = 0;
   int repeats = 0;

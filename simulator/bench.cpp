@@ -188,6 +188,13 @@ int Bench::add_stream(const std::string& name) {
   return static_cast<int>(plan_.streams.size()) - 1;
 }
 
+void Bench::add_idle_stream() {
+  const int stream = add_stream(fmt::format("idle {}", plan_.streams.size()));
+  const BufferId nothing = result(typed(tensor({16})));
+  for (std::vector<Item>& program : programs_)
+    add_call("idle", Fill{}, {}, {{nothing}}, std::string(kPreparation), stream, program);
+}
+
 Plan Bench::take() {
   for (size_t role = 0; role < programs_.size(); ++role) {
     plan_.roles[role].stage = static_cast<int>(role);

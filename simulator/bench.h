@@ -61,6 +61,8 @@ class Bench {
 
   CommId comm(const std::string& name);
   int add_stream(const std::string& name);
+  /// One with next to nothing to do, which counts as preparation.
+  void add_idle_stream();
   const Type& type_of(BufferId buffer) const { return plan_.roles[0].buffers[buffer.index()].type; }
 
   /// The plan, with the pool filled at the start of every step.

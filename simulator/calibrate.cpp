@@ -210,8 +210,15 @@ void add_collective(Bench& b, CollectiveKind kind, Algorithm algorithm, CommId c
   }
 }
 
-Plan collective_plan(int ranks) {
-  Bench b(fmt::format("calibration collectives x{}", ranks), "rank", ranks, {8 << 20, 4 << 20});
+/// So many idle streams a rank that those of all `ranks` outnumber the cores.
+void outnumber(Bench& b, int cores, int ranks) {
+  for (int streams = 1; streams * ranks <= cores; ++streams) b.add_idle_stream();
+}
+
+/// Where `cores` are given, with more streams than those: waits then sleep at once instead of watching for a while.
+Plan collective_plan(int ranks, int cores = 0) {
+  Bench b(fmt::format("calibration collectives x{}{}", ranks, cores > 0 ? " crowded" : ""), "rank", ranks, {8 << 20, 4 << 20});
+  if (cores > 0) outnumber(b, cores, ranks);
   const CommId comm = b.comm("all");
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect})  // a loss
     add_collective(b, CollectiveKind::kAllReduce, algorithm, comm, 1, ranks);
@@ -222,8 +229,9 @@ Plan collective_plan(int ranks) {
   return b.take();
 }
 
-Plan point_to_point_plan() {
-  Bench b("calibration p2p", "pp", 2);
+Plan point_to_point_plan(int cores = 0) {
+  Bench b(cores > 0 ? "calibration p2p crowded" : "calibration p2p", "pp", 2);
+  if (cores > 0) outnumber(b, cores, 2);
   const CommId comm = b.comm("forward");
   for (const int64_t elements : {256, 4096, 32768, 262144, 1048576})
     for (int repeat = 0; repeat < 4; ++repeat) {
@@ -340,6 +348,9 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
     }
     for (const int ranks : options.group_sizes) add(collective_plan(ranks), 1, 3);
     add(point_to_point_plan(), 1, 3);
+    for (const int ranks : options.group_sizes)
+      if (ranks <= options.cores) add(collective_plan(ranks, options.cores), options.cores + 1, 3);
+    if (options.cores >= 2) add(point_to_point_plan(options.cores), options.cores + 1, 3);
     add(overhead_plan(), 1, 3);
   }
   return plans;

@@ -39,7 +39,7 @@ struct CalibrationOptions {
 struct CalibrationPlan {
   std::string name;  ///< "linear x2, round 3"
   Plan plan;
-  int concurrency = 1;  ///< ranks that compute at the same time
+  int concurrency = 1;  ///< ranks that compute at the same time; cores + 1: what communicates does so among more streams than cores
   int warmup = 1;
   int steps = 3;
 };

@@ -268,8 +268,14 @@ Seconds CalibratedCostModel::compute(const Plan& plan, const Instruction& instru
   return Seconds(cost_of(plan, instruction, busy_cores).seconds);
 }
 
-Seconds CalibratedCostModel::communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const {
-  return Seconds(cost_of(plan, instruction, busy_cores).seconds);
+Seconds CalibratedCostModel::communicate(const Plan& plan, const Instruction& instruction, int) const {
+  return Seconds(cost_of(plan, instruction, 1).seconds);
+}
+
+Seconds CalibratedCostModel::asleep_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const {
+  if (std::ssize(ranks) > cores_) return Seconds(0);  // measured asleep to begin with
+  const double crowded = cost_of(plan, instruction, cores_ + 1).seconds;
+  return Seconds(std::max(0.0, crowded - cost_of(plan, instruction, 1).seconds));
 }
 
 bool CalibratedCostModel::extrapolates(const Plan& plan, const Instruction& instruction) const {

@@ -39,6 +39,9 @@ class PlacedCostModel : public CostModel {
   };
   /// Of the groups of a communication the one that takes longest, the first of equals, alone on the machine.
   virtual Slowest slowest_of(const Plan& plan, const Instruction& instruction, const Communication& communication) const;
+  /// On a local machine, how much longer than `communicate_among` a communication takes where streams outnumber the cores: waits
+  /// then sleep at once instead of watching for a while. No core works meanwhile. Nothing where that was not measured.
+  virtual Seconds asleep_among(const Plan&, const Instruction&, std::span<const int>) const { return Seconds(0); }
   /// What the instruction asks of its rank's device, if alone it takes `alone`; `ranks` as above, of what communicates. A model
   /// that knows no work says: all of what the op mainly needs, for all of its time. That is the multiprocessors, for a message the
   /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
@@ -62,10 +65,12 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
 /// Formula: log seconds is multilinear in the logs of the shape's extents over the grid of measured points, at concurrency 1 and at
 ///   all cores, and linear in the number of busy cores between the two. An attention's b * heads is one extent. Outside the grid
 ///   the outermost cell's slope goes on. A collective of ranks that outnumber the cores is returned as core time: the measured time
-///   times cores / ranks, since whoever asks shares the cores out again. An op without points costs the greater of its flops at the
-///   machine's measured peak and its bytes at the measured memory bandwidth. Copies between device and host memory are copies like
-///   others, since both are this machine's memory; transfers to drives cost what `DatasheetCostModel` says, by the constants of
-///   the machine's file or their defaults, and count as extrapolated.
+///   times cores / ranks, since whoever asks shares the cores out again. What communicates among fewer was measured
+///   twice: with a core for each stream (concurrency 1), and with more streams than cores (concurrency cores + 1); `asleep_among`
+///   is the difference. An op without points costs the greater of its flops at the machine's measured peak and its bytes at the
+///   measured memory bandwidth. Copies between device and host memory are copies like others, since both are this machine's memory;
+///   transfers to drives cost what `DatasheetCostModel` says, by the constants of the machine's file or their defaults, and count
+///   as extrapolated.
 /// Units: seconds.
 /// Source: Machine::calibration (simulator/calibrate).
 /// Valid when: the ranks run on this machine with the kernels that were measured (Calibration::kernel_variant), one thread a rank.
@@ -76,6 +81,7 @@ class CalibratedCostModel final : public PlacedCostModel {
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds asleep_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const override;
   Seconds dispatch() const override { return Seconds(calibration_->op_overhead_s); }
   Seconds wake() const override { return Seconds(calibration_->wake_latency_s); }
   bool extrapolates(const Plan& plan, const Instruction& instruction) const override;
@@ -141,12 +147,14 @@ class FixedCostModel final : public PlacedCostModel {
   double otherwise = 1;
   double dispatch_s = 0;
   double wake_s = 0;
+  double asleep_s = 0;
   double contention = 0;
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds dispatch() const override { return Seconds(dispatch_s); }
   Seconds wake() const override { return Seconds(wake_s); }
+  Seconds asleep_among(const Plan&, const Instruction&, std::span<const int>) const override { return Seconds(asleep_s); }
 };
 
 /// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine

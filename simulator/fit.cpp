@@ -46,7 +46,7 @@ class Fit {
         }
         if (run.plan->concurrency == 1) add_latencies(program, events);
       }
-      add_messages(plan, programs, recorded);
+      add_messages(plan, programs, recorded, run.plan->concurrency);
     }
   }
 
@@ -123,14 +123,15 @@ class Fit {
 
   /// A message's time: from the arrival of the last party to the end of the last. Every party counts the same message, so group
   /// index 0, or the receiver, speaks for all.
-  void add_messages(const Plan& plan, const std::vector<Program>& programs, const Recorded& recorded) {
+  void add_messages(const Plan& plan, const std::vector<Program>& programs, const Recorded& recorded, int concurrency) {
     for (size_t role = 0; role < programs.size(); ++role)
       for (const Instruction& i : programs[role].instructions) {
         if (!communicates(i) || std::holds_alternative<Send>(i.op->work)) continue;
         if (std::holds_alternative<Recv>(i.op->work)) {
           const TraceEvent* e = recorded.op[role][static_cast<size_t>(i.id)];  // a mesh of stages only: rank = role
           if (e != nullptr)
-            add_sample({kernel_of(*i.segment, *i.op), cost_shape_of(plan, *i.segment, *i.op), 1}, e->end - e->begin - e->peer_wait);
+            add_sample({kernel_of(*i.segment, *i.op), cost_shape_of(plan, *i.segment, *i.op), concurrency},
+                       e->end - e->begin - e->peer_wait);
           continue;
         }
         double arrival = 0, end = 0;
@@ -140,7 +141,7 @@ class Fit {
           arrival = std::max(arrival, e->begin);
           end = std::max(end, e->end);
         }
-        add_sample({kernel_of(*i.segment, *i.op), cost_shape_of(plan, *i.segment, *i.op), 1}, end - arrival);
+        add_sample({kernel_of(*i.segment, *i.op), cost_shape_of(plan, *i.segment, *i.op), concurrency}, end - arrival);
       }
   }
 

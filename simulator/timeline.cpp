@@ -29,6 +29,7 @@ enum class Doing : uint8_t {
   kLaunch,   ///< dispatch: core time on a local machine, else the host's launch (a task or a timer)
   kArrived,  ///< at a meeting, peers missing (the last of them)
   kGather,   ///< all there, those who blocked are being woken (a timer)
+  kSteps,    ///< asleep between the steps of a communication, where streams outnumber the cores (a timer)
   kRun,      ///< the op's own work (a task; of a sender: its receiver's end)
   kDone,
 };
@@ -82,6 +83,15 @@ class Costs {
     return known[level];
   }
 
+  /// How much longer a communication takes where streams outnumber the cores, for the slowest whom the rank stands for.
+  double asleep(const Instruction& i, int rank) {
+    const auto [known, is_new] = asleep_.try_emplace(key(i, rank), 0);
+    if (is_new)
+      for (const std::vector<int>& ranks : who_meet(plan_, *i.op, simulated_, rank))
+        known->second = std::max(known->second, model_.asleep_among(plan_, i, ranks).value);
+    return known->second;
+  }
+
   const OnDevice& on_device(const Instruction& i, int rank) {
     OnDevice& known = on_devices_[key(i, rank)];
     if (known.seconds >= 0) return known;
@@ -117,6 +127,7 @@ class Costs {
   const SimulatedRanks& simulated_;
   size_t levels_;
   std::unordered_map<Key, std::vector<double>, Hash> by_cores_;
+  std::unordered_map<Key, double, Hash> asleep_;
   std::unordered_map<Key, OnDevice, Hash> on_devices_;
 };
 
@@ -132,6 +143,7 @@ class Simulation {
         simulated_(plan.mesh, machine.local || plan.mesh.world_size() <= options.max_individual_ranks),
         costs_(plan, costs, simulated_, machine.local ? std::max(1, machine.cores) : 1) {
     for (const int rank : simulated_.ranks()) add_rank(rank, programs);
+    crowded_ = local_ && std::ranges::count_if(streams_, [](const Stream& s) { return !s.list->empty(); }) > cores_;
     sharing_.emplace(static_cast<int>(ranks_.size()), static_cast<int>(streams_.size()));
   }
 
@@ -238,7 +250,8 @@ class Simulation {
     if (static_cast<int>(arrived.size()) < m.parties) return;
     double waited = 0;
     for (const int a : arrived) waited = std::max(waited, now_ - streams_[static_cast<size_t>(a)].begin);
-    const double delay = std::min(wake_, waited);
+    const bool sleeps = crowded_ && costs_.asleep(current(s), rank_of(s).rank) > 0;  // being woken is then part of that
+    const double delay = sleeps ? 0 : std::min(wake_, waited);
     if (local_) {
       for (const int a : arrived) start_timer(a, Doing::kGather, now_ + delay);
       return;
@@ -267,6 +280,9 @@ class Simulation {
         streams_[static_cast<size_t>(a)].moving = now_;
         streams_[static_cast<size_t>(a)].phase = Doing::kRun;
       }
+    if (crowded_)
+      if (const double asleep = costs_.asleep(current(s), rank_of(s).rank); asleep > 0)
+        return start_timer(index, Doing::kSteps, now_ + asleep);
     start_task(index, Doing::kRun);
   }
 
@@ -398,6 +414,7 @@ class Simulation {
       case Doing::kWaking: return launch(index, true);
       case Doing::kLaunch: return begin_op(index);
       case Doing::kGather: return move(index);
+      case Doing::kSteps: return start_task(index, Doing::kRun);
       case Doing::kRun: return finish_op(index);
       default:
         SHARDLAB_CHECK(false, "a timer or task of stream {} ended in phase {}", index,
@@ -451,6 +468,7 @@ class Simulation {
   const bool local_;
   const int cores_;
   const double dispatch_, wake_;
+  bool crowded_ = false;  ///< streams of a local machine outnumber its cores
   SimulatedRanks simulated_;
   Costs costs_;
   std::vector<Rank> ranks_;

@@ -55,14 +55,17 @@ TEST_CASE("calibration finds the costs of a made-up machine again") {
   const Calibration c = fit(simulated_runs(machine), {"2026-01-01", "test", "made-up", "none"});
   CHECK(c.op_overhead_s == Approx(5e-7).epsilon(1e-6));
   CHECK(c.wake_latency_s == Approx(3e-6).epsilon(1e-6));
-  std::set<std::string> kernels;
+  std::set<std::string> kernels, among_streams;
   for (const RatePoint& p : c.points) {
     INFO(p.kernel << " " << p.concurrency);
     kernels.insert(p.kernel);
     const bool message = p.kernel == "p2p" || p.kernel.starts_with("all_") || p.kernel.starts_with("reduce_");
     REQUIRE(p.seconds == Approx(MadeUpCosts::seconds(p.shape, message ? 0 : p.concurrency)).epsilon(1e-6));
     REQUIRE(p.repeats >= 1);
+    if (p.concurrency > 2) among_streams.insert(p.kernel);
+    REQUIRE(p.concurrency <= (message ? 3 : 2));  // two cores; what communicates also among more streams than those
   }
+  CHECK(among_streams.size() == 10);  // three collectives by three algorithms, and messages
   // Every op that a step of today's strategies is made of.
   for (const char* kernel : {"load_batch",
                              "embed.F",

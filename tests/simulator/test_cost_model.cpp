@@ -169,6 +169,24 @@ TEST_CASE("a group that outnumbers the cores is shared once, not twice") {
   CHECK(costs.communicate(*e.plan, op(e, "reduce"), 2).value == Approx(4e-6));  // 4 ranks on 2 cores took 8
 }
 
+TEST_CASE("among more streams than cores a group sleeps for what it was measured to take longer") {
+  const Expanded e = expanded(kOps);
+  const auto costs = [&](int cores) {
+    return CalibratedCostModel(measured({{"reduce_scatter.direct", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1},
+                                         {"reduce_scatter.direct", {4 * 128 * 32, 4}, cores + 1, 1e-4, 0, 1},
+                                         {"all_gather.ring", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1}},
+                                        cores));
+  };
+  const std::vector<int> group{0, 1, 2, 3};
+  const auto asleep = [&](const CalibratedCostModel& model, const char* label) {
+    return model.asleep_among(*e.plan, op(e, label), group).value;
+  };
+  CHECK(asleep(costs(4), "reduce") == Approx(92e-6));
+  CHECK(costs(4).communicate(*e.plan, op(e, "reduce"), 4).value == Approx(8e-6));  // of the core's work nothing changes
+  CHECK(asleep(costs(4), "gather") == 0);                                          // by a calibration that knows no crowds
+  CHECK(asleep(costs(2), "reduce") == 0);                                          // four on two cores: asleep to begin with
+}
+
 TEST_CASE("a data sheet model adds up latency and bandwidth") {
   const Expanded e = expanded(kOps);
   Machine m;

@@ -182,6 +182,33 @@ TEST_CASE("an overlapped collective takes cores from compute") {
         "rank 0 compute 5 6 c\n");
 }
 
+TEST_CASE("where streams outnumber the cores a meeting sleeps, and cores are free meanwhile") {
+  const Expanded e = expanded(kOverlap);
+  FixedCostModel costs;
+  costs.seconds = {{"reduce", 2}, {"b", 2}};
+  costs.asleep_s = 1;
+  costs.wake_s = 0.5;
+  const auto rank0 = [&](int cores) {
+    const std::string all = timeline(e, simulate(*e.plan, e.programs, shared_cores(cores), costs));
+    return all.substr(0, all.find("rank 1"));
+  };
+  // Four streams. Asleep until 2.5, while b has a core to itself; then four tasks share two cores until b ends.
+  CHECK(rank0(2) ==
+        "rank 0 compute 0 1 a\n"
+        "rank 0 comm 0 1.5 (reduce)\n"
+        "rank 0 compute 1 3.5 b\n"
+        "rank 0 comm 1.5 5 reduce\n"
+        "rank 0 compute 3.5 5.5 (c)\n"
+        "rank 0 compute 5.5 6.5 c\n");
+  CHECK(rank0(4) ==
+        "rank 0 compute 0 1 a\n"
+        "rank 0 comm 0 1.5 (reduce)\n"
+        "rank 0 compute 1 3 b\n"
+        "rank 0 comm 1.5 3.5 reduce\n"
+        "rank 0 compute 3 4 (c)\n"
+        "rank 0 compute 4 5 c\n");
+}
+
 TEST_CASE("the bubble of 1F1B and of all-forward-all-backward is (p - 1) / (m + p - 1)") {
   FixedCostModel costs;
   costs.otherwise = 0;
