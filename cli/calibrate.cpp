@@ -2,9 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <map>
 
 #include "cli/common.h"
 #include "cli/environment.h"
@@ -109,20 +107,14 @@ Result<void> check_writable(const std::string& out) {
   return Error{ExitCode::kUsage, fmt::format("{} cannot be written", out), "name another file with -o", {}};
 }
 
-/// By how much repeats of the same op differ, most of them: the median over kernels that take long enough to be told apart from
-/// the clock's steps. What is predicted cannot be more certain than that.
+/// What is predicted cannot be more certain than what was measured.
 void print_steadiness(const Calibration& calibration) {
-  constexpr double kLong_s = 3e-5, kUnsteady = 0.4;
-  std::map<int, std::vector<double>> spreads;
-  for (const RatePoint& p : calibration.points)
-    if (p.kernel.starts_with("linear.") && p.seconds > kLong_s) spreads[p.concurrency].push_back(p.spread);
+  constexpr double kUnsteady = 0.4;
   bool unsteady = false;
   std::string text;
-  for (auto& [concurrency, of] : spreads) {
-    std::ranges::nth_element(of, of.begin() + std::ssize(of) / 2);
-    const double median = of[of.size() / 2];
-    unsteady |= median > kUnsteady;
-    text += fmt::format("{}{:.0f} % with {} busy", text.empty() ? "" : ", ", 100 * median, concurrency);
+  for (const auto& [concurrency, spread] : spread_of_products(calibration)) {
+    unsteady |= spread > kUnsteady;
+    text += fmt::format("{}{:.0f} % with {} busy", text.empty() ? "" : ", ", 100 * spread, concurrency);
   }
   if (text.empty()) return;
   fmt::print(stderr, "four of five repeats of a product lie within {}{}\n", text,

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -71,6 +72,9 @@ struct CalibrationOrigin {
 /// Points are medians over every step and round of the same op at the same concurrency, with relative spread and count.
 /// The id is the date and a hash of the points.
 Calibration fit(std::span<const CalibrationRun> runs, const CalibrationOrigin& origin);
+
+/// How steady the machine was: of products that take 30 us or more, the median of `RatePoint::spread`, by concurrency.
+std::map<int, double> spread_of_products(const Calibration& calibration);
 
 /// This machine as a Machine: local, with the calibration, peak flops of one core = the best measured matmul rate, memory bandwidth
 /// of one core = the best measured rate of AdamW on buffers beyond the caches, one device a core.

@@ -159,6 +159,19 @@ Calibration fit(std::span<const CalibrationRun> runs, const CalibrationOrigin& o
   return c;
 }
 
+std::map<int, double> spread_of_products(const Calibration& calibration) {
+  constexpr double kLong_s = 3e-5;
+  std::map<int, std::vector<double>> spreads;
+  for (const RatePoint& p : calibration.points)
+    if (p.kernel.starts_with("linear.") && p.seconds >= kLong_s) spreads[p.concurrency].push_back(p.spread);
+  std::map<int, double> medians;
+  for (auto& [concurrency, of] : spreads) {
+    std::sort(of.begin(), of.end());
+    medians[concurrency] = quantile(of, 0.5);
+  }
+  return medians;
+}
+
 Machine local_machine(const Calibration& calibration, int cores, int64_t memory_bytes) {
   Machine m;
   m.id = "local";

@@ -250,8 +250,7 @@ class Simulation {
     if (static_cast<int>(arrived.size()) < m.parties) return;
     double waited = 0;
     for (const int a : arrived) waited = std::max(waited, now_ - streams_[static_cast<size_t>(a)].begin);
-    const bool sleeps = crowded_ && costs_.asleep(current(s), rank_of(s).rank) > 0;  // being woken is then part of that
-    const double delay = sleeps ? 0 : std::min(wake_, waited);
+    const double delay = asleep(s) > 0 ? 0 : std::min(wake_, waited);  // being woken is part of what it sleeps
     if (local_) {
       for (const int a : arrived) start_timer(a, Doing::kGather, now_ + delay);
       return;
@@ -280,11 +279,12 @@ class Simulation {
         streams_[static_cast<size_t>(a)].moving = now_;
         streams_[static_cast<size_t>(a)].phase = Doing::kRun;
       }
-    if (crowded_)
-      if (const double asleep = costs_.asleep(current(s), rank_of(s).rank); asleep > 0)
-        return start_timer(index, Doing::kSteps, now_ + asleep);
+    if (const double seconds = asleep(s); seconds > 0) return start_timer(index, Doing::kSteps, now_ + seconds);
     start_task(index, Doing::kRun);
   }
+
+  /// Seconds for which the meeting of `s` sleeps between its steps.
+  double asleep(const Stream& s) { return crowded_ ? costs_.asleep(current(s), rank_of(s).rank) : 0; }
 
   /// The op's work is done; for a receive, so is its sender's.
   void finish_op(int index) {

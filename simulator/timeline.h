@@ -14,8 +14,8 @@
 //   peers      a collective moves data once its whole group has arrived; a send and its receive once both have.
 //
 // On a local machine `dispatch` is core time before each op. A stream that had to block starts `wake` seconds after what it waited
-// for, or as many as it had waited if those were fewer: it was still spinning. Where streams outnumber the
-// cores nobody spins: who meets sleeps between the steps of the meeting (`asleep_among`), and cores are free meanwhile.
+// for, or as many as it had waited if those were fewer: it was still spinning. Where streams outnumber the cores nobody spins: who
+// meets sleeps between the steps of the meeting (`asleep_among`), and cores are free meanwhile.
 #pragma once
 
 #include <vector>

@@ -194,7 +194,7 @@ class Pricer {
   void add_context_exchange(double core_forward, double core_backward, LayerCost& cost) const;
   void add_context_gather(double core_forward, double core_backward, LayerCost& cost) const;
   void add_feed_forward(LayerCost& cost) const;
-  /// A dense one where there are no `experts`, else one of each for so many on this rank.
+  /// The dense feed-forward where `experts` is 0, else those of so many experts on this rank, with `rows` each.
   void add_mlp(double rows, double width, double experts, bool remade_up, bool remade_all, LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
   /// Seconds of the matmuls that read what is gathered, and of those whose results are scattered.

@@ -122,6 +122,15 @@ TEST_CASE("calibration finds the costs of a made-up machine again") {
   }
 }
 
+TEST_CASE("how steady a machine was is the middle spread of its long products") {
+  Calibration c;
+  for (const double spread : {0.5, 0.1, 0.3}) c.points.push_back({"linear.F", {1, 1, 1}, 1, 4e-5, spread, 9});
+  c.points.push_back({"linear.W.bias", {1, 1, 1}, 2, 4e-5, 0.7, 9});
+  c.points.push_back({"linear.F", {1, 1, 1}, 1, 1e-6, 9, 9});  // too short to tell from the clock
+  c.points.push_back({"copy", {1}, 1, 1e-3, 9, 9});
+  CHECK(spread_of_products(c) == std::map<int, double>{{1, 0.3}, {2, 0.7}});
+}
+
 TEST_CASE("the points of every kernel fill a grid, so that shapes between them are interpolated") {
   const Calibration c = fit(simulated_runs(shared_cores(4)), {});
   std::map<std::pair<std::string, int>, std::vector<std::vector<int64_t>>> shapes;
