@@ -2,7 +2,6 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include "commit.h"
 #include "kernels/kernels.h"
 #include "plan/base/hash.h"
+#include "runtime/core_scheduler.h"
 
 namespace shardlab {
 namespace {
@@ -60,11 +60,7 @@ std::string processor_name() {
   return name.empty() ? "unknown processor" : name;
 }
 
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
-}
+int usable_cores() { return static_cast<int>(usable_processors().size()); }
 
 int64_t usable_memory() {
   const std::string available = field("/proc/meminfo", "MemAvailable", ':');

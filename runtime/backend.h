@@ -73,6 +73,8 @@ class Backend {
   virtual Result<Launch> bind(const BoundOp& op) = 0;
   /// Called by the thread of each stream that has instructions, once everything is bound and before its first op.
   virtual void enter_thread(int stream) { static_cast<void>(stream); }
+  /// Threads that compute in a launch, the calling one among them.
+  virtual int threads() const { return 1; }
   /// What runs the launches when they only enqueue; none: they have run when they return.
   virtual Accelerator* device() { return nullptr; }
 };

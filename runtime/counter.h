@@ -7,6 +7,16 @@
 
 namespace shardlab {
 
+class Counter;
+
+/// Is told in place of threads asleep.
+class CounterListener {
+ public:
+  virtual ~CounterListener() = default;
+  /// A target that was given to `counter.tell` may be reached. On the thread that advanced it.
+  virtual void reached(Counter& counter) = 0;
+};
+
 /// The one primitive of waiting: streams count completed instructions, channels count messages posted and taken.
 ///
 /// `advance` costs one atomic addition and one load while nobody sleeps. A sleeper states the value it needs, so that a
@@ -38,11 +48,20 @@ class alignas(64) Counter {
   /// Wakes every sleeper, whatever it waits for.
   void wake_all();
 
+  /// Has `listener` told once the value is `target` or more. True: it is already, and nobody may be told. A counter has one
+  /// listener; of several targets the listener is told of the smallest and gives the others again.
+  bool tell(uint64_t target, CounterListener& listener);
+  void tell_nobody() { listener_.store(nullptr, std::memory_order_seq_cst); }
+
  private:
+  void lower_wake_at(uint64_t target);
+
   static constexpr uint64_t kNobody = std::numeric_limits<uint64_t>::max();
   std::atomic<uint64_t> value_{0};
-  std::atomic<uint64_t> wake_at_{kNobody};  ///< the smallest target of any sleeper
+  std::atomic<uint64_t> wake_at_{kNobody};  ///< the smallest target of any sleeper or listener
   std::atomic<uint32_t> epoch_{0};          ///< the futex: changes at each wake
+  std::atomic<uint32_t> sleepers_{0};
+  std::atomic<CounterListener*> listener_{nullptr};
 };
 
 }  // namespace shardlab

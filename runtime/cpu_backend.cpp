@@ -35,6 +35,7 @@ class CpuBackend final : public Backend {
   bool has_storage() const override { return true; }
   Result<Launch> bind(const BoundOp& op) override;
   void enter_thread(int stream) override;
+  int threads() const override { return options_.threads_per_rank; }
 
  private:
   Launch bind_work(const BoundOp& op, const LoadBatch& w);

@@ -10,6 +10,7 @@
 
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
+#include "runtime/spin.h"
 
 namespace shardlab {
 
@@ -65,7 +66,7 @@ void Task::wait_slowly(Counter& counter, uint64_t target, const WaitCause& cause
 }
 
 void Task::pause_slowly() {
-  if (cooperative_) crew_.scheduler().pause(*this);
+  crew_.scheduler().pause(*this);
   if (failed()) throw Released{};
 }
 
@@ -74,21 +75,6 @@ double SteadyClock::now() const {
 }
 
 // ---- tasks that run freely
-
-namespace {
-
-/// A wait looks at the clock and at the crew's failure at least this often, whoever forgot to wake it.
-constexpr double kSlice_s = 0.02;
-/// A spin of some 20 us covers the usual distance between ranks that have a core each.
-constexpr int kSpins = 1000;
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-}  // namespace
 
 ThreadScheduler::ThreadScheduler(const Clock& clock, int tasks, int cores) : clock_(clock), spins_(tasks <= cores ? kSpins : 0) {}
 
@@ -232,7 +218,7 @@ Crew::~Crew() { join(); }
 
 Task& Crew::add(int rank, int stream) {
   SHARDLAB_CHECK(threads_.empty(), "tasks are added before the first is started");
-  tasks_.push_back(std::make_unique<Task>(*this, rank, stream, static_cast<int>(tasks_.size()), scheduler_.cooperative()));
+  tasks_.push_back(std::make_unique<Task>(*this, rank, stream, static_cast<int>(tasks_.size())));
   scheduler_.add(*tasks_.back());
   return *tasks_.back();
 }

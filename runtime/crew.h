@@ -44,8 +44,7 @@ struct Released {};
 /// One thread of a session: stream `stream` of rank `rank`.
 class Task {
  public:
-  Task(Crew& crew, int rank, int stream, int index, bool cooperative)
-      : crew_(crew), rank_(rank), stream_(stream), index_(index), cooperative_(cooperative) {}
+  Task(Crew& crew, int rank, int stream, int index) : crew_(crew), rank_(rank), stream_(stream), index_(index) {}
 
   int rank() const { return rank_; }
   int stream() const { return stream_; }
@@ -58,12 +57,17 @@ class Task {
       wait_slowly(counter, target, cause);
   }
 
-  /// A point at which a seeded scheduler may let another task run, and at which a session that failed elsewhere ends: throws
-  /// Released then.
+  /// A point at which the scheduler may let another task run, and at which a session that failed elsewhere ends: throws Released
+  /// then.
   void pause() {
-    if (cooperative_ || failed()) [[unlikely]]
+    if (pause_wanted()) [[unlikely]]
       pause_slowly();
   }
+
+  /// Calls what keeps the thread waiting for something that is no counter (a drive): another task may have its core meanwhile.
+  /// Throws Released like `pause`.
+  template <class Call>
+  void aside(const Call& call);
 
   /// Instruction::id of what the task works at, for messages; -1 between steps.
   void set_instruction(int32_t id) { instruction_.store(id, std::memory_order_relaxed); }
@@ -75,15 +79,16 @@ class Task {
   friend class Crew;
   friend class ThreadScheduler;
   friend class SeededScheduler;
+  friend class CoreScheduler;
   void wait_slowly(Counter& counter, uint64_t target, const WaitCause& cause);
   void pause_slowly();
+  bool pause_wanted() const;
   bool failed() const;
 
   Crew& crew_;
   const int rank_;
   const int stream_;
-  const int index_;         ///< in the crew
-  const bool cooperative_;  ///< a seeded scheduler decides at each pause
+  const int index_;  ///< in the crew
   std::atomic<int32_t> instruction_{-1};
   std::atomic<bool> finished_{false};
   std::atomic<uint64_t> cause_{0};  ///< kind and peer, packed
@@ -94,13 +99,13 @@ class Task {
 /// How a wait ended.
 enum class Waited : uint8_t { kReached, kTimedOut, kReleased };
 
-/// Decides which tasks run. Swapped in tests only.
+/// Decides which tasks run.
 class Scheduler {
  public:
   virtual ~Scheduler() = default;
   virtual const Clock& clock() const = 0;
-  /// Does `pause` decide who runs next?
-  virtual bool cooperative() const = 0;
+  /// Might `pause` let another task run?
+  bool wants_pauses() const { return wants_pauses_.load(std::memory_order_relaxed); }
   /// Announces a task before any thread is started.
   virtual void add(Task& task) = 0;
   /// Called by each task's thread before its first and after its last action.
@@ -108,11 +113,20 @@ class Scheduler {
   virtual void leave(Task& task) = 0;
   /// Blocks until the counter has reached the target, `deadline` (on the clock) has passed, or the crew has failed.
   virtual Waited block(Task& task, Counter& counter, uint64_t target, double deadline) = 0;
-  virtual void pause(Task& task) = 0;
+  virtual void pause(Task&) {}
+  /// Around what a task's thread waits for outside the crew.
+  virtual void step_aside(Task&) {}
+  virtual void step_back(Task&) {}
   /// Called from outside the crew: lets the tasks run until `done` has reached `target`.
   virtual void drive(Crew& crew, Counter& done, uint64_t target) = 0;
   /// Wakes every blocked task after the crew has failed.
   virtual void release(Crew& crew) = 0;
+
+ protected:
+  void want_pauses(bool wanted) { wants_pauses_.store(wanted, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> wants_pauses_{false};
 };
 
 /// Monotonic time of this machine.
@@ -121,7 +135,7 @@ class SteadyClock final : public Clock {
   double now() const override;
 };
 
-/// The tasks run freely: a wait spins briefly, then sleeps.
+/// The tasks run as the operating system lets them: a wait spins briefly, then sleeps.
 class ThreadScheduler final : public Scheduler {
  public:
   /// `clock` measures time-outs and must outlive the scheduler. With more tasks than `cores` a wait sleeps at once, since
@@ -129,12 +143,10 @@ class ThreadScheduler final : public Scheduler {
   ThreadScheduler(const Clock& clock, int tasks, int cores);
 
   const Clock& clock() const override { return clock_; }
-  bool cooperative() const override { return false; }
   void add(Task&) override {}
   void enter(Task&) override {}
   void leave(Task&) override {}
   Waited block(Task& task, Counter& counter, uint64_t target, double deadline) override;
-  void pause(Task&) override {}
   void drive(Crew& crew, Counter& done, uint64_t target) override;
   void release(Crew& crew) override;
 
@@ -148,10 +160,9 @@ class ThreadScheduler final : public Scheduler {
 /// earliest deadline, so that a deadlock is found without waiting.
 class SeededScheduler final : public Scheduler {
  public:
-  explicit SeededScheduler(uint64_t seed) : clock_(*this), seed_(seed) {}
+  explicit SeededScheduler(uint64_t seed) : clock_(*this), seed_(seed) { want_pauses(true); }
 
   const Clock& clock() const override { return clock_; }
-  bool cooperative() const override { return true; }
   void add(Task& task) override;
   void enter(Task& task) override;
   void leave(Task& task) override;
@@ -245,5 +256,14 @@ class Crew {
 
 inline double Task::now() const { return crew_.clock().now(); }
 inline bool Task::failed() const { return crew_.failed(); }
+inline bool Task::pause_wanted() const { return crew_.scheduler().wants_pauses() || failed(); }
+
+template <class Call>
+void Task::aside(const Call& call) {
+  crew_.scheduler().step_aside(*this);
+  call();  // what it throws ends the task, which needs no core for that
+  crew_.scheduler().step_back(*this);
+  if (failed()) throw Released{};
+}
 
 }  // namespace shardlab

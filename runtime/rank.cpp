@@ -487,10 +487,14 @@ Moved Rank::perform(const BoundInstruction& bound, const StepState& state, Task&
   switch (bound.kind) {
     case Kind::kLaunch: bound.launch(state); return moved;
     case Kind::kBlockRead:
-      store_->read(bound.offset, {static_cast<std::byte*>(bound.call.target), static_cast<size_t>(bound.bytes)});
+      task.aside([&] {
+        store_->read(bound.offset, {static_cast<std::byte*>(bound.call.target), static_cast<size_t>(bound.bytes)});
+      });
       return moved;
     case Kind::kBlockWrite:
-      store_->write(bound.offset, {static_cast<const std::byte*>(bound.call.source), static_cast<size_t>(bound.bytes)});
+      task.aside([&] {
+        store_->write(bound.offset, {static_cast<const std::byte*>(bound.call.source), static_cast<size_t>(bound.bytes)});
+      });
       return moved;
     case Kind::kCollective: moved = bound.comm->collective(bound.call, task); break;
     case Kind::kSend: moved = bound.comm->send(bound.call.source, bound.bytes, bound.peer, task); break;

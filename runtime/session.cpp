@@ -13,6 +13,7 @@
 #include "plan/base/check.h"
 #include "plan/run_state.h"
 #include "plan/runnable.h"
+#include "runtime/core_scheduler.h"
 #include "runtime/parameter_servers.h"
 #include "runtime/rank.h"
 #include "runtime/values.h"
@@ -87,6 +88,7 @@ class ThreadSession final : public Session {
   };
   using Pick = std::function<Holding(const Rank&)>;
 
+  std::unique_ptr<Scheduler> make_scheduler() const;
   void start_crew();
   std::vector<StepResult> run_apart(int64_t first, int64_t count);
   void run_round(const Round& round);
@@ -156,13 +158,24 @@ Result<void> ThreadSession::build(Transport& transport, const BackendFactory& ba
   return {};
 }
 
-void ThreadSession::start_crew() {
+/// Cores are handed from task to task where there are too few of them. Not so where the tasks only issue work to a device, nor
+/// where a launch has threads of its own, which would be bound to the core of the task that made them.
+std::unique_ptr<Scheduler> ThreadSession::make_scheduler() const {
   int tasks = 0;
-  for (const auto& rank : ranks_) tasks += static_cast<int>(rank->streams().size());
+  bool has_cores = true;
+  for (const auto& rank : ranks_) {
+    tasks += static_cast<int>(rank->streams().size());
+    has_cores = has_cores && rank->backend().device() == nullptr && rank->backend().threads() == 1;
+  }
+  std::vector<int> processors = usable_processors();
+  if (has_cores && tasks > std::ssize(processors)) return std::make_unique<CoreScheduler>(*options_.clock, std::move(processors));
+  return std::make_unique<ThreadScheduler>(*options_.clock, tasks, static_cast<int>(processors.size()));
+}
+
+void ThreadSession::start_crew() {
   Scheduler* scheduler = options_.scheduler;
   if (scheduler == nullptr) {
-    own_scheduler_ =
-        std::make_unique<ThreadScheduler>(*options_.clock, tasks, static_cast<int>(std::thread::hardware_concurrency()));
+    own_scheduler_ = make_scheduler();
     scheduler = own_scheduler_.get();
   }
   crew_ = std::make_unique<Crew>(*scheduler, options_.timeout_s, [this](const Task& task) { return describe_task(task); });

@@ -38,7 +38,7 @@ struct RunOptions {
   bool poison = false;             ///< fill storage with NaNs while it is dead
   Recorder* recorder = nullptr;    ///< receives an event per instruction; none: no clock is read
   const Clock* clock = nullptr;    ///< none: this machine's
-  Scheduler* scheduler = nullptr;  ///< none: tasks run freely
+  Scheduler* scheduler = nullptr;  ///< none: the operating system's, or a CoreScheduler where tasks outnumber the cores
   std::string nvme_directory;      ///< where ranks make their files for NVMe space; empty: the current directory
   BlockStores block_stores;        ///< what stands for those files; none: `open_file_store`
   int staleness = -1;              ///< of a parameter server: steps that a worker may be ahead of the slowest; below 0: in step
