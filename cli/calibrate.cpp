@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 #include "reports/format.h"
 #include "reports/store.h"
+#include "runtime/core_scheduler.h"
 #include "runtime/cuda/api.h"
 #include "runtime/session.h"
 #include "simulator/calibrate.h"
@@ -28,6 +29,7 @@ struct CalibrateFlags {
 struct Target {
   CalibrationOptions options;
   std::string backend, transport, processor, kernels;
+  double turn_s = 0;         ///< Calibration::turn_s
   int devices = 0;           ///< of a GPU target
   int64_t memory_bytes = 0;  ///< of a device
 };
@@ -58,6 +60,7 @@ Target processor_target() {
   Target t{.backend = "cpu", .transport = "threads", .processor = processor_name(), .kernels = {}};
   t.kernels = description(kernels_for_this_processor());
   t.options.cores = usable_cores();
+  t.turn_s = CoreScheduler::kTurn_s;
   t.memory_bytes = usable_memory() / t.options.cores;
   return t;
 }
@@ -128,7 +131,7 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
   SHARDLAB_TRY(check_writable(out));
   target->options.scale = flags.scale;
   const std::vector<CalibrationPlan> plans = calibration_plans(target->options);
-  const CalibrationOrigin origin{today(), invocation.command(), target->processor, target->kernels};
+  const CalibrationOrigin origin{today(), invocation.command(), target->processor, target->kernels, target->turn_s};
   const CalibrationTokens tokens;
   std::vector<CalibrationRun> runs;
   const bool terminal = stderr_is_terminal();
@@ -147,9 +150,11 @@ Result<ExitCode> calibrate(const CalibrateFlags& flags, const Invocation& invoca
   std::string peaks;
   for (const auto& [precision, flops] : machine.device.peak_flops)
     peaks += fmt::format(", {:.1f} Gflop/s in {}", flops / 1e9, precision);
-  fmt::print(stderr, "{} points{} per {}, {} memory, {} an op, {} a wake-up\nwrote {}\n", calibration.points.size(), peaks,
+  const std::string handover =
+      target->devices > 0 ? "" : fmt::format(", {} a core handed over", seconds_text(calibration.handover_s));
+  fmt::print(stderr, "{} points{} per {}, {} memory, {} an op, {} a wake-up{}\nwrote {}\n", calibration.points.size(), peaks,
              target->devices > 0 ? "device" : "core", bytes_per_second_text(machine.device.memory_bytes_per_s),
-             seconds_text(calibration.op_overhead_s), seconds_text(calibration.wake_latency_s), out);
+             seconds_text(calibration.op_overhead_s), seconds_text(calibration.wake_latency_s), handover, out);
   print_steadiness(calibration);
   return ExitCode::kDone;
 }

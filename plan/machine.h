@@ -20,8 +20,7 @@ struct RatePoint {
   std::string kernel;          ///< kind and phase of the op: "linear.F", "norm.I", "all_reduce"
   std::vector<int64_t> shape;  ///< [m, n, k] of a matmul, [b, heads, s, d] of attention, [bytes] of a memory-bound op, [bytes,
                                ///< ranks] of a collective
-  int concurrency = 1;         ///< ranks that did the same at the same time; of what communicates: 1, or more than there are cores
-                               ///< where streams outnumbered them, so that a wait slept at once
+  int concurrency = 1;         ///< ranks that did the same at the same time; of what communicates: 1
   double seconds = 0;
   double spread = 0;
   int repeats = 0;
@@ -37,6 +36,8 @@ struct Calibration {
   std::vector<RatePoint> points;
   double op_overhead_s = 0;   ///< dispatch of an op that does nothing
   double wake_latency_s = 0;  ///< one stream waking another
+  double handover_s = 0;      ///< one stream taking over the core of another (runtime/core_scheduler.h)
+  double turn_s = 0;          ///< as long a stream keeps a core that another wants, but for its op; 0: they take turns op by op
 };
 
 struct Device {

@@ -378,6 +378,8 @@ void visit_fields(V& v, T& x) {
   v("points", x.points);
   v("op_overhead_s", x.op_overhead_s);
   v("wake_latency_s", x.wake_latency_s);
+  v("handover_s", x.handover_s);
+  v("turn_s", x.turn_s);
 }
 
 template <class V, class T>

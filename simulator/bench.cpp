@@ -139,6 +139,10 @@ void Bench::op(Work work, const std::vector<BufferId>& reads, const std::vector<
   add_call("op", std::move(work), reads, writes, "op", stream, program);
 }
 
+void Bench::untested(Work work, const std::vector<BufferId>& reads, const std::vector<Write>& writes, int stream) {
+  add_call("op", std::move(work), reads, writes, std::string(kPreparation), stream, programs_[0]);
+}
+
 void Bench::add_call(const std::string& name, Work work, const std::vector<BufferId>& reads, const std::vector<Write>& writes,
                      const std::string& label, int stream, std::vector<Item>& into) {
   Segment segment;
@@ -186,13 +190,6 @@ CommId Bench::comm(const std::string& name) {
 int Bench::add_stream(const std::string& name) {
   plan_.streams.push_back(name);
   return static_cast<int>(plan_.streams.size()) - 1;
-}
-
-void Bench::add_idle_stream() {
-  const int stream = add_stream(fmt::format("idle {}", plan_.streams.size()));
-  const BufferId nothing = result(typed(tensor({16})));
-  for (std::vector<Item>& program : programs_)
-    add_call("idle", Fill{}, {}, {{nothing}}, std::string(kPreparation), stream, program);
 }
 
 Plan Bench::take() {

@@ -58,11 +58,11 @@ class Bench {
   };
   /// Adds `work` to the role's program, on stream `stream`. Pending warm operands are copied in front of it.
   void op(Work work, const std::vector<BufferId>& reads, const std::vector<Write>& writes, int stream = 0, int role = 0);
+  /// The same, of an op that is not under test itself.
+  void untested(Work work, const std::vector<BufferId>& reads, const std::vector<Write>& writes, int stream = 0);
 
   CommId comm(const std::string& name);
   int add_stream(const std::string& name);
-  /// One with next to nothing to do, which counts as preparation.
-  void add_idle_stream();
   const Type& type_of(BufferId buffer) const { return plan_.roles[0].buffers[buffer.index()].type; }
 
   /// The plan, with the pool filled at the start of every step.

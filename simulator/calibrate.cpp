@@ -210,15 +210,8 @@ void add_collective(Bench& b, CollectiveKind kind, Algorithm algorithm, CommId c
   }
 }
 
-/// So many idle streams a rank that those of all `ranks` outnumber the cores.
-void outnumber(Bench& b, int cores, int ranks) {
-  for (int streams = 1; streams * ranks <= cores; ++streams) b.add_idle_stream();
-}
-
-/// Where `cores` are given, with more streams than those: waits then sleep at once instead of watching for a while.
-Plan collective_plan(int ranks, int cores = 0) {
-  Bench b(fmt::format("calibration collectives x{}{}", ranks, cores > 0 ? " crowded" : ""), "rank", ranks, {8 << 20, 4 << 20});
-  if (cores > 0) outnumber(b, cores, ranks);
+Plan collective_plan(int ranks) {
+  Bench b(fmt::format("calibration collectives x{}", ranks), "rank", ranks, {8 << 20, 4 << 20});
   const CommId comm = b.comm("all");
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect})  // a loss
     add_collective(b, CollectiveKind::kAllReduce, algorithm, comm, 1, ranks);
@@ -229,9 +222,8 @@ Plan collective_plan(int ranks, int cores = 0) {
   return b.take();
 }
 
-Plan point_to_point_plan(int cores = 0) {
-  Bench b(cores > 0 ? "calibration p2p crowded" : "calibration p2p", "pp", 2);
-  if (cores > 0) outnumber(b, cores, 2);
+Plan point_to_point_plan() {
+  Bench b("calibration p2p", "pp", 2);
   const CommId comm = b.comm("forward");
   for (const int64_t elements : {256, 4096, 32768, 262144, 1048576})
     for (int repeat = 0; repeat < 4; ++repeat) {
@@ -241,16 +233,17 @@ Plan point_to_point_plan(int cores = 0) {
   return b.take();
 }
 
-/// Streams that wait for one another, each long enough to fall asleep, and a chain of ops that do nothing to speak of.
-Plan overhead_plan() {
-  Bench b("calibration overhead", "rank", 1, {3 << 20, 3 << 20});
+/// Two streams a rank that wait for one another, each long enough to fall asleep, and a chain of ops that do nothing to speak of.
+/// Where ranks use all cores, the streams of a rank hand its core to and fro.
+Plan overhead_plan(int ranks) {
+  Bench b(fmt::format("calibration overhead x{}", ranks), "rank", ranks, {3 << 20, 3 << 20});
   const int other = b.add_stream("other");
   const Type nothing = tensor({16}), large = tensor({1 << 20});
   const BufferId there = b.result(large), back = b.result(large);
-  for (int i = 0; i < 64; ++i) b.op(Fill{}, {}, {{b.result(nothing)}});
+  for (int i = 0; i < 64; ++i) b.untested(Fill{}, {}, {{b.result(nothing)}});
   for (int i = 0; i < 8; ++i) {
-    b.op(Copy{}, {back}, {{there}});
-    b.op(Copy{}, {there}, {{back}}, other);
+    b.untested(Copy{}, {back}, {{there}});
+    b.untested(Copy{}, {there}, {{back}}, other);
   }
   return b.take();
 }
@@ -319,11 +312,13 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
   const auto add = [&](Plan plan, int concurrency, int steps) {
     const int scaled = std::max(1, static_cast<int>(std::lround(steps * options.scale)));
     if (options.target == CalibrationTarget::kGpu) add_device_workspaces(plan, {});
-    plans.push_back({plan.name, std::move(plan), concurrency, 1, scaled});
+    const int streams = plan.mesh.world_size() * static_cast<int>(plan.streams.size());
+    const bool crowded = options.target == CalibrationTarget::kProcessor && streams > options.cores;
+    plans.push_back({plan.name, std::move(plan), concurrency, crowded, 1, scaled});
   };
   if (options.target == CalibrationTarget::kGpu) {
     for (int round = 0; round < 2; ++round) {
-      add(overhead_plan(), 1, 3);
+      add(overhead_plan(1), 1, 3);
       add(gpu_flat_plan(), 1, 3);
       for (const DType dtype : {DType::bf16, DType::f32, DType::f16}) add(gpu_linear_plan(dtype), 1, 2);
       add(gpu_attention_plan(), 1, 2);
@@ -346,12 +341,10 @@ std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options
       }
       for (const DType dtype : {DType::bf16, DType::f16}) add(narrow_linear_plan(ranks, dtype), ranks, 2);
     }
-    for (const int ranks : options.group_sizes) add(collective_plan(ranks), 1, 3);
-    add(point_to_point_plan(), 1, 3);
     for (const int ranks : options.group_sizes)
-      if (ranks <= options.cores) add(collective_plan(ranks, options.cores), options.cores + 1, 3);
-    if (options.cores >= 2) add(point_to_point_plan(options.cores), options.cores + 1, 3);
-    add(overhead_plan(), 1, 3);
+      if (ranks <= std::max(2, options.cores)) add(collective_plan(ranks), 1, 3);
+    add(point_to_point_plan(), 1, 3);
+    for (const int ranks : concurrencies) add(overhead_plan(ranks), ranks, 3);
   }
   return plans;
 }

@@ -40,7 +40,8 @@ struct CalibrationOptions {
 struct CalibrationPlan {
   std::string name;  ///< "linear x2, round 3"
   Plan plan;
-  int concurrency = 1;  ///< ranks that compute at the same time; cores + 1: what communicates does so among more streams than cores
+  int concurrency = 1;   ///< ranks that compute at the same time
+  bool crowded = false;  ///< its streams outnumber the cores, and hand them on
   int warmup = 1;
   int steps = 3;
 };
@@ -67,6 +68,7 @@ struct CalibrationOrigin {
   std::string command;
   std::string processor;
   std::string kernel_variant;
+  double turn_s = 0;  ///< Calibration::turn_s of the executor that measured
 };
 
 /// Points are medians over every step and round of the same op at the same concurrency, with relative spread and count.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <set>
 
 #include "plan/collective_steps.h"
 #include "plan/work.h"
@@ -67,6 +68,18 @@ std::string_view name_of(CrossEntropy::Part part) {
 
 bool is_collective_kernel(const std::string& kernel) {
   return kernel.starts_with("all_") || kernel.starts_with("reduce_scatter") || kernel.starts_with("broadcast");
+}
+
+/// Steps of a collective's algorithm in a group of `size`.
+double steps_of(const Collective& c, int size) {
+  return static_cast<double>(collective_steps(c.kind, c.algorithm, size, 0, c.root % size).size());
+}
+
+/// Of the whole buffer, what a member sends in a step: the most that one of them does, over the steps.
+double sent_a_step(const Collective& c, int size) {
+  int64_t most = 0;  // parts
+  for (int member = 0; member < size; ++member) most = std::max(most, sent_elements(c.kind, c.algorithm, size, size, member));
+  return static_cast<double>(most) / size / steps_of(c, size);
 }
 
 /// An attention's cost is proportional to heads over all sequences: one extent, not two.
@@ -176,6 +189,12 @@ Seconds PlacedCostModel::communicate_among(const Plan& plan, const Instruction& 
   return communicate(plan, instruction, busy_cores);
 }
 
+Seconds PlacedCostModel::step_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const {
+  const auto* c = std::get_if<Collective>(&instruction.op->work);
+  const double steps = c == nullptr ? 1 : steps_of(*c, static_cast<int>(ranks.size()));
+  return Seconds(communicate_among(plan, instruction, ranks, 1).value / std::max(1.0, steps));
+}
+
 PlacedCostModel::Slowest PlacedCostModel::slowest_of(const Plan& plan, const Instruction& instruction,
                                                      const Communication& communication) const {
   Slowest worst;
@@ -222,12 +241,25 @@ CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::m
     std::vector<double> seconds;
   };
   std::map<std::string, std::map<int, Points>> by_kernel;
+  // The executor goes through a collective in the same steps however many cores there are: groups that outnumber the cores say
+  // nothing that smaller ones do not, and older machine files measured them under another scheduler.
+  std::set<std::string> measured_with_cores;
+  const auto ranks_of = [](const RatePoint& p) {
+    return is_collective_kernel(p.kernel) && p.shape.size() == 2 ? static_cast<int>(p.shape[1]) : 1;
+  };
+  for (const RatePoint& p : calibration_->points)
+    if (ranks_of(p) > 1 && ranks_of(p) <= cores_) measured_with_cores.insert(p.kernel);
   for (const RatePoint& p : calibration_->points) {
+    const int ranks = ranks_of(p);
+    if (ranks > cores_ && measured_with_cores.contains(p.kernel)) continue;
     Points& points = by_kernel[p.kernel][p.concurrency];
     points.shapes.push_back(folded(p.kernel, p.shape));
     // A group that outnumbers the cores shared them while it was measured: keep the core time, and let the timeline share again.
-    const double ranks = is_collective_kernel(p.kernel) && p.shape.size() == 2 ? static_cast<double>(p.shape[1]) : 1;
-    points.seconds.push_back(p.seconds * std::min(1.0, cores_ / ranks));
+    points.seconds.push_back(p.seconds * std::min(1.0, static_cast<double>(cores_) / ranks));
+    if (ranks == 1) continue;
+    Groups& groups = groups_[p.kernel];
+    groups.largest = std::max(groups.largest, ranks);
+    groups.least_bytes = std::min(groups.least_bytes, p.shape[0]);
   }
   for (const auto& [kernel, levels] : by_kernel)
     for (const auto& [concurrency, points] : levels)
@@ -254,7 +286,17 @@ RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instructi
   const std::string kernel = emulated ? kernel_of(*instruction.op) : kernel_of(*instruction.segment, *instruction.op);
   if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
   if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
-    RateTable::Answer answer = at(kernel, levels->second, cost_shape_of(plan, *instruction.segment, *instruction.op), busy_cores);
+    std::vector<int64_t> shape = cost_shape_of(plan, *instruction.segment, *instruction.op);
+    double times = 1;
+    bool more_cores = false;
+    if (const auto* c = std::get_if<Collective>(&instruction.op->work)) {
+      const int64_t ranks = shape[1];
+      times = to_largest_group(*c, kernel, shape);
+      more_cores = shape[1] < std::min<int64_t>(ranks, cores_);  // at work at once than when it was measured
+    }
+    RateTable::Answer answer = at(kernel, levels->second, shape, busy_cores);
+    answer.seconds *= times;
+    answer.extrapolated |= more_cores;
     const bool product = std::holds_alternative<Linear>(instruction.op->work);
     if (emulated || (!product && reads_narrow(instruction))) answer.extrapolated = true;
     return answer;
@@ -264,18 +306,25 @@ RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instructi
   return {std::max(time_at(static_cast<double>(work.flops.value), peak_flops_), time_at(bytes, memory_bytes_per_s_)), true};
 }
 
+/// Where a group is larger than any measured, puts in place of its shape that of the largest, with as much to move in a step.
+/// Returns how many times the steps of that it has.
+double CalibratedCostModel::to_largest_group(const Collective& c, const std::string& kernel, std::vector<int64_t>& shape) const {
+  const int ranks = static_cast<int>(shape[1]);
+  const auto groups = groups_.find(kernel);
+  if (groups == groups_.end() || ranks <= groups->second.largest) return 1;
+  const auto [largest, least_bytes] = groups->second;
+  const double bytes = static_cast<double>(shape[0]) * sent_a_step(c, ranks) / sent_a_step(c, largest);
+  // Fewer bytes than the fewest measured cost no less: a step of nothing is still a step.
+  shape = {std::max(std::llround(bytes), std::min<long long>(least_bytes, shape[0])), largest};
+  return steps_of(c, ranks) / steps_of(c, largest);
+}
+
 Seconds CalibratedCostModel::compute(const Plan& plan, const Instruction& instruction, int busy_cores) const {
   return Seconds(cost_of(plan, instruction, busy_cores).seconds);
 }
 
 Seconds CalibratedCostModel::communicate(const Plan& plan, const Instruction& instruction, int) const {
   return Seconds(cost_of(plan, instruction, 1).seconds);
-}
-
-Seconds CalibratedCostModel::asleep_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const {
-  if (std::ssize(ranks) > cores_) return Seconds(0);  // measured asleep to begin with
-  const double crowded = cost_of(plan, instruction, cores_ + 1).seconds;
-  return Seconds(std::max(0.0, crowded - cost_of(plan, instruction, 1).seconds));
 }
 
 bool CalibratedCostModel::extrapolates(const Plan& plan, const Instruction& instruction) const {
@@ -338,7 +387,7 @@ Communication communication_of(const Plan& plan, const Instruction& instruction,
   } else if (!c.groups.empty() && c.groups[0].size() > 1) {
     const int size = static_cast<int>(c.groups[0].size());
     c.sent_bytes = sent_in(*instruction.segment, *instruction.op, size);
-    c.steps = static_cast<double>(collective_steps(collective->kind, collective->algorithm, size, 0, collective->root).size());
+    c.steps = steps_of(*collective, size);
   }
   return c;
 }

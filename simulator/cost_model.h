@@ -1,6 +1,7 @@
 // How long one instruction takes on its own: from what calibration measured, from a data sheet, or from a fixed table.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -39,9 +40,13 @@ class PlacedCostModel : public CostModel {
   };
   /// Of the groups of a communication the one that takes longest, the first of equals, alone on the machine.
   virtual Slowest slowest_of(const Plan& plan, const Instruction& instruction, const Communication& communication) const;
-  /// On a local machine, how much longer than `communicate_among` a communication takes where streams outnumber the cores: waits
-  /// then sleep at once instead of watching for a while. No core works meanwhile. Nothing where that was not measured.
-  virtual Seconds asleep_among(const Plan&, const Instruction&, std::span<const int>) const { return Seconds(0); }
+  /// Core time, on a local machine, of a member's part in one step of a collective or message (plan/collective_steps.h): what the
+  /// whole takes where each of `ranks` has a core, over its steps.
+  Seconds step_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const;
+  /// On a local machine: what it costs a stream to take over a core from another, and for how long one keeps a core that another
+  /// wants, but for the op that it is in (runtime/core_scheduler.h).
+  virtual Seconds handover() const { return Seconds(0); }
+  virtual Seconds turn() const { return Seconds(0); }
   /// What the instruction asks of its rank's device, if alone it takes `alone`; `ranks` as above, of what communicates. A model
   /// that knows no work says: all of what the op mainly needs, for all of its time. That is the multiprocessors, for a message the
   /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
@@ -64,13 +69,12 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
 ///
 /// Formula: log seconds is multilinear in the logs of the shape's extents over the grid of measured points, at concurrency 1 and at
 ///   all cores, and linear in the number of busy cores between the two. An attention's b * heads is one extent. Outside the grid
-///   the outermost cell's slope goes on. A collective of ranks that outnumber the cores is returned as core time: the measured time
-///   times cores / ranks, since whoever asks shares the cores out again. What communicates among fewer was measured
-///   twice: with a core for each stream (concurrency 1), and with more streams than cores (concurrency cores + 1); `asleep_among`
-///   is the difference. An op without points costs the greater of its flops at the machine's measured peak and its bytes at the
-///   measured memory bandwidth. Copies between device and host memory are copies like others, since both are this machine's memory;
-///   transfers to drives cost what `DatasheetCostModel` says, by the constants of the machine's file or their defaults, and count
-///   as extrapolated.
+///   the outermost cell's slope goes on. A collective among more ranks than were measured costs, step by step, what moves as much
+///   in a step of the largest group that was. One measured among ranks that outnumber the cores is returned as core time: the
+///   measured time times cores / ranks. An op without points costs the greater of its flops at the machine's measured peak and its
+///   bytes at the measured memory bandwidth. Copies between device and host memory are copies like others, since both are this
+///   machine's memory; transfers to drives cost what `DatasheetCostModel` says, by the constants of the machine's file or their
+///   defaults, and count as extrapolated.
 /// Units: seconds.
 /// Source: Machine::calibration (simulator/calibrate).
 /// Valid when: the ranks run on this machine with the kernels that were measured (Calibration::kernel_variant), one thread a rank.
@@ -81,9 +85,10 @@ class CalibratedCostModel final : public PlacedCostModel {
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
-  Seconds asleep_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const override;
   Seconds dispatch() const override { return Seconds(calibration_->op_overhead_s); }
   Seconds wake() const override { return Seconds(calibration_->wake_latency_s); }
+  Seconds handover() const override { return Seconds(calibration_->handover_s); }
+  Seconds turn() const override { return Seconds(calibration_->turn_s); }
   bool extrapolates(const Plan& plan, const Instruction& instruction) const override;
 
   const std::string& calibration_id() const { return calibration_->id; }
@@ -93,6 +98,7 @@ class CalibratedCostModel final : public PlacedCostModel {
   using Levels = std::map<int, RateTable>;
   RateTable::Answer at(const std::string& kernel, const Levels& levels, const std::vector<int64_t>& shape, int busy_cores) const;
   RateTable::Answer cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const;
+  double to_largest_group(const Collective& c, const std::string& kernel, std::vector<int64_t>& shape) const;
 
   std::shared_ptr<const Calibration> calibration_;
   Device device_;  ///< its constants
@@ -100,6 +106,11 @@ class CalibratedCostModel final : public PlacedCostModel {
   double peak_flops_ = 0;
   double memory_bytes_per_s_ = 0;
   std::map<std::string, Levels> kernels_;
+  struct Groups {
+    int largest = 0;
+    int64_t least_bytes = std::numeric_limits<int64_t>::max();
+  };
+  std::map<std::string, Groups> groups_;  ///< of several ranks that were measured, by kernel
 };
 
 /// Costs of a machine that nobody calibrated, from its data sheet.
@@ -147,14 +158,16 @@ class FixedCostModel final : public PlacedCostModel {
   double otherwise = 1;
   double dispatch_s = 0;
   double wake_s = 0;
-  double asleep_s = 0;
+  double handover_s = 0;
+  double turn_s = 0;
   double contention = 0;
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds dispatch() const override { return Seconds(dispatch_s); }
   Seconds wake() const override { return Seconds(wake_s); }
-  Seconds asleep_among(const Plan&, const Instruction&, std::span<const int>) const override { return Seconds(asleep_s); }
+  Seconds handover() const override { return Seconds(handover_s); }
+  Seconds turn() const override { return Seconds(turn_s); }
 };
 
 /// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine

@@ -44,7 +44,7 @@ class Fit {
           if (events[static_cast<size_t>(i.id)] == nullptr || i.op->label == kPreparation) continue;
           if (!communicates(i)) sample(plan, i, run.plan->concurrency, events[static_cast<size_t>(i.id)]);
         }
-        if (run.plan->concurrency == 1) add_latencies(program, events);
+        add_latencies(program, events, *run.plan);
       }
       add_messages(plan, programs, recorded, run.plan->concurrency);
     }
@@ -66,7 +66,10 @@ class Fit {
       hash = hash_text(fmt::format("{} {} {}", kernel, concurrency, median), hash);
     }
     c.op_overhead_s = median_of(gaps_);
-    c.wake_latency_s = median_of(wakes_);
+    // What is measured ends with the dispatch of the op that waited.
+    c.wake_latency_s = std::max(0.0, median_of(wakes_) - c.op_overhead_s);
+    c.handover_s = std::max(0.0, median_of(handovers_) - c.op_overhead_s);
+    c.turn_s = origin.turn_s;
     c.id = fmt::format("{}-{:08x}", origin.date, static_cast<uint32_t>(hash ^ (hash >> 32)));
     return c;
   }
@@ -100,8 +103,10 @@ class Fit {
   }
 
   /// The gap between two ops of one stream is dispatch; the gap between a dependency on another stream and the op that slept until
-  /// then is a wake-up and a dispatch.
-  void add_latencies(const Program& program, const std::vector<const TraceEvent*>& events) {
+  /// then is a wake-up and a dispatch, or, where no core was idle, the handover of one and a dispatch.
+  void add_latencies(const Program& program, const std::vector<const TraceEvent*>& events, const CalibrationPlan& plan) {
+    const bool alone = plan.concurrency == 1 && !plan.crowded;
+    if (!alone && !plan.crowded) return;
     for (const auto& stream : program.streams)
       for (size_t k = 1; k < stream.size(); ++k) {
         const Instruction& i = program.instructions[static_cast<size_t>(stream[k])];
@@ -114,10 +119,10 @@ class Fit {
               events[static_cast<size_t>(program.streams[static_cast<size_t>(w.stream)][static_cast<size_t>(w.count - 1)])];
           if (done != nullptr) woken = std::max(woken, done->end);
         }
-        if (i.waits == 0)
+        if (woken > before->end)
+          (alone ? wakes_ : handovers_).push_back(now->begin - woken);
+        else if (alone && i.waits == 0)
           gaps_.push_back(now->begin - before->end);
-        else if (woken > before->end)
-          wakes_.push_back(now->begin - woken);
       }
   }
 
@@ -146,7 +151,7 @@ class Fit {
   }
 
   std::map<Key, std::vector<double>> samples_;
-  std::vector<double> gaps_, wakes_;
+  std::vector<double> gaps_, wakes_, handovers_;
 };
 
 }  // namespace
@@ -154,9 +159,7 @@ class Fit {
 Calibration fit(std::span<const CalibrationRun> runs, const CalibrationOrigin& origin) {
   Fit fit;
   for (const CalibrationRun& run : runs) fit.add(run);
-  Calibration c = fit.take(origin);
-  c.wake_latency_s = std::max(0.0, c.wake_latency_s - c.op_overhead_s);
-  return c;
+  return fit.take(origin);
 }
 
 std::map<int, double> spread_of_products(const Calibration& calibration) {

@@ -26,14 +26,16 @@ class Meetings {
     std::sort(parties.begin(), parties.end());
     parties.erase(std::unique(parties.begin(), parties.end()), parties.end());
     m.parties = static_cast<int>(parties.size());
+    m.member = static_cast<int>(std::find(group.begin(), group.end(), rank_) - group.begin());
     m.key = numbered(c.comm, parties.front(), parties.back(), 0);
-    m.sent_bytes = sent_by_collective(i, c, group);
+    m.sent_bytes = sent_by_collective(i, c, group, m.member);
     return m;
   }
 
   Meeting point_to_point(const Instruction& i, CommId comm, bool sender) {
     Meeting m;
     m.sender = sender;
+    m.member = sender ? 0 : 1;
     const std::vector<int>& group = groups_[comm.index()];
     const auto hop = hop_of(*i.op, group, static_cast<size_t>(std::find(group.begin(), group.end(), rank_) - group.begin()));
     m.moves = hop.has_value();
@@ -52,8 +54,7 @@ class Meetings {
     return key;
   }
 
-  int64_t sent_by_collective(const Instruction& i, const Collective& c, const std::vector<int>& group) {
-    const int index = static_cast<int>(std::find(group.begin(), group.end(), rank_) - group.begin());
+  int64_t sent_by_collective(const Instruction& i, const Collective& c, const std::vector<int>& group, int index) {
     const Type* full = program_.reads(i)[0].type;
     if (c.kind == CollectiveKind::kAllGather) full = program_.writes(i)[0].type;
     const auto known = sent_.find(i.op);

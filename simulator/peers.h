@@ -43,6 +43,7 @@ struct Meeting {
   int parties = 1;         ///< simulated ranks that must arrive; 1: nothing to wait for
   bool moves = true;       ///< false when the group is one rank or the hop leaves the axis: the op does nothing
   bool sender = false;     ///< of a p2p op: the receiver moves the data
+  int member = 0;          ///< which of those who meet: index in the group; of a message 0 is the sender, 1 the receiver
   int64_t sent_bytes = 0;  ///< by this rank
 };
 

@@ -12,8 +12,10 @@
 
 #include "plan/base/check.h"
 #include "plan/runnable.h"
+#include "simulator/cores.h"
 #include "simulator/peers.h"
 #include "simulator/resources.h"
+#include "simulator/stepped_meeting.h"
 
 namespace shardlab {
 namespace {
@@ -23,16 +25,29 @@ constexpr double kTogether = 1e-12;
 
 /// What a stream is doing. In brackets: what ends it.
 enum class Doing : uint8_t {
-  kReady,    ///< between instructions
-  kBlocked,  ///< a dependency has not completed (its completion)
-  kWaking,   ///< it has, and the stream is being woken (a timer)
-  kLaunch,   ///< dispatch: core time on a local machine, else the host's launch (a task or a timer)
-  kArrived,  ///< at a meeting, peers missing (the last of them)
-  kGather,   ///< all there, those who blocked are being woken (a timer)
-  kSteps,    ///< asleep between the steps of a communication, where streams outnumber the cores (a timer)
-  kRun,      ///< the op's own work (a task; of a sender: its receiver's end)
+  kReady,        ///< between instructions
+  kStarts,       ///< the step has begun, and a stream on a local machine comes to its first instruction (a task)
+  kPaused,       ///< between instructions, its core given to another (a task)
+  kBlocked,      ///< a dependency has not completed (its completion)
+  kWaking,       ///< it has, and the stream is being woken, or waits for a core (a task or a timer)
+  kLaunch,       ///< dispatch: core time on a local machine, else the host's launch (a task or a timer)
+  kArrived,      ///< at a meeting on devices, peers missing (the last of them)
+  kGather,       ///< all there, those who blocked are being woken (a timer)
+  kRun,          ///< the op's own work; of a meeting on a local machine, reading in one of its steps (a task)
+  kAwaitsOffer,  ///< in a step of a meeting on a local machine (who offers what it reads)
+  kTurnsToRead,  ///< that is there; the stream is being woken, or waits for a core (a task)
+  kAwaitsTaken,  ///< in such a step, having read (who reads what it offers)
+  kTurnsToGoOn,  ///< likewise (a task)
+  kYields,       ///< before such a step, its core given to another (a task)
+  kAside,        ///< at a drive, which takes no core of a local machine (a timer)
+  kStepsBack,    ///< it is through, and the stream wants a core again (a task)
   kDone,
 };
+
+bool uses_drive(const Instruction& i) {
+  const auto on_drive = [&](SlotId s) { return i.segment->slots[s.index()].space == Space::kNvme; };
+  return std::ranges::any_of(i.op->reads, on_drive) || std::ranges::any_of(i.op->writes, on_drive);
+}
 
 struct Stream {
   int rank = 0;  ///< index among the simulated ranks
@@ -40,12 +55,16 @@ struct Stream {
   const std::vector<int32_t>* list = nullptr;
   size_t next = 0;
   Doing phase = Doing::kReady;
-  double since = 0;      ///< begin of the phase kBlocked
+  double since = 0;      ///< begin of a phase that waits
   double begin = 0;      ///< of the op
-  double moving = 0;     ///< of a communication op: when every peer was there
+  double moving = 0;     ///< of a communication op on devices: when every peer was there
+  double peer_wait = 0;  ///< of one on a local machine
+  double owed = 0;       ///< of core time, before the phase's own: being woken, or taking over a core
   double remaining = 0;  ///< fraction of the phase's core work left
   int64_t timer = -1;    ///< number of the one that ends the phase; earlier ones are void
+  double taking = 0;     ///< when the last of those who read what it offers began
   bool shares = false;   ///< its op is a task of `sharing_`
+  bool paused = false;   ///< has come by the pause before its next instruction
 };
 
 struct Rank {
@@ -71,25 +90,16 @@ class Costs {
   Costs(const Plan& plan, const PlacedCostModel& model, const SimulatedRanks& simulated, int levels)
       : plan_(plan), model_(model), simulated_(simulated), levels_(static_cast<size_t>(levels)) {}
 
-  /// Seconds by number of busy cores.
+  /// Seconds on a local machine by number of busy cores; of what communicates, of a member's part in one step.
   double of(const Instruction& i, int rank, int busy_cores) {
     const size_t level = std::min(static_cast<size_t>(busy_cores), levels_) - 1;
     std::vector<double>& known = by_cores_[key(i, rank)];
     if (known.empty()) known.resize(levels_, -1.0);
     if (known[level] < 0) {
       const int busy = static_cast<int>(level) + 1;
-      known[level] = communicates(i) ? slowest(i, rank, busy) : model_.compute(plan_, i, busy).value;
+      known[level] = communicates(i) ? step(i, rank) : model_.compute(plan_, i, busy).value;
     }
     return known[level];
-  }
-
-  /// How much longer a communication takes where streams outnumber the cores, for the slowest whom the rank stands for.
-  double asleep(const Instruction& i, int rank) {
-    const auto [known, is_new] = asleep_.try_emplace(key(i, rank), 0);
-    if (is_new)
-      for (const std::vector<int>& ranks : who_meet(plan_, *i.op, simulated_, rank))
-        known->second = std::max(known->second, model_.asleep_among(plan_, i, ranks).value);
-    return known->second;
   }
 
   const OnDevice& on_device(const Instruction& i, int rank) {
@@ -114,12 +124,9 @@ class Costs {
   /// Only communication costs differently from rank to rank.
   static Key key(const Instruction& i, int rank) { return {i.op, communicates(i) ? rank : -1}; }
 
-  /// Of the meetings that a rank of a local machine stands for, the slowest.
-  double slowest(const Instruction& i, int rank, int busy) {
-    double worst = 0;
-    for (const std::vector<int>& ranks : who_meet(plan_, *i.op, simulated_, rank))
-      worst = std::max(worst, model_.communicate_among(plan_, i, ranks, busy).value);
-    return worst;
+  /// A rank of a local machine stands for itself, and is in one meeting.
+  double step(const Instruction& i, int rank) {
+    return model_.step_among(plan_, i, who_meet(plan_, *i.op, simulated_, rank).front()).value;
   }
 
   const Plan& plan_;
@@ -127,7 +134,6 @@ class Costs {
   const SimulatedRanks& simulated_;
   size_t levels_;
   std::unordered_map<Key, std::vector<double>, Hash> by_cores_;
-  std::unordered_map<Key, double, Hash> asleep_;
   std::unordered_map<Key, OnDevice, Hash> on_devices_;
 };
 
@@ -137,21 +143,31 @@ class Simulation {
              const SimulateOptions& options)
       : plan_(plan),
         local_(machine.local),
-        cores_(std::max(1, machine.cores)),
         dispatch_(costs.dispatch().value),
         wake_(costs.wake().value),
+        handover_(costs.handover().value),
         simulated_(plan.mesh, machine.local || plan.mesh.world_size() <= options.max_individual_ranks),
         costs_(plan, costs, simulated_, machine.local ? std::max(1, machine.cores) : 1) {
     for (const int rank : simulated_.ranks()) add_rank(rank, programs);
-    crowded_ = local_ && std::ranges::count_if(streams_, [](const Stream& s) { return !s.list->empty(); }) > cores_;
+    if (local_) {
+      std::vector<bool> first;
+      for (const Stream& s : streams_) first.push_back(s.stream != 0);
+      cores_.emplace(std::max(1, machine.cores), std::move(first), costs.turn().value);
+    }
     sharing_.emplace(static_cast<int>(ranks_.size()), static_cast<int>(streams_.size()));
   }
 
   Trace run() {
-    for (size_t s = 0; s < streams_.size(); ++s) dirty_.push_back(static_cast<int>(s));
+    if (local_)
+      start_streams();
+    else
+      for (size_t s = 0; s < streams_.size(); ++s) dirty_.push_back(static_cast<int>(s));
     settle();
-    while (!tasks_.empty() || !timers_.empty()) {
-      advance_to_next_event();
+    while (!timers_.empty() || (local_ && cores_->busy() > 0)) {
+      if (local_)
+        advance_to_next_event();
+      else
+        advance_to_next_timer();
       settle();
     }
     check_finished();
@@ -192,6 +208,31 @@ class Simulation {
       dirty_.pop_back();
       step(s);
     }
+    if (local_) take_grants();
+  }
+
+  /// Every stream needs a core to find out what it waits for, those of the first kind before the others.
+  void start_streams() {
+    for (const bool first : {true, false})
+      for (size_t s = 0; s < streams_.size(); ++s) {
+        if ((streams_[s].stream != 0) != first) continue;
+        if (streams_[s].list->empty())
+          streams_[s].phase = Doing::kDone;
+        else
+          start_task(static_cast<int>(s), Doing::kStarts);
+      }
+  }
+
+  /// Whoever was given a core first pays for the switch of threads, or for having been asleep. Whose own core was idle for less
+  /// than waking takes was watching.
+  void take_grants() {
+    for (const Cores::Grant& g : cores_->take_grants()) {
+      Stream& s = streams_[static_cast<size_t>(g.stream)];
+      if (handover_ == 0 && s.phase == Doing::kWaking)  // nobody hands cores on: a device, or a calibration that knows none of that
+        s.owed = std::min(wake_, now_ - s.since);
+      else
+        s.owed = g.idle_s > wake_ ? wake_ : g.watched ? 0 : handover_;
+    }
   }
 
   /// Takes stream `index` on from kReady or kBlocked, through instructions that take no time.
@@ -200,14 +241,24 @@ class Simulation {
     while (s.phase == Doing::kReady || s.phase == Doing::kBlocked) {
       if (s.next == s.list->size()) {
         s.phase = Doing::kDone;
+        if (local_) cores_->give_up(index, now_);
         return;
+      }
+      if (local_ && !s.paused) {
+        s.paused = true;
+        if (cores_->pause(index, now_)) {
+          s.phase = Doing::kPaused;
+          return;
+        }
       }
       if (!dependencies_met(s)) {
         if (s.phase == Doing::kReady) s.since = now_;
         s.phase = Doing::kBlocked;
+        if (local_) cores_->give_up(index, now_);
         return;
       }
       const double waited = s.phase == Doing::kBlocked ? now_ - s.since : 0;
+      if (waited > 0 && local_) return start_task(index, Doing::kWaking);
       if (waited > 0 && wake_ > 0) {
         start_timer(index, Doing::kWaking, now_ + std::min(wake_, waited));
         return;
@@ -228,35 +279,118 @@ class Simulation {
     Stream& s = streams_[static_cast<size_t>(index)];
     if (was_blocked) record(s, TraceEvent::Kind::kWait, s.since, 0, 0);
     if (current(s).kind != Instruction::Kind::kRun) return complete(index);
-    if (local_) {
-      if (dispatch_ > 0) return start_task(index, Doing::kLaunch);
-    } else {
-      const double launched = dispatch_ * rank_of(s).launch_number[static_cast<size_t>(current(s).id)];
-      if (launched > now_) return start_timer(index, Doing::kLaunch, launched);
-    }
+    if (local_) return start_task(index, Doing::kLaunch);
+    const double launched = dispatch_ * rank_of(s).launch_number[static_cast<size_t>(current(s).id)];
+    if (launched > now_) return start_timer(index, Doing::kLaunch, launched);
     begin_op(index);
   }
 
   void begin_op(int index) {
     Stream& s = streams_[static_cast<size_t>(index)];
     s.begin = s.moving = now_;
+    if (local_ && uses_drive(current(s))) {
+      start_timer(index, Doing::kAside, now_ + costs_.of(current(s), rank_of(s).rank, cores_->busy()));
+      return cores_->give_up(index, now_);
+    }
     if (!communicates(current(s))) return start_task(index, Doing::kRun);
     const Meeting& m = meeting(s);
+    s.peer_wait = 0;
     if (!m.moves) return finish_op(index);
     if (m.parties == 1) return start_task(index, Doing::kRun);
+    if (local_) return join(index, m);
     s.phase = Doing::kArrived;
     std::vector<int>& arrived = meetings_[m.key];
     arrived.push_back(index);
-    if (static_cast<int>(arrived.size()) < m.parties) return;
+    if (std::ssize(arrived) < m.parties) return;
     double waited = 0;
     for (const int a : arrived) waited = std::max(waited, now_ - streams_[static_cast<size_t>(a)].begin);
-    const double delay = asleep(s) > 0 ? 0 : std::min(wake_, waited);  // being woken is part of what it sleeps
-    if (local_) {
-      for (const int a : arrived) start_timer(a, Doing::kGather, now_ + delay);
-      return;
-    }
-    start_timer(mover(arrived), Doing::kGather, now_ + delay);
+    start_timer(mover(arrived), Doing::kGather, now_ + std::min(wake_, waited));
   }
+
+  // ---- meetings on a local machine
+
+  void join(int index, const Meeting& m) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    const Op* op = current(s).op;
+    auto schedule = schedules_.find(op);
+    if (schedule == schedules_.end()) schedule = schedules_.emplace(op, schedule_of(*op, m.parties)).first;
+    stepped_.try_emplace(m.key, schedule->second).first->second.join(m.member, index);
+    begin_step(index);
+  }
+
+  SteppedMeeting& stepped(const Stream& s) { return stepped_.find(meeting(s).key)->second; }
+
+  void begin_step(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    SteppedMeeting& met = stepped(s);
+    if (met.done(meeting(s).member)) {
+      if (met.all_done()) stepped_.erase(meeting(s).key);
+      return finish_alone(index);
+    }
+    if (cores_->pause(index, now_))
+      s.phase = Doing::kYields;
+    else
+      offer(index);
+  }
+
+  void offer(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    SteppedMeeting& met = stepped(s);
+    const int member = meeting(s).member;
+    met.offer(member);
+    let_go_on(met, Doing::kAwaitsOffer);
+    if (!met.reads(member)) return have_read(index);
+    if (met.may_read(member)) return read(index);
+    wait_in_step(index, Doing::kAwaitsOffer);
+  }
+
+  void read(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    stepped(s).begin_read(meeting(s).member, now_);
+    start_task(index, Doing::kRun);
+  }
+
+  void have_read(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    SteppedMeeting& met = stepped(s);
+    const int member = meeting(s).member;
+    met.end_read(member);
+    let_go_on(met, Doing::kAwaitsTaken);
+    if (!met.taken(member)) return wait_in_step(index, Doing::kAwaitsTaken);
+    met.next_step(member);
+    begin_step(index);
+  }
+
+  void wait_in_step(int index, Doing phase) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    s.phase = phase;
+    s.since = now_;
+    cores_->give_up(index, now_);
+  }
+
+  /// Members of a meeting that waited in `phase` and need not any longer want a core.
+  void let_go_on(const SteppedMeeting& met, Doing phase) {
+    for (int member = 0; member < met.size(); ++member) {
+      const int index = met.stream_of(member);
+      if (index < 0 || met.done(member) || streams_[static_cast<size_t>(index)].phase != phase) continue;
+      const bool offer = phase == Doing::kAwaitsOffer;
+      if (!(offer ? met.may_read(member) : met.taken(member))) continue;
+      if (!offer) streams_[static_cast<size_t>(index)].taking = met.taking_since(member);  // before any reader goes on
+      start_task(index, offer ? Doing::kTurnsToRead : Doing::kTurnsToGoOn);
+    }
+  }
+
+  /// Of the time until a peer has read, what went by before it began is waiting; the rest is the moving itself.
+  void have_been_taken(int index) {
+    Stream& s = streams_[static_cast<size_t>(index)];
+    SteppedMeeting& met = stepped(s);
+    const int member = meeting(s).member;
+    s.peer_wait += std::clamp(s.taking - s.since, 0.0, now_ - s.since);
+    met.next_step(member);
+    begin_step(index);
+  }
+
+  // ---- meetings on devices
 
   /// Whose task on devices stands for all who arrived: the receiver's, or the first's.
   int mover(const std::vector<int>& arrived) {
@@ -265,47 +399,36 @@ class Simulation {
     return arrived.front();
   }
 
-  /// Everybody is there and awake: data moves. A sender has nothing to do but wait for its receiver. On devices the whole meeting
-  /// is one task, as slow as its slowest member.
+  /// Everybody is there and awake: data moves. The whole meeting is one task, as slow as its slowest member.
   void move(int index) {
-    Stream& s = streams_[static_cast<size_t>(index)];
-    s.moving = now_;
-    if (local_ && meeting(s).sender) {
-      s.phase = Doing::kRun;
-      return;
+    for (const int a : meetings_[meeting(streams_[static_cast<size_t>(index)]).key]) {
+      streams_[static_cast<size_t>(a)].moving = now_;
+      streams_[static_cast<size_t>(a)].phase = Doing::kRun;
     }
-    if (!local_)
-      for (const int a : meetings_[meeting(s).key]) {
-        streams_[static_cast<size_t>(a)].moving = now_;
-        streams_[static_cast<size_t>(a)].phase = Doing::kRun;
-      }
-    if (const double seconds = asleep(s); seconds > 0) return start_timer(index, Doing::kSteps, now_ + seconds);
     start_task(index, Doing::kRun);
   }
 
-  /// Seconds for which the meeting of `s` sleeps between its steps.
-  double asleep(const Stream& s) { return crowded_ ? costs_.asleep(current(s), rank_of(s).rank) : 0; }
-
-  /// The op's work is done; for a receive, so is its sender's.
+  /// The op's work is done; where others take part, for all at once, but for steps of a meeting on a local machine.
   void finish_op(int index) {
     Stream& s = streams_[static_cast<size_t>(index)];
-    if (communicates(current(s)) && meeting(s).moves && meeting(s).parties > 1) {
-      const auto met = meetings_.find(meeting(s).key);
-      const std::vector<int> arrived = met->second;
-      std::erase(met->second, index);
-      if (!local_ || std::holds_alternative<Recv>(current(s).op->work)) {
-        for (const int a : arrived)
-          if (a != index) finish_alone(a);
-        met->second.clear();
-      }
-      if (met->second.empty()) meetings_.erase(met);
-    }
+    if (!communicates(current(s)) || !meeting(s).moves || meeting(s).parties == 1) return finish_alone(index);
+    if (local_) return have_read(index);
+    const auto met = meetings_.find(meeting(s).key);
+    const std::vector<int> arrived = std::move(met->second);
+    meetings_.erase(met);
+    for (const int a : arrived)
+      if (a != index) finish_alone(a);
     finish_alone(index);
   }
 
   void finish_alone(int index) {
     Stream& s = streams_[static_cast<size_t>(index)];
-    record(s, TraceEvent::Kind::kOp, s.begin, s.moving - s.begin, communicates(current(s)) ? meeting(s).sent_bytes : 0);
+    const bool communicating = communicates(current(s));
+    record(s, TraceEvent::Kind::kOp, s.begin,
+           !communicating ? 0
+           : local_       ? s.peer_wait
+                          : s.moving - s.begin,
+           communicating ? meeting(s).sent_bytes : 0);
     complete(index);
   }
 
@@ -316,6 +439,7 @@ class Simulation {
     ++r.completed[static_cast<size_t>(s.stream)];
     ++s.next;
     s.phase = Doing::kReady;
+    s.paused = false;
     r.end = std::max(r.end, now_);
     dirty_.push_back(index);
     for (size_t k = 0; k < r.completed.size(); ++k) {
@@ -330,7 +454,7 @@ class Simulation {
     Stream& s = streams_[static_cast<size_t>(index)];
     s.phase = phase;
     s.remaining = 1;
-    tasks_.push_back(index);
+    if (!cores_->has(index)) cores_->want(index, now_);
   }
 
   void start_on_devices(int index, Doing phase) {
@@ -363,32 +487,41 @@ class Simulation {
     timers_.push({when, s.timer, index});
   }
 
-  /// Seconds until the task of stream `index` ends if as many tasks as now go on.
-  double time_to_finish(int index) {
-    const Stream& s = streams_[static_cast<size_t>(index)];
-    const int ready = static_cast<int>(tasks_.size());
-    const double share = std::min(1.0, static_cast<double>(cores_) / ready);
-    const double alone = s.phase == Doing::kLaunch ? dispatch_ : costs_.of(current(s), rank_of(s).rank, std::min(ready, cores_));
-    return s.remaining * alone / share;
+  /// Core time of the phase that a stream is in, while as many cores are busy as now.
+  double core_seconds(const Stream& s) {
+    if (s.phase == Doing::kLaunch) return dispatch_;
+    return s.phase == Doing::kRun ? costs_.of(current(s), rank_of(s).rank, cores_->busy()) : 0;
   }
 
-  /// Moves the clock to the next end of a task or timer, and ends every task and timer that is due.
+  /// On a local machine: moves the clock to the next end of a task or timer, and ends every one that is due.
   void advance_to_next_event() {
-    if (!local_) return advance_to_next_timer();
-    std::vector<double> left(tasks_.size());
+    struct Working {
+      int index = 0;
+      double seconds = 0, left = 0;
+    };
+    std::vector<Working> working;
     double dt = timers_.empty() ? std::numeric_limits<double>::infinity() : std::get<0>(timers_.top()) - now_;
-    for (size_t t = 0; t < tasks_.size(); ++t) dt = std::min(dt, left[t] = time_to_finish(tasks_[t]));
-    now_ += dt;
-
-    const double together = dt + kTogether;
-    std::vector<int> finished, going;
-    for (size_t t = 0; t < tasks_.size(); ++t) {
-      Stream& s = streams_[static_cast<size_t>(tasks_[t])];
-      if (left[t] > together) s.remaining *= 1 - dt / left[t];
-      (left[t] <= together ? finished : going).push_back(tasks_[t]);
+    for (const int index : cores_->holders()) {
+      if (index < 0) continue;
+      const Stream& s = streams_[static_cast<size_t>(index)];
+      const double seconds = core_seconds(s);
+      working.push_back({index, seconds, s.owed + s.remaining * seconds});
+      dt = std::min(dt, working.back().left);
     }
-    tasks_ = std::move(going);
-    while (!timers_.empty() && std::get<0>(timers_.top()) <= now_) {
+    now_ += dt;
+    std::vector<int> finished;
+    for (const Working& w : working) {
+      Stream& s = streams_[static_cast<size_t>(w.index)];
+      if (w.left <= dt + kTogether) {
+        s.owed = 0;
+        finished.push_back(w.index);
+        continue;
+      }
+      const double before = std::min(s.owed, dt);
+      s.owed -= before;
+      if (dt > before) s.remaining -= (dt - before) / w.seconds;
+    }
+    while (!timers_.empty() && std::get<0>(timers_.top()) <= now_ + kTogether) {
       finished.push_back(std::get<2>(timers_.top()));
       timers_.pop();
     }
@@ -411,11 +544,19 @@ class Simulation {
 
   void phase_over(int index) {
     switch (streams_[static_cast<size_t>(index)].phase) {
+      case Doing::kStarts:
+      case Doing::kPaused: streams_[static_cast<size_t>(index)].phase = Doing::kReady; return step(index);
       case Doing::kWaking: return launch(index, true);
       case Doing::kLaunch: return begin_op(index);
       case Doing::kGather: return move(index);
-      case Doing::kSteps: return start_task(index, Doing::kRun);
       case Doing::kRun: return finish_op(index);
+      case Doing::kYields: return offer(index);
+      case Doing::kAside: return start_task(index, Doing::kStepsBack);
+      case Doing::kStepsBack: return finish_alone(index);
+      case Doing::kTurnsToRead:
+        streams_[static_cast<size_t>(index)].peer_wait += now_ - streams_[static_cast<size_t>(index)].since;
+        return read(index);
+      case Doing::kTurnsToGoOn: return have_been_taken(index);
       default:
         SHARDLAB_CHECK(false, "a timer or task of stream {} ended in phase {}", index,
                        static_cast<int>(streams_[static_cast<size_t>(index)].phase));
@@ -440,7 +581,7 @@ class Simulation {
     for (const Stream& s : streams_)
       if (s.phase != Doing::kDone)
         stuck += fmt::format("\n  rank {} stream {}: {} {}", rank_of(s).rank, s.stream, describe(plan_, current(s)),
-                             s.phase == Doing::kArrived ? "waits for its peers" : "waits for another stream");
+                             s.phase == Doing::kBlocked ? "waits for another stream" : "waits for its peers");
     SHARDLAB_CHECK(stuck.empty(), "plan `{}` deadlocks; `verify` must come before `simulate`:{}", plan_.name, stuck);
   }
 
@@ -466,17 +607,17 @@ class Simulation {
 
   const Plan& plan_;
   const bool local_;
-  const int cores_;
-  const double dispatch_, wake_;
-  bool crowded_ = false;  ///< streams of a local machine outnumber its cores
+  const double dispatch_, wake_, handover_;
   SimulatedRanks simulated_;
   Costs costs_;
   std::vector<Rank> ranks_;
   std::vector<Stream> streams_;
-  std::map<Meeting::Key, std::vector<int>> meetings_;  ///< streams that arrived
-  std::vector<int> dirty_;                             ///< streams to look at before time goes on
-  std::vector<int> tasks_;                             ///< streams that use a core
-  using Timer = std::tuple<double, int64_t, int>;      ///< when, order of creation, stream
+  std::map<Meeting::Key, std::vector<int>> meetings_;         ///< on devices: streams that arrived
+  std::map<Meeting::Key, SteppedMeeting> stepped_;            ///< on a local machine
+  std::unordered_map<const Op*, MeetingSchedule> schedules_;  ///< of those
+  std::vector<int> dirty_;                                    ///< streams to look at before time goes on
+  std::optional<Cores> cores_;                                ///< of a local machine; its streams are numbered as `streams_`
+  using Timer = std::tuple<double, int64_t, int>;             ///< when, order of creation, stream
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
   int64_t timer_number_ = 0;
   double now_ = 0;

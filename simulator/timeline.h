@@ -3,19 +3,20 @@
 // The simulator follows the instruction lists and waits of plan/program.h exactly as the executor does. Time comes from a
 // CostModel; overlap, bubbles and contention are not assumed but follow from the resources:
 //
-//   cores      the ranks of a local machine share its cores. An op that computes or moves data takes one core; when more ops are
-//              ready than there are cores, each progresses at cores / ready of its speed (processor sharing). Blocked waits take
-//              none.
+//   cores      the ranks of a local machine share its cores. What a stream does takes one core, which it keeps until it waits or
+//              hands it over by the executor's own rules (simulator/cores.h). Waits take none.
 //   memory     an op's own speed depends on how many cores are busy (CostModel: measured at concurrency 1 and at all cores).
 //   devices    on any other machine each rank has a device of its own, on which streams run side by side and share multiprocessors,
 //              memory bandwidth, links, network and copy engines (simulator/resources.h); a meeting is one task, as slow as
 //              its slowest member. The host launches instructions in issue order, `dispatch` seconds each, and no op starts before
 //              it was launched.
-//   peers      a collective moves data once its whole group has arrived; a send and its receive once both have.
+//   peers      on devices a collective moves data once its whole group has arrived, a send and its receive once both have. Between
+//              ranks of a local machine they go step by step as the transport does, each member on a core of its own or on one
+//              handed over (simulator/stepped_meeting.h).
 //
-// On a local machine `dispatch` is core time before each op. A stream that had to block starts `wake` seconds after what it waited
-// for, or as many as it had waited if those were fewer: it was still spinning. Where streams outnumber the cores nobody spins: who
-// meets sleeps between the steps of the meeting (`asleep_among`), and cores are free meanwhile.
+// On a local machine `dispatch` is core time before each op; taking over a core costs `handover`, being given one that was idle for
+// longer than a stream watches costs `wake`. On devices a stream that had to block starts `wake` seconds after what it waited for,
+// or as many as it had waited if those were fewer: it was still spinning.
 #pragma once
 
 #include <vector>

@@ -191,6 +191,8 @@ Calibration read_calibration(const YamlNode& node, Problems& problems) {
   in.text_at("kernel_variant", calibration.kernel_variant);
   in.number_at("op_overhead_s", calibration.op_overhead_s);
   in.number_at("wake_latency_s", calibration.wake_latency_s);
+  in.number_at("handover_s", calibration.handover_s);
+  in.number_at("turn_s", calibration.turn_s);
   if (const YamlNode* points = in.required("points");
       points && in.expect(*points, points->is_sequence(), "points", "a list of points"))
     for (const YamlNode& point : points->items) calibration.points.push_back(read_point(point, problems));

@@ -24,11 +24,11 @@ Result<std::string> machine_text(const std::string& name);
 ///   id local cores devices_per_node nodes inter_bandwidth
 ///   device: {preset id architecture memory memory_bandwidth peak_flops: {fp32: ..} link_bandwidth power_w constants: {NAME: ..}}
 ///   fabric: {NAME: ..}
-///   calibration: {id date command processor kernel_variant op_overhead_s wake_latency_s
+///   calibration: {id date command processor kernel_variant op_overhead_s wake_latency_s handover_s turn_s
 ///                 points: [{kernel shape concurrency seconds spread repeats}]}
 /// `device.preset` takes the device of a shipped machine; the keys beside it replace its own. Names of constants: see
-/// plan/machine.h. A constant is a number or {value, provenance, source, note}; `name` and `notes` are for readers. Bytes, bytes/s, flop/s, watts,
-/// seconds.
+/// plan/machine.h. A constant is a number or {value, provenance, source, note}; `name` and `notes` are for readers. Bytes, bytes/s,
+/// flop/s, watts, seconds.
 Result<Machine> load_machine(const std::string& name_or_path);
 
 /// The same from text; `file` stands in messages.

@@ -25,6 +25,7 @@ class MadeUpCosts final : public PlacedCostModel {
   Seconds communicate(const Plan& plan, const Instruction& i, int) const override { return compute(plan, i, 0); }
   Seconds dispatch() const override { return Seconds(5e-7); }
   Seconds wake() const override { return Seconds(3e-6); }
+  Seconds handover() const override { return Seconds(2e-6); }
   static double seconds(const std::vector<int64_t>& shape, int busy) {
     double sum = 1000 + 7 * busy;
     for (const int64_t extent : shape) sum += static_cast<double>(extent);
@@ -51,21 +52,21 @@ std::vector<CalibrationRun> simulated_runs(const Machine& machine) {
 }  // namespace
 
 TEST_CASE("calibration finds the costs of a made-up machine again") {
-  const Machine machine = shared_cores(4);  // a core for each rank: groups of four do not share
-  const Calibration c = fit(simulated_runs(machine), {"2026-01-01", "test", "made-up", "none"});
+  const Calibration c = fit(simulated_runs(shared_cores(2)), {"2026-01-01", "test", "made-up", "none", 3e-3});
   CHECK(c.op_overhead_s == Approx(5e-7).epsilon(1e-6));
   CHECK(c.wake_latency_s == Approx(3e-6).epsilon(1e-6));
-  std::set<std::string> kernels, among_streams;
+  CHECK(c.handover_s == Approx(2e-6).epsilon(1e-6));
+  CHECK(c.turn_s == 3e-3);
+  std::set<std::string> kernels;
   for (const RatePoint& p : c.points) {
     INFO(p.kernel << " " << p.concurrency);
     kernels.insert(p.kernel);
     const bool message = p.kernel == "p2p" || p.kernel.starts_with("all_") || p.kernel.starts_with("reduce_");
     REQUIRE(p.seconds == Approx(MadeUpCosts::seconds(p.shape, message ? 0 : p.concurrency)).epsilon(1e-6));
     REQUIRE(p.repeats >= 1);
-    if (p.concurrency > 2) among_streams.insert(p.kernel);
-    REQUIRE(p.concurrency <= (message ? 3 : 2));  // two cores; what communicates also among more streams than those
+    REQUIRE(p.concurrency <= (message ? 1 : 2));
+    if (message && p.kernel != "p2p") REQUIRE(p.shape[1] == 2);  // as many ranks as cores
   }
-  CHECK(among_streams.size() == 10);  // three collectives by three algorithms, and messages
   // Every op that a step of today's strategies is made of.
   for (const char* kernel : {"load_batch",
                              "embed.F",
@@ -122,6 +123,16 @@ TEST_CASE("calibration finds the costs of a made-up machine again") {
   }
 }
 
+TEST_CASE("one core still measures groups, by ranks that share it") {
+  const std::vector<CalibrationPlan> all = calibration_plans({.cores = 1, .scale = 0.1});
+  std::map<std::string, bool> crowded;
+  for (const CalibrationPlan& p : all) crowded[p.name] = p.crowded;
+  CHECK(crowded.at("calibration collectives x2"));
+  CHECK(crowded.at("calibration overhead x1"));
+  CHECK_FALSE(crowded.at("calibration linear x1"));
+  CHECK(crowded.count("calibration collectives x4") == 0);
+}
+
 TEST_CASE("how steady a machine was is the middle spread of its long products") {
   Calibration c;
   for (const double spread : {0.5, 0.1, 0.3}) c.points.push_back({"linear.F", {1, 1, 1}, 1, 4e-5, spread, 9});
@@ -132,7 +143,7 @@ TEST_CASE("how steady a machine was is the middle spread of its long products") 
 }
 
 TEST_CASE("the points of every kernel fill a grid, so that shapes between them are interpolated") {
-  const Calibration c = fit(simulated_runs(shared_cores(4)), {});
+  const Calibration c = fit(simulated_runs(shared_cores(2)), {});
   std::map<std::pair<std::string, int>, std::vector<std::vector<int64_t>>> shapes;
   for (RatePoint p : c.points) {
     if (p.kernel.starts_with("attention")) p.shape = {p.shape[0] * p.shape[1], p.shape[2], p.shape[3]};  // one extent to the model
@@ -201,6 +212,8 @@ TEST_CASE("a machine file states everything, doubles in full") {
   c.kernel_variant = "x86-64-v4";
   c.op_overhead_s = 1.0 / 3;
   c.wake_latency_s = 2e-5;
+  c.handover_s = 5e-6;
+  c.turn_s = 3e-3;
   c.points = {{"linear.F", {64, 128, 32}, 1, 1e-5, 0.125, 6},
               {"linear.F", {64, 64, 64}, 2, 2e-5, 0, 6},
               {"adamw", {1 << 25}, 1, 0.5, 0, 6}};

@@ -161,30 +161,51 @@ TEST_CASE("a calibrated model interpolates in shape and in busy cores") {
   CHECK(costs.compute(*e.plan, op(e, "adamw"), 1).value == Approx(7 * 4 * 128 * 32 * 1e-9).epsilon(0.15));
 }
 
-TEST_CASE("a group that outnumbers the cores is shared once, not twice") {
+TEST_CASE("a group that outnumbers the cores goes by one that does not; else it is shared once, not twice") {
   const Expanded e = expanded(kOps);
-  const Machine m = measured(
-      {{"reduce_scatter.direct", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1}, {"reduce_scatter.direct", {4 * 128 * 32, 2}, 1, 3e-6, 0, 1}});
-  const CalibratedCostModel costs(m);
-  CHECK(costs.communicate(*e.plan, op(e, "reduce"), 2).value == Approx(4e-6));  // 4 ranks on 2 cores took 8
+  const RatePoint four{"reduce_scatter.direct", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1};
+  const RatePoint two{"reduce_scatter.direct", {4 * 128 * 32 * 3 / 2, 2}, 1, 3e-6, 0, 1};
+  const auto seconds = [&](std::vector<RatePoint> points) {
+    return CalibratedCostModel(measured(std::move(points))).communicate(*e.plan, op(e, "reduce"), 2).value;
+  };
+  CHECK(seconds({four, two}) == Approx(3e-6));
+  CHECK(seconds({four}) == Approx(4e-6));  // 4 ranks on 2 cores took 8
 }
 
-TEST_CASE("among more streams than cores a group sleeps for what it was measured to take longer") {
+TEST_CASE("a group larger than any measured goes by what moves as much in a step") {
   const Expanded e = expanded(kOps);
-  const auto costs = [&](int cores) {
-    return CalibratedCostModel(measured({{"reduce_scatter.direct", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1},
-                                         {"reduce_scatter.direct", {4 * 128 * 32, 4}, cores + 1, 1e-4, 0, 1},
-                                         {"all_gather.ring", {4 * 128 * 32, 4}, 1, 8e-6, 0, 1}},
-                                        cores));
-  };
-  const std::vector<int> group{0, 1, 2, 3};
-  const auto asleep = [&](const CalibratedCostModel& model, const char* label) {
-    return model.asleep_among(*e.plan, op(e, label), group).value;
-  };
-  CHECK(asleep(costs(4), "reduce") == Approx(92e-6));
-  CHECK(costs(4).communicate(*e.plan, op(e, "reduce"), 4).value == Approx(8e-6));  // of the core's work nothing changes
-  CHECK(asleep(costs(4), "gather") == 0);                                          // by a calibration that knows no crowds
-  CHECK(asleep(costs(2), "reduce") == 0);                                          // four on two cores: asleep to begin with
+  const int64_t full = 4 * 128 * 32;
+  // Four ranks send three quarters of the buffer at once where two would send half of one half as large again.
+  CHECK(CalibratedCostModel(measured({{"reduce_scatter.direct", {full * 3 / 2, 2}, 1, 3e-6, 0, 1}}, 4))
+            .communicate(*e.plan, op(e, "reduce"), 1)
+            .value == Approx(3e-6));
+  // A ring of four sends a quarter in each of three steps, one of two half of half as much in its only one.
+  const CalibratedCostModel ring(measured({{"all_gather.ring", {full / 2, 2}, 1, 5e-6, 0, 1}}, 2));
+  CHECK(ring.communicate(*e.plan, op(e, "gather"), 1).value == Approx(15e-6));
+  CHECK_FALSE(ring.extrapolates(*e.plan, op(e, "gather")));
+  CHECK(ring.step_among(*e.plan, op(e, "gather"), std::vector<int>{0, 1, 2, 3}).value == Approx(5e-6));
+  // Fewer bytes than the fewest measured are no less of a step, and no guess; more cores at work than were measured are one.
+  const RatePoint larger{"all_gather.ring", {2 * full, 2}, 1, 5e-6, 0, 1};
+  CHECK(CalibratedCostModel(measured({larger}, 2)).communicate(*e.plan, op(e, "gather"), 1).value == Approx(3 * 2.5e-6));
+  const RatePoint least{"all_gather.ring", {full, 2}, 1, 5e-6, 0, 1};
+  const CalibratedCostModel small(measured({least}, 2)), many_cores(measured({least}, 4));
+  CHECK(small.communicate(*e.plan, op(e, "gather"), 1).value == Approx(15e-6));
+  CHECK_FALSE(small.extrapolates(*e.plan, op(e, "gather")));
+  CHECK(many_cores.extrapolates(*e.plan, op(e, "gather")));
+  // A point among one rank says nothing of groups.
+  const CalibratedCostModel alone(measured({{"all_gather.ring", {full, 1}, 1, 5e-6, 0, 1}}, 2));
+  CHECK(std::isfinite(alone.communicate(*e.plan, op(e, "gather"), 1).value));
+}
+
+TEST_CASE("handing a core on costs what calibration measured") {
+  Machine m = measured({{"copy", {64}, 1, 1e-6, 0, 1}});
+  Calibration c = *m.calibration;
+  c.handover_s = 4e-6;
+  c.turn_s = 3e-3;
+  m.calibration = std::make_shared<const Calibration>(c);
+  const CalibratedCostModel costs(m);
+  CHECK(costs.handover().value == 4e-6);
+  CHECK(costs.turn().value == 3e-3);
 }
 
 TEST_CASE("a data sheet model adds up latency and bandwidth") {

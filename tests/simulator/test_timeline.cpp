@@ -153,7 +153,7 @@ TEST_CASE("a stream that slept is woken later, one that waited less than that wa
         "rank 0 compute 4.75 5.75 c\n");
 }
 
-TEST_CASE("ranks that outnumber the cores share them") {
+TEST_CASE("ranks that outnumber the cores take turns") {
   FixedCostModel costs;
   costs.seconds = {{"a", 1}, {"b", 2}, {"c", 0.5}};
   const auto step = [&](int ranks, int cores) {
@@ -162,8 +162,15 @@ TEST_CASE("ranks that outnumber the cores share them") {
   };
   CHECK(step(2, 2) == Approx(3.5));
   CHECK(step(4, 2) == Approx(7));
-  CHECK(step(3, 2) == Approx(5.25));
-  costs.contention = 0.5;  // both cores busy: half as slow again
+  CHECK(step(3, 2) == Approx(5.5));  // op by op: half a second in which one core has nothing left
+  costs.turn_s = 2.5;                // b begins within a turn that a began
+  CHECK(step(3, 2) == Approx(6.5));  // rank 2 begins when another has done b
+  costs.turn_s = 0;
+  costs.handover_s = 0.25;
+  CHECK(step(2, 2) == Approx(3.5));
+  CHECK(step(2, 1) == Approx(7 + 7 * 0.25));  // as both begin, and a a b b c c
+  costs.contention = 0.5;                     // both cores busy: half as slow again
+  costs.handover_s = 0;
   CHECK(step(1, 2) == Approx(3.5));
   CHECK(step(4, 2) == Approx(10.5));
 }
@@ -172,41 +179,147 @@ TEST_CASE("an overlapped collective takes cores from compute") {
   const Expanded e = expanded(kOverlap);
   FixedCostModel costs;
   costs.seconds = {{"reduce", 2}, {"b", 2}};
-  // From 1 on four tasks of 2 s share two cores until 5; c follows alone on each core.
+  // The collective goes first. Rank 0 finds nobody there yet and its core goes to its b; rank 1 reads from 1 to 2 and finds that
+  // nobody has read from it; rank 0 does so from 2 to 3 on the other core, which both then share for their second step, because b
+  // of rank 1 has the core that is free by then.
   const Trace trace = simulate(*e.plan, e.programs, shared_cores(2), costs);
-  CHECK(timeline(e, trace).substr(0, timeline(e, trace).find("rank 1")) ==
+  CHECK(timeline(e, trace) ==
         "rank 0 compute 0 1 a\n"
         "rank 0 comm 0 1 (reduce)\n"
-        "rank 0 comm 1 5 reduce\n"
-        "rank 0 compute 1 5 b\n"
-        "rank 0 compute 5 6 c\n");
+        "rank 0 comm 1 5 reduce peers 2\n"
+        "rank 0 compute 1 3 b\n"
+        "rank 0 compute 5 6 c\n"
+        "rank 1 compute 0 1 a\n"
+        "rank 1 comm 0 1 (reduce)\n"
+        "rank 1 comm 1 5 reduce\n"
+        "rank 1 compute 3 5 b\n"
+        "rank 1 compute 5 6 c\n");
 }
 
-TEST_CASE("where streams outnumber the cores a meeting sleeps, and cores are free meanwhile") {
-  const Expanded e = expanded(kOverlap);
+/// One rank of two streams: b runs beside what c needs.
+constexpr const char* kBeside = R"(shardlab plan 1
+name beside
+mesh dp=1
+streams compute side
+
+segment s
+  bound %x activation f32[16]
+  bound %y activation f32[16]
+  bound %z activation f32[16]
+
+  copy a (%x) -> (%y)
+  copy aside (%y) -> (%x) @side
+  copy b (%y) -> (%z)
+  copy c (%x) -> (%z)
+
+role 0
+  %x activation f32[16] persistent
+  %y activation f32[16] persistent
+  %z activation f32[16] persistent
+  call s (x=%x, y=%y, z=%z)
+)";
+
+TEST_CASE("a core handed over costs a switch of threads, an idle one the waking of whoever slept") {
+  const Expanded e = expanded(kBeside);
   FixedCostModel costs;
-  costs.seconds = {{"reduce", 2}, {"b", 2}};
-  costs.asleep_s = 1;
+  costs.handover_s = 0.25;
   costs.wake_s = 0.5;
-  const auto rank0 = [&](int cores) {
-    const std::string all = timeline(e, simulate(*e.plan, e.programs, shared_cores(cores), costs));
-    return all.substr(0, all.find("rank 1"));
+  const auto on = [&](int cores) { return timeline(e, simulate(*e.plan, e.programs, shared_cores(cores), costs)); };
+  // The side stream goes first, to find that it must wait; then its op waits for no end of a turn.
+  CHECK(on(1) ==
+        "rank 0 side 0 1.5 (aside)\n"
+        "rank 0 compute 0.25 1.25 a\n"
+        "rank 0 side 1.5 2.5 aside\n"
+        "rank 0 compute 2.75 3.75 b\n"
+        "rank 0 compute 3.75 4.75 c\n");
+  // c waits from 2 to 2.5 and watches meanwhile: it need not be woken.
+  CHECK(on(2) ==
+        "rank 0 compute 0 1 a\n"
+        "rank 0 side 0 1.5 (aside)\n"
+        "rank 0 compute 1 2 b\n"
+        "rank 0 side 1.5 2.5 aside\n"
+        "rank 0 compute 2 2.5 (c)\n"
+        "rank 0 compute 2.5 3.5 c\n");
+}
+
+/// Ranks that reduce first thing, and then compute.
+std::string reduces(int ranks, const char* algorithm) {
+  return fmt::format(R"(shardlab plan 1
+name reduces
+mesh dp={}
+streams compute
+comm grads axes dp
+
+segment s
+  bound %g gradient f32[16] dp:P
+  local %sum gradient f32[16] view %g
+
+  all_reduce reduce (%g) -> (%sum) comm=grads algorithm={}
+  copy a (%sum) -> (%sum)
+
+role 0
+  %g gradient f32[16] dp:P persistent
+  call s (g=%g)
+)",
+                     ranks, algorithm);
+}
+
+TEST_CASE("a meeting of more ranks than cores goes on step by step") {
+  FixedCostModel costs;
+  costs.seconds = {{"reduce", 12}, {"a", 0}};
+  const auto step = [&](int ranks, const char* algorithm, int cores) {
+    const Expanded e = expanded(reduces(ranks, algorithm));
+    return step_seconds(simulate(*e.plan, e.programs, shared_cores(cores), costs));
   };
-  // Four streams. Asleep until 2.5, while b has a core to itself; then four tasks share two cores until b ends.
-  CHECK(rank0(2) ==
-        "rank 0 compute 0 1 a\n"
-        "rank 0 comm 0 1.5 (reduce)\n"
-        "rank 0 compute 1 3.5 b\n"
-        "rank 0 comm 1.5 5 reduce\n"
-        "rank 0 compute 3.5 5.5 (c)\n"
-        "rank 0 compute 5.5 6.5 c\n");
-  CHECK(rank0(4) ==
-        "rank 0 compute 0 1 a\n"
-        "rank 0 comm 0 1.5 (reduce)\n"
-        "rank 0 compute 1 3 b\n"
-        "rank 0 comm 1.5 3.5 reduce\n"
-        "rank 0 compute 3 4 (c)\n"
-        "rank 0 compute 4 5 c\n");
+  for (const char* algorithm : {"ring", "direct", "halving-doubling"}) {
+    INFO(algorithm);
+    CHECK(step(2, algorithm, 2) == Approx(12));
+    CHECK(step(4, algorithm, 4) == Approx(12));
+    CHECK(step(4, algorithm, 2) == Approx(24));  // no core is ever idle
+    CHECK(step(4, algorithm, 1) == Approx(48));
+  }
+  // Each of the steps of the ring hands both cores on twice, but the last its second time.
+  costs.handover_s = 0.5;
+  CHECK(step(4, "ring", 4) == Approx(12));
+  CHECK(step(4, "ring", 2) > 24 + 6 * 0.5);
+}
+
+TEST_CASE("a drive takes no core") {
+  const Expanded e = expanded(R"(shardlab plan 1
+name drive
+mesh dp=1
+streams compute drive
+
+segment s
+  bound %x activation f32[1024]
+  bound %y activation f32[1024]
+  bound %h activation f32[1024] host
+  bound %n activation f32[1024] nvme
+
+  copy store (%h) -> (%n) @drive
+  copy a (%x) -> (%y)
+  copy b (%x) -> (%y)
+
+role 0
+  %x activation f32[1024] persistent
+  %y activation f32[1024] persistent
+  %h activation f32[1024] host persistent
+  %n activation f32[1024] nvme persistent
+  call s (x=%x, y=%y, h=%h, n=%n)
+)");
+  FixedCostModel costs;
+  costs.seconds = {{"store", 1.5}, {"a", 2}, {"b", 2}};
+  costs.dispatch_s = 0.25;
+  costs.handover_s = 0.125;
+  // The drive's stream goes first, leaves the core for a, and has it between a and b.
+  CHECK(timeline(e, simulate(*e.plan, e.programs, shared_cores(1), costs)) ==
+        "rank 0 drive 0.25 2.75 store\n"
+        "rank 0 compute 0.625 2.625 a\n"
+        "rank 0 compute 3.125 5.125 b\n");
+  CHECK(timeline(e, simulate(*e.plan, e.programs, shared_cores(2), costs)) ==
+        "rank 0 drive 0.25 1.75 store\n"
+        "rank 0 compute 0.25 2.25 a\n"
+        "rank 0 compute 2.5 4.5 b\n");
 }
 
 TEST_CASE("the bubble of 1F1B and of all-forward-all-backward is (p - 1) / (m + p - 1)") {
