@@ -4,17 +4,17 @@
 // microseconds, and takes a task off its core in the middle of an op. Here a task keeps its core until it waits; whoever makes
 // another able to run either knows of an idle core for it or puts it in a queue; and a task that waits hands its core over itself.
 // So no core idles while anything can run, a meeting of many ranks on few cores costs a switch of threads a step, and who runs when
-// follows rules that the simulator knows (simulator/timeline.cpp).
+// follows rules that the simulator knows (plan/cores.h).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "plan/cores.h"
 #include "runtime/crew.h"
 
 namespace shardlab {
@@ -22,17 +22,9 @@ namespace shardlab {
 /// Numbers of the processors that this process may use, as the operating system counts them; at least one.
 std::vector<int> usable_processors();
 
-/// The rules:
-///   - A task has one core while it runs, and is bound to it.
-///   - A core goes to streams beside the control stream first (messages, collectives, copies, updates on the host: others wait for
-///     them), oldest first; then to control streams, to the oldest that ran on this core last, else to the oldest.
-///   - A task that could run again gets an idle core at once, the one that it had if that is idle.
-///   - A control stream hands over between two ops, or two steps of a collective, when a stream of the first kind wants a core:
-///   then
-///     it is the next of its kind and goes on with its turn. Its turn over after `kTurn_s`, it hands over to the oldest control
-///     stream that wants one.
-///   - A task that finds nobody to take its core over watches for a moment for what it waits for before it sleeps.
-/// A limit: other programs that use one of the processors slow the task that is bound to it, whatever the others do.
+/// Each core is a processor. Who has which is decided by `Cores`, whose rules hold for tasks as for streams; a task's thread is
+/// bound to its processor. A task that finds nobody to take its core over watches for a moment for what it waits for before it
+/// sleeps. A limit: other programs that use one of the processors slow the task that is bound to it, whatever the others do.
 class CoreScheduler final : public Scheduler, private CounterListener {
  public:
   /// The longest that a control stream keeps a core which another one wants, but for the op that it is in: a step is shorter than
@@ -58,47 +50,35 @@ class CoreScheduler final : public Scheduler, private CounterListener {
   struct Entry {
     Task* task = nullptr;
     int32_t thread = 0;                 ///< the operating system's number
-    int core = -1;                      ///< that it has, or was just given
-    int last_core = -1;                 ///< that it had last; its thread is bound to it
-    double turn_begin = 0;              ///< of a control stream: when it was given its core
-    bool goes_on = false;               ///< with its turn, once it has a core again
+    double turn_begin = 0;              ///< Cores::Grant::turn_begin of its last
     std::atomic<uint32_t> turn{kNone};  ///< a futex: what ends the wait for a core
     Counter* counter = nullptr;         ///< what it waits for; none: only for a core, or for nothing
     uint64_t target = 0;
   };
-  struct Core {
-    int processor = 0;
-    std::atomic<bool> idle{false};
+  struct Processor {
+    int number = 0;
+    std::atomic<bool> idle{true};
   };
-  /// A core that was given to a task whose thread does not know it yet.
-  struct Handover {
-    Entry* to = nullptr;
-    bool bind = false;  ///< its thread had another core
-  };
+  using Grants = std::vector<Cores::Grant>;
 
   void reached(Counter& counter) override;
 
   Entry& entry_of(const Task& task);
-  static bool comes_first(const Entry& e);
-  Handover grant(Entry& e, int core);
-  bool grant_idle(Entry& e, Handover& handover);
-  void queue(Entry& e, bool in_front = false);
-  Entry* next_for(int core);
-  Handover give_up(Entry& e);
-  void forget(Entry& e);
-  void note_queued();
-  void carry_out(const Handover& handover);
+  bool comes_first(int index) const { return entries_[static_cast<size_t>(index)]->task->stream() != 0; }
+  Grants note_grants();
+  void forget(int index);
+  Grants give_up(Task& task);
+  void carry_out(const Cores::Grant& grant);
   Waited await_turn(Entry& e, int watched_core, double deadline);
-  void take_core(Entry& e);
+  void take_core(Task& task);
 
   const Clock& clock_;
-  std::atomic<bool> first_wants_{false};  ///< a core: some stream of the first kind
-  alignas(64) std::mutex mutex_;          ///< guards all below but what is atomic
-  std::vector<std::unique_ptr<Core>> cores_;
-  std::vector<int> idle_;                        ///< cores, the last to become so at the end
-  std::vector<std::unique_ptr<Entry>> entries_;  ///< by task index in the crew
-  std::deque<Entry*> first_, control_;           ///< that could run
-  std::unordered_map<Counter*, std::vector<Entry*>> waiting_;
+  std::vector<std::unique_ptr<Processor>> processors_;  ///< by core
+  std::vector<std::unique_ptr<Entry>> entries_;         ///< by task index in the crew
+  std::atomic<bool> first_wants_{false};                ///< Cores::first_waits
+  alignas(64) std::mutex mutex_;  ///< guards what follows, and in entries what is neither atomic nor the thread's
+  Cores cores_;                   ///< of tasks, by index
+  std::unordered_map<Counter*, std::vector<int>> waiting_;  ///< task indices
   bool failed_ = false;
 };
 

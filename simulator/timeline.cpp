@@ -11,8 +11,8 @@
 #include <unordered_map>
 
 #include "plan/base/check.h"
+#include "plan/cores.h"
 #include "plan/runnable.h"
-#include "simulator/cores.h"
 #include "simulator/peers.h"
 #include "simulator/resources.h"
 #include "simulator/stepped_meeting.h"
@@ -150,9 +150,8 @@ class Simulation {
         costs_(plan, costs, simulated_, machine.local ? std::max(1, machine.cores) : 1) {
     for (const int rank : simulated_.ranks()) add_rank(rank, programs);
     if (local_) {
-      std::vector<bool> first;
-      for (const Stream& s : streams_) first.push_back(s.stream != 0);
-      cores_.emplace(std::max(1, machine.cores), std::move(first), costs.turn().value);
+      cores_.emplace(std::max(1, machine.cores), costs.turn().value);
+      for (const Stream& s : streams_) cores_->add(s.stream != 0);
     }
     sharing_.emplace(static_cast<int>(ranks_.size()), static_cast<int>(streams_.size()));
   }
@@ -501,7 +500,8 @@ class Simulation {
     };
     std::vector<Working> working;
     double dt = timers_.empty() ? std::numeric_limits<double>::infinity() : std::get<0>(timers_.top()) - now_;
-    for (const int index : cores_->holders()) {
+    for (int core = 0; core < cores_->count(); ++core) {
+      const int index = cores_->holder(core);
       if (index < 0) continue;
       const Stream& s = streams_[static_cast<size_t>(index)];
       const double seconds = core_seconds(s);

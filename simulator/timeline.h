@@ -4,7 +4,7 @@
 // CostModel; overlap, bubbles and contention are not assumed but follow from the resources:
 //
 //   cores      the ranks of a local machine share its cores. What a stream does takes one core, which it keeps until it waits or
-//              hands it over by the executor's own rules (simulator/cores.h). Waits take none.
+//              hands it over by the executor's own rules (plan/cores.h). Waits take none.
 //   memory     an op's own speed depends on how many cores are busy (CostModel: measured at concurrency 1 and at all cores).
 //   devices    on any other machine each rank has a device of its own, on which streams run side by side and share multiprocessors,
 //              memory bandwidth, links, network and copy engines (simulator/resources.h); a meeting is one task, as slow as

@@ -1,12 +1,24 @@
-// The rules by which streams of a local machine hand cores on.
+// The rules by which streams hand cores on.
 
 #include <fmt/format.h>
 
-#include "simulator/cores.h"
+#include "plan/cores.h"
 #include "tests/test.h"
 
 namespace shardlab {
 namespace {
+
+Cores cores_of(int count, const std::vector<bool>& first, double turn_s) {
+  Cores cores(count, turn_s);
+  for (const bool f : first) cores.add(f);
+  return cores;
+}
+
+std::vector<int> holders(const Cores& cores) {
+  std::vector<int> all;
+  for (int c = 0; c < cores.count(); ++c) all.push_back(cores.holder(c));
+  return all;
+}
 
 /// "3+0.5 1w": stream 3 was given a core that nobody had for half a second, stream 1 its own again.
 std::string grants(Cores& cores) {
@@ -20,11 +32,11 @@ std::string grants(Cores& cores) {
 }  // namespace
 
 TEST_CASE("streams have cores while there are any, then wait for one in turn") {
-  Cores cores(2, std::vector<bool>(4, false), 0);
+  Cores cores = cores_of(2, std::vector<bool>(4, false), 0);
   for (int s = 0; s < 4; ++s) cores.want(s, 0);
   CHECK(grants(cores) == "0w 1w");  // as the step begins nobody sleeps
   CHECK(cores.busy() == 2);
-  CHECK(cores.holders() == std::vector<int>{0, 1});
+  CHECK(holders(cores) == std::vector<int>{0, 1});
   cores.give_up(1, 1);
   CHECK(grants(cores) == "2");
   cores.give_up(0, 2);
@@ -33,10 +45,18 @@ TEST_CASE("streams have cores while there are any, then wait for one in turn") {
   CHECK(cores.has(3));
   cores.give_up(0, 2);  // which has none
   CHECK(grants(cores).empty());
+  CHECK_FALSE(cores.any_waits());
+  cores.want(0, 3);
+  CHECK(cores.any_waits());
+  CHECK_FALSE(cores.first_waits());
+  cores.forget(0);
+  CHECK_FALSE(cores.any_waits());
+  cores.give_up(3, 4);
+  CHECK(cores.busy() == 1);
 }
 
 TEST_CASE("a stream gets the idle core that it had, and has watched it if nobody had it since") {
-  Cores cores(2, std::vector<bool>(3, false), 0);
+  Cores cores = cores_of(2, std::vector<bool>(3, false), 0);
   cores.want(0, 0);
   cores.want(1, 0);
   cores.give_up(0, 1);
@@ -44,17 +64,23 @@ TEST_CASE("a stream gets the idle core that it had, and has watched it if nobody
   grants(cores);
   cores.want(0, 4);
   CHECK(grants(cores) == "0+3w");
-  CHECK(cores.holders() == std::vector<int>{0, -1});
+  CHECK(holders(cores) == std::vector<int>{0, -1});
   cores.want(2, 5);
   CHECK(grants(cores) == "2+3");
-  CHECK(cores.holders() == std::vector<int>{0, 2});
+  CHECK(holders(cores) == std::vector<int>{0, 2});
   cores.give_up(0, 6);
   cores.want(1, 8);  // its own is taken
-  CHECK(grants(cores) == "1+2");
+  const std::vector<Cores::Grant> last = cores.take_grants();
+  REQUIRE(last.size() == 1);
+  CHECK(last[0].stream == 1);
+  CHECK(last[0].core == 0);
+  CHECK(last[0].moved);
+  CHECK(last[0].idle_s == 2);
+  CHECK_FALSE(last[0].watched);
 }
 
 TEST_CASE("of control streams that wait the one that had the core goes on, else the oldest; others go before them") {
-  Cores cores(2, {false, false, false, false, true}, 0);
+  Cores cores = cores_of(2, {false, false, false, false, true}, 0);
   cores.want(0, 0);
   cores.want(1, 0);
   cores.want(2, 0);
@@ -72,7 +98,7 @@ TEST_CASE("of control streams that wait the one that had the core goes on, else 
 }
 
 TEST_CASE("a control stream yields between ops to a stream of the first kind at once, to another after its turn") {
-  Cores cores(1, {false, false, true}, 10);
+  Cores cores = cores_of(1, {false, false, true}, 10);
   cores.want(0, 0);
   CHECK_FALSE(cores.pause(0, 5));  // nobody wants it
   cores.want(1, 5);
@@ -80,7 +106,7 @@ TEST_CASE("a control stream yields between ops to a stream of the first kind at 
   cores.want(2, 6);
   CHECK(cores.pause(0, 6));
   grants(cores);
-  CHECK(cores.holders() == std::vector<int>{2});
+  CHECK(holders(cores) == std::vector<int>{2});
   CHECK_FALSE(cores.pause(2, 7));  // one of the first kind never does
   cores.give_up(2, 8);
   CHECK(grants(cores) == "0");  // is the next of its kind, and goes on with its turn
