@@ -14,9 +14,8 @@ namespace shardlab {
 ///     them), oldest first; then to control streams, to the oldest that had this core last, else to the oldest.
 ///   - A stream that could work gets an idle core at once: the one that it had, else one that nobody has had, else any.
 ///   - A control stream hands its core over between two ops, or two steps of a collective, when a stream of the first kind wants
-///   one:
-///     then it is the next of its kind and goes on with its turn. Its turn over, it hands over to the oldest control stream that
-///     wants a core.
+///     one: then it is the next of its kind and goes on with its turn. Its turn over, it hands over to the oldest control stream
+///     that wants a core.
 class Cores {
  public:
   /// A stream was given a core.

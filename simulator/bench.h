@@ -58,7 +58,7 @@ class Bench {
   };
   /// Adds `work` to the role's program, on stream `stream`. Pending warm operands are copied in front of it.
   void op(Work work, const std::vector<BufferId>& reads, const std::vector<Write>& writes, int stream = 0, int role = 0);
-  /// The same, of an op that is not under test itself.
+  /// Adds an op to the first role that is not under test itself, and leaves pending operands to the next that is.
   void untested(Work work, const std::vector<BufferId>& reads, const std::vector<Write>& writes, int stream = 0);
 
   CommId comm(const std::string& name);
