@@ -125,16 +125,20 @@ double constant(const Device& device, double DeviceConstants::*field) {
 
 /// Seconds of a transfer between host memory and a drive that `sharing` ranks use; nothing for every other op.
 std::optional<double> drive_seconds(const Device& device, const Segment& segment, const Op& op, double sharing) {
-  const Where where = place_of(segment, op);
-  if (where != Where::kFromFile && where != Where::kToFile) return std::nullopt;
+  if (!uses_drive(segment, op)) return std::nullopt;
   using C = DeviceConstants;
-  const bool reads = where == Where::kFromFile;
+  const bool reads = place_of(segment, op) == Where::kFromFile;
   const double bytes = static_cast<double>(slot(segment, op.writes[0]).type.bytes());
   return constant(device, &C::nvme_start_s) +
          bytes * sharing / constant(device, reads ? &C::nvme_read_bytes_per_s : &C::nvme_write_bytes_per_s);
 }
 
 }  // namespace
+
+bool uses_drive(const Segment& segment, const Op& op) {
+  const Where where = place_of(segment, op);
+  return where == Where::kFromFile || where == Where::kToFile;
+}
 
 std::string kernel_of(const Op& op) {
   std::string name(kind_of(op.work));

@@ -65,6 +65,9 @@ std::string kernel_of(const Segment& segment, const Op& op);
 ///   the full buffer, ranks]; p2p and every other op [bytes read and written].
 std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op);
 
+/// Does the op move data to or from a drive?
+bool uses_drive(const Segment& segment, const Op& op);
+
 /// Costs from the measured points of a calibrated machine.
 ///
 /// Formula: log seconds is multilinear in the logs of the shape's extents over the grid of measured points, at concurrency 1 and at

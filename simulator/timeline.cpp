@@ -44,11 +44,6 @@ enum class Doing : uint8_t {
   kDone,
 };
 
-bool uses_drive(const Instruction& i) {
-  const auto on_drive = [&](SlotId s) { return i.segment->slots[s.index()].space == Space::kNvme; };
-  return std::ranges::any_of(i.op->reads, on_drive) || std::ranges::any_of(i.op->writes, on_drive);
-}
-
 struct Stream {
   int rank = 0;  ///< index among the simulated ranks
   int stream = 0;
@@ -287,7 +282,7 @@ class Simulation {
   void begin_op(int index) {
     Stream& s = streams_[static_cast<size_t>(index)];
     s.begin = s.moving = now_;
-    if (local_ && uses_drive(current(s))) {
+    if (local_ && uses_drive(*current(s).segment, *current(s).op)) {
       start_timer(index, Doing::kAside, now_ + costs_.of(current(s), rank_of(s).rank, cores_->busy()));
       return cores_->give_up(index, now_);
     }
@@ -356,8 +351,7 @@ class Simulation {
     met.end_read(member);
     let_go_on(met, Doing::kAwaitsTaken);
     if (!met.taken(member)) return wait_in_step(index, Doing::kAwaitsTaken);
-    met.next_step(member);
-    begin_step(index);
+    next_step(index);
   }
 
   void wait_in_step(int index, Doing phase) {
@@ -382,10 +376,13 @@ class Simulation {
   /// Of the time until a peer has read, what went by before it began is waiting; the rest is the moving itself.
   void have_been_taken(int index) {
     Stream& s = streams_[static_cast<size_t>(index)];
-    SteppedMeeting& met = stepped(s);
-    const int member = meeting(s).member;
     s.peer_wait += std::clamp(s.taking - s.since, 0.0, now_ - s.since);
-    met.next_step(member);
+    next_step(index);
+  }
+
+  void next_step(int index) {
+    const Stream& s = streams_[static_cast<size_t>(index)];
+    stepped(s).next_step(meeting(s).member);
     begin_step(index);
   }
 
