@@ -9,6 +9,8 @@
 
 #include <string>
 
+#include "tests/paths.h"
+
 namespace shardlab::testing {
 
 /// Compares `text` with tests/golden/<name>. With SHARDLAB_UPDATE_GOLDEN=1 in the environment the file is rewritten instead, to be

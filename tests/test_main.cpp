@@ -13,7 +13,7 @@
 namespace shardlab::testing {
 
 std::string golden_difference(const std::string& name, const std::string& text) {
-  const std::filesystem::path path = std::filesystem::path(__FILE__).parent_path() / "golden" / name;
+  const std::filesystem::path path = std::filesystem::path(source_dir()) / "tests/golden" / name;
   if (const char* update = std::getenv("SHARDLAB_UPDATE_GOLDEN"); update != nullptr && std::string(update) == "1") {
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << text;

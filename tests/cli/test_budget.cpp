@@ -38,7 +38,7 @@ TEST_CASE("layers that differ, and a budget's choice, are executed as they are p
   const auto run = [&](const std::string& sweep, const std::string& out) {
     const Output output =
         shardlab_program(scratch, fmt::format("run {} --machine-file {}/tests/cli/calibrated.yaml --out {}",
-                                              scratch.write(out + ".yaml", sweep), SHARDLAB_SOURCE_DIR, scratch / out));
+                                              scratch.write(out + ".yaml", sweep), testing::source_dir(), scratch / out));
     INFO(output.err);
     const Rows rows = parse_csv(slurp(scratch / (out + "/results.csv")));
     for (size_t row = 1; row < rows.size(); ++row) UNSCOPED_INFO(cell(rows, row, "reason"));

@@ -74,7 +74,7 @@ TEST_CASE("the folder rule tells what may be included from what may not") {
 }
 
 TEST_CASE("every folder includes only those that it may know") {
-  const fs::path root = SHARDLAB_SOURCE_DIR;
+  const fs::path root = testing::source_dir();
   std::map<std::string, int> files;
   for (const auto& [folder, allowed] : kMay) {
     for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {

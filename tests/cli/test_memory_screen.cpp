@@ -8,6 +8,7 @@
 
 #include "cli/memory_screen.h"
 #include "tests/cli/program.h"
+#include "tests/paths.h"
 
 namespace shardlab {
 namespace {
@@ -168,11 +169,11 @@ class OnTerminal {
     REQUIRE(pid_ >= 0);
     if (pid_ != 0) return;
     setenv("TERM", "xterm", 1);
-    words.insert(words.begin(), SHARDLAB_PROGRAM);
+    words.insert(words.begin(), testing::program_path());
     std::vector<char*> arguments;
     for (std::string& w : words) arguments.push_back(w.data());
     arguments.push_back(nullptr);
-    execv(SHARDLAB_PROGRAM, arguments.data());
+    execv(testing::program_path().c_str(), arguments.data());
     _exit(127);
   }
   ~OnTerminal() {

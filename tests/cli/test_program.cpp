@@ -28,7 +28,7 @@ using testing::shardlab_program;
 using testing::slurp;
 namespace fs = std::filesystem;
 
-std::string machine_option() { return fmt::format(" --machine-file {}/tests/cli/local.yaml ", SHARDLAB_SOURCE_DIR); }
+std::string machine_option() { return fmt::format(" --machine-file {}/tests/cli/local.yaml ", testing::source_dir()); }
 
 /// A sweep of tiny cases that are trained for real.
 std::string tiny_sweep(const std::string& more) {

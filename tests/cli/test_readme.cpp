@@ -25,7 +25,7 @@ std::string text_of(const std::filesystem::path& path) {
   return text.str();
 }
 
-const std::filesystem::path kRoot = SHARDLAB_SOURCE_DIR;
+const std::filesystem::path kRoot = testing::source_dir();
 
 /// What a document must say between two places, both found from the front.
 struct Passage {

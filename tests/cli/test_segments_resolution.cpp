@@ -74,7 +74,7 @@ TEST_CASE("the segments resolution refuses what it cannot predict or compare") {
   const std::string local = scratch.write("local.yaml", "model: tiny-llama\nmachine: {local: true}\nmode: simulate\n");
   const Output shared =
       shardlab_program(scratch, fmt::format("run {} --resolution segments --machine-file {}/tests/cli/calibrated.yaml --out {}",
-                                            local, SHARDLAB_SOURCE_DIR, scratch / "local"));
+                                            local, testing::source_dir(), scratch / "local"));
   CHECK(shared.code == 3);  // no case could run
   const auto rows = rows_of(scratch / "local");
   REQUIRE(rows.size() == 1);

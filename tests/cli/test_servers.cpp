@@ -36,7 +36,7 @@ TEST_CASE("workers apart leave the order of arrivals, by which the run is repeat
   const std::string file = scratch.write("sweep.yaml", kSweep);
   const auto run = [&](const std::string& out, const std::string& flags, int code = 0) {
     const Output output = shardlab_program(scratch, fmt::format("run {} --machine-file {}/tests/cli/local.yaml --out {} {}", file,
-                                                                SHARDLAB_SOURCE_DIR, scratch / out, flags));
+                                                                testing::source_dir(), scratch / out, flags));
     INFO(output.err);
     REQUIRE(output.code == code);
     return parse_csv(slurp(scratch / (out + "/results.csv")));

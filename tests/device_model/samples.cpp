@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "sweeps/machines.h"
+#include "tests/paths.h"
 
 namespace shardlab::testing {
 
@@ -22,7 +23,7 @@ std::vector<std::string> split(const std::string& line) {
 }
 
 std::vector<Row> rows_of(const std::string& name) {
-  std::ifstream in(std::string(SHARDLAB_SOURCE_DIR) + "/simulator/published/kernels/" + name);
+  std::ifstream in(testing::source_dir() + "/simulator/published/kernels/" + name);
   if (!in) throw std::runtime_error("no table " + name);
   std::string line;
   std::getline(in, line);
@@ -141,7 +142,7 @@ double harness_seconds(const KernelSample& s) {
 Result<Machine> sample_machine(const std::string& name) {
   const std::vector<std::string> presets = list_machines();
   if (std::find(presets.begin(), presets.end(), name) != presets.end()) return load_machine(name);
-  return load_machine(std::string(SHARDLAB_SOURCE_DIR) + "/simulator/published/runs/machines/" + name + ".yaml");
+  return load_machine(testing::source_dir() + "/simulator/published/runs/machines/" + name + ".yaml");
 }
 
 double predicted(const DeviceModel& model, const KernelSample& s) {

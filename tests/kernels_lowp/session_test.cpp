@@ -14,12 +14,13 @@
 #include "runtime/named_kernels.h"
 #include "tests/kernels_lowp/packed.h"
 #include "tests/kernels_lowp/steps.h"
+#include "tests/paths.h"
 
 namespace shardlab::testing {
 namespace {
 
 std::string file_text(const std::string& path) {
-  std::ifstream file(std::string(SHARDLAB_SOURCE_DIR "/") + path);
+  std::ifstream file(testing::source_dir() + "/" + path);
   std::stringstream text;
   text << file.rdbuf();
   REQUIRE(!text.str().empty());

@@ -230,7 +230,7 @@ TEST_CASE("families that are predicted are read whole, and refused as cases with
 TEST_CASE("models are found by name or path") {
   CHECK(load_model("gpt-2").error().message == "no model is named `gpt-2`, did you mean `gpt2`?");
   CHECK(load_model("nowhere/config.json").error().where == "nowhere/config.json");
-  const auto file = load_model(std::string(SHARDLAB_SOURCE_DIR) + "/sweeps/models/gpt2.json");
+  const auto file = load_model(testing::source_dir() + "/sweeps/models/gpt2.json");
   REQUIRE(file.ok());
   CHECK(*file == *load_model("gpt2"));
 }

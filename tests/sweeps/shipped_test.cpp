@@ -25,7 +25,7 @@ LoadOptions with_local() {
 }
 
 Expansion shipped(const std::string& file) {
-  const auto sweep = load_sweep(std::string(SHARDLAB_SOURCE_DIR) + "/sweeps/" + file, with_local());
+  const auto sweep = load_sweep(testing::source_dir() + "/sweeps/" + file, with_local());
   INFO((sweep.ok() ? "" : to_string(sweep.error())));
   REQUIRE(sweep.ok());
   auto expansion = expand(*sweep);
@@ -103,7 +103,7 @@ TEST_CASE("quickstart covers every strategy on 1, 2, 4 and 8 ranks with one glob
 }
 
 TEST_CASE("the claims load, each with points to run and sentences to test") {
-  for (const auto& entry : std::filesystem::directory_iterator(std::string(SHARDLAB_SOURCE_DIR) + "/sweeps/claims")) {
+  for (const auto& entry : std::filesystem::directory_iterator(testing::source_dir() + "/sweeps/claims")) {
     INFO(entry.path());
     const auto sweep = load_sweep(entry.path().string(), with_local());
     REQUIRE(sweep.ok());
@@ -146,7 +146,7 @@ TEST_CASE("the sweep for a GPU has layouts whose curves must agree, in canonical
 
 TEST_CASE("the example sweeps load and have points to run") {
   int files = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(std::string(SHARDLAB_SOURCE_DIR) + "/sweeps/examples")) {
+  for (const auto& entry : std::filesystem::directory_iterator(testing::source_dir() + "/sweeps/examples")) {
     INFO(entry.path());
     const Expansion e = shipped("examples/" + entry.path().filename().string());
     CHECK(e.runnable() > 0);

@@ -439,11 +439,11 @@ TEST_CASE("files that miss something say what to add") {
       says(errors_of(small("constraints: [{expr: \"tp + schedule > 1\"}]\n")), "s.yaml:3:28: expected a number here, found text"));
   CHECK(load_sweep("no/such.yaml").error().where == "no/such.yaml");
   CHECK(load_sweep("no/such.yaml").error().code == ExitCode::kUsage);
-  CHECK(load_sweep(SHARDLAB_SOURCE_DIR).error().message == "is a folder, not a file");
+  CHECK(load_sweep(testing::source_dir()).error().message == "is a folder, not a file");
 }
 
 TEST_CASE("paths in a file are relative to the file") {
-  const std::string file = std::string(SHARDLAB_SOURCE_DIR) + "/sweeps/some.yaml";
+  const std::string file = testing::source_dir() + "/sweeps/some.yaml";
   const auto sweep =
       load_sweep_text("model: {hf: models/gpt2.json}\nmachine: {file: machines/hgx-h100-ndr.yaml}\ndata: {text: ..}\n", file, {});
   INFO((sweep.ok() ? "" : to_string(sweep.error())));
@@ -451,6 +451,6 @@ TEST_CASE("paths in a file are relative to the file") {
   const Case c = expand(*sweep)->points[0].config;
   CHECK(c.model.name == "gpt2");
   CHECK(c.machine.devices() == 8);
-  CHECK(std::filesystem::equivalent(c.data.text, SHARDLAB_SOURCE_DIR));
+  CHECK(std::filesystem::equivalent(c.data.text, testing::source_dir()));
   CHECK(std::filesystem::path(c.data.text).is_absolute());
 }

@@ -18,7 +18,7 @@
 namespace shardlab::validation {
 namespace {
 
-const std::string kScores = std::string(SHARDLAB_SOURCE_DIR) + "/simulator/published/scores.csv";
+const std::string kScores = shardlab::testing::source_dir() + "/simulator/published/scores.csv";
 
 std::string slurp(const std::string& path) {
   std::ifstream file(path);

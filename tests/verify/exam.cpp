@@ -29,7 +29,7 @@ const std::vector<std::string>& exam_subjects() {
 }
 
 std::string exam_text(const std::string& subject) {
-  const std::string path = std::string(SHARDLAB_SOURCE_DIR) + "/tests/verify/exam/" + subject + ".plan";
+  const std::string path = testing::source_dir() + "/tests/verify/exam/" + subject + ".plan";
   std::ifstream file(path);
   INFO(path);
   REQUIRE(file.good());

@@ -13,7 +13,7 @@ namespace shardlab::testing {
 
 TEST_CASE("exam: every file is a subject") {
   std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(std::string(SHARDLAB_SOURCE_DIR) + "/tests/verify/exam"))
+  for (const auto& entry : std::filesystem::directory_iterator(testing::source_dir() + "/tests/verify/exam"))
     if (entry.path().extension() == ".plan") files.push_back(entry.path().stem().string());
   std::sort(files.begin(), files.end());
   REQUIRE(files == exam_subjects());
