@@ -222,9 +222,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   if (!objective) return usage(fmt::format("--objective {} is unknown", flags.objective), "use time, memory or cost");
   const auto model = load_model(flags.model);
   if (!model.ok()) return model.error();
-  auto machine = flags.machine == "local"
-                     ? load_local_machine(flags.machine_file.empty() ? default_machine_file() : flags.machine_file)
-                     : load_machine(flags.machine);
+  auto machine = flags.machine == "local" ? find_local_machine(flags.machine_file) : load_machine(flags.machine);
   if (!machine.ok()) return machine.error();
   const auto profile = analytic::profile_named(flags.profile);
   if (!profile.ok()) return profile.error();
