@@ -10,6 +10,7 @@
 #include "cli/common.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
+#include "plan/base/limits.h"
 #include "plan/base/world_error.h"
 #include "simulator/validate/interval.h"
 #include "simulator/validate/predictor.h"
@@ -84,7 +85,7 @@ Result<std::vector<RowTable>> published_tables() {
 Result<std::vector<RowTable>> tables_of(const std::vector<std::string>& files) {
   std::vector<RowTable> tables;
   for (const std::string& file : files) {
-    const auto text = read_file(file);
+    const auto text = read_file_within(file, limits::kRowsBytes);
     if (!text.ok()) return text.error();
     auto table = read_rows(*text, file, remembering(resolver_for(file)));
     if (!table.ok()) return table.error();
