@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "plan/text.h"
@@ -19,7 +20,7 @@
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct PlanFlags {
@@ -249,4 +250,4 @@ void add_diff(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, flags] { action = [flags] { return diff(*flags); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

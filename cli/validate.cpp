@@ -8,6 +8,7 @@
 #include <map>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/world_error.h"
@@ -18,7 +19,7 @@
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 using namespace validation;
@@ -259,4 +260,4 @@ void add_validate(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, flags] { action = [flags] { return validate(*flags); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

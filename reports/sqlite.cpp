@@ -7,7 +7,7 @@
 
 #include "plan/base/world_error.h"
 
-namespace shardlab::sqlite {
+namespace shardlab::reports::sqlite {
 
 namespace {
 
@@ -109,4 +109,4 @@ void Transaction::commit() {
   open_ = false;
 }
 
-}  // namespace shardlab::sqlite
+}  // namespace shardlab::reports::sqlite

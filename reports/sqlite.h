@@ -8,7 +8,7 @@
 struct sqlite3;
 struct sqlite3_stmt;
 
-namespace shardlab::sqlite {
+namespace shardlab::reports::sqlite {
 
 /// Throws the WorldError for the database's last failure while `doing` ("appending a case").
 [[noreturn]] void fail(sqlite3* database, std::string_view doing);
@@ -57,4 +57,4 @@ class Transaction {
   bool open_ = true;
 };
 
-}  // namespace shardlab::sqlite
+}  // namespace shardlab::reports::sqlite

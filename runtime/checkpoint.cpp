@@ -18,7 +18,7 @@
 #include "plan/base/hash.h"
 #include "plan/base/world_error.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -326,4 +326,4 @@ Result<void> Checkpoint::restore(const Case& config, Session& session) const {
   return {};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -12,7 +12,7 @@
 #include <numeric>
 #include <sstream>
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -246,4 +246,4 @@ void add_unknown_key(Problems& problems, Mark mark, std::string_view key, std::s
                fmt::format("allowed {}: {}", place, fmt::join(allowed, " ")));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

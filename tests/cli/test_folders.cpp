@@ -9,9 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -100,4 +101,4 @@ TEST_CASE("every folder includes only those that it may know") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing
