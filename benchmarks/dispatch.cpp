@@ -13,6 +13,8 @@
 #include "runtime/thread_transport.h"
 
 namespace shardlab {
+
+using namespace runtime;
 namespace {
 
 /// One rank with `ops` additions, each on the next of `streams` streams.
