@@ -4,9 +4,10 @@
 #include <filesystem>
 
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -96,4 +97,4 @@ TEST_CASE("a calibration is found in runs/ before the one of the user, and said 
   CHECK_FALSE(says(place.run("run s.yaml --dry-run --machine-file runs/local.yaml"), "has it"));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing
