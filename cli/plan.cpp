@@ -6,11 +6,11 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <sstream>
 
 #include "cli/common.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
+#include "plan/limits.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
@@ -74,13 +74,19 @@ std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed
   return rows;
 }
 
-/// The file's text where it is a plan's, as `print` writes it and `run` leaves it in plan.txt; nothing for any other file.
+/// The file's text where it is a plan's, as `print` writes it and `run` leaves it in plan.txt; nothing for any other file. No more
+/// is read than a plan may have.
 std::optional<std::string> plan_text(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!text.view().starts_with("shardlab plan ")) return std::nullopt;
-  return text.str();
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  for (constexpr size_t kBlock = 1 << 20; file && static_cast<int64_t>(text.size()) <= kMaxPlanTextBytes;) {
+    const size_t had = text.size();
+    text.resize(had + kBlock);
+    file.read(text.data() + had, kBlock);
+    text.resize(had + static_cast<size_t>(file.gcount()));
+    if (had == 0 && !is_plan_text(text)) return std::nullopt;
+  }
+  return is_plan_text(text) ? std::optional(text) : std::nullopt;
 }
 
 /// What `verify` finds in a plan written by hand or left by a run; of a good one what it comes to.

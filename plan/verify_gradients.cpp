@@ -116,16 +116,17 @@ void GradientLedger::settle() {
     settle(d);
   }
   if (!trains_) return;
+  for (const auto& [role, message] : kept_) report_.add(Rule::kValues, role, "", message);
   for (size_t p = 0; p < plan_.parameters.size(); ++p) {
     const Parameter& parameter = plan_.parameters[p];
     const int64_t elements = logical_shape(parameter.type, plan_.mesh).elements();
     for (const int role : {parameter.first_stage, parameter.last_stage}) {
       const auto found = updated_.find({role, static_cast<int32_t>(p)});
       const int64_t done = found == updated_.end() ? 0 : found->second;
-      const bool once = plan_.period == 1 ? done == elements : done >= elements && done % elements == 0;
-      if (!once)
+      const std::string steps = plan_.period > 1 ? fmt::format(", and it has {} steps", plan_.period) : "";
+      if (done != elements * plan_.period)
         report_.add(Rule::kGradients, role, "",
-                    fmt::format("{} of the {} elements of {} are updated in a period", done, elements, parameter.name));
+                    fmt::format("{} of the {} elements of {} are updated in a period{}", done, elements, parameter.name, steps));
       if (parameter.first_stage == parameter.last_stage) break;
     }
   }
