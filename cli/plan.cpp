@@ -2,15 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
-#include "plan/limits.h"
+#include "plan/base/files.h"
+#include "plan/base/limits.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
@@ -19,7 +20,7 @@
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct PlanFlags {
@@ -74,19 +75,11 @@ std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed
   return rows;
 }
 
-/// The file's text where it is a plan's, as `print` writes it and `run` leaves it in plan.txt; nothing for any other file. No more
-/// is read than a plan may have.
+/// The file's text where it is a plan's, as `print` writes it and `run` leaves it in plan.txt; nothing for any other file.
 std::optional<std::string> plan_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text;
-  for (constexpr size_t kBlock = 1 << 20; file && static_cast<int64_t>(text.size()) <= kMaxPlanTextBytes;) {
-    const size_t had = text.size();
-    text.resize(had + kBlock);
-    file.read(text.data() + had, kBlock);
-    text.resize(had + static_cast<size_t>(file.gcount()));
-    if (had == 0 && !is_plan_text(text)) return std::nullopt;
-  }
-  return is_plan_text(text) ? std::optional(text) : std::nullopt;
+  auto text = read_file_within(path, limits::kPlanBytes);
+  if (!text.ok() || !is_plan_text(*text)) return std::nullopt;
+  return std::move(*text);
 }
 
 /// What `verify` finds in a plan written by hand or left by a run; of a good one what it comes to.
@@ -255,4 +248,4 @@ void add_diff(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, flags] { action = [flags] { return diff(*flags); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

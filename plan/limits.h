@@ -1,6 +1,6 @@
-// How large a plan may be. The parser refuses a text beyond these limits, and rule 1 of `verify` a plan, before anything is
-// multiplied, allocated or expanded. The limits lie far above what anybody trains, and so low that the products which the program
-// takes of them fit in 64 bits.
+// How large a plan may be; `limits::kPlanBytes` bounds its text (plan/base/limits.h). The parser refuses a text beyond these
+// limits, and rule 1 of `verify` a plan, before anything is multiplied, allocated or expanded. The limits lie far above what
+// anybody trains, and so low that the products which the program takes of them fit in 64 bits.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,6 @@
 
 namespace shardlab {
 
-inline constexpr int64_t kMaxPlanTextBytes = int64_t{64} << 20;
 /// Names, numbers and marks of a text. A token takes about 60 bytes while the text is read.
 inline constexpr int64_t kMaxPlanTokens = int64_t{16} << 20;
 /// Ops, allocations and frees of all roles of a text, with every call expanded.

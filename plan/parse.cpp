@@ -8,6 +8,7 @@
 #include <limits>
 #include <unordered_map>
 
+#include "plan/base/limits.h"
 #include "plan/lexer.h"
 #include "plan/limits.h"
 #include "plan/op_fields.h"
@@ -691,8 +692,8 @@ bool is_plan_text(std::string_view text) {
 }
 
 Result<Plan> parse_plan(std::string_view text, std::string_view file) {
-  if (static_cast<int64_t>(text.size()) > kMaxPlanTextBytes)
-    return Error{ExitCode::kUsage, fmt::format("the text has more than {} bytes", kMaxPlanTextBytes),
+  if (static_cast<int64_t>(text.size()) > limits::kPlanBytes)
+    return Error{ExitCode::kUsage, fmt::format("the text has more than {} bytes", limits::kPlanBytes),
                  "print a plan of fewer micro-batches or stages", std::string(file)};
   return Parser(text, file).run();
 }

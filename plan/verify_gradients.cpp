@@ -116,7 +116,6 @@ void GradientLedger::settle() {
     settle(d);
   }
   if (!trains_) return;
-  for (const auto& [role, message] : kept_) report_.add(Rule::kValues, role, "", message);
   for (size_t p = 0; p < plan_.parameters.size(); ++p) {
     const Parameter& parameter = plan_.parameters[p];
     const int64_t elements = logical_shape(parameter.type, plan_.mesh).elements();
@@ -130,6 +129,7 @@ void GradientLedger::settle() {
       if (parameter.first_stage == parameter.last_stage) break;
     }
   }
+  for (const Lost& l : lost_) report_.add(Rule::kValues, l.role, l.op, l.message);
 }
 
 }  // namespace shardlab::verifying

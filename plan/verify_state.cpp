@@ -1,7 +1,7 @@
 // State, in rules 3 and 4: what a period changes must come back to where it is kept, as it was last changed, and be of use.
 //
-//  - Every op makes something that another op reads, or that outlives the period; an update, each of its results. The gradient of a
-//    model's input alone leads nowhere.
+//  - Where a plan trains, every op makes something that another op reads, or that outlives the period; an update, each of its results.
+//    The gradient of a model's input alone leads nowhere.
 //  - A VALUE has a number, which copies, roundings and gathers carry along. An op that changes storage in place makes another value
 //  of it, and
 //    supersedes the one that was there. State that ends the period with a superseded value is out of date: an update was not
@@ -131,7 +131,7 @@ void Replay::finish_state(size_t root) {
   const bool of_parameter = buffer.kind == BufferClass::kParameter || buffer.kind == BufferClass::kMaster || moment;
   const bool frozen = moment && storage.read_initial;
   if (!storage.changed && !frozen && (of_parameter || names_run_state(buffer.name)))
-    ledger_.kept(role_index_, fmt::format("%{} is kept from step to step, and nothing in a step updates it", buffer.name));
+    ledger_.lost(role_index_, "", fmt::format("%{} is kept from step to step, and nothing in a step updates it", buffer.name));
   else if (!storage.changed && !frozen && storage.read_initial)
     ledger_.kept(role_index_,
                  fmt::format("%{} is read as the step before left it, and nothing in a step writes it: a fill makes a constant",
@@ -158,7 +158,7 @@ void Replay::finish_runs() {
     size_t result = 0;
     while (is_optimizer(*run.act) && i > result && runs_[i - result - 1].act == run.act && runs_[i - result - 1].call == run.call)
       ++result;
-    report_.add(Rule::kValues, role_index_, op_name(*run.segment, *run.act->op, *run.call),
+    ledger_.lost(role_index_, op_name(*run.segment, *run.act->op, *run.call),
                 fmt::format("nothing reads the %{} that it makes, and it is not kept",
                             run.segment->slots[static_cast<size_t>(run.act->writes[result])].name));
   }

@@ -120,8 +120,8 @@ class GradientLedger {
   void use(int32_t parameter, const Source& source);
   /// Some op made a contribution to a parameter's gradient: the plan trains.
   void note_training() { trains_ = true; }
-  /// Role `role` keeps state from period to period that nothing in a period changes. That is a fault where the plan trains.
-  void kept(int role, std::string message) { kept_.emplace_back(role, std::move(message)); }
+  /// State of role `role` that nothing in a period changes, or work of which nothing comes. That is a fault where the plan trains.
+  void lost(int role, std::string op, std::string message) { lost_.push_back({role, std::move(op), std::move(message)}); }
   void demand(Demand d) { demands_.push_back(std::move(d)); }
   /// Role `role` gave `sum` to a sum over roles.
   void give(CrossRole key, int role, int32_t parameter, const Contributions& sum) { given_[key].push_back({role, parameter, sum}); }
@@ -148,7 +148,11 @@ class GradientLedger {
   bool trains_ = false;
   std::vector<std::vector<Source>> uses_;
   std::vector<Demand> demands_;
-  std::vector<std::pair<int, std::string>> kept_;
+  struct Lost {
+    int role;
+    std::string op, message;
+  };
+  std::vector<Lost> lost_;
   std::map<CrossRole, std::vector<Given>> given_;
   std::map<std::pair<int, int32_t>, int64_t> updated_;
 };

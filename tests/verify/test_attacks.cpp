@@ -6,11 +6,13 @@
 #include <map>
 #include <sstream>
 
+#include "plan/base/limits.h"
 #include "plan/limits.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
 #include "plan/work.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/verify/good_plans.h"
 
@@ -90,14 +92,14 @@ TEST_CASE("attacks: each limit is refused where it is passed, by number and plac
   const std::string product =
       "segment s\n  bound %x buffer f32[2097152,2097152]\n  bound %w buffer f32[2097152,2097152]\n  bound %y buffer "
       "f32[2097152,2097152]\n  linear.F l (%x, %w) -> (%y)\n";
-  refused(one + product, role, "floating-point operations: an op does at most 1152921504606846976");
-  refused(one + "segment s\n  bound %a buffer f32[4]\n", role + "  %a buffer f32[4] persistent\n  call s l=2147483647 (a=%a)\n",
+  refused(one, product + role, "floating-point operations: an op does at most 1152921504606846976");
+  refused(one, "segment s\n  bound %a buffer f32[4]\n" + role + "  %a buffer f32[4] persistent\n  call s l=2147483647 (a=%a)\n",
           "layer 2147483647: a plan has layers 0 to 1048575");
 }
 
 TEST_CASE("attacks: a text that is too long, or says too much when its calls are expanded, is refused before it is") {
-  CHECK(to_string(parse_plan(std::string(static_cast<size_t>(kMaxPlanTextBytes) + 1, ' '), "long.plan").error())
-            .starts_with("long.plan: the text has more than 67108864 bytes"));
+  CHECK(to_string(parse_plan(std::string(static_cast<size_t>(limits::kPlanBytes) + 1, ' '), "long.plan").error())
+            .starts_with("long.plan: the text has more than 268435456 bytes"));
   CHECK(to_string(parse_plan(std::string(static_cast<size_t>(kMaxPlanTokens) + 1, '('), "marks.plan").error())
             .starts_with("marks.plan: the text has more than 16777216 names, numbers and marks"));
   std::string text = "shardlab plan 1\nmesh pp=1\nstreams compute\nsegment s\n  bound %a buffer f32[4]\n";
