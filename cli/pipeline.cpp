@@ -10,6 +10,7 @@
 
 #include "cli/environment.h"
 #include "cli/execution.h"
+#include "cli/namespaces.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
 #include "plan/base/limits.h"
@@ -30,7 +31,7 @@
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 namespace {
 
@@ -626,4 +627,4 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
   return ops;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

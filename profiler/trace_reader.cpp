@@ -9,7 +9,7 @@
 
 #include "plan/base/limits.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 namespace {
 
 using nlohmann::json;
@@ -121,4 +121,4 @@ Result<Trace> read_trace_lines(std::istream& lines, const std::string& path) {
   return trace;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -7,7 +7,7 @@
 #include "plan/base/result.h"
 #include "plan/trace.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// Reads what `write_trace_lines` wrote. Refuses a file that is missing, of a newer version, or cut off within a line, naming the
 /// line.
@@ -17,4 +17,4 @@ Result<Trace> read_trace_lines(const std::string& path);
 /// first line promises is bounded (plan/base/limits.h) before there is room for it.
 Result<Trace> read_trace_lines(std::istream& lines, const std::string& path);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

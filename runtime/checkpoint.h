@@ -20,7 +20,7 @@
 #include "runtime/manifest.h"
 #include "runtime/session.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// Before a run that will save: makes the folder, and refuses a plan whose state has no parameters' names. Throws WorldError when
 /// the folder cannot be made.
@@ -50,4 +50,4 @@ class Checkpoint {
   Manifest manifest_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime
