@@ -194,9 +194,6 @@ Result<void> check_execution(const Case& c) {
     return refusal(fmt::format("backend={} with transport={}", c.backend, c.transport),
                    c.backend == "cuda" ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
                                        : "use transport: threads, or backend: cuda");
-  if (c.backend == "cuda" && c.train.precision == "fp16")
-    return refusal("precision=fp16 with backend=cuda, which has no kernels of the loss scale",
-                   "use precision: bf16, or backend: cpu");
   if (c.canonical && c.transport == "nccl")
     return refusal("canonical with transport=nccl: NCCL sums in an order of its own",
                    "use transport: one-gpu, or canonical: false");
@@ -382,10 +379,6 @@ Result<void> check_zero_plus_plus(const Case& c) {
       return refusal(
           fmt::format("zero_plus_plus.gradients with {}={}: they travel in 4 bits, and are added up in fp32", key, *dtype),
           fmt::format("leave {} out", key));
-  if ((z.weights || z.gradients) && c.backend == "cuda")
-    return refusal(
-        fmt::format("zero_plus_plus.{} with backend=cuda, which has no kernels that quantise", z.weights ? "weights" : "gradients"),
-        "use backend: cpu, or zero_plus_plus.secondary alone");
   return {};
 }
 
@@ -580,7 +573,6 @@ Result<void> check_diloco(const Case& c) {
     return apart("grad_norm", "each worker's gradient has a norm of its own, and none is the step's", "set grad_norm: false");
   if (!(c.checkpoint == Checkpointing{}))
     return apart("checkpoint", "the moments belong to workers, and no other layout could take them up", "leave checkpoint out");
-  if (c.backend == "cuda") return apart("backend=cuda", "which has no kernel of the outer step", "use backend: cpu");
   return {};
 }
 
@@ -715,8 +707,6 @@ Result<void> check_unused(const Case& c) {
 Result<void> check_guard(const Case& c) {
   const Guard& g = c.train.guard;
   if (!g.any()) return {};
-  if (c.backend == "cuda")
-    return refusal("guard with backend=cuda, which has no kernels of it", "leave guard out, or use backend: cpu");
   if (g.nonfinite != GuardAction::kNone && c.train.precision == "fp16")
     return refusal(fmt::format("guard.nonfinite={} with precision=fp16, whose loss scale overflows on purpose and skips such steps",
                                name_of(g.nonfinite)),

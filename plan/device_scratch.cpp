@@ -74,11 +74,23 @@ int64_t scratch_of(const SumScalars&, const Operands& o) {
   return lent(4 * elements);
 }
 
-int64_t scratch_of(const SquaredNorm&, const Operands& o) {
+/// Spans of elements that a block each looks at, over all reads.
+int64_t spans(const Operands& o) {
   constexpr int64_t kSpan = 8192;
-  int64_t blocks = 0;
-  for (size_t i = 0; i < o.op.reads.size(); ++i) blocks += (o.read(i).shape.elements() + kSpan - 1) / kSpan;
-  return lent(8 * blocks);
+  int64_t spans = 0;
+  for (size_t i = 0; i < o.op.reads.size(); ++i) spans += (o.read(i).shape.elements() + kSpan - 1) / kSpan;
+  return spans;
+}
+
+int64_t scratch_of(const SquaredNorm&, const Operands& o) { return lent(8 * spans(o)); }
+
+/// Kernels by name (kernels/README.md).
+int64_t scratch_of(const Kernel& w, const Operands& o) {
+  if (w.name == "amax" || w.name == "found_inf") return lent(4 * (2 + spans(o)));
+  if (w.name == "top_k" || w.name == "random_k") return lent(kScratchAlignment + 64 * spans(o));  // 16 counts a span
+  if (w.name == "orthogonalise") return lent(8 * o.read(0).shape.elements());
+  if (w.name == "frozen_adam") return lent(4);
+  return 0;
 }
 
 template <class Other>
