@@ -273,10 +273,6 @@ Result<void> check_offload(const Case& c) {
     return refusal(fmt::format("offload.activations={} with recompute_options.every={}: every layer is parked alike",
                                name_of(o.activations), c.layout.recompute_options.every),
                    "set recompute_options.every: 1, or offload.activations: none");
-  if (c.backend == "cuda")
-    return refusal(
-        fmt::format("offload={} with backend=cuda: no test has yet moved state between a GPU and its host", offload_text(o)),
-        "use backend: cpu, or offload: none");
   return {};
 }
 
@@ -323,9 +319,6 @@ Result<void> check_by_layer(const Case& c) {
   if (!by_layer) return {};
   const auto treatments = parse_treatments(l.recompute_options.layers, c.model.layers);
   if (!treatments.ok()) return treatments.error();
-  if (parks_activations(c) && c.backend == "cuda")
-    return refusal("recompute with layers @cpu and backend=cuda: no test has yet moved state between a GPU and its host",
-                   "leave @cpu out, or use backend: cpu");
   return {};
 }
 
@@ -468,6 +461,10 @@ Result<void> check_staleness(const Case& c) {
   if (l.parameter_server.staleness < 0) return {};
   const std::string what = fmt::format("parameter_server.staleness={}", l.parameter_server.staleness);
   constexpr std::string_view kInStep = "parameter_server.staleness: sync";
+  if (c.transport != "threads")
+    return refusal(fmt::format("{} with transport={}: servers that apply what comes first meet their workers on the processor", what,
+                               c.transport),
+                   fmt::format("use transport: threads with backend: cpu, or {}", kInStep));
   for (const auto& [key, size] : {std::pair{"tp", l.tp}, {"pp", l.pp}})
     if (size > 1)
       return refusal(fmt::format("{} with {}={}: a worker of several ranks would pull values of several versions", what, key, size),
@@ -520,9 +517,6 @@ Result<void> check_parameter_server(const Case& c) {
   if (l.diloco.steps > 0)
     return refusal(fmt::format("{} with diloco.steps={}: servers update at every step", what, l.diloco.steps),
                    "set diloco.steps: 0, or parameter_server.servers: 0");
-  if (c.transport != "threads")
-    return refusal(fmt::format("{} with transport={}, which moves data by a way of its own", what, c.transport),
-                   "use transport: threads, or zero: 1, which shards the optimizer alike");
   return check_staleness(c);
 }
 

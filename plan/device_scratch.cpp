@@ -1,6 +1,7 @@
 #include "plan/device_scratch.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "plan/base/tree.h"
 #include "plan/type.h"
@@ -107,7 +108,15 @@ int64_t device_scratch_bytes(const Segment& segment, const Op& op, const Mesh& m
 }
 
 void add_device_workspaces(Plan& plan, const DeviceKernels& kernels) {
-  add_workspaces(plan, [&](const Segment& segment, const Op& op) { return device_scratch_bytes(segment, op, plan.mesh, kernels); });
+  std::vector<bool> lends(plan.streams.size());  // by stream: whether its workspace is the device's
+  for (const Segment& segment : plan.segments)
+    for (const Step& step : segment.steps)
+      if (const Op* op = std::get_if<Op>(&step); op != nullptr && !works_on_host(segment, *op))
+        lends[op->stream.index()] = lends[op->stream.index()] || device_scratch_bytes(segment, *op, plan.mesh, kernels) > 0;
+  add_workspaces(plan, [&](const Segment& segment, const Op& op) {
+    if (!works_on_host(segment, op)) return device_scratch_bytes(segment, op, plan.mesh, kernels);
+    return lends[op.stream.index()] ? 0 : scratch_bytes(segment, op, kernels.canonical);
+  });
 }
 
 }  // namespace shardlab

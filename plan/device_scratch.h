@@ -29,7 +29,7 @@ inline constexpr int64_t kScratchAlignment = 256;
 /// Source: kernels/cuda/geometry.cpp, to which tests hold it.
 int64_t device_scratch_bytes(const Segment& segment, const Op& op, const Mesh& mesh, const DeviceKernels& kernels);
 
-/// `add_workspaces` for a GPU.
+/// `add_workspaces` for a GPU. What the host works on is lent host memory on streams of the host's, and nothing on others.
 void add_device_workspaces(Plan& plan, const DeviceKernels& kernels);
 
 }  // namespace shardlab

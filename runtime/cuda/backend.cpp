@@ -12,6 +12,7 @@
 #include "plan/base/check.h"
 #include "plan/base/world_error.h"
 #include "plan/device_scratch.h"
+#include "plan/work.h"
 #include "runtime/cuda/named.h"
 #include "runtime/operands.h"
 
@@ -37,7 +38,11 @@ struct StreamLibraries {
 class CudaBackend final : public Backend {
  public:
   CudaBackend(Node& node, int rank, const CudaOptions& options)
-      : k_(node.kernels()), device_(node.rank(rank)), options_(options), check_(node.api()) {}
+      : k_(node.kernels()),
+        device_(node.rank(rank)),
+        options_(options),
+        check_(node.api()),
+        host_(cpu_backend(kernels_for_this_processor(), {.canonical = options.canonical})(rank)) {}
 
   std::string_view name() const override { return "cuda"; }
   bool has_storage() const override { return true; }
@@ -101,6 +106,7 @@ class CudaBackend final : public Backend {
       ((*shared.matmul).*method)(args, stream(s));
     };
   }
+  Result<Launch> bind_on_host(const BoundOp& op);
   Result<Launch> bind_kernel(const BoundOp& op, const Kernel& w);
   Result<void> prepare_cudnn(StreamLibraries& shared, const gpu::AttentionShape& shape, DType type, bool backward);
   void note(std::string text) const {
@@ -111,6 +117,8 @@ class CudaBackend final : public Backend {
   RankDevice& device_;
   const CudaOptions options_;
   ThrowingCheck check_;
+  const std::unique_ptr<Backend> host_;                  ///< of ops whose operands are all in host memory
+  std::vector<std::unique_ptr<std::byte[]>> host_scratch_;  ///< for such ops on streams whose workspace is the device's
   std::map<int, StreamLibraries> libraries_;  ///< by stream; addresses stay
   std::vector<float> rope_values_;            ///< of the role's table, none without Rope
   float* rope_table_ = nullptr;
@@ -202,6 +210,7 @@ Result<void> check_workspace(const BoundOp& op, const CudaOptions& options) {
 }
 
 Result<Launch> CudaBackend::bind(const BoundOp& op) {
+  if (op.on_host) return bind_on_host(op);
   const Work& work = op.op().work;
   if (const Kernel* kernel = std::get_if<Kernel>(&work)) return bind_kernel(op, *kernel);
   if (std::holds_alternative<Copy>(work))
@@ -211,6 +220,19 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
   SHARDLAB_TRY(check_workspace(op, options_));
   if (const Attention* a = std::get_if<Attention>(&work)) return bind_attention(op, *a);
   return std::visit([&](const auto& w) { return bind_work(op, w); }, work);
+}
+
+/// By the CPU's kernel, on the thread that issues: what is in host memory stays there.
+Result<Launch> CudaBackend::bind_on_host(const BoundOp& op) {
+  BoundOp here = op;
+  const auto needed = static_cast<size_t>(scratch_bytes(*op.instruction->segment, op.op(), options_.canonical));
+  if (needed > op.workspace.size()) {
+    host_scratch_.push_back(std::make_unique<std::byte[]>(needed + kAlignment));
+    void* at = host_scratch_.back().get();
+    size_t space = needed + kAlignment;
+    here.workspace = {static_cast<std::byte*>(std::align(kAlignment, needed, at, space)), needed};
+  }
+  return host_->bind(here);
 }
 
 Result<Launch> CudaBackend::bind_kernel(const BoundOp& op, const Kernel& w) {
