@@ -18,7 +18,7 @@
 #include "reports/outcome_json.h"
 #include "reports/sqlite.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -377,4 +377,4 @@ void RunDirectory::finish() {
   unwritten_ = 0;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -13,7 +13,7 @@
 #include "plan/base/world_error.h"
 #include "plan/period.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -601,4 +601,4 @@ std::optional<double> Rank::metric(int which, int step) const {
   return f;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

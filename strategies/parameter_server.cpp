@@ -28,7 +28,7 @@
 #include "plan/run_state.h"
 #include "strategies/shards.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "parameter-server";
@@ -103,4 +103,4 @@ void parameter_server(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -16,7 +16,7 @@
 #include "runtime/cuda/named.h"
 #include "runtime/operands.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 namespace {
 
@@ -667,4 +667,4 @@ BackendFactory cuda_backend(Node& node, const CudaOptions& options) {
   return [&node, options](int rank) { return std::make_unique<CudaBackend>(node, rank, options); };
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

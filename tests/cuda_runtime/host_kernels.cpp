@@ -9,12 +9,13 @@
 #include "plan/base/check.h"
 #include "plan/base/tree.h"
 #include "runtime/reduction.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 
 namespace {
 
-const Kernels& cpu() { return kernels_for_this_processor(); }
+const kernels::Kernels& cpu() { return kernels::kernels_for_this_processor(); }
 
 const float* in(const gpu::Input& x) {
   SHARDLAB_CHECK(x.dtype == DType::f32 || x.data == nullptr, "the CPU's kernels are fp32's");
@@ -202,11 +203,11 @@ constexpr gpu::Kernels kTable{
     .add = add,
     .fill = fill,
     .cast = emulated<&gpu::Kernels::cast>,
-    .cross_entropy_fused = cross_entropy<&Kernels::cross_entropy_fused>,
-    .cross_entropy_loss_only = cross_entropy<&Kernels::cross_entropy_loss_only>,
-    .cross_entropy_max = cross_entropy<&Kernels::cross_entropy_max>,
-    .cross_entropy_sum = cross_entropy<&Kernels::cross_entropy_sum>,
-    .cross_entropy_grad = cross_entropy<&Kernels::cross_entropy_grad>,
+    .cross_entropy_fused = cross_entropy<&kernels::Kernels::cross_entropy_fused>,
+    .cross_entropy_loss_only = cross_entropy<&kernels::Kernels::cross_entropy_loss_only>,
+    .cross_entropy_max = cross_entropy<&kernels::Kernels::cross_entropy_max>,
+    .cross_entropy_sum = cross_entropy<&kernels::Kernels::cross_entropy_sum>,
+    .cross_entropy_grad = cross_entropy<&kernels::Kernels::cross_entropy_grad>,
     .sum_scalars = sum_scalars,
     .squared_norm = squared_norm,
     .combine = combine,
