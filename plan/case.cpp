@@ -462,8 +462,8 @@ Result<void> check_staleness(const Case& c) {
   const std::string what = fmt::format("parameter_server.staleness={}", l.parameter_server.staleness);
   constexpr std::string_view kInStep = "parameter_server.staleness: sync";
   if (c.transport != "threads")
-    return refusal(fmt::format("{} with transport={}: servers that apply what comes first meet their workers on the processor", what,
-                               c.transport),
+    return refusal(fmt::format("{} with transport={}: servers that apply what comes first meet their workers on the processor",
+                               what, c.transport),
                    fmt::format("use transport: threads with backend: cpu, or {}", kInStep));
   for (const auto& [key, size] : {std::pair{"tp", l.tp}, {"pp", l.pp}})
     if (size > 1)

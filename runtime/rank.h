@@ -102,9 +102,9 @@ class Rank {
   struct Stream {
     std::vector<BoundInstruction> instructions;
     Counter completed;
-    double end = 0;                   ///< of the step, seconds from its begin
+    double end = 0;                    ///< of the step, seconds from its begin
     const int32_t* fetched = nullptr;  ///< on a device: a settled predicate whose value in this step is known, and ...
-    bool runs = false;                ///< ... that value
+    bool runs = false;                 ///< ... that value
   };
 
   Result<void> bind_run(const Instruction& instruction, BoundInstruction& bound, Transport& transport, const BatchSource* source);

@@ -138,7 +138,8 @@ void check(DType grad, DType param) {
 
 void sgd(const Sgd& a, Stream s) {
   check(a.grad.dtype, a.param.dtype);
-  elementwise<4>("sgd", SgdStep{a.grad, a.param, a.learning_rate, a.weight_decay, a.factor}, a.n, aligned({a.grad.data, a.param.data}), s);
+  elementwise<4>("sgd", SgdStep{a.grad, a.param, a.learning_rate, a.weight_decay, a.factor}, a.n,
+                 aligned({a.grad.data, a.param.data}), s);
 }
 
 void adamw(const AdamW& a, Stream s) {
@@ -167,9 +168,7 @@ void fold_momentum(const FoldMomentum& a, Stream s) {
   elementwise<4>("fold_momentum", Folded{a}, a.n, aligned({a.gradient, a.momentum, a.m}), s);
 }
 
-void frozen_adam(const FrozenAdam& a, Stream s) {
-  elementwise<4>("frozen_adam", FrozenStep{a}, a.n, aligned({a.x, a.m, a.v}), s);
-}
+void frozen_adam(const FrozenAdam& a, Stream s) { elementwise<4>("frozen_adam", FrozenStep{a}, a.n, aligned({a.x, a.m, a.v}), s); }
 
 void outer_step(const OuterStep& a, Stream s) {
   elementwise<4>("outer_step", Outer{a}, a.n, aligned({a.delta, a.start, a.velocity, a.value}), s);

@@ -42,7 +42,7 @@ class CudaBackend final : public Backend {
         device_(node.rank(rank)),
         options_(options),
         check_(node.api()),
-        host_(cpu_backend(kernels_for_this_processor(), {.canonical = options.canonical})(rank)) {}
+        host_(cpu_backend(kernels::kernels_for_this_processor(), {.canonical = options.canonical})(rank)) {}
 
   std::string_view name() const override { return "cuda"; }
   bool has_storage() const override { return true; }
@@ -117,7 +117,7 @@ class CudaBackend final : public Backend {
   RankDevice& device_;
   const CudaOptions options_;
   ThrowingCheck check_;
-  const std::unique_ptr<Backend> host_;                  ///< of ops whose operands are all in host memory
+  const std::unique_ptr<Backend> host_;                     ///< of ops whose operands are all in host memory
   std::vector<std::unique_ptr<std::byte[]>> host_scratch_;  ///< for such ops on streams whose workspace is the device's
   std::map<int, StreamLibraries> libraries_;  ///< by stream; addresses stay
   std::vector<float> rope_values_;            ///< of the role's table, none without Rope

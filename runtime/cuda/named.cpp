@@ -7,7 +7,7 @@
 #include "runtime/named_binding.h"
 #include "runtime/operands.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 namespace {
 
@@ -547,4 +547,4 @@ std::vector<std::string_view> named_on_device() {
   return names;
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -8,7 +8,7 @@
 #include "kernels/cuda/kernels.h"
 #include "runtime/backend.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 /// Enqueues one op.
 using Enqueue = std::function<void(const StepState&, gpu::Stream)>;
@@ -24,4 +24,4 @@ Result<Enqueue> bind_named(const BoundOp& op, const Kernel& kernel, const NamedT
 /// Every name that a GPU has a kernel for, in the order of the documentation.
 std::vector<std::string_view> named_on_device();
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

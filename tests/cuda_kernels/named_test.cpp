@@ -9,6 +9,7 @@
 #include "kernels/outer_step.h"
 #include "kernels/quantise.h"
 #include "tests/cuda_kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 /// Runs one of the CPU's kernels on narrow storage with the scratch that it wants.
 template <class Args>
 void on_cpu(void (*kernel)(const kernels::MixedKernels&, const Args&, kernels::Scratch&), const Args& args) {
-  const kernels::MixedKernels mixed(kernels_for_this_processor());
+  const kernels::MixedKernels mixed(kernels::kernels_for_this_processor());
   auto counter = kernels::Scratch::counter();
   kernel(mixed, args, counter);
   Scratch space(counter.used());
@@ -28,14 +29,15 @@ void on_cpu(void (*kernel)(const kernels::MixedKernels&, const Args&, kernels::S
 /// What `x` becomes in storage of type t, as bytes of the host.
 std::vector<unsigned char> stored_bytes(const Floats& x, DType t) {
   std::vector<unsigned char> bytes(static_cast<size_t>(bytes_of(t, static_cast<int64_t>(x.size()))));
-  storage_kernels(kernels_for_this_processor()).narrow({x.data(), static_cast<int64_t>(x.size()), t, bytes.data()});
+  kernels::storage_kernels(kernels::kernels_for_this_processor())
+      .narrow({x.data(), static_cast<int64_t>(x.size()), t, bytes.data()});
   return bytes;
 }
 
 /// The values behind them.
 Floats values_of(const std::vector<unsigned char>& bytes, DType t, int64_t n) {
   Floats x(static_cast<size_t>(n));
-  storage_kernels(kernels_for_this_processor()).widen({bytes.data(), t, n, x.data()});
+  kernels::storage_kernels(kernels::kernels_for_this_processor()).widen({bytes.data(), t, n, x.data()});
   return x;
 }
 
@@ -156,7 +158,8 @@ TEST_CASE("swap_leading: elements of any size in the other order") {
     std::vector<unsigned char> x(static_cast<size_t>(3 * 5 * bytes)), want(x.size());
     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<unsigned char>(i * 7);
     for (int64_t r = 0; r < 3; ++r)
-      for (int64_t c = 0; c < 5; ++c) std::copy_n(&x[static_cast<size_t>((r * 5 + c) * bytes)], bytes, &want[static_cast<size_t>((c * 3 + r) * bytes)]);
+      for (int64_t c = 0; c < 5; ++c)
+        std::copy_n(&x[static_cast<size_t>((r * 5 + c) * bytes)], bytes, &want[static_cast<size_t>((c * 3 + r) * bytes)]);
     const Numbers<unsigned char> from(x), to(std::vector<unsigned char>(x.size()));
     table().swap_leading({from.data(), to.data(), 3, 5, bytes}, stream());
     REQUIRE(to.read() == want);
@@ -182,7 +185,8 @@ TEST_CASE("selections: the CPU's elements in the CPU's order, by size and by cha
         in_each_order([&] {
           const Numbers<float> got(poisoned(k));
           const Numbers<int32_t> at(std::vector<int32_t>(static_cast<size_t>(k), -1));
-          gpu::Select a{.x = input.in(), .n = n, .k = k, .by_chance = by_chance, .key = key, .values = got.data(), .indices = at.data()};
+          gpu::Select a{
+              .x = input.in(), .n = n, .k = k, .by_chance = by_chance, .key = key, .values = got.data(), .indices = at.data()};
           const Lent scratch(gpu::scratch_bytes(a));
           a.scratch = scratch;
           table().select(a, stream());
@@ -284,9 +288,9 @@ TEST_CASE("moments: folded, frozen and moved as on the CPU") {
                          .learning_rate = 0.7f,
                          .momentum = 0.9f});
     const Numbers<float> there(m), out(gradient);
-    table().outer_step({out.data(), begin.data(), moves ? there.data() : nullptr, out.data(), n, share.data(), rate.data(),
-                        friction.data()},
-                       stream());
+    table().outer_step(
+        {out.data(), begin.data(), moves ? there.data() : nullptr, out.data(), n, share.data(), rate.data(), friction.data()},
+        stream());
     REQUIRE(same(out.read(), value));
     REQUIRE(same(there.read(), velocity));
   }
@@ -305,7 +309,8 @@ TEST_CASE("one pass: products by a number, differences and sums of several types
         table().multiply({x.in(), factor.data(), product.out(), n}, stream());
         table().subtract({x.in(), y.in(), error.out(), n, 0.25f}, stream());
         table().add({x.in(), y.in(), sum.out(), n}, stream());
-        const Floats xs = as_stored(a, from), ys = as_stored(b, to), products = product.read(), errors = error.read(), sums = sum.read();
+        const Floats xs = as_stored(a, from), ys = as_stored(b, to), products = product.read(), errors = error.read(),
+                     sums = sum.read();
         for (size_t i = 0; i < xs.size(); ++i) {
           REQUIRE(products[i] == as_stored(xs[i] * 0.37f, to));
           REQUIRE(errors[i] == as_stored(xs[i] - 0.25f * ys[i], from));
@@ -321,7 +326,8 @@ TEST_CASE("the largest size of many arrays, whether it is none, and which array 
     float value;
   };
   for (const int count : {1, 3, 150})
-    for (const std::vector<Wrong>& wrongs : {std::vector<Wrong>{}, {{0, NAN}}, {{2, -kInf}, {1, kInf}}, {{140, kInf}, {149, NAN}}}) {
+    for (const std::vector<Wrong>& wrongs :
+         {std::vector<Wrong>{}, {{0, NAN}}, {{2, -kInf}, {1, kInf}}, {{140, kInf}, {149, NAN}}}) {
       if (std::ranges::any_of(wrongs, [&](const Wrong& w) { return w.part >= static_cast<size_t>(count); })) continue;
       std::vector<Floats> values;
       for (int p = 0; p < count; ++p) values.push_back(random_floats(p % 3 == 0 ? 9000 : 5, static_cast<uint32_t>(20 + p)));

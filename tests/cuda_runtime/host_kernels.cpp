@@ -126,7 +126,7 @@ void add(const gpu::Add& a, gpu::Stream s) {
     static_cast<double*>(a.c.data)[i] = static_cast<const double*>(a.a.data)[i] + static_cast<const double*>(a.b.data)[i];
 }
 void fill(const gpu::Fill& a, gpu::Stream) { cpu().fill(out(a.x), a.n, a.value); }
-template <void (*Kernels::*Member)(const kernels::CrossEntropy&)>
+template <void (*kernels::Kernels::*Member)(const kernels::CrossEntropy&)>
 void cross_entropy(const gpu::CrossEntropy& a, gpu::Stream) {
   (cpu().*Member)({out(a.logits), a.targets, a.nll, a.max, a.sums, a.tokens, a.vocab, a.vocab_part, a.loss_tokens});
 }

@@ -15,6 +15,7 @@
 #include "strategies/lower.h"
 #include "tests/cuda_runtime/rig.h"
 #include "tests/laws/equal.h"
+#include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
@@ -90,10 +91,11 @@ TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU 
 TEST_CASE("every schedule of the learning rate moves the device's parameters as the CPU's") {
   using Kind = LearningRate::Kind;
   std::vector<std::vector<double>> seen;
-  for (const LearningRate& rate : {LearningRate{.kind = Kind::kConstant, .peak = 0.5f},
-                                   LearningRate{.kind = Kind::kCosine, .peak = 0.5f, .warmup_steps = 1, .total_steps = 6, .floor = 0.1f},
-                                   LearningRate{.kind = Kind::kLinear, .peak = 0.5f, .warmup_steps = 2, .total_steps = 5},
-                                   LearningRate{.kind = Kind::kWsd, .peak = 0.5f, .total_steps = 6, .decay_steps = 3}}) {
+  for (const LearningRate& rate :
+       {LearningRate{.kind = Kind::kConstant, .peak = 0.5f},
+        LearningRate{.kind = Kind::kCosine, .peak = 0.5f, .warmup_steps = 1, .total_steps = 6, .floor = 0.1f},
+        LearningRate{.kind = Kind::kLinear, .peak = 0.5f, .warmup_steps = 2, .total_steps = 5},
+        LearningRate{.kind = Kind::kWsd, .peak = 0.5f, .total_steps = 6, .decay_steps = 3}}) {
     INFO(name_of(rate.kind));
     Case c = training_subject(Family::kLlama);
     c.train.learning_rate = rate;
@@ -148,10 +150,10 @@ TEST_CASE("a checkpoint that the device saves goes on there and on the CPU, with
     auto plan = lower(on_cpu(c));
     REQUIRE(plan.ok());
     const PlacedPlan here = place(std::move(*plan));
-    const Kernels& kernels = kernels_for_this_processor();
-    ThreadTransport transport(kernels);
+    const kernels::Kernels& own = kernels::kernels_for_this_processor();
+    ThreadTransport transport(own);
     const Tokens64 tokens;
-    auto session = Session::create(here, options, transport, cpu_backend(kernels, {.canonical = true}), &tokens);
+    auto session = Session::create(here, options, transport, cpu_backend(own, {.canonical = true}), &tokens);
     REQUIRE(session.ok());
     finish(**session);
     std::filesystem::remove_all(folder);
