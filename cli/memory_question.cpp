@@ -281,15 +281,12 @@ Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
   return {};
 }
 
-/// What packing an arena adds to the live peak stays below this share: tests/cli/test_memory.cpp holds plans to it.
-constexpr double kPacking = 0.05;
-
 Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerOptions& options) {
   whatif::Answer answer = from_closed_form(q);
   const bool small = q.config.model.layers * q.config.train.grad_accumulation <= options.planned_layer_runs;
   const double device = static_cast<double>(answer.worst().device());
   const bool close =
-      q.capacity > 0 && device <= static_cast<double>(q.capacity) && device * (1 + kPacking) > static_cast<double>(q.capacity);
+      q.capacity > 0 && device <= static_cast<double>(q.capacity) && device * (1 + whatif::kPacking) > static_cast<double>(q.capacity);
   if (small || close || options.always_plan) SHARDLAB_TRY(add_plan(q, answer));
   if (q.prepared) {
     const analytic::Estimate estimate = analytic::estimate(*q.prepared, q.point);

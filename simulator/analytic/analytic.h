@@ -97,6 +97,8 @@ enum class Refusal : uint8_t {
 };
 inline constexpr size_t kRefusals = 12;
 std::string_view name_of(Refusal v);
+/// What is wrong with such points, as a sentence's end: "tp does not divide the attention heads".
+std::string_view sentence_of(Refusal v);
 
 /// Where the seconds of a step go, on the slowest stage.
 enum class TimePart : uint8_t {
@@ -113,6 +115,8 @@ enum class TimePart : uint8_t {
 };
 inline constexpr size_t kTimeParts = 10;
 std::string_view name_of(TimePart v);
+/// Why a layout with more of it is slower: "longer pipeline bubbles".
+std::string_view sentence_of(TimePart v);
 
 /// What device bytes are for.
 enum class MemoryPart : uint8_t {
@@ -132,6 +136,8 @@ enum class MemoryPart : uint8_t {
 };
 inline constexpr size_t kMemoryParts = 13;
 std::string_view name_of(MemoryPart v);
+/// "gathered weights", "the layer that runs".
+std::string_view words_of(MemoryPart v);
 
 struct MemoryBytes {
   std::array<int64_t, kMemoryParts> bytes{};
