@@ -6,6 +6,7 @@
 #include <array>
 
 #include "cli/model_shape.h"
+#include "cli/search_space.h"
 #include "cli/pipeline.h"
 #include "plan/device_words.h"
 #include "plan/memory.h"
@@ -384,12 +385,27 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
   return list;
 }
 
+namespace {
+
+std::optional<MemoryRun> run_of(const ToldMemory& told, const MemoryAnswerOptions& options) {
+  if (options.tokens <= 0 || told.answer.step_s <= 0 || !told.question.prepared) return std::nullopt;
+  const Price& listed = told.question.config.machine.price;
+  analytic::Estimate estimate;
+  estimate.step_s = told.answer.step_s;
+  const analytic::RunPrice price{.device_hour_usd = options.price_usd > 0 ? options.price_usd : listed.usd_per_hour};
+  return MemoryRun{options.tokens, analytic::bill(*told.question.prepared, told.question.point, estimate, options.tokens, price),
+                   price_note(options.price_usd, listed)};
+}
+
+}  // namespace
+
 Result<ToldMemory> tell_memory(const CaseFlags& flags, const MemoryAnswerOptions& options, bool advise) {
   auto question = memory_question(flags);
   if (!question.ok()) return question.error();
   auto answer = memory_answer(*question, options);
   if (!answer.ok()) return answer.error();
-  ToldMemory told{std::move(*question), std::move(*answer), {}};
+  ToldMemory told{std::move(*question), std::move(*answer), {}, {}};
+  told.run = run_of(told, options);
   if (advise && !told.answer.fits()) told.advice = memory_advice(told.question);
   return told;
 }

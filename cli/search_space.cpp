@@ -174,8 +174,10 @@ Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& spa
   return {};
 }
 
-Result<Space> space_of(const SearchFlags& flags, const Model& model, const analytic::ModelShape& shape) {
+Result<Space> space_of(const SearchFlags& flags, const Model& model, const analytic::ModelShape& shape,
+                       const analytic::Abilities& can) {
   Space space;
+  space.can = can;
   SHARDLAB_TRY(read_numbers("devices", flags.devices, sensible_values("devices", space, shape), space.devices));
   std::sort(space.devices.begin(), space.devices.end());
   space.devices.erase(std::unique(space.devices.begin(), space.devices.end()), space.devices.end());
@@ -186,6 +188,38 @@ Result<Space> space_of(const SearchFlags& flags, const Model& model, const analy
     if (!text.empty()) SHARDLAB_TRY(read_axis(key, text, shape, space));
   SHARDLAB_TRY(check(space));
   return space;
+}
+
+/// Refuses an axis that is pinned to nothing but what the framework does not have.
+template <class Values, class Set>
+Result<void> check_pin(const analytic::FrameworkProfile& profile, const Values& values, const Set& set) {
+  Result<void> first;
+  for (const auto& value : values) {
+    search::Point p;
+    p.dp = 2;
+    set(p, value);
+    auto had = explain_ability(profile, p);
+    if (had.ok()) return {};
+    if (first.ok()) first = std::move(had);
+  }
+  return first;
+}
+
+Result<void> check_pins(const Space& space, const analytic::FrameworkProfile& profile) {
+  using search::Point;
+  SHARDLAB_TRY(check_pin(profile, space.tp, [](Point& p, int32_t v) { p.tp = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.pp, [](Point& p, int32_t v) { p.pp = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.cp, [](Point& p, int32_t v) { p.cp = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.ep, [](Point& p, int32_t v) { p.ep = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.zero, [](Point& p, int32_t v) { p.zero = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.hybrid_shard, [](Point& p, int32_t v) { p.hybrid_shard = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.recompute, [](Point& p, analytic::Recompute v) { p.recompute = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.offload, [](Point& p, const search::Offload& v) { p = with(p, search::State{.offload = v}); }));
+  SHARDLAB_TRY(check_pin(profile, std::vector{space.precision}, [](Point& p, Precision v) { p.precision = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.schedule, [](Point& p, analytic::Schedule v) {
+    p.pp = v == analytic::Schedule::kNone ? 1 : 2, p.schedule = v;
+  }));
+  return {};
 }
 
 Result<double> tokens_of(const SearchFlags& flags) {
@@ -274,8 +308,9 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   const auto profile = analytic::profile_named(flags.profile);
   if (!profile.ok()) return profile.error();
   const analytic::ModelShape shape = analytic::shape_of(*model);
-  const auto space = space_of(flags, *model, shape);
+  const auto space = space_of(flags, *model, shape, profile->can);
   if (!space.ok()) return space.error();
+  SHARDLAB_TRY(check_pins(*space, *profile));
   const auto tokens = tokens_of(flags);
   if (!tokens.ok()) return tokens.error();
 

@@ -13,8 +13,8 @@ constexpr Words12 kSchedules{"none",  "afab", "1f1b",   "interleaved", "breadth-
 constexpr std::array<std::string_view, 5> kCpKinds{"ring", "zigzag", "striped", "all-gather", "ulysses"};
 constexpr std::array<std::string_view, 3> kMedia{"none", "cpu", "nvme"};
 constexpr std::array<std::string_view, 5> kCompressions{"none", "powersgd", "top-k", "one-bit", "int8"};
-constexpr Words12 kRefusalNames{"legal",    "size",     "devices", "heads", "width",     "layers",
-                                "schedule", "sequence", "experts", "zero",  "precision", "combination"};
+constexpr std::array<std::string_view, kRefusals> kRefusalNames{"legal",    "size",     "devices", "ability", "heads",     "width",      "layers",
+                                                                "schedule", "sequence", "experts", "zero",    "precision", "combination"};
 constexpr std::array<std::string_view, kTimeParts> kTimeNames{
     "forward",          "backward",        "recompute",     "launch",   "tensor_parallel",
     "context_parallel", "expert_parallel", "data_parallel", "pipeline", "update"};
@@ -41,6 +41,7 @@ std::string_view sentence_of(Refusal v) {
       "nothing is wrong with it",
       "a size is out of range",
       "more ranks than devices",
+      "the framework does not have it",
       "tp or ulysses does not divide the attention heads",
       "tp does not divide the widths of the model",
       "fewer layers than pipeline stages",
