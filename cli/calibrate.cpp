@@ -7,17 +7,18 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/execution.h"
+#include "cli/namespaces.h"
 #include "cli/verbs.h"
 #include "kernels/kernels.h"
+#include "plan/base/pending_file.h"
 #include "reports/format.h"
-#include "reports/store.h"
 #include "runtime/core_scheduler.h"
 #include "runtime/cuda/api.h"
 #include "runtime/session.h"
 #include "simulator/calibrate.h"
 #include "simulator/machine_yaml.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct CalibrateFlags {
@@ -58,7 +59,7 @@ Result<Trace> execute_plan(const CalibrationPlan& plan, const Target& target, co
 
 Target processor_target() {
   Target t{.backend = "cpu", .transport = "threads", .processor = processor_name(), .kernels = {}};
-  t.kernels = description(kernels_for_this_processor());
+  t.kernels = description(kernels::kernels_for_this_processor());
   t.options.cores = usable_cores();
   t.turn_s = CoreScheduler::kTurn_s;
   t.memory_bytes = usable_memory() / t.options.cores;
@@ -97,7 +98,7 @@ void save(const std::string& out, const Machine& machine) {
   const std::filesystem::path folder = std::filesystem::path(out).parent_path();
   std::error_code ignored;
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
-  write_file_atomically(out, to_yaml(machine));
+  write_output(out, to_yaml(machine));
 }
 
 /// Makes the folder of the file. Refuses what could not be written, before a minute of measuring is lost.
@@ -170,4 +171,4 @@ void add_calibrate(CLI::App& app, Action& action, const Invocation& invocation) 
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return calibrate(*flags, invocation); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -14,14 +14,16 @@
 #include <thread>
 #include <utility>
 
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/text.h"
 #include "profiler/trace_file.h"
 #include "reports/store.h"
 #include "simulator/machine_yaml.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 /// Plans of up to this many ranks leave their predicted trace on disk; larger ones would fill it.
@@ -122,8 +124,7 @@ Result<void> ProcessCaseRunner::lay_out_replay(const Case& config, const std::st
 
 void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directory) const {
   const CaseFiles files{directory};
-  std::error_code ignored;
-  std::filesystem::remove(files.outcome(), ignored);
+  Store::remove(files.outcome());
   const ChildEnd end = wait_for(start_child(program_, files), outcome.config.measure.timeout_s, interrupted_);
   if (end.timed_out) {
     outcome.status = Status::kTimeout;
@@ -211,4 +212,4 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   return outcome;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -4,13 +4,15 @@
 #include "cli/common.h"
 #include "cli/lists.h"
 #include "cli/model_shape.h"
+#include "cli/namespaces.h"
 #include "cli/pairs.h"
 #include "cli/verbs.h"
 #include "strategies/catalogue.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
+#include "sweeps/yaml.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct ListFlags {
@@ -179,7 +181,7 @@ Result<ExitCode> show_machine(const ListFlags& flags) {
   if (!text.ok()) {
     const auto machine = load_machine(flags.name);
     if (!machine.ok()) return machine.error();
-    text = read_file(flags.name);
+    text = read_text_file(flags.name);
     if (!text.ok()) return text.error();
   }
   fmt::print("{}", *text);
@@ -242,4 +244,4 @@ void add_strategies(CLI::App& app, Action& action, const Invocation&) {
   add_handler(app, "strategies", "every strategy: what it adds, what it saves, how equal it is", nullptr, list_strategies, action);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

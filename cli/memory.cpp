@@ -8,13 +8,14 @@
 #include "cli/environment.h"
 #include "cli/memory_report.h"
 #include "cli/memory_screen.h"
+#include "cli/namespaces.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "cli/words.h"
 #include "reports/format.h"
 #include "sweeps/values.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct MemoryFlags {
@@ -257,4 +258,4 @@ void add_memory(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, flags] { action = [flags] { return memory(*flags); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

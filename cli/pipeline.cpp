@@ -11,7 +11,9 @@
 
 #include "cli/environment.h"
 #include "cli/execution.h"
+#include "cli/namespaces.h"
 #include "kernels/kernels.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/period.h"
 #include "plan/runnable.h"
@@ -28,7 +30,7 @@
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 namespace {
 
@@ -411,11 +413,7 @@ void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
 /// A file a server.
 void write_arrivals(std::span<const ArrivalLog> logs, const CaseFiles& files) {
   for (const ArrivalLog& log : logs) {
-    const std::string path = files.arrivals(log.server);
-    std::ofstream file(path, std::ios::binary);
-    if (!(file << print(log)) || !file.flush())
-      throw WorldError(fmt::format("cannot write the arrivals of server {} to {}", log.server, path),
-                       "make room, or give another --out");
+    write_file_atomically(files.arrivals(log.server), print(log));
   }
 }
 
@@ -628,4 +626,4 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
   return ops;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

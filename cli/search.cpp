@@ -8,16 +8,17 @@
 
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/namespaces.h"
 #include "cli/search_space.h"
 #include "cli/search_tables.h"
 #include "cli/verbs.h"
 #include "cli/words.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/format.h"
-#include "reports/store.h"
 #include "simulator/search/replayed.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 std::atomic<bool> search_interrupted{false};
@@ -244,4 +245,4 @@ void add_search(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run_search(*flags, invocation); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

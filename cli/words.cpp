@@ -6,9 +6,10 @@
 #include <limits>
 #include <optional>
 
+#include "cli/namespaces.h"
 #include "sweeps/values.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 Error usage(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
@@ -87,4 +88,4 @@ std::string shell_word(const std::string& word) {
   return quoted + "'";
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -7,9 +7,10 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// Parts of a text between a sign; an empty text is one empty part.
 std::vector<std::string> split(std::string_view text, char at);
@@ -24,4 +25,4 @@ Result<std::vector<int64_t>> numbers_of(std::string_view key, std::string_view t
 /// A word as a shell takes it: quoted where it holds more than harmless characters.
 std::string shell_word(const std::string& word);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

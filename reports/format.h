@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// The shortest decimal text that reads back as the same double; "nan", "inf", "-inf".
 std::string number_text(double value);
@@ -55,4 +55,4 @@ std::string wrapped(std::string_view text, int width, int indent = 0);
 /// `text` cut to at most `width` columns, the last one "…" when something is missing.
 std::string shortened(std::string_view text, int width);
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -8,7 +8,10 @@
 struct sqlite3;
 struct sqlite3_stmt;
 
-namespace shardlab::sqlite {
+namespace shardlab::reports::sqlite {
+
+/// What to do about an error code of SQLite.
+std::string remedy(int code);
 
 /// Throws the WorldError for the database's last failure while `doing` ("appending a case").
 [[noreturn]] void fail(sqlite3* database, std::string_view doing);
@@ -57,4 +60,4 @@ class Transaction {
   bool open_ = true;
 };
 
-}  // namespace shardlab::sqlite
+}  // namespace shardlab::reports::sqlite

@@ -9,7 +9,7 @@
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -201,6 +201,7 @@ std::optional<Setting> SettingsReader::source_value(const std::string& path, Set
     return std::nullopt;
   };
   if (path.starts_with("model.")) {
+    if (sources_.models.contains(setting.text)) return setting;
     auto model = load_model(setting.text);
     if (!model.ok()) return refuse(model.error());
     sources_.models.emplace(setting.text, *std::move(model));
@@ -234,4 +235,4 @@ std::string SettingsReader::absolute(const std::string& path) const {
   return text;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -9,7 +9,7 @@
 
 #include "simulator/analytic/analytic.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 struct Key {
@@ -148,4 +148,4 @@ Result<void> read_abilities(const YAML::Node& table, const std::string& where, A
   return {};
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

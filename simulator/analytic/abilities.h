@@ -12,7 +12,7 @@ namespace YAML {
 class Node;
 }
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 struct Point;
 
@@ -50,4 +50,4 @@ uint32_t abilities_of(const Abilities& can, std::string_view key);
 /// Reads a `can:` table over `can`: keys that it names are replaced. `where` is the file in messages.
 Result<void> read_abilities(const YAML::Node& table, const std::string& where, Abilities& can);
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -17,7 +17,7 @@
 #include <map>
 #include <vector>
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 
 struct AllocatorOptions {
   bool expandable_segments = false;
@@ -86,4 +86,4 @@ class CachingAllocator {
   bool out_of_memory_ = false;
 };
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 
 using analytic::AllocationEvent;
 using analytic::MemoryBytes;
@@ -48,4 +48,4 @@ int64_t fragmented_bytes(const analytic::Prepared& prepared, const analytic::Poi
   return fragmented_bytes(r, memory, room);
 }
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

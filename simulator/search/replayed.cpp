@@ -5,7 +5,7 @@
 #include "plan/base/hash.h"
 #include "simulator/search/losers.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 using analytic::AllocationEvent;
@@ -139,4 +139,4 @@ Ranked rank(std::span<const Study> studies, const Space& space, const Options& o
   }
 }
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -9,7 +9,7 @@
 #include "simulator/memory/replay.h"
 #include "simulator/search/search.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 
 /// Replays the caching allocator on every stage of a layout. Stages and layouts that allocate alike are replayed once.
 class Replays {
@@ -42,4 +42,4 @@ struct Ranked {
 /// Searches, replays in the order of the ranking, and searches again for more where layouts turned out not to fit.
 Ranked rank(std::span<const Study> studies, const Space& space, const Options& options, Watcher* watcher = nullptr);
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -9,7 +9,7 @@
 #include "simulator/search/front.h"
 #include "simulator/search/losers.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 using analytic::Estimator;
@@ -271,4 +271,4 @@ Found search(std::span<const Study> studies, const Space& space, const Options& 
   return Searcher(studies, space, options, watcher).run();
 }
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search
