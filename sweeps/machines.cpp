@@ -200,6 +200,17 @@ Calibration read_calibration(const YamlNode& node, Problems& problems) {
   return calibration;
 }
 
+Price read_price(const YamlNode& node, Problems& problems) {
+  Price price;
+  MapReader in(node, "price", problems);
+  if (const YamlNode* usd = in.required("usd_per_hour")) in.number(*usd, "usd_per_hour", price.usd_per_hour);
+  // A price without a date and a place is a rumour.
+  in.required("date"), in.required("source");
+  in.text_at("date", price.date), in.text_at("source", price.source);
+  in.finish();
+  return price;
+}
+
 Result<Machine> refused(const Problems& problems) {
   Error error = problems.take();
   return error;
@@ -243,6 +254,7 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
     read_constant(in, *inter, "inter_bandwidth", machine.device, machine.inter_bytes_per_s);
   read_constants(in, "fabric", "fabric.", machine.device, machine.fabric);
   if (machine.device.id.empty()) machine.device.id = machine.id;
+  if (const YamlNode* price = in.at("price")) machine.price = read_price(*price, problems);
   if (const YamlNode* calibration = in.at("calibration"))
     machine.calibration = std::make_shared<const Calibration>(read_calibration(*calibration, problems));
   in.finish();

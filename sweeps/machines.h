@@ -24,6 +24,7 @@ Result<std::string> machine_text(const std::string& name);
 ///   id local cores devices_per_node nodes inter_bandwidth
 ///   device: {preset id architecture memory memory_bandwidth peak_flops: {fp32: ..} link_bandwidth power_w constants: {NAME: ..}}
 ///   fabric: {NAME: ..}
+///   price: {usd_per_hour date source}: of one device; not taken over with `device.preset`
 ///   calibration: {id date command processor kernel_variant op_overhead_s wake_latency_s handover_s turn_s
 ///                 points: [{kernel shape concurrency seconds spread repeats}]}
 /// `device.preset` takes the device of a shipped machine; the keys beside it replace its own. Names of constants: see
