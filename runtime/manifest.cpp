@@ -13,7 +13,7 @@
 
 #include "plan/base/hash.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 namespace {
 
 template <class T>
@@ -126,4 +126,4 @@ Result<LogicalTensor> read_tensor(int file, const std::string& path, const State
   return tensor;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

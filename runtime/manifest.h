@@ -11,7 +11,7 @@
 #include "plan/type.h"
 #include "runtime/session.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 inline constexpr std::string_view kManifestFirstLine = "shardlab checkpoint 1";
 
@@ -49,4 +49,4 @@ Error unreadable_checkpoint(std::string_view path, std::string_view why, std::st
 /// Digits of one number and nothing else.
 std::optional<int64_t> manifest_number(std::string_view text);
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

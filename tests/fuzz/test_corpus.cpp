@@ -9,9 +9,11 @@
 #include <set>
 
 #include "tests/fuzz/readers.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 namespace fs = std::filesystem;
 
 namespace {
