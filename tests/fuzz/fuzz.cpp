@@ -13,11 +13,11 @@ void (*read_bytes)(std::string_view) = nullptr;
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   const char* wanted = std::getenv("SHARDLAB_FUZZ");
-  for (const shardlab::fuzz::Reader& reader : shardlab::fuzz::readers())
+  for (const shardlab::testing::fuzz::Reader& reader : shardlab::testing::fuzz::readers())
     if (wanted != nullptr && reader.name == wanted) read_bytes = reader.read;
   if (read_bytes != nullptr) return 0;
   fmt::print(stderr, "SHARDLAB_FUZZ is `{}`; one of:", wanted == nullptr ? "" : wanted);
-  for (const shardlab::fuzz::Reader& reader : shardlab::fuzz::readers()) fmt::print(stderr, " {}", reader.name);
+  for (const shardlab::testing::fuzz::Reader& reader : shardlab::testing::fuzz::readers()) fmt::print(stderr, " {}", reader.name);
   fmt::print(stderr, "\n");
   std::exit(2);
 }

@@ -35,8 +35,9 @@
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 #include "sweeps/sweep.h"
+#include "tests/namespaces.h"
 
-namespace shardlab::fuzz {
+namespace shardlab::testing::fuzz {
 namespace {
 
 constexpr size_t kExpanded = 64;  ///< points that are resolved; more of them find nothing more
@@ -274,4 +275,4 @@ constexpr std::array kReaders = {Reader{"sweep", read_sweep},
 
 std::span<const Reader> readers() { return kReaders; }
 
-}  // namespace shardlab::fuzz
+}  // namespace shardlab::testing::fuzz

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-namespace shardlab::fuzz {
+namespace shardlab::testing::fuzz {
 
 struct Reader {
   std::string_view name;  ///< of its folder in tests/fuzz/corpus
@@ -16,4 +16,4 @@ struct Reader {
 
 std::span<const Reader> readers();
 
-}  // namespace shardlab::fuzz
+}  // namespace shardlab::testing::fuzz
