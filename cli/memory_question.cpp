@@ -12,6 +12,7 @@
 #include "plan/device_words.h"
 #include "plan/memory.h"
 #include "plan/treatment.h"
+#include "sweeps/machines.h"
 #include "simulator/closed_form.h"
 
 namespace shardlab::cli {
@@ -388,9 +389,8 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
 
 namespace {
 
-std::optional<MemoryRun> run_of(const ToldMemory& told, const MemoryAnswerOptions& options) {
+std::optional<MemoryRun> run_of(const ToldMemory& told, const Price& listed, const MemoryAnswerOptions& options) {
   if (options.tokens <= 0 || told.answer.step_s <= 0 || !told.question.prepared) return std::nullopt;
-  const Price& listed = told.question.config.machine.price;
   analytic::Estimate estimate;
   estimate.step_s = told.answer.step_s;
   const analytic::RunPrice price{.device_hour_usd = options.price_usd > 0 ? options.price_usd : listed.usd_per_hour};
@@ -406,7 +406,11 @@ Result<ToldMemory> tell_memory(const CaseFlags& flags, const MemoryAnswerOptions
   auto answer = memory_answer(*question, options);
   if (!answer.ok()) return answer.error();
   ToldMemory told{std::move(*question), std::move(*answer), {}, {}};
-  told.run = run_of(told, options);
+  if (options.tokens > 0) {
+    const auto listed = flags.machine == "local" ? Result<Price>(Price{}) : load_price(flags.machine);
+    if (!listed.ok()) return listed.error();
+    told.run = run_of(told, *listed, options);
+  }
   if (advise && !told.answer.fits()) told.advice = memory_advice(told.question);
   return told;
 }

@@ -322,8 +322,10 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
 
   SearchTask task{.model_name = model->name, .machine = *machine, .parameters = parameter_count(*model), .space = *space};
   task.tokens = *tokens;
-  task.price_note = price_note(flags.price_usd, machine->price);
-  task.price = {flags.price_usd > 0 ? flags.price_usd : machine->price.usd_per_hour, 0, flags.site_overhead, flags.kg_co2_per_kwh};
+  const auto listed = flags.machine == "local" ? Result<Price>(Price{}) : load_price(flags.machine);
+  if (!listed.ok()) return listed.error();
+  task.price_note = price_note(flags.price_usd, *listed);
+  task.price = {flags.price_usd > 0 ? flags.price_usd : listed->usd_per_hour, 0, flags.site_overhead, flags.kg_co2_per_kwh};
   task.options = {.objective = *objective, .top = flags.top, .capacity_bytes = machine->device.memory_bytes};
   task.options.reserved_error = whatif::reserved_error_of(*profile);
   if (!flags.margin.empty()) {

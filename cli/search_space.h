@@ -10,6 +10,7 @@
 #include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "simulator/search/search.h"
+#include "sweeps/machines.h"
 
 namespace shardlab::cli {
 

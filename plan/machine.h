@@ -54,12 +54,6 @@ struct Device {
   std::map<std::string, Provenance> provenance;  ///< by the name of the constant; those of Machine::fabric as "fabric.NAME"
 };
 
-/// What a device is rented for, as somebody lists it.
-struct Price {
-  double usd_per_hour = 0;   ///< of one device; 0: not known
-  std::string date, source;  ///< when and where that was read: prices move
-};
-
 struct Machine {
   std::string id = "local";
   Device device;
@@ -71,7 +65,6 @@ struct Machine {
   std::map<std::string, double> fabric;
   bool local = false;            ///< this machine: ranks share `cores`
   int cores = 0;
-  Price price;
   std::shared_ptr<const Calibration>
       calibration;  ///< null where nobody measured; thousands of rates, shared by every case of a sweep
 
