@@ -133,7 +133,7 @@ void Replay::finish_state(size_t root) {
   if (!storage.changed && !frozen && (of_parameter || names_run_state(buffer.name)))
     ledger_.lost(role_index_, "", fmt::format("%{} is kept from step to step, and nothing in a step updates it", buffer.name));
   else if (!storage.changed && !frozen && storage.read_initial)
-    ledger_.kept(role_index_,
+    ledger_.lost(role_index_, "",
                  fmt::format("%{} is read as the step before left it, and nothing in a step writes it: a fill makes a constant",
                              buffer.name));
   for (const Piece& p : storage.pieces) {
