@@ -70,7 +70,7 @@ Result<Case> decide(const Case& config) {
   auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
   const auto lower_probe = [](const Case& probe) { return lower(probe, {.after = {}, .verify = false}); };
-  const auto priced = price_treatments(config, candidate_treatments(config.backend != "cuda"), lower_probe, **costs);
+  const auto priced = price_treatments(config, candidate_treatments(), lower_probe, **costs);
   if (!priced.ok()) return priced.error();
   const int64_t host = capacity_per_rank(config, Space::kHost);
   const auto choice = choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced);
