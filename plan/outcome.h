@@ -97,6 +97,7 @@ struct Claim {
   std::string says;
   std::string source;  ///< paper and section, or who claims it
   std::string check;   ///< "zero1.states_bytes < 0.6 * zero0.states_bytes": figures are CASE.COLUMN or CASE.CLASS_bytes
+  std::string why;     ///< of a sentence that does not hold: the reason, shown beside that verdict; may be empty
   friend bool operator==(const Claim&, const Claim&) = default;
 };
 

@@ -413,6 +413,7 @@ void visit_fields(V& v, T& x) {
   v("says", x.says);
   v("source", x.source);
   v("check", x.check);
+  v("why", x.why);
 }
 
 template <class V, class T>

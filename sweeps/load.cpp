@@ -298,7 +298,7 @@ class Loader {
 
   /// `check` is read again when the results are there: what it says of cases can only be known then.
   void read_claim(const YamlNode& rule) {
-    unknown_in(rule, "claims", {"says", "source", "check"});
+    unknown_in(rule, "claims", {"says", "source", "check", "why"});
     Claim claim;
     for (const auto& [key, field] : {std::pair{"says", &claim.says}, {"source", &claim.source}}) {
       const YamlNode* node = rule.find(key);
@@ -314,6 +314,7 @@ class Loader {
     const auto check = read_expression(rule, "check", mark, vocabulary, "zero1.predicted_peak_bytes < zero0.predicted_peak_bytes");
     if (!check) return;
     claim.check = check->text();
+    if (const YamlNode* why = rule.find("why")) claim.why = why->text;
     content_.claims.push_back(std::move(claim));
   }
 

@@ -273,12 +273,15 @@ TEST_CASE("claims are read with the file, and checked for form") {
   const auto sweep = load_sweep_text(good, "s.yaml", with_local());
   REQUIRE(sweep.ok());
   REQUIRE(sweep->claims().size() == 1);
-  CHECK(sweep->claims()[0] == Claim{"b is smaller", "us", "b.predicted_peak_bytes < 0.9 * a.predicted_peak_bytes"});
+  CHECK(sweep->claims()[0] == Claim{"b is smaller", "us", "b.predicted_peak_bytes < 0.9 * a.predicted_peak_bytes", ""});
   CHECK(says(errors_of(small("claims: [{says: x, check: \"a.loss_last < 1\"}]\n"), with_local()), "a claim without `source`"));
   CHECK(says(errors_of(small("claims: [{says: x, source: y}]\n"), with_local()), "`check` is missing or no expression"));
   CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b <\"}]\n"), with_local()), "in the expression `a.b <`"));
   CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"tp < 2\"}]\n"), with_local()), "unknown word `tp`"));
-  CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b < 2\", why: z}]\n"), with_local()), "`why`"));
+  CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b < 2\", because: z}]\n"), with_local()), "`because`"));
+  const auto reasoned = load_sweep_text(small("claims: [{says: x, source: y, check: \"a.b < 2\", why: z}]\n"), "s.yaml", with_local());
+  REQUIRE(reasoned.ok());
+  CHECK(reasoned->claims().at(0).why == "z");
 }
 
 TEST_CASE("the command line speaks the words of the file") {
