@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "cli/pipeline.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/text.h"
 #include "profiler/trace_file.h"
@@ -122,8 +123,7 @@ Result<void> ProcessCaseRunner::lay_out_replay(const Case& config, const std::st
 
 void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directory) const {
   const CaseFiles files{directory};
-  std::error_code ignored;
-  std::filesystem::remove(files.outcome(), ignored);
+  Store::remove(files.outcome());
   const ChildEnd end = wait_for(start_child(program_, files), outcome.config.measure.timeout_s, interrupted_);
   if (end.timed_out) {
     outcome.status = Status::kTimeout;
