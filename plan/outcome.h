@@ -101,6 +101,14 @@ struct Claim {
   friend bool operator==(const Claim&, const Claim&) = default;
 };
 
+/// The training loss whose time and tokens a sweep asks for. It is reached with the first step at which the mean of the last `mean_of`
+/// losses is at or below `loss`.
+struct LossTarget {
+  double loss = 0;  ///< nats a token; 0: none is asked for
+  int64_t mean_of = 10;
+  friend bool operator==(const LossTarget&, const LossTarget&) = default;
+};
+
 struct CaseOutcome {
   std::string case_id;          ///< hash of the resolved case, 16 hex digits
   std::string program_version;  ///< of the program that produced this row; the store fills it in
@@ -111,6 +119,7 @@ struct CaseOutcome {
   std::optional<Prediction> predicted;
   std::optional<Measurement> measured;
   std::vector<OpComparison> ops;
+  LossTarget loss_target;  ///< of the sweep that the run directory was last run for
 };
 
 }  // namespace shardlab

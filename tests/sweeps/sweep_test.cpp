@@ -156,6 +156,38 @@ TEST_CASE("dp, grad_accumulation, the global batch, seq_len and schedule are der
   CHECK(points_of(small("layout: {dp: 1}\n"), with_local({"dp=auto"})).points[0].config.layout.dp == 2);
 }
 
+TEST_CASE("bucket_bytes is 25 MiB where buckets of gradients travel and nobody says otherwise") {
+  const Expansion e = points_of(small(
+      "layout: {dp: 2}\ninclude:\n  - {name: plain}\n  - {name: none, bucket_bytes: 0}\n  - {name: said, bucket_bytes: 1Mi}\n"
+      "  - {name: auto, zero: 1, bucket_bytes: auto}\n  - {name: units, zero: 3}\n  - {name: apart, diloco.steps: 4, measure.warmup: 4, measure.steps: 4}\n"
+      "  - {name: one, dp: 1}\n"));
+  std::vector<int64_t> bytes;
+  for (const Point& p : e.points) {
+    INFO((p.refusal ? p.refusal->message : ""));
+    CHECK_FALSE(p.refusal);
+    bytes.push_back(p.config.layout.bucket_bytes);
+  }
+  CHECK(bytes == std::vector<int64_t>{26214400, 0, 1 << 20, 26214400, 0, 0, 0});
+  CHECK(to_yaml(e.points[0].config).find("bucket_bytes: 26214400") != std::string::npos);  // the resolved value is seen
+  // Another framework's buckets are its own.
+  const Expansion other = points_of("model: gpt2\nmachine: hgx-h100-ndr\nresolution: analytic\nprofile: megatron\nlayout: {dp: 8}\n");
+  CHECK(other.points.at(0).config.layout.bucket_bytes == 0);
+}
+
+TEST_CASE("time_to_loss is a loss above 0, or a map of a loss and the steps whose mean counts") {
+  const auto target = [](const std::string& value) {
+    const auto sweep = load_sweep_text(small("time_to_loss: " + value + "\n"), "s.yaml", with_local());
+    REQUIRE(sweep.ok());
+    return sweep->loss_target();
+  };
+  CHECK(target("2.5") == LossTarget{2.5, 10});
+  CHECK(target("{loss: 2.5, mean_of: 4}") == LossTarget{2.5, 4});
+  CHECK(load_sweep_text(small(""), "s.yaml", with_local())->loss_target() == LossTarget{});
+  for (const char* bad : {"-1", "0", "low", "[2]", "{mean_of: 3}", "{loss: 2, mean_of: 0}", "{loss: 2, mean_of: 2000000}"})
+    CHECK(says(errors_of(small(std::string("time_to_loss: ") + bad + "\n")), "is no loss above 0 with 1 to 1000000 steps"));
+  CHECK(says(errors_of(small("time_to_loss: {loss: 2, window: 3}\n")), "window"));
+}
+
 TEST_CASE("what cannot be derived, run or held is refused and stays in the table") {
   const auto reason = [](const std::string& text) {
     const Expansion e = points_of(text);
