@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
@@ -22,7 +23,7 @@
 #include "reports/store.h"
 #include "simulator/machine_yaml.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 /// Plans of up to this many ranks leave their predicted trace on disk; larger ones would fill it.
@@ -211,4 +212,4 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   return outcome;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -4,11 +4,12 @@
 #include <atomic>
 #include <string>
 
+#include "cli/namespaces.h"
 #include "plan/outcome.h"
 #include "sweeps/driver.h"
 #include "sweeps/resolution.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 struct PlacedRun;
 
@@ -40,4 +41,4 @@ class ProcessCaseRunner final : public CaseRunner {
   const std::atomic<bool>& interrupted_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -8,11 +8,12 @@
 #include <utility>
 #include <variant>
 
+#include "cli/namespaces.h"
 #include "reports/columns.h"
 #include "reports/format.h"
 #include "sweeps/expression.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 /// Bytes at the peak of the classes that `what` names, or nothing.
@@ -126,4 +127,4 @@ std::vector<Statement> verdicts(const std::vector<Claim>& claims, std::span<cons
   return all;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

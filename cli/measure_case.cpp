@@ -5,13 +5,14 @@
 #include <cmath>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "plan/base/world_error.h"
 #include "profiler/trace_file.h"
 #include "reports/store.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 Result<ExitCode> measure_case(const std::string& directory) {
@@ -56,4 +57,4 @@ void add_measure_case(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, directory] { action = [directory] { return measure_case(*directory); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -6,6 +6,7 @@
 #include "cli/claims.h"
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
@@ -17,7 +18,7 @@
 #include "reports/store.h"
 #include "reports/summary.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct ReportFlags {
@@ -181,4 +182,4 @@ void add_explain(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, flags] { action = [flags] { return explain_verb(*flags); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

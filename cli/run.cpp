@@ -16,6 +16,7 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/execution.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
@@ -29,7 +30,7 @@
 #include "runtime/dataset.h"
 #include "sweeps/resolution.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct RunFlags {
@@ -334,4 +335,4 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run(*flags, invocation); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -10,7 +10,7 @@
 
 #include "plan/base/world_error.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -93,4 +93,4 @@ void write_trace_lines(const std::string& path, const Plan& plan, const std::vec
   });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

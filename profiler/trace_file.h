@@ -7,7 +7,7 @@
 #include "plan/program.h"
 #include "plan/trace.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// Writes the Chrome trace-event form (open in Perfetto) to `path`, through a temporary file beside it. Throws WorldError when the
 /// file cannot be written.
@@ -19,4 +19,4 @@ void write_chrome_trace(const std::string& path, const Plan& plan, const std::ve
 /// "peer_wait", "sent_bytes"} and "queued" of device work. Seconds, full precision. Throws WorldError.
 void write_trace_lines(const std::string& path, const Plan& plan, const std::vector<Program>& programs, const Trace& trace);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-namespace shardlab {
+namespace shardlab::profiler {
 namespace {
 
 using nlohmann::json;
@@ -92,4 +92,4 @@ Result<Trace> read_trace_lines(const std::string& path) {
   return trace;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

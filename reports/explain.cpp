@@ -11,7 +11,7 @@
 #include "reports/columns.h"
 #include "reports/format.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -289,4 +289,4 @@ std::string explain(const CaseOutcome& outcome, const ExplainOptions& options) {
   return out;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -19,7 +19,7 @@
 #include "reports/outcome_json.h"
 #include "reports/sqlite.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -384,4 +384,4 @@ void RunDirectory::finish() {
   unwritten_ = 0;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -10,7 +10,7 @@
 #include "reports/columns.h"
 #include "reports/format.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -265,4 +265,4 @@ std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summ
   return out;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

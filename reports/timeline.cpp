@@ -8,7 +8,7 @@
 
 #include "plan/work.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -154,4 +154,4 @@ Timeline make_timeline(const Plan& plan, const std::vector<Program>& programs, c
   return Builder(plan, programs, options).build(predicted, measured);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

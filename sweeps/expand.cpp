@@ -10,7 +10,7 @@
 #include "sweeps/document.h"
 #include "sweeps/resolve.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -273,4 +273,4 @@ Resolution resolution_of(const Sweep& sweep) { return sweep.content().resolution
 Result<Expansion> expand(const Sweep& sweep) { return expand(sweep, resolution_of(sweep)); }
 Result<Expansion> expand(const Sweep& sweep, Resolution resolution) { return Expander(sweep.content(), resolution).run(); }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

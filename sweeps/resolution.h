@@ -7,7 +7,7 @@
 
 #include "sweeps/sweep.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// timeline: the plan of each case is lowered and its events are simulated. segments: the same, by whole stretches of segments and
 /// one rank a stage, for plans of many micro-batches: the same figures, no trace. analytic: closed forms with no plan, for grids of
@@ -23,4 +23,4 @@ Resolution resolution_of(const Sweep& sweep);
 /// say, and what this version does not execute is not refused for that.
 Result<Expansion> expand(const Sweep& sweep, Resolution resolution);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

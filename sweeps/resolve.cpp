@@ -7,7 +7,7 @@
 #include "plan/automatic.h"
 #include "plan/case.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -139,4 +139,4 @@ Result<void> check_point(const Draft& draft, Mode mode) {
   return {};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

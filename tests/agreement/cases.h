@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "plan/case.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

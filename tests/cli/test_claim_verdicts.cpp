@@ -9,6 +9,7 @@
 
 #include "sweeps/sweep.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 
 using namespace shardlab;
 using namespace shardlab::testing;

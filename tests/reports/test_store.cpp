@@ -15,6 +15,7 @@
 #include "reports/columns.h"
 #include "reports/outcome_json.h"
 #include "reports/store.h"
+#include "tests/namespaces.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "reports/summary.h"
+#include "tests/namespaces.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"
 

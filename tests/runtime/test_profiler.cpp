@@ -10,6 +10,7 @@
 #include "profiler/process.h"
 #include "profiler/recorder.h"
 #include "profiler/trace_file.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/test.h"
 

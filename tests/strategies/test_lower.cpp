@@ -6,10 +6,11 @@
 #include "plan/memory.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::tiny_case;
@@ -165,4 +166,4 @@ TEST_CASE("the validation plan has the training plan's parameters and no gradien
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing
