@@ -61,9 +61,9 @@ class Judge {
   enum class Near : uint8_t { kAsTheyAre, kTrue, kFalse };
 
   std::variant<bool, ExpressionError> holds(const Expression& check, Near near) {
-    const auto compared = [&](double a, double b, bool truth) {
+    const auto compared = [&](double a, double b, bool by_size, bool truth) {
       const double size = std::max(std::abs(a), std::abs(b)), apart = size > 0 ? std::abs(a - b) / size : 0;
-      if (!std::exchange(inexact_, false) || !(apart < kMargin)) return truth;
+      if (!std::exchange(inexact_, false) || !by_size || !(apart < kMargin)) return truth;
       const std::string entry = fmt::format("{:.4g} against {:.4g}, {:.2g} % apart", a, b, 100 * apart);
       if (near_.find(entry) == std::string::npos) near_ += (near_.empty() ? "" : "; ") + entry;
       return near == Near::kAsTheyAre ? truth : near == Near::kTrue;
@@ -73,8 +73,8 @@ class Judge {
 
   Statement verdict(const Claim& claim, bool holds, bool firm) const {
     const auto mood = !firm ? Statement::Mood::kNote : holds ? Statement::Mood::kGood : Statement::Mood::kBad;
-    std::string text = fmt::format("{}{}: \"{}\" ({}).", holds ? "Holds here" : "Does not hold here", firm ? "" : ", without margin",
-                                   claim.says, claim.source);
+    std::string text = fmt::format("{}{}: \"{}\" ({}).", holds ? "Holds here" : "Does not hold here",
+                                   firm ? "" : ", without margin", claim.says, claim.source);
     if (!holds && !claim.why.empty()) text += fmt::format(" Why: {}.", claim.why);
     text += fmt::format(" Tested: {}, where {}.", claim.check, figures_);
     if (!firm) text += fmt::format(" No margin: {}; times and losses are not told apart below {} %.", near_, 100 * kMargin);

@@ -10,7 +10,6 @@
 
 #include "cli/common.h"
 #include "cli/namespaces.h"
-#include "plan/automatic.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 #include "sweeps/values.h"
@@ -243,7 +242,8 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
     task.machine.nodes = (devices + machine->devices_per_node - 1) / machine->devices_per_node;
     if (machine->local && task.machine.nodes > 1)
       return usage(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
-    auto prepared = prepare(analytic::shape_of(*model), task.machine, *profile, {}, {.bucket_bytes = kBucketBytes});
+    // What shardlab's own executor has besides is as sweep files have it where they do not say.
+    auto prepared = prepare(analytic::shape_of(*model), task.machine, *profile, {}, {.bucket_bytes = Layout{}.bucket_bytes});
     if (!prepared.ok()) return prepared.error();
     task.studies.push_back({devices, *prepared});
   }

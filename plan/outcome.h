@@ -101,8 +101,8 @@ struct Claim {
   friend bool operator==(const Claim&, const Claim&) = default;
 };
 
-/// The training loss whose time and tokens a sweep asks for. It is reached with the first step at which the mean of the last `mean_of`
-/// losses is at or below `loss`.
+/// The training loss whose time and tokens a sweep asks for. It is reached with the first step at which the mean of the last
+/// `mean_of` losses is at or below `loss`.
 struct LossTarget {
   double loss = 0;  ///< nats a token; 0: none is asked for
   int64_t mean_of = 10;

@@ -274,16 +274,17 @@ class Evaluator {
   bool equal(const Node& n) {
     const ExpressionValue a = value(*n.left), b = value(*n.right);
     if (a.index() != b.index()) fail(n, "the two sides are of different kinds (number, text, true or false) and never equal");
-    return a == b;
+    const double *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
+    return x && y ? compared(*x, *y, false, a == b) : a == b;
   }
   ExpressionValue arithmetic(const Node& n) {
     const double a = number(*n.left), b = number(*n.right);
     if ((n.kind == Kind::kDivide || n.kind == Kind::kRemainder) && b == 0) fail(n, "division by zero");
     switch (n.kind) {
-      case Kind::kLess: return compared(a, b, a < b);
-      case Kind::kLessEqual: return compared(a, b, a <= b);
-      case Kind::kGreater: return compared(a, b, a > b);
-      case Kind::kGreaterEqual: return compared(a, b, a >= b);
+      case Kind::kLess: return compared(a, b, true, a < b);
+      case Kind::kLessEqual: return compared(a, b, true, a <= b);
+      case Kind::kGreater: return compared(a, b, true, a > b);
+      case Kind::kGreaterEqual: return compared(a, b, true, a >= b);
       case Kind::kAdd: return a + b;
       case Kind::kSubtract: return a - b;
       case Kind::kMultiply: return a * b;
@@ -294,7 +295,7 @@ class Evaluator {
     return {};
   }
 
-  bool compared(double a, double b, bool truth) const { return compared_ ? compared_(a, b, truth) : truth; }
+  bool compared(double a, double b, bool by_size, bool truth) const { return compared_ ? compared_(a, b, by_size, truth) : truth; }
 
   const Expression::Lookup& lookup_;
   const Expression::Compared& compared_;

@@ -42,9 +42,9 @@ struct ExpressionError {
 class Expression {
  public:
   using Lookup = std::function<ExpressionValue(std::string_view key)>;
-  /// Called for each comparison by size (`<` and so on) as it is made, right after its sides were looked up: what stands in for
-  /// its `truth`.
-  using Compared = std::function<bool(double left, double right, bool truth)>;
+  /// Called for each comparison of numbers as it is made, right after its sides were looked up: what stands in for its `truth`.
+  /// `by_size` is true of `<` and so on, false of `==` and `!=`.
+  using Compared = std::function<bool(double left, double right, bool by_size, bool truth)>;
 
   /// Parses once; the expression is then evaluated for any number of points.
   static std::variant<Expression, ExpressionError> parse(std::string_view text, const Vocabulary& vocabulary);

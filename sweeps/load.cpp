@@ -16,23 +16,34 @@ namespace {
 
 /// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
 const std::vector<std::string>& top_keys() {
-  static const std::vector<std::string> keys = {"version",     "name",
-                                                "description", "mode",
-                                                "model",       "machine",
-                                                "profile",     "data",
-                                                "layout",      "train",
-                                                "execution",   "measure",
-                                                "checkpoint",  "axes",
-                                                "zip",         "when",
-                                                "constraints", "exclude",
-                                                "include",     "claims",
-                                                "resolution",  "time_to_loss",
+  static const std::vector<std::string> keys = {"version",
+                                                "name",
+                                                "description",
+                                                "mode",
+                                                "model",
+                                                "machine",
+                                                "profile",
+                                                "data",
+                                                "layout",
+                                                "train",
+                                                "execution",
+                                                "measure",
+                                                "checkpoint",
+                                                "axes",
+                                                "zip",
+                                                "when",
+                                                "constraints",
+                                                "exclude",
+                                                "include",
+                                                "claims",
+                                                "resolution",
+                                                "time_to_loss",
                                                 "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
-const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",    "zip",    "when",
-                                             "constraints", "exclude", "include", "claims", "resolution", "time_to_loss"};
+const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",   "zip",        "when",        "constraints",
+                                             "exclude",     "include", "claims", "resolution", "time_to_loss"};
 
 /// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included: at most `room` values.
 std::optional<std::vector<std::string>> generated(const YamlNode& map, int64_t room, Problems& problems) {
@@ -329,7 +340,8 @@ class Loader {
 
   /// `time_to_loss: 2.6`, or `{loss: 2.6, mean_of: 20}`.
   void read_loss_target(const YamlNode& node) {
-    constexpr const char* kForms = "write `time_to_loss: 2.6`, or `{loss: 2.6, mean_of: 10}`: nats a token, and steps whose mean loss counts";
+    constexpr const char* kForms =
+        "write `time_to_loss: 2.6`, or `{loss: 2.6, mean_of: 10}`: nats a token, and steps whose mean loss counts";
     constexpr int64_t kMostSteps = 1'000'000;
     if (node.is_map()) unknown_in(node, "time_to_loss", {"loss", "mean_of"});
     const YamlNode* loss = node.is_map() ? node.find("loss") : &node;
@@ -337,7 +349,8 @@ class Loader {
     const auto value = loss && loss->is_scalar() ? parse_number(loss->text) : std::nullopt;
     const auto steps = !mean_of ? LossTarget{}.mean_of : mean_of->is_scalar() ? parse_count(mean_of->text) : std::nullopt;
     if (!value || !(*value > 0) || !steps || *steps < 1 || *steps > kMostSteps)
-      return problems_.add(node.mark, fmt::format("time_to_loss `{}` is no loss above 0 with 1 to {} steps", to_flow(node), kMostSteps), kForms);
+      return problems_.add(
+          node.mark, fmt::format("time_to_loss `{}` is no loss above 0 with 1 to {} steps", to_flow(node), kMostSteps), kForms);
     content_.loss_target = {*value, *steps};
   }
 

@@ -46,20 +46,23 @@ TEST_CASE("a claim that does not hold says so") {
 
 TEST_CASE("a claim that does not hold gives its reason") {
   const auto all = verdicts({{"a sentence", "a source", "small.moment_bytes > large.moment_bytes", "large is large"}}, two_cases());
-  CHECK(all.at(0).text ==
-        "Does not hold here: \"a sentence\" (a source). Why: large is large. Tested: small.moment_bytes > large.moment_bytes, where "
-        "small.moment_bytes = 500 B, large.moment_bytes = 7.812 KiB.");
-  const auto holds = verdicts({{"a sentence", "a source", "small.moment_bytes < large.moment_bytes", "large is large"}}, two_cases());
+  CHECK(
+      all.at(0).text ==
+      "Does not hold here: \"a sentence\" (a source). Why: large is large. Tested: small.moment_bytes > large.moment_bytes, where "
+      "small.moment_bytes = 500 B, large.moment_bytes = 7.812 KiB.");
+  const auto holds =
+      verdicts({{"a sentence", "a source", "small.moment_bytes < large.moment_bytes", "large is large"}}, two_cases());
   CHECK(holds.at(0).text.find("large is large") == std::string::npos);
 }
 
 TEST_CASE("a verdict that hangs on times which are not told apart says that it has no margin") {
   const Statement s = verdict("small.predicted_step_s < large.predicted_step_s");
   CHECK(s.mood == Statement::Mood::kNote);
-  CHECK(s.text ==
-        "Holds here, without margin: \"a sentence\" (a source). Tested: small.predicted_step_s < large.predicted_step_s, where "
-        "small.predicted_step_s = 346.9 ms, large.predicted_step_s = 347.0 ms. No margin: 0.3469 against 0.347, 0.029 % apart; times "
-        "and losses are not told apart below 0.5 %.");
+  CHECK(
+      s.text ==
+      "Holds here, without margin: \"a sentence\" (a source). Tested: small.predicted_step_s < large.predicted_step_s, where "
+      "small.predicted_step_s = 346.9 ms, large.predicted_step_s = 347.0 ms. No margin: 0.3469 against 0.347, 0.029 % apart; times "
+      "and losses are not told apart below 0.5 %.");
   CHECK(verdict("small.predicted_step_s > large.predicted_step_s").text.starts_with("Does not hold here, without margin: "));
   CHECK(verdict("not (small.predicted_step_s > large.predicted_step_s)").mood == Statement::Mood::kNote);
   CHECK(verdict("small.predicted_step_s < 1.004 * large.predicted_step_s").mood == Statement::Mood::kNote);
@@ -68,6 +71,8 @@ TEST_CASE("a verdict that hangs on times which are not told apart says that it h
 TEST_CASE("a verdict has a margin where bytes are compared, sides lie apart, or another part decides it") {
   CHECK(verdict("small.predicted_peak_bytes < large.predicted_peak_bytes").mood == Statement::Mood::kGood);
   CHECK(verdict("small.predicted_step_s < 1.006 * large.predicted_step_s").mood == Statement::Mood::kGood);
+  CHECK(verdict("small.predicted_step_s == small.predicted_step_s and small.predicted_peak_bytes < large.predicted_peak_bytes")
+            .mood == Statement::Mood::kGood);
   const std::string near = "small.predicted_step_s < large.predicted_step_s";
   CHECK(verdict("small.parameter_bytes > large.parameter_bytes and " + near).mood == Statement::Mood::kBad);
   CHECK(verdict(near + " and small.parameter_bytes > large.parameter_bytes").mood == Statement::Mood::kBad);

@@ -101,8 +101,9 @@ TEST_CASE("the time to a loss is told in order of time, with those that did not 
       if (s.text.starts_with("Time to a loss")) found.push_back(s.text);
     return found;
   };
-  CHECK(said() == std::vector<std::string>{"Time to a loss of 2.5 (mean of 2 steps): fast (1 rank) after 120.0 ms and 12.29 k tokens, 3 steps; "
-                                           "slow (1 rank) after 300.0 ms and 12.29 k tokens, 3 steps; lossy (1 rank) not in 4 steps."});
+  CHECK(said() == std::vector<std::string>{
+                      "Time to a loss of 2.5 (mean of 2 steps): fast (1 rank) after 120.0 ms and 12.29 k tokens, 3 steps; "
+                      "slow (1 rank) after 300.0 ms and 12.29 k tokens, 3 steps; lossy (1 rank) not in 4 steps."});
   for (CaseOutcome& o : cases) o.loss_target.loss = 0;
   CHECK(said().empty());
 }
