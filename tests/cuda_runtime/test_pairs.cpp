@@ -88,9 +88,10 @@ TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU 
   CHECK(bits >= 38);
 }
 
-TEST_CASE("what check lets through on a GPU the back end binds: every pair of the table, put there") {
-  int bound = 0, refused = 0;
+TEST_CASE("what check lets through on a GPU the back end binds: every third pair of the table, put there") {
+  int bound = 0, refused = 0, number = 0;
   for (const LegalPair& pair : legal_pairs()) {
+    if (number++ % 3 != 0) continue;
     Case c = pair.config;
     c.train.seq_len = 16;
     c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
@@ -111,7 +112,7 @@ TEST_CASE("what check lets through on a GPU the back end binds: every pair of th
     ++bound;
   }
   fmt::print("{} pairs bound on a GPU, {} refused by check\n", bound, refused);
-  CHECK(bound > 700);
+  CHECK(bound > 200);
 }
 
 TEST_CASE("every schedule of the learning rate moves the device's parameters as the CPU's") {
