@@ -115,7 +115,7 @@ Result<ExitCode> plan_verb(const PlanFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   if (const auto text = plan_text(flags.file)) return check_text(flags, *text, *format);
-  const auto loaded = load_case(flags.file, load_options(flags.machine_file, flags.set));
+  const auto loaded = load_case(flags.file, load_options(flags.machine_file, flags.set, flags.file));
   if (!loaded.ok()) return loaded.error();
   const auto config = decide(*loaded);
   if (!config.ok()) return config.error();
@@ -195,7 +195,7 @@ Result<ExitCode> diff(const DiffFlags& flags) {
   if (!format.ok()) return format.error();
   std::vector<PlacedPlan> placed;
   for (const std::string& file : {flags.a, flags.b}) {
-    const auto loaded = load_case(file, load_options(flags.machine_file, flags.set));
+    const auto loaded = load_case(file, load_options(flags.machine_file, flags.set, file));
     if (!loaded.ok()) return loaded.error();
     const auto config = decide(*loaded);
     if (!config.ok()) return config.error();
