@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "cli/common.h"
+#include "cli/model_shape.h"
 #include "cli/namespaces.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
@@ -193,7 +194,11 @@ void add_search_flags(CLI::App& verb, SearchFlags& flags) {
   verb.add_option("--global-batch-tokens,--global_batch_tokens", flags.global_batch_tokens, "tokens of a step over all ranks")
       ->required();
   verb.add_option("--seq-len,--seq_len", flags.seq_len, "tokens of a sequence; the model's positions, at most 4096, by default");
-  verb.add_option("--profile", flags.profile, "the framework whose run is predicted")->default_val("shardlab");
+  verb.add_option("--profile", flags.profile,
+                  "the framework whose run is predicted; megatron where nobody says, on the local machine shardlab's own executor");
+  verb.add_option("--assume", flags.assume, "read a config.json of an unknown model_type as this one: llama");
+  verb.add_option("--set", flags.set,
+                  "model.KEY=VALUE or machine.KEY=VALUE in place of what the model or machine has; may be repeated");
   verb.add_option("--objective", flags.objective, "time, memory or cost (device hours)")->default_val("time");
   verb.add_option("--top", flags.top, "layouts to rank")->default_val(10)->check(number_in(1, 100'000));
   verb.add_option("--tokens", flags.tokens, "tokens of a whole training run: adds its days, cost, energy and CO2");
@@ -218,21 +223,42 @@ const search::Study& SearchTask::study_of(const search::Point& point) const {
   return studies.front();
 }
 
+namespace {
+
+/// Model and machine of the flags, with what `--set` and `--assume` change of them.
+Result<sweeps::Point> searched_point(const SearchFlags& flags) {
+  std::vector<std::string> words{"model=" + flags.model, "machine=" + flags.machine, "dp=1"};
+  if (!flags.assume.empty()) words.push_back("model.assume=" + flags.assume);
+  for (const std::string& word : flags.set) {
+    if (!word.starts_with("model.") && !word.starts_with("machine."))
+      return usage(fmt::format("--set {}", word), "--set model.KEY=VALUE or machine.KEY=VALUE; layouts have flags of their own");
+    words.push_back(word);
+  }
+  return point_from_words(load_options(flags.machine_file, std::move(words)));
+}
+
+}  // namespace
+
 Result<SearchTask> search_task(const SearchFlags& flags) {
   const auto objective = search::objective_named(flags.objective);
   if (!objective) return usage(fmt::format("--objective {} is unknown", flags.objective), "use time, memory or cost");
-  const auto model = load_model(flags.model);
-  if (!model.ok()) return model.error();
-  auto machine = flags.machine == "local" ? find_local_machine(flags.machine_file) : load_machine(flags.machine);
-  if (!machine.ok()) return machine.error();
-  const auto profile = analytic::profile_named(flags.profile);
+  const auto said = searched_point(flags);
+  if (!said.ok()) return said.error();
+  const Model* model = &said->config.model;
+  const Machine* machine = &said->config.machine;
+  const analytic::ModelShape shape = model_shape(*said);
+  const auto profile = analytic::profile_named(flags.profile.empty() ? default_profile(*machine) : flags.profile);
   if (!profile.ok()) return profile.error();
+  if (profile->name == "shardlab" && said->model)
+    return usage(fmt::format("{} is not executed by shardlab: {}", model->name, said->model->unexecuted),
+                 "name a framework that runs it: --profile megatron");
+  SHARDLAB_TRY(check(shape));  // before anything is multiplied
   const auto space = space_of(flags, *model);
   if (!space.ok()) return space.error();
   const auto tokens = tokens_of(flags);
   if (!tokens.ok()) return tokens.error();
 
-  SearchTask task{.model_name = model->name, .machine = *machine, .parameters = parameter_count(*model), .space = *space};
+  SearchTask task{.model_name = model->name, .machine = *machine, .parameters = parameter_count(shape), .space = *space};
   task.tokens = *tokens;
   task.price = {flags.device_hour_usd, 0, flags.site_overhead, flags.kg_co2_per_kwh};
   task.options = {.objective = *objective, .top = flags.top, .capacity_bytes = machine->device.memory_bytes};
@@ -241,7 +267,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
     if (machine->local && task.machine.nodes > 1)
       return usage(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
     // What shardlab's own executor has besides is as sweep files have it where they do not say.
-    auto prepared = prepare(analytic::shape_of(*model), task.machine, *profile, {}, {.bucket_bytes = Layout{}.bucket_bytes});
+    auto prepared = prepare(shape, task.machine, *profile, {}, {.bucket_bytes = Layout{}.bucket_bytes});
     if (!prepared.ok()) return prepared.error();
     task.studies.push_back({devices, *prepared});
   }
@@ -307,7 +333,7 @@ std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const sea
   else
     text += fmt::format("machine: {{{}: {}, nodes: {}}}\n", machine_file ? "file" : "preset", named(flags.machine, machine_file),
                         machine.nodes);
-  text += fmt::format("profile: {}\n", flags.profile);
+  text += fmt::format("profile: {}\n", task.study_of(point).prepared.profile().name);
   for (const auto& [key, value] : words_of(point)) {
     if (key == "offload" && value != "none") {
       std::string map = value;
@@ -324,7 +350,9 @@ std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const sea
 std::string options_of(const SearchFlags& flags, const search::Point& point) {
   std::string text = fmt::format("--model {} --machine {} --devices {}", flags.model, flags.machine, point.world_size());
   if (!flags.machine_file.empty()) text += " --machine-file " + flags.machine_file;
-  if (flags.profile != "shardlab") text += " --profile " + flags.profile;
+  if (!flags.profile.empty()) text += " --profile " + flags.profile;
+  if (!flags.assume.empty()) text += " --assume " + flags.assume;
+  for (const std::string& word : flags.set) text += " --set " + word;
   for (const auto& [key, value] : words_of(point)) {
     const bool plain = (value == "1" && (key == "vpp" || key == "cp" || key == "ep")) || value == "none" || value == "false";
     if (!plain) text += fmt::format(" --{} {}", hyphenated(key), value);

@@ -14,9 +14,10 @@
 namespace shardlab::cli {
 
 struct SearchFlags {
-  std::string model, machine, machine_file, profile = "shardlab", objective = "time", out, format;
+  std::string model, machine, machine_file, profile, assume, objective = "time", out, format;
   std::string devices, global_batch_tokens, seq_len, tokens;
   std::vector<std::pair<std::string, std::string>> axes;  ///< key and values, in the words of the sweep file
+  std::vector<std::string> set;                           ///< "model.KEY=VALUE" and "machine.KEY=VALUE"
   int top = 10;
   double device_hour_usd = 0, site_overhead = 1.5, kg_co2_per_kwh = 0.4;
 };
