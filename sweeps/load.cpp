@@ -367,6 +367,9 @@ class Loader {
 
   void finish(Mark root) {
     read_overrides();
+    Settings given;  // `auto` gives nothing
+    merge(given, content_.base);
+    content_.base = std::move(given);
     if (const auto name = content_.base.find("name"); name != content_.base.end()) content_.name = name->second.text;
     if (content_.name.empty()) content_.name = std::filesystem::path(content_.file).stem().string();
     if (!problems_.empty()) return;  // what is missing may be what could not be read

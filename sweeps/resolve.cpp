@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kLongestDefaultSequence = 4096;
 constexpr int64_t kMostMeasuredSteps = 1'000'000;
-constexpr std::array<std::string_view, 6> kDerived = {
-    "layout.dp", "layout.schedule", "train.seq_len", "train.global_batch_tokens", "train.grad_accumulation", "train.precision"};
+constexpr std::array<std::string_view, 5> kDerived = {"layout.dp", "layout.schedule", "train.seq_len", "train.global_batch_tokens",
+                                                      "train.grad_accumulation"};
 
 Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
 
@@ -107,6 +107,7 @@ ExpressionValue Draft::lookup(std::string_view word, const Settings* given) cons
     if (path == key->path) return expression_value(*key, text);
   const bool derived = std::find(kDerived.begin(), kDerived.end(), key->path) != kDerived.end();
   if (derived && given && !given->contains(key->path)) return std::monostate{};
+  if (key->path == "train.precision" && given && !given->contains(key->path)) return default_precision(config.machine);
   return expression_value(*key, key->get(config));
 }
 

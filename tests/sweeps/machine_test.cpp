@@ -67,7 +67,7 @@ TEST_CASE("a shipped node has the figures of its sources") {
   CHECK(h100->device.power_w == 700);
   CHECK(h100->device.memory_bytes == 84'932'558'848);
   CHECK(load_machine("gb200-nvl72")->devices() == 72);
-  CHECK(load_machine("hgx-h1000").error().message == "no machine is named `hgx-h1000`, did you mean `hgx-h100-ndr`?");
+  CHECK(load_machine("hgx-h100-nrd").error().message == "no machine is named `hgx-h100-nrd`, did you mean `hgx-h100-ndr`?");
 }
 
 TEST_CASE("a node takes its device from a preset and adds to it") {

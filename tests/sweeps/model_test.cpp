@@ -311,7 +311,7 @@ TEST_CASE("models and machines are found as people name them") {
   CHECK(model("gpt-oss") == "no model is named `gpt-oss`: it could be gpt-oss-120b, gpt-oss-20b");
   CHECK(model("someone/else") == "`someone/else` is no folder here, and no shipped model is called so");
   CHECK(load_model_config("someone/else").error().hint.find("someone/else/config.json") != std::string::npos);
-  CHECK(load_model_config("./gpt2").error().message.find("gpt2") != std::string::npos);  // a path, and there is no such file
+  CHECK(load_model_config("./gpt2").error().where == "./gpt2");  // a path, and there is no such file
   const auto machine = [](const char* said) {
     const auto found = load_machine(said);
     return found.ok() ? found->id : found.error().message;

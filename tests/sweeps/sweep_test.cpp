@@ -391,7 +391,7 @@ TEST_CASE("a map of named parts takes its own parts and words, and nothing else"
 TEST_CASE("all errors of a file are reported at once, each with its place") {
   const std::string text = errors_of(
       "version: 2\n"                                              // 1
-      "model: {preset: gpt3, layer: 4}\n"                         // 2
+      "model: {preset: gpt9, layer: 4}\n"                         // 2
       "machine: hgx-h100-ndr\n"                                   // 3
       "trian: {seq_len: 4}\n"                                     // 4
       "train: {seq_len: long, global_batch_token: 1Mi}\n"         // 5
@@ -403,7 +403,7 @@ TEST_CASE("all errors of a file are reported at once, each with its place") {
       "include: {tp: 4}\n"                                        // 11
       "tp: 2\nlayout: {tp: 2}\n");                                // 12, 13
   CHECK(says(text, "s.yaml:1:10: version 2 is not known"));
-  CHECK(says(text, "s.yaml:2:17: no model is named `gpt3`, did you mean `gpt2`?"));
+  CHECK(says(text, "s.yaml:2:17: no model is named `gpt9`, did you mean `gpt2`?"));
   CHECK(says(text, "s.yaml:2:23: unknown key `layer`, did you mean `layers`?"));
   CHECK(says(text, "s.yaml:4:1: unknown key `trian`, did you mean `train`?"));
   CHECK(says(text, "s.yaml:5:18: `seq_len` is `long`"));
