@@ -126,7 +126,7 @@ LoadOptions load_options(const std::string& machine_file, std::vector<std::strin
 namespace {
 
 /// Layout and training keys that are flags of their own, with their help.
-constexpr std::array<std::pair<const char*, const char*>, 16> kLayoutFlags{{
+constexpr std::array<std::pair<const char*, const char*>, 18> kLayoutFlags{{
     {"dp", "data-parallel ranks"},
     {"tp", "tensor-parallel ranks"},
     {"pp", "pipeline stages"},
@@ -143,6 +143,8 @@ constexpr std::array<std::pair<const char*, const char*>, 16> kLayoutFlags{{
     {"grad_accumulation", "micro-batches of a step"},
     {"seq_len", "tokens of a sequence"},
     {"global_batch_tokens", "tokens of a step over all ranks"},
+    {"hybrid_shard", "ranks that share one copy of the state under ZeRO; 0: all"},
+    {"cp_kind", "ring, zigzag, striped, all-gather, ulysses"},
 }};
 
 std::string hyphenated(std::string key) {

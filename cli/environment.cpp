@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <string>
@@ -17,6 +18,7 @@
 #include "kernels/kernels.h"
 #include "plan/base/hash.h"
 #include "runtime/core_scheduler.h"
+#include "sweeps/values.h"
 
 namespace shardlab::cli {
 namespace {
@@ -107,6 +109,9 @@ RunMetadata describe_environment(const std::string& command) {
 }
 
 int terminal_width() {
+  const char* columns = std::getenv("COLUMNS");
+  const auto asked = columns != nullptr ? parse_count(columns) : std::nullopt;
+  if (asked && *asked >= 20 && *asked <= 10'000) return static_cast<int>(*asked);
   winsize size{};
   if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
   return size.ws_col;

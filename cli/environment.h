@@ -28,7 +28,7 @@ std::string today();  ///< date and time, UTC, ISO 8601
 /// Everything but the calibration and the recorder's figures.
 RunMetadata describe_environment(const std::string& command);
 
-/// Columns of the terminal on stdout; 0 when it is none.
+/// Columns of what stdout is read in: $COLUMNS where it is set, else those of the terminal; 0 when it is none.
 int terminal_width();
 bool stderr_is_terminal();
 

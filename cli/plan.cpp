@@ -78,7 +78,7 @@ std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed
 /// The file's text where it is a plan's, as `print` writes it and `run` leaves it in plan.txt; nothing for any other file.
 std::optional<std::string> plan_text(const std::string& path) {
   auto text = read_file_within(path, limits::kPlanBytes);
-  if (!text.ok() || !text->starts_with("shardlab plan ")) return std::nullopt;
+  if (!text.ok() || !is_plan_text(*text)) return std::nullopt;
   return std::move(*text);
 }
 
