@@ -293,6 +293,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   if (*resolution != Resolution::kTimeline) metadata.program_version += fmt::format(" {}", name_of(*resolution));
   metadata.sweep = sweep->name();
   metadata.claims = sweep->claims();
+  metadata.loss_target = sweep->loss_target();
   for (const Point& point : expansion->points)
     if (point.config.machine.calibration) metadata.calibration_id = point.config.machine.calibration->id;
   DriveOptions drive_options;
