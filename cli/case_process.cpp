@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "cli/pipeline.h"
+#include "cli/recorded_case.h"
 #include "plan/base/world_error.h"
 #include "plan/text.h"
 #include "profiler/trace_file.h"
@@ -24,11 +25,8 @@
 namespace shardlab {
 namespace {
 
-/// Plans of up to this many ranks leave their predicted trace on disk; larger ones would fill it.
-constexpr int kTraceRanks = 64;
-
 /// Starts `program measure-case directory` in a process group of its own, its output in the case's log.
-pid_t start_child(const std::string& program, const CaseFiles& files) {
+pid_t start_child(const std::string& program, const CaseFiles& files, bool traces) {
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) throw WorldError("cannot start a process for the case", "fewer cases at once, or more memory");
@@ -41,7 +39,8 @@ pid_t start_child(const std::string& program, const CaseFiles& files) {
     dup2(log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
   }
-  execl(program.c_str(), program.c_str(), "measure-case", files.directory.c_str(), static_cast<char*>(nullptr));
+  execl(program.c_str(), program.c_str(), "measure-case", files.directory.c_str(), traces ? nullptr : "--no-traces",
+        static_cast<char*>(nullptr));
   _exit(static_cast<int>(ExitCode::kEnvironment));
 }
 
@@ -124,7 +123,8 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
   const CaseFiles files{directory};
   std::error_code ignored;
   std::filesystem::remove(files.outcome(), ignored);
-  const ChildEnd end = wait_for(start_child(program_, files), outcome.config.measure.timeout_s, interrupted_);
+  const ChildEnd end =
+      wait_for(start_child(program_, files, traces_ != Traces::kNone), outcome.config.measure.timeout_s, interrupted_);
   if (end.timed_out) {
     outcome.status = Status::kTimeout;
     outcome.reason =
@@ -160,7 +160,8 @@ CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
 }
 
 /// Of the timeline also what each op took, and its trace.
-Result<void> ProcessCaseRunner::predict_into(CaseOutcome& outcome, const PlacedRun& placed, const std::string& directory) const {
+Result<void> ProcessCaseRunner::predict_into(CaseOutcome& outcome, const PlacedRun& placed, Mode mode,
+                                             const std::string& directory) const {
   if (resolution_ == Resolution::kSegments) {
     const auto figures = predict_case_by_segments(outcome.config, placed);
     if (!figures.ok()) return figures.error();
@@ -171,7 +172,8 @@ Result<void> ProcessCaseRunner::predict_into(CaseOutcome& outcome, const PlacedR
   if (!predicted.ok()) return predicted.error();
   outcome.predicted = predicted->figures;
   outcome.ops = compare_ops(placed, &predicted->trace, nullptr);
-  if (outcome.config.layout.world_size() <= kTraceRanks)
+  const bool kept = traces_ == Traces::kAll || (traces_ == Traces::kMeasured && mode == Mode::kBoth);
+  if (kept && outcome.config.layout.world_size() <= kTraceRanks)
     write_trace_lines(CaseFiles{directory}.predicted(), *placed.plan, placed.programs, predicted->trace);
   return {};
 }
@@ -186,11 +188,13 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   std::filesystem::create_directories(files.directory, failure);
   if (failure)
     throw WorldError(fmt::format("{}: {}", files.directory, failure.message()), "give the case a folder that can be made");
+  // Of an earlier attempt: they would not be of the plan that is written here.
+  for (const std::string& trace : {files.predicted(), files.measured(), files.chrome()}) std::filesystem::remove(trace, failure);
   write_file_atomically(files.config(), to_yaml(config));
   write_file_atomically(files.plan(), print(*placed->plan));
   if (placed->warm_up) write_file_atomically(files.warm_up_plan(), print(*placed->warm_up->plan));
   if (mode != Mode::kMeasure) {
-    if (const auto predicted = predict_into(outcome, *placed, files.directory); !predicted.ok())
+    if (const auto predicted = predict_into(outcome, *placed, mode, files.directory); !predicted.ok())
       return refused(std::move(outcome), predicted.error());
   }
   if (const auto fit = fits(config, *placed); !fit.ok()) {

@@ -28,12 +28,13 @@
 #include "runtime/crew.h"
 #include "runtime/dataset.h"
 #include "sweeps/resolution.h"
+#include "sweeps/traces.h"
 
 namespace shardlab {
 namespace {
 
 struct RunFlags {
-  std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay;
+  std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay, traces;
   std::vector<std::string> set;
   bool dry_run = false, resume = false;
   int jobs = 1;
@@ -141,6 +142,28 @@ Result<Resolution> resolution_for(const RunFlags& flags, const Sweep& sweep, Mod
                {}};
 }
 
+/// Which cases keep their traces: the flag, or the file.
+Result<Traces> traces_for(const RunFlags& flags, const Sweep& sweep) {
+  if (flags.traces.empty()) return traces_of(sweep);
+  if (const auto named = traces_named(flags.traces)) return *named;
+  return Error{ExitCode::kUsage, fmt::format("--traces {} is unknown", flags.traces), "use none, measured or all", {}};
+}
+
+/// Says what the traces of these points take on disk. They are much the largest of a run's files.
+void announce_traces(std::span<const Point> points, const std::string& out) {
+  int64_t files = 0, bytes = 0;
+  for (const Point& point : points) {
+    const CaseFiles of_case{out + "/" + point.id};
+    for (const std::string& trace : {of_case.predicted(), of_case.measured(), of_case.chrome()}) {
+      std::error_code failure;
+      const auto size = std::filesystem::file_size(trace, failure);
+      if (!failure) ++files, bytes += static_cast<int64_t>(size);
+    }
+  }
+  if (files > 0)
+    fmt::print(stderr, "traces: {} files, {}, in {}/*/; --traces none leaves them out\n", files, bytes_text(bytes), out);
+}
+
 /// A directory holds one sweep, which --resume goes on with.
 Result<void> check_directory(const RunFlags& flags, const std::string& out, const Sweep& sweep) {
   if (!is_there(out + "/results.sqlite")) return {};
@@ -232,9 +255,9 @@ void print_results(const std::vector<CaseOutcome>& outcomes, const std::vector<C
 }
 
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
-                                 const Invocation& invocation, const RunFlags& flags, Resolution resolution,
+                                 const Invocation& invocation, const RunFlags& flags, Resolution resolution, Traces traces,
                                  const DriveOptions& options) {
-  ProcessCaseRunner runner(out, invocation.program, interrupted, flags.replay, resolution);
+  ProcessCaseRunner runner(out, invocation.program, interrupted, flags.replay, resolution, traces);
   DirectorySink sink(directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
@@ -264,6 +287,8 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const Mode mode = options->mode.value_or(sweep->mode());
   const auto resolution = resolution_for(flags, *sweep, mode);
   if (!resolution.ok()) return resolution.error();
+  const auto traces = traces_for(flags, *sweep);
+  if (!traces.ok()) return traces.error();
   const auto expansion = expand(*sweep, *resolution);
   if (!expansion.ok()) return expansion.error();
   if (flags.dry_run) return dry_run(*sweep, *expansion, mode, *format);
@@ -280,6 +305,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   // Rows of another resolution are asked again.
   if (*resolution != Resolution::kTimeline) metadata.program_version += fmt::format(" {}", name_of(*resolution));
   metadata.sweep = sweep->name();
+  metadata.traces = name_of(*resolution == Resolution::kTimeline ? *traces : Traces::kNone);
   metadata.claims = sweep->claims();
   for (const Point& point : expansion->points)
     if (point.config.machine.calibration) metadata.calibration_id = point.config.machine.calibration->id;
@@ -294,14 +320,15 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   if (!directory.ok()) return directory.error();
 
   end_on_interrupt();
-  const auto summary = *resolution == Resolution::kAnalytic
-                           ? drive_analytic(expansion->points, *directory, drive_options)
-                           : drive_cases(expansion->points, *directory, out, invocation, flags, *resolution, drive_options);
+  const auto summary = *resolution == Resolution::kAnalytic ? drive_analytic(expansion->points, *directory, drive_options)
+                                                            : drive_cases(expansion->points, *directory, out, invocation, flags,
+                                                                          *resolution, *traces, drive_options);
   directory->finish();
   if (!summary.ok()) return summary.error();
   print_results(of_expansion(directory->cases(), *expansion), sweep->claims(), *format);
   std::fflush(stdout);  // both may go to one file
   fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);
+  if (*resolution == Resolution::kTimeline) announce_traces(expansion->points, out);
   if (summary->interrupted)
     fmt::print(stderr, "interrupted; to go on: {}{}\n", invocation.command(), flags.resume ? "" : " --resume");
   return summary->exit;
@@ -318,6 +345,10 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
                    "timeline, segments (the same figures sooner, no trace) or analytic (closed forms: many points, other "
                    "frameworks), instead of the file's");
   verb->add_option("--out", flags->out, "the run directory; runs/NAME by default");
+  verb->add_option(
+      "--traces", flags->traces,
+      "which cases keep their traces, of which a report draws timelines: none, measured or all, instead of the file's; "
+      "measured by default, so that simulated sweeps keep none");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--backend", flags->backend,
                    "cpu, cuda or dry, instead of the file's; cuda with transport one-gpu, or --transport");

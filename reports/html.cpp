@@ -182,14 +182,15 @@ Json timeline_json(const Timeline& t) {
                      {"stream", lane.stream},
                      {"measured", intervals_json(lane.measured)},
                      {"predicted", intervals_json(lane.predicted)}});
-  return {{"case_id", t.case_id},   {"label", t.label}, {"step", t.measured_step},
-          {"left_out", t.left_out}, {"ops", ops},       {"lanes", lanes}};
+  return {{"case_id", t.case_id},          {"label", t.label}, {"step", t.measured_step}, {"left_out", t.left_out},
+          {"shown_s", json_of(t.shown_s)}, {"ops", ops},       {"lanes", lanes}};
 }
 
-/// The verdicts on claims, then the answer.
+/// The verdicts on claims, then the answer, then what is to be known of the files.
 std::vector<Statement> said_of(const Report& report, const Summary& summary) {
   std::vector<Statement> all = report.verdicts;
   for (Statement& s : statements(report.cases, summary)) all.push_back(std::move(s));
+  all.insert(all.end(), report.notes.begin(), report.notes.end());
   return all;
 }
 

@@ -18,6 +18,7 @@ struct Report {
   std::vector<CaseOutcome> cases;
   std::vector<Timeline> timelines;  ///< none, or of some cases
   std::vector<Statement> verdicts;  ///< on the claims of the sweep: they come before everything else that is said
+  std::vector<Statement> notes;     ///< on the files that the report was made from: what could not be read, what was not kept
 };
 
 /// The data of the report as JSON (no HTML escapes): {title, metadata, columns, cases, summary, statements, timelines}.

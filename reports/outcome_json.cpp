@@ -433,6 +433,7 @@ void visit_fields(V& v, T& x) {
   v("calibration_id", x.calibration_id);
   v("recorder_overhead_s", x.recorder_overhead_s);
   v("dropped_events", x.dropped_events);
+  v("traces", x.traces);
   v("claims", x.claims);
 }
 

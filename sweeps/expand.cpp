@@ -235,6 +235,21 @@ std::optional<Resolution> resolution_named(std::string_view name) {
   return std::nullopt;
 }
 
+std::string_view name_of(Traces traces) {
+  switch (traces) {
+    case Traces::kNone: return "none";
+    case Traces::kMeasured: return "measured";
+    case Traces::kAll: return "all";
+  }
+  return "?";
+}
+
+std::optional<Traces> traces_named(std::string_view name) {
+  for (const Traces traces : {Traces::kNone, Traces::kMeasured, Traces::kAll})
+    if (name_of(traces) == name) return traces;
+  return std::nullopt;
+}
+
 std::string short_name(std::string_view path) {
   if (const std::string_view group = source_group(path); !group.empty()) return std::string(group);
   const CaseKey* key = find_key(path);
@@ -266,6 +281,7 @@ const std::string& Sweep::file() const { return content_->file; }
 Mode Sweep::mode() const { return content_->mode; }
 
 Resolution resolution_of(const Sweep& sweep) { return sweep.content().resolution; }
+Traces traces_of(const Sweep& sweep) { return sweep.content().traces; }
 
 Result<Expansion> expand(const Sweep& sweep) { return expand(sweep, resolution_of(sweep)); }
 Result<Expansion> expand(const Sweep& sweep, Resolution resolution) { return Expander(sweep.content(), resolution).run(); }

@@ -15,22 +15,34 @@ namespace {
 
 /// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
 const std::vector<std::string>& top_keys() {
-  static const std::vector<std::string> keys = {"version",     "name",
-                                                "description", "mode",
-                                                "model",       "machine",
-                                                "profile",     "data",
-                                                "layout",      "train",
-                                                "execution",   "measure",
-                                                "checkpoint",  "axes",
-                                                "zip",         "when",
-                                                "constraints", "exclude",
-                                                "include",     "claims",
-                                                "resolution",  "and the short forms of case keys (tp, seq_len, ...)"};
+  static const std::vector<std::string> keys = {"version",
+                                                "name",
+                                                "description",
+                                                "mode",
+                                                "model",
+                                                "machine",
+                                                "profile",
+                                                "data",
+                                                "layout",
+                                                "train",
+                                                "execution",
+                                                "measure",
+                                                "checkpoint",
+                                                "axes",
+                                                "zip",
+                                                "when",
+                                                "constraints",
+                                                "exclude",
+                                                "include",
+                                                "claims",
+                                                "resolution",
+                                                "traces",
+                                                "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
-const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",    "zip",    "when",
-                                             "constraints", "exclude", "include", "claims", "resolution"};
+const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",   "zip",        "when",  "constraints",
+                                             "exclude",     "include", "claims", "resolution", "traces"};
 
 constexpr int64_t kMaxAxisLength = 1'000'000;
 
@@ -101,6 +113,7 @@ class Loader {
     if (const YamlNode* d = root.find("description")) content_.description = d->text;
     read_mode(root.find("mode"));
     read_resolution(root.find("resolution"));
+    read_traces(root.find("traces"));
     if (const YamlNode* axes = root.find("axes")) read_axes(*axes);
     each(root.find("zip"), "zip", [&](const YamlNode& n) { read_zip(n); });
     each(root.find("when"), "when", [&](const YamlNode& n) { read_when(n); });
@@ -151,6 +164,14 @@ class Loader {
     else
       problems_.add(resolution->mark, fmt::format("`resolution` is `{}`", to_flow(*resolution)),
                     "one of: timeline segments analytic");
+  }
+
+  void read_traces(const YamlNode* traces) {
+    if (!traces) return;
+    if (const auto named = traces_named(traces->text))
+      content_.traces = *named;
+    else
+      problems_.add(traces->mark, fmt::format("`traces` is `{}`", to_flow(*traces)), "one of: none measured all");
   }
 
   /// Calls `read` for every item of a list; anything but a list is a problem.
