@@ -9,8 +9,8 @@
 #include "cli/execution.h"
 #include "cli/verbs.h"
 #include "kernels/kernels.h"
+#include "plan/base/pending_file.h"
 #include "reports/format.h"
-#include "reports/store.h"
 #include "runtime/core_scheduler.h"
 #include "runtime/cuda/api.h"
 #include "runtime/session.h"
@@ -97,7 +97,7 @@ void save(const std::string& out, const Machine& machine) {
   const std::filesystem::path folder = std::filesystem::path(out).parent_path();
   std::error_code ignored;
   if (!folder.empty()) std::filesystem::create_directories(folder, ignored);
-  write_file_atomically(out, to_yaml(machine));
+  write_output(out, to_yaml(machine));
 }
 
 /// Makes the folder of the file. Refuses what could not be written, before a minute of measuring is lost.

@@ -16,6 +16,7 @@
 
 #include "cli/pipeline.h"
 #include "cli/recorded_case.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/text.h"
 #include "profiler/trace_file.h"
@@ -121,8 +122,7 @@ Result<void> ProcessCaseRunner::lay_out_replay(const Case& config, const std::st
 
 void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directory) const {
   const CaseFiles files{directory};
-  std::error_code ignored;
-  std::filesystem::remove(files.outcome(), ignored);
+  Store::remove(files.outcome());
   const ChildEnd end =
       wait_for(start_child(program_, files, traces_ != Traces::kNone), outcome.config.measure.timeout_s, interrupted_);
   if (end.timed_out) {

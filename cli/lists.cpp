@@ -9,6 +9,7 @@
 #include "strategies/catalogue.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
+#include "sweeps/yaml.h"
 
 namespace shardlab {
 namespace {
@@ -179,7 +180,7 @@ Result<ExitCode> show_machine(const ListFlags& flags) {
   if (!text.ok()) {
     const auto machine = load_machine(flags.name);
     if (!machine.ok()) return machine.error();
-    text = read_file(flags.name);
+    text = read_text_file(flags.name);
     if (!text.ok()) return text.error();
   }
   fmt::print("{}", *text);

@@ -12,6 +12,7 @@
 #include "cli/environment.h"
 #include "cli/execution.h"
 #include "kernels/kernels.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/period.h"
 #include "plan/runnable.h"
@@ -411,11 +412,7 @@ void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
 /// A file a server.
 void write_arrivals(std::span<const ArrivalLog> logs, const CaseFiles& files) {
   for (const ArrivalLog& log : logs) {
-    const std::string path = files.arrivals(log.server);
-    std::ofstream file(path, std::ios::binary);
-    if (!(file << print(log)) || !file.flush())
-      throw WorldError(fmt::format("cannot write the arrivals of server {} to {}", log.server, path),
-                       "make room, or give another --out");
+    write_file_atomically(files.arrivals(log.server), print(log));
   }
 }
 

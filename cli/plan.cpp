@@ -2,15 +2,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <set>
-#include <sstream>
 
 #include "cli/common.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
+#include "plan/base/files.h"
+#include "plan/base/limits.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
@@ -76,11 +76,9 @@ std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed
 
 /// The file's text where it is a plan's, as `print` writes it and `run` leaves it in plan.txt; nothing for any other file.
 std::optional<std::string> plan_text(const std::string& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!text.view().starts_with("shardlab plan ")) return std::nullopt;
-  return text.str();
+  auto text = read_file_within(path, limits::kPlanBytes);
+  if (!text.ok() || !text->starts_with("shardlab plan ")) return std::nullopt;
+  return std::move(*text);
 }
 
 /// What `verify` finds in a plan written by hand or left by a run; of a good one what it comes to.

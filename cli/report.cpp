@@ -11,6 +11,7 @@
 #include "cli/recorded_case.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
+#include "plan/base/pending_file.h"
 #include "reports/columns.h"
 #include "reports/explain.h"
 #include "reports/format.h"
@@ -143,9 +144,9 @@ Result<ExitCode> report(const ReportFlags& flags) {
   const auto built = build_report(flags, !flags.html.empty());
   if (!built.ok()) return built.error();
   const bool to_files = !flags.html.empty() || !flags.csv.empty() || !flags.markdown.empty();
-  if (!flags.html.empty()) write_file_atomically(flags.html, render_html(*built));
-  if (!flags.csv.empty()) write_results_csv(flags.csv, built->cases);
-  if (!flags.markdown.empty()) write_file_atomically(flags.markdown, render_markdown(*built));
+  if (!flags.html.empty()) write_output(flags.html, render_html(*built));
+  if (!flags.csv.empty()) write_output(flags.csv, csv_of(built->cases));
+  if (!flags.markdown.empty()) write_output(flags.markdown, render_markdown(*built));
   for (const std::string& file : {flags.html, flags.csv, flags.markdown})
     if (!file.empty()) fmt::print(stderr, "wrote {}, {}\n", file, size_text(file));
   if (to_files)

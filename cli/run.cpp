@@ -164,14 +164,12 @@ void announce_traces(std::span<const Point> points, const std::string& out) {
     fmt::print(stderr, "traces: {} files, {}, in {}/*/; --traces none leaves them out\n", files, bytes_text(bytes), out);
 }
 
-/// A directory holds one sweep, which --resume goes on with.
-Result<void> check_directory(const RunFlags& flags, const std::string& out, const Sweep& sweep) {
-  if (!is_there(out + "/results.sqlite")) return {};
+/// A directory holds one sweep, which --resume goes on with. A run that ended before its first case left nothing to go on with.
+Result<void> check_directory(const RunFlags& flags, const std::string& out, const RunDirectory& directory, const Sweep& sweep) {
+  if (directory.cases().empty()) return {};
   if (!flags.resume)
     return Error{ExitCode::kUsage, fmt::format("{} already holds results", out), "go on with --resume, or name another --out", {}};
-  const auto store = Store::open_existing(out + "/results.sqlite");
-  if (!store.ok()) return store.error();
-  const auto runs = store->runs();
+  const auto runs = directory.store().runs();
   if (runs.empty() || runs.back().sweep == sweep.name()) return {};
   return Error{ExitCode::kUsage,
                fmt::format("{} holds results of the sweep `{}`, and this one is `{}`", out, runs.back().sweep, sweep.name()),
@@ -297,7 +295,6 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
     return Error{ExitCode::kUsage, fmt::format("the sweep's name `{}` cannot be that of a run directory", sweep->name()),
                  "call it by a word without slashes, or name the directory with --out", sweep->file()};
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
-  SHARDLAB_TRY(check_directory(flags, out, *sweep));
   SHARDLAB_TRY(check_backends(*expansion, mode));
   SHARDLAB_TRY(check_data(*expansion, mode));
   SHARDLAB_TRY(check_checkpoint_folders(*expansion));
@@ -316,8 +313,12 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   drive_options.jobs = flags.jobs;
   drive_options.interrupted = &interrupted;
   SHARDLAB_TRY(check(drive_options));
-  auto directory = RunDirectory::open(out, metadata);
+  auto lock = RunLock::take(out, metadata.command);
+  if (!lock.ok()) return lock.error();
+  auto directory = RunDirectory::open(std::move(*lock));
   if (!directory.ok()) return directory.error();
+  SHARDLAB_TRY(check_directory(flags, out, *directory, *sweep));
+  directory->begin(metadata);
 
   end_on_interrupt();
   const auto summary = *resolution == Resolution::kAnalytic ? drive_analytic(expansion->points, *directory, drive_options)

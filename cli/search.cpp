@@ -11,9 +11,9 @@
 #include "cli/search_space.h"
 #include "cli/search_tables.h"
 #include "cli/verbs.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/format.h"
-#include "reports/store.h"
 #include "simulator/search/replayed.h"
 
 namespace shardlab {

@@ -10,6 +10,8 @@
 #include "cli/common.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
+#include "plan/base/limits.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "simulator/validate/interval.h"
 #include "simulator/validate/predictor.h"
@@ -84,7 +86,7 @@ Result<std::vector<RowTable>> published_tables() {
 Result<std::vector<RowTable>> tables_of(const std::vector<std::string>& files) {
   std::vector<RowTable> tables;
   for (const std::string& file : files) {
-    const auto text = read_file(file);
+    const auto text = read_file_within(file, limits::kRowsBytes);
     if (!text.ok()) return text.error();
     auto table = read_rows(*text, file, remembering(resolver_for(file)));
     if (!table.ok()) return table.error();
@@ -170,13 +172,6 @@ Table without_empty_columns(const Table& table) {
   return kept;
 }
 
-void write(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file) throw WorldError(fmt::format("cannot write {}", path), "free some space, or name another --out");
-}
-
 std::string csv_text(const TextTable& table) {
   std::string text;
   const auto line = [&](const std::vector<std::string>& cells) {
@@ -238,8 +233,8 @@ Result<ExitCode> validate(const ValidateFlags& flags) {
     std::error_code failure;
     std::filesystem::create_directories(flags.out, failure);
     if (failure) throw WorldError(fmt::format("cannot make {}: {}", flags.out, failure.message()), "name another --out");
-    write(flags.out + "/rows.csv", csv_text(rows_table(rows)));
-    write(flags.out + "/scores.csv", print_csv(table));
+    write_file_atomically(flags.out + "/rows.csv", csv_text(rows_table(rows)));
+    write_file_atomically(flags.out + "/scores.csv", print_csv(table));
     fmt::print(stderr, "rows: {0}/rows.csv, scores: {0}/scores.csv\n", flags.out);
   }
   const bool any = std::any_of(rows.begin(), rows.end(), [](const ScoredRow& row) { return row.prediction.ok(); });

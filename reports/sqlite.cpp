@@ -9,8 +9,6 @@
 
 namespace shardlab::sqlite {
 
-namespace {
-
 std::string remedy(int code) {
   switch (code & 0xff) {  // the primary code of an extended one
     case SQLITE_FULL:
@@ -23,14 +21,12 @@ std::string remedy(int code) {
     case SQLITE_AUTH: return "make the run directory writable, or choose another with --out";
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return "the file is damaged or no results store; results.csv beside it may still be whole. Choose another directory with "
-             "--out";
+      return "the file is damaged or no results store; results.csv beside it may still be whole, and `sqlite3 FILE .recover` may "
+             "read what is left. Choose another directory with --out";
     case SQLITE_IOERR: return "the disk failed or is full; check it, then run again with --resume";
     default: return "run again with --resume; finished cases are kept";
   }
 }
-
-}  // namespace
 
 void fail(sqlite3* database, std::string_view doing) {
   const char* file = sqlite3_db_filename(database, "main");

@@ -10,6 +10,9 @@ struct sqlite3_stmt;
 
 namespace shardlab::sqlite {
 
+/// What to do about an error code of SQLite.
+std::string remedy(int code);
+
 /// Throws the WorldError for the database's last failure while `doing` ("appending a case").
 [[noreturn]] void fail(sqlite3* database, std::string_view doing);
 

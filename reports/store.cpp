@@ -1,21 +1,17 @@
 #include "reports/store.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sqlite3.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <map>
 
 #include "plan/base/check.h"
 #include "plan/base/files.h"
 #include "plan/base/hash.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/op.h"
 #include "reports/columns.h"
@@ -130,23 +126,48 @@ std::vector<CaseOutcome> read_outcomes(sqlite3* handle, std::string_view case_id
 
 void Store::Close::operator()(sqlite3* handle) const { sqlite3_close(handle); }
 
-Result<Store> Store::open(const std::string& path) { return open_with(path, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, true); }
+Result<Store> Store::open(const std::string& path) { return open_with(path, true); }
 
 Result<Store> Store::open_existing(const std::string& path) {
   if (!is_there(path))
     return Error{ExitCode::kUsage, fmt::format("{}: no such results store", path),
                  "name a directory that `shardlab run` wrote (--out DIR)", ""};
-  return open_with(path, SQLITE_OPEN_READONLY, false);
+  return open_with(path, false);
 }
 
-Result<Store> Store::open_with(const std::string& path, int flags, bool create) {
+void Store::remove(const std::string& path) {
+  // A journal without its store would be taken for that of the next store of this name.
+  for (const char* part : {"", "-journal", "-wal", "-shm"}) {
+    std::error_code failure;
+    std::filesystem::remove(path + part, failure);
+    if (failure)
+      throw WorldError(fmt::format("{}{}: {} while removing it", path, part, failure.message()), "make its directory writable");
+  }
+}
+
+namespace {
+
+/// Throws where the file's pages do not hang together: a file cut short, or written by something else.
+void check_integrity(sqlite3* handle, const std::string& path) {
+  Statement check(handle, "PRAGMA quick_check(1)");
+  const std::string found = check.step() ? check.text(0) : "nothing";
+  if (found != "ok")
+    throw WorldError(fmt::format("{} is damaged: {}", path, found), sqlite::remedy(SQLITE_CORRUPT));
+}
+
+}  // namespace
+
+/// A reader too opens for writing: a process that died in the middle of a commit left a journal, which the next one to open the
+/// store plays back. Where the file may not be written SQLite opens it for reading by itself.
+Result<Store> Store::open_with(const std::string& path, bool create) {
   sqlite3* raw = nullptr;
-  const int code = sqlite3_open_v2(path.c_str(), &raw, flags, nullptr);
+  const int code = sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | (create ? SQLITE_OPEN_CREATE : 0), nullptr);
   Store store(std::unique_ptr<sqlite3, Close>(raw), path);
   if (raw == nullptr) throw WorldError(fmt::format("{}: no memory to open the results store", path), "close other programs");
   sqlite3_extended_result_codes(raw, 1);
   sqlite3_busy_timeout(raw, kBusyMilliseconds);
   if (code != SQLITE_OK) sqlite::fail(raw, "opening the results store");
+  check_integrity(raw, path);
 
   const auto pragma = [&](const char* name) {
     Statement s(raw, fmt::format("PRAGMA {}", name));
@@ -161,6 +182,9 @@ Result<Store> Store::open_with(const std::string& path, int flags, bool create) 
     store.create_schema();
     return store;
   }
+  if (blank)
+    return Error{ExitCode::kUsage, fmt::format("{} holds no results yet: the run that made it ended before its first case", path),
+                 "start the run again, with --out for this directory", ""};
   if (application != kApplicationId)
     return Error{ExitCode::kUsage, fmt::format("{} is an SQLite file, but no results store of shardlab", path),
                  "choose another directory with --out", ""};
@@ -175,6 +199,7 @@ Result<Store> Store::open_with(const std::string& path, int flags, bool create) 
                              kStoreVersion),
                  "read it with that shardlab, and run the sweep again into another directory with --out", ""};
   if (create && !store.has_columns_of_this_build()) store.project_cases_anew();
+  if (!create) sqlite::execute(raw, "PRAGMA query_only = 1");
   return store;
 }
 
@@ -303,49 +328,24 @@ std::vector<RunMetadata> Store::runs() const {
   return runs;
 }
 
-void write_file_atomically(const std::string& path, std::string_view text) {
-  const std::string temporary = fmt::format("{}.new-{}", path, ::getpid());
-  const auto fail = [&](const char* doing) {
-    const int code = errno;
-    ::unlink(temporary.c_str());
-    throw WorldError(fmt::format("{}: {} while {}", path, std::strerror(code), doing),
-                     "make room on the disk or make the directory writable; the old file is untouched");
-  };
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (file < 0) fail("creating it");
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = ::write(file, text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int code = errno;
-      ::close(file);
-      errno = code;
-      fail("writing it");
-    }
-    done += static_cast<size_t>(n);
-  }
-  if (::close(file) != 0) fail("writing it");
-  if (::rename(temporary.c_str(), path.c_str()) != 0) fail("putting it in place");
-}
+std::string csv_of(const std::vector<CaseOutcome>& cases) { return print_csv(case_table(cases)); }
 
-void write_results_csv(const std::string& path, const std::vector<CaseOutcome>& cases) {
-  write_file_atomically(path, print_csv(case_table(cases)));
-}
-
-Result<RunDirectory> RunDirectory::open(const std::string& directory, const RunMetadata& run) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error)
-    throw WorldError(fmt::format("{}: {} while creating the run directory", directory, error.message()),
-                     "choose another directory with --out");
+Result<RunDirectory> RunDirectory::open(RunLock lock) {
+  const std::string directory = lock.directory();
+  // Nobody else writes here: whatever has a temporary name was left by a process that was killed.
+  constexpr int kBelowCases = 2;
+  remove_pending_files(directory, kBelowCases, true);
   Result<Store> store = Store::open(directory + "/results.sqlite");
   if (!store) return store.error();
-  RunDirectory out(directory, std::move(store).value());
-  out.store_.begin_run(run);
+  RunDirectory out(std::move(lock), std::move(store).value());
   out.cases_ = out.store_.outcomes();
   for (size_t i = 0; i < out.cases_.size(); ++i) out.position_.emplace(out.cases_[i].case_id, i);
-  out.program_version_ = run.program_version;
   return out;
+}
+
+void RunDirectory::begin(const RunMetadata& run) {
+  store_.begin_run(run);
+  program_version_ = run.program_version;
 }
 
 /// In the place of the case's earlier outcome, or behind all others.
@@ -373,7 +373,7 @@ void RunDirectory::append(std::span<const CaseOutcome> outcomes) {
 }
 
 void RunDirectory::finish() {
-  write_results_csv(directory_ + "/results.csv", cases_);
+  write_file_atomically(lock_.directory() + "/results.csv", csv_of(cases_));
   unwritten_ = 0;
 }
 

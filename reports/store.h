@@ -13,6 +13,7 @@
 #include "plan/base/result.h"
 #include "plan/outcome.h"
 #include "reports/metadata.h"
+#include "reports/run_lock.h"
 
 struct sqlite3;
 
@@ -30,8 +31,11 @@ class Store {
   /// Opens `path` for reading and writing; creates it where there is none. Refuses a store of another version, and a file that is
   /// no store. Columns of `cases` that another build wrote are made anew from the stored outcomes.
   static Result<Store> open(const std::string& path);
-  /// Opens an existing store for reading only; refuses when there is none.
+  /// Opens an existing store for reading; refuses when there is none, and one whose writer ended before anything was stored. What a
+  /// process left that died in the middle of a commit is rolled back first.
   static Result<Store> open_existing(const std::string& path);
+  /// Removes a store and its journals, if they are there. Nobody may have it open.
+  static void remove(const std::string& path);
 
   /// Records who writes from here on; `append` gives outcomes without a program version that of the run.
   void begin_run(const RunMetadata& run);
@@ -57,7 +61,7 @@ class Store {
     void operator()(sqlite3* handle) const;
   };
   Store(std::unique_ptr<sqlite3, Close> handle, std::string path) : handle_(std::move(handle)), path_(std::move(path)) {}
-  static Result<Store> open_with(const std::string& path, int flags, bool create);
+  static Result<Store> open_with(const std::string& path, bool create);
   void create_schema();
   void create_cases();
   bool has_columns_of_this_build() const;
@@ -70,18 +74,17 @@ class Store {
   std::string program_version_;
 };
 
-/// Writes `text` to `path` so that a reader sees the old file or the whole new one: a temporary file beside it, then a rename.
-/// Throws a WorldError (disk full, no permission).
-void write_file_atomically(const std::string& path, std::string_view text);
-
-/// Rewrites results.csv, every column, one row a case.
-void write_results_csv(const std::string& path, const std::vector<CaseOutcome>& cases);
+/// The text of results.csv: every column, one row a case.
+std::string csv_of(const std::vector<CaseOutcome>& cases);
 
 /// Keeps results.sqlite and results.csv of one run directory in step.
 class RunDirectory {
  public:
-  /// Opens `<directory>/results.sqlite`, creating directory and store where missing, and records the run.
-  static Result<RunDirectory> open(const std::string& directory, const RunMetadata& run);
+  /// Opens `results.sqlite` of the locked directory, creating it where missing, and takes away the temporary files of processes
+  /// that were killed.
+  static Result<RunDirectory> open(RunLock lock);
+  /// Records who appends from here on.
+  void begin(const RunMetadata& run);
 
   /// Saves one outcome: the store first, then the CSV (after every case of a sweep below 200 cases, after every hundredth part of a
   /// longer one).
@@ -95,8 +98,8 @@ class RunDirectory {
   const std::vector<CaseOutcome>& cases() const { return cases_; }
 
  private:
-  RunDirectory(std::string directory, Store store) : directory_(std::move(directory)), store_(std::move(store)) {}
-  std::string directory_;
+  RunDirectory(RunLock lock, Store store) : lock_(std::move(lock)), store_(std::move(store)) {}
+  RunLock lock_;
   Store store_;
   std::string program_version_;
   void keep(CaseOutcome outcome);

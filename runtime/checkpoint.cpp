@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "plan/base/hash.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 
 namespace shardlab {
@@ -58,52 +59,17 @@ class File {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
   int get() const { return descriptor_; }
-  /// False, with errno set, when what was written may not have arrived.
-  bool close() { return ::close(std::exchange(descriptor_, -1)) == 0; }
 
  private:
   int descriptor_;
 };
 
-/// A file that takes its name once it is complete on the disk; before that it goes by a temporary name, under which no reader
-/// looks.
-class PendingFile {
+/// A file of a checkpoint, under a temporary name until it is placed. No reader looks under that name.
+class CheckpointFile : public PendingFile {
  public:
-  PendingFile(const std::string& folder, std::string_view name)
-      : path_(fmt::format("{}/{}.new-{}", folder, name, ::getpid())),
-        file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-    if (file_.get() < 0) fail("creating it");
-  }
-  ~PendingFile() {
-    if (!placed_) ::unlink(path_.c_str());
-  }
-
-  void write(const void* data, size_t bytes) {
-    for (const auto* at = static_cast<const std::byte*>(data); bytes > 0;) {
-      const ssize_t n = ::write(file_.get(), at, bytes);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail("writing it");
-      at += n;
-      bytes -= static_cast<size_t>(n);
-    }
-  }
-
-  void place(const std::string& path) {
-    if (::fsync(file_.get()) != 0) fail("writing it to the disk");
-    if (!file_.close()) fail("closing it");
-    if (::rename(path_.c_str(), path.c_str()) != 0) fail("putting it in place");
-    placed_ = true;
-  }
-
- private:
-  [[noreturn]] void fail(const char* doing) const {
-    throw WorldError(fmt::format("checkpoint {}: {} while {}", path_, std::strerror(errno), doing),
-                     "make room on the disk or make the folder writable; the checkpoints before this one are intact");
-  }
-
-  std::string path_;
-  File file_;
-  bool placed_ = false;
+  CheckpointFile(const std::string& folder, const std::string& name)
+      : PendingFile(folder + "/" + name, "checkpoint ",
+                    "make room on the disk or make the folder writable; the checkpoints before this one are intact") {}
 };
 
 /// Makes the names in a folder as durable as the files.
@@ -185,13 +151,14 @@ Result<void> prepare_checkpoints(const Session& session, const std::string& fold
   fs::create_directories(folder, error);
   if (error)
     throw WorldError(fmt::format("checkpoint folder {}: {}", folder, error.message()), "name a folder that can be written");
+  remove_pending_files(folder);
   return {};
 }
 
 Result<std::string> save_checkpoint(const Session& session, const Case& config, int64_t steps, const std::string& folder) {
   const auto names = session.states();
   if (!names.ok()) return names.error();
-  PendingFile tensors(folder, step_name(steps) + ".tensors");
+  CheckpointFile tensors(folder, step_name(steps) + ".tensors");
   std::string entries;
   int64_t offset = 0;
   uint64_t content = hash_text({});
@@ -199,7 +166,7 @@ Result<std::string> save_checkpoint(const Session& session, const Case& config, 
     const auto tensor = session.state(name);
     if (!tensor.ok()) return tensor.error();
     const int64_t bytes = static_cast<int64_t>(tensor->values.size() * sizeof(float));
-    tensors.write(tensor->values.data(), static_cast<size_t>(bytes));
+    tensors.write({reinterpret_cast<const char*>(tensor->values.data()), static_cast<size_t>(bytes)});
     const std::string entry = fmt::format("tensor {} {} {} {} {} {:016x}\n", name.parameter, name.part, shape_text(tensor->shape),
                                           offset, bytes, checksum_of(*tensor));
     content = hash_text(entry, content);
@@ -207,6 +174,7 @@ Result<std::string> save_checkpoint(const Session& session, const Case& config, 
     offset += bytes;
   }
   const std::string data = fmt::format("{}-{:016x}.tensors", step_name(steps), content);
+  tensors.sync();
   tensors.place(folder + "/" + data);
 
   std::string text = fmt::format("{}\nsteps {}\n", kFirstLine, steps);
@@ -214,10 +182,11 @@ Result<std::string> save_checkpoint(const Session& session, const Case& config, 
   text += fmt::format("data {}\n{}", data, entries);
   text += fmt::format("end {:016x}\n", hash_text(text));
   const std::string path = fmt::format("{}/{}{}", folder, step_name(steps), kManifestSuffix);
-  PendingFile manifest(folder, step_name(steps) + std::string(kManifestSuffix));
-  manifest.write(text.data(), text.size());
+  CheckpointFile manifest(folder, step_name(steps) + std::string(kManifestSuffix));
+  manifest.write(text);
+  manifest.sync();
   sync_folder(folder);  // the tensors' name before the manifest's
-  manifest.place(path);
+  manifest.place();
   sync_folder(folder);
   return path;
 }

@@ -6,14 +6,13 @@
 #include <unordered_set>
 
 #include "plan/base/hash.h"
+#include "plan/base/limits.h"
 #include "sweeps/document.h"
 #include "sweeps/resolve.h"
 
 namespace shardlab {
 
 namespace {
-
-constexpr int64_t kMaxPoints = 1'000'000;
 
 /// A point before it is resolved.
 struct Candidate {
@@ -54,12 +53,15 @@ class Expander {
   bool count_combinations() {
     const bool listed = content_.axes.empty() && !content_.inclusions.empty();
     expansion_.combinations = listed ? 0 : 1;
+    double product = 1;
     for (const SweepAxis& axis : content_.axes) {
-      expansion_.combinations *= static_cast<int64_t>(axis.rows.size());
-      if (expansion_.combinations > kMaxPoints) {
-        problems_.add({}, fmt::format("the axes make more than {} points", kMaxPoints), "shorten an axis, or split the sweep");
-        return false;
-      }
+      product *= static_cast<double>(axis.rows.size());
+      if (product <= limits::kSweepPoints) expansion_.combinations *= static_cast<int64_t>(axis.rows.size());
+    }
+    if (product > limits::kSweepPoints) {
+      problems_.add({}, fmt::format("the axes make {:.10g} points, more than {}", product, limits::kSweepPoints),
+                    "shorten an axis, or split the sweep");
+      return false;
     }
     return true;
   }

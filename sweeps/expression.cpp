@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "plan/base/limits.h"
 #include "sweeps/values.h"
 #include "sweeps/yaml.h"
 
@@ -46,9 +47,6 @@ namespace {
 using Node = Expression::Node;
 using Kind = Node::Kind;
 using NodePtr = std::shared_ptr<const Node>;
-
-constexpr int kMaxDepth = 100;       ///< of nested operators: recursion must end before the stack does
-constexpr size_t kMaxLength = 4096;  ///< of the text, which bounds the depth of the tree
 
 struct Token {
   enum class Kind : uint8_t { kEnd, kWord, kText, kSymbol };
@@ -132,7 +130,7 @@ class Parser {
       const auto op = std::find_if(operators.begin(), operators.end(), [&](const auto& o) { return next_is(token, o.first); });
       if (op == operators.end()) break;
       const int column = next().column;
-      if (length == kMaxDepth) return fail(column, "too many operators: use several constraints");
+      if (length == limits::kExpressionDepth) return fail(column, "too many operators: use several constraints");
       ++position_;
       NodePtr right = operand(depth);
       left = node(op->second, column, std::move(left), std::move(right));
@@ -141,14 +139,14 @@ class Parser {
   }
 
   NodePtr disjunction(int depth) {
-    if (depth > kMaxDepth) return fail(next().column, "nested too deeply");
+    if (depth > limits::kExpressionDepth) return fail(next().column, "nested too deeply");
     return chain(depth, Token::Kind::kWord, {{"or", Kind::kOr}}, [this](int d) { return conjunction(d); });
   }
   NodePtr conjunction(int depth) {
     return chain(depth, Token::Kind::kWord, {{"and", Kind::kAnd}}, [this](int d) { return negation(d); });
   }
   NodePtr negation(int depth) {
-    if (depth > kMaxDepth) return fail(next().column, "nested too deeply");
+    if (depth > limits::kExpressionDepth) return fail(next().column, "nested too deeply");
     if (!next_is(Token::Kind::kWord, "not")) return comparison(depth);
     const int column = next().column;
     ++position_;
@@ -184,7 +182,7 @@ class Parser {
                  [this](int d) { return unary(d); });
   }
   NodePtr unary(int depth) {
-    if (depth > kMaxDepth) return fail(next().column, "nested too deeply");
+    if (depth > limits::kExpressionDepth) return fail(next().column, "nested too deeply");
     const Token token = next();
     if (token.kind == Token::Kind::kEnd) return fail(token.column, "the expression ends where a value is expected");
     ++position_;
@@ -303,7 +301,9 @@ class Evaluator {
 }  // namespace
 
 std::variant<Expression, ExpressionError> Expression::parse(std::string_view text, const Vocabulary& vocabulary) {
-  if (text.size() > kMaxLength) return ExpressionError{1, "the expression is too long: use several constraints"};
+  if (text.size() > limits::kExpressionLength)
+    return ExpressionError{1, fmt::format("the expression has {} characters, more than {}: use several constraints", text.size(),
+                                          limits::kExpressionLength)};
   auto tokens = tokens_of(text);
   if (const auto* error = std::get_if<ExpressionError>(&tokens)) return *error;
   auto root = Parser(std::get<std::vector<Token>>(std::move(tokens)), vocabulary).parse();

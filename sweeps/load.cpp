@@ -6,6 +6,7 @@
 #include <set>
 
 #include "plan/base/files.h"
+#include "plan/base/limits.h"
 #include "sweeps/document.h"
 #include "sweeps/values.h"
 
@@ -44,10 +45,8 @@ const std::vector<std::string>& top_keys() {
 const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",   "zip",        "when",  "constraints",
                                              "exclude",     "include", "claims", "resolution", "traces"};
 
-constexpr int64_t kMaxAxisLength = 1'000'000;
-
-/// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included.
-std::optional<std::vector<std::string>> generated(const YamlNode& map, Problems& problems) {
+/// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included: at most `room` values.
+std::optional<std::vector<std::string>> generated(const YamlNode& map, int64_t room, Problems& problems) {
   const auto refuse = [&](Mark mark, std::string message) {
     problems.add(mark, std::move(message), "write a list, {pow2: [1, 8]} or {range: [1, 9, 2]}");
     return std::nullopt;
@@ -69,7 +68,11 @@ std::optional<std::vector<std::string>> generated(const YamlNode& map, Problems&
     return refuse(entry.value.mark, fmt::format("{} from {} to {} by {} is empty", entry.key, first, last, step));
   if (pow2 && (first < 1 || (first & (first - 1)) != 0))
     return refuse(entry.value.mark, fmt::format("pow2 begins at {}, no power of two", first));
-  if (!pow2 && (last / step - first / step) > kMaxAxisLength) return refuse(entry.value.mark, "more than a million values");
+  const uint64_t steps = (static_cast<uint64_t>(last) - static_cast<uint64_t>(first)) / static_cast<uint64_t>(step);
+  if (!pow2 && steps >= static_cast<uint64_t>(room))
+    return refuse(entry.value.mark,
+                  fmt::format("range from {} to {} by {} takes {} steps, and the axes of a sweep have at most {} values", first,
+                              last, step, steps, limits::kSweepPoints));
   std::vector<std::string> values;
   for (int64_t v = first; v <= last; v = pow2 ? v * 2 : v + step) {
     values.push_back(fmt::format("{}", v));
@@ -103,7 +106,9 @@ class Loader {
         text_(text),
         options_(options),
         vocabulary_(expression_vocabulary()),
-        reader_(problems, content.sources, folder, options.local_machine) {}
+        reader_(problems, content.sources, folder, options.local_machine) {
+    for (size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n', end + 1)) lines_.push_back(end + 1);
+  }
 
   void load_sweep(const YamlNode& root) {
     read_version(root);
@@ -242,8 +247,10 @@ class Loader {
     if (entry.value.is_sequence()) return entry.value.items;
     if (!entry.value.is_map()) return {entry.value};
     std::vector<YamlNode> nodes;
-    if (const auto texts = generated(entry.value, problems_))
+    if (const auto texts = generated(entry.value, limits::kSweepPoints - generated_, problems_)) {
+      generated_ += static_cast<int64_t>(texts->size());
       for (const std::string& text : *texts) nodes.push_back({YamlNode::Kind::kScalar, text, entry.value.mark, {}, {}});
+    }
     return nodes;
   }
 
@@ -258,6 +265,7 @@ class Loader {
   }
 
   void add_axis(SweepAxis axis, Mark mark) {
+    if (problems_.is_full()) return;
     for (const std::string& path : axis.paths)
       for (const SweepAxis& other : content_.axes)
         if (std::find(other.paths.begin(), other.paths.end(), path) != other.paths.end())
@@ -290,10 +298,9 @@ class Loader {
 
   /// A quoted scalar's mark is its quote.
   Mark first_character(Mark mark) const {
-    size_t begin = 0;
-    for (int line = 1; line < mark.line; ++line) begin = std::min(text_.find('\n', begin), text_.size() - 1) + 1;
-    const size_t at = begin + static_cast<size_t>(mark.column - 1);
-    if (mark.line > 0 && at < text_.size() && (text_[at] == '"' || text_[at] == '\'')) ++mark.column;
+    if (mark.line < 1 || static_cast<size_t>(mark.line) > lines_.size()) return mark;
+    const size_t at = lines_[static_cast<size_t>(mark.line - 1)] + static_cast<size_t>(mark.column - 1);
+    if (at < text_.size() && (text_[at] == '"' || text_[at] == '\'')) ++mark.column;
     return mark;
   }
 
@@ -453,6 +460,8 @@ class Loader {
   Sweep::Content& content_;
   Problems& problems_;
   std::string_view text_;
+  std::vector<size_t> lines_{0};  ///< where each line begins
+  int64_t generated_ = 0;         ///< values of axes made by pow2 and range
   const LoadOptions& options_;
   Vocabulary vocabulary_;
   SettingsReader reader_;

@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "plan/base/files.h"
+#include "plan/base/limits.h"
 #include "sweeps/presets.h"
 #include "sweeps/yaml.h"
 
@@ -15,9 +19,35 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// A value as a message quotes it.
+std::string shown(const Json& value) {
+  const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return text.size() <= limits::kShownBytes ? text
+                                            : fmt::format("{}... ({} bytes)", text.substr(0, limits::kShownBytes), text.size());
+}
+
+/// The file as JSON; discarded where it is none. `error` says what is beyond a bound.
+Json parse_json(std::string_view text, std::string& error) {
+  if (static_cast<int64_t>(text.size()) > limits::kModelFileBytes) {
+    error = fmt::format("has {} bytes, more than the {} that are read of a config.json", text.size(), limits::kModelFileBytes);
+    return Json(Json::value_t::discarded);
+  }
+  // The library parses without recursion, and prints and destroys with it: what is nested too deeply is not even built.
+  const auto bounded = [&](int depth, Json::parse_event_t event, Json&) {
+    const bool opens = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
+    if (!opens || depth < limits::kJsonDepth) return true;
+    error = fmt::format("is nested more than {} levels deep", limits::kJsonDepth);
+    return false;
+  };
+  Json json = Json::parse(text, bounded, /*allow_exceptions=*/false);
+  return error.empty() ? json : Json(Json::value_t::discarded);
+}
+
 /// Reads keys of one config.json; the first thing wrong is kept.
 class ConfigReader {
  public:
+  static constexpr uint64_t kMostSize = uint64_t{1} << 48;
+
   ConfigReader(const Json& json, const std::string& name) : json_(json), name_(name) {}
 
   bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
@@ -31,26 +61,35 @@ class ConfigReader {
   }
   int64_t size_or(const char* key, int64_t otherwise) {
     if (!has(key)) return otherwise;
-    if (json_[key].is_number_integer()) return json_[key].get<int64_t>();
-    refuse(fmt::format("`{}` is {}, not a whole number", key, json_[key].dump()), "write a whole number");
+    const Json& value = json_[key];
+    if (!value.is_number_integer()) {
+      refuse(fmt::format("`{}` is {}, not a whole number", key, shown(value)), "write a whole number");
+      return otherwise;
+    }
+    // Readers add and multiply by small numbers before `check` looks at the sizes more closely.
+    const bool fits =
+        value.is_number_unsigned() ? value.get<uint64_t>() < kMostSize : value.get<int64_t>() > -static_cast<int64_t>(kMostSize);
+    if (fits) return value.get<int64_t>();
+    refuse(fmt::format("`{}` is {}, beyond 2^48", key, shown(value)), "write a size that a model can have");
     return otherwise;
   }
   float number_or(const char* key, float otherwise) {
     if (!has(key)) return otherwise;
-    if (json_[key].is_number()) return static_cast<float>(json_[key].get<double>());
-    refuse(fmt::format("`{}` is {}, not a number", key, json_[key].dump()), "write a number");
+    const double value = json_[key].is_number() ? json_[key].get<double>() : std::numeric_limits<double>::infinity();
+    if (std::abs(value) <= std::numeric_limits<float>::max()) return static_cast<float>(value);
+    refuse(fmt::format("`{}` is {}, not a number of single precision", key, shown(json_[key])), "write a number");
     return otherwise;
   }
   bool flag_or(const char* key, bool otherwise) {
     if (!has(key)) return otherwise;
     if (json_[key].is_boolean()) return json_[key].get<bool>();
-    refuse(fmt::format("`{}` is {}, not true or false", key, json_[key].dump()), "write true or false");
+    refuse(fmt::format("`{}` is {}, not true or false", key, shown(json_[key])), "write true or false");
     return otherwise;
   }
   std::string text_or(const char* key, const std::string& otherwise) {
     if (!has(key)) return otherwise;
     if (json_[key].is_string()) return json_[key].get<std::string>();
-    refuse(fmt::format("`{}` is {}, not a text", key, json_[key].dump()), "write a text in quotes");
+    refuse(fmt::format("`{}` is {}, not a text", key, shown(json_[key])), "write a text in quotes");
     return otherwise;
   }
   /// The key must have one of these values; its absence means the first.
@@ -68,7 +107,7 @@ class ConfigReader {
     if (list.is_array())
       for (const Json& layer : list) count += layer.is_number_integer() && layer.get<int64_t>() == count ? 1 : int64_t{1} << 31;
     if (list.is_array() && count <= static_cast<int64_t>(list.size())) return count;
-    refuse(fmt::format("`{}` is {}, which is not implemented", key, list.dump()), "implemented: none, or the first layers: [0, 1]");
+    refuse(fmt::format("`{}` is {}, which is not implemented", key, shown(list)), "implemented: none, or the first layers: [0, 1]");
     return 0;
   }
   void must_be_off(const char* key) {
@@ -229,7 +268,9 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   const auto refusal = [&](std::string message, std::string hint) {
     return Error{ExitCode::kUsage, std::move(message), std::move(hint), name};
   };
-  const Json file = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  std::string beyond;
+  const Json file = parse_json(text, beyond);
+  if (!beyond.empty()) return refusal(beyond, "a Hugging Face config.json is expected");
   if (!file.is_object()) return refusal("is not a JSON object", "a Hugging Face config.json is expected");
   const bool nested = file.contains("text_config") && file["text_config"].is_object();
   const Json& json = nested ? file["text_config"] : file;
@@ -271,7 +312,7 @@ Result<Model> load_model(const std::string& name_or_path) { return executed(load
 
 Result<ModelConfig> load_model_config(const std::string& name_or_path) {
   if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json")) {
-    auto text = read_text_file(name_or_path);
+    auto text = read_file_within(name_or_path, limits::kModelFileBytes);
     if (!text.ok()) return text.error();
     auto model = parse_model_config(*text, name_or_path);
     if (!model.ok()) return model.error();

@@ -201,6 +201,7 @@ std::optional<Setting> SettingsReader::source_value(const std::string& path, Set
     return std::nullopt;
   };
   if (path.starts_with("model.")) {
+    if (sources_.models.contains(setting.text)) return setting;
     auto model = load_model(setting.text);
     if (!model.ok()) return refuse(model.error());
     sources_.models.emplace(setting.text, *std::move(model));

@@ -1,93 +1,188 @@
 #include "sweeps/yaml.h"
 
 #include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <sstream>
+#include <unordered_map>
+
+#include "plan/base/files.h"
+#include "plan/base/limits.h"
 
 namespace shardlab {
 
 namespace {
 
-/// Bounds of what a person or a calibration writes; anchors could otherwise unfold without end.
-constexpr int kMaxDepth = 64;
-constexpr int64_t kMaxNodes = 4'000'000;
+constexpr size_t kSpelled = 64;            ///< a longer word is nobody's slip of the finger
+constexpr size_t kMessage = 2000;          ///< bytes of a message about one place
+constexpr int64_t kOpenBrackets = 10'000;  ///< beyond any text that means something, and before the library's tokens fill memory
 
 Mark mark_of(const YAML::Mark& m) { return m.is_null() ? Mark{} : Mark{m.line + 1, m.column + 1}; }
 
-/// Turns the library's nodes into ours, unfolding aliases.
-class Reader {
- public:
-  explicit Reader(Problems& problems) : problems_(problems) {}
+/// Ends the reading of a document: what is wrong is beyond the library's own errors.
+struct Unreadable {
+  Mark mark;
+  std::string message, hint;
+};
 
-  YamlNode read(const YAML::Node& node, int depth) {
-    YamlNode out;
-    out.mark = mark_of(node.Mark());
-    if (depth > kMaxDepth || ++nodes_ > kMaxNodes) {
-      if (!overflow_) problems_.add(out.mark, "nested too deeply, or unfolding without end", "write anchors out");
-      overflow_ = true;
-      return out;
-    }
-    switch (node.Type()) {
-      case YAML::NodeType::Scalar:
-        out.kind = YamlNode::Kind::kScalar;
-        out.text = node.Scalar();
-        break;
-      case YAML::NodeType::Sequence:
-        out.kind = YamlNode::Kind::kSequence;
-        for (const YAML::Node& item : node) {
-          if (overflow_) break;
-          out.items.push_back(read(item, depth + 1));
-        }
-        break;
-      case YAML::NodeType::Map:
-        out.kind = YamlNode::Kind::kMap;
-        read_entries(node, depth, out);
-        break;
-      case YAML::NodeType::Null:
-      case YAML::NodeType::Undefined: break;
-    }
-    return out;
+/// Builds our tree from the library's events, so that depth and nodes are bounded as they come and nothing is held twice.
+class Builder : public YAML::EventHandler {
+ public:
+  explicit Builder(Problems& problems) : problems_(problems) {}
+
+  /// Where the document began; set by its first event.
+  const std::optional<YAML::Mark>& start() const { return start_; }
+  YamlNode take() { return std::move(root_); }
+
+  void OnDocumentStart(const YAML::Mark& mark) override { start_ = mark; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override { leaf(YamlNode::Kind::kNull, mark, anchor, ""); }
+  void OnScalar(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor, const std::string& value) override {
+    leaf(YamlNode::Kind::kScalar, mark, anchor, value);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+    open(YamlNode::Kind::kSequence, mark, anchor);
+  }
+  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
+    open(YamlNode::Kind::kMap, mark, anchor);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapEnd() override { close(); }
+
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    const auto known = anchored_.find(anchor);
+    if (known == anchored_.end())
+      throw Unreadable{mark_of(mark), "an anchor that stands for what it is part of", "write anchors out"};
+    count(known->second.nodes, mark_of(mark));
+    place(YamlNode(known->second.node), known->second.nodes);
   }
 
  private:
-  void read_entries(const YAML::Node& node, int depth, YamlNode& out) {
-    for (const auto& entry : node) {
-      if (overflow_) return;
-      const Mark mark = mark_of(entry.first.Mark());
-      if (!entry.first.IsScalar()) {
-        problems_.add(mark, "a key must be a single word");
-        continue;
-      }
-      const std::string key = entry.first.Scalar();
-      if (key == "<<") {
-        problems_.add(mark, "merge keys (<<) are not supported", "write the keys out");
-        continue;
-      }
-      const auto same = [&](const YamlEntry& e) { return e.key == key; };
-      if (const auto first = std::find_if(out.entries.begin(), out.entries.end(), same); first != out.entries.end()) {
-        problems_.add(mark, fmt::format("duplicate key `{}`, first given on line {}", key, first->mark.line),
-                      "keep one of the two");
-        continue;
-      }
-      out.entries.push_back({key, mark, read(entry.second, depth + 1)});
+  struct Frame {
+    YamlNode node;
+    YAML::anchor_t anchor = 0;
+    int64_t nodes = 1;  ///< in the tree below, with the node itself
+    // Of a map: the key whose value comes next; skipped where the key is a problem.
+    bool has_key = false, skipped = false;
+    std::string key;
+    Mark key_mark;
+    std::unordered_map<std::string, int> lines;  ///< of the keys so far
+  };
+  struct Anchored {
+    YamlNode node;
+    int64_t nodes = 0;
+  };
+
+  void count(int64_t nodes, Mark mark) {
+    nodes_ += nodes;
+    if (nodes_ > limits::kYamlNodes)
+      throw Unreadable{mark, fmt::format("more than {} values, with what anchors unfold to", limits::kYamlNodes),
+                       "write anchors out, or split the file"};
+  }
+
+  void leaf(YamlNode::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor, const std::string& text) {
+    YamlNode node{kind, text, mark_of(mark), {}, {}};
+    count(1, node.mark);
+    remember(anchor, node, 1);
+    place(std::move(node), 1);
+  }
+
+  void open(YamlNode::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor) {
+    count(1, mark_of(mark));
+    if (stack_.size() > limits::kYamlDepth)
+      throw Unreadable{mark_of(mark), fmt::format("nested more than {} levels deep", limits::kYamlDepth), "a sweep needs five"};
+    stack_.emplace_back();
+    stack_.back().node = {kind, "", mark_of(mark), {}, {}};
+    stack_.back().anchor = anchor;
+  }
+
+  void close() {
+    Frame done = std::move(stack_.back());
+    stack_.pop_back();
+    remember(done.anchor, done.node, done.nodes);
+    place(std::move(done.node), done.nodes);
+  }
+
+  void remember(YAML::anchor_t anchor, const YamlNode& node, int64_t nodes) {
+    if (anchor == 0) return;
+    count(nodes, node.mark);
+    anchored_[anchor] = {node, nodes};
+  }
+
+  void place(YamlNode node, int64_t nodes) {
+    if (stack_.empty()) {
+      root_ = std::move(node);
+      return;
+    }
+    Frame& top = stack_.back();
+    top.nodes += nodes;
+    if (top.node.is_sequence()) {
+      top.node.items.push_back(std::move(node));
+    } else if (!top.has_key) {
+      top.has_key = true;
+      top.skipped = !begin_entry(top, node);
+    } else {
+      top.has_key = false;
+      if (!top.skipped) top.node.entries.push_back({std::move(top.key), top.key_mark, std::move(node)});
     }
   }
 
+  /// Whether the node is a key that the map can have.
+  bool begin_entry(Frame& map, YamlNode& key) {
+    if (!key.is_scalar()) {
+      problems_.add(key.mark, "a key must be a single word");
+      return false;
+    }
+    if (key.text == "<<") {
+      problems_.add(key.mark, "merge keys (<<) are not supported", "write the keys out");
+      return false;
+    }
+    if (const auto [first, fresh] = map.lines.emplace(key.text, key.mark.line); !fresh) {
+      problems_.add(key.mark, fmt::format("duplicate key `{}`, first given on line {}", key.text, first->second),
+                    "keep one of the two");
+      return false;
+    }
+    map.key = std::move(key.text);
+    map.key_mark = key.mark;
+    return true;
+  }
+
   Problems& problems_;
+  std::optional<YAML::Mark> start_;
+  YamlNode root_;
+  std::vector<Frame> stack_;
+  std::unordered_map<YAML::anchor_t, Anchored> anchored_;
   int64_t nodes_ = 0;
-  bool overflow_ = false;
 };
+
+/// The library holds every token since a bracket was opened until it is closed or its line ends, whatever we bound in the tree.
+std::optional<Mark> opened_too_deeply(std::string_view text) {
+  int64_t depth = 0;
+  Mark mark{1, 1};
+  for (const char c : text) {
+    if (c == '[' || c == '{') ++depth;
+    if ((c == ']' || c == '}') && depth > 0) --depth;
+    if (depth > kOpenBrackets) return mark;
+    ++mark.column;
+    if (c == '\n') mark = {mark.line + 1, 1};
+  }
+  return std::nullopt;
+}
 
 bool is_plain(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '/' || c == '+' || c == '-';
+}
+
+/// A message or hint without most of a value that is longer than anybody reads.
+std::string shown(std::string message) {
+  if (message.size() <= kMessage) return message;
+  const std::string rest = fmt::format(" ... ({} bytes more) ... ", message.size() - kMessage);
+  return message.substr(0, kMessage / 2) + rest + message.substr(message.size() - kMessage / 2);
 }
 
 /// Edits (insert, delete, replace, swap of neighbours) from a to b: the restricted Damerau-Levenshtein distance.
@@ -159,10 +254,19 @@ std::string to_flow(const YamlNode& node) {
 }
 
 void Problems::add(Mark mark, std::string message, std::string hint) {
-  found_.push_back({mark, {ExitCode::kUsage, std::move(message), std::move(hint), where(mark)}});
+  if (is_full()) {
+    ++untold_;
+    return;
+  }
+  found_.push_back({mark, {ExitCode::kUsage, shown(std::move(message)), shown(std::move(hint)), where(mark)}});
 }
 
-void Problems::add(Error error) { found_.push_back({Mark{std::numeric_limits<int>::max(), 0}, std::move(error)}); }
+void Problems::add(Error error) {
+  if (is_full())
+    ++untold_;
+  else
+    found_.push_back({Mark{std::numeric_limits<int>::max(), 0}, std::move(error)});
+}
 
 std::string Problems::where(Mark mark) const {
   return mark.line > 0 ? fmt::format("{}:{}:{}", file_, mark.line, mark.column) : file_;
@@ -184,42 +288,47 @@ Error Problems::take() const {
   if (found_.size() == 1) return found_.front().error;
   std::string text;
   for (const Error& e : errors()) text += to_string(e) + "\n";
-  text += fmt::format("{} errors. Nothing was run.", found_.size());
+  if (untold_ > 0) text += fmt::format("... and {} more\n", untold_);
+  text += fmt::format("{} errors. Nothing was run.", static_cast<int64_t>(found_.size()) + untold_);
   return {found_.front().error.code, std::move(text), {}, {}};
 }
 
 YamlNode parse_yaml(std::string_view text, Problems& problems) {
+  if (static_cast<int64_t>(text.size()) > limits::kYamlBytes) {
+    problems.add({}, fmt::format("has {} bytes, more than the {} that are read", text.size(), limits::kYamlBytes),
+                 "split the file");
+    return {};
+  }
+  if (const auto mark = opened_too_deeply(text)) {
+    problems.add(*mark, fmt::format("more than {} brackets are open", kOpenBrackets), "close them");
+    return {};
+  }
   // The library reports with exceptions: they end here.
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
-    if (documents.empty()) return {};
-    if (documents.size() > 1)
-      problems.add(mark_of(documents[1].Mark()), "a second YAML document in one file",
-                   "one file holds one document: remove the `---`");
-    return Reader(problems).read(documents.front(), 0);
+    std::istringstream stream{std::string(text)};
+    YAML::Parser parser(stream);
+    Builder first(problems), second(problems), third(problems);
+    if (!parser.HandleNextDocument(first)) return {};
+    if (!parser.HandleNextDocument(second)) return first.take();
+    // What nothing can begin with (a lone comma) is left unread, and would begin one document after another.
+    const Mark place = mark_of(*second.start());
+    if (parser.HandleNextDocument(third) && third.start()->pos == second.start()->pos)
+      problems.add(place, "not YAML: nothing can begin with this sign",
+                   "look at the brackets, quotes and commas just before this place");
+    else
+      problems.add(place, "a second YAML document in one file", "one file holds one document: remove the `---`");
+    return first.take();
   } catch (const YAML::Exception& e) {
     problems.add(mark_of(e.mark), fmt::format("not YAML: {}", e.msg),
                  "look at the brackets, quotes and indentation just before this place");
-  }
+  } catch (const Unreadable& e) { problems.add(e.mark, e.message, e.hint); }
   return {};
 }
 
-Result<std::string> read_text_file(const std::string& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored))
-    return Error{ExitCode::kUsage, "is a folder, not a file", "name a file in it", path};
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
-    return Error{ExitCode::kUsage, fmt::format("cannot be opened: {}", std::strerror(errno ? errno : ENOENT)), "check the path",
-                 path};
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (file.bad()) return Error{ExitCode::kUsage, "cannot be read", "check the file", path};
-  return text.str();
-}
+Result<std::string> read_text_file(const std::string& path) { return read_file_within(path, limits::kYamlBytes); }
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  if (word.size() > kSpelled) return {};
   std::string best;
   int fewest = std::max<int>(1, static_cast<int>(word.size()) / 3) + 1;
   for (const std::string& candidate : candidates) {
@@ -238,6 +347,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 
 void add_unknown_key(Problems& problems, Mark mark, std::string_view key, std::string_view section,
                      const std::vector<std::string>& allowed, const std::vector<std::string>& also) {
+  if (problems.is_full()) return problems.add(mark, {});  // only counted: spellings take time
   std::vector<std::string> candidates = allowed;
   candidates.insert(candidates.end(), also.begin(), also.end());
   const std::string close = nearest(key, candidates);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/base/limits.h"
 #include "plan/base/result.h"
 
 namespace shardlab {
@@ -51,7 +52,8 @@ std::string to_flow(const YamlNode& node);
 /// `text` as a YAML scalar, in double quotes where it needs them.
 std::string yaml_scalar(std::string_view text);
 
-/// Everything wrong with one file, collected so that all of it is reported at once.
+/// Everything wrong with one file, collected so that all of it is reported at once. Beyond `limits::kProblems` they are only
+/// counted.
 class Problems {
  public:
   explicit Problems(std::string file) : file_(std::move(file)) {}
@@ -60,6 +62,8 @@ class Problems {
   /// A problem that another reader found elsewhere.
   void add(Error error);
   bool empty() const { return found_.empty(); }
+  /// Whether a further problem is only counted.
+  bool is_full() const { return found_.size() >= limits::kProblems; }
   /// In the order of the file; what stands elsewhere comes last.
   std::vector<Error> errors() const;
   const std::string& file() const { return file_; }
@@ -75,13 +79,14 @@ class Problems {
   };
   std::string file_;
   std::vector<Found> found_;
+  int64_t untold_ = 0;
 };
 
-/// Reads one YAML document. What cannot be read as YAML, duplicate keys, merge keys, keys that are not scalars and nesting
-/// beyond 64 levels become problems; the tree is what could be read.
+/// Reads one YAML document. What cannot be read as YAML, what is beyond a bound of plan/base/limits.h, duplicate keys, merge keys
+/// and keys that are not scalars become problems; the tree is what could be read.
 YamlNode parse_yaml(std::string_view text, Problems& problems);
 
-/// The bytes of a file, or why it cannot be read.
+/// The bytes of a file that holds YAML or JSON, or why it cannot be read.
 Result<std::string> read_text_file(const std::string& path);
 
 /// The candidate with the fewest edits from `word`, if they are few enough to be a slip of the finger; else the shortest that

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/columns.h"
 #include "reports/outcome_json.h"
@@ -60,6 +61,15 @@ Store opened(const std::string& path) {
   Result<Store> store = Store::open(path);
   REQUIRE(store.ok());
   return std::move(store).value();
+}
+
+RunDirectory opened_directory(const std::string& path, const RunMetadata& run) {
+  Result<RunLock> lock = RunLock::take(path, "shardlab run sweep.yaml");
+  REQUIRE(lock.ok());
+  Result<RunDirectory> directory = RunDirectory::open(std::move(lock).value());
+  REQUIRE(directory.ok());
+  directory->begin(run);
+  return std::move(directory).value();
 }
 
 void sql(const std::string& path, const char* statement) {
@@ -276,21 +286,45 @@ TEST_CASE("a run directory keeps store and CSV in step, and resumes") {
   std::vector<CaseOutcome> cases = sweep_outcomes();
   for (CaseOutcome& o : cases) o.program_version = metadata.program_version;
   {
-    Result<RunDirectory> directory = RunDirectory::open(run, metadata);
-    REQUIRE(directory.ok());
-    directory->append(cases[0]);
+    RunDirectory directory = opened_directory(run, metadata);
+    directory.append(cases[0]);
     CHECK(contents(run + "/results.csv") == print_csv(case_table({cases.data(), 1})));
   }
-  Result<RunDirectory> directory = RunDirectory::open(run, metadata);
-  REQUIRE(directory.ok());
-  CHECK(directory->store().recorded(cases[0].case_id, metadata.program_version));
-  for (size_t i = 1; i < cases.size(); ++i) directory->append(cases[i]);
-  directory->finish();
+  RunDirectory directory = opened_directory(run, metadata);
+  CHECK(directory.store().recorded(cases[0].case_id, metadata.program_version));
+  for (size_t i = 1; i < cases.size(); ++i) directory.append(cases[i]);
+  directory.finish();
   CHECK(contents(run + "/results.csv") == print_csv(case_table(cases)));
-  CHECK(directory->store().runs().size() == 2);
+  CHECK(directory.store().runs().size() == 2);
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(run)) files += entry.is_regular_file();
-  CHECK(files == 2);  // no temporary file is left behind
+  CHECK(files == 3);  // the lock too; no temporary file is left behind
+}
+
+TEST_CASE("a run directory has one writer, who is named to others until it lets go") {
+  const Folder folder;
+  const std::string run = folder / "run";
+  {
+    const Result<RunLock> first = RunLock::take(run, "shardlab run sweep.yaml");
+    REQUIRE(first.ok());
+    const Result<RunLock> second = RunLock::take(run, "shardlab run other.yaml");
+    REQUIRE_FALSE(second.ok());
+    CHECK(second.error().code == ExitCode::kUsage);
+    CHECK(second.error().message.find(run + " is written by another run: process " + std::to_string(::getpid())) == 0);
+    CHECK(second.error().message.ends_with("shardlab run sweep.yaml"));
+  }
+  CHECK(RunLock::take(run, "shardlab run other.yaml").ok());
+}
+
+TEST_CASE("a removed store takes its journal along, which the next of the name would be rolled back by") {
+  const Folder folder;
+  const std::string path = folder / "outcome.sqlite";
+  opened(path).append(small_outcome());
+  std::ofstream(path + "-journal") << "of a process that was killed";
+  Store::remove(path);
+  CHECK_FALSE(std::filesystem::exists(path));
+  CHECK_FALSE(std::filesystem::exists(path + "-journal"));
+  Store::remove(path);  // nothing to remove is no failure
 }
 
 TEST_CASE("many outcomes saved in one go are those saved one by one") {
@@ -298,18 +332,17 @@ TEST_CASE("many outcomes saved in one go are those saved one by one") {
   const RunMetadata metadata = sweep_report().metadata;
   std::vector<CaseOutcome> cases = sweep_outcomes();
   for (CaseOutcome& o : cases) o.program_version = metadata.program_version;
-  Result<RunDirectory> directory = RunDirectory::open(folder / "run", metadata);
-  REQUIRE(directory.ok());
-  directory->append(std::span<const CaseOutcome>(cases).first(5));
+  RunDirectory directory = opened_directory(folder / "run", metadata);
+  directory.append(std::span<const CaseOutcome>(cases).first(5));
   cases[2].reason = "said again";
-  directory->append(std::span<const CaseOutcome>(cases).subspan(2));  // replaces three, adds the others
-  directory->finish();
+  directory.append(std::span<const CaseOutcome>(cases).subspan(2));  // replaces three, adds the others
+  directory.finish();
   CHECK(contents(folder / "run/results.csv") == print_csv(case_table(cases)));
-  const std::vector<CaseOutcome> stored = directory->store().outcomes();
+  const std::vector<CaseOutcome> stored = directory.store().outcomes();
   REQUIRE(stored.size() == cases.size());
   for (size_t i = 0; i < cases.size(); ++i) CHECK(fingerprint(stored[i]) == fingerprint(cases[i]));
-  REQUIRE(directory->cases().size() == cases.size());
-  CHECK(directory->cases()[2].reason == "said again");
+  REQUIRE(directory.cases().size() == cases.size());
+  CHECK(directory.cases()[2].reason == "said again");
 }
 
 TEST_CASE("writing into a missing directory throws and leaves nothing") {

@@ -1,6 +1,8 @@
 // Model shapes: counts against those published with the checkpoints, names and order of parameters, config.json reading.
 #include "sweeps/models.h"
 
+#include <fstream>
+#include <iterator>
 #include <set>
 
 #include "tests/test.h"
@@ -225,6 +227,60 @@ TEST_CASE("families that are predicted are read whole, and refused as cases with
   REQUIRE(nested.ok());
   CHECK(nested->unexecuted.empty());
   CHECK(nested->model.hidden == 64);
+}
+
+TEST_CASE("a config.json with any value anywhere is read or refused") {
+  const std::string values[] = {"false",
+                                "true",
+                                "null",
+                                "-1",
+                                "0",
+                                "9223372036854775807",
+                                "18446744073709551615",
+                                "-9223372036854775808",
+                                "1e308",
+                                "\"x\"",
+                                "\"\\ud83d\\ude00\"",
+                                "[]",
+                                "{}",
+                                "[[[0]]]",
+                                "1.5"};
+  int refused = 0;
+  for (const std::string& name : list_models()) {
+    std::ifstream file(testing::source_dir() + "/sweeps/models/" + name + ".json");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    REQUIRE_FALSE(text.empty());
+    for (size_t colon = text.find("\": "); colon != std::string::npos; colon = text.find("\": ", colon + 1)) {
+      const size_t end = text.find_first_of(",\n", colon);
+      for (const std::string& value : values) {
+        const std::string mutated = text.substr(0, colon + 3) + value + text.substr(end);
+        const auto read = parse_model_config(mutated, name);
+        if (!read.ok()) CHECK(read.error().message.size() < 1000);
+        refused += read.ok() ? 0 : 1;
+      }
+    }
+  }
+  CHECK(refused > 1000);
+  const auto message = [](const std::string& key, const std::string& value) {
+    const auto result = parse_model_config(R"({"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 256,
+                                               "n_positions": 64, ")" +
+                                               key + "\": " + value + "}",
+                                           "m");
+    return result.ok() ? std::string("accepted") : result.error().message;
+  };
+  CHECK(message("n_embd", "false") == "`n_embd` is false, not a whole number");
+  CHECK(message("n_embd", "9223372036854775807") == "`n_embd` is 9223372036854775807, beyond 2^48");
+  CHECK(message("n_embd", "18446744073709551615") == "`n_embd` is 18446744073709551615, beyond 2^48");
+  CHECK(message("layer_norm_epsilon", "1e308") == "`layer_norm_epsilon` is 1e+308, not a number of single precision");
+  const auto nested = [](int depth) {
+    return std::string(static_cast<size_t>(depth), '[') + std::string(static_cast<size_t>(depth), ']');
+  };
+  CHECK(message("n_embd", nested(10)) == "`n_embd` is " + nested(10) + ", not a whole number");
+  CHECK(message("n_embd", nested(200'000)) == "is nested more than 64 levels deep");
+  CHECK(message("torch_dtype", nested(200'000)) == "is nested more than 64 levels deep");
+  CHECK(message("n_embd", "\"" + std::string(5 << 20, 'x') + "\"") ==
+        "has 5243042 bytes, more than the 4194304 that are read of a config.json");
+  CHECK(message("n_embd", "\"" + std::string(1 << 20, 'x') + "\"").ends_with("... (1048578 bytes), not a whole number"));
 }
 
 TEST_CASE("models are found by name or path") {

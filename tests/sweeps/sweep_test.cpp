@@ -431,9 +431,14 @@ TEST_CASE("files that miss something say what to add") {
   CHECK(says(errors_of(small("tp:\n")), "`tp` is nothing"));
   CHECK(says(errors_of(small("axes: {tp: [1], layout.tp: [2]}\n")), "`tp` is in two axes"));
   CHECK(says(errors_of(small("axes: {name: [a]}\n")), "unknown key `name`"));
-  CHECK(says(errors_of(small("axes: {seed: {range: [1, 4000000000000]}}\n")), "more than a million values"));
+  CHECK(says(errors_of(small("axes: {seed: {range: [1, 4000000000000]}}\n")),
+             "range from 1 to 4000000000000 by 1 takes 3999999999999 steps, and the axes of a sweep have at most 1000000 values"));
+  CHECK(says(errors_of(small("axes: {seed: {range: [-9223372036854775808, 9223372036854775807]}}\n")),
+             "takes 18446744073709551615 steps"));
+  CHECK(says(errors_of(small("axes: {seed: {range: [1, 600000]}, dp: {range: [1, 600000]}}\n")),
+             "range from 1 to 600000 by 1 takes 599999 steps, and the axes"));
   CHECK(says(errors_of(small("axes: {seed: {range: [1, 2000]}, dp: {range: [1, 2000]}}\n")),
-             "the axes make more than 1000000 points"));
+             "the axes make 4000000 points, more than 1000000"));
   CHECK(says(errors_of(small("when: [{if: dp == 1, set: {tp: 2}}]\n")), "s.yaml:3:13: `dp` has no value here"));
   CHECK(
       says(errors_of(small("constraints: [{expr: \"tp + schedule > 1\"}]\n")), "s.yaml:3:28: expected a number here, found text"));

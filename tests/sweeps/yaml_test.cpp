@@ -57,6 +57,49 @@ TEST_CASE("anchors cannot unfold without end") {
   CHECK(problems_of(bomb).size() == 1);
 }
 
+TEST_CASE("what is beyond a bound is refused with the bound") {
+  // The library reads a lone comma as one empty document after another.
+  for (const char* sign : {",", "a: 1\n...\n,"}) {
+    INFO(sign);
+    const auto found = problems_of(sign);
+    REQUIRE(found.size() == 1);
+    CHECK(found[0].find("not YAML: nothing can begin with this sign") != std::string::npos);
+  }
+  CHECK(problems_of(std::string(65, '[') + std::string(65, ']')).empty());
+  CHECK(problems_of(std::string(66, '[') + std::string(66, ']')) ==
+        std::vector<std::string>{"f.yaml:1:66: nested more than 64 levels deep"});
+  CHECK(problems_of(std::string(200'000, '[')) == std::vector<std::string>{"f.yaml:1:10001: more than 10000 brackets are open"});
+  CHECK(problems_of(std::string((8 << 20) + 1, '#')) ==
+        std::vector<std::string>{"f.yaml: has 8388609 bytes, more than the 8388608 that are read"});
+  CHECK(problems_of("a: &a [*a]\n") == std::vector<std::string>{"f.yaml:1:8: an anchor that stands for what it is part of"});
+  std::string list = "[";
+  for (int i = 0; i < 1'000'000; ++i) list += "1,";
+  CHECK(problems_of(list + "]") ==
+        std::vector<std::string>{"f.yaml:1:2000000: more than 1000000 values, with what anchors unfold to"});
+}
+
+TEST_CASE("problems beyond a hundred are counted") {
+  Problems problems("f.yaml");
+  std::string text;
+  for (int i = 0; i < 150'000; ++i) text += "key" + std::to_string(i) + ": 1\n";
+  const YamlNode root = parse_yaml(text, problems);
+  REQUIRE(problems.empty());
+  REQUIRE(root.entries.size() == 150'000);
+  for (const YamlEntry& e : root.entries) add_unknown_key(problems, e.mark, e.key, "", {"tp", "pp"});
+  CHECK(problems.errors().size() == 100);
+  const std::string message = problems.take().message;
+  CHECK(message.ends_with("... and 149900 more\n150000 errors. Nothing was run."));
+  // A value as long as a file is not told whole.
+  Problems one("f.yaml");
+  one.add({1, 1}, "`" + std::string(1 << 20, 'x') + "`");
+  CHECK(one.take().message.size() < 2100);
+}
+
+TEST_CASE("a file without an end is refused") {
+  CHECK(read_text_file("/dev/zero").error().message == "has more than 8388608 bytes, the most that is read of such a file");
+  CHECK(read_text_file("/").error().message == "is a folder, not a file");
+}
+
 TEST_CASE("any text survives as a scalar") {
   for (const std::string text : {"plain", "a b", "null", "", "-", "x: y", "#c", "quote \" and \\", "tab\tnewline\n",
                                  "\xc3\xa9t\xc3\xa9", "{a}", "[", "'", "1f1b", "&a", "*", "?", "true"}) {

@@ -1,0 +1,138 @@
+// Files that are whole or not there, and outputs that the user named.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <thread>
+
+#include "plan/base/files.h"
+#include "plan/base/pending_file.h"
+#include "plan/base/world_error.h"
+#include "tests/cli/program.h"
+#include "tests/test.h"
+
+namespace shardlab {
+namespace {
+
+using testing::Scratch;
+using testing::slurp;
+namespace fs = std::filesystem;
+
+int files_in(const std::string& folder) {
+  return static_cast<int>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+/// The number of a process that has ended.
+pid_t dead_process() {
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  waitpid(child, nullptr, 0);
+  return child;
+}
+
+TEST_CASE("a pending file is not there, then whole, and a planted name is left alone") {
+  const Scratch scratch;
+  const std::string path = scratch.write("kept", "old");
+  const std::string victim = scratch.write("victim", "precious");
+  const std::string planted = fmt::format("{}.new-{}-0", path, getpid());
+  fs::create_symlink(victim, planted);
+  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+  {
+    PendingFile file(path);
+    file.write("half");
+    CHECK(slurp(path) == "old");
+  }
+  CHECK(slurp(path) == "old");
+  write_file_atomically(path, "new");
+  CHECK(slurp(path) == "new");
+  CHECK(fs::status(path).permissions() == (fs::perms::owner_read | fs::perms::owner_write));
+  CHECK(slurp(victim) == "precious");
+  CHECK(fs::is_symlink(planted));
+  CHECK(files_in(scratch / "") == 3);
+}
+
+TEST_CASE("a file of the program's own replaces a planted link, and does not write through it") {
+  const Scratch scratch;
+  const std::string victim = scratch.write("victim", "precious");
+  fs::create_symlink(victim, scratch / "results.csv");
+  write_file_atomically(scratch / "results.csv", "rows");
+  CHECK(slurp(victim) == "precious");
+  CHECK(fs::symlink_status(scratch / "results.csv").type() == fs::file_type::regular);
+}
+
+TEST_CASE("an output that is a pipe is written into, and stays one") {
+  const Scratch scratch;
+  const std::string pipe = scratch / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  std::string read;
+  std::thread reader([&] { read = slurp(pipe); });
+  write_output(pipe, "rows");
+  reader.join();
+  CHECK(read == "rows");
+  CHECK(fs::is_fifo(pipe));
+  CHECK(files_in(scratch / "") == 1);
+}
+
+TEST_CASE("an output that is a device is written into, stays one, and a full one is said") {
+  CHECK_THROWS_AS(write_output("/dev/full", "rows"), WorldError);
+  write_output("/dev/null", "rows");
+  CHECK(fs::is_character_file("/dev/full"));
+  CHECK(fs::is_character_file("/dev/null"));
+}
+
+TEST_CASE("an output that is a link is followed, and the link stays") {
+  const Scratch scratch;
+  const std::string file = scratch.write("file", "old");
+  fs::create_symlink(file, scratch / "link");
+  write_output(scratch / "link", "new");
+  CHECK(fs::is_symlink(scratch / "link"));
+  CHECK(slurp(file) == "new");
+  CHECK(files_in(scratch / "") == 2);
+}
+
+TEST_CASE("an output that is an open file goes on where that file is") {
+  const Scratch scratch;
+  const int file = open((scratch / "log").c_str(), O_WRONLY | O_CREAT, 0600);
+  REQUIRE(write(file, "first ", 6) == 6);
+  write_output(fmt::format("/dev/fd/{}", file), "second");
+  REQUIRE(write(file, " third", 6) == 6);
+  close(file);
+  CHECK(slurp(scratch / "log") == "first second third");
+}
+
+TEST_CASE("what a killed process left of an output is taken away when the output is written again") {
+  const Scratch scratch;
+  const std::string path = scratch / "report.html";
+  const std::string left = scratch.write(fmt::format("report.html.new-{}-0", dead_process()), "half");
+  const std::string of_another = scratch.write(fmt::format("other.html.new-{}-0", dead_process()), "half");
+  const std::string of_a_living = scratch.write(fmt::format("report.html.new-{}-0", getppid()), "half");
+  write_output(path, "whole");
+  CHECK(slurp(path) == "whole");
+  CHECK_FALSE(is_there(left));
+  CHECK(is_there(of_another));
+  CHECK(is_there(of_a_living));
+}
+
+TEST_CASE("temporary files are told from others by their names, and links among them are not followed") {
+  const Scratch scratch;
+  const pid_t dead = dead_process();
+  fs::create_directories(scratch / "case/checkpoints/deep");
+  for (const char* file : {"a", "case/b", "case/checkpoints/c", "case/checkpoints/deep/d"})
+    scratch.write(fmt::format("{}.new-{}", file, dead), "half");
+  for (const char* other : {"a.new-", "a.new-7x", "a.new-7-", "a.new--7", "notes.new-york"}) scratch.write(other, "kept");
+  scratch.write("living.new-1-0", "half");
+  const std::string victim = scratch.write("victim", "precious");
+  fs::create_symlink(victim, scratch / fmt::format("link.new-{}", dead));
+  fs::create_directory_symlink(scratch / "case/checkpoints/deep", scratch / "elsewhere");
+  CHECK(remove_pending_files(scratch / "", 2) == 4);  // a, b, c and the link
+  CHECK(is_there(scratch / fmt::format("case/checkpoints/deep/d.new-{}", dead)));
+  CHECK(slurp(victim) == "precious");
+  CHECK(remove_pending_files(scratch / "", 0, true) == 1);  // that of process 1 too
+  CHECK(files_in(scratch / "") == 5 + 3);                   // the others, the folder, the victim, the link to a folder
+}
+
+}  // namespace
+}  // namespace shardlab
