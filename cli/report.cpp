@@ -16,6 +16,7 @@
 #include "reports/explain.h"
 #include "reports/format.h"
 #include "reports/html.h"
+#include "reports/selection.h"
 #include "reports/store.h"
 #include "reports/summary.h"
 
@@ -29,6 +30,8 @@ struct ReportFlags {
 /// A report holds at most this many timelines, each of at most so many intervals: a page stays below a few megabytes.
 constexpr int kTimelines = 24;
 constexpr int64_t kIntervals = 8000;
+/// And of more cases the fastest.
+constexpr size_t kPageCases = 2000;
 
 Result<Store> open_store(const std::string& directory) {
   if (!is_there(directory + "/results.sqlite"))
@@ -108,7 +111,12 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
   const auto store = open_store(flags.directory);
   if (!store.ok()) return store.error();
   Report report;
-  report.cases = store->outcomes();
+  Selector selector(kPageCases);
+  store->for_each([&](CaseOutcome outcome) { selector.add(std::move(outcome)); });
+  Selection selection = selector.take();
+  report.cases = std::move(selection.cases);
+  report.left_out = selection.left_out;
+  const bool complete = static_cast<int64_t>(report.cases.size()) == selection.total;
   report.title =
       flags.title.empty() ? std::filesystem::absolute(flags.directory).lexically_normal().filename().string() : flags.title;
   const auto runs = store->runs();
@@ -134,8 +142,24 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
     if (outcome.measured) report.metadata.recorder_overhead_s = outcome.measured->recorder_overhead_s;
   }
   report.notes = problems.statements();
+  if (!complete)
+    report.notes.push_back({Statement::Mood::kNote, fmt::format("Shown are the {} fastest of {} cases and the smallest; results.csv has all.",
+                                                                kPageCases, selection.total)});
   if (timelines) say_of_timelines(ran, report.timelines.size(), kept, report.notes);
   return report;
+}
+
+/// Every case and every column: of more cases than a page shows, row by row.
+Result<void> write_csv(const ReportFlags& flags, const Report& report) {
+  const bool complete = std::ranges::all_of(report.left_out, [](int64_t n) { return n == 0; });
+  if (complete) {
+    write_output(flags.csv, csv_of(report.cases));
+    return {};
+  }
+  const auto store = open_store(flags.directory);
+  if (!store.ok()) return store.error();
+  write_results_csv(flags.csv, *store);
+  return {};
 }
 
 Result<ExitCode> report(const ReportFlags& flags) {
@@ -145,7 +169,7 @@ Result<ExitCode> report(const ReportFlags& flags) {
   if (!built.ok()) return built.error();
   const bool to_files = !flags.html.empty() || !flags.csv.empty() || !flags.markdown.empty();
   if (!flags.html.empty()) write_output(flags.html, render_html(*built));
-  if (!flags.csv.empty()) write_output(flags.csv, csv_of(built->cases));
+  if (!flags.csv.empty()) SHARDLAB_TRY(write_csv(flags, *built));
   if (!flags.markdown.empty()) write_output(flags.markdown, render_markdown(*built));
   for (const std::string& file : {flags.html, flags.csv, flags.markdown})
     if (!file.empty()) fmt::print(stderr, "wrote {}, {}\n", file, size_text(file));
@@ -157,7 +181,7 @@ Result<ExitCode> report(const ReportFlags& flags) {
   if (*format != TableFormat::kTable) return ExitCode::kDone;
   for (const auto* said : {&built->notes, &built->verdicts})
     for (const Statement& s : *said) fmt::print("{}\n", s.text);
-  for (const Statement& s : statements(built->cases, summarise(built->cases))) fmt::print("{}\n", s.text);
+  for (const Statement& s : statements(built->cases, summarise(built->cases, built->left_out))) fmt::print("{}\n", s.text);
   return ExitCode::kDone;
 }
 
@@ -196,10 +220,17 @@ Result<ExitCode> explain_verb(const ExplainFlags& flags) {
   const auto [directory, name] = split_case(flags.where);
   const auto store = open_store(directory);
   if (!store.ok()) return store.error();
-  const auto cases = store->outcomes();
+  Selector selector(kPageCases);
+  std::vector<CaseOutcome> named;
+  store->for_each([&](CaseOutcome outcome) {
+    if (!name.empty() && (outcome.case_id.starts_with(name) || outcome.config.name == name)) named.push_back(outcome);
+    selector.add(std::move(outcome));
+  });
+  Selection selection = selector.take();
+  const std::vector<CaseOutcome>& cases = named.empty() ? selection.cases : named;
   const CaseOutcome* chosen = nullptr;
   if (name.empty()) {
-    const Summary summary = summarise(cases);
+    const Summary summary = summarise(cases, selection.left_out);
     const bool prose = *format == TableFormat::kTable;  // other formats are for programs: the table of ops alone
     if (prose)
       for (const Statement& s : statements(cases, summary)) fmt::print("{}\n", s.text);

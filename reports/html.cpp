@@ -277,12 +277,12 @@ std::string script_safe(std::string_view json) {
 }
 
 std::string report_json(const Report& report) {
-  const Summary summary = summarise(report.cases);
+  const Summary summary = summarise(report.cases, report.left_out);
   return dumped(report_document(report, summary, said_of(report, summary)));
 }
 
 std::string render_html(const Report& report) {
-  const Summary summary = summarise(report.cases);
+  const Summary summary = summarise(report.cases, report.left_out);
   const std::vector<Statement> sentences = said_of(report, summary);
   const std::string subtitle =
       fmt::format("{}{}{}", report.metadata.date, report.metadata.processor.empty() ? "" : " · ", report.metadata.processor);
@@ -296,7 +296,7 @@ std::string render_html(const Report& report) {
 }
 
 std::string render_markdown(const Report& report) {
-  const Summary summary = summarise(report.cases);
+  const Summary summary = summarise(report.cases, report.left_out);
   std::string out = fmt::format("# {}\n\n", report.title);
   for (const Statement& s : said_of(report, summary)) out += fmt::format("- {}\n", s.text);
   if (summary.all.cases > 0) {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
+#include <functional>
 #include <unordered_set>
 
 #include "plan/base/hash.h"
@@ -33,17 +35,18 @@ size_t word_in(std::string_view text, std::string_view word) {
 
 class Expander {
  public:
-  Expander(const Sweep::Content& content, Resolution resolution)
-      : content_(content), resolution_(resolution), problems_(content.file) {}
+  Expander(const Sweep::Content& content, Resolution resolution, const std::function<bool(Point)>& visit)
+      : content_(content), resolution_(resolution), problems_(content.file), visit_(visit) {}
 
-  Result<Expansion> run() {
+  Result<ExpansionCounts> run() {
     if (!count_combinations()) return problems_.take();
     std::vector<size_t> row(content_.axes.size(), 0);
-    for (int64_t i = 0; i < expansion_.combinations && problems_.empty(); ++i) {
+    for (int64_t i = 0; i < expansion_.combinations && problems_.empty() && !ended_; ++i) {
       add_combination(row);
       advance(row);
     }
-    for (const SweepInclusion& inclusion : content_.inclusions) add_inclusion(inclusion);
+    for (const SweepInclusion& inclusion : content_.inclusions)
+      if (!ended_) add_inclusion(inclusion);
     if (!problems_.empty()) return problems_.take();
     return std::move(expansion_);
   }
@@ -154,13 +157,15 @@ class Expander {
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
     if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
     point.id = id_of(draft);
-    if (!seen_.insert(point.id).second) {
+    if (!seen_.insert(std::strtoull(point.id.c_str(), nullptr, 16)).second) {
       ++expansion_.duplicates;
       return;
     }
     point.config = std::move(draft.config);
     point.unheld = std::move(draft.unheld);
-    expansion_.points.push_back(std::move(point));
+    ++expansion_.points;
+    expansion_.refused += point.refusal ? 1 : 0;
+    ended_ = !visit_(std::move(point));
   }
 
   /// Where the file (or the command line) says what a refusal is about: the setting that its message names first, else the file.
@@ -201,8 +206,10 @@ class Expander {
   const Sweep::Content& content_;
   const Resolution resolution_;
   Problems problems_;
-  Expansion expansion_;
-  std::unordered_set<std::string> seen_;
+  const std::function<bool(Point)>& visit_;
+  ExpansionCounts expansion_;
+  bool ended_ = false;                   ///< the visitor wants no more
+  std::unordered_set<uint64_t> seen_;  ///< ids, which are 16 hex digits
 };
 
 }  // namespace
@@ -263,15 +270,17 @@ int64_t Expansion::refused() const {
   return std::count_if(points.begin(), points.end(), [](const Point& p) { return p.refusal.has_value(); });
 }
 
+void count_refusal(const Point& point, std::vector<ReasonCount>& counts) {
+  if (!point.refusal) return;
+  const auto same = [&](const ReasonCount& c) { return c.reason == point.refusal->message; };
+  auto it = std::find_if(counts.begin(), counts.end(), same);
+  if (it == counts.end()) it = counts.insert(counts.end(), {point.refusal->message, 0, point.name});
+  ++it->points;
+}
+
 std::vector<ReasonCount> refusals(const Expansion& expansion) {
   std::vector<ReasonCount> counts;
-  for (const Point& point : expansion.points) {
-    if (!point.refusal) continue;
-    const auto same = [&](const ReasonCount& c) { return c.reason == point.refusal->message; };
-    auto it = std::find_if(counts.begin(), counts.end(), same);
-    if (it == counts.end()) it = counts.insert(counts.end(), {point.refusal->message, 0, point.name});
-    ++it->points;
-  }
+  for (const Point& point : expansion.points) count_refusal(point, counts);
   std::stable_sort(counts.begin(), counts.end(), [](const ReasonCount& a, const ReasonCount& b) { return a.points > b.points; });
   return counts;
 }
@@ -286,6 +295,21 @@ Resolution resolution_of(const Sweep& sweep) { return sweep.content().resolution
 Traces traces_of(const Sweep& sweep) { return sweep.content().traces; }
 
 Result<Expansion> expand(const Sweep& sweep) { return expand(sweep, resolution_of(sweep)); }
-Result<Expansion> expand(const Sweep& sweep, Resolution resolution) { return Expander(sweep.content(), resolution).run(); }
+
+Result<Expansion> expand(const Sweep& sweep, Resolution resolution) {
+  Expansion expansion;
+  const auto counts = expand_each(sweep, resolution, [&](Point point) {
+    expansion.points.push_back(std::move(point));
+    return true;
+  });
+  if (!counts.ok()) return counts.error();
+  expansion.combinations = counts->combinations, expansion.excluded = counts->excluded;
+  expansion.included = counts->included, expansion.duplicates = counts->duplicates;
+  return expansion;
+}
+
+Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point)>& visit) {
+  return Expander(sweep.content(), resolution, visit).run();
+}
 
 }  // namespace shardlab

@@ -113,3 +113,29 @@ TEST_CASE("the answer of the sample sweep") {
     text += std::string(kMoods[static_cast<size_t>(s.mood)]) + ": " + s.text + "\n";
   REQUIRE_GOLDEN("reports/statements.txt", text);
 }
+
+TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mode, and no bound where none is promised") {
+  const auto said = [](const std::vector<CaseOutcome>& cases) {
+    std::vector<std::pair<Statement::Mood, std::string>> all;
+    for (const Statement& s : statements(cases, summarise(cases)))
+      if (s.text.starts_with("Losses (")) all.emplace_back(s.mood, s.text.substr(s.text.find("): ") + 3));
+    return all;
+  };
+  using Mood = Statement::Mood;
+  using Said = std::vector<std::pair<Mood, std::string>>;
+  std::vector<CaseOutcome> cases{variant("a", 0.1), variant("b", 0.1, 2), variant("c", 0.1, 4), variant("d", 0.1, 4)};
+  for (CaseOutcome& o : cases) o.measured->losses = {5.5, 4.25, 3.5}, o.config.canonical = true;
+  CHECK(said(cases) == Said{{Mood::kGood, "4 layouts in canonical mode are equal to the bit over 3 steps, as promised."}});
+  cases[1].measured->losses[2] = 3.75;
+  CHECK(said(cases) == Said{{Mood::kBad, "4 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised."}});
+  cases[1].config.canonical = cases[2].config.canonical = false;
+  cases[3].config.layout.compression.kind = CompressionKind::kTopK;
+  cases[3].measured->losses[1] = 5.25;
+  CHECK(said(cases) ==
+        Said{{Mood::kNote,
+              "2 layouts lie within 0.25 of one another over 3 steps. They add in different orders, and no bound is promised; with "
+              "canonical: true the bits are equal."},
+             {Mood::kNote,
+              "1 layout of another method (compression, staleness, delayed or local updates) lie within 1 of the rest over 3 steps: the "
+              "method's own difference, for which no bound is promised."}});
+}
