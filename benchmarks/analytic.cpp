@@ -8,7 +8,7 @@
 
 #include "simulator/analytic/analytic.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 ModelShape gpt_175b() {
@@ -116,4 +116,4 @@ void grid_of_175b_on_64(benchmark::State& state) {
 BENCHMARK(grid_of_175b_on_64)->Unit(benchmark::kSecond)->Iterations(1);
 
 }  // namespace
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

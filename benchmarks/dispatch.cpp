@@ -13,6 +13,8 @@
 #include "runtime/thread_transport.h"
 
 namespace shardlab {
+
+using namespace runtime;
 namespace {
 
 /// One rank with `ops` additions, each on the next of `streams` streams.
@@ -50,7 +52,7 @@ Plan reductions(int ranks, int64_t elements, int repeats, std::string_view algor
 /// Runs steps of `per_step` ops; returns, and reports as `median_per_op`, the median seconds of an op.
 double run_steps(benchmark::State& state, Plan plan, const BackendFactory& backends, int per_step) {
   const PlacedPlan placed = place(std::move(plan));
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   auto session = Session::create(placed, {}, transport, backends, nullptr);
   SHARDLAB_CHECK(session.ok(), "{}", to_string(session.error()));
   int64_t step = 0;
@@ -81,7 +83,7 @@ void all_reduce(benchmark::State& state, std::string_view algorithm) {
   const int ranks = static_cast<int>(state.range(0)), repeats = 20;
   const int64_t bytes = state.range(1);
   const double seconds =
-      run_steps(state, reductions(ranks, bytes / 4, repeats, algorithm), cpu_backend(kernels_for_this_processor(), {}), repeats);
+      run_steps(state, reductions(ranks, bytes / 4, repeats, algorithm), cpu_backend(kernels::kernels_for_this_processor(), {}), repeats);
   state.counters["busbw"] = 2.0 * (ranks - 1) / ranks * static_cast<double>(bytes) / seconds;
 }
 BENCHMARK_CAPTURE(all_reduce, ring, "ring")->ArgsProduct({{2, 8}, {1 << 10, 1 << 16, 1 << 20, 1 << 24}})->UseManualTime();

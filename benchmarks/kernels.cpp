@@ -48,7 +48,7 @@ void report(benchmark::State& state, double flops, double bytes) {
 
 enum class Phase { kF, kI, kW };
 
-void linear(benchmark::State& state, const Kernels& k, int64_t sequences, int64_t tokens, int64_t in, int64_t out, Phase phase,
+void linear(benchmark::State& state, const kernels::Kernels& k, int64_t sequences, int64_t tokens, int64_t in, int64_t out, Phase phase,
             bool canonical) {
   const int64_t rows = sequences * tokens;
   Floats x(rows * in), w(out * in), y(rows * out);
@@ -69,7 +69,7 @@ void linear(benchmark::State& state, const Kernels& k, int64_t sequences, int64_
   report(state, 2.0 * static_cast<double>(rows * in * out), 0);
 }
 
-void attention(benchmark::State& state, const Kernels& k, const Shape& s, bool backward) {
+void attention(benchmark::State& state, const kernels::Kernels& k, const Shape& s, bool backward) {
   const kernels::AttentionShape shape{s.sequences, s.tokens, static_cast<int>(s.heads), static_cast<int>(s.heads),
                                       static_cast<int>(s.hidden / s.heads)};
   Floats qkv(s.rows() * 3 * s.hidden), o(s.rows() * s.hidden), lse(s.rows() * s.heads), dout(s.rows() * s.hidden),
@@ -84,7 +84,7 @@ void attention(benchmark::State& state, const Kernels& k, const Shape& s, bool b
   report(state, backward ? 2.5 * forward_flops : forward_flops, 0);
 }
 
-void norm(benchmark::State& state, const Kernels& k, const Shape& s, Phase phase, bool rms) {
+void norm(benchmark::State& state, const kernels::Kernels& k, const Shape& s, Phase phase, bool rms) {
   const int64_t n = s.rows() * s.hidden;
   Floats x(n), y(n), dy(n), gamma(s.hidden), beta(s.hidden), stats(2 * s.rows()), dgamma(s.hidden), dbeta(s.hidden);
   const auto forward = [&] {
@@ -108,7 +108,7 @@ void norm(benchmark::State& state, const Kernels& k, const Shape& s, Phase phase
   report(state, 0, (phase == Phase::kI ? 12.0 : 8.0) * static_cast<double>(n));
 }
 
-void activation(benchmark::State& state, const Kernels& k, const Shape& s, bool backward, bool swiglu) {
+void activation(benchmark::State& state, const kernels::Kernels& k, const Shape& s, bool backward, bool swiglu) {
   const int64_t n = s.rows() * s.ffn;
   Floats u(2 * n), a(n), du(2 * n);
   for (auto _ : state) {
@@ -121,7 +121,7 @@ void activation(benchmark::State& state, const Kernels& k, const Shape& s, bool 
   report(state, 0, 4.0 * static_cast<double>(n) * (1 + inputs * (backward ? 2 : 1)));
 }
 
-void cross_entropy(benchmark::State& state, const Kernels& k, const Shape& s) {
+void cross_entropy(benchmark::State& state, const kernels::Kernels& k, const Shape& s) {
   const int64_t n = s.rows() * s.vocab;
   Floats logits(n), nll(s.sequences);
   std::vector<int32_t> targets(static_cast<size_t>(s.rows()));
@@ -136,7 +136,7 @@ void cross_entropy(benchmark::State& state, const Kernels& k, const Shape& s) {
   report(state, 0, 16.0 * static_cast<double>(n));
 }
 
-void embed(benchmark::State& state, const Kernels& k, const Shape& s, bool backward) {
+void embed(benchmark::State& state, const kernels::Kernels& k, const Shape& s, bool backward) {
   Floats table(s.vocab * s.hidden), x(s.rows() * s.hidden);
   std::vector<int32_t> ids(static_cast<size_t>(s.rows()));
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>((i * 7919) % static_cast<size_t>(s.vocab));
@@ -158,7 +158,7 @@ void embed(benchmark::State& state, const Kernels& k, const Shape& s, bool backw
   report(state, 0, 4.0 * static_cast<double>(backward ? (s.rows() + s.vocab) * s.hidden : 2 * s.rows() * s.hidden));
 }
 
-void elementwise(const Kernels& k, const Shape& s, const std::string& suffix) {
+void elementwise(const kernels::Kernels& k, const Shape& s, const std::string& suffix) {
   const int64_t n = s.rows() * s.hidden, parameters = 12 * s.hidden * s.hidden;  // of one layer
   const auto add = [&](const char* name, double bytes, int64_t elements, auto body) {
     benchmark::RegisterBenchmark((name + suffix).c_str(), [=](benchmark::State& state) {
@@ -168,7 +168,7 @@ void elementwise(const Kernels& k, const Shape& s, const std::string& suffix) {
       report(state, 0, bytes * static_cast<double>(elements));
     });
   };
-  const Kernels* kernels = &k;
+  const kernels::Kernels* kernels = &k;
   add("residual_forward", 12, n, [=](float* a, float* b, float* c, float* bias) {
     kernels->residual_forward({.x = a, .z = b, .bias = bias, .y = c, .rows = s.rows(), .width = s.hidden});
   });
@@ -205,7 +205,7 @@ void elementwise(const Kernels& k, const Shape& s, const std::string& suffix) {
   });
 }
 
-void rope(benchmark::State& state, const Kernels& k, const Shape& s, bool with_table) {
+void rope(benchmark::State& state, const kernels::Kernels& k, const Shape& s, bool with_table) {
   const int depth = static_cast<int>(s.hidden / s.heads), heads = static_cast<int>(s.heads);
   Floats qkv(s.rows() * 3 * s.hidden), table(s.tokens * depth);
   kernels::rope_table(0, s.tokens, depth, 10000.0f, table);
@@ -220,7 +220,7 @@ void rope(benchmark::State& state, const Kernels& k, const Shape& s, bool with_t
   report(state, 0, 8.0 * static_cast<double>(s.rows() * 2 * s.hidden));
 }
 
-void register_shape(const Kernels& k, const Shape& s) {
+void register_shape(const kernels::Kernels& k, const Shape& s) {
   const std::string suffix = std::string("/") + s.name + "/" + std::string(k.name);
   const auto add = [&](const std::string& name, auto body) {
     benchmark::RegisterBenchmark((name + suffix).c_str(), [=, kernels = &k](benchmark::State& state) { body(state, *kernels); });
@@ -232,38 +232,38 @@ void register_shape(const Kernels& k, const Shape& s) {
   for (const auto& p : phases)
     for (const bool canonical : {false, true}) {
       const std::string mode = std::string(p.name) + (canonical ? "_canonical" : "_fast");
-      add("linear_up_" + mode, [=](auto& state, const Kernels& kernels) {
+      add("linear_up_" + mode, [=](auto& state, const kernels::Kernels& kernels) {
         linear(state, kernels, s.sequences, s.tokens, s.hidden, s.ffn, p.phase, canonical);
       });
-      add("linear_down_" + mode, [=](auto& state, const Kernels& kernels) {
+      add("linear_down_" + mode, [=](auto& state, const kernels::Kernels& kernels) {
         linear(state, kernels, s.sequences, s.tokens, s.ffn, s.hidden, p.phase, canonical);
       });
-      add("linear_head_" + mode, [=](auto& state, const Kernels& kernels) {
+      add("linear_head_" + mode, [=](auto& state, const kernels::Kernels& kernels) {
         linear(state, kernels, s.sequences, s.tokens, s.hidden, s.vocab, p.phase, canonical);
       });
     }
   for (const bool backward : {false, true}) {
     const std::string phase = backward ? "_input" : "_forward";
-    add("attention" + phase, [=](auto& state, const Kernels& kernels) { attention(state, kernels, s, backward); });
-    add("gelu" + phase, [=](auto& state, const Kernels& kernels) { activation(state, kernels, s, backward, false); });
-    add("swiglu" + phase, [=](auto& state, const Kernels& kernels) { activation(state, kernels, s, backward, true); });
+    add("attention" + phase, [=](auto& state, const kernels::Kernels& kernels) { attention(state, kernels, s, backward); });
+    add("gelu" + phase, [=](auto& state, const kernels::Kernels& kernels) { activation(state, kernels, s, backward, false); });
+    add("swiglu" + phase, [=](auto& state, const kernels::Kernels& kernels) { activation(state, kernels, s, backward, true); });
     add(backward ? "embed_weight" : "embed_forward",
-        [=](auto& state, const Kernels& kernels) { embed(state, kernels, s, backward); });
+        [=](auto& state, const kernels::Kernels& kernels) { embed(state, kernels, s, backward); });
   }
   for (const auto& p : phases)
     for (const bool rms : {false, true})
       add(std::string(rms ? "rmsnorm_" : "layernorm_") + p.name,
-          [=](auto& state, const Kernels& kernels) { norm(state, kernels, s, p.phase, rms); });
-  add("cross_entropy_fused", [=](auto& state, const Kernels& kernels) { cross_entropy(state, kernels, s); });
-  add("rope", [=](auto& state, const Kernels& kernels) { rope(state, kernels, s, false); });
-  add("rope_with_table", [=](auto& state, const Kernels& kernels) { rope(state, kernels, s, true); });
+          [=](auto& state, const kernels::Kernels& kernels) { norm(state, kernels, s, p.phase, rms); });
+  add("cross_entropy_fused", [=](auto& state, const kernels::Kernels& kernels) { cross_entropy(state, kernels, s); });
+  add("rope", [=](auto& state, const kernels::Kernels& kernels) { rope(state, kernels, s, false); });
+  add("rope_with_table", [=](auto& state, const kernels::Kernels& kernels) { rope(state, kernels, s, true); });
   elementwise(k, s, suffix);
 }
 
 /// Every variant that this processor runs, best first; --benchmark_filter picks: "attention.*/small/x86-64-v4".
 const bool registered = [] {
-  for (const Kernels* k : all_variants())
-    if (runs_here(*k))
+  for (const kernels::Kernels* k : kernels::all_variants())
+    if (kernels::runs_here(*k))
       for (const Shape& s : {kGpt2, kSmall}) register_shape(*k, s);
   return true;
 }();

@@ -8,7 +8,7 @@
 #include "simulator/memory/answer.h"
 #include "simulator/memory/changes.h"
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 namespace {
 
 constexpr int64_t kCapacity = 80'000'000'000;
@@ -53,4 +53,4 @@ BENCHMARK_CAPTURE(memory_answer, megatron, "megatron")->Unit(benchmark::kMillise
 BENCHMARK_CAPTURE(memory_answer, torchtitan, "torchtitan")->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

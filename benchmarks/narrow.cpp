@@ -28,7 +28,7 @@ class Values {
       state = state * 1664525u + 1013904223u;
       v = static_cast<float>(static_cast<int32_t>(state)) * 4.6566e-10f;
     }
-    storage_kernels(kernels_for_this_processor()).narrow({x.data(), n, type, bytes_.data()});
+    kernels::storage_kernels(kernels::kernels_for_this_processor()).narrow({x.data(), n, type, bytes_.data()});
   }
   Stored stored() { return {bytes_.data(), type_, {}}; }
 
@@ -58,14 +58,14 @@ void report(benchmark::State& state, const char* unit, double amount) {
 constexpr int64_t kElements = int64_t{1} << 24;  // larger than the caches
 
 void cast(benchmark::State& state, DType from, DType to) {
-  const MixedKernels k(kernels_for_this_processor());
+  const MixedKernels k(kernels::kernels_for_this_processor());
   Values a(from, kElements), b(to, kElements);
   run(state, [&](Scratch& s) { k.copy({a.stored(), b.stored(), kElements}, s); });
   report(state, "GB/s", static_cast<double>(kElements * (bits_of(from) + bits_of(to)) / 8));
 }
 
 void round_stochastically(benchmark::State& state, DType to) {
-  const StorageKernels& k = storage_kernels(kernels_for_this_processor());
+  const kernels::StorageKernels& k = kernels::storage_kernels(kernels::kernels_for_this_processor());
   Values a(DType::f32, kElements), b(to, kElements);
   for (auto _ : state)
     k.narrow_stochastic({static_cast<const float*>(a.stored().data), kElements, to, b.stored().data, {.seed = 1}, 0});
@@ -73,7 +73,7 @@ void round_stochastically(benchmark::State& state, DType to) {
 }
 
 void quantise(benchmark::State& state, int bits) {
-  const MixedKernels k(kernels_for_this_processor());
+  const MixedKernels k(kernels::kernels_for_this_processor());
   Values a(DType::f32, kElements);
   const kernels::BlockShape shape{1, kElements, kElements / 2048, bits};
   std::vector<std::byte> q(static_cast<size_t>(shape.row_bytes()));
@@ -83,7 +83,7 @@ void quantise(benchmark::State& state, int bits) {
 }
 
 void select(benchmark::State& state, int64_t part) {
-  const MixedKernels k(kernels_for_this_processor());
+  const MixedKernels k(kernels::kernels_for_this_processor());
   Values a(DType::f32, kElements);
   std::vector<float> values(static_cast<size_t>(kElements / part));
   std::vector<int32_t> indices(values.size());
@@ -92,7 +92,7 @@ void select(benchmark::State& state, int64_t part) {
 }
 
 void linear(benchmark::State& state, DType type, bool canonical, bool library) {
-  const MixedKernels k(kernels_for_this_processor());
+  const MixedKernels k(kernels::kernels_for_this_processor());
   constexpr int64_t kRows = 1024, kIn = 768, kOut = 3072;
   Values x(type, kRows * kIn), w(type, kOut * kIn), y(type, kRows * kOut);
   const auto product =

@@ -13,6 +13,9 @@
 #include "strategies/lower.h"
 
 namespace shardlab {
+
+using namespace simulator;
+using namespace strategies;
 namespace {
 
 /// A step on dp * tp * pp ranks.

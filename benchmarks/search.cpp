@@ -5,7 +5,7 @@
 
 #include "simulator/search/search.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 analytic::ModelShape gpt_175b() {
@@ -76,4 +76,4 @@ void search_of_1t_on_4096(benchmark::State& state) {
 BENCHMARK(search_of_1t_on_4096)->Unit(benchmark::kSecond)->Iterations(1);
 
 }  // namespace
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

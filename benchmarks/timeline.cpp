@@ -16,6 +16,9 @@
 #include "strategies/lower.h"
 
 namespace shardlab {
+
+using namespace simulator;
+using namespace strategies;
 namespace {
 
 Plan lowered(const Case& c) {

@@ -4,9 +4,10 @@
 
 #include <cmath>
 
+#include "cli/namespaces.h"
 #include "reports/format.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 using analytic::MemoryPart;
@@ -139,4 +140,4 @@ void SparseProgress::finished(const CaseOutcome&, const Progress& p) {
              p.remaining_s ? fmt::format(", {} left", seconds_text(*p.remaining_s)) : "");
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

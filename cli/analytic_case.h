@@ -6,11 +6,12 @@
 #include <mutex>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "reports/store.h"
 #include "simulator/analytic/analytic.h"
 #include "sweeps/driver.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// The estimate of one case as a row of results.csv. `peak_bytes` is the worst stage's live peak, `arena_bytes` what the
 /// framework's allocator holds; `extrapolated` says that a constant was transferred from another device.
@@ -55,4 +56,4 @@ class SparseProgress final : public ProgressSink {
   double told_ = 0;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -7,6 +7,7 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/execution.h"
+#include "cli/namespaces.h"
 #include "cli/verbs.h"
 #include "kernels/kernels.h"
 #include "plan/base/pending_file.h"
@@ -17,7 +18,7 @@
 #include "simulator/calibrate.h"
 #include "simulator/machine_yaml.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct CalibrateFlags {
@@ -58,7 +59,7 @@ Result<Trace> execute_plan(const CalibrationPlan& plan, const Target& target, co
 
 Target processor_target() {
   Target t{.backend = "cpu", .transport = "threads", .processor = processor_name(), .kernels = {}};
-  t.kernels = description(kernels_for_this_processor());
+  t.kernels = description(kernels::kernels_for_this_processor());
   t.options.cores = usable_cores();
   t.turn_s = CoreScheduler::kTurn_s;
   t.memory_bytes = usable_memory() / t.options.cores;
@@ -170,4 +171,4 @@ void add_calibrate(CLI::App& app, Action& action, const Invocation& invocation) 
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return calibrate(*flags, invocation); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

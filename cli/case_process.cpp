@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/recorded_case.h"
 #include "plan/base/pending_file.h"
@@ -23,7 +24,7 @@
 #include "reports/store.h"
 #include "simulator/machine_yaml.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 /// Starts `program measure-case directory` in a process group of its own, its output in the case's log.
@@ -215,4 +216,4 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   return outcome;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -4,12 +4,13 @@
 #include <atomic>
 #include <string>
 
+#include "cli/namespaces.h"
 #include "plan/outcome.h"
 #include "sweeps/driver.h"
 #include "sweeps/resolution.h"
 #include "sweeps/traces.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 struct PlacedRun;
 
@@ -44,4 +45,4 @@ class ProcessCaseRunner final : public CaseRunner {
   const std::atomic<bool>& interrupted_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

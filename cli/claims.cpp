@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <optional>
 
+#include "cli/namespaces.h"
 #include "reports/columns.h"
 #include "reports/format.h"
 #include "sweeps/expression.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 /// Bytes at the peak of the classes that `what` names, or nothing.
@@ -87,4 +88,4 @@ std::vector<Statement> verdicts(const std::vector<Claim>& claims, std::span<cons
   return all;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -4,10 +4,11 @@
 #include <span>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "plan/outcome.h"
 #include "reports/summary.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// One statement a claim, in order: whether it holds over these outcomes, with the figures that its check compares; undecided where
 /// a figure is not there, with the reason.
@@ -17,4 +18,4 @@ namespace shardlab {
 /// those four.
 std::vector<Statement> verdicts(const std::vector<Claim>& claims, std::span<const CaseOutcome> cases);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

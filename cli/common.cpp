@@ -11,12 +11,13 @@
 #include <sstream>
 
 #include "cli/environment.h"
+#include "cli/namespaces.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
 #include "sweeps/machines.h"
 #include "sweeps/values.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 void add_format(CLI::App& verb, std::string& format) {
   verb.add_option("--format", format, fmt::format("one of {}", kTableFormats))->default_val("table");
@@ -55,7 +56,7 @@ Result<Machine> load_local_machine(const std::string& path) {
   if (!machine.ok() || !machine->calibration) return machine;
   const Calibration& c = *machine->calibration;
   if (c.kernel_variant.starts_with("cuda ")) return machine;  // a GPU's file: `doctor` says which one is here
-  const std::string kernels = description(kernels_for_this_processor());
+  const std::string kernels = description(kernels::kernels_for_this_processor());
   if (c.processor != processor_name() || c.kernel_variant != kernels)
     fmt::print(stderr, "warning: {} was calibrated on {} with {}; this is {} with {}. Run `shardlab calibrate` again.\n", path,
                c.processor, c.kernel_variant, processor_name(), kernels);
@@ -186,4 +187,4 @@ Result<std::string> read_file(const std::string& path) {
   return text.str();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

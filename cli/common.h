@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "reports/table.h"
 #include "sweeps/sweep.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// Adds `--format table|json|csv|markdown`.
 void add_format(CLI::App& verb, std::string& format);
@@ -50,4 +51,4 @@ LoadOptions load_options(const std::string& machine_file, std::vector<std::strin
 /// Reads a whole file; a usage error when it cannot be read.
 Result<std::string> read_file(const std::string& path);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -5,6 +5,7 @@
 
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/namespaces.h"
 #include "cli/verbs.h"
 #include "kernels/cuda/cudnn_api.h"
 #include "kernels/kernels.h"
@@ -16,7 +17,7 @@
 #include "runtime/cuda/api.h"
 #include "runtime/cuda/nccl_api.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct Check {
@@ -25,8 +26,8 @@ struct Check {
 
 std::string variants() {
   std::string text;
-  for (const Kernels* k : all_variants())
-    if (runs_here(*k)) text += fmt::format("{}{}", text.empty() ? "" : ", ", k->name);
+  for (const kernels::Kernels* k : kernels::all_variants())
+    if (kernels::runs_here(*k)) text += fmt::format("{}{}", text.empty() ? "" : ", ", k->name);
   return text;
 }
 
@@ -98,7 +99,7 @@ Result<ExitCode> doctor(const std::string& format_name) {
       {"processor", fmt::format("{}, {} cores", processor_name(), usable_cores()), ""},
       {"memory", bytes_text(usable_memory()) + " available", ""},
       {"kernels", variants(), ""},
-      {"matrix library", description(kernels_for_this_processor()), ""},
+      {"matrix library", description(kernels::kernels_for_this_processor()), ""},
       calibration(),
       {"energy counters", readable ? "readable" : "not readable", energy.why_not()},
   };
@@ -118,4 +119,4 @@ void add_doctor(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, format] { action = [format] { return doctor(*format); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

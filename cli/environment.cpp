@@ -12,12 +12,13 @@
 #include <string>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "commit.h"
 #include "kernels/kernels.h"
 #include "plan/base/hash.h"
 #include "runtime/core_scheduler.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 /// The value of the first line of `file` that begins with `key`, after its separator; empty when there is none.
@@ -83,7 +84,7 @@ RunMetadata describe_environment(const std::string& command) {
                              "GCC",
 #endif
                              __VERSION__);
-  run.libraries = description(kernels_for_this_processor());
+  run.libraries = description(kernels::kernels_for_this_processor());
   run.command = command;
   run.date = today();
   utsname system{};
@@ -105,4 +106,4 @@ int terminal_width() {
 
 bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -4,9 +4,10 @@
 #include <cstdint>
 #include <string>
 
+#include "cli/namespaces.h"
 #include "reports/metadata.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// Which program this is, for the key of `--resume`: "0.1.0+4f21c2a10f38", version and commit. A source tree that differs from its
 /// commit, or has none, counts as its own: "0.1.0+4f21c2a10f38-dirty.9d3e01c7", with a hash of the running executable.
@@ -29,4 +30,4 @@ RunMetadata describe_environment(const std::string& command);
 int terminal_width();
 bool stderr_is_terminal();
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "cli/namespaces.h"
 #include "kernels/kernels.h"
 #include "plan/base/world_error.h"
 #include "profiler/gpu/nvml.h"
@@ -18,7 +19,7 @@
 #include "runtime/cuda/one_gpu_transport.h"
 #include "runtime/thread_transport.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 /// Ranks as threads on the processor.
@@ -26,7 +27,7 @@ class HostExecution final : public Execution {
  public:
   HostExecution(const PlacedPlan& placed, const ExecutionOptions& options)
       : options_(options),
-        kernels_(kernels_for_this_processor()),
+        kernels_(kernels::kernels_for_this_processor()),
         transport_(kernels_),
         recorder_(placed.plan->mesh.world_size(), placed.plan->streams, options.events_per_stream) {
     recorder_.set_on(false);
@@ -54,11 +55,11 @@ class HostExecution final : public Execution {
   MemoryReading memory_before() const override { return before_; }
   std::vector<MemoryItem> unplanned(int64_t) const override { return {}; }
   bool memory_is_host() const override { return true; }
-  std::string description() const override { return shardlab::description(kernels_); }
+  std::string description() const override { return kernels::description(kernels_); }
 
  private:
   const ExecutionOptions options_;
-  const Kernels& kernels_;
+  const kernels::Kernels& kernels_;
   ThreadTransport transport_;
   CpuRecorder recorder_;
   EnergyMeter energy_;
@@ -252,4 +253,4 @@ Result<std::unique_ptr<Execution>> Execution::create(const PlacedPlan& placed, c
   return std::unique_ptr<Execution>(std::make_unique<HostExecution>(placed, options));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/outcome.h"
 #include "plan/trace.h"
 #include "runtime/session.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// What the words of a case ask for.
 struct ExecutionOptions {
@@ -61,4 +62,4 @@ class Execution {
 /// Whether a case with this back end can be executed on this machine at all: says why not, and what to do.
 Result<void> check_backend(const std::string& backend);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

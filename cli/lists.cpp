@@ -4,6 +4,7 @@
 #include "cli/common.h"
 #include "cli/lists.h"
 #include "cli/model_shape.h"
+#include "cli/namespaces.h"
 #include "cli/pairs.h"
 #include "cli/verbs.h"
 #include "strategies/catalogue.h"
@@ -11,7 +12,7 @@
 #include "sweeps/models.h"
 #include "sweeps/yaml.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct ListFlags {
@@ -243,4 +244,4 @@ void add_strategies(CLI::App& app, Action& action, const Invocation&) {
   add_handler(app, "strategies", "every strategy: what it adds, what it saves, how equal it is", nullptr, list_strategies, action);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

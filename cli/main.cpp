@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "cli/environment.h"
+#include "cli/namespaces.h"
 #include "cli/verbs.h"
 #include "plan/base/world_error.h"
 
@@ -20,7 +21,7 @@ std::string shell_word(const std::string& word) {
 
 }  // namespace
 
-std::string shardlab::Invocation::command() const {
+std::string shardlab::cli::Invocation::command() const {
   std::string line = "shardlab";
   for (size_t i = 1; i < words.size(); ++i) line += " " + shell_word(words[i]);
   return line;
@@ -29,6 +30,7 @@ std::string shardlab::Invocation::command() const {
 namespace {
 
 using namespace shardlab;
+using namespace shardlab::cli;
 
 constexpr const char* kFooter =
     R"(Exit codes: 0 done, 1 a bug of ours, 2 usage or configuration error (nothing ran), 3 the answer is no, 4 some cases

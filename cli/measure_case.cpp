@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "plan/base/world_error.h"
@@ -12,7 +13,7 @@
 #include "profiler/trace_file.h"
 #include "reports/store.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 Result<ExitCode> measure_case(const std::string& directory, bool traces) {
@@ -63,4 +64,4 @@ void add_measure_case(CLI::App& app, Action& action, const Invocation&) {
       [&action, directory, untraced] { action = [directory, untraced] { return measure_case(*directory, !*untraced); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -8,11 +8,12 @@
 #include "cli/environment.h"
 #include "cli/memory_report.h"
 #include "cli/memory_screen.h"
+#include "cli/namespaces.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "reports/format.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct MemoryFlags {
@@ -219,4 +220,4 @@ void add_memory(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, flags] { action = [flags] { return memory(*flags); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -6,13 +6,14 @@
 #include <array>
 
 #include "cli/model_shape.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "plan/device_words.h"
 #include "plan/memory.h"
 #include "plan/treatment.h"
 #include "simulator/closed_form.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 using analytic::FrameworkProfile;
@@ -106,7 +107,7 @@ Result<void> check_sizes(const Case& c) {
   return {};
 }
 
-Result<MemoryQuestion> framework_question(const CaseFlags& flags, ModelConfig model, const shardlab::Point& said) {
+Result<MemoryQuestion> framework_question(const CaseFlags& flags, ModelConfig model, const sweeps::Point& said) {
   MemoryQuestion q;
   q.config = said.config;
   model.model = said.config.model;  // with what `--set` changes of it
@@ -407,4 +408,4 @@ void set_word(CaseFlags& flags, const std::string& key, const std::string& value
   flags.set.push_back(key + "=" + value);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "simulator/analytic/analytic.h"
 #include "simulator/memory/answer.h"
 #include "simulator/memory/changes.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// One layout to be told about.
 struct MemoryQuestion {
@@ -65,4 +66,4 @@ Result<ToldMemory> tell_memory(const CaseFlags& flags, const MemoryAnswerOptions
 /// Sets a key of the sweep file: in its flag where it has one, else as `--set`, in place of what was set there before.
 void set_word(CaseFlags& flags, const std::string& key, const std::string& value);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

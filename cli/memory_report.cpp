@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/namespaces.h"
 #include "reports/format.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -278,4 +279,4 @@ nlohmann::ordered_json memory_json(const ToldMemory& told) {
   return json;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

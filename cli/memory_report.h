@@ -8,9 +8,10 @@
 #include <vector>
 
 #include "cli/memory_question.h"
+#include "cli/namespaces.h"
 #include "reports/table.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// "dp4 pp2 1f1b", "dp8 tp8 zero1 recompute-selective offload optimizer=cpu".
 std::string layout_line(const analytic::Point& point);
@@ -41,4 +42,4 @@ nlohmann::ordered_json layout_json(const MemoryQuestion& question);
 /// The object of the contract.
 nlohmann::ordered_json memory_json(const ToldMemory& told);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

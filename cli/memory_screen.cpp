@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/namespaces.h"
 #include "plan/base/units.h"
 #include "reports/format.h"
 #include "sweeps/values.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 using Code = ScreenKey::Code;
@@ -344,4 +345,4 @@ std::vector<ScreenLine> MemoryScreen::draw(int width, int height) const {
   return lines;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "cli/memory_report.h"
+#include "cli/namespaces.h"
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// How a run of characters is shown. Terminals without colour lose nothing that the characters do not say too.
 enum class Style : uint8_t { kPlain, kDim, kTitle, kCursor, kChanged, kGood, kBad };
@@ -69,4 +70,4 @@ class MemoryScreen {
   std::optional<whatif::Advice> changes_;  ///< shown instead of the items
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -1,6 +1,7 @@
 #include "cli/model_shape.h"
+#include "cli/namespaces.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 analytic::ModelShape model_shape(const ModelConfig& c) {
   analytic::ModelShape s = analytic::shape_of(c.model);
@@ -13,4 +14,4 @@ analytic::ModelShape model_shape(const ModelConfig& c) {
   return s;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -7,10 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "plan/case.h"
 #include "plan/treatment.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 /// A value of a key that turns something on. What it cannot be without (a schedule without stages) it brings along.
@@ -255,4 +256,4 @@ Table pair_list() {
   return table;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -4,10 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "plan/case.h"
 #include "reports/table.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// Two choices that go together, as they are on the small model.
 struct LegalPair {
@@ -27,4 +28,4 @@ Table refused_pairs();
 /// Every pair once: the two choices, whether they go together, why not, what to do instead. For programs.
 Table pair_list();
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

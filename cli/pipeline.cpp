@@ -11,6 +11,7 @@
 
 #include "cli/environment.h"
 #include "cli/execution.h"
+#include "cli/namespaces.h"
 #include "kernels/kernels.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
@@ -29,7 +30,7 @@
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 namespace {
 
@@ -602,4 +603,4 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
   return ops;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

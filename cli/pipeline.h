@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/outcome.h"
@@ -14,7 +15,7 @@
 #include "runtime/session.h"
 #include "simulator/predict.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// Part of every file that is kept for validation.
 inline constexpr double kValidationFraction = 0.1;
@@ -99,4 +100,4 @@ struct CaseFiles {
   std::string replay(int server) const { return directory + "/replay." + std::to_string(server) + ".txt"; }
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

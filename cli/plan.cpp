@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
@@ -19,7 +20,7 @@
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct PlanFlags {
@@ -247,4 +248,4 @@ void add_diff(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, flags] { action = [flags] { return diff(*flags); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -2,9 +2,10 @@
 
 #include <fmt/format.h>
 
+#include "cli/namespaces.h"
 #include "reports/format.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 std::string counts(const Progress& p) {
@@ -46,4 +47,4 @@ void ProgressPrinter::end() {
   line_open_ = false;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

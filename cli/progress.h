@@ -1,9 +1,10 @@
 // Progress of a sweep on stderr: one line that is rewritten on a terminal, one line a case elsewhere.
 #pragma once
 
+#include "cli/namespaces.h"
 #include "sweeps/driver.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 class ProgressPrinter final : public ProgressSink {
  public:
@@ -18,4 +19,4 @@ class ProgressPrinter final : public ProgressSink {
   bool line_open_ = false;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

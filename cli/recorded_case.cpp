@@ -7,13 +7,14 @@
 #include <fstream>
 #include <iterator>
 
+#include "cli/namespaces.h"
 #include "plan/base/files.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "profiler/trace_file.h"
 #include "profiler/trace_reader.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct TraceOnDisk {
@@ -143,4 +144,4 @@ std::vector<std::string> recorded_problems(const CaseFiles& files, const CaseOut
   return Reading(files, outcome, kept).look().problems;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

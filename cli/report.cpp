@@ -7,6 +7,7 @@
 #include "cli/claims.h"
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/recorded_case.h"
 #include "cli/verbs.h"
@@ -20,7 +21,7 @@
 #include "reports/store.h"
 #include "reports/summary.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct ReportFlags {
@@ -277,4 +278,4 @@ void add_explain(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, flags] { action = [flags] { return explain_verb(*flags); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -18,6 +18,7 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/execution.h"
+#include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
@@ -33,7 +34,7 @@
 #include "sweeps/resolution.h"
 #include "sweeps/traces.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 struct RunFlags {
@@ -500,4 +501,4 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run(*flags, invocation); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

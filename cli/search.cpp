@@ -8,6 +8,7 @@
 
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/namespaces.h"
 #include "cli/search_space.h"
 #include "cli/search_tables.h"
 #include "cli/verbs.h"
@@ -16,7 +17,7 @@
 #include "reports/format.h"
 #include "simulator/search/replayed.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 std::atomic<bool> search_interrupted{false};
@@ -223,4 +224,4 @@ void add_search(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run_search(*flags, invocation); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

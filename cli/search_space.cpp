@@ -9,11 +9,12 @@
 #include <limits>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 #include "sweeps/values.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 using search::Space;
@@ -333,4 +334,4 @@ std::string options_of(const SearchFlags& flags, const search::Point& point) {
   return text;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -7,10 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "simulator/search/search.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 struct SearchFlags {
   std::string model, machine, machine_file, profile = "shardlab", objective = "time", out, format;
@@ -45,4 +46,4 @@ std::string offload_words(const search::Point& point);
 std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const search::Point& point);
 std::string options_of(const SearchFlags& flags, const search::Point& point);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

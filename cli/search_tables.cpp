@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <map>
 
+#include "cli/namespaces.h"
 #include "plan/base/hash.h"
 #include "reports/columns.h"
 #include "sweeps/values.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 using analytic::TimePart;
@@ -242,4 +243,4 @@ Table results_table(const SearchTask& task, const search::Found& found) {
   return table;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

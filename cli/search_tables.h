@@ -3,10 +3,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/namespaces.h"
 #include "cli/search_space.h"
 #include "reports/table.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// The ranked layouts (or the front), one a row: layout keys, then figures by the names of results.csv.
 Table layout_table(const SearchTask& task, std::span<const search::Candidate> layouts);
@@ -22,4 +23,4 @@ nlohmann::ordered_json to_json(const SearchTask& task, const search::Found& foun
 /// results.csv of the ranked layouts and of the front: the columns of every results.csv, then `rank` and `pareto`.
 Table results_table(const SearchTask& task, const search::Found& found);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

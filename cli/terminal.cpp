@@ -1,3 +1,4 @@
+#include "cli/namespaces.h"
 #include "cli/terminal.h"
 
 #include <curses.h>
@@ -8,7 +9,7 @@
 #include <cstdlib>
 #include <optional>
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 /// The terminal in full-screen mode, for the length of a scope.
@@ -118,4 +119,4 @@ Result<void> show(MemoryScreen& screen) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -2,12 +2,13 @@
 #pragma once
 
 #include "cli/memory_screen.h"
+#include "cli/namespaces.h"
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// Shows `screen` until its user leaves, and gives the terminal back as it was, also where an exception passes. Refuses where input
 /// or output is no terminal, or its kind is unknown.
 Result<void> show(MemoryScreen& screen);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "cli/common.h"
+#include "cli/namespaces.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/limits.h"
@@ -20,7 +21,7 @@
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 namespace {
 
 using namespace validation;
@@ -254,4 +255,4 @@ void add_validate(CLI::App& app, Action& action, const Invocation&) {
   verb->callback([&action, flags] { action = [flags] { return validate(*flags); }; });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "cli/namespaces.h"
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::cli {
 
 /// What a verb is given besides its own options.
 struct Invocation {
@@ -36,4 +37,4 @@ void add_search(CLI::App& app, Action& action, const Invocation& invocation);
 void add_strategies(CLI::App& app, Action& action, const Invocation& invocation);
 void add_doctor(CLI::App& app, Action& action, const Invocation& invocation);
 
-}  // namespace shardlab
+}  // namespace shardlab::cli

@@ -9,8 +9,7 @@
 #include "kernels/library_product.h"
 #include "plan/base/check.h"
 
-namespace shardlab {
-namespace kernels {
+namespace shardlab::kernels {
 
 #if defined(SHARDLAB_X86_VARIANTS)
 namespace x86_64_v4 {
@@ -29,13 +28,11 @@ void argument_refused(const char* rule, int64_t value) {
   __builtin_unreachable();
 }
 
-}  // namespace kernels
-
 std::span<const Kernels* const> all_variants() {
 #if defined(SHARDLAB_X86_VARIANTS)
-  static constexpr std::array variants{&kernels::x86_64_v4::table, &kernels::x86_64_v3::table, &kernels::baseline::table};
+  static constexpr std::array variants{&x86_64_v4::table, &x86_64_v3::table, &baseline::table};
 #else
-  static constexpr std::array variants{&kernels::baseline::table};
+  static constexpr std::array variants{&baseline::table};
 #endif
   return variants;
 }
@@ -48,8 +45,8 @@ bool runs_here([[maybe_unused]] const Kernels& k) {
                   __builtin_cpu_supports("bmi2");
   const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (&k == &kernels::x86_64_v4::table) return v4;
-  if (&k == &kernels::x86_64_v3::table) return v3;
+  if (&k == &x86_64_v4::table) return v4;
+  if (&k == &x86_64_v3::table) return v3;
 #endif
   return true;
 }
@@ -63,7 +60,7 @@ const Kernels& kernels_for_this_processor() {
 std::string description(const Kernels& k) {
   const dnnl_version_t* v = dnnl_version();
   return fmt::format("{} + oneDNN {}.{}.{}{}", k.name, v->major, v->minor, v->patch,
-                     kernels::LibraryProduct::runs_here() ? " with bf16" : "");
+                     LibraryProduct::runs_here() ? " with bf16" : "");
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::kernels

@@ -24,40 +24,40 @@
 #include "kernels/residual.h"
 #include "kernels/rope.h"
 
-namespace shardlab {
+namespace shardlab::kernels {
 
 struct Kernels {
   std::string_view name;  ///< "x86-64-v4": what the variant was compiled for
 
-  void (*linear_forward)(const kernels::LinearForward&);
-  void (*linear_input)(const kernels::LinearInput&);
-  void (*linear_weight)(const kernels::LinearWeight&);
-  void (*norm_forward)(const kernels::NormForward&);
-  void (*norm_input)(const kernels::NormInput&);
-  void (*norm_weight)(const kernels::NormWeight&);
-  void (*rope)(const kernels::Rope&);
-  void (*attention_forward)(const kernels::AttentionForward&);
-  void (*attention_input)(const kernels::AttentionInput&);
-  void (*activation_forward)(const kernels::ActivationForward&);
-  void (*activation_input)(const kernels::ActivationInput&);
-  void (*residual_forward)(const kernels::ResidualForward&);
-  void (*bias_weight)(const kernels::BiasWeight&);
-  void (*dropout)(const kernels::Dropout&);
-  void (*embed_forward)(const kernels::EmbedForward&);
-  void (*embed_weight)(const kernels::EmbedWeight&);
-  void (*positions_forward)(const kernels::PositionsForward&);
-  void (*positions_weight)(const kernels::PositionsWeight&);
-  void (*cross_entropy_fused)(const kernels::CrossEntropy&);
-  void (*cross_entropy_loss_only)(const kernels::CrossEntropy&);
-  void (*cross_entropy_max)(const kernels::CrossEntropy&);
-  void (*cross_entropy_sum)(const kernels::CrossEntropy&);
-  void (*cross_entropy_grad)(const kernels::CrossEntropy&);
-  void (*sgd)(const kernels::Sgd&);
-  void (*adamw)(const kernels::AdamW&);
-  void (*add)(const kernels::Add&);
-  void (*maximum)(const kernels::Add&);  ///< c = max(a, b), elementwise
-  void (*tree_combine)(const kernels::TreeCombine&);
-  void (*sum_scalars)(const kernels::SumScalars&);
+  void (*linear_forward)(const LinearForward&);
+  void (*linear_input)(const LinearInput&);
+  void (*linear_weight)(const LinearWeight&);
+  void (*norm_forward)(const NormForward&);
+  void (*norm_input)(const NormInput&);
+  void (*norm_weight)(const NormWeight&);
+  void (*rope)(const Rope&);
+  void (*attention_forward)(const AttentionForward&);
+  void (*attention_input)(const AttentionInput&);
+  void (*activation_forward)(const ActivationForward&);
+  void (*activation_input)(const ActivationInput&);
+  void (*residual_forward)(const ResidualForward&);
+  void (*bias_weight)(const BiasWeight&);
+  void (*dropout)(const Dropout&);
+  void (*embed_forward)(const EmbedForward&);
+  void (*embed_weight)(const EmbedWeight&);
+  void (*positions_forward)(const PositionsForward&);
+  void (*positions_weight)(const PositionsWeight&);
+  void (*cross_entropy_fused)(const CrossEntropy&);
+  void (*cross_entropy_loss_only)(const CrossEntropy&);
+  void (*cross_entropy_max)(const CrossEntropy&);
+  void (*cross_entropy_sum)(const CrossEntropy&);
+  void (*cross_entropy_grad)(const CrossEntropy&);
+  void (*sgd)(const Sgd&);
+  void (*adamw)(const AdamW&);
+  void (*add)(const Add&);
+  void (*maximum)(const Add&);  ///< c = max(a, b), elementwise
+  void (*tree_combine)(const TreeCombine&);
+  void (*sum_scalars)(const SumScalars&);
   void (*fill)(float* x, int64_t n, float value);
   /// Sum of squares in fp64, of one buffer; not order-exact (a metric), yet the same for one buffer on every variant.
   double (*squared_norm)(const float* x, int64_t n);
@@ -76,4 +76,4 @@ const Kernels& kernels_for_this_processor();
 /// What results name: "x86-64-v4 + oneDNN 2.6.3".
 std::string description(const Kernels& k);
 
-}  // namespace shardlab
+}  // namespace shardlab::kernels

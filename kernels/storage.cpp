@@ -6,8 +6,7 @@
 #include "kernels/kernels.h"
 #include "plan/base/check.h"
 
-namespace shardlab {
-namespace kernels {
+namespace shardlab::kernels {
 
 #if defined(SHARDLAB_X86_VARIANTS)
 namespace x86_64_v4 {
@@ -32,15 +31,13 @@ double largest_value(DType t) {
   }
 }
 
-}  // namespace kernels
-
 const StorageKernels& storage_kernels(const Kernels& k) {
 #if defined(SHARDLAB_X86_VARIANTS)
-  if (&k == all_variants()[0]) return kernels::x86_64_v4::storage_table;
-  if (&k == all_variants()[1]) return kernels::x86_64_v3::storage_table;
+  if (&k == all_variants()[0]) return x86_64_v4::storage_table;
+  if (&k == all_variants()[1]) return x86_64_v3::storage_table;
 #endif
   SHARDLAB_CHECK(&k == all_variants().back(), "`{}` is no variant of this program", k.name);
-  return kernels::baseline::storage_table;
+  return baseline::storage_table;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::kernels

@@ -13,11 +13,9 @@
 #include "plan/base/dtype.h"
 #include "plan/base/philox.h"
 
-namespace shardlab {
+namespace shardlab::kernels {
 
 struct Kernels;
-
-namespace kernels {
 
 /// to[n] = from[n], exactly. dtype: f32, bf16, f16, f8e4m3 or f8e5m2. `to` must not overlap `from` unless f32. Bytes: n (4 + size).
 struct Widen {
@@ -118,20 +116,18 @@ constexpr bool is_float_storage(DType t) {
 /// The largest finite value: 448 for f8e4m3. For is_float_storage types.
 double largest_value(DType t);
 
-}  // namespace kernels
-
 /// The storage kernels of one variant.
 struct StorageKernels {
-  void (*widen)(const kernels::Widen&);
-  void (*narrow)(const kernels::Narrow&);
-  void (*narrow_stochastic)(const kernels::NarrowStochastic&);
-  void (*quantise_int)(const kernels::QuantiseInt&);
-  void (*dequantise_int)(const kernels::DequantiseInt&);
-  void (*scale)(const kernels::Scale&);
-  void (*subtract_scaled)(const kernels::SubtractScaled&);
-  void (*pack_signs)(const kernels::PackSigns&);
-  void (*expand_signs)(const kernels::ExpandSigns&);
-  void (*random_words)(const kernels::RandomWords&);
+  void (*widen)(const Widen&);
+  void (*narrow)(const Narrow&);
+  void (*narrow_stochastic)(const NarrowStochastic&);
+  void (*quantise_int)(const QuantiseInt&);
+  void (*dequantise_int)(const DequantiseInt&);
+  void (*scale)(const Scale&);
+  void (*subtract_scaled)(const SubtractScaled&);
+  void (*pack_signs)(const PackSigns&);
+  void (*expand_signs)(const ExpandSigns&);
+  void (*random_words)(const RandomWords&);
   /// Largest |x[i]|, +0 for n = 0; NaN if any is: exact, so no order matters.
   float (*amax)(const float* x, int64_t n);
   /// Sum of |x[i]| in fp64, in the order of Kernels::squared_norm.
@@ -141,4 +137,4 @@ struct StorageKernels {
 /// The storage kernels of the variant that `k` belongs to.
 const StorageKernels& storage_kernels(const Kernels& k);
 
-}  // namespace shardlab
+}  // namespace shardlab::kernels

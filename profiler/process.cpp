@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -78,4 +78,4 @@ std::optional<double> EnergyMeter::joules() {
   return total_uj * 1e-6;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

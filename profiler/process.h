@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// Memory of this process in RAM. Zero where the system does not say.
 struct ResidentMemory {
@@ -42,4 +42,4 @@ class EnergyMeter {
   std::string why_not_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

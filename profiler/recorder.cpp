@@ -5,7 +5,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -95,4 +95,4 @@ double recorder_overhead(const Clock& clock) {
   return seconds[kBatches / 2];
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -10,7 +10,7 @@
 #include "plan/interfaces.h"
 #include "plan/trace.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// Keeps the events of each (rank, stream) in a vector of its own, reserved beforehand. An event that no longer fits is dropped
 /// and counted. One thread records for one (rank, stream) at a time; `take` is called between steps.
@@ -48,4 +48,4 @@ class CpuRecorder final : public Recorder {
 /// Seconds it takes to record one event, the two readings of `clock` included: the median of several batches, measured now.
 double recorder_overhead(const Clock& clock);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

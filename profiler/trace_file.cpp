@@ -12,7 +12,7 @@
 #include "plan/base/pending_file.h"
 #include "plan/text.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -148,4 +148,4 @@ int64_t write_trace_lines(const std::string& path, const Plan& plan, const std::
   return file.place();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -8,7 +8,7 @@
 #include "plan/program.h"
 #include "plan/trace.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// What a trace calls the plan that ran: a hash of the plan's text, 16 hex digits. plan.txt beside the trace has the same.
 std::string plan_digest(std::string_view text);
@@ -25,4 +25,4 @@ int64_t write_chrome_trace(const std::string& path, const Plan& plan, const std:
 /// WorldError.
 int64_t write_trace_lines(const std::string& path, const Plan& plan, const std::vector<Program>& programs, const Trace& trace);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -12,7 +12,7 @@
 #include <tuple>
 #include <unordered_map>
 
-namespace shardlab {
+namespace shardlab::profiler {
 namespace {
 
 using nlohmann::json;
@@ -254,4 +254,4 @@ JoinedTrace join_by_text(RecordedTrace recorded, const Plan& plan, const std::ve
   return joined;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -9,7 +9,7 @@
 #include "plan/program.h"
 #include "plan/trace.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// A trace as its file has it. Instruction numbers are those of the program that wrote the file.
 struct RecordedTrace {
@@ -38,4 +38,4 @@ struct JoinedTrace {
 /// joined.
 JoinedTrace join_by_text(RecordedTrace recorded, const Plan& plan, const std::vector<Program>& programs);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

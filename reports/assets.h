@@ -3,10 +3,10 @@
 
 #include <string_view>
 
-namespace shardlab::assets {
+namespace shardlab::reports::assets {
 
 std::string_view template_html();
 std::string_view report_css();
 std::string_view report_js();
 
-}  // namespace shardlab::assets
+}  // namespace shardlab::reports::assets

@@ -9,7 +9,7 @@
 #include "plan/base/check.h"
 #include "plan/precision.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -389,4 +389,4 @@ std::optional<double> step_error_pct(const CaseOutcome& o) {
   return 100 * (o.predicted->step_s - o.measured->step_s) / o.measured->step_s;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -10,7 +10,7 @@
 #include "plan/outcome.h"
 #include "reports/table.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// One figure of a case.
 struct CaseColumn {
@@ -49,4 +49,4 @@ std::optional<double> mfu(const Case& config, double step_s);
 /// (predicted - measured) / measured, in percent; positive where the prediction was too slow. Nothing unless both are there.
 std::optional<double> step_error_pct(const CaseOutcome& outcome);
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -13,7 +13,7 @@
 #include "reports/columns.h"
 #include "reports/format.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -331,4 +331,4 @@ std::string explain(const CaseOutcome& outcome, const ExplainOptions& options) {
   return out;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -9,7 +9,7 @@
 #include "plan/outcome.h"
 #include "reports/table.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// One row per op label and stage, the greatest time first: stage, op, kind, count, flops, bytes, payload, predicted_s, measured_s,
 /// residual_s (measured - predicted), residual_pct (of predicted), share (of the time of all ops of all stages), flops_per_s
@@ -42,4 +42,4 @@ struct ExplainOptions {
 /// Heading, op table and reasons, as text for a person.
 std::string explain(const CaseOutcome& outcome, const ExplainOptions& options = {});
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

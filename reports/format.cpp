@@ -6,7 +6,7 @@
 #include <cmath>
 #include <span>
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -106,4 +106,4 @@ std::string shortened(std::string_view text, int width) {
   return out + "…";
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// The shortest decimal text that reads back as the same double; "nan", "inf", "-inf".
 std::string number_text(double value);
@@ -40,4 +40,4 @@ int display_width(std::string_view text);
 /// `text` cut to at most `width` columns, the last one "…" when something is missing.
 std::string shortened(std::string_view text, int width);
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

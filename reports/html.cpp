@@ -14,7 +14,7 @@
 #include "reports/format.h"
 #include "reports/summary.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -327,4 +327,4 @@ std::string render_markdown(const Report& report) {
   return out;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -12,7 +12,7 @@
 #include "reports/summary.h"
 #include "reports/timeline.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 struct Report {
   std::string title;
@@ -39,4 +39,4 @@ std::string html_escaped(std::string_view text);
 /// `json` inside a <script> element: "<" is written as \u003c, so neither "</script" nor "<!--" can occur.
 std::string script_safe(std::string_view json);
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -7,7 +7,7 @@
 
 #include "plan/outcome.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// Where and by what the results of a run directory were made. One per call of `run` on the directory.
 struct RunMetadata {
@@ -31,4 +31,4 @@ struct RunMetadata {
   friend bool operator==(const RunMetadata&, const RunMetadata&) = default;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

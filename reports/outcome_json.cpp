@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -577,4 +577,4 @@ Result<CaseOutcome> outcome_from_json(std::string_view text) { return from_text<
 Result<Machine> machine_from_json(std::string_view text) { return from_text<Machine>(text, "machine"); }
 Result<RunMetadata> run_from_json(std::string_view text) { return from_text<RunMetadata>(text, "run metadata"); }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -8,7 +8,7 @@
 #include "plan/outcome.h"
 #include "reports/metadata.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// Everything but the losses, the ops and the machine, which the store keeps in tables of their own.
 std::string outcome_to_json(const CaseOutcome& outcome);
@@ -22,4 +22,4 @@ Result<CaseOutcome> outcome_from_json(std::string_view text);
 Result<Machine> machine_from_json(std::string_view text);
 Result<RunMetadata> run_from_json(std::string_view text);
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -12,7 +12,7 @@
 
 #include "plan/base/world_error.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -63,4 +63,4 @@ RunLock::~RunLock() {
   if (file_ >= 0) ::close(file_);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -7,7 +7,7 @@
 
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// The right to write into a run directory: a lock of the operating system on `<directory>/run.lock`, which ends with the process
 /// however that ends. The file says who holds it; it stays behind and means nothing then.
@@ -28,4 +28,4 @@ class RunLock {
   int file_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-namespace shardlab {
+namespace shardlab::reports {
 namespace {
 
 double step_of(const CaseOutcome& o) { return o.measured ? o.measured->step_s : o.predicted ? o.predicted->step_s : 0; }
@@ -56,4 +56,4 @@ Selection Selector::take() {
   return out;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -9,7 +9,7 @@
 
 #include "plan/outcome.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// What stands for many cases.
 struct Selection {
@@ -44,4 +44,4 @@ class Selector {
   int64_t total_ = 0;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -7,7 +7,7 @@
 
 #include "plan/base/world_error.h"
 
-namespace shardlab::sqlite {
+namespace shardlab::reports::sqlite {
 
 std::string remedy(int code) {
   switch (code & 0xff) {  // the primary code of an extended one
@@ -105,4 +105,4 @@ void Transaction::commit() {
   open_ = false;
 }
 
-}  // namespace shardlab::sqlite
+}  // namespace shardlab::reports::sqlite

@@ -8,7 +8,7 @@
 struct sqlite3;
 struct sqlite3_stmt;
 
-namespace shardlab::sqlite {
+namespace shardlab::reports::sqlite {
 
 /// What to do about an error code of SQLite.
 std::string remedy(int code);
@@ -60,4 +60,4 @@ class Transaction {
   bool open_ = true;
 };
 
-}  // namespace shardlab::sqlite
+}  // namespace shardlab::reports::sqlite

@@ -18,7 +18,7 @@
 #include "reports/outcome_json.h"
 #include "reports/sqlite.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -495,4 +495,4 @@ void RunDirectory::finish() {
   unwritten_ = 0;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

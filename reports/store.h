@@ -19,7 +19,7 @@
 
 struct sqlite3;
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// Version of the store's schema. A store of another version is refused, with what to do. The columns of `cases` are no part of it:
 /// a store whose columns are those of another build is brought up to date when it is opened for writing.
@@ -124,4 +124,4 @@ class RunDirectory {
   int64_t unwritten_ = 0;                             ///< cases appended since the CSV was written
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -11,7 +11,7 @@
 #include "reports/columns.h"
 #include "reports/format.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -290,4 +290,4 @@ std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summ
   return out;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

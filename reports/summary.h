@@ -10,7 +10,7 @@
 
 #include "plan/outcome.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// How good the predictions were over some cases. A case counts where it is ok and has both sides.
 struct Accuracy {
@@ -79,4 +79,4 @@ struct Statement {
 /// were exact, whether the losses agree, what failed. Complete sentences with figures and the names of the cases.
 std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summary& summary);
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -12,7 +12,7 @@
 #include "plan/op.h"
 #include "reports/format.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -279,4 +279,4 @@ std::string print_table(const Table& table, TableFormat format, int width) {
   return {};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

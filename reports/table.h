@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// One cell. The first alternative is "not applicable": empty text in tables and CSV, null in JSON.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string>;
@@ -75,4 +75,4 @@ std::string print_json(const Table& table);
 /// One of the four. `width` is used by kTable only.
 std::string print_table(const Table& table, TableFormat format, int width = 0);
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -9,7 +9,7 @@
 #include "plan/trace_steps.h"
 #include "plan/work.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 namespace {
 
@@ -155,4 +155,4 @@ Timeline make_timeline(const Plan& plan, const std::vector<Program>& programs, c
   return Builder(plan, programs, options).build(predicted, measured);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

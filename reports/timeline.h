@@ -9,7 +9,7 @@
 #include "plan/program.h"
 #include "plan/trace.h"
 
-namespace shardlab {
+namespace shardlab::reports {
 
 /// An op that intervals refer to.
 struct TimelineOp {
@@ -58,4 +58,4 @@ struct TimelineOptions {
 Timeline make_timeline(const Plan& plan, const std::vector<Program>& programs, const Trace* predicted, const Trace* measured,
                        const TimelineOptions& options = {});
 
-}  // namespace shardlab
+}  // namespace shardlab::reports

@@ -6,7 +6,7 @@
 
 #include "plan/buffer.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// The rank's threads issue work to the device's streams, which run it later: in order within a stream, and between streams ordered
 /// by events. Stream numbers are the plan's. Every call but `reserve` and `prepare` is safe from several threads, as long as one
@@ -47,4 +47,4 @@ class Accelerator {
   virtual double milliseconds(int from, int to) = 0;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -20,7 +20,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -141,4 +141,4 @@ void Arena::touch() {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -10,7 +10,7 @@
 #include "plan/memory.h"
 #include "runtime/accelerator.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// Live bytes as the program really allocates and frees: the measured side of `memory_peak`.
 class Ledger {
@@ -73,4 +73,4 @@ inline constexpr uint32_t kPoison = 0xffa5a5a5u;
 /// The byte of poisoned storage on a device, which fills by bytes: NaNs in every float type, -1 in every integer.
 inline constexpr uint8_t kPoisonByte = 0xff;
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -4,7 +4,7 @@
 
 #include <charconv>
 
-namespace shardlab {
+namespace shardlab::runtime {
 namespace {
 
 constexpr std::string_view kHead = "shardlab arrivals 1";
@@ -84,4 +84,4 @@ Result<ArrivalLog> parse_arrivals(std::string_view text) {
   return log;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -8,7 +8,7 @@
 
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// The gradient of one worker's step.
 struct Arrival {
@@ -49,4 +49,4 @@ struct StalenessFigures {
   double mean() const { return gradients > 0 ? static_cast<double>(sum) / static_cast<double>(gradients) : 0; }
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -15,7 +15,7 @@
 #include "plan/program.h"
 #include "runtime/accelerator.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// One operand with its address on this rank. `data` is null on a back end without storage.
 struct Tensor {
@@ -88,10 +88,10 @@ struct CpuOptions {
 };
 
 /// On this processor: fp32, narrow storage (kernels/mixed.h) and kernels by name (runtime/named_kernels.h).
-BackendFactory cpu_backend(const Kernels& kernels, const CpuOptions& options);
+BackendFactory cpu_backend(const kernels::Kernels& kernels, const CpuOptions& options);
 
 /// Does nothing but count, for rehearsals of plans and for measuring dispatch. `launches` counts over all ranks; it may be null and
 /// must otherwise outlive the back ends.
 BackendFactory dry_backend(std::atomic<int64_t>* launches = nullptr);
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -13,7 +13,7 @@
 
 #include "plan/base/world_error.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 namespace {
 
 constexpr const char* kHint = "point the run at a directory on a drive with more room, or offload to cpu instead of nvme";
@@ -141,4 +141,4 @@ std::unique_ptr<BlockStore> open_file_store(const std::string& directory, int64_
   return std::make_unique<FileStore>(directory, bytes);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -8,7 +8,7 @@
 #include <span>
 #include <string>
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// What direct transfers are aligned to: offsets, lengths and addresses.
 inline constexpr int64_t kBlockBytes = 4096;
@@ -34,4 +34,4 @@ using BlockStores = std::function<std::unique_ptr<BlockStore>(int rank, int64_t 
 /// Throws WorldError: no such directory, no right to write, no room.
 std::unique_ptr<BlockStore> open_file_store(const std::string& directory, int64_t bytes);
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

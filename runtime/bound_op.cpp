@@ -1,7 +1,7 @@
 #include "plan/base/check.h"
 #include "runtime/backend.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -29,4 +29,4 @@ int64_t BoundOp::sequences_per_step(const Type& type) const {
   return int64_t{mesh().size(sequence_axes(type, mesh()))} * plan->micro_batches * type.shape[0];
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

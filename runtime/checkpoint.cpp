@@ -19,7 +19,7 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -295,4 +295,4 @@ Result<void> Checkpoint::restore(const Case& config, Session& session) const {
   return {};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

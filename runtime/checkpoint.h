@@ -22,7 +22,7 @@
 #include "plan/type.h"
 #include "runtime/session.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// Before a run that will save: makes the folder, and refuses a plan whose state has no parameters' names. Throws WorldError when
 /// the folder cannot be made.
@@ -63,4 +63,4 @@ class Checkpoint {
   std::map<StateName, Entry> entries_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -12,7 +12,7 @@
 #include "runtime/futex.h"
 #include "runtime/spin.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -249,4 +249,4 @@ void CoreScheduler::release(Crew&) {
   for (const auto& e : entries_) futex_wake(e->turn, 1);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

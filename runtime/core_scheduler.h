@@ -17,7 +17,7 @@
 #include "plan/cores.h"
 #include "runtime/crew.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// Numbers of the processors that this process may use, as the operating system counts them; at least one.
 std::vector<int> usable_processors();
@@ -82,4 +82,4 @@ class CoreScheduler final : public Scheduler, private CounterListener {
   bool failed_ = false;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -4,7 +4,7 @@
 
 #include "runtime/futex.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 void Counter::lower_wake_at(uint64_t target) {
   uint64_t wake_at = wake_at_.load(std::memory_order_seq_cst);
@@ -34,4 +34,4 @@ bool Counter::tell(uint64_t target, CounterListener& listener) {
   return value_.load(std::memory_order_seq_cst) >= target;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 class Counter;
 
@@ -64,4 +64,4 @@ class alignas(64) Counter {
   std::atomic<CounterListener*> listener_{nullptr};
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

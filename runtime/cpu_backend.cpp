@@ -20,7 +20,7 @@
 #include <omp.h>
 #endif
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -29,7 +29,7 @@ float* mutable_floats(const Tensor& t) { return t.as<float>(); }
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const Kernels& kernels, const CpuOptions& options) : k_(kernels), options_(options) {}
+  CpuBackend(const kernels::Kernels& kernels, const CpuOptions& options) : k_(kernels), options_(options) {}
 
   std::string_view name() const override { return "cpu"; }
   bool has_storage() const override { return true; }
@@ -76,7 +76,7 @@ class CpuBackend final : public Backend {
   /// Has the rank's table of rotations filled before the first op.
   void want_rope_table(const BoundOp& op, const Rope& w);
 
-  const Kernels& k_;
+  const kernels::Kernels& k_;
   const CpuOptions options_;
   std::function<void()> fill_rope_table_;  ///< none without Rope
 };
@@ -488,8 +488,8 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Copy&) {
 
 }  // namespace
 
-BackendFactory cpu_backend(const Kernels& kernels, const CpuOptions& options) {
+BackendFactory cpu_backend(const kernels::Kernels& kernels, const CpuOptions& options) {
   return [&kernels, options](int) { return std::make_unique<CpuBackend>(kernels, options); };
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

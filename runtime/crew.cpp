@@ -12,7 +12,7 @@
 #include "plan/base/hash.h"
 #include "runtime/spin.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -278,4 +278,4 @@ std::string Crew::situation() const {
   return text;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -20,7 +20,7 @@
 #include "plan/interfaces.h"
 #include "runtime/counter.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 class Crew;
 
@@ -266,4 +266,4 @@ void Task::aside(const Call& call) {
   if (failed()) throw Released{};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -18,7 +18,7 @@
 
 #include "plan/base/philox.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 namespace {
 
 namespace fs = std::filesystem;
@@ -360,4 +360,4 @@ int64_t permuted_index(int64_t index, int64_t count, uint64_t seed, uint32_t epo
   return static_cast<int64_t>(value);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -16,7 +16,7 @@
 #include "plan/case.h"
 #include "plan/interfaces.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 struct DatasetOptions {
   int64_t seq_len = 0;
@@ -67,4 +67,4 @@ Result<Dataset> open_dataset(const DataSource& source, const DatasetOptions& opt
 /// An 8-round balanced Feistel network over Philox bits, walked until it falls below `count` (Black & Rogaway 2002).
 int64_t permuted_index(int64_t index, int64_t count, uint64_t seed, uint32_t epoch);
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

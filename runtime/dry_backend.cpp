@@ -1,6 +1,6 @@
 #include "runtime/backend.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -24,4 +24,4 @@ BackendFactory dry_backend(std::atomic<int64_t>* launches) {
   return [launches](int) { return std::make_unique<DryBackend>(launches); };
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

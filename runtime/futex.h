@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <ctime>
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is the atomic's own word");
 
@@ -27,4 +27,4 @@ inline void futex_wake(std::atomic<uint32_t>& word, int sleepers) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, sleepers, nullptr, nullptr, 0);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -13,7 +13,7 @@
 #include <omp.h>
 #endif
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -523,4 +523,4 @@ Result<ScratchLaunch> bind_mixed(const BoundOp& op, const BindTools& tools) {
   return std::visit([&](const auto& work) -> Result<ScratchLaunch> { return bind_work(op, work, tools); }, op.op().work);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

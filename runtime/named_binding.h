@@ -9,7 +9,7 @@
 
 #include "runtime/named_kernels.h"
 
-namespace shardlab::named {
+namespace shardlab::runtime::named {
 
 /// Collects the first thing that is wrong with an op's operands.
 class Operands {
@@ -80,4 +80,4 @@ std::span<const NamedKernel> fp8_kernels();
 std::span<const NamedKernel> compression_kernels();
 std::span<const NamedKernel> optimizer_kernels();
 
-}  // namespace shardlab::named
+}  // namespace shardlab::runtime::named

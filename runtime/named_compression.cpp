@@ -7,7 +7,7 @@
 #include "kernels/quantise.h"
 #include "runtime/named_binding.h"
 
-namespace shardlab::named {
+namespace shardlab::runtime::named {
 namespace {
 
 using kernels::MixedKernels;
@@ -323,4 +323,4 @@ constexpr std::array kTable{
 
 std::span<const NamedKernel> compression_kernels() { return kTable; }
 
-}  // namespace shardlab::named
+}  // namespace shardlab::runtime::named

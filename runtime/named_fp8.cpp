@@ -8,7 +8,7 @@
 #include "kernels/quantise.h"
 #include "runtime/named_binding.h"
 
-namespace shardlab::named {
+namespace shardlab::runtime::named {
 namespace {
 
 using kernels::MixedKernels;
@@ -246,4 +246,4 @@ constexpr std::array kTable{
 
 std::span<const NamedKernel> fp8_kernels() { return kTable; }
 
-}  // namespace shardlab::named
+}  // namespace shardlab::runtime::named

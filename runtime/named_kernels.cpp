@@ -6,7 +6,7 @@
 #include "plan/base/hash.h"
 #include "runtime/named_binding.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace named {
 
@@ -48,4 +48,4 @@ Result<ScratchLaunch> bind_named(const BoundOp& op, const Kernel& kernel, const 
   return found->bind(op, tools);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -7,7 +7,7 @@
 #include "plan/base/result.h"
 #include "runtime/scratch_launch.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// One name. `operands` is its signature as the documentation gives it: "(x, factor f32[1]) -> y".
 struct NamedKernel {
@@ -22,4 +22,4 @@ std::vector<NamedKernel> named_kernels();
 /// Refuses unknown names, and operands that do not fit the signature.
 Result<ScratchLaunch> bind_named(const BoundOp& op, const Kernel& kernel, const BindTools& tools);
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

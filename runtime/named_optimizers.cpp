@@ -6,7 +6,7 @@
 #include "kernels/outer_step.h"
 #include "runtime/named_binding.h"
 
-namespace shardlab::named {
+namespace shardlab::runtime::named {
 namespace {
 
 /// The numbers are read when it runs: other ops have filled them.
@@ -113,4 +113,4 @@ constexpr std::array kTable{
 
 std::span<const NamedKernel> optimizer_kernels() { return kTable; }
 
-}  // namespace shardlab::named
+}  // namespace shardlab::runtime::named

@@ -8,7 +8,7 @@
 #include "kernels/loss_scale.h"
 #include "runtime/named_binding.h"
 
-namespace shardlab::named {
+namespace shardlab::runtime::named {
 namespace {
 
 using kernels::MixedKernels;
@@ -336,4 +336,4 @@ constexpr std::array kTable{
 
 std::span<const NamedKernel> precision_kernels() { return kTable; }
 
-}  // namespace shardlab::named
+}  // namespace shardlab::runtime::named

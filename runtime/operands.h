@@ -5,7 +5,7 @@
 #include "plan/base/check.h"
 #include "runtime/backend.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// The part of a logical dim that a rank holds.
 inline kernels::Part part_of(const BoundOp& op, const Type& type, int dim) {
@@ -29,4 +29,4 @@ inline void check_in_place(const BoundOp& op, const Tensor& write, const Tensor&
   SHARDLAB_CHECK(write.data == old.data, "`{}` writes beside what it should update in place", describe(*op.plan, *op.instruction));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -10,7 +10,7 @@
 #include "plan/run_state.h"
 #include "runtime/reduction.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 namespace {
 
 Error no_servers(const std::string& why) {
@@ -282,7 +282,7 @@ void ParameterServers::apply(Rank& rank, size_t bucket, const std::vector<Arriva
   for (const Arrival& a : arrivals)
     leaves.push_back(part_of(bound(a.worker, b.push).call.source, part_bytes(own.call, workers), server));
   if (own.call.target != nullptr)
-    tree_combine(kernels_for_this_processor(), own.call.dtype, ReduceOp::kSum, leaves, own.call.target,
+    tree_combine(kernels::kernels_for_this_processor(), own.call.dtype, ReduceOp::kSum, leaves, own.call.target,
                  own.call.elements / workers);
   for (const size_t i : b.update) {
     task.set_instruction(ids[i]);
@@ -329,4 +329,4 @@ StalenessFigures ParameterServers::staleness() const {
   return all;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

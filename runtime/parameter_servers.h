@@ -27,7 +27,7 @@
 #include "runtime/rank.h"
 #include "runtime/session.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// The servers and workers of one session, one of each a rank.
 class ParameterServers {
@@ -110,4 +110,4 @@ class ParameterServers {
   int32_t number_ = 0;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

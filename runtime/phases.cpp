@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 Result<RunState> take_state(const Session& session) {
   const auto names = session.states();
@@ -33,4 +33,4 @@ Result<void> give_state(const RunState& state, Session& session) {
   return {};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -7,7 +7,7 @@
 
 #include "runtime/session.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// All that a run keeps from step to step.
 using RunState = std::vector<std::pair<StateName, LogicalTensor>>;
@@ -18,4 +18,4 @@ Result<RunState> take_state(const Session& session);
 /// Into a session of another plan of the same run. Refuses where that keeps something else: both must name the same state.
 Result<void> give_state(const RunState& state, Session& session);
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

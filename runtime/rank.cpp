@@ -12,7 +12,7 @@
 #include "plan/base/world_error.h"
 #include "plan/period.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -565,4 +565,4 @@ std::optional<double> Rank::metric(int which, int step) const {
   return f;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

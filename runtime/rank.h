@@ -16,7 +16,7 @@
 #include "runtime/stream_program.h"
 #include "runtime/transport.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// One instruction with everything looked up: what a step costs beside its kernels is a loop over these.
 struct BoundInstruction {
@@ -161,4 +161,4 @@ class Rank {
   std::vector<uint8_t> marked_;   ///< by instruction: whether its marks were recorded in this step. Each by its stream's thread
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

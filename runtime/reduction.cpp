@@ -8,7 +8,7 @@
 #include "plan/base/check.h"
 #include "plan/base/tree.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -37,8 +37,8 @@ constexpr int64_t kBlock = 1024;
 const void* at(const void* p, int64_t element) { return static_cast<const char*>(p) + 2 * element; }
 
 /// Two bytes an element: each of the two is widened, joined in fp32 and rounded, block by block.
-void combine_halves(const Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n) {
-  const StorageKernels& storage = storage_kernels(kernels);
+void combine_halves(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n) {
+  const kernels::StorageKernels& storage = kernels::storage_kernels(kernels);
   std::array<float, kBlock> a, b;
   for (int64_t i = 0; i < n; i += kBlock) {
     const int64_t m = std::min(kBlock, n - i);
@@ -51,9 +51,9 @@ void combine_halves(const Kernels& kernels, DType dtype, ReduceOp reduce, void* 
 }
 
 /// The tree over the widened parts, rounded once.
-void tree_combine_halves(const Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out,
+void tree_combine_halves(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out,
                          int64_t n) {
-  const StorageKernels& storage = storage_kernels(kernels);
+  const kernels::StorageKernels& storage = kernels::storage_kernels(kernels);
   std::vector<float> wide(parts.size() * kBlock);
   std::vector<const void*> leaves;
   for (size_t p = 0; p < parts.size(); ++p) leaves.push_back(wide.data() + p * kBlock);
@@ -71,7 +71,7 @@ bool reducible(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::i32 || dtype == DType::i64 || is_half(dtype);
 }
 
-void combine(const Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n) {
+void combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n) {
   switch (dtype) {
     case DType::f32: {
       const kernels::Add add{static_cast<const float*>(own), static_cast<const float*>(theirs), static_cast<float*>(own), n};
@@ -86,7 +86,7 @@ void combine(const Kernels& kernels, DType dtype, ReduceOp reduce, void* own, co
   }
 }
 
-void tree_combine(const Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out, int64_t n) {
+void tree_combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out, int64_t n) {
   if (dtype == DType::f32 && reduce == ReduceOp::kSum) {
     std::vector<const float*> leaves;
     for (const void* p : parts) leaves.push_back(static_cast<const float*>(p));
@@ -103,4 +103,4 @@ void tree_combine(const Kernels& kernels, DType dtype, ReduceOp reduce, std::spa
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -8,16 +8,16 @@
 #include "plan/base/dtype.h"
 #include "plan/op.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// Whether `combine` and `tree_combine` know the type.
 bool reducible(DType dtype);
 
 /// own[n] = own + theirs, or the larger of the two. bf16 and f16 are joined in fp32 and rounded: once a hop of a ring.
-void combine(const Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n);
+void combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, void* own, const void* theirs, int64_t n);
 
 /// out[n] = the canonical tree over `parts` in order (plan/base/tree.h), or the largest. `out` may be one of the parts. bf16 and
 /// f16: the tree in fp32, rounded once.
-void tree_combine(const Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out, int64_t n);
+void tree_combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out, int64_t n);
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

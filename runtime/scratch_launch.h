@@ -8,7 +8,7 @@
 #include "kernels/mixed.h"
 #include "runtime/backend.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// A launch with the scratch that it wants, in bytes, aligned to 64; null is good where it wants none.
 struct ScratchLaunch {
@@ -18,14 +18,14 @@ struct ScratchLaunch {
 
 /// What a back end lends to those who bind its ops.
 struct BindTools {
-  const Kernels& kernels;
+  const kernels::Kernels& kernels;
   const CpuOptions& options;
 };
 
 /// `run(kernels, args, scratch)` as a launch; called once with a scratch that counts. `update(args, state)` is called before each
 /// run.
 template <class Args, class Run, class Update>
-ScratchLaunch counted_launch(const Kernels& kernels, const Args& args, Run run, Update update) {
+ScratchLaunch counted_launch(const kernels::Kernels& kernels, const Args& args, Run run, Update update) {
   const kernels::MixedKernels mixed(kernels);
   auto counter = kernels::Scratch::counter();
   run(mixed, args, counter);
@@ -36,7 +36,7 @@ ScratchLaunch counted_launch(const Kernels& kernels, const Args& args, Run run, 
           }};
 }
 template <class Args, class Run>
-ScratchLaunch counted_launch(const Kernels& kernels, const Args& args, Run run) {
+ScratchLaunch counted_launch(const kernels::Kernels& kernels, const Args& args, Run run) {
   return counted_launch(kernels, args, run, [](Args&, const StepState&) {});
 }
 
@@ -58,4 +58,4 @@ inline uint32_t dropout_tensor(const BoundOp& op, const Dropout& w) {
   return static_cast<uint32_t>((op.instruction->layer + 1) * 4 + w.site);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -18,7 +18,7 @@
 #include "runtime/rank.h"
 #include "runtime/values.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 PlacedPlan place(Plan plan) {
   PlacedPlan placed;
@@ -688,4 +688,4 @@ Result<void> copy_parameters(const Session& from, const Plan& plan, Session& to)
   return {};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -29,7 +29,7 @@
 #include "runtime/crew.h"
 #include "runtime/transport.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 struct RunOptions {
   uint64_t seed = 1;
@@ -152,4 +152,4 @@ class Session {
 /// Copies every parameter from one session into another, whatever their layouts.
 Result<void> copy_parameters(const Session& from, const Plan& plan, Session& to);
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

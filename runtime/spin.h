@@ -1,7 +1,7 @@
 // How long whoever waits watches before sleeping, and how.
 #pragma once
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// A wait looks at the clock and at the crew's failure at least this often, whoever forgot to wake it.
 inline constexpr double kSlice_s = 0.02;
@@ -14,4 +14,4 @@ inline void relax() {
 #endif
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

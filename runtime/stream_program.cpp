@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -157,4 +157,4 @@ std::optional<int> metric_named(std::string_view name) {
   return std::nullopt;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

@@ -27,7 +27,7 @@
 #include "plan/plan.h"
 #include "plan/program.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// A wait for an event of another stream of the rank.
 struct EventWait {
@@ -73,4 +73,4 @@ inline constexpr std::array<std::string_view, 2> kMetricNames{"loss", "grad_norm
 /// Which metric the role buffer `name` holds, if any: an index into `kMetricNames`.
 std::optional<int> metric_named(std::string_view name);
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

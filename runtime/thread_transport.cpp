@@ -11,7 +11,7 @@
 #include "plan/collective_steps.h"
 #include "runtime/reduction.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 namespace {
 
@@ -24,7 +24,7 @@ const std::byte* bytes_at(const void* base, int64_t offset) { return static_cast
 /// One side of the channels of one communicator.
 class ThreadCommunicator final : public Communicator {
  public:
-  ThreadCommunicator(const Kernels& kernels, std::vector<int> members, int index, std::vector<Channel*> to,
+  ThreadCommunicator(const kernels::Kernels& kernels, std::vector<int> members, int index, std::vector<Channel*> to,
                      std::vector<Channel*> from)
       : kernels_(kernels), members_(std::move(members)), index_(index), to_(std::move(to)), from_(std::move(from)) {}
 
@@ -71,7 +71,7 @@ class ThreadCommunicator final : public Communicator {
   void release(int from);
   void await_taken(Moved& moved, Task& task, int to);
 
-  const Kernels& kernels_;
+  const kernels::Kernels& kernels_;
   const std::vector<int> members_;
   const int index_;
   const std::vector<Channel*> to_, from_;  ///< by group index, none for this rank
@@ -328,4 +328,4 @@ std::unique_ptr<Communicator> ThreadTransport::join(int rank, CommId comm, std::
                                               static_cast<int>(self - members.begin()), std::move(to), std::move(from));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

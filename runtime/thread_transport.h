@@ -9,7 +9,7 @@
 #include "kernels/kernels.h"
 #include "runtime/transport.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// One direction between two ranks of one communicator. The sender posts a pointer, the receiver reads from it, and the sender
 /// goes on when it has been read: a rendezvous, with no bytes in between.
@@ -32,15 +32,15 @@ struct Channel {
 /// fp64, i32 and i64 are reduced; every whole-byte type is moved.
 class ThreadTransport final : public Transport {
  public:
-  explicit ThreadTransport(const Kernels& kernels) : kernels_(kernels) {}
+  explicit ThreadTransport(const kernels::Kernels& kernels) : kernels_(kernels) {}
   std::unique_ptr<Communicator> join(int rank, CommId comm, std::span<const int> members) override;
 
  private:
   Channel& channel(CommId comm, int from, int to);
 
-  const Kernels& kernels_;
+  const kernels::Kernels& kernels_;
   std::mutex mutex_;
   std::map<std::tuple<int32_t, int, int>, std::unique_ptr<Channel>> channels_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

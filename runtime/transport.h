@@ -11,7 +11,7 @@
 #include "plan/op.h"
 #include "runtime/crew.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// One collective as a rank calls it. `elements` is the full, gathered extent: of the source of a reduce_scatter, of the
 /// target of an all_gather. Null pointers make a rehearsal: every message is met and counted, none is moved.
@@ -73,4 +73,4 @@ class Transport {
   virtual void abort() {}
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

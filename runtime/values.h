@@ -11,7 +11,7 @@
 #include "plan/base/check.h"
 #include "plan/base/dtype.h"
 
-namespace shardlab {
+namespace shardlab::runtime {
 
 /// n elements of a floating-point storage type, widened exactly, or counts.
 inline std::vector<float> read_values(const void* data, DType dtype, int64_t n) {
@@ -24,7 +24,7 @@ inline std::vector<float> read_values(const void* data, DType dtype, int64_t n) 
     }
     return values;
   }
-  storage_kernels(kernels_for_this_processor()).widen({data, dtype, n, values.data()});
+  kernels::storage_kernels(kernels::kernels_for_this_processor()).widen({data, dtype, n, values.data()});
   return values;
 }
 
@@ -34,7 +34,7 @@ inline void write_values(std::span<const float> values, DType dtype, void* data)
     for (size_t i = 0; i < values.size(); ++i) static_cast<int32_t*>(data)[i] = static_cast<int32_t>(values[i]);
     return;
   }
-  storage_kernels(kernels_for_this_processor()).narrow({values.data(), static_cast<int64_t>(values.size()), dtype, data});
+  kernels::storage_kernels(kernels::kernels_for_this_processor()).narrow({values.data(), static_cast<int64_t>(values.size()), dtype, data});
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::runtime

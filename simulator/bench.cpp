@@ -7,7 +7,7 @@
 
 #include "plan/work.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 constexpr int64_t kNoiseElements = 1 << 16;
@@ -201,4 +201,4 @@ Plan Bench::take() {
   return std::move(plan_);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

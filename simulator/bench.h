@@ -8,7 +8,7 @@
 
 #include "plan/plan.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// Labels of ops that only prepare an operand; every other op of a bench is measured.
 inline constexpr std::string_view kPreparation = "prepare";
@@ -91,4 +91,4 @@ class Bench {
 Type tensor(std::initializer_list<int64_t> extents);
 Type ids(int64_t sequences, int64_t tokens);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -10,7 +10,7 @@
 #include "plan/device_scratch.h"
 #include "simulator/bench.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 /// Tokens in a sequence of the row-wise benches; rows are a multiple.
@@ -354,4 +354,4 @@ void CalibrationTokens::sequence(int64_t sequence, std::span<int32_t> out) const
     out[i] = static_cast<int32_t>(random_bits({1, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(sequence) * 4096 + i) % 32);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -23,7 +23,7 @@
 #include "plan/program.h"
 #include "plan/trace.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// What is measured: the processor, or a GPU, whose shapes are larger and whose ranks are alone on it.
 enum class CalibrationTarget : uint8_t { kProcessor, kGpu };
@@ -86,4 +86,4 @@ Machine local_machine(const Calibration& calibration, int cores, int64_t memory_
 /// types measured. `device` names it.
 Machine local_gpu_machine(const Calibration& calibration, const std::string& device, int devices, int64_t memory_bytes);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

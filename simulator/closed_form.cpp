@@ -8,7 +8,7 @@
 
 #include "simulator/closed_form_parts.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 using namespace forms;  // its parts
 
@@ -288,4 +288,4 @@ ClosedForm closed_form(const Case& config) {
   return form;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -14,7 +14,7 @@
 #include "plan/case.h"
 #include "plan/memory.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// What one layer keeps of one micro-batch from forward to backward on one rank: bytes by kind, each rounded up to the alignment.
 ///
@@ -149,4 +149,4 @@ ClosedForm closed_form(const Case& config);
 /// Memory of one stage alone: the same figures.
 StageForm closed_form_of_stage(const Case& config, int64_t stage);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -19,7 +19,7 @@
 
 #include "simulator/closed_form_parts.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 /// Scratch of a tree over the blocks of `ranks` parts: the blocks, and their addresses.
@@ -144,4 +144,4 @@ CompressionForm compression_of(const Case& c, const State& state, const Part& pa
   }
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

@@ -10,7 +10,7 @@
 
 #include "simulator/closed_form_parts.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 constexpr int64_t kBlockWidth = 128;
@@ -260,4 +260,4 @@ class LayerWalk {
 
 LayerForm fp8_layer(const Case& c, const Sizes& n, bool full) { return LayerWalk(c, n, full).form(); }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

@@ -9,7 +9,7 @@
 
 #include "simulator/closed_form_parts.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 enum Tensor : uint8_t {
@@ -167,4 +167,4 @@ class LayerWalk {
 
 LayerForm selective_layer(const Case& c, const Sizes& n, unsigned again) { return LayerWalk(c, n, again).form(); }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

@@ -11,7 +11,7 @@
 #include "plan/treatment.h"
 #include "simulator/closed_form.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 
 constexpr int64_t kElement = 4;  // fp32, and i32 for tokens
 constexpr int64_t kScalar = aligned(1);
@@ -765,4 +765,4 @@ struct GatherStay {
 /// In the order in which they are issued.
 std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Part& part, int64_t stage);
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

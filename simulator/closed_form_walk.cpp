@@ -9,7 +9,7 @@
 
 #include "simulator/closed_form_parts.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 /// Forward or backward of one unit of the stage (numbered from its first) for one micro-batch.
@@ -542,4 +542,4 @@ std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Pa
   return all;
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

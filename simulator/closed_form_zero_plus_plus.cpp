@@ -13,7 +13,7 @@
 
 #include "simulator/closed_form_parts.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 int64_t scales_of(const BucketForm& b) { return b.ranks * ((b.elements / b.ranks + kScaleBlock - 1) / kScaleBlock); }
@@ -79,4 +79,4 @@ ZeroPlusPlusForm zero_plus_plus_of(const Case& c, const State& state, const Part
   return form;
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

@@ -14,7 +14,7 @@
 #include "simulator/fabric.h"
 #include "simulator/peers.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 const Slot& slot(const Segment& segment, SlotId id) { return segment.slots[id.index()]; }
@@ -494,4 +494,4 @@ Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, 
                "add it to device.peak_flops in its machine file"};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

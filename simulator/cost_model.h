@@ -15,7 +15,7 @@
 #include "simulator/rate_table.h"
 #include "simulator/resources.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// What is known of a communication before anybody says how fast the machine is.
 struct Communication {
@@ -177,4 +177,4 @@ class FixedCostModel final : public PlacedCostModel {
 /// without calibration, a device without peak or bandwidth, and constants that DeviceModel or Fabric refuse.
 Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

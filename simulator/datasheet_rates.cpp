@@ -7,7 +7,7 @@
 #include "simulator/device_model.h"
 #include "simulator/fabric.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
@@ -141,4 +141,4 @@ CollectiveUse use_of(CollectiveKind kind) {
   return CollectiveUse::kAllReduce;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

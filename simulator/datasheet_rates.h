@@ -12,7 +12,7 @@
 #include "simulator/nccl_model.h"
 #include "simulator/resources.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// What of a data sheet's peak a real program gets. Stated, never tuned on a case.
 struct Efficiency {
@@ -90,4 +90,4 @@ class DatasheetRates {
 /// Dense peak of the precision, or of the next wider one that the machine computes in; 0 for none.
 double dense_peak(const Device& device, const std::string& precision);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

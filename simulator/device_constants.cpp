@@ -1,6 +1,6 @@
 #include "simulator/device_constants.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 std::span<const DeviceConstant> device_constants() {
   using C = DeviceConstants;
@@ -61,4 +61,4 @@ std::span<const DeviceConstant> device_constants() {
   return table;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

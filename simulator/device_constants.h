@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// What of a data sheet a program reaches, and what a kernel costs beside its flops and bytes.
 ///
@@ -94,4 +94,4 @@ struct DeviceConstant {
 /// All of them, in the order of the struct.
 std::span<const DeviceConstant> device_constants();
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <string>
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 namespace {
 
@@ -306,4 +306,4 @@ double DeviceModel::nvme_seconds(double bytes, bool write, double sharing) const
   return constants_.nvme_start_s + bytes * sharing / (write ? constants_.nvme_write_bytes_per_s : constants_.nvme_read_bytes_per_s);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

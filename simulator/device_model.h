@@ -14,7 +14,7 @@
 #include "plan/machine.h"
 #include "simulator/device_constants.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// How the operands of the multiplications are stored. fp16 runs at the rate of bf16 on every device that has both.
 enum class Precision : uint8_t { kFp32, kBf16, kFp16, kFp8, kFp4 };
@@ -185,4 +185,4 @@ class DeviceModel {
   std::map<std::string, Provenance> provenance_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

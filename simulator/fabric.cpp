@@ -6,7 +6,7 @@
 #include <cmath>
 #include <span>
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 namespace {
 
@@ -373,4 +373,4 @@ Contention Fabric::contention(CollectiveUse kind, const Group& group) const {
   return c;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

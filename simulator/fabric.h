@@ -12,7 +12,7 @@
 #include "plan/machine.h"
 #include "simulator/nccl_model.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// A group of ranks by where they are: the same number on each of `nodes` nodes. A tensor-parallel group inside a node is {8, 1};
 /// the data-parallel groups of 8 nodes with tp = 8 are {1, 8} with `groups_per_node` 8, as eight of them use the node's rails at
@@ -187,4 +187,4 @@ class Fabric {
   std::map<std::string, Provenance> provenance_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

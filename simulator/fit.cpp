@@ -12,7 +12,7 @@
 #include "simulator/cost_model.h"
 #include "simulator/peers.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 /// The `q`-quantile of sorted values, by linear interpolation.
@@ -207,4 +207,4 @@ Machine local_gpu_machine(const Calibration& calibration, const std::string& dev
   return m;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -4,7 +4,7 @@
 
 #include <iterator>
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 /// A double-quoted YAML scalar.
@@ -51,4 +51,4 @@ std::string to_yaml(const Machine& machine) {
   return out;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

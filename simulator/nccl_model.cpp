@@ -6,7 +6,7 @@
 #include <limits>
 #include <span>
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 namespace {
 
@@ -219,4 +219,4 @@ NcclGraph nccl_search_nvls(GpuGeneration generation, int ranks, double total_gbs
   return {channels, most, most};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// What a group does together. `bytes` is the full buffer as nccl-tests count it: all-reduce and broadcast the vector that every
 /// rank holds; reduce-scatter and all-gather the whole of it (ranks * shard); all-to-all what one rank sends in all, its own part
@@ -85,4 +85,4 @@ NcclGraph nccl_search(GpuGeneration generation, bool across_nodes, double total_
 /// links, so the search may use n / (n - 1) of them.
 NcclGraph nccl_search_nvls(GpuGeneration generation, int ranks, double total_gbs);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

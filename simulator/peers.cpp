@@ -5,7 +5,7 @@
 
 #include "plan/collective_steps.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 /// Meetings of one rank, in issue order of its program.
@@ -163,4 +163,4 @@ std::vector<Meeting> meetings_of(const Plan& plan, const Program& program, const
   return all;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -11,7 +11,7 @@
 #include "plan/plan.h"
 #include "plan/program.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// The ranks that are simulated: all of a mesh, or one representative a role.
 class SimulatedRanks {
@@ -63,4 +63,4 @@ std::optional<std::array<int, 2>> hop_of(const Op& op, std::span<const int> grou
 /// collective's group. An individual rank has one, a representative as many as differ among the ranks of its role.
 std::vector<std::vector<int>> who_meet(const Plan& plan, const Op& op, const SimulatedRanks& simulated, int rank);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -9,7 +9,7 @@
 #include "simulator/segments/segments.h"
 #include "simulator/timeline.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 bool any_extrapolated(const Plan& plan, const std::vector<Program>& programs, const PlacedCostModel& costs) {
@@ -72,4 +72,4 @@ Prediction predict_by_segments(const Case& config, const Plan& plan, const std::
   return p;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -9,7 +9,7 @@
 #include "plan/trace.h"
 #include "simulator/cost_model.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 struct Predicted {
   Prediction figures;
@@ -31,4 +31,4 @@ Predicted predict(const Case& config, const Plan& plan, const std::vector<Progra
 Prediction predict_by_segments(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
                                const PlacedCostModel& costs);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

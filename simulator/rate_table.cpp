@@ -5,7 +5,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 /// How far outside the grid a shape may lie and still count as measured: log of 1 %.
@@ -112,4 +112,4 @@ RateTable::Answer RateTable::nearest(std::span<const int64_t> shape) const {
   return {std::exp(seconds_[best] + best_ratio), best_distance > kTolerance * kTolerance};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// Seconds by shape, for the points of one kernel at one concurrency.
 ///
@@ -39,4 +39,4 @@ class RateTable {
   std::vector<double> seconds_;              ///< logs
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -9,7 +9,7 @@
 
 #include "simulator/closed_form_parts.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 /// A treatment as the search sees it: what a layer under it keeps on the device, and its highest moments beyond what the layers
@@ -271,4 +271,4 @@ Result<BudgetChoice> choose_within(const Case& config, const ByteBudget& budget,
   return all;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -15,7 +15,7 @@
 #include "plan/plan.h"
 #include "plan/treatment.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 class PlacedCostModel;
 
@@ -74,4 +74,4 @@ Result<BudgetChoice> choose_within(const Case& config, const ByteBudget& budget,
 /// The case with that choice in place of its recompute and offload of activations.
 Case decided(Case config, std::span<const LayerTreatment> layers);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

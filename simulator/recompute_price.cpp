@@ -5,7 +5,7 @@
 #include "simulator/recompute_budget.h"
 #include "simulator/timeline.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 constexpr int64_t kProbeLayers = 4;
@@ -64,4 +64,4 @@ Result<std::vector<PricedTreatment>> price_treatments(const Case& config, std::s
   return priced;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -4,7 +4,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 /// Shares that exceed what there is by less are rounding.
@@ -187,4 +187,4 @@ void DeviceSharing::set_speed(int task, double speed, double now) {
   if (std::find(changed_.begin(), changed_.end(), task) == changed_.end()) changed_.push_back(task);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

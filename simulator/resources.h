@@ -20,7 +20,7 @@
 #include <span>
 #include <vector>
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// Of one device. Links join devices of a node, the network nodes.
 enum class Resource : uint8_t {
@@ -116,4 +116,4 @@ class DeviceSharing {
   std::vector<int> changed_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -8,7 +8,7 @@
 
 #include "simulator/step_stage.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 constexpr double kNumber = 4;
@@ -158,4 +158,4 @@ void StageWriter::reduce_in_low_rank(const BucketForm& b, Reducing& ops) const {
   ops.kernel(0, 2 * kNumber * right);
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

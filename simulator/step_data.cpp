@@ -4,7 +4,7 @@
 
 #include "simulator/step_stage.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 double of(int64_t v) { return static_cast<double>(v); }
@@ -148,4 +148,4 @@ void StageWriter::clear_padding() {
   }
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

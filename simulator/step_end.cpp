@@ -3,7 +3,7 @@
 
 #include "simulator/step_stage.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 
 Block& StageWriter::tail() {
   const bool open =
@@ -206,4 +206,4 @@ void StageWriter::metrics() {
   if (c_.train.grad_norm) square_gradients();
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

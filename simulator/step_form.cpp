@@ -6,7 +6,7 @@
 #include "simulator/step_kernels.h"
 #include "simulator/step_stage.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 bool has_step_form(const Case& c) {
   const Layout& l = c.layout;
@@ -25,4 +25,4 @@ std::optional<forms::Walked> step_form(const Case& c, const DatasheetRates& rate
   return forms::walk(stages, costs);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

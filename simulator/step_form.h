@@ -12,7 +12,7 @@
 #include "simulator/datasheet_rates.h"
 #include "simulator/step_walk.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// Formula: kernels by flops and bytes as plan/work.h counts them, at DatasheetRates; blocks of them in the order of the pipeline's
 ///   timetable; collectives beside them as simulator/step_walk.h has it. Ranks of a stage do the same and are walked as one.
@@ -24,4 +24,4 @@ std::optional<forms::Walked> step_form(const Case& c, const DatasheetRates& rate
 /// estimate knows; recompute within a budget once it is decided (plan/treatment.h).
 bool has_step_form(const Case& c);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

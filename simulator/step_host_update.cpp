@@ -5,7 +5,7 @@
 
 #include "simulator/step_stage.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 constexpr double kFp32 = 4;
@@ -185,4 +185,4 @@ void StageWriter::update_on_host() {
   emit_all(then);
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

@@ -7,7 +7,7 @@
 #include "plan/collective_steps.h"
 #include "plan/treatment.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 double of(int64_t v) { return static_cast<double>(v); }
@@ -343,4 +343,4 @@ void StepKernels::add_update(int64_t elements, Block& b) const {
   if (Widths(c_).master) add(b, 0, n * (4 + e_), Spent::kUpdate);
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

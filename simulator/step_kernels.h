@@ -10,7 +10,7 @@
 #include "simulator/datasheet_rates.h"
 #include "simulator/step_walk.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 
 /// How ranks lie: `tp` fastest, then dp (shards, then replicas of them), then stages.
 struct Ways {
@@ -152,4 +152,4 @@ class StepKernels {
   double sequences_, heads_, kv_heads_, head_dim_;
 };
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

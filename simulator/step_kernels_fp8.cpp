@@ -8,7 +8,7 @@
 
 #include "simulator/step_kernels.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 constexpr double kScale = 4;         // bytes
@@ -76,4 +76,4 @@ void StepKernels::add_remembering(int64_t layers, Block& b) const {
     for (const double rows : {kForward, kBackward}) add(b, 0, (2 * window + 1) * rows * kScale, Spent::kUpdate);
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

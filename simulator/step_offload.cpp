@@ -4,7 +4,7 @@
 
 #include "simulator/step_stage.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 
 /// What each layer's forward leaves for its backward, but where fewer than one unit would compute meanwhile, or, on NVMe, it would
 /// have to be read before it is written.
@@ -99,4 +99,4 @@ void StageWriter::leave_every_micro_batch(const BucketForm& b) {
   }
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

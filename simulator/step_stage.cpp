@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 
 StageWriter::StageWriter(const Case& c, const StepKernels& kernels, int stage)
     : c_(c),
@@ -222,4 +222,4 @@ int32_t StageWriter::part_of_block(int32_t index, int32_t first, int32_t last) {
   return found->second;
 }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

@@ -14,7 +14,7 @@
 #include "simulator/step_kernels.h"
 #include "simulator/step_walk.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 
 class StageWriter {
  public:
@@ -186,4 +186,4 @@ class StageWriter {
   size_t arrived_ = 0;                                  ///< of them
 };
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

@@ -10,7 +10,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 namespace {
 
 /// Times that differ by less are one.
@@ -475,4 +475,4 @@ void Block::close(double launch_s) {
 
 Walked walk(std::span<const StageText> stages, const WalkCosts& costs) { return Walk(stages, costs).run(); }
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

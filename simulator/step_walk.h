@@ -20,7 +20,7 @@
 
 #include "simulator/resources.h"
 
-namespace shardlab::forms {
+namespace shardlab::simulator::forms {
 
 /// What seconds of a stage's control stream go to.
 enum class Spent : uint8_t { kForward, kBackward, kRecompute, kUpdate, kLaunch, kTensor, kData, kPipeline };
@@ -115,4 +115,4 @@ struct Walked {
 };
 Walked walk(std::span<const StageText> stages, const WalkCosts& costs);
 
-}  // namespace shardlab::forms
+}  // namespace shardlab::simulator::forms

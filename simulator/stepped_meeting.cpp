@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 MeetingSchedule schedule_of(const Op& op, int size) {
   if (const auto* c = std::get_if<Collective>(&op.work)) {
@@ -52,4 +52,4 @@ double SteppedMeeting::taking_since(int member) const {
   return last;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

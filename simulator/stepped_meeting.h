@@ -8,7 +8,7 @@
 #include "plan/collective_steps.h"
 #include "plan/plan.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// What each member does, by index in the group; of a message 0 is the sender and 1 the receiver.
 using MeetingSchedule = std::vector<std::vector<CollectiveStep>>;
@@ -63,4 +63,4 @@ class SteppedMeeting {
   std::vector<Member> members_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -17,7 +17,7 @@
 #include "simulator/resources.h"
 #include "simulator/stepped_meeting.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 /// Events that happen together may differ in the last bits of their times: a thousandth of a nanosecond is together.
@@ -652,4 +652,4 @@ double step_seconds(const Trace& trace, int step) {
   return end;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

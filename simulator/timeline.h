@@ -27,7 +27,7 @@
 #include "plan/trace.h"
 #include "simulator/cost_model.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 struct SimulateOptions {
   /// Meshes of more ranks are simulated by one representative rank per role (its coordinates on all other axes are 0): ranks of one
@@ -47,4 +47,4 @@ double step_seconds(const Trace& trace, int step = 0);
 /// The rank whose step is longest; the first of equals.
 int longest_rank(const Trace& trace, int step = 0);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -15,7 +15,7 @@
 
 #include "strategies/state.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "accumulation";
@@ -138,4 +138,4 @@ void accumulate(Draft& draft) {
   for (StageDraft& stage : draft.stages) count_in_binary(draft, stage);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 struct Draft;
 
@@ -21,4 +21,4 @@ struct Carry {
 /// carries (floor(log2 m) + 1 copies at most), so that micro-batches are the leaves of a binary tree (docs/canonical-order.md).
 std::vector<Carry> carries(int micro_batches, bool canonical);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -7,7 +7,7 @@
 #include "plan/precision.h"
 #include "strategies/state.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 struct Kind {
@@ -196,4 +196,4 @@ std::string signature(const Draft& draft, const StageDraft& stage, const Bucket&
 
 StreamId reduction_stream(Draft& draft) { return draft.config.layout.overlap ? draft.stream("dp") : StreamId(0); }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -5,7 +5,7 @@
 
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// Which parameters share a bucket, and for how long its gradients live.
 struct BucketRule {
@@ -66,4 +66,4 @@ std::string signature(const Draft& draft, const StageDraft& stage, const Bucket&
 /// The stream on which gradients are reduced: its own with `overlap`, else the compute stream.
 StreamId reduction_stream(Draft& draft);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

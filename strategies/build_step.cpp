@@ -4,7 +4,7 @@
 
 #include "strategies/diloco.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 /// Adds the slots and ops of one unit kind's segments. Shapes: b sequences of a micro-batch on this rank, s tokens, h hidden.
@@ -347,4 +347,4 @@ Draft build_step(const Case& config, bool training) {
   return draft;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

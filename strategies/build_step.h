@@ -3,9 +3,9 @@
 
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// Builds what has to be computed. `training` false gives the forward segments with losses only.
 Draft build_step(const Case& config, bool training);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -33,7 +33,7 @@
 #include "strategies/zero1.h"
 #include "strategies/zero2.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 std::string_view name_of(Tier tier) {
   switch (tier) {
@@ -216,4 +216,4 @@ constexpr std::array kCatalogue{
 
 std::span<const Strategy> catalogue() { return kCatalogue; }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

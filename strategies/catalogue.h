@@ -7,7 +7,7 @@
 
 #include "plan/case.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 struct Draft;
 
@@ -31,4 +31,4 @@ struct Strategy {
 /// Every strategy, in the canonical order in which `lower` applies them.
 std::span<const Strategy> catalogue();
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -18,7 +18,7 @@
 #include "strategies/draft.h"
 #include "strategies/optimizer.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "clip-norm";
@@ -78,4 +78,4 @@ void clip_norm(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

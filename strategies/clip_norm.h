@@ -1,6 +1,6 @@
 #pragma once
-namespace shardlab {
+namespace shardlab::strategies {
 struct Draft;
 /// See clip_norm.cpp.
 void clip_norm(Draft& draft);
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -4,7 +4,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 std::string WireCode::kernel(std::string_view verb) const {
   if (bits == 1) return verb == "quantise" ? "sign_compress" : "sign_expand";
@@ -133,4 +133,4 @@ Type message_type(const Draft& draft, Type type, DType dtype, Shape shape, Place
   return type;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

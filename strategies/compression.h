@@ -14,7 +14,7 @@
 
 #include "strategies/buckets.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 void quantised_gradients(Draft& draft);
 void sparse_gradients(Draft& draft);
@@ -107,4 +107,4 @@ BufferId add_message_view(StageDraft& stage, std::string name, Type type, Buffer
 /// Along the other axes it is a summand no more.
 Type message_type(const Draft& draft, Type type, DType dtype, Shape shape, Placement place, Micro micro);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

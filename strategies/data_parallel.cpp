@@ -19,7 +19,7 @@
 #include "strategies/buckets.h"
 #include "strategies/state.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
   const AxisSet dp = data_axes(draft.plan.mesh);
@@ -45,4 +45,4 @@ void data_parallel(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

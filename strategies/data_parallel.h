@@ -1,5 +1,5 @@
 #pragma once
-namespace shardlab {
+namespace shardlab::strategies {
 struct Bucket;
 struct Draft;
 struct StageDraft;
@@ -9,4 +9,4 @@ void data_parallel(Draft& draft);
 
 /// `Bucket::reduced`, the sum over data-parallel ranks in place of the bucket's gradients, and its parameters' parts of it.
 void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket);
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -32,7 +32,7 @@
 #include "strategies/draft.h"
 #include "strategies/state.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "diloco";
@@ -258,4 +258,4 @@ void outer_step(Draft& draft) {
   draft.plan.period = inner_steps(draft);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -1,6 +1,6 @@
 #pragma once
 #include "plan/plan.h"
-namespace shardlab {
+namespace shardlab::strategies {
 struct Draft;
 struct StageDraft;
 /// Whether the data-parallel ranks of a training step are workers, each with parameters of its own.
@@ -12,4 +12,4 @@ BufferId worker_loss(Draft& draft, StageDraft& stage);
 /// See diloco.cpp.
 void local_workers(Draft& draft);
 void outer_step(Draft& draft);
-}  // namespace shardlab
+}  // namespace shardlab::strategies

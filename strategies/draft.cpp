@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 SlotId DraftSegment::add(std::string name, Type type, Use use, BufferClass cls, int parameter) {
   SHARDLAB_CHECK(!find_if(name), "segment {} has two slots called {}", segment.name, name);
@@ -213,4 +213,4 @@ void place_lifetimes(DraftSegment& draft, SegmentRole role) {
   segment.steps = std::move(steps);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

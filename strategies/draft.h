@@ -18,7 +18,7 @@
 #include "plan/case.h"
 #include "plan/plan.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 enum class UnitKind : uint8_t { kEmbed, kLayer, kHead };
 inline constexpr int kUnitKinds = 3;
@@ -244,4 +244,4 @@ void place_lifetimes(DraftSegment& segment, SegmentRole role);
 /// Turns the finished draft into a plan.
 Plan emit(Draft draft);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

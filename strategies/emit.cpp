@@ -12,7 +12,7 @@
 #include "strategies/draft.h"
 #include "strategies/offload_activations.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 /// Copies of a backward segment's gradient ops that add to the old value: `accumulate` set, the old value read last.
@@ -315,4 +315,4 @@ Plan emit(Draft draft) {
   return std::move(draft.plan);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

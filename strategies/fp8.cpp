@@ -47,7 +47,7 @@
 #include "plan/precision.h"
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "fp8";
@@ -398,4 +398,4 @@ void remember_amax(Draft& draft) {
   for (StageDraft& stage : draft.stages) History(draft, stage).run();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -29,7 +29,7 @@
 #include "strategies/shards.h"
 #include "strategies/zero_plus_plus.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "zero-3";
@@ -274,4 +274,4 @@ void fsdp(Draft& draft) {
   for (StageDraft& stage : draft.stages) FullyShard(draft, stage).run();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -1,9 +1,9 @@
 #pragma once
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 struct Draft;
 
 void fsdp(Draft& draft);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

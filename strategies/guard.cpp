@@ -20,7 +20,7 @@
 #include "strategies/optimizer.h"
 #include "strategies/skipped_update.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "guard";
@@ -105,4 +105,4 @@ void take_into_means(Draft& draft, StageDraft& stage) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -1,9 +1,9 @@
 #pragma once
-namespace shardlab {
+namespace shardlab::strategies {
 struct Draft;
 struct StageDraft;
 /// See guard.cpp.
 void guard(Draft& draft);
 /// The loss and the norm of a step that updates enter their running means.
 void take_into_means(Draft& draft, StageDraft& stage);
-}  // namespace shardlab
+}  // namespace shardlab::strategies

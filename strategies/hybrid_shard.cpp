@@ -13,7 +13,7 @@
 
 #include "strategies/buckets.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "hybrid-shard";
@@ -63,4 +63,4 @@ void hybrid_shard(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

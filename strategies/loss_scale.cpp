@@ -21,7 +21,7 @@
 #include "strategies/draft.h"
 #include "strategies/skipped_update.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "loss-scale";
@@ -104,4 +104,4 @@ void loss_scaling(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

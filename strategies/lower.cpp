@@ -11,7 +11,7 @@
 #include "strategies/catalogue.h"
 #include "strategies/warm_up.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 /// Passes without which there is no program to look at: they run even after the pass that `--after` names.
@@ -78,4 +78,4 @@ Result<Plan> lower(const Case& config, const LowerOptions& options) { return low
 
 Result<Plan> lower_validation(const Case& config, const LowerOptions& options) { return lower_step(config, options, false); }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

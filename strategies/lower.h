@@ -9,7 +9,7 @@
 #include "plan/case.h"
 #include "plan/plan.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 struct LowerOptions {
   std::string_view after;  ///< leave out the techniques that follow this one (`shardlab plan --after`); empty for all
@@ -24,4 +24,4 @@ Result<Plan> lower(const Case& config, const LowerOptions& options = {});
 /// Its parameter buffers have the names and types of the training plan's.
 Result<Plan> lower_validation(const Case& config, const LowerOptions& options = {});
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

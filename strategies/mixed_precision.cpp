@@ -21,7 +21,7 @@
 #include "strategies/draft.h"
 #include "strategies/optimizer.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 bool is_statistic(const Slot& slot) {
@@ -69,4 +69,4 @@ void master_weights(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

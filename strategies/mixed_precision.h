@@ -1,6 +1,6 @@
 #pragma once
 #include "plan/base/units.h"
-namespace shardlab {
+namespace shardlab::strategies {
 struct Draft;
 struct StageDraft;
 /// See mixed_precision.cpp.
@@ -9,4 +9,4 @@ void mixed_precision(Draft& draft);
 void master_weights(Draft& draft);
 /// An fp32 copy of what an update writes. It has no storage in common with the parameter, but its place.
 BufferId add_master(StageDraft& stage, BufferId value);
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -30,7 +30,7 @@
 
 #include "plan/treatment.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "offload-activations";
@@ -168,4 +168,4 @@ void offload_activations(Draft& draft) {
   for (StageDraft& stage : draft.stages) Parking(draft, stage).run();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

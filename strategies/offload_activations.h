@@ -4,7 +4,7 @@
 
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// See offload_activations.cpp.
 void offload_activations(Draft& draft);
@@ -18,4 +18,4 @@ Slot nvme_slot(Slot slot);
 /// device (not of kRead), in host memory, on NVMe (not of kFetch, and only where activations wait there).
 SegmentId parking_segment(Draft& draft, int unit, Event::Kind kind);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

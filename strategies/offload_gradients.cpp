@@ -24,7 +24,7 @@
 #include "strategies/offload_parameters.h"
 #include "strategies/optimizer.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "offload-gradients";
@@ -191,4 +191,4 @@ void offload_gradients(Draft& draft) {
   for (StageDraft& stage : draft.stages) Leave(draft, stage).run();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -2,7 +2,7 @@
 
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// See offload_gradients.cpp.
 void offload_gradients(Draft& draft);
@@ -21,4 +21,4 @@ BufferId host_copy(StageDraft& stage, BufferId id, const std::string& suffix, Bu
 Event copy_event(Draft& draft, StageDraft& stage, const std::string& what, BufferId from, BufferId to, StreamId on,
                  std::string_view strategy);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -46,7 +46,7 @@
 #include "strategies/shards.h"
 #include "strategies/skipped_update.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "offload-optimizer";
@@ -311,4 +311,4 @@ void offload_optimizer(Draft& draft) {
   for (StageDraft& stage : draft.stages) HostUpdates(draft, stage).run();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

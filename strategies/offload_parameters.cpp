@@ -25,7 +25,7 @@
 
 #include "strategies/offload_gradients.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "offload-parameters";
@@ -68,4 +68,4 @@ BufferId ParkedParameters::on_device(BufferId slice) {
   return add_buffer(stage_, std::move(copy));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

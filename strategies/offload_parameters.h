@@ -2,7 +2,7 @@
 
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// Whether parameters wait in host memory or on NVMe (offload_parameters.cpp).
 inline bool parks_parameters(const Case& c) { return c.layout.offload.parameters != OffloadTo::kNone; }
@@ -33,4 +33,4 @@ class ParkedParameters {
   std::map<int32_t, BufferId> staged_;  ///< host memory of what is on NVMe, by slice
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

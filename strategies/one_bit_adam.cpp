@@ -43,7 +43,7 @@
 #include "strategies/state.h"
 #include "strategies/warm_up.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "one-bit-adam";
@@ -167,4 +167,4 @@ void one_bit_adam(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

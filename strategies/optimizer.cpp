@@ -23,7 +23,7 @@
 #include "strategies/shards.h"
 #include "strategies/state.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "optimizer";
@@ -351,4 +351,4 @@ void metrics(Draft& draft) {
     for (StageDraft& stage : draft.stages) squared_gradient_norm(draft, stage);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

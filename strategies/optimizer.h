@@ -2,7 +2,7 @@
 #include <string_view>
 
 #include "plan/op.h"
-namespace shardlab {
+namespace shardlab::strategies {
 struct Draft;
 struct Event;
 struct StageDraft;
@@ -22,4 +22,4 @@ BufferId step_loss(Draft& draft, StageDraft& last);
 BufferId all_reduce_scalar(Draft& draft, StageDraft& stage, BufferId part, std::string_view axis, ReduceOp reduce = ReduceOp::kSum);
 /// The step's loss, and the squared norm of its gradients where the case asks for it.
 void metrics(Draft& draft);
-}  // namespace shardlab
+}  // namespace shardlab::strategies

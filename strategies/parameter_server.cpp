@@ -29,7 +29,7 @@
 #include "plan/run_state.h"
 #include "strategies/shards.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "parameter-server";
@@ -104,4 +104,4 @@ void parameter_server(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

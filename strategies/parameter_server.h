@@ -3,8 +3,10 @@
 #include "plan/base/units.h"
 
 namespace shardlab {
-
 struct Case;
+}
+
+namespace shardlab::strategies {
 struct Draft;
 
 /// See parameter_server.cpp.
@@ -15,4 +17,4 @@ bool runs_apart(const Case& c);
 /// The stream of updates: the servers' own where workers run apart, else the compute stream.
 StreamId update_stream(Draft& draft);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

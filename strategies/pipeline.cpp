@@ -18,7 +18,7 @@
 
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 std::vector<PipelineSlot> pipeline_order(Schedule schedule, int stages, int stage, int micro_batches) {
   std::vector<PipelineSlot> order;
@@ -173,4 +173,4 @@ void pipeline(Draft& draft) {
   for (StageDraft& stage : draft.stages) Timetable(draft, stage).build();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -4,7 +4,7 @@
 
 #include "plan/case.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 struct Draft;
 
 /// See pipeline.cpp.
@@ -28,4 +28,4 @@ std::vector<PipelineSlot> pipeline_order(Schedule schedule, int stages, int stag
 /// First layer of `stage` (stages are as even as can be, the first ones take the layers left over); stage == stages gives `layers`.
 int first_layer(int layers, int stages, int stage);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

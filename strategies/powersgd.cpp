@@ -18,7 +18,7 @@
 #include "strategies/compression.h"
 #include "strategies/data_parallel.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "powersgd";
@@ -119,4 +119,4 @@ void powersgd(Draft& draft) {
   for (StageDraft& stage : draft.stages) PowerSgd(draft, stage).run();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -22,7 +22,7 @@
 #include "strategies/compression.h"
 #include "strategies/data_parallel.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "quantised-gradients";
@@ -175,4 +175,4 @@ void quantised_gradients(Draft& draft) {
                     {kName, [&](const Bucket& bucket) { return "compress." + signature(draft, stage, bucket); }});
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

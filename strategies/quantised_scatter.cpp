@@ -22,7 +22,7 @@
 
 #include "strategies/zero_plus_plus.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 QuantisedScatter::QuantisedScatter(Draft& draft, StageDraft& stage, const Shards& shards, Options options)
     : draft_(draft), stage_(stage), ranks_(shards.ranks()), options_(options) {
@@ -158,4 +158,4 @@ ScatterEvent compressed_scatter(Draft& draft, StageDraft& stage, const Shards& s
 
 int64_t code_block(const Case& c) { return c.layout.compression.kind == CompressionKind::kInt8 ? kScaleBlock : 0; }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -16,7 +16,7 @@
 
 #include "strategies/zero_plus_plus.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "quantised-weights";
@@ -73,4 +73,4 @@ Call QuantisedGather::gather(const Bucket& bucket, BufferId slice, BufferId flat
   return ops.call();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -30,7 +30,7 @@
 #include "plan/treatment.h"
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 /// The slots of one segment, by root.
@@ -233,4 +233,4 @@ void recompute_by_layer(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

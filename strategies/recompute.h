@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-namespace shardlab {
+namespace shardlab::strategies {
 struct Draft;
 
 /// What selective recompute gives up where no sub-layers are named.
@@ -12,4 +12,4 @@ inline constexpr std::string_view kAttentionCore = "attn.core";
 void full_recompute(Draft& draft);
 void selective_recompute(Draft& draft);
 void recompute_by_layer(Draft& draft);
-}  // namespace shardlab
+}  // namespace shardlab::strategies

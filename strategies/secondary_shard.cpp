@@ -16,7 +16,7 @@
 // Paper    Wang et al., "ZeRO++" (2023), section 3.2
 #include "strategies/zero_plus_plus.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "secondary-shard";
@@ -70,4 +70,4 @@ Call SecondaryShard::gather(const Bucket& bucket, BufferId flat) {
   return bind(segment, {shard, flat});
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

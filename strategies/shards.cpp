@@ -5,7 +5,7 @@
 #include "strategies/offload_parameters.h"
 #include "strategies/state.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 bool updates_slices(const Layout& layout) { return layout.zero > 0 || layout.parameter_server.servers > 0; }
 
@@ -195,4 +195,4 @@ void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, 
   insertions.apply(stage.events);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

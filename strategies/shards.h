@@ -4,7 +4,7 @@
 
 #include "strategies/buckets.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// Whether each data-parallel rank updates a slice of every bucket: under ZeRO, and where it serves the slice.
 bool updates_slices(const Layout& layout);
@@ -41,4 +41,4 @@ using ScatterEvent = std::function<Event(const Bucket&, BufferId slice, int micr
 void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy,
                                const ScatterEvent& scatter = {});
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -16,7 +16,7 @@
 #include "strategies/optimizer.h"
 #include "strategies/shards.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 BufferId StageNumbers::number(std::string name, DType dtype, bool persistent) const {
   Buffer b;
@@ -107,4 +107,4 @@ void skip_updates(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

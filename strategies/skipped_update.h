@@ -7,7 +7,7 @@
 
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// Appends calls of one op each over numbers of a stage.
 class StageNumbers {
@@ -40,4 +40,4 @@ class StageNumbers {
 /// See skipped_update.cpp.
 void skip_updates(Draft& draft);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

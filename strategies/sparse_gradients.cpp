@@ -20,7 +20,7 @@
 #include "strategies/compression.h"
 #include "strategies/data_parallel.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "sparse-gradients";
@@ -126,4 +126,4 @@ void sparse_gradients(Draft& draft) {
   for (StageDraft& stage : draft.stages) SparseGradients(draft, stage).run();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

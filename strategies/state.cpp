@@ -1,6 +1,6 @@
 #include "strategies/state.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 namespace {
 
@@ -59,4 +59,4 @@ void declare_state(Draft& draft) {
     }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -3,7 +3,7 @@
 
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// Gives each stage a value (persistent) and a gradient (for the whole step) for every parameter of its units. On one stage both
 /// copies of a tied weight share the value and have a gradient each.
@@ -15,4 +15,4 @@ Type gradient_type(Draft& draft, int unit, int parameter);
 /// "layers.3.attn.wqkv"; the head's share of a tied table is "embed.tokens.head".
 std::string state_name(const Draft& draft, int unit, int parameter);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -24,7 +24,7 @@
 
 #include "strategies/draft.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "tensor-parallel";
@@ -170,4 +170,4 @@ class TensorParallel {
 
 void tensor_parallel(Draft& draft) { TensorParallel(draft).run(); }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

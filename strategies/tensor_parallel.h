@@ -1,6 +1,6 @@
 #pragma once
-namespace shardlab {
+namespace shardlab::strategies {
 struct Draft;
 /// See tensor_parallel.cpp.
 void tensor_parallel(Draft& draft);
-}  // namespace shardlab
+}  // namespace shardlab::strategies

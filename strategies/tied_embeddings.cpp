@@ -18,7 +18,7 @@
 
 #include "strategies/state.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 namespace {
 
 constexpr std::string_view kName = "tied-embeddings";
@@ -105,4 +105,4 @@ void tie_after_reduction(Draft& draft) {
   stage.events.push_back(add_head(draft, stage, reduced_table(stage, 0, 0), reduced_table(stage, head, parameter)));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -1,8 +1,10 @@
 #pragma once
 
 namespace shardlab {
-
 struct Case;
+}
+
+namespace shardlab::strategies {
 struct Draft;
 
 /// Whether the two gradients of a tied table are added before they are reduced: there and then while both are whole, else last.
@@ -12,4 +14,4 @@ bool tied_gradients_meet_early(const Case& c);
 void tie_before_reduction(Draft& draft);
 void tie_after_reduction(Draft& draft);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -8,7 +8,7 @@
 #include "plan/case.h"
 #include "plan/plan.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// `compression.warmup` of a run that 1-bit Adam never freezes: all of its steps are of the first phase.
 inline constexpr int kNeverFrozen = INT32_MAX;
@@ -20,4 +20,4 @@ int64_t warm_up_steps(const Case& config);
 /// The plan of a step of the first phase, verified. Refuses what `lower` refuses; `warm_up_steps` must be above 0.
 Result<Plan> lower_warm_up(const Case& config);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

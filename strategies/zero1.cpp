@@ -14,7 +14,7 @@
 #include "strategies/shards.h"
 #include "strategies/zero_plus_plus.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 void update_slices(Draft& draft, StageDraft& stage, Shards& shards) {
   for (const Bucket& bucket : stage.buckets) {
@@ -45,4 +45,4 @@ void zero1(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

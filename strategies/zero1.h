@@ -1,6 +1,6 @@
 #pragma once
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 struct Draft;
 struct StageDraft;
@@ -11,4 +11,4 @@ void zero1(Draft& draft);
 /// One update a bucket: of this rank's slice of the values, which are then gathered.
 void update_slices(Draft& draft, StageDraft& stage, Shards& shards);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

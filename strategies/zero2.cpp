@@ -14,7 +14,7 @@
 #include "strategies/zero1.h"
 #include "strategies/zero_plus_plus.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 void zero2(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
@@ -29,4 +29,4 @@ void zero2(Draft& draft) {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

@@ -12,7 +12,7 @@
 #include "strategies/compression.h"
 #include "strategies/shards.h"
 
-namespace shardlab {
+namespace shardlab::strategies {
 
 /// qwZ: the parameters of a bucket travel in 8 bits with scales, and are made whole again on arrival.
 class QuantisedGather {
@@ -106,4 +106,4 @@ ScatterEvent compressed_scatter(Draft& draft, StageDraft& stage, const Shards& s
 /// The `BucketRule::block` that it asks for.
 int64_t code_block(const Case& c);
 
-}  // namespace shardlab
+}  // namespace shardlab::strategies

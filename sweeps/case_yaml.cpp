@@ -8,7 +8,7 @@
 #include "sweeps/values.h"
 #include "sweeps/yaml.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -106,4 +106,4 @@ std::string to_yaml(const Case& config) { return yaml_of(config, true); }
 
 std::string case_id(const Case& config) { return fmt::format("{:016x}", hash_text(yaml_of(config, false))); }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

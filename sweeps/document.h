@@ -12,7 +12,7 @@
 #include "sweeps/sweep.h"
 #include "sweeps/traces.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// One axis of the product: a key of `axes`, or a block of `zip`, whose keys change together.
 struct SweepAxis {
@@ -64,4 +64,4 @@ struct Sweep::Content {
 /// Short form of a key in names of points: "tp" for layout.tp, "model" for model.preset.
 std::string short_name(std::string_view path);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

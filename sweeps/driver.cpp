@@ -11,7 +11,7 @@
 
 #include "plan/base/world_error.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -269,4 +269,4 @@ Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, Re
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -11,7 +11,7 @@
 #include "plan/outcome.h"
 #include "sweeps/sweep.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// Simulates and measures one case. Implemented where simulator and runtime meet (cli).
 class CaseRunner {
@@ -75,4 +75,4 @@ Result<void> check(const DriveOptions& options);
 Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, ResultSink& sink, ProgressSink& progress,
                            const Clock& clock, const DriveOptions& options);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -12,7 +12,7 @@
 #include "sweeps/document.h"
 #include "sweeps/resolve.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -312,4 +312,4 @@ Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, c
   return Expander(sweep.content(), resolution, visit).run();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -13,7 +13,7 @@
 #include "sweeps/values.h"
 #include "sweeps/yaml.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 struct Expression::Node {
   enum class Kind : uint8_t {
@@ -325,4 +325,4 @@ std::variant<bool, ExpressionError> Expression::holds(const Lookup& lookup) cons
   return ExpressionError{1, "the expression is a value, not a condition: compare it with something"};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -21,7 +21,7 @@
 
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// What an expression computes with. `monostate`: a key that has no value yet.
 using ExpressionValue = std::variant<std::monostate, bool, double, std::string>;
@@ -62,4 +62,4 @@ class Expression {
   std::shared_ptr<const Node> root_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -10,7 +10,7 @@
 
 #include "sweeps/values.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -579,4 +579,4 @@ ExpressionValue expression_value(const CaseKey& key, const std::string& text) {
   return text;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

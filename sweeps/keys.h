@@ -11,7 +11,7 @@
 #include "plan/case.h"
 #include "sweeps/expression.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// The form a value must have.
 enum class Form : uint8_t {
@@ -83,4 +83,4 @@ bool has_form(const CaseKey& key, const std::string& text);
 /// The key's value in an expression: a number, a bool, or text.
 ExpressionValue expression_value(const CaseKey& key, const std::string& text);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -10,7 +10,7 @@
 #include "sweeps/document.h"
 #include "sweeps/values.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -535,4 +535,4 @@ Result<Point> point_from_words(const LoadOptions& options) {
   return single_point(load("", "command line", options, Document::kCase));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -9,7 +9,7 @@
 #include "sweeps/presets.h"
 #include "sweeps/values.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -293,4 +293,4 @@ Result<Machine> load_machine(const std::string& name_or_path) {
   return parse_machine(*text, path ? name_or_path : name_or_path + ".yaml");
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -9,7 +9,7 @@
 #include "plan/machine.h"
 #include "sweeps/yaml.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// "datasheet", "measured", "fitted", "transferred": as machine files write it.
 std::string_view name_of(Provenance p);
@@ -37,4 +37,4 @@ Result<Machine> parse_machine(std::string_view yaml, const std::string& file);
 /// The same from a map that was read already; problems are added, and the machine is what could be read.
 Machine read_machine(const YamlNode& node, Problems& problems);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -13,7 +13,7 @@
 #include "sweeps/presets.h"
 #include "sweeps/yaml.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -336,4 +336,4 @@ Result<ModelConfig> load_model_config(const std::string& name_or_path) {
       {}};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -8,7 +8,7 @@
 #include "plan/base/result.h"
 #include "plan/model.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// Names of the models that ship with the program (sweeps/models/*.json, compiled in), sorted.
 std::vector<std::string> list_models();
@@ -48,4 +48,4 @@ Result<ModelConfig> parse_model_config(std::string_view json, const std::string&
 Result<Model> load_model(const std::string& name_or_path);
 Result<Model> parse_model(std::string_view json, const std::string& name);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// One shipped file: its name without the ending, and its text.
 struct Preset {
@@ -15,4 +15,4 @@ struct Preset {
 std::span<const Preset> model_presets();    ///< sweeps/models/*.json, sorted by name
 std::span<const Preset> machine_presets();  ///< sweeps/machines/*.yaml, sorted by name
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -9,7 +9,7 @@
 
 #include "sweeps/sweep.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// timeline: the plan of each case is lowered and its events are simulated. segments: the same, by whole stretches of segments and
 /// one rank a stage, for plans of many micro-batches: the same figures, no trace. analytic: closed forms with no plan, for grids of
@@ -40,4 +40,4 @@ Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, c
 /// Counts a refused point under its reason.
 void count_refusal(const Point& point, std::vector<ReasonCount>& counts);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

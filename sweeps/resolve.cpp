@@ -7,7 +7,7 @@
 
 #include "plan/case.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -141,4 +141,4 @@ Result<void> check_point(const Draft& draft, Mode mode) {
   return {};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -9,7 +9,7 @@
 #include "sweeps/settings.h"
 #include "sweeps/sweep.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// A case as far as settings say it.
 struct Draft {
@@ -36,4 +36,4 @@ Result<void> derive(Case& c, const Settings& given);
 /// machine.
 Result<void> check_point(const Draft& draft, Mode mode);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -9,7 +9,7 @@
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -235,4 +235,4 @@ std::string SettingsReader::absolute(const std::string& path) const {
   return text;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -14,7 +14,7 @@
 #include "sweeps/keys.h"
 #include "sweeps/yaml.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 struct Setting {
   std::string text;
@@ -76,4 +76,4 @@ class SettingsReader {
   std::function<Result<Machine>()> local_machine_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -16,7 +16,7 @@
 #include "plan/case.h"
 #include "plan/outcome.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 enum class Mode : uint8_t { kSimulate, kMeasure, kBoth };
 std::string_view name_of(Mode mode);  ///< "simulate", "measure", "both"
@@ -107,4 +107,4 @@ std::string to_yaml(const Case& config);
 /// Hash of `to_yaml` without the name: 16 hex digits.
 std::string case_id(const Case& config);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -7,7 +7,7 @@
 
 #include "sweeps/sweep.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// none: no case. measured: cases that are measured, with their predictions; a sweep that only simulates leaves none. all: every
 /// case that the timeline predicts, too. A trace is what a report draws a timeline of; figures and the rows by op need none.
@@ -18,4 +18,4 @@ std::optional<Traces> traces_named(std::string_view name);
 /// What the file says; kMeasured where it does not.
 Traces traces_of(const Sweep& sweep);
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <utility>
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -94,4 +94,4 @@ std::string to_text(float value) {
   return fmt::format("{}", value);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -14,7 +14,7 @@
 #include "plan/base/files.h"
 #include "plan/base/limits.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 namespace {
 
@@ -356,4 +356,4 @@ void add_unknown_key(Problems& problems, Mark mark, std::string_view key, std::s
                fmt::format("allowed {}: {}", place, fmt::join(allowed, " ")));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

@@ -11,7 +11,7 @@
 #include "plan/base/limits.h"
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::sweeps {
 
 /// A position in a file, counted from 1. Line 0: nowhere (a value that was given on the command line).
 struct Mark {
@@ -97,4 +97,4 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
 void add_unknown_key(Problems& problems, Mark mark, std::string_view key, std::string_view section,
                      const std::vector<std::string>& allowed, const std::vector<std::string>& also = {});
 
-}  // namespace shardlab
+}  // namespace shardlab::sweeps

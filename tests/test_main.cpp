@@ -1,6 +1,7 @@
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_MAIN
 #endif
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 #include <fmt/format.h>

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 using nlohmann::json;
 
@@ -156,4 +156,4 @@ Result<ActivityLog> parse_activity_lines(const std::string& text) {
   return log;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

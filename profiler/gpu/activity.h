@@ -11,7 +11,7 @@
 
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// Each distinct text once; records keep its number.
 class NameTable {
@@ -111,4 +111,4 @@ std::string to_lines(const ActivityLog& log);
 /// Reads what `to_lines` wrote; refuses the first line that it cannot, by number.
 Result<ActivityLog> parse_activity_lines(const std::string& text);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

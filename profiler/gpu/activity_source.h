@@ -8,7 +8,7 @@
 #include "profiler/gpu/activity.h"
 #include "profiler/gpu/library.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 class ActivitySource {
  public:
@@ -34,4 +34,4 @@ struct OpenedSource {
 /// CUPTI on the driver of this machine. At most `max_records` are kept between two drains.
 OpenedSource open_cupti(int64_t max_records);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

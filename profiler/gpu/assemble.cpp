@@ -8,7 +8,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -198,4 +198,4 @@ Trace assemble(const Plan& plan, const std::vector<Program>& programs, const Hos
   return trace;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

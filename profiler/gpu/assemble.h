@@ -11,7 +11,7 @@
 #include "profiler/gpu/activity.h"
 #include "profiler/gpu/clock.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// The host's side of the steps that were kept. Times are seconds on the session's clock.
 struct HostSide {
@@ -76,4 +76,4 @@ void derive_waits(const Program& program, const std::vector<TraceEvent>& events,
 /// their order on the communicator. `trace.events` are grouped by rank.
 void set_peer_waits(const Plan& plan, const std::vector<Program>& programs, Trace& trace);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

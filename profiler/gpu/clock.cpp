@@ -5,7 +5,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -67,4 +67,4 @@ double ClockAlignment::seconds(int64_t tracer_ns) const {
   return origin_s_ + rate_ * 1e-9 * static_cast<double>(tracer_ns - origin_ns_);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

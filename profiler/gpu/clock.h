@@ -8,7 +8,7 @@
 
 #include "plan/interfaces.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// One reading of the tracer's clock between two of the session's, seconds.
 struct ClockPair {
@@ -45,4 +45,4 @@ class ClockAlignment {
   double error_s_ = 0;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -12,7 +12,7 @@
 
 #include "profiler/gpu/assemble.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -166,4 +166,4 @@ Correlated correlate(const Plan& plan, const std::vector<Program>& programs, con
   return Correlation(plan, programs, host, log, clock).run();
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

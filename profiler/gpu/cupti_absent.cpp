@@ -2,7 +2,7 @@
 #include "profiler/gpu/activity_source.h"
 #include "profiler/gpu/driver.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 OpenedSource open_cupti(int64_t) {
   if (LibraryStatus driver = driver_status(load_driver()); !driver.ok()) return {nullptr, std::move(driver)};
@@ -11,4 +11,4 @@ OpenedSource open_cupti(int64_t) {
            "install CUDA 13's toolkit with CUPTI and build again; until then CUDA events time the ops"}};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

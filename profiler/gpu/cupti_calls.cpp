@@ -4,7 +4,7 @@
 
 #include <array>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -81,4 +81,4 @@ LibraryStatus cupti_result_status(const CuptiCalls& calls, CUptiResult result, c
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

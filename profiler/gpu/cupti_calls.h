@@ -7,7 +7,7 @@
 #include "plan/base/result.h"
 #include "profiler/gpu/library.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 struct CuptiCalls {
   decltype(&::cuptiGetVersion) get_version = nullptr;
@@ -44,4 +44,4 @@ LoadedCupti load_cupti();
 /// What a result code of CUPTI means for us; `what` names the call.
 LibraryStatus cupti_result_status(const CuptiCalls& calls, CUptiResult result, const char* what);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

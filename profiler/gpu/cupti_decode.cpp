@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 // The layouts that this decoder was written for. Later versions append to them, which a walk by CUPTI itself takes care of.
 static_assert(CUPTI_API_VERSION >= 130000, "the record layouts below are those of CUDA 13");
@@ -179,4 +179,4 @@ void decode_cupti_buffer(const CuptiCalls& calls, uint8_t* buffer, size_t valid_
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -12,7 +12,7 @@
 #include "profiler/gpu/cupti_decode.h"
 #include "profiler/gpu/driver.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -214,4 +214,4 @@ OpenedSource open_cupti(int64_t max_records) {
   return open_cupti_on(loaded.calls, max_records);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

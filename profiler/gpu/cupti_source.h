@@ -6,10 +6,10 @@
 #include "profiler/gpu/activity_source.h"
 #include "profiler/gpu/cupti_calls.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// Subscribes and tries what the recorder needs, on the calls given: those of the library or a test's. The calls must outlive the
 /// process (CUPTI calls back from threads of its own).
 OpenedSource open_cupti_on(const CuptiCalls& calls, int64_t max_records);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -4,7 +4,7 @@
 
 #include <array>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 DriverCalls load_driver() {
   SharedLibrary library(std::array{"libcuda.so.1"});
@@ -33,4 +33,4 @@ LibraryStatus driver_status(const DriverCalls& driver) {
           ""};
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

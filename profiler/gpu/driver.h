@@ -3,7 +3,7 @@
 
 #include "profiler/gpu/library.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// The three calls of libcuda that tell. CUresult is an int: 0 success, 100 no device.
 struct DriverCalls {
@@ -18,4 +18,4 @@ DriverCalls load_driver();
 /// ok, or kNoDriver with what is missing. Asked before CUPTI is touched: without a driver some of its calls succeed all the same.
 LibraryStatus driver_status(const DriverCalls& driver);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -6,9 +6,9 @@
 #include "profiler/gpu/activity_source.h"
 #include "profiler/gpu/recorder.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// A recorder over `opened.source`, or over CUDA events where there is none. `options.source` is not looked at.
 std::unique_ptr<GpuRecorder> make_gpu_recorder(int world_size, const GpuRecorderOptions& options, OpenedSource opened);
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

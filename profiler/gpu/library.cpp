@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 std::string_view name_of(LibraryState state) {
   switch (state) {
@@ -41,4 +41,4 @@ SharedLibrary& SharedLibrary::operator=(SharedLibrary&& other) noexcept {
 
 void* SharedLibrary::find(const char* symbol) const { return handle_ == nullptr ? nullptr : dlsym(handle_, symbol); }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 enum class LibraryState : uint8_t {
   kOk,
@@ -62,4 +62,4 @@ class SharedLibrary {
   std::string name_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -4,7 +4,7 @@
 
 #include <array>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -149,4 +149,4 @@ LibraryStatus nvml_status() {
   return status;
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

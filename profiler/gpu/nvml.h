@@ -12,7 +12,7 @@
 #include "plan/base/result.h"
 #include "profiler/gpu/library.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// The calls made, as a table: of the library, or a test's own. A return code of 0 is success; a device is a handle of the library.
 struct NvmlCalls {
@@ -101,4 +101,4 @@ class Nvml {
 /// Whether NVML can be used here. For `doctor`.
 LibraryStatus nvml_status();
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

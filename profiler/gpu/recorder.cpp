@@ -17,7 +17,7 @@
 #include "profiler/gpu/clock.h"
 #include "profiler/gpu/gpu_recorder.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -251,4 +251,4 @@ std::unique_ptr<GpuRecorder> GpuRecorder::create(int world_size, const GpuRecord
 
 LibraryStatus cupti_status() { return open_cupti(0).status; }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

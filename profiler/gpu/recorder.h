@@ -20,7 +20,7 @@
 #include "plan/trace.h"
 #include "profiler/gpu/library.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 struct ActivityLog;
 
@@ -65,4 +65,4 @@ class GpuRecorder : public Recorder, public DeviceTracer {
 /// What CUPTI can do here, tried out: libraries, driver, version, subscription, rights. Leaves nothing enabled. For `doctor`.
 LibraryStatus cupti_status();
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 namespace {
 
@@ -100,4 +100,4 @@ DeviceUsage UsageSampler::stop() {
   return summarise(device_.facts(), readings_);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

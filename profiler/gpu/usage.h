@@ -17,7 +17,7 @@
 #include "plan/interfaces.h"
 #include "profiler/gpu/nvml.h"
 
-namespace shardlab {
+namespace shardlab::profiler {
 
 /// Smallest, median and largest of what was sampled.
 struct Spread {
@@ -73,4 +73,4 @@ class UsageSampler {
   std::thread thread_;
 };
 
-}  // namespace shardlab
+}  // namespace shardlab::profiler

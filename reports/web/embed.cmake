@@ -1,5 +1,5 @@
 # Writes OUTPUT, a C++ file that holds each of ASSETS as an array of bytes, returned by a function of the asset's name.
-set(text "// Generated from reports/web by embed.cmake.\n#include \"reports/assets.h\"\n\nnamespace shardlab::assets {\n\n")
+set(text "// Generated from reports/web by embed.cmake.\n#include \"reports/assets.h\"\n\nnamespace shardlab::reports::assets {\n\n")
 foreach(asset IN LISTS ASSETS)
   get_filename_component(name ${asset} NAME)
   string(REPLACE "." "_" name ${name})
@@ -11,4 +11,4 @@ foreach(asset IN LISTS ASSETS)
   string(APPEND text "static constexpr unsigned char k_${name}[] = {\n${content}0};\n")
   string(APPEND text "std::string_view ${name}() { return {reinterpret_cast<const char*>(k_${name}), ${bytes}}; }\n\n")
 endforeach()
-file(WRITE ${OUTPUT} "${text}}  // namespace shardlab::assets\n")
+file(WRITE ${OUTPUT} "${text}}  // namespace shardlab::reports::assets\n")

@@ -10,7 +10,7 @@
 #include "kernels/cuda/kernels.h"
 #include "plan/base/result.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 /// Handles of the runtime, opaque here: a cudaStream_t and a cudaEvent_t.
 struct StreamHandle {
@@ -97,4 +97,4 @@ Presence presence();
 /// "13.0" of 13000.
 std::string version_text(int version);
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -14,7 +14,7 @@
 #include "plan/device_scratch.h"
 #include "runtime/operands.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 namespace {
 
@@ -636,4 +636,4 @@ BackendFactory cuda_backend(Node& node, const CudaOptions& options) {
   return [&node, options](int rank) { return std::make_unique<CudaBackend>(node, rank, options); };
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -8,7 +8,7 @@
 #include "runtime/backend.h"
 #include "runtime/cuda/node.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 /// Whose kernels do attention: those of kernels/cuda, cuDNN's, or cuDNN's where it takes the shape in the bytes that are planned.
 enum class AttentionBy : uint8_t { kOwn, kCudnn, kAuto };
@@ -34,4 +34,4 @@ struct CudaOptions {
 /// themselves (handles, modules, communicators), which shows as unplanned memory, item by item (memory_account.h).
 BackendFactory cuda_backend(Node& node, const CudaOptions& options);
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

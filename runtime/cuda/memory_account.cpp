@@ -5,7 +5,7 @@
 
 #include "plan/device_words.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 std::string_view name_of(MemoryUse use) {
   switch (use) {
@@ -87,4 +87,4 @@ MemoryAccount::Taking::~Taking() {
   account_->mutex_.unlock();
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -15,7 +15,7 @@
 
 #include "runtime/cuda/api.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 /// What takes device memory, in the order in which a case meets them.
 enum class MemoryUse : uint8_t {
@@ -84,4 +84,4 @@ class MemoryAccount {
   std::array<int64_t, kMemoryUses> booked_{};
 };
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 std::string nccl_version_text(int version) {
   // Before 2.9 a version was 1000 major + 100 minor + patch.
@@ -134,4 +134,4 @@ Result<std::unique_ptr<NcclApi>> real_nccl() {
   return std::unique_ptr<NcclApi>(std::move(nccl));
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -12,7 +12,7 @@
 #include "plan/op.h"
 #include "runtime/cuda/api.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 /// A ncclComm_t: one rank's handle on one communicator.
 struct NcclHandle {
@@ -67,4 +67,4 @@ int nccl_type(DType dtype);
 /// NCCL's number of a reduction (ncclRedOp_t).
 int nccl_reduction(ReduceOp reduce);
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -6,7 +6,7 @@
 
 #include "runtime/cuda/nccl_api.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 namespace {
 
@@ -157,4 +157,4 @@ std::string to_text(const Plan& plan, const std::vector<NcclOp>& ops) {
   return out;
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

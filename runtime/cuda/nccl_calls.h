@@ -9,7 +9,7 @@
 #include "plan/plan.h"
 #include "plan/program.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 /// One call of one rank. Reductions are in the plan's element type; whatever is only moved is moved as bytes.
 struct NcclCall {
@@ -42,4 +42,4 @@ std::string to_text(const Plan& plan, const std::vector<NcclOp>& ops);
 /// "all_reduce dp.grads f32 x 1024 sum", "send pp.fwd u8 x 64 to 1", "group {", "}".
 std::string to_text(const Plan& plan, const NcclCall& call);
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -8,7 +8,7 @@
 #include "plan/base/world_error.h"
 #include "plan/collective_steps.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 using Kind = NcclCall::Kind;
 
@@ -246,4 +246,4 @@ void NcclTransport::warm_up(CommId comm, Group& group) {
   }
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -12,7 +12,7 @@
 #include "runtime/session.h"
 #include "runtime/transport.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 /// Communicators are those that the plan names, one for each of their groups. A group's communicator is made once its last member
 /// has joined, for all members at once, and a first tiny call of each kind is made on it then: what NCCL sets up lazily would
@@ -67,4 +67,4 @@ class NcclTransport final : public Transport {
   bool aborted_ = false;
 };
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -1,7 +1,7 @@
 // Builds without the CUDA toolkit.
 #include "runtime/cuda/api.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 const gpu::Kernels* built_kernels() { return nullptr; }
 
@@ -10,4 +10,4 @@ Result<std::unique_ptr<Api>> real_api() {
                "install the toolkit (nvcc on the PATH), build again in a fresh folder, or use --backend cpu", ""};
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

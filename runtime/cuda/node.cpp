@@ -6,7 +6,7 @@
 
 #include "plan/base/world_error.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 void check(Api& api, Status status, std::string_view call) {
   if (status == kSuccess) return;
@@ -141,4 +141,4 @@ Result<std::vector<int>> devices_for(std::string_view transport, int world_size,
   return devices;
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

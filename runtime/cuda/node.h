@@ -12,7 +12,7 @@
 #include "runtime/cuda/api.h"
 #include "runtime/cuda/memory_account.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 /// Throws WorldError unless `status` is success: "cudaMalloc: cudaErrorMemoryAllocation: out of memory".
 void check(Api& api, Status status, std::string_view call);
@@ -96,4 +96,4 @@ class Node {
 /// devices than that takes.
 Result<std::vector<int>> devices_for(std::string_view transport, int world_size, const Presence& presence);
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -9,7 +9,7 @@
 #include "plan/base/world_error.h"
 #include "plan/collective_steps.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 namespace {
 
@@ -282,4 +282,4 @@ std::unique_ptr<Communicator> OneGpuTransport::join(int rank, CommId comm, std::
                                               std::move(to), std::move(from));
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

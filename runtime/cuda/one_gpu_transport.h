@@ -24,7 +24,7 @@
 #include "runtime/cuda/node.h"
 #include "runtime/transport.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 /// One communicator's group of ranks, as they meet.
 struct Meeting {
@@ -65,4 +65,4 @@ class OneGpuTransport final : public Transport {
   std::map<std::tuple<int32_t, int, int>, std::unique_ptr<Handover>> handovers_;
 };
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -2,7 +2,7 @@
 
 #include "runtime/cuda/api.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
@@ -43,4 +43,4 @@ Presence presence() {
   return p;
 }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -4,7 +4,7 @@
 
 #include "runtime/cuda/api.h"
 
-namespace shardlab::cuda {
+namespace shardlab::runtime::cuda {
 
 namespace {
 
@@ -92,4 +92,4 @@ const gpu::Kernels* built_kernels() { return &gpu::cuda_kernels(); }
 
 Result<std::unique_ptr<Api>> real_api() { return std::unique_ptr<Api>(std::make_unique<RealApi>()); }
 
-}  // namespace shardlab::cuda
+}  // namespace shardlab::runtime::cuda

@@ -22,7 +22,7 @@
 #include "simulator/device_model.h"
 #include "simulator/fabric.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 enum class Schedule : uint8_t {
   kNone,
@@ -308,4 +308,4 @@ struct RunBill {
 };
 RunBill bill(const Prepared& prepared, const Point& point, const Estimate& estimate, double tokens, const RunPrice& price);
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

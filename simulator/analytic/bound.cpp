@@ -3,7 +3,7 @@
 
 #include "simulator/analytic/inside.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 double of(int64_t v) { return static_cast<double>(v); }
@@ -107,4 +107,4 @@ double least_device_bytes(const Frame& f, bool planned) {
   return std::max(0.0, kRounding * least - 16);
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

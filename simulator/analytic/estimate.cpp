@@ -6,7 +6,7 @@
 #include "plan/base/hash.h"
 #include "simulator/analytic/inside.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 uint64_t bits(double v) { return std::bit_cast<uint64_t>(v); }
@@ -380,4 +380,4 @@ RunBill bill(const Prepared& prepared, const Point& point, const Estimate& e, do
   return b;
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -6,7 +6,7 @@
 
 #include "simulator/analytic/inside.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 int64_t whole(double bytes) { return static_cast<int64_t>(std::llround(bytes)); }
@@ -419,4 +419,4 @@ std::vector<ActivationItem> items_of(const Frame& f, const LayerKey& key) {
   return items;
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

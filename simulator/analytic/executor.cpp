@@ -8,7 +8,7 @@
 #include "simulator/analytic/inside.h"
 #include "simulator/analytic/known.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 /// The model of a shape, where it is one of the two families that are executed.
@@ -289,4 +289,4 @@ Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
                   .config = std::make_shared<const Case>(c)});
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

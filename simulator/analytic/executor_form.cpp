@@ -5,7 +5,7 @@
 #include "simulator/closed_form.h"
 #include "simulator/step_form.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 ExecutorStage stage_of(const StageForm& form) {
@@ -71,4 +71,4 @@ std::optional<ExecutorTime> executor_time(const Case& config) {
                       .hidden = walked->hidden_s};
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -8,7 +8,7 @@
 
 #include "plan/case.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 /// Bytes of one stage at its peak.
 struct ExecutorStage {
@@ -45,4 +45,4 @@ struct ExecutorTime {
 /// Nothing where the case has no closed form of time, or the machine no rates for it. Source: simulator/step_form.h.
 std::optional<ExecutorTime> executor_time(const Case& config);
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

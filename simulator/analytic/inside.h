@@ -16,7 +16,7 @@
 #include "simulator/device_model.h"
 #include "simulator/fabric.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 struct Prepared::Inside {
   ModelShape shape;
@@ -234,4 +234,4 @@ void estimate_memory(const Frame& frame, Estimate& estimate);
 double least_step_s(const Frame& frame);
 double least_device_bytes(const Frame& frame, bool planned);
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -6,7 +6,7 @@
 
 #include "simulator/analytic/known.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 /// What points and studies take over (point_of, prepare, and, of what shardlab's own executor runs, `closed_form`).
@@ -70,4 +70,4 @@ Result<void> check_known(const Case& c) {
                {}};
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

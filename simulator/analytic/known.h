@@ -4,9 +4,9 @@
 #include "plan/base/result.h"
 #include "plan/case.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 /// Refuses, by its name, a layout or training key that is set and that neither a point nor a study takes over.
 Result<void> check_known(const Case& config);
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -5,7 +5,7 @@
 
 #include "simulator/analytic/pricer.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 /// Where tensor-parallel gathers carry one byte, each rank rounds its part of the rows before, once for all projections that read
 /// them; of what it has gathered it only makes the copy that the weight gradient reads.
@@ -225,4 +225,4 @@ Block block_cost(const LayerStudy& study, const LayerKey& key) {
   return block;
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

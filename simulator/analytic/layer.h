@@ -11,7 +11,7 @@
 #include "simulator/device_model.h"
 #include "simulator/fabric.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 /// What all layers of a study share.
 struct LayerStudy {
@@ -136,4 +136,4 @@ struct Block {
 /// Everything of one key. Costs some tens of microseconds.
 Block block_cost(const LayerStudy& study, const LayerKey& key);
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -3,7 +3,7 @@
 
 #include "simulator/analytic/pricer.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 EndCost Pricer::embedding() const {
   EndCost cost;
@@ -83,4 +83,4 @@ EndCost Pricer::loss() const {
   return cost;
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -4,7 +4,7 @@
 
 #include "simulator/analytic/pricer.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 constexpr double kSoftmaxSteps = 4;  // casts, scale and mask, where no kernel does them with the softmax
@@ -177,4 +177,4 @@ void Pricer::add_host(bool moe, LayerCost& cost) const {
           : cost.forward.host_s * std::min(1.0, cost.recompute.compute_s / std::max(cost.forward.compute_s, 1e-12));
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

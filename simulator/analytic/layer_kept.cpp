@@ -3,7 +3,7 @@
 
 #include "simulator/analytic/pricer.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 void Pricer::kept_by_attention(KeptTensors& kept) const {
   const double t = n_.tokens, norm = p_.saved_norm * wide_;
@@ -100,4 +100,4 @@ void KeptTensors::add(std::string_view name, double bytes, uint16_t modules, dou
 
 KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe) { return Pricer(study, key).kept(moe); }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

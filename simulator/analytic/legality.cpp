@@ -3,7 +3,7 @@
 
 #include "simulator/analytic/inside.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 bool within(int64_t v, int64_t least, int64_t most) { return v >= least && v <= most; }
@@ -129,4 +129,4 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
   return {};
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

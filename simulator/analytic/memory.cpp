@@ -4,7 +4,7 @@
 
 #include "simulator/analytic/inside.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 double of(int64_t v) { return static_cast<double>(v); }
@@ -337,4 +337,4 @@ void estimate_memory(const Frame& f, Estimate& e) {
   }
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

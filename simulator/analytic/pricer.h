@@ -9,7 +9,7 @@
 
 #include "simulator/analytic/layer.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 inline double of(int64_t v) { return static_cast<double>(v); }
 
@@ -249,4 +249,4 @@ class Pricer {
   Group tensor_group_, context_group_, expert_group_;
 };
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -12,7 +12,7 @@
 
 #include "simulator/analytic/shipped.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 using P = FrameworkProfile;
@@ -323,4 +323,4 @@ Result<FrameworkProfile> profile_named(std::string_view name) {
                .hint = fmt::format("profiles: {}", fmt::join(profile_names(), ", "))};
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -9,7 +9,7 @@
 
 #include "plan/base/result.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 /// What backward computes again, as a set of modules of a layer.
 struct Recompute {
@@ -227,4 +227,4 @@ Result<FrameworkProfile> read_profile(std::string_view yaml, const std::string& 
 std::vector<std::string_view> profile_names();
 Result<FrameworkProfile> profile_named(std::string_view name);
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 double in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro_batches, int64_t virtual_stages) {
   const auto p = static_cast<double>(stages), m = static_cast<double>(micro_batches), v = static_cast<double>(virtual_stages);
@@ -45,4 +45,4 @@ double bubble_s(Schedule schedule, int64_t stages, int64_t virtual_stages, const
   return std::max(0.0, seconds);
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -5,7 +5,7 @@
 
 #include "simulator/analytic/analytic.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 /// Whether ranks hold two parts of the model, the last beside the first.
 constexpr bool folded(Schedule s) {
@@ -42,4 +42,4 @@ double in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro
 /// Source: as above.
 double bubble_s(Schedule schedule, int64_t stages, int64_t virtual_stages, const StageTimes& times);
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

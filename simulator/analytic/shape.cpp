@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 int64_t mlp_matrices(const ModelShape& s) { return s.swiglu ? 3 : 2; }
@@ -132,4 +132,4 @@ double model_flops_per_token(const ModelShape& s, int64_t seq_len) {
   return 6 * (of(active_parameter_count(s)) - tables) + attention;
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

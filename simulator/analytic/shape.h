@@ -6,7 +6,7 @@
 #include "plan/base/result.h"
 #include "plan/model.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 /// Sizes of a transformer. Zero where a part is absent. Filled from a `Model`, or by hand for what `Model` cannot say yet: mixture
 /// of experts and multi-head latent attention.
@@ -64,4 +64,4 @@ int64_t active_parameter_count(const ModelShape& shape);
 /// 3 * s * heads * (qk_dim + value_dim) a layer. Source: Narayanan et al. 2021, appendix, with the causal half.
 double model_flops_per_token(const ModelShape& shape, int64_t seq_len);
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 
 struct ShippedProfile {
   std::string_view name;  ///< of the file, without .yaml
@@ -13,4 +13,4 @@ struct ShippedProfile {
 
 std::span<const ShippedProfile> shipped_profiles();  ///< sorted by name
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

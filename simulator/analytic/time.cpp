@@ -5,7 +5,7 @@
 
 #include "simulator/analytic/inside.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 double of(int64_t v) { return static_cast<double>(v); }
@@ -514,4 +514,4 @@ void estimate_time(Frame& f, Estimate& e) {
   add_wires(f, e);
 }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -4,7 +4,7 @@
 
 #include "simulator/analytic/analytic.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 using Words12 = std::array<std::string_view, 12>;
@@ -55,4 +55,4 @@ int64_t MemoryBytes::device() const { return reserved() + (*this)[MemoryPart::kC
 
 double Estimate::wire_total() const { return std::accumulate(wire.begin(), wire.end(), 0.0); }
 
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -9,7 +9,7 @@
 #include "plan/device_words.h"
 #include "simulator/memory/replay.h"
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 namespace {
 
 using analytic::Estimator;
@@ -160,4 +160,4 @@ std::vector<Difference> differences(const Answer& before, const Answer& after) {
   return list;
 }
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

@@ -13,7 +13,7 @@
 
 #include "simulator/analytic/analytic.h"
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 
 /// The classes of the contract (ARCHITECTURE.md, section 3), which add up to the live peak, and what comes on top.
 enum class ItemGroup : uint8_t { kParameters, kGradients, kOptimizer, kActivations, kBuffers, kWorkspace, kReserved, kDevice };
@@ -96,4 +96,4 @@ struct Difference {
 };
 std::vector<Difference> differences(const Answer& before, const Answer& after);
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

@@ -4,7 +4,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 namespace {
 
 int64_t rounded(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
@@ -159,4 +159,4 @@ void CachingAllocator::release(int32_t block) {
   insert(block);
 }
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

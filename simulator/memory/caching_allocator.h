@@ -18,7 +18,7 @@
 #include <set>
 #include <vector>
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 
 struct AllocatorOptions {
   bool expandable_segments = false;
@@ -87,4 +87,4 @@ class CachingAllocator {
   bool out_of_memory_ = false;
 };
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

@@ -6,7 +6,7 @@
 #include <functional>
 #include <iterator>
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 namespace {
 
 using analytic::Estimate;
@@ -194,4 +194,4 @@ Advice advise(Estimator& estimator, const FrameworkProfile& profile, const Point
   return advice;
 }
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

@@ -10,7 +10,7 @@
 
 #include "simulator/analytic/analytic.h"
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 
 /// Keys of the command line and their values.
 using Words = std::vector<std::pair<std::string, std::string>>;
@@ -52,4 +52,4 @@ struct Advice {
 Advice advise(analytic::Estimator& estimator, const analytic::FrameworkProfile& profile, const analytic::Point& point,
               const ChangeOptions& options);
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 
 using analytic::AllocationEvent;
 using analytic::MemoryBytes;
@@ -41,4 +41,4 @@ int64_t fragmented_bytes(const analytic::Prepared& prepared, const analytic::Poi
   return room > 0 && !r.out_of_memory ? std::min(held, room - memory.live()) : held;
 }
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

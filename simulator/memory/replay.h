@@ -7,7 +7,7 @@
 #include "simulator/analytic/analytic.h"
 #include "simulator/memory/caching_allocator.h"
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 
 struct Replayed {
   int64_t live = 0;      ///< the most that was handed out, rounded as the allocator does
@@ -24,4 +24,4 @@ Replayed replay(std::span<const analytic::AllocationEvent> events, const Allocat
 /// back what it only caches, so that a layout whose bytes at ease exceed the capacity may run all the same.
 int64_t fragmented_bytes(const analytic::Prepared& prepared, const analytic::Point& point, int32_t stage, int64_t capacity);
 
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

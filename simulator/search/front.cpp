@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 
 bool Front::covers(double seconds, int64_t bytes) const {
   const auto later = members_.upper_bound(seconds);
@@ -32,4 +32,4 @@ std::vector<Candidate> joined(std::span<const Front> fronts) {
   return front;
 }
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -5,7 +5,7 @@
 
 #include "simulator/search/search.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 
 class Front {
  public:
@@ -22,4 +22,4 @@ class Front {
 /// Those of all fronts that none beats in all of time, memory and device seconds; by time.
 std::vector<Candidate> joined(std::span<const Front> fronts);
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

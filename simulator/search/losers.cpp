@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 using analytic::kMemoryParts;
@@ -126,4 +126,4 @@ std::vector<Loser> Losers::list() const {
   return all;
 }
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

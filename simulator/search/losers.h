@@ -5,7 +5,7 @@
 
 #include "simulator/search/search.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 
 /// Axes in which two points differ.
 int distance(const Point& a, const Point& b);
@@ -43,4 +43,4 @@ class Losers {
   bool have_best_ = false;
 };
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -4,7 +4,7 @@
 
 #include "simulator/memory/replay.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 void replay(Candidate& c, const analytic::Prepared& prepared, analytic::Estimator& estimator, int64_t capacity_bytes) {
@@ -36,4 +36,4 @@ std::vector<Candidate> replay_allocations(std::vector<Candidate>& candidates, st
   return out;
 }
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

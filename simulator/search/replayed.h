@@ -7,7 +7,7 @@
 
 #include "simulator/search/search.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 
 /// Replays the caching allocator on every stage of each candidate, and gives its estimate the bytes of the stage that then needs
 /// most; where the profile has an arena nothing changes. Candidates that no longer fit in `capacity_bytes` (0: no end) are taken
@@ -15,4 +15,4 @@ namespace shardlab::search {
 std::vector<Candidate> replay_allocations(std::vector<Candidate>& candidates, std::span<const Study> studies,
                                           int64_t capacity_bytes);
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -8,7 +8,7 @@
 #include "simulator/search/front.h"
 #include "simulator/search/losers.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 using analytic::Estimator;
@@ -222,4 +222,4 @@ Found search(std::span<const Study> studies, const Space& space, const Options& 
   return Searcher(studies, space, options, watcher).run();
 }
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -18,7 +18,7 @@
 #include "simulator/analytic/analytic.h"
 #include "simulator/search/space.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 
 enum class Objective : uint8_t { kTime, kMemory, kCost };
 std::string_view name_of(Objective v);  ///< "time", "memory", "cost"
@@ -98,4 +98,4 @@ bool better(Objective objective, const Candidate& a, const Candidate& b);
 /// `studies` has one for each of `space.devices`.
 Found search(std::span<const Study> studies, const Space& space, const Options& options, Watcher* watcher = nullptr);
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 /// `given`, or `all` where nothing is.
@@ -205,4 +205,4 @@ Point with(Point cut, const Order& o) {
   return cut;
 }
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

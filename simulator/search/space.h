@@ -12,7 +12,7 @@
 #include "plan/base/result.h"
 #include "simulator/analytic/analytic.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 
 using analytic::CpKind;
 using analytic::Medium;
@@ -72,4 +72,4 @@ std::vector<Order> orders_of(const Space& space, int64_t layers, int32_t stages)
 Point with(Point cut, const State& state);
 Point with(Point cut, const Order& order);
 
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

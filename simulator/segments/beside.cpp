@@ -6,7 +6,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 namespace {
 
 /// `share_device` takes no more: an op of the control stream, and one on each stream of a plan (kMaxStreams).
@@ -101,4 +101,4 @@ const Profile& Beside::profile(int32_t piece, std::span<const Cost> costs, Set& 
   return p;
 }
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

@@ -15,7 +15,7 @@
 
 #include "simulator/resources.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 
 /// What the seconds of an op count as.
 enum class Spent : uint8_t { kCompute, kCommunication, kCopy };
@@ -96,4 +96,4 @@ class Beside {
   std::deque<Profile> profiles_;
 };
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

@@ -8,7 +8,7 @@
 
 #include "simulator/segments/segments.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -249,4 +249,4 @@ SegmentStep break_down(const Plan& plan, const Condensed& text, const Prices& pr
   return Walk(plan, text, prices, times, stage).run();
 }
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

@@ -9,7 +9,7 @@
 #include "plan/program_order.h"
 #include "plan/trace_internal.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 namespace {
 
 /// Condenses one stage after the other into what they share.
@@ -231,4 +231,4 @@ Condensed condense(const Plan& plan) {
   return condenser.result();
 }
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

@@ -19,7 +19,7 @@
 #include "simulator/peers.h"
 #include "simulator/segments/beside.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 
 /// An op that has a price of its own: one op of a segment, and where it communicates one stage's.
 struct AskedOp {
@@ -83,4 +83,4 @@ Condensed condense(const Plan& plan, std::span<const Program> programs);
 /// The same, expanding one role after the other.
 Condensed condense(const Plan& plan);
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

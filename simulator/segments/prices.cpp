@@ -4,7 +4,7 @@
 #include <bit>
 #include <unordered_map>
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 namespace {
 
 /// `first` and then `second`, of which the host launches `launches` before it comes to `second`.
@@ -104,4 +104,4 @@ const Track& Prices::add_track(int32_t stretch, Beside::Set& set) {
   return track;
 }
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

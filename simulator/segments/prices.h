@@ -11,7 +11,7 @@
 #include "simulator/segments/beside.h"
 #include "simulator/segments/condense.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 
 /// A stretch that has the device for itself. With n ops that take d_0 .. d_(n-1), begun at t as launch number l + 1 of its host, it
 /// ends at
@@ -69,4 +69,4 @@ class Prices {
   std::vector<std::vector<const Track*>> tracks_;  ///< by stretch and set; null: not asked for
 };
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

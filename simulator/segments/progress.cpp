@@ -5,7 +5,7 @@
 
 #include "plan/base/check.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 
 Progress::Place Progress::place_at(const Profile& p, double times, double along, size_t row) {
   Place place;
@@ -129,4 +129,4 @@ double Progress::end_of(const Member& m) {
   return end + left / m.speed;
 }
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

@@ -12,7 +12,7 @@
 
 #include "simulator/segments/prices.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -84,4 +84,4 @@ class Progress {
   double slowed_communication_ = 0, slowed_copies_ = 0;
 };
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

@@ -13,7 +13,7 @@
 #include "plan/base/check.h"
 #include "simulator/segments/progress.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 namespace {
 
 /// Events that happen together may differ in the last bits of their times (simulator/timeline.cpp).
@@ -372,4 +372,4 @@ class Run {
 
 void run(const Condensed& text, Prices& prices, Times& times) { Run(text, prices, times).run(); }
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

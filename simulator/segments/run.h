@@ -7,7 +7,7 @@
 #include "simulator/segments/condense.h"
 #include "simulator/segments/prices.h"
 
-namespace shardlab::segments {
+namespace shardlab::simulator::segments {
 
 /// When an entry ran, in seconds from the start of the step.
 struct Ran {
@@ -31,4 +31,4 @@ struct Times {
 /// what run.cpp's head says.
 void run(const Condensed& text, Prices& prices, Times& times);
 
-}  // namespace shardlab::segments
+}  // namespace shardlab::simulator::segments

@@ -6,7 +6,7 @@
 #include "plan/base/check.h"
 #include "plan/runnable.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 SegmentTimeline::SegmentTimeline(const Plan& plan, std::span<const Program> programs)
     : SegmentTimeline(plan, segments::condense(plan, programs)) {}
@@ -25,4 +25,4 @@ SegmentStep SegmentTimeline::step(const Machine& machine, const PlacedCostModel&
   return segments::break_down(plan_, text_, prices, times_, static_cast<int>(last - times_.ends.begin()));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -19,7 +19,7 @@
 #include "simulator/segments/condense.h"
 #include "simulator/segments/run.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 /// One period of the plan (usually one step), of the stage that ends last; the first of equals.
 struct SegmentStep {
@@ -63,4 +63,4 @@ namespace segments {
 SegmentStep break_down(const Plan& plan, const Condensed& text, const Prices& prices, const Times& times, int stage);
 
 }  // namespace segments
-}  // namespace shardlab
+}  // namespace shardlab::simulator

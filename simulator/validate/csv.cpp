@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace shardlab {
+namespace shardlab::simulator {
 namespace {
 
 /// How many errors a message holds; the rest are counted.
@@ -158,4 +158,4 @@ int CsvTable::column(std::string_view name) const {
 
 Result<CsvTable> read_csv(std::string_view text, const std::string& file) { return CsvReader(text, file).read(); }
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -7,7 +7,7 @@
 
 #include "plan/base/result.h"
 
-namespace shardlab {
+namespace shardlab::simulator {
 
 struct CsvField {
   std::string text;
@@ -30,4 +30,4 @@ struct CsvTable {
 /// all.
 Result<CsvTable> read_csv(std::string_view text, const std::string& file);
 
-}  // namespace shardlab
+}  // namespace shardlab::simulator

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <map>
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 constexpr double kLow = 0.05, kHigh = 0.95;
@@ -56,4 +56,4 @@ void add_intervals(std::span<ScoredRow> rows, const Intervals& intervals) {
   }
 }
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

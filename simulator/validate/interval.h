@@ -9,7 +9,7 @@
 
 #include "simulator/validate/validate.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 
 /// Error of one prediction: the logarithm of measured over predicted step time.
 struct Residual {
@@ -43,4 +43,4 @@ class Intervals {
 /// Sets `low_s` and `high_s` of every row with a prediction.
 void add_intervals(std::span<ScoredRow> rows, const Intervals& intervals);
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

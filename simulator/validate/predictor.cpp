@@ -11,7 +11,7 @@
 #include "simulator/analytic/analytic.h"
 #include "simulator/memory/replay.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 using analytic::FrameworkProfile;
@@ -241,4 +241,4 @@ Predictor analytic_predictor() {
   return [predictor = std::make_shared<AnalyticPredictor>()](const Run& run) { return (*predictor)(run); };
 }
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

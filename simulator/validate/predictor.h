@@ -3,7 +3,7 @@
 
 #include "simulator/validate/validate.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 
 /// Predicts by simulator/analytic under the row's framework profile. What a row leaves open is as the framework has it: FSDP
 /// frameworks shard everything (zero 3), torchtitan runs sequence parallelism wherever it runs tensor parallelism, a mixture's
@@ -11,4 +11,4 @@ namespace shardlab::validation {
 /// threads at once.
 Predictor analytic_predictor();
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

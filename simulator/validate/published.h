@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 
 /// One shipped file: its name without the ending, and its text.
 struct PublishedFile {
@@ -17,4 +17,4 @@ std::span<const PublishedFile> published_runs();  ///< simulator/published/runs/
 std::span<const PublishedFile>
 published_machines();  ///< machines of these runs that no preset is: simulator/published/runs/machines/*.yaml
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

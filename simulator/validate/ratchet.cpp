@@ -9,7 +9,7 @@
 
 #include "simulator/validate/csv.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 constexpr const char* kHeader = "group,figure,value,best,tolerance,reason\n";
@@ -128,4 +128,4 @@ std::vector<Recorded> update_scores(std::span<const Recorded> recorded, std::spa
   return updated;
 }
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

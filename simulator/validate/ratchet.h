@@ -9,7 +9,7 @@
 #include "plan/base/result.h"
 #include "simulator/validate/score.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 
 /// One figure of one group. Of all figures, less is better.
 struct Figure {
@@ -43,4 +43,4 @@ std::vector<std::string> compare_scores(std::span<const Recorded> recorded, std:
 /// none for counts, 0.01 for rank correlations, for percentages a twentieth of the value and at least 0.5.
 std::vector<Recorded> update_scores(std::span<const Recorded> recorded, std::span<const Figure> now);
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

@@ -11,7 +11,7 @@
 #include <limits>
 #include <span>
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 // The largest value of each size that a training run of this decade can have; beyond it something was mistyped. Their products
@@ -473,4 +473,4 @@ Result<RowTable> read_rows(std::string_view text, const std::string& file, const
   return table;
 }
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

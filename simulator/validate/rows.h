@@ -20,7 +20,7 @@
 #include "plan/model.h"
 #include "simulator/validate/csv.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 
 /// Sizes of the model. Zero where a part is absent or, before a preset fills it in, not stated.
 struct RunShape {
@@ -123,4 +123,4 @@ std::vector<std::string> known_columns();
 /// its row, with line and column.
 Result<RowTable> read_rows(std::string_view text, const std::string& file, const Resolver& resolver);
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

@@ -7,7 +7,7 @@
 #include <map>
 #include <numeric>
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 constexpr size_t kFewestLayouts = 3;  ///< below, a rank correlation says nothing
@@ -184,4 +184,4 @@ Score score_all(std::span<const ScoredRow> rows, const std::string& name) {
   return score_of(name, all);
 }
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

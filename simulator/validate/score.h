@@ -9,7 +9,7 @@
 
 #include "simulator/validate/validate.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 
 /// Spearman's rank correlation, ties at their mean rank. Nothing for fewer than two values or where either side is constant.
 std::optional<double> rank_correlation(std::span<const double> a, std::span<const double> b);
@@ -59,4 +59,4 @@ std::vector<Score> score_groups(std::span<const ScoredRow> rows, std::span<const
 /// All rows as one group.
 Score score_all(std::span<const ScoredRow> rows, const std::string& name);
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 std::string percent(std::optional<double> ratio) { return ratio ? fmt::format("{:.3f}", 100 * (*ratio - 1)) : std::string(); }
@@ -88,4 +88,4 @@ TextTable rows_table(std::span<const ScoredRow> rows) {
   return out;
 }
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

@@ -11,7 +11,7 @@
 #include "plan/base/result.h"
 #include "simulator/validate/rows.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 
 /// What a predictor says of one run.
 struct Prediction {
@@ -67,4 +67,4 @@ struct TextTable {
 /// note. `status` is ok or refused; a refused row has its reason and nothing else. With several tables, the first column is `set`.
 TextTable rows_table(std::span<const ScoredRow> rows);
 
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

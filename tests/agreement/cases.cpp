@@ -3,6 +3,7 @@
 #include "plan/base/hash.h"
 #include "plan/treatment.h"
 #include "simulator/analytic/analytic.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {

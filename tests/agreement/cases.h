@@ -6,6 +6,7 @@
 #include <string>
 
 #include "plan/case.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -13,6 +13,7 @@
 #include "simulator/step_form.h"
 #include "simulator/timeline.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "plan/case.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -11,9 +11,10 @@
 
 #include "tests/agreement/cases.h"
 #include "tests/agreement/compare.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::CaseDealer;
@@ -164,4 +165,4 @@ TEST_CASE("report", "[.]") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -2,7 +2,7 @@
 
 #include "simulator/closed_form.h"
 
-namespace shardlab::analytic::testing {
+namespace shardlab::simulator::analytic::testing {
 
 Expected expected_of(const Case& config) {
   const ClosedForm form = closed_form(config);
@@ -18,4 +18,4 @@ Expected expected_of(const Case& config) {
   return e;
 }
 
-}  // namespace shardlab::analytic::testing
+}  // namespace shardlab::simulator::analytic::testing

@@ -6,7 +6,7 @@
 
 #include "plan/case.h"
 
-namespace shardlab::analytic::testing {
+namespace shardlab::simulator::analytic::testing {
 
 struct ExpectedStage {
   int64_t peak = 0, parameters = 0, gradients = 0, moments = 0, activations = 0;
@@ -17,4 +17,4 @@ struct Expected {
 };
 Expected expected_of(const Case& config);
 
-}  // namespace shardlab::analytic::testing
+}  // namespace shardlab::simulator::analytic::testing

@@ -3,7 +3,7 @@
 
 #include "simulator/analytic/analytic.h"
 
-namespace shardlab::analytic::testing {
+namespace shardlab::simulator::analytic::testing {
 
 /// Nodes of 8 A100-like devices.
 inline Machine machine(int nodes, int per_node = 8) {
@@ -62,4 +62,4 @@ inline Prepared study(const ModelShape& shape, std::string_view name, int nodes)
   return *prepared;
 }
 
-}  // namespace shardlab::analytic::testing
+}  // namespace shardlab::simulator::analytic::testing

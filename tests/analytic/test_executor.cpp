@@ -8,7 +8,7 @@
 #include "tests/laws/grid.h"
 #include "tests/test.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 using testing::expected_of;
@@ -102,4 +102,4 @@ TEST_CASE("what a case says arrives in the point") {
 }
 
 }  // namespace
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -6,7 +6,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 using testing::gpt_175b;
@@ -160,4 +160,4 @@ TEST_CASE("tensors that a pipeline exchanges stay where the framework keeps them
 }
 
 }  // namespace
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -6,7 +6,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 using testing::gpt_175b;
@@ -150,4 +150,4 @@ TEST_CASE("more of what saves memory never takes more") {
 }
 
 }  // namespace
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -4,7 +4,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 TEST_CASE("every framework of the contract has a profile that reads") {
@@ -67,4 +67,4 @@ TEST_CASE("words of recompute go there and back") {
 }
 
 }  // namespace
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

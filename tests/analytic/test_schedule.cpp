@@ -3,7 +3,7 @@
 
 #include "tests/test.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 constexpr StageTimes kEven{.forward = 1, .input = 1, .weight = 1, .longest = 3, .sum = 24};  // 8 stages
@@ -54,4 +54,4 @@ TEST_CASE("words of schedules go there and back") {
 }
 
 }  // namespace
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

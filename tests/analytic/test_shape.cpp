@@ -4,7 +4,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 using testing::llama_8b;
@@ -69,4 +69,4 @@ TEST_CASE("shapes that no transformer has are refused with the value") {
 }
 
 }  // namespace
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

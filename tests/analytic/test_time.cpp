@@ -7,7 +7,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::analytic {
+namespace shardlab::simulator::analytic {
 namespace {
 
 using testing::gpt_175b;
@@ -559,4 +559,4 @@ TEST_CASE("an exchange in backward hides beside the weight gradient of its own l
 }
 
 }  // namespace
-}  // namespace shardlab::analytic
+}  // namespace shardlab::simulator::analytic

@@ -7,10 +7,11 @@
 #include "simulator/closed_form.h"
 #include "simulator/recompute_budget.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -114,4 +115,4 @@ TEST_CASE("what was not decided is not lowered") {
   CHECK(plan.error().message == "recompute within 1048576 bytes has not been decided: a plan knows no seconds");
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -11,10 +11,11 @@
 #include "simulator/recompute_budget.h"
 #include "simulator/timeline.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -255,4 +256,4 @@ TEST_CASE("what host memory cannot hold is not parked") {
   CHECK(tight->seconds > roomy->seconds);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -1,10 +1,11 @@
 // The list of treatments by layer: its text, what is refused of it, and what the older keys come to in it.
 #include "plan/treatment.h"
 
+#include "tests/namespaces.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 std::string refusal(std::string_view text, int64_t layers) {
@@ -102,4 +103,4 @@ TEST_CASE("what a list or a budget leaves no room for is refused") {
   CHECK(refused(c) == "recompute=3*full: 3 layers, and the model has 4");
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -17,6 +17,7 @@
 #include "runtime/checkpoint.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
@@ -98,7 +99,7 @@ struct Training {
     INFO((plan.ok() ? std::string() : to_string(plan.error())));
     REQUIRE(plan.ok());
     placed = place(std::move(*plan));
-    const Kernels& kernels = kernels_for_this_processor();
+    const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
     transport = std::make_unique<ThreadTransport>(kernels);
     RunOptions options;
     options.learning_rate = config.train.learning_rate;
@@ -475,7 +476,7 @@ role 0
   INFO((plan.ok() ? std::string() : to_string(plan.error())));
   REQUIRE(plan.ok());
   const PlacedPlan placed = place(std::move(*plan));
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   ThreadTransport transport(kernels);
   const auto session = Session::create(placed, {}, transport, cpu_backend(kernels, {true, 1}), nullptr);
   REQUIRE(session.ok());

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

@@ -12,9 +12,10 @@
 #include "simulator/analytic/analytic.h"
 #include "sweeps/keys.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::Output;
@@ -178,4 +179,4 @@ TEST_CASE("an analytic sweep goes on where it ended") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

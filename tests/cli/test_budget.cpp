@@ -6,9 +6,10 @@
 
 #include "reports/table.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::cell;
@@ -68,4 +69,4 @@ TEST_CASE("layers that differ, and a budget's choice, are executed as they are p
   CHECK(std::stoll(cell(chosen, 3, "measured_peak_bytes")) <= budget);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -1,9 +1,10 @@
 // Verdicts on claims, over hand-made outcomes.
 #include "cli/claims.h"
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 std::vector<CaseOutcome> two_cases() {
@@ -50,4 +51,4 @@ TEST_CASE("a claim whose figures are not there is undecided, with the reason") {
   CHECK(verdict("small.parameter_bytes / (small.parameter_bytes - 1000) > 1").mood == Statement::Mood::kNote);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -3,9 +3,11 @@
 #include <fstream>
 
 #include "cli/environment.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 TEST_CASE("a program is known by its commit; a changed tree, or none, by the executable as well") {
   std::string pattern = (std::filesystem::temp_directory_path() / "shardlab-build-XXXXXX").string();

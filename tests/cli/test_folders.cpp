@@ -1,4 +1,4 @@
-// Who may include whom: the table of ARCHITECTURE.md, section 2, held to the sources.
+// Who may include whom, and whose names lie where: section 2 of ARCHITECTURE.md, held to the sources.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -9,9 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -58,6 +59,53 @@ bool may_include(const std::string& from, const std::string& path) {
   return to == from || kMay.at(from).contains(to);
 }
 
+/// Whether a file of `folder` may define names in the namespace `opened`: the folder's own or one inside. Names of `plan` are
+/// shardlab's own, or in a namespace that is no folder's; kernels for GPUs are those of `gpu`, elementary functions of both sides those of `elementary`.
+bool may_open(std::string_view folder, std::string_view opened) {
+  const auto within = [&](std::string_view home) { return opened == home || opened.starts_with(std::string(home) + "::"); };
+  if (folder == "plan" || folder == "plan/base")
+    return std::none_of(kMay.begin(), kMay.end(), [&](const auto& other) { return within("shardlab::" + other.first); });
+  if (folder == "kernels" && (within("shardlab::gpu") || within("shardlab::elementary"))) return true;
+  return within("shardlab::" + std::string(folder));
+}
+
+/// Namespaces that a text opens at its left margin, but for blocks that only declare names in advance.
+std::vector<std::string> opened_namespaces(std::istream& text) {
+  const std::string opening = "namespace shardlab";
+  std::vector<std::string> opened;
+  std::string block;
+  bool defines = false;
+  for (std::string line; std::getline(text, line);) {
+    if (line.starts_with(opening) && line.ends_with(" {")) {
+      block = line.substr(10, line.size() - 12);
+      defines = false;
+    } else if (!block.empty() && line.starts_with("}") && (line.size() == 1 || line.find("// namespace " + block) != std::string::npos)) {
+      if (defines) opened.push_back(block);
+      if (line.find("// namespace") != std::string::npos || !defines) block.clear();
+    } else if (!line.empty() && !line.starts_with("//") && !line.starts_with("struct ") && !line.starts_with("class ")) {
+      defines = true;
+    } else if (line.ends_with("{")) {
+      defines = true;
+    }
+  }
+  return opened;
+}
+
+TEST_CASE("the namespace rule tells a folder's own names from another's") {
+  CHECK(may_open("plan", "shardlab"));
+  CHECK(may_open("plan/base", "shardlab"));
+  CHECK(may_open("sweeps", "shardlab::sweeps"));
+  CHECK(may_open("simulator", "shardlab::simulator::search"));
+  CHECK(may_open("kernels", "shardlab::gpu::cudnn"));
+  CHECK_FALSE(may_open("sweeps", "shardlab"));
+  CHECK_FALSE(may_open("sweeps", "shardlab::strategies"));
+  CHECK_FALSE(may_open("plan", "shardlab::sweeps"));
+  CHECK_FALSE(may_open("simulator", "shardlab::simulators"));
+  std::istringstream text(
+      "namespace shardlab {\nstruct Case;\nclass Plan;\n}\n\nnamespace shardlab::sweeps {\nstruct Draft {\n  int i;\n};\n}  // namespace shardlab::sweeps\n");
+  CHECK(opened_namespaces(text) == std::vector<std::string>{"shardlab::sweeps"});
+}
+
 TEST_CASE("the folder rule tells what may be included from what may not") {
   CHECK(may_include("runtime", "kernels/kernels.h"));
   CHECK(may_include("cli", "simulator/analytic/analytic.h"));
@@ -73,9 +121,9 @@ TEST_CASE("the folder rule tells what may be included from what may not") {
   CHECK(quoted_includes(text) == std::vector<std::string>{"a/b.h", "c.h"});
 }
 
-TEST_CASE("every folder includes only those that it may know") {
+TEST_CASE("every folder includes only those that it may know, and defines names in its own namespace only") {
   const fs::path root = testing::source_dir();
-  std::map<std::string, int> files;
+  std::map<std::string, int> files, blocks;
   for (const auto& [folder, allowed] : kMay) {
     for (const auto& entry : fs::recursive_directory_iterator(root / folder)) {
       const std::string ending = entry.path().extension().string();
@@ -83,6 +131,12 @@ TEST_CASE("every folder includes only those that it may know") {
       const std::string path = fs::relative(entry.path(), root).generic_string();
       if (folder_of(path) != folder) continue;  // plan/base is looked at by itself
       ++files[folder];
+      std::ifstream names(entry.path());
+      for (const std::string& opened : opened_namespaces(names)) {
+        INFO(path << " defines names in " << opened);
+        CHECK((may_open(folder, opened) || path == "cli/namespaces.h"));
+        ++blocks[folder];
+      }
       std::ifstream text(entry.path());
       for (const std::string& included : quoted_includes(text)) {
         INFO(path << " includes " << included);
@@ -96,8 +150,9 @@ TEST_CASE("every folder includes only those that it may know") {
   for (const auto& [folder, allowed] : kMay) {
     INFO(folder);
     CHECK(files[folder] >= 5);
+    CHECK(blocks[folder] >= 5);
   }
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -3,8 +3,9 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::Output;
@@ -207,4 +208,4 @@ TEST_CASE("memory refuses what it cannot tell, with the reason") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -8,9 +8,10 @@
 
 #include "cli/memory_screen.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/paths.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using Code = ScreenKey::Code;
@@ -237,4 +238,4 @@ TEST_CASE("without a terminal the screen is refused, and so is it beside other q
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -2,9 +2,10 @@
 #include <set>
 
 #include "cli/model_shape.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 TEST_CASE("parameters of the predicted families equal the published counts") {
@@ -50,4 +51,4 @@ TEST_CASE("a model that is executed has the same shape both ways") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -7,9 +7,11 @@
 #include "cli/pipeline.h"
 #include "sweeps/keys.h"
 #include "sweeps/sweep.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 

@@ -15,9 +15,10 @@
 
 #include "reports/table.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::cell;
@@ -519,4 +520,4 @@ TEST_CASE("what needs another environment says so with exit code 6") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

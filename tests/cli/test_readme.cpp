@@ -13,9 +13,10 @@
 #include "cli/lists.h"
 #include "cli/pairs.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 std::string text_of(const std::filesystem::path& path) {
@@ -153,4 +154,4 @@ TEST_CASE("every test that docs/pitfalls.md names is there") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

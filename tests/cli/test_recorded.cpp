@@ -8,15 +8,12 @@
 
 #include "profiler/trace_file.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
-using testing::Output;
-using testing::Scratch;
-using testing::shardlab_program;
-using testing::slurp;
 namespace fs = std::filesystem;
 
 const std::string kTrace = "/predicted.trace.jsonl";
@@ -154,4 +151,4 @@ TEST_CASE("simulated sweeps keep no traces until they are asked to, and the repo
   CHECK(has(refused.err, "use none, measured or all"));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

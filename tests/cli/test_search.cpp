@@ -4,9 +4,10 @@
 
 #include "reports/table.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::Output;
@@ -176,4 +177,4 @@ TEST_CASE("what makes no search is refused in words") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -8,9 +8,10 @@
 
 #include "reports/table.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::Output;
@@ -82,4 +83,4 @@ TEST_CASE("the segments resolution refuses what it cannot predict or compare") {
   CHECK(rows.begin()->second.at("reason").find("--resolution timeline") != std::string::npos);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -6,9 +6,10 @@
 
 #include "reports/table.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::cell;
@@ -72,4 +73,4 @@ TEST_CASE("workers apart leave the order of arrivals, by which the run is repeat
   CHECK(cell(none, 1, "reason").find("the arrivals to be replayed cannot be read") != std::string::npos);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -1,4 +1,5 @@
 #include "tests/cuda_kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/kernels.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

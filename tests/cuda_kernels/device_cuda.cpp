@@ -7,6 +7,7 @@
 
 #include "plan/base/check.h"
 #include "tests/cuda_kernels/device.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {

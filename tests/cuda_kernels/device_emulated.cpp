@@ -5,6 +5,7 @@
 #include "kernels/cuda/emulate/settings.h"
 #include "plan/base/check.h"
 #include "tests/cuda_kernels/device.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {

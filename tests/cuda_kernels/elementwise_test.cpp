@@ -1,6 +1,7 @@
 // Activations, residual, positions, rotary positions, dropout, sums of two, fill, casts.
 #include "kernels/rope.h"
 #include "tests/cuda_kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -109,7 +110,7 @@ TEST_CASE("positions: W is the tree over sequences, bit by bit the CPU's, and ac
     const Floats dx = random_floats(sequences * n, 1), old = random_floats(n, 2);
     for (const bool accumulate : {false, true}) {
       Floats want = accumulate ? old : poisoned(n);
-      kernels_for_this_processor().positions_weight({dx.data(), want.data(), sequences, tokens, width, accumulate});
+      kernels::kernels_for_this_processor().positions_weight({dx.data(), want.data(), sequences, tokens, width, accumulate});
       REQUIRE(bit_difference(in_both_orders([&] {
                                const Array d(dx, DType::f32), to(accumulate ? old : Array::poison(n), DType::f32);
                                table().positions_weight({d.in(), to.out(), sequences, tokens, width, accumulate}, stream());
@@ -161,7 +162,7 @@ TEST_CASE("dropout: the CPU's mask and bits, on any part of the logical tensor")
       const RandomKey key{.seed = 123, .use = RandomUse::kDropout, .tensor = 9, .step = 4};
       Floats want = z;
       kernels::Dropout cpu{want.data(), sequences, tokens, width, 3, 2, 11, 5, 100, p, key};
-      kernels_for_this_processor().dropout(cpu);
+      kernels::kernels_for_this_processor().dropout(cpu);
       for (const DType t : kActivationTypes) {
         const Floats got = in_both_orders([&] {
           const Array to(z, t);

@@ -1,4 +1,5 @@
 #include "tests/cuda_kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 
@@ -41,7 +42,7 @@ TEST_CASE("embed: W is the CPU's, bit by bit: tokens in order, tree over sequenc
                                s.width,    s.begin,   s.held,      accumulate,  nullptr};
       Scratch scratch(embed_scratch_bytes(cpu));
       cpu.scratch = scratch.data();
-      kernels_for_this_processor().embed_weight(cpu);
+      kernels::kernels_for_this_processor().embed_weight(cpu);
       REQUIRE(bit_difference(in_both_orders([&] {
                                const Array d(dx, DType::f32), to(accumulate ? old : Array::poison(s.held * s.width), DType::f32);
                                const Numbers<int32_t> tokens(ids);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tests/cuda_kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

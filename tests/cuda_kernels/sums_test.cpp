@@ -1,5 +1,6 @@
 // Bias gradients, scalar totals, squared norms, sums over ranks, optimizers.
 #include "tests/cuda_kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -67,7 +68,7 @@ TEST_CASE("sum_scalars: the tree over all elements in order, the CPU's bits") {
     }
     for (const Floats& v : values) here.push_back(v.data());
     float want = NAN;
-    kernels_for_this_processor().sum_scalars({here.data(), sizes.data(), count, 3, 7, &want});
+    kernels::kernels_for_this_processor().sum_scalars({here.data(), sizes.data(), count, 3, 7, &want});
     const Floats got = in_both_orders([&] {
       const Array total(Array::poison(1), DType::f32);
       gpu::SumScalars a{{there.data(), sizes.data(), count}, 3, 7, total.floats(), {}};
@@ -110,7 +111,7 @@ TEST_CASE("combine: the tree over ranks, the CPU's bits; every result gets it, i
       for (int r = 0; r < ranks; ++r) values.push_back(random_floats(s.width, static_cast<uint32_t>(r)));
       for (const Floats& v : values) here.push_back(v.data());
       Floats sum = poisoned(s.width), most = values[0];
-      kernels_for_this_processor().tree_combine({here.data(), ranks, sum.data(), s.width});
+      kernels::kernels_for_this_processor().tree_combine({here.data(), ranks, sum.data(), s.width});
       for (const Floats& v : values)
         for (size_t i = 0; i < v.size(); ++i) most[i] = std::max(most[i], v[i]);
       for (const bool maximum : {false, true}) {
@@ -177,8 +178,8 @@ TEST_CASE("sgd and adamw: fp32 equals the CPU's bits; two-byte gradients and par
                                    .step = 3,
                                    .learning_rate = 0.01f,
                                    .weight_decay = decay};
-          kernels_for_this_processor().adamw(cpu);
-          kernels_for_this_processor().sgd({sg.data(), plain.data(), n, 0.5f, decay});
+          kernels::kernels_for_this_processor().adamw(cpu);
+          kernels::kernels_for_this_processor().sgd({sg.data(), plain.data(), n, 0.5f, decay});
           const Floats got = in_both_orders([&] {
             const Array dg(grad, g, s.shift), dp(param, p), dm(m, DType::f32), dv(v, DType::f32);
             table().adamw({.grad = dg.in(),

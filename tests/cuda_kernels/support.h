@@ -5,6 +5,7 @@
 #include "kernels/cuda/number.h"
 #include "tests/cuda_kernels/device.h"
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "runtime/cuda/api.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/cuda/number.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

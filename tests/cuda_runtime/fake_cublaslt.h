@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/cublaslt_api.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -12,6 +12,7 @@
 #include "kernels/cuda/cudnn_names.h"
 #include "kernels/cuda/number.h"
 #include "tests/cuda_runtime/fake_api.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/cudnn_api.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

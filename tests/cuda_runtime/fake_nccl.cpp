@@ -1,4 +1,5 @@
 #include "tests/cuda_runtime/fake_nccl.h"
+#include "tests/namespaces.h"
 
 #include <fmt/format.h>
 

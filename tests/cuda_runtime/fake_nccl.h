@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/cuda/nccl_api.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

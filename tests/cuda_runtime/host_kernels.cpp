@@ -9,12 +9,13 @@
 #include "plan/base/check.h"
 #include "plan/base/tree.h"
 #include "runtime/reduction.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 
 namespace {
 
-const Kernels& cpu() { return kernels_for_this_processor(); }
+const kernels::Kernels& cpu() { return kernels::kernels_for_this_processor(); }
 
 const float* in(const gpu::Input& x) {
   SHARDLAB_CHECK(x.dtype == DType::f32 || x.data == nullptr, "the CPU's kernels are fp32's");
@@ -127,7 +128,7 @@ void fill(const gpu::Fill& a, gpu::Stream) { cpu().fill(out(a.x), a.n, a.value);
 void cast(const gpu::Cast& a, gpu::Stream) {
   SHARDLAB_CHECK(false, "the CPU does not convert {} to {}", name_of(a.from.dtype), name_of(a.to.dtype));
 }
-template <void (*Kernels::*Member)(const kernels::CrossEntropy&)>
+template <void (*kernels::Kernels::*Member)(const kernels::CrossEntropy&)>
 void cross_entropy(const gpu::CrossEntropy& a, gpu::Stream) {
   (cpu().*Member)({out(a.logits), a.targets, a.nll, a.max, a.sums, a.tokens, a.vocab, a.vocab_part, a.loss_tokens});
 }
@@ -191,11 +192,11 @@ constexpr gpu::Kernels kTable{
     .add = add,
     .fill = fill,
     .cast = cast,
-    .cross_entropy_fused = cross_entropy<&Kernels::cross_entropy_fused>,
-    .cross_entropy_loss_only = cross_entropy<&Kernels::cross_entropy_loss_only>,
-    .cross_entropy_max = cross_entropy<&Kernels::cross_entropy_max>,
-    .cross_entropy_sum = cross_entropy<&Kernels::cross_entropy_sum>,
-    .cross_entropy_grad = cross_entropy<&Kernels::cross_entropy_grad>,
+    .cross_entropy_fused = cross_entropy<&kernels::Kernels::cross_entropy_fused>,
+    .cross_entropy_loss_only = cross_entropy<&kernels::Kernels::cross_entropy_loss_only>,
+    .cross_entropy_max = cross_entropy<&kernels::Kernels::cross_entropy_max>,
+    .cross_entropy_sum = cross_entropy<&kernels::Kernels::cross_entropy_sum>,
+    .cross_entropy_grad = cross_entropy<&kernels::Kernels::cross_entropy_grad>,
     .sum_scalars = sum_scalars,
     .squared_norm = squared_norm,
     .combine = combine,

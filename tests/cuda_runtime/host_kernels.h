@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/kernels.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -4,6 +4,7 @@
 #include "kernels/cuda/library_matmul.h"
 #include "plan/base/check.h"
 #include "tests/cuda_runtime/fake_api.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -6,6 +6,7 @@
 
 #include "tests/cuda_runtime/fake_cublaslt.h"
 #include "tests/cuda_runtime/queued_kernels.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

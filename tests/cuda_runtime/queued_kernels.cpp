@@ -5,6 +5,7 @@
 
 #include "tests/cuda_runtime/fake_api.h"
 #include "tests/cuda_runtime/host_kernels.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/kernels.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

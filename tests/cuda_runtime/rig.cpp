@@ -9,6 +9,7 @@
 #include "runtime/cuda/one_gpu_transport.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
@@ -177,7 +178,7 @@ Run train_on_gpu(cuda::Api& api, const gpu::Kernels& kernels, const Case& config
 
 Run train_on_cpu(const Case& config, const RunSettings& settings) {
   const PlacedPlan placed = placed_plan(config);
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   ThreadTransport transport(kernels);
   const Tokens64 tokens;
   auto session = Session::create(placed, options_for(config, settings.options), transport,

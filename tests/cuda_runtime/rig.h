@@ -12,6 +12,7 @@
 #include "runtime/session.h"
 #include "tests/cuda_runtime/fake_api.h"
 #include "tests/cuda_runtime/queued_kernels.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

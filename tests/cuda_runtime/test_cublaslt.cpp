@@ -4,6 +4,7 @@
 #include "plan/device_scratch.h"
 #include "tests/cuda_runtime/library_table.h"
 #include "tests/cuda_runtime/rig.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"

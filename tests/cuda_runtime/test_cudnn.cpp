@@ -13,6 +13,7 @@
 #include "plan/memory.h"
 #include "tests/cuda_runtime/fake_cudnn.h"
 #include "tests/cuda_runtime/rig.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"

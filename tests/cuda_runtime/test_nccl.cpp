@@ -8,6 +8,7 @@
 #include "tests/cuda_runtime/fake_nccl.h"
 #include "tests/cuda_runtime/queued_kernels.h"
 #include "tests/cuda_runtime/rig.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"

@@ -7,6 +7,7 @@
 #include "runtime/cuda/one_gpu_transport.h"
 #include "tests/cuda_runtime/fake_api.h"
 #include "tests/cuda_runtime/queued_kernels.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/test.h"
 

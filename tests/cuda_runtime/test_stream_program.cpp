@@ -7,6 +7,7 @@
 #include "runtime/session.h"
 #include "runtime/stream_program.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 

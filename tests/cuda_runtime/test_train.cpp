@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "tests/cuda_runtime/rig.h"
+#include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 

@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "runtime/dataset.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -264,4 +265,4 @@ TEST_CASE("a validation split that is too short is refused only when it is asked
   require_contains(data->validation().error().message, "has 5 tokens, too few for one sequence of 8 + 1");
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -15,6 +15,7 @@
 
 #include "sweeps/machines.h"
 #include "tests/device_model/samples.h"
+#include "tests/namespaces.h"
 
 using namespace shardlab;
 using namespace shardlab::testing;

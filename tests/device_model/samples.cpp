@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "sweeps/machines.h"
+#include "tests/namespaces.h"
 #include "tests/paths.h"
 
 namespace shardlab::testing {

@@ -9,6 +9,7 @@
 #include "plan/machine.h"
 #include "simulator/device_model.h"
 #include "simulator/fabric.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 

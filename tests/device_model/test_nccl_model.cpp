@@ -1,9 +1,11 @@
 // NCCL's model, held to what NCCL itself printed and to its constants.
 #include "simulator/nccl_model.h"
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 

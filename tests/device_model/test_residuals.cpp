@@ -7,6 +7,7 @@
 #include "simulator/analytic/profile.h"
 #include "sweeps/machines.h"
 #include "tests/device_model/samples.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;

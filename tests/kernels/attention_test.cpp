@@ -1,4 +1,5 @@
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -44,7 +45,7 @@ Doubles forward64(const Doubles& qkv, const AttentionShape& s) {
 }
 
 /// o, then lse.
-Floats forward(const Kernels& k, const Floats& qkv, const AttentionShape& s) {
+Floats forward(const kernels::Kernels& k, const Floats& qkv, const AttentionShape& s) {
   Floats o = poisoned(s.sequences * s.tokens * s.out_width()), lse = poisoned(s.sequences * s.heads * s.tokens);
   kernels::AttentionForward a{.shape = s, .qkv = qkv.data(), .o = o.data(), .lse = lse.data()};
   Scratch scratch(attention_scratch_bytes(a));
@@ -53,7 +54,7 @@ Floats forward(const Kernels& k, const Floats& qkv, const AttentionShape& s) {
   REQUIRE(scratch.intact());
   return joined({o, lse});
 }
-Floats backward(const Kernels& k, const Floats& qkv, const Floats& dout, const AttentionShape& s) {
+Floats backward(const kernels::Kernels& k, const Floats& qkv, const Floats& dout, const AttentionShape& s) {
   const Floats saved = forward(k, qkv, s);
   Floats dqkv = poisoned(static_cast<int64_t>(qkv.size()));
   kernels::AttentionInput a{.shape = s,
@@ -78,17 +79,17 @@ TEST_CASE("attention: F equals fp64, I equals finite differences, on every varia
     const int64_t n = s.sequences * s.tokens * s.qkv_width(), out = s.sequences * s.tokens * s.out_width();
     const Floats qkv = random_floats(n, 1, 2.0f), dout = random_floats(out, 2);
     const auto f = [&](const Doubles& at) { return part_of(forward64(at, s), 0, out); };
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return forward(k, qkv, s); }), forward64(wide(qkv), s),
+    REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return forward(k, qkv, s); }), forward64(wide(qkv), s),
                        kTolerance) == "");
     const Doubles want = numeric_gradient(f, wide(qkv), wide(dout));
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return backward(k, qkv, dout, s); }), want, kTolerance) == "");
+    REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return backward(k, qkv, dout, s); }), want, kTolerance) == "");
   }
 }
 
 TEST_CASE("attention: scores far from 0 neither overflow nor lose the sum") {
   const AttentionShape s{1, 40, 1, 1, 8};
   const Floats qkv = random_floats(s.tokens * s.qkv_width(), 3, 60.0f);
-  const Floats got = on_every_variant([&](const Kernels& k) { return forward(k, qkv, s); });
+  const Floats got = on_every_variant([&](const kernels::Kernels& k) { return forward(k, qkv, s); });
   Doubles want = forward64(wide(qkv), s);  // fp64 holds e^(60 * 60 * 8 / 2.8) only where scores stay below 709
   for (size_t i = 0; i < got.size(); ++i) REQUIRE(std::isfinite(got[i]));
   for (int64_t i = 0; i < s.tokens * s.head_dim; ++i)
@@ -100,7 +101,7 @@ TEST_CASE("attention: a head's and a sequence's bits do not depend on which othe
   const Floats qkv = random_floats(s.sequences * s.tokens * s.qkv_width(), 4),
                dout = random_floats(s.sequences * s.tokens * s.out_width(), 5);
   const AttentionShape half{2, 21, 2, 1, 10};
-  for (const Kernels* k : variants_here()) {
+  for (const kernels::Kernels* k : variants_here()) {
     const Floats all = forward(*k, qkv, s), dall = backward(*k, qkv, dout, s);
     for (int rank = 0; rank < 2; ++rank) {
       const Floats mine = columns_of(qkv, s.qkv_width(), rank * half.qkv_width(), (rank + 1) * half.qkv_width());

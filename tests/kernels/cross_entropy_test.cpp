@@ -1,4 +1,5 @@
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -24,7 +25,7 @@ Doubles losses64(const Doubles& x, const std::vector<int32_t>& targets, const Sh
 struct Outcome {
   Floats nll, dlogits;
 };
-Outcome fused(const Kernels& k, const Floats& logits, const std::vector<int32_t>& targets, const Shape& s) {
+Outcome fused(const kernels::Kernels& k, const Floats& logits, const std::vector<int32_t>& targets, const Shape& s) {
   Outcome out{poisoned(s.sequences), logits};
   k.cross_entropy_fused({.logits = out.dlogits.data(),
                          .targets = targets.data(),
@@ -36,7 +37,7 @@ Outcome fused(const Kernels& k, const Floats& logits, const std::vector<int32_t>
 }
 
 /// The vocabulary-parallel parts over t shards, with what ranks would exchange between them.
-std::vector<Outcome> in_shards(const Kernels& k, const Floats& logits, const std::vector<int32_t>& targets, const Shape& s,
+std::vector<Outcome> in_shards(const kernels::Kernels& k, const Floats& logits, const std::vector<int32_t>& targets, const Shape& s,
                                int64_t t) {
   std::vector<kernels::CrossEntropy> calls;
   std::vector<Outcome> out;
@@ -85,7 +86,7 @@ TEST_CASE("cross-entropy: nll equals fp64, dlogits equals finite differences, on
     const Floats logits = random_floats(s.rows() * s.vocab, 1, 4.0f);
     const auto targets = random_ids(s.rows(), 2, static_cast<int32_t>(s.vocab));
     const auto f = [&](const Doubles& at) { return losses64(at, targets, s); };
-    const Floats all = on_every_variant([&](const Kernels& k) {
+    const Floats all = on_every_variant([&](const kernels::Kernels& k) {
       const Outcome o = fused(k, logits, targets, s);
       return joined({o.nll, o.dlogits});
     });
@@ -96,7 +97,7 @@ TEST_CASE("cross-entropy: nll equals fp64, dlogits equals finite differences, on
     }
     REQUIRE(difference(nll, f(wide(logits)), kTolerance) == "");
     REQUIRE(difference(dlogits, numeric_gradient(f, wide(logits), Doubles(s.sequences, 1.0 / kLossTokens)), kTolerance) == "");
-    REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) {
+    REQUIRE(bit_difference(on_every_variant([&](const kernels::Kernels& k) {
                              Floats x = logits, loss = poisoned(s.sequences);
                              k.cross_entropy_loss_only({.logits = x.data(),
                                                         .targets = targets.data(),
@@ -115,7 +116,7 @@ TEST_CASE("cross-entropy: the vocabulary-parallel parts equal the fused form bit
     const Shape s{2, 7, vocab};
     const Floats logits = random_floats(s.rows() * s.vocab, 3, 4.0f);
     const auto targets = random_ids(s.rows(), 4, static_cast<int32_t>(s.vocab));
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       const Outcome whole = fused(*k, logits, targets, s);
       for (const int64_t t : {1, 2, 4, 16}) {
         const auto shards = in_shards(*k, logits, targets, s, t);
@@ -133,7 +134,7 @@ TEST_CASE("cross-entropy: shards that cut leaves are right, though not bit for b
   const Shape s{2, 3, 50};
   const Floats logits = random_floats(s.rows() * s.vocab, 5, 4.0f);
   const auto targets = random_ids(s.rows(), 6, 50);
-  const Kernels& k = kernels_for_this_processor();
+  const kernels::Kernels& k = kernels::kernels_for_this_processor();
   const Outcome whole = fused(k, logits, targets, s);
   const auto shards = in_shards(k, logits, targets, s, 3);
   for (int64_t rank = 0; rank < 3; ++rank) {

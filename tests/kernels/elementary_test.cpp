@@ -1,4 +1,5 @@
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -28,15 +29,15 @@ struct Function {
   const char* name;
   float (*scalar)(float);
   double (*exact)(double);
-  Vector Kernels::*vector;
+  Vector kernels::Kernels::*vector;
 };
 
 }  // namespace
 
 TEST_CASE("exp, log and tanh are within 2 ulp, and scalar and vector forms have equal bits") {
-  const Function functions[] = {{"exp", elementary::exp, [](double x) { return std::exp(x); }, &Kernels::exp},
-                                {"log", elementary::log, [](double x) { return std::log(x); }, &Kernels::log},
-                                {"tanh", elementary::tanh, [](double x) { return std::tanh(x); }, &Kernels::tanh}};
+  const Function functions[] = {{"exp", elementary::exp, [](double x) { return std::exp(x); }, &kernels::Kernels::exp},
+                                {"log", elementary::log, [](double x) { return std::log(x); }, &kernels::Kernels::log},
+                                {"tanh", elementary::tanh, [](double x) { return std::tanh(x); }, &kernels::Kernels::tanh}};
   const Floats x = arguments();
   for (const Function& f : functions) {
     INFO(f.name);
@@ -49,7 +50,7 @@ TEST_CASE("exp, log and tanh are within 2 ulp, and scalar and vector forms have 
       }
     INFO("worst at " << at << ": " << worst << " ulp");
     CHECK(worst < 2.0);
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       INFO(k->name);
       Floats y = poisoned(static_cast<int64_t>(x.size()));
       (k->*f.vector)(x.data(), static_cast<int64_t>(x.size()), y.data());
@@ -82,12 +83,12 @@ TEST_CASE("elementary functions at the ends of their ranges") {
 }
 
 TEST_CASE("the kernels run on a named variant, and the last variant runs anywhere") {
-  REQUIRE(runs_here(*all_variants().back()));
-  CHECK(runs_here(kernels_for_this_processor()));
-  const std::string text = description(kernels_for_this_processor());
-  CHECK(text.find(std::string(kernels_for_this_processor().name) + " + oneDNN ") == 0);
-  for (const Kernels* k : all_variants())
-    if (!runs_here(*k)) WARN("not tested, this processor lacks it: " << k->name);
+  REQUIRE(kernels::runs_here(*kernels::all_variants().back()));
+  CHECK(kernels::runs_here(kernels::kernels_for_this_processor()));
+  const std::string text = description(kernels::kernels_for_this_processor());
+  CHECK(text.find(std::string(kernels::kernels_for_this_processor().name) + " + oneDNN ") == 0);
+  for (const kernels::Kernels* k : kernels::all_variants())
+    if (!kernels::runs_here(*k)) WARN("not tested, this processor lacks it: " << k->name);
 }
 
 }  // namespace shardlab::testing

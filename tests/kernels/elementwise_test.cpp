@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -27,7 +28,7 @@ TEST_CASE("activation: F equals fp64, I equals finite differences, on every vari
       const int64_t inputs = swiglu ? 2 * n : n;
       const Floats u = random_floats(inputs, 1, 5.0f), da = random_floats(n, 2);
       const auto f = [&](const Doubles& at) { return activation64(at, swiglu); };
-      const Floats a = on_every_variant([&](const Kernels& k) {
+      const Floats a = on_every_variant([&](const kernels::Kernels& k) {
         Floats out = poisoned(n);
         k.activation_forward({.u = u.data(), .a = out.data(), .n = n, .swiglu = swiglu});
         return out;
@@ -35,7 +36,7 @@ TEST_CASE("activation: F equals fp64, I equals finite differences, on every vari
       REQUIRE(difference(a, f(wide(u)), kTolerance) == "");
       for (int64_t i = 0; i < n; ++i)
         REQUIRE(a[i] == (swiglu ? elementary::swiglu(u[2 * i], u[2 * i + 1]) : elementary::gelu(u[i])));
-      const Floats du = on_every_variant([&](const Kernels& k) {
+      const Floats du = on_every_variant([&](const kernels::Kernels& k) {
         Floats out = poisoned(inputs);
         k.activation_input({.da = da.data(), .u = u.data(), .du = out.data(), .n = n, .swiglu = swiglu});
         return out;
@@ -46,7 +47,7 @@ TEST_CASE("activation: F equals fp64, I equals finite differences, on every vari
 
 TEST_CASE("activation: large arguments give the limits") {
   const Floats u{-1000, 1000, -200, 3, 200, 3};
-  for (const Kernels* k : variants_here()) {
+  for (const kernels::Kernels* k : variants_here()) {
     Floats a = poisoned(2), du = poisoned(4), da{1, 1};
     k->activation_forward({.u = u.data(), .a = a.data(), .n = 2});
     REQUIRE((a[0] == 0 && a[1] == 1000));
@@ -68,14 +69,14 @@ TEST_CASE("residual: x + (z + bias), in place or not; dbias is the sum over toke
       want.push_back(x[i] + (z[i] + bias[i % width]));
       plain.push_back(x[i] + z[i]);
     }
-    REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) {
+    REQUIRE(bit_difference(on_every_variant([&](const kernels::Kernels& k) {
                              Floats y = x;
                              k.residual_forward(
                                  {.x = y.data(), .z = z.data(), .bias = bias.data(), .y = y.data(), .rows = rows, .width = width});
                              return y;
                            }),
                            want) == "");
-    REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) {
+    REQUIRE(bit_difference(on_every_variant([&](const kernels::Kernels& k) {
                              Floats y = poisoned(rows * width);
                              k.residual_forward({.x = x.data(), .z = z.data(), .y = y.data(), .rows = rows, .width = width});
                              return y;
@@ -84,7 +85,7 @@ TEST_CASE("residual: x + (z + bias), in place or not; dbias is the sum over toke
     Doubles sums(width);
     for (int64_t i = 0; i < rows * width; ++i) sums[i % width] += x[i];
     const auto dbias = [&](bool accumulate) {
-      return on_every_variant([&](const Kernels& k) {
+      return on_every_variant([&](const kernels::Kernels& k) {
         Floats out = accumulate ? bias : poisoned(width);
         k.bias_weight({.dy = x.data(), .dbias = out.data(), .tokens = {2, 3, {}}, .width = width, .accumulate = accumulate});
         return out;
@@ -110,7 +111,7 @@ TEST_CASE("sgd and adamw: two steps equal fp64, on every variant") {
           const double mh = m[i] / (1 - std::pow(double{0.9f}, step + 1)), vh = v[i] / (1 - std::pow(double{0.95f}, step + 1));
           a64[i] = a64[i] - 0.01 * mh / (std::sqrt(vh) + 1e-3) - 0.01 * double{decay} * a64[i];
         }
-      const Floats sgd = on_every_variant([&](const Kernels& k) {
+      const Floats sgd = on_every_variant([&](const kernels::Kernels& k) {
         Floats w = param;
         for (int step = 0; step < 2; ++step)
           k.sgd({.grad = grad.data(), .param = w.data(), .n = n, .learning_rate = 0.5f, .weight_decay = decay});
@@ -118,7 +119,7 @@ TEST_CASE("sgd and adamw: two steps equal fp64, on every variant") {
       });
       REQUIRE(difference(sgd, w64, kTolerance) == "");
       Floats moment1, moment2;
-      const Floats adam = on_every_variant([&](const Kernels& k) {
+      const Floats adam = on_every_variant([&](const kernels::Kernels& k) {
         Floats w = param, m1(n), v1(n);
         for (int64_t step = 0; step < 2; ++step)
           k.adamw({.grad = grad.data(),

@@ -1,4 +1,5 @@
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -9,7 +10,7 @@ struct Shape {
 };
 const Shape kShapes[] = {{1, 1, 1, 1}, {2, 17, 17, 5}, {4, 9, 64, 300}, {3, 50, 20, 70000}};
 
-Floats weight(const Kernels& k, const std::vector<int32_t>& ids, const Floats& dx, const Shape& s, int64_t begin, int64_t end,
+Floats weight(const kernels::Kernels& k, const std::vector<int32_t>& ids, const Floats& dx, const Shape& s, int64_t begin, int64_t end,
               const Floats* old = nullptr) {
   Floats table = old != nullptr ? *old : poisoned((end - begin) * s.width);
   kernels::EmbedWeight a{.ids = ids.data(),
@@ -42,7 +43,7 @@ TEST_CASE("embed: F copies rows, W is its transpose, whole or sharded over the v
         want.push_back(table[ids[r] * s.width + c]);
         dtable[ids[r] * s.width + c] += dx[r * s.width + c];
       }
-    const auto forward = [&](const Kernels& k, int64_t begin, int64_t end) {
+    const auto forward = [&](const kernels::Kernels& k, int64_t begin, int64_t end) {
       const Floats mine = part_of(table, begin * s.width, end * s.width);
       Floats x = poisoned(s.rows() * s.width);
       k.embed_forward({.ids = ids.data(),
@@ -54,12 +55,12 @@ TEST_CASE("embed: F copies rows, W is its transpose, whole or sharded over the v
                        .table_rows = end - begin});
       return x;
     };
-    REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) { return forward(k, 0, s.vocab); }), want) == "");
-    const Floats whole = on_every_variant([&](const Kernels& k) { return weight(k, ids, dx, s, 0, s.vocab); });
+    REQUIRE(bit_difference(on_every_variant([&](const kernels::Kernels& k) { return forward(k, 0, s.vocab); }), want) == "");
+    const Floats whole = on_every_variant([&](const kernels::Kernels& k) { return weight(k, ids, dx, s, 0, s.vocab); });
     REQUIRE(difference(whole, dtable, kTolerance) == "");
     if (s.vocab == 1) continue;
     const int64_t half = s.vocab / 2;
-    const Kernels& k = kernels_for_this_processor();
+    const kernels::Kernels& k = kernels::kernels_for_this_processor();
     const Floats low = forward(k, 0, half), high = forward(k, half, s.vocab);
     for (size_t i = 0; i < want.size(); ++i) REQUIRE(low[i] + high[i] == want[i]);
     REQUIRE(bit_difference(joined({weight(k, ids, dx, s, 0, half), weight(k, ids, dx, s, half, s.vocab)}), whole) == "");
@@ -70,7 +71,7 @@ TEST_CASE("embed: W of a batch is the tree over its sequences; accumulation adds
   const Shape s{4, 40, 19, 11}, one{1, 40, 19, 11};
   const auto ids = random_ids(s.rows(), 4, 9);  // rows 9 and 10 have no token
   const Floats dx = random_floats(s.rows() * s.width, 5), old = random_floats(s.vocab * s.width, 6);
-  for (const Kernels* k : variants_here()) {
+  for (const kernels::Kernels* k : variants_here()) {
     const Floats whole = weight(*k, ids, dx, s, 0, s.vocab);
     std::vector<Floats> single;
     const int64_t n = s.tokens * s.width;
@@ -91,7 +92,7 @@ TEST_CASE("positions: F adds the table to each sequence, W is the tree over sequ
   for (int64_t i = 0; i < sequences * n; ++i) want.push_back(x[i] + table[i % n]);
   REQUIRE(
       bit_difference(
-          on_every_variant([&](const Kernels& k) {
+          on_every_variant([&](const kernels::Kernels& k) {
             Floats y = x;
             k.positions_forward(
                 {.x = y.data(), .table = table.data(), .y = y.data(), .sequences = sequences, .tokens = tokens, .width = width});
@@ -99,7 +100,7 @@ TEST_CASE("positions: F adds the table to each sequence, W is the tree over sequ
           }),
           want) == "");
   const auto weight = [&](bool accumulate) {
-    return on_every_variant([&](const Kernels& k) {
+    return on_every_variant([&](const kernels::Kernels& k) {
       Floats d = accumulate ? table : poisoned(n);
       k.positions_weight(
           {.dx = x.data(), .dtable = d.data(), .sequences = sequences, .tokens = tokens, .width = width, .accumulate = accumulate});

@@ -1,4 +1,5 @@
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -45,7 +46,7 @@ Doubles bias64(const Floats& dy, const Shape& s) {
   return db;
 }
 
-Floats forward(const Kernels& k, const Floats& x, const Floats& w, const Floats& bias, const Shape& s, bool canonical,
+Floats forward(const kernels::Kernels& k, const Floats& x, const Floats& w, const Floats& bias, const Shape& s, bool canonical,
                kernels::Part part = {}) {
   Floats y = poisoned(s.rows() * s.out);
   LinearForward a{.x = x.data(),
@@ -63,7 +64,7 @@ Floats forward(const Kernels& k, const Floats& x, const Floats& w, const Floats&
   REQUIRE(scratch.intact());
   return y;
 }
-Floats input(const Kernels& k, const Floats& dy, const Floats& w, const Shape& s, bool canonical, kernels::Part part = {}) {
+Floats input(const kernels::Kernels& k, const Floats& dy, const Floats& w, const Shape& s, bool canonical, kernels::Part part = {}) {
   Floats dx = poisoned(s.rows() * s.in);
   LinearInput a{.dy = dy.data(),
                 .w = w.data(),
@@ -80,7 +81,7 @@ Floats input(const Kernels& k, const Floats& dy, const Floats& w, const Shape& s
   return dx;
 }
 /// dw and dbias, joined.
-Floats weight(const Kernels& k, const Floats& x, const Floats& dy, const Shape& s, bool canonical) {
+Floats weight(const kernels::Kernels& k, const Floats& x, const Floats& dy, const Shape& s, bool canonical) {
   Floats dw = poisoned(s.out * s.in), dbias = poisoned(s.out);
   LinearWeight a{.x = x.data(),
                  .dy = dy.data(),
@@ -110,18 +111,18 @@ TEST_CASE("linear: F, I and W equal fp64 in both modes; canonical bits equal on 
     const Floats x = random_floats(s.rows() * s.in, 1), w = random_floats(s.out * s.in, 2), bias = random_floats(s.out, 3);
     const Floats dy = random_floats(s.rows() * s.out, 4);
     const auto weights64 = joined64(weight64(x, dy, s), bias64(dy, s));
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       REQUIRE(difference(forward(*k, x, w, bias, s, false), forward64(x, w, bias, s), kTolerance) == "");
       REQUIRE(difference(input(*k, dy, w, s, false), input64(dy, w, s), kTolerance) == "");
       REQUIRE(difference(weight(*k, x, dy, s, false), weights64, kTolerance) == "");
     }
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return forward(k, x, w, bias, s, true); }),
+    REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return forward(k, x, w, bias, s, true); }),
                        forward64(x, w, bias, s), kTolerance) == "");
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return forward(k, x, w, {}, s, true); }), forward64(x, w, {}, s),
+    REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return forward(k, x, w, {}, s, true); }), forward64(x, w, {}, s),
                        kTolerance) == "");
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return input(k, dy, w, s, true); }), input64(dy, w, s),
+    REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return input(k, dy, w, s, true); }), input64(dy, w, s),
                        kTolerance) == "");
-    REQUIRE(difference(on_every_variant([&](const Kernels& k) { return weight(k, x, dy, s, true); }), weights64, kTolerance) == "");
+    REQUIRE(difference(on_every_variant([&](const kernels::Kernels& k) { return weight(k, x, dy, s, true); }), weights64, kTolerance) == "");
   }
 }
 
@@ -129,7 +130,7 @@ TEST_CASE("linear: fast W accumulates into what is there") {
   const Shape s{2, 17, 33, 50};
   const Floats x = random_floats(s.rows() * s.in, 1), dy = random_floats(s.rows() * s.out, 4);
   const Floats dw_old = random_floats(s.out * s.in, 5), dbias_old = random_floats(s.out, 6);
-  for (const Kernels* k : variants_here()) {
+  for (const kernels::Kernels* k : variants_here()) {
     Floats dw = dw_old, dbias = dbias_old;
     k->linear_weight({.x = x.data(),
                       .dy = dy.data(),
@@ -163,14 +164,14 @@ TEST_CASE("linear: canonical mode is a tree over leaves of fused chains, as docs
         }
         want.push_back(tree_of(leaves));
       }
-    REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) { return forward(k, x, w, {}, s, true); }), want) == "");
+    REQUIRE(bit_difference(on_every_variant([&](const kernels::Kernels& k) { return forward(k, x, w, {}, s, true); }), want) == "");
   }
 }
 
 TEST_CASE("linear: canonical bits do not depend on how the contraction is cut over ranks") {
   const Shape s{2, 9, 96, 80};
   const Floats x = random_floats(s.rows() * s.in, 9), w = random_floats(s.out * s.in, 10), dy = random_floats(s.rows() * s.out, 11);
-  for (const Kernels* k : variants_here()) {
+  for (const kernels::Kernels* k : variants_here()) {
     const Floats y = forward(*k, x, w, {}, s, true), dx = input(*k, dy, w, s, true);
     for (const int64_t t : {2, 4, 8, 16}) {
       std::vector<Floats> y_parts, dx_parts;
@@ -191,7 +192,7 @@ TEST_CASE("linear: canonical gradients of a batch are the tree over its sequence
   for (const int64_t sequences : {2, 3, 4, 8}) {
     const Shape s{sequences, 21, 40, 24}, one{1, 21, 40, 24};
     const Floats x = random_floats(s.rows() * s.in, 12), dy = random_floats(s.rows() * s.out, 13);
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       std::vector<Floats> single;
       for (int64_t b = 0; b < sequences; ++b)
         single.push_back(
@@ -204,13 +205,13 @@ TEST_CASE("linear: canonical gradients of a batch are the tree over its sequence
 TEST_CASE("linear: sums over tokens do not depend on how sequences are cut") {
   const int64_t tokens = 48, width = 70;
   const Floats dy = random_floats(tokens * width, 14);
-  const auto sum = [&](const Kernels& k, int64_t begin, int64_t end) {
+  const auto sum = [&](const kernels::Kernels& k, int64_t begin, int64_t end) {
     const Floats rows = part_of(dy, begin * width, end * width);
     Floats dbias = poisoned(width);
     k.bias_weight({.dy = rows.data(), .dbias = dbias.data(), .tokens = {1, end - begin, {begin, tokens}}, .width = width});
     return dbias;
   };
-  for (const Kernels* k : variants_here())
+  for (const kernels::Kernels* k : variants_here())
     for (const int64_t t : {2, 4, 16}) {
       std::vector<Floats> parts;
       for (int64_t rank = 0; rank < t; ++rank) parts.push_back(sum(*k, tokens * rank / t, tokens * (rank + 1) / t));

@@ -1,4 +1,5 @@
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -35,7 +36,7 @@ Inputs inputs(const Shape& s) {
 }
 
 /// y, stats joined.
-Floats forward(const Kernels& k, const Inputs& in, const Shape& s, bool rms, Floats* stats_out = nullptr) {
+Floats forward(const kernels::Kernels& k, const Inputs& in, const Shape& s, bool rms, Floats* stats_out = nullptr) {
   Floats y = poisoned(s.rows() * s.width), stats = poisoned(s.rows() * (rms ? 1 : 2));
   k.norm_forward({.x = in.x.data(),
                   .gamma = in.gamma.data(),
@@ -49,7 +50,7 @@ Floats forward(const Kernels& k, const Inputs& in, const Shape& s, bool rms, Flo
   if (stats_out != nullptr) *stats_out = stats;
   return joined({y, stats});
 }
-Floats input_gradient(const Kernels& k, const Inputs& in, const Shape& s, bool rms, bool residual) {
+Floats input_gradient(const kernels::Kernels& k, const Inputs& in, const Shape& s, bool rms, bool residual) {
   Floats stats, dx = poisoned(s.rows() * s.width);
   forward(k, in, s, rms, &stats);
   k.norm_input({.dy = in.dy.data(),
@@ -64,7 +65,7 @@ Floats input_gradient(const Kernels& k, const Inputs& in, const Shape& s, bool r
   return dx;
 }
 /// dgamma and, without rms, dbeta, joined.
-Floats weight_gradient(const Kernels& k, const Inputs& in, const Shape& s, bool rms, const Floats* old = nullptr) {
+Floats weight_gradient(const kernels::Kernels& k, const Inputs& in, const Shape& s, bool rms, const Floats* old = nullptr) {
   Floats stats, dgamma = poisoned(s.width), dbeta = poisoned(s.width);
   if (old != nullptr) dgamma = dbeta = *old;
   forward(k, in, s, rms, &stats);
@@ -89,13 +90,13 @@ TEST_CASE("norm: F equals fp64, I and W equal finite differences, on every varia
       const Inputs in = inputs(s);
       const Doubles all = wide(joined({in.x, in.gamma, in.beta}));
       const auto f = [&](const Doubles& at) { return forward64(at, s, rms); };
-      const Floats y = on_every_variant([&](const Kernels& k) { return forward(k, in, s, rms); });
+      const Floats y = on_every_variant([&](const kernels::Kernels& k) { return forward(k, in, s, rms); });
       REQUIRE(difference(part_of(y, 0, s.rows() * s.width), f(all), kTolerance) == "");
       const Doubles gradient = numeric_gradient(f, all, wide(in.dy));
       const int64_t n = s.rows() * s.width;
-      const Floats dx = on_every_variant([&](const Kernels& k) { return input_gradient(k, in, s, rms, false); });
+      const Floats dx = on_every_variant([&](const kernels::Kernels& k) { return input_gradient(k, in, s, rms, false); });
       if (rms || s.width > 1) REQUIRE(difference(dx, part_of(gradient, 0, n), 10 * kTolerance) == "");
-      const Floats dw = on_every_variant([&](const Kernels& k) { return weight_gradient(k, in, s, rms); });
+      const Floats dw = on_every_variant([&](const kernels::Kernels& k) { return weight_gradient(k, in, s, rms); });
       if (rms || s.width > 1) REQUIRE(difference(dw, part_of(gradient, n, n + (rms ? 1 : 2) * s.width), kTolerance) == "");
     }
 }
@@ -104,9 +105,9 @@ TEST_CASE("norm: the residual operand is added to the input gradient") {
   const Shape s{2, 5, 37};
   const Inputs in = inputs(s);
   for (const bool rms : {false, true}) {
-    Floats want = on_every_variant([&](const Kernels& k) { return input_gradient(k, in, s, rms, false); });
+    Floats want = on_every_variant([&](const kernels::Kernels& k) { return input_gradient(k, in, s, rms, false); });
     for (size_t i = 0; i < want.size(); ++i) want[i] = in.residual[i] + want[i];
-    REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) { return input_gradient(k, in, s, rms, true); }), want) == "");
+    REQUIRE(bit_difference(on_every_variant([&](const kernels::Kernels& k) { return input_gradient(k, in, s, rms, true); }), want) == "");
   }
 }
 
@@ -115,17 +116,17 @@ TEST_CASE("norm: W accumulates as old + new, and a batch is the tree over its se
   const Inputs in = inputs(s);
   const Floats old = random_floats(s.width, 6);
   for (const bool rms : {false, true}) {
-    const Floats fresh = on_every_variant([&](const Kernels& k) { return weight_gradient(k, in, s, rms); });
+    const Floats fresh = on_every_variant([&](const kernels::Kernels& k) { return weight_gradient(k, in, s, rms); });
     Floats want = fresh;
     for (size_t i = 0; i < want.size(); ++i) want[i] = old[i % old.size()] + want[i];
-    REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) { return weight_gradient(k, in, s, rms, &old); }), want) == "");
+    REQUIRE(bit_difference(on_every_variant([&](const kernels::Kernels& k) { return weight_gradient(k, in, s, rms, &old); }), want) == "");
     std::vector<Floats> single;
     const int64_t n = s.tokens * s.width;
     for (int64_t b = 0; b < s.sequences; ++b) {
       Inputs one = in;
       one.x = part_of(in.x, b * n, (b + 1) * n);
       one.dy = part_of(in.dy, b * n, (b + 1) * n);
-      single.push_back(weight_gradient(kernels_for_this_processor(), one, {1, s.tokens, s.width}, rms));
+      single.push_back(weight_gradient(kernels::kernels_for_this_processor(), one, {1, s.tokens, s.width}, rms));
     }
     REQUIRE(bit_difference(fresh, tree_of(single)) == "");
   }

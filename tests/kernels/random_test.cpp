@@ -1,5 +1,6 @@
 // Dropout and initialisation: functions of the logical element.
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -19,7 +20,7 @@ TEST_CASE("dropout: each element follows random_bits, and kept ones are scaled")
         want.push_back(kept ? z[i] * (1.0f / (1.0f - p)) : 0.0f);
       }
       REQUIRE(bit_difference(
-                  on_every_variant([&](const Kernels& k) {
+                  on_every_variant([&](const kernels::Kernels& k) {
                     Floats out = z;
                     k.dropout({.z = out.data(), .sequences = sequences, .tokens = tokens, .width = width, .p = p, .key = kKey});
                     return out;
@@ -32,7 +33,7 @@ TEST_CASE("dropout: the share of kept elements is 1 - p") {
   const int64_t n = 200000;
   const Floats z = random_floats(n, 2);
   Floats out = z;
-  kernels_for_this_processor().dropout({.z = out.data(), .tokens = 1, .width = n, .p = 0.25f, .key = kKey});
+  kernels::kernels_for_this_processor().dropout({.z = out.data(), .tokens = 1, .width = n, .p = 0.25f, .key = kKey});
   int64_t kept = 0;
   for (const float v : out) kept += v != 0;
   REQUIRE(std::abs(static_cast<double>(kept) / n - 0.75) < 0.005);  // five standard deviations
@@ -41,7 +42,7 @@ TEST_CASE("dropout: the share of kept elements is 1 - p") {
 TEST_CASE("dropout: masks do not depend on the cut over sequences, tokens and columns") {
   const int64_t sequences = 4, tokens = 6, width = 22;
   const Floats z = random_floats(sequences * tokens * width, 3);
-  for (const Kernels* k : variants_here()) {
+  for (const kernels::Kernels* k : variants_here()) {
     Floats whole = z, pieces = z;
     k->dropout({.z = whole.data(), .sequences = sequences, .tokens = tokens, .width = width, .p = 0.4f, .key = kKey});
     for (const int64_t b0 : {0, 2})

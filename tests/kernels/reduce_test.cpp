@@ -1,4 +1,5 @@
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 
@@ -10,7 +11,7 @@ TEST_CASE("reduce: add, maximum and fill, in place or not") {
       sum.push_back(a[i] + b[i]);
       most.push_back(std::max(a[i], b[i]));
     }
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       Floats c = a, d = b, e = poisoned(n), f = poisoned(n);
       k->add({.a = c.data(), .b = b.data(), .c = c.data(), .n = n});
       k->add({.a = a.data(), .b = d.data(), .c = d.data(), .n = n});
@@ -30,7 +31,7 @@ TEST_CASE("reduce: tree_combine is the canonical tree, also into one of its part
     std::vector<Floats> parts;
     for (int p = 0; p < count; ++p) parts.push_back(random_floats(n, static_cast<uint32_t>(p)));
     const Floats want = tree_of(parts);
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       std::vector<Floats> own = parts;
       std::vector<const float*> pointers;
       for (const Floats& p : own) pointers.push_back(p.data());
@@ -49,7 +50,7 @@ TEST_CASE("reduce: sum_scalars is a tree over all elements in order, times the f
   const int64_t sizes[] = {5, 1, 6};
   const Floats want{tree_of(joined({a, b, c})) * static_cast<float>(3.0 / 7.0)};
   REQUIRE(
-      bit_difference(on_every_variant([&](const Kernels& k) {
+      bit_difference(on_every_variant([&](const kernels::Kernels& k) {
                        Floats total = poisoned(1);
                        k.sum_scalars(
                            {.parts = parts, .sizes = sizes, .count = 3, .factor_num = 3, .factor_den = 7, .total = total.data()});
@@ -57,7 +58,7 @@ TEST_CASE("reduce: sum_scalars is a tree over all elements in order, times the f
                      }),
                      want) == "");
   Floats none = poisoned(1);
-  kernels_for_this_processor().sum_scalars({.total = none.data()});
+  kernels::kernels_for_this_processor().sum_scalars({.total = none.data()});
   REQUIRE(none[0] == 0);
 }
 
@@ -66,9 +67,9 @@ TEST_CASE("reduce: squared_norm in fp64, equal on every variant") {
     const Floats x = random_floats(n, 4);
     double want = 0;
     for (const float v : x) want += double{v} * v;
-    const double first = kernels_for_this_processor().squared_norm(x.data(), n);
+    const double first = kernels::kernels_for_this_processor().squared_norm(x.data(), n);
     REQUIRE(std::abs(first - want) < 1e-13 * want);
-    for (const Kernels* k : variants_here()) REQUIRE(k->squared_norm(x.data(), n) == first);
+    for (const kernels::Kernels* k : variants_here()) REQUIRE(k->squared_norm(x.data(), n) == first);
   }
 }
 

@@ -1,4 +1,5 @@
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -27,7 +28,7 @@ Doubles forward64(Doubles x, const Shape& s, int64_t begin) {
   return x;
 }
 
-Floats rotated(const Kernels& k, Floats x, const Shape& s, int64_t begin, bool backward, bool with_table) {
+Floats rotated(const kernels::Kernels& k, Floats x, const Shape& s, int64_t begin, bool backward, bool with_table) {
   Floats table = poisoned(s.tokens * s.head_dim);
   kernels::rope_table(begin, s.tokens, s.head_dim, kTheta, table.data());
   k.rope({.qkv = x.data(),
@@ -52,10 +53,10 @@ TEST_CASE("rope: F equals fp64, I equals finite differences; a table changes no 
       const int64_t n = s.sequences * s.tokens * s.width();
       const Floats x = random_floats(n, 1), dy = random_floats(n, 2);
       const auto f = [&](const Doubles& at) { return forward64(at, s, begin); };
-      const Floats y = on_every_variant([&](const Kernels& k) { return rotated(k, x, s, begin, false, false); });
+      const Floats y = on_every_variant([&](const kernels::Kernels& k) { return rotated(k, x, s, begin, false, false); });
       REQUIRE(difference(y, f(wide(x)), kTolerance) == "");
-      REQUIRE(bit_difference(on_every_variant([&](const Kernels& k) { return rotated(k, x, s, begin, false, true); }), y) == "");
-      const Floats dx = on_every_variant([&](const Kernels& k) { return rotated(k, dy, s, begin, true, false); });
+      REQUIRE(bit_difference(on_every_variant([&](const kernels::Kernels& k) { return rotated(k, x, s, begin, false, true); }), y) == "");
+      const Floats dx = on_every_variant([&](const kernels::Kernels& k) { return rotated(k, dy, s, begin, true, false); });
       // A rotation is linear: its transpose is checked column by column on few columns, and dy.F(x) = I(dy).x on all of them.
       double left = 0, right = 0;
       for (int64_t i = 0; i < n; ++i) {

@@ -14,6 +14,7 @@
 
 #include "kernels/elementary.h"
 #include "kernels/kernels.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -84,17 +85,17 @@ inline std::string bit_difference(const Floats& got, const Floats& want) {
 }
 
 /// The variants that this processor runs.
-inline std::vector<const Kernels*> variants_here() {
-  std::vector<const Kernels*> here;
-  for (const Kernels* k : all_variants())
-    if (runs_here(*k)) here.push_back(k);
+inline std::vector<const kernels::Kernels*> variants_here() {
+  std::vector<const kernels::Kernels*> here;
+  for (const kernels::Kernels* k : kernels::all_variants())
+    if (kernels::runs_here(*k)) here.push_back(k);
   return here;
 }
 
 /// Runs `compute` on every variant, requires equal bits of all, and returns them.
-inline Floats on_every_variant(const std::function<Floats(const Kernels&)>& compute) {
+inline Floats on_every_variant(const std::function<Floats(const kernels::Kernels&)>& compute) {
   Floats first;
-  for (const Kernels* k : variants_here()) {
+  for (const kernels::Kernels* k : variants_here()) {
     INFO("variant " << k->name);
     const Floats result = compute(*k);
     if (first.empty()) first = result;

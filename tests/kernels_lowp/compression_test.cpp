@@ -5,13 +5,14 @@
 #include "kernels/compress.h"
 #include "kernels/quantise.h"
 #include "tests/kernels_lowp/packed.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
 
 using kernels::MixedKernels;
 
-MixedKernels mixed() { return MixedKernels(kernels_for_this_processor()); }
+MixedKernels mixed() { return MixedKernels(kernels::kernels_for_this_processor()); }
 
 /// Calls a free function of kernels/ as run_counted does.
 template <class Args>
@@ -262,7 +263,7 @@ TEST_CASE("orthogonalise: an orthonormal basis, also of columns that depend on o
 
 TEST_CASE("PowerSGD: full rank loses nothing, less rank leaves an error that conserves the sum") {
   const int64_t rows = 8, columns = 12;
-  const Kernels& fp32 = kernels_for_this_processor();
+  const kernels::Kernels& fp32 = kernels::kernels_for_this_processor();
   for (const int64_t rank : {int64_t{2}, rows}) {
     const Floats m = random_floats(rows * columns, 1), basis = random_floats(rank * columns, 2);
     Floats p = poisoned(rows * rank), q = poisoned(rank * columns), whole = poisoned(rows * columns);

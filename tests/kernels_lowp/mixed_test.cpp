@@ -3,6 +3,7 @@
 
 #include "kernels/library_product.h"
 #include "tests/kernels_lowp/packed.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -19,9 +20,9 @@ constexpr std::array<Types, 5> kTypes{{{DType::bf16, DType::bf16, DType::bf16},
                                        {DType::bf16, DType::f32, DType::f32},
                                        {DType::f32, DType::f32, DType::f32}}};
 
-void for_types(const std::function<void(const Types&, const Kernels&)>& body) {
+void for_types(const std::function<void(const Types&, const kernels::Kernels&)>& body) {
   for (const Types& t : kTypes)
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       INFO(name_of(t.activation) << ", parameters " << name_of(t.parameter) << ", gradients " << name_of(t.gradient) << ", "
                                  << k->name);
       body(t, *k);
@@ -34,7 +35,7 @@ constexpr std::array<int64_t, 3> kWidths{5, 300, 4100};
 }  // namespace
 
 TEST_CASE("mixed: norms") {
-  for_types([](const Types& t, const Kernels& k) {
+  for_types([](const Types& t, const kernels::Kernels& k) {
     for (const int64_t width : kWidths)
       for (const bool rms : {false, true}) {
         const kernels::Tokens tokens{2, 17, {}};
@@ -116,7 +117,7 @@ constexpr std::array<LinearSizes, 2> kLinears{{{2, 5, 19, 7}, {2, 70, 131, 150}}
 }  // namespace
 
 TEST_CASE("mixed: Linear in canonical mode") {
-  for_types([](const Types& t, const Kernels& k) {
+  for_types([](const Types& t, const kernels::Kernels& k) {
     for (const LinearSizes& z : kLinears) {
       const kernels::Tokens tokens{z.sequences, z.tokens, {}};
       const int64_t rows = tokens.rows();
@@ -209,9 +210,9 @@ TEST_CASE("mixed: Linear in fast mode, by blocks and by the library's bf16 produ
       WARN("this processor has no bf16 products: the library's are not tested");
       continue;
     }
-    for_types([&](const Types& t, const Kernels& k) {
+    for_types([&](const Types& t, const kernels::Kernels& k) {
       if (library && (t.activation != DType::bf16 || t.parameter != DType::bf16)) return;
-      if (&k != &kernels_for_this_processor()) return;  // the order is the library's: one variant is enough
+      if (&k != &kernels::kernels_for_this_processor()) return;  // the order is the library's: one variant is enough
       for (const LinearSizes& z : kLinears) {
         const kernels::Tokens tokens{z.sequences, z.tokens, {}};
         const int64_t rows = tokens.rows(), in = z.in, out = z.out;
@@ -283,7 +284,7 @@ TEST_CASE("mixed: Linear in fast mode, by blocks and by the library's bf16 produ
 }
 
 TEST_CASE("mixed: attention and rope, with grouped-query heads") {
-  for_types([](const Types& t, const Kernels& k) {
+  for_types([](const Types& t, const kernels::Kernels& k) {
     for (const int kv_heads : {1, 2, 4}) {
       const kernels::AttentionShape shape{2, 21, 4, kv_heads, 6};
       const int64_t rows = shape.sequences * shape.tokens, n = rows * shape.qkv_width(), m = rows * shape.out_width();
@@ -333,7 +334,7 @@ TEST_CASE("mixed: attention and rope, with grouped-query heads") {
 }
 
 TEST_CASE("mixed: activations, residual, dropout and what is elementwise") {
-  for_types([](const Types& t, const Kernels& k) {
+  for_types([](const Types& t, const kernels::Kernels& k) {
     for (const int64_t n : {3, 4099})
       for (const bool swiglu : {false, true}) {
         const int64_t inputs = swiglu ? 2 * n : n;
@@ -402,7 +403,7 @@ TEST_CASE("mixed: activations, residual, dropout and what is elementwise") {
 }
 
 TEST_CASE("mixed: embedding and positions") {
-  for_types([](const Types& t, const Kernels& k) {
+  for_types([](const Types& t, const kernels::Kernels& k) {
     for (const int64_t width : {5, 130}) {
       // The rank holds rows 10 .. 39 of a vocabulary of 50: some ids are elsewhere.
       constexpr int64_t kSequences = 3, kTokens = 14, kRows = kSequences * kTokens, kBegin = 10, kHeld = 30;
@@ -446,7 +447,7 @@ TEST_CASE("mixed: embedding and positions") {
 
 TEST_CASE("mixed: cross-entropy in every form") {
   using Form = kernels::MixedCrossEntropy::Form;
-  for_types([](const Types& t, const Kernels& k) {
+  for_types([](const Types& t, const kernels::Kernels& k) {
     for (const int64_t vocab : {11, 1500, 5000}) {
       const kernels::Tokens tokens{2, 19, {}};
       const int64_t rows = tokens.rows(), n = rows * vocab;
@@ -493,7 +494,7 @@ TEST_CASE("mixed: cross-entropy in every form") {
 }
 
 TEST_CASE("mixed: optimizers on a master copy, with a gradient factor and a narrow parameter") {
-  for_types([](const Types& t, const Kernels& k) {
+  for_types([](const Types& t, const kernels::Kernels& k) {
     for (const float factor : {1.0f, 0.37f}) {
       const int64_t n = 4099;
       Packed grad = random_packed(t.gradient, n, 1), m = random_packed(t.parameter, n, 2, 0.1f), copy(t.activation, n);

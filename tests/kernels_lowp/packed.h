@@ -5,6 +5,7 @@
 
 #include "kernels/mixed.h"
 #include "tests/kernels/support.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 
@@ -14,7 +15,7 @@ class Packed {
   Packed() = default;
   /// `values`, rounded to nearest even.
   Packed(DType type, const Floats& values) : Packed(type, static_cast<int64_t>(values.size())) {
-    storage_kernels(kernels_for_this_processor()).narrow({values.data(), n_, type_, bytes_.data()});
+    kernels::storage_kernels(kernels::kernels_for_this_processor()).narrow({values.data(), n_, type_, bytes_.data()});
   }
   /// n elements of all-ones bits, which is NaN in every format.
   Packed(DType type, int64_t n) : type_(type), n_(n), bytes_(static_cast<size_t>(bytes_of(type, n)), 0xff) {}
@@ -22,7 +23,7 @@ class Packed {
   kernels::Stored stored() { return {n_ == 0 ? nullptr : bytes_.data(), type_, {}}; }
   Floats values() const {
     Floats x(static_cast<size_t>(n_));
-    storage_kernels(kernels_for_this_processor()).widen({bytes_.data(), type_, n_, x.data()});
+    kernels::storage_kernels(kernels::kernels_for_this_processor()).widen({bytes_.data(), type_, n_, x.data()});
     return x;
   }
   /// What `values` become when they are stored as this tensor is.
@@ -51,7 +52,7 @@ void run_counted(const Kernel& kernel, const Args& args) {
   REQUIRE(lent.intact());
 }
 template <class Args>
-void run_mixed(const Kernels& k, void (kernels::MixedKernels::*kernel)(const Args&, kernels::Scratch&) const, const Args& args) {
+void run_mixed(const kernels::Kernels& k, void (kernels::MixedKernels::*kernel)(const Args&, kernels::Scratch&) const, const Args& args) {
   const kernels::MixedKernels mixed(k);
   run_counted([&](const Args& a, kernels::Scratch& s) { (mixed.*kernel)(a, s); }, args);
 }

@@ -3,6 +3,7 @@
 #include "kernels/loss_scale.h"
 #include "kernels/quantise.h"
 #include "tests/kernels_lowp/packed.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -62,7 +63,7 @@ TEST_CASE("fp8: quantised blocks by block and element, in every kind of block") 
         Packed x(from, values), q(t, rows * columns), back(DType::f32, rows * columns);
         const Floats xs = x.values();
         Floats scales = poisoned(blocks.down() * blocks.across());
-        const MixedKernels k(kernels_for_this_processor());
+        const MixedKernels k(kernels::kernels_for_this_processor());
         run_counted([&](const auto& a, kernels::Scratch& s) { fp8_find_scales(k, a, s); },
                     kernels::Fp8FindScales{x.stored(), blocks, t, scales.data()});
         for (int64_t r = 0; r < blocks.down(); ++r)
@@ -90,7 +91,7 @@ TEST_CASE("fp8: an infinity or NaN reaches the dequantised block") {
   for (const float bad : {INFINITY, NAN}) {
     Packed x(DType::f32, Floats{1.0f, bad, 2.0f}), q(DType::f8e4m3, 3);
     Floats scale = poisoned(1);
-    const MixedKernels k(kernels_for_this_processor());
+    const MixedKernels k(kernels::kernels_for_this_processor());
     const auto blocks = kernels::fp8_tensor(1, 3);
     run_counted([&](const auto& a, kernels::Scratch& s) { fp8_find_scales(k, a, s); },
                 kernels::Fp8FindScales{x.stored(), blocks, DType::f8e4m3, scale.data()});
@@ -103,7 +104,7 @@ TEST_CASE("fp8: an infinity or NaN reaches the dequantised block") {
 TEST_CASE("fp8: the product of quantised operands, whole or over parts of the contraction, is that of their values") {
   // Power-of-two scales: a product of dequantised values is exact in fp32's exponent, so cutting K in two gives the same leaves.
   const int64_t rows = 37, in = 256, out = 130;
-  const Kernels& fp32 = kernels_for_this_processor();
+  const kernels::Kernels& fp32 = kernels::kernels_for_this_processor();
   const MixedKernels k(fp32);
   Packed x(DType::f32, random_floats(rows * in, 1)), w(DType::f32, random_floats(out * in, 2, 0.05f));
   Packed xq(DType::f8e4m3, rows * in), wq(DType::f8e4m3, out * in), y(DType::bf16, rows * out);
@@ -189,7 +190,7 @@ TEST_CASE("amax and multiply over narrow storage") {
     const Floats xs = x.values();
     float most = 0, got = NAN;
     for (const float v : xs) most = std::max(most, std::abs(v));
-    const MixedKernels k(kernels_for_this_processor());
+    const MixedKernels k(kernels::kernels_for_this_processor());
     run_counted([&](const auto& a, kernels::Scratch& s) { kernels::amax(k, a, s); }, kernels::Amax{x.stored(), n, &got});
     REQUIRE(got == most);
     run_counted([&](const auto& a, kernels::Scratch& s) { multiply(k, a, s); }, kernels::Multiply{x.stored(), y.stored(), n, 0.3f});

@@ -14,6 +14,7 @@
 #include "runtime/named_kernels.h"
 #include "tests/kernels_lowp/packed.h"
 #include "tests/kernels_lowp/steps.h"
+#include "tests/namespaces.h"
 #include "tests/paths.h"
 
 namespace shardlab::testing {
@@ -65,7 +66,7 @@ Stepped stepped(const std::string& text, bool canonical) {
   REQUIRE(parsed.ok());
   add_workspaces(*parsed, canonical);
   const PlacedPlan placed = place(std::move(parsed).value());
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   ThreadTransport transport(kernels);
   auto made = Session::create(placed, {.learning_rate = {.peak = 1}, .timeout_s = 60, .poison = true}, transport,
                               cpu_backend(kernels, {.canonical = canonical}), &source);

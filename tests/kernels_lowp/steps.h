@@ -8,6 +8,7 @@
 
 #include "plan/text.h"
 #include "plan/work.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/test.h"
 
@@ -69,7 +70,7 @@ inline std::string refusal(const OneSegment& segment) {
   REQUIRE(parsed.ok());
   add_workspaces(*parsed, true);
   const PlacedPlan placed = place(std::move(parsed).value());
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   ThreadTransport transport(kernels);
   const auto made = Session::create(placed, {}, transport, cpu_backend(kernels, {.canonical = true}), nullptr);
   return made.ok() ? "" : to_string(made.error());

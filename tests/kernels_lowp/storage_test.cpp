@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "tests/kernels_lowp/packed.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {
@@ -41,7 +42,7 @@ const std::vector<Format> kFormats{{DType::bf16, 8, 7, true, false},
                                    {DType::f8e5m2, 5, 2, true, true}};
 
 /// Codes as the kernels store them.
-std::vector<uint32_t> narrow_codes(const StorageKernels& s, DType type, const Floats& x) {
+std::vector<uint32_t> narrow_codes(const kernels::StorageKernels& s, DType type, const Floats& x) {
   std::vector<uint8_t> bytes(static_cast<size_t>(bytes_of(type, static_cast<int64_t>(x.size()))));
   s.narrow({x.data(), static_cast<int64_t>(x.size()), type, bytes.data()});
   std::vector<uint32_t> codes(x.size());
@@ -84,9 +85,9 @@ std::vector<double> finite_sizes(const Format& f) {
 
 TEST_CASE("storage: every code widens to its value and narrows back to itself") {
   for (const Format& f : kFormats)
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       INFO(name_of(f.type) << " on " << k->name);
-      const StorageKernels& s = storage_kernels(*k);
+      const kernels::StorageKernels& s = kernels::storage_kernels(*k);
       const auto n = static_cast<size_t>(f.codes());
       std::vector<uint8_t> bytes(n * static_cast<size_t>(bits_of(f.type)) / 8);
       for (size_t c = 0; c < n; ++c) {
@@ -136,9 +137,9 @@ TEST_CASE("storage: rounding to nearest even at and around every midpoint, and a
     const RandomKey key{.seed = 5};
     for (uint64_t i = 0; i < 200000; ++i)
       if (const float v = std::bit_cast<float>(random_bits(key, i)); !std::isnan(v)) x.push_back(v);
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       INFO(name_of(f.type) << " on " << k->name);
-      const auto got = narrow_codes(storage_kernels(*k), f.type, x);
+      const auto got = narrow_codes(kernels::storage_kernels(*k), f.type, x);
       for (size_t i = 0; i < x.size(); ++i) {
         const uint32_t want = std::isinf(x[i]) && !f.saturates ? static_cast<uint32_t>(sizes.size()) | (x[i] < 0 ? f.sign() : 0)
                                                                : nearest(f, sizes, static_cast<double>(x[i]));
@@ -156,18 +157,18 @@ TEST_CASE("storage: stochastic rounding goes up where fraction and random word r
         joined({random_floats(3000, 1), random_floats(3000, 2, static_cast<float>(sizes[1] * 3)), Floats{0.0f, -0.0f, 1.0f}});
     constexpr uint64_t kFirst = 1234567;
     std::vector<std::vector<uint8_t>> all;
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       std::vector<uint8_t> bytes(static_cast<size_t>(bytes_of(f.type, static_cast<int64_t>(x.size()))));
-      storage_kernels(*k).narrow_stochastic({x.data(), static_cast<int64_t>(x.size()), f.type, bytes.data(), key, kFirst});
+      kernels::storage_kernels(*k).narrow_stochastic({x.data(), static_cast<int64_t>(x.size()), f.type, bytes.data(), key, kFirst});
       all.push_back(bytes);
       REQUIRE(all.back() == all.front());
       // A slice of the tensor on another rank gives the same numbers.
       std::vector<uint8_t> slice(static_cast<size_t>(bytes_of(f.type, 77)));
-      storage_kernels(*k).narrow_stochastic({x.data() + 101, 77, f.type, slice.data(), key, kFirst + 101});
+      kernels::storage_kernels(*k).narrow_stochastic({x.data() + 101, 77, f.type, slice.data(), key, kFirst + 101});
       REQUIRE(std::equal(slice.begin(), slice.end(), bytes.begin() + bytes_of(f.type, 101)));
     }
     Floats got(x.size());
-    storage_kernels(kernels_for_this_processor()).widen({all[0].data(), f.type, static_cast<int64_t>(x.size()), got.data()});
+    kernels::storage_kernels(kernels::kernels_for_this_processor()).widen({all[0].data(), f.type, static_cast<int64_t>(x.size()), got.data()});
     int up = 0, down = 0;
     for (size_t i = 0; i < x.size(); ++i) {
       const double size = std::abs(static_cast<double>(x[i]));
@@ -190,9 +191,9 @@ TEST_CASE("storage: stochastic rounding of what no longer rounds") {
         INFINITY, -INFINITY, NAN, largest, -largest, std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min()};
     std::vector<uint8_t> bytes(static_cast<size_t>(bytes_of(f.type, 7)));
     Floats got(7);
-    for (const Kernels* k : variants_here()) {
-      storage_kernels(*k).narrow_stochastic({x.data(), 7, f.type, bytes.data(), {.seed = 1}, 0});
-      storage_kernels(*k).widen({bytes.data(), f.type, 7, got.data()});
+    for (const kernels::Kernels* k : variants_here()) {
+      kernels::storage_kernels(*k).narrow_stochastic({x.data(), 7, f.type, bytes.data(), {.seed = 1}, 0});
+      kernels::storage_kernels(*k).widen({bytes.data(), f.type, 7, got.data()});
       const float top = f.saturates ? largest : INFINITY;
       REQUIRE(got[0] == top);
       REQUIRE(got[1] == -top);
@@ -211,8 +212,8 @@ TEST_CASE("storage: one-pass kernels, equal on every variant") {
     x[static_cast<size_t>(n / 2)] = -3.5f;
     double sum = 0;
     for (const float v : x) sum += std::abs(static_cast<double>(v));
-    for (const Kernels* k : variants_here()) {
-      const StorageKernels& s = storage_kernels(*k);
+    for (const kernels::Kernels* k : variants_here()) {
+      const kernels::StorageKernels& s = kernels::storage_kernels(*k);
       REQUIRE(s.amax(x.data(), n) == 3.5f);
       REQUIRE(std::abs(s.absolute_sum(x.data(), n) - sum) < 1e-12 * sum);
       Floats scaled = poisoned(n), difference = poisoned(n), want_scaled, want_difference, want_signs;
@@ -237,11 +238,11 @@ TEST_CASE("storage: one-pass kernels, equal on every variant") {
         REQUIRE(words[static_cast<size_t>(i)] == random_bits({.seed = 9}, static_cast<uint64_t>(5 + i)));
     }
   }
-  for (const Kernels* k : variants_here()) {
+  for (const kernels::Kernels* k : variants_here()) {
     const Floats bad{1.0f, NAN, INFINITY}, worse{1.0f, -INFINITY, 2.0f};
-    REQUIRE(std::isnan(storage_kernels(*k).amax(bad.data(), 3)));
-    REQUIRE(storage_kernels(*k).amax(worse.data(), 3) == INFINITY);
-    REQUIRE(storage_kernels(*k).amax(bad.data(), 0) == 0);
+    REQUIRE(std::isnan(kernels::storage_kernels(*k).amax(bad.data(), 3)));
+    REQUIRE(kernels::storage_kernels(*k).amax(worse.data(), 3) == INFINITY);
+    REQUIRE(kernels::storage_kernels(*k).amax(bad.data(), 0) == 0);
   }
 }
 
@@ -257,14 +258,14 @@ TEST_CASE("storage: integers, 8 and 4 bits, to nearest even, held to their range
     for (const float v : {NAN, INFINITY, -INFINITY}) x.push_back(v);
     for (const float v : {0.0f, most * scale, -most * scale}) want.push_back(v);
     const auto n = static_cast<int64_t>(x.size());
-    for (const Kernels* k : variants_here()) {
+    for (const kernels::Kernels* k : variants_here()) {
       std::vector<uint8_t> q(static_cast<size_t>((n * bits + 7) / 8), 0xff);
       Floats y = poisoned(n);
-      storage_kernels(*k).quantise_int({x.data(), n, scale, bits, q.data()});
-      storage_kernels(*k).dequantise_int({q.data(), n, scale, bits, y.data()});
+      kernels::storage_kernels(*k).quantise_int({x.data(), n, scale, bits, q.data()});
+      kernels::storage_kernels(*k).dequantise_int({q.data(), n, scale, bits, y.data()});
       for (int64_t i = 0; i < n; ++i) REQUIRE(y[static_cast<size_t>(i)] == want[static_cast<size_t>(i)]);
       if (bits == 4 && n % 2 == 1) REQUIRE(q.back() >> 4 == 0);
-      storage_kernels(*k).quantise_int({x.data(), n, 0.0f, bits, q.data()});
+      kernels::storage_kernels(*k).quantise_int({x.data(), n, 0.0f, bits, q.data()});
       REQUIRE(std::ranges::all_of(q, [](uint8_t b) { return b == 0; }));
     }
   }

@@ -9,6 +9,7 @@
 #include "plan/wire.h"
 #include "simulator/closed_form.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

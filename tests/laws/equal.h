@@ -5,6 +5,7 @@
 
 #include "plan/case.h"
 #include "plan/plan.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

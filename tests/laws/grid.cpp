@@ -5,6 +5,7 @@
 #include <span>
 
 #include "plan/base/hash.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {

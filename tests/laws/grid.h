@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plan/case.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -5,9 +5,10 @@
 #include "simulator/closed_form.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 constexpr Diloco kPeriods[] = {{.steps = 1}, {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f}, {.steps = 5}};
@@ -87,4 +88,4 @@ TEST_CASE("apart: refused where it has no meaning, with what to do instead") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "plan/case.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

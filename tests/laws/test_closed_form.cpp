@@ -11,9 +11,10 @@
 #include "plan/wire.h"
 #include "strategies/lower.h"
 #include "tests/laws/grid.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::legal_cases;
@@ -166,4 +167,4 @@ TEST_CASE("a group's wire bytes depend neither on the algorithm nor on how evenl
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

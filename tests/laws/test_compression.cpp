@@ -17,9 +17,10 @@
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
 #include "tests/laws/refusals.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::plan_of;
@@ -249,4 +250,4 @@ TEST_CASE("compression is refused where it has no meaning, with what to do inste
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

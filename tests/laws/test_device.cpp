@@ -7,9 +7,10 @@
 #include "plan/memory.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::plan_of;
@@ -80,4 +81,4 @@ TEST_CASE("what a GPU's kernels are lent is planned: the library's 32 MiB, cuDNN
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

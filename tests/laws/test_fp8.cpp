@@ -9,9 +9,10 @@
 #include "strategies/lower.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::plan_of;
@@ -158,4 +159,4 @@ TEST_CASE("what fp8 cannot be is refused: slices that cut blocks, wider gradient
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

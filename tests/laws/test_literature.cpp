@@ -7,9 +7,10 @@
 #include "plan/memory.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 constexpr int64_t kElement = 4;
@@ -194,4 +195,4 @@ TEST_CASE("accumulation: activations of one micro-batch, whatever their number")
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

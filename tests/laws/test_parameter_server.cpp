@@ -10,9 +10,10 @@
 #include "simulator/closed_form.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::plan_of;
@@ -160,4 +161,4 @@ TEST_CASE("parameters that no number of servers divides are padded, never refuse
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -10,9 +10,10 @@
 #include "strategies/lower.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::plan_of;
@@ -115,4 +116,4 @@ TEST_CASE("16-bit gradients without 16-bit parameters, and two types for one gra
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

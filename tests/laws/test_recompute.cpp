@@ -8,9 +8,10 @@
 #include "plan/wire.h"
 #include "simulator/closed_form.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 constexpr std::string_view kSubLayers[] = {"attn.norm", "attn.core", "mlp.norm", "mlp.act"};
@@ -161,4 +162,4 @@ TEST_CASE("sub-layers that cannot be made again by themselves are refused") {
   CHECK_FALSE(check(c).ok());
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -9,12 +9,13 @@
 #include "strategies/lower.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
-void require_equal(const Case& c) { testing::require_equal(c, true); }
+void require_verified_and_equal(const Case& c) { testing::require_equal(c, true); }
 
 /// Halving-doubling may not serve the number of stages over which flags and norms travel.
 void make_legal(Case& c) {
@@ -37,7 +38,7 @@ TEST_CASE("guards and loss scales: peak, classes and wire bytes of the plan equa
     if (kind == 5) c.train.precision = "fp16";
     c.name += " guard " + std::to_string(kind);
     make_legal(c);
-    require_equal(c);
+    require_verified_and_equal(c);
   }
 }
 
@@ -51,7 +52,7 @@ TEST_CASE("every k-th layer made again: peak, classes and wire bytes of the plan
     c.model.layers += static_cast<int64_t>(i / 15 % 4);
     c.name += " L" + std::to_string(c.model.layers) + " every " + std::to_string(c.layout.recompute_options.every);
     make_legal(c);
-    require_equal(c);
+    require_verified_and_equal(c);
     ++compared;
   }
   CHECK(compared > 500);
@@ -81,4 +82,4 @@ TEST_CASE("every k-th layer made again: activations of the others stay, and k = 
   CHECK(check(c).error().message == "recompute_options.every=2 with recompute=selective");
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -10,9 +10,10 @@
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
 #include "tests/laws/refusals.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::plan_of;
@@ -148,4 +149,4 @@ TEST_CASE("ZeRO++ is refused where it has no meaning, with what to do instead") 
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -7,7 +7,7 @@
 #include "simulator/memory/replay.h"
 #include "tests/test.h"
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
@@ -146,4 +146,4 @@ TEST_CASE("a replay counts what events say") {
 }
 
 }  // namespace
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

@@ -7,7 +7,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 namespace {
 
 using analytic::Estimator;
@@ -135,4 +135,4 @@ TEST_CASE("a layout runs that at ease would hold more than its device has") {
 }
 
 }  // namespace
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

@@ -6,7 +6,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::whatif {
+namespace shardlab::simulator::whatif {
 namespace {
 
 using analytic::Estimate;
@@ -103,4 +103,4 @@ TEST_CASE("words say what differs, in the words of the command line") {
 }
 
 }  // namespace
-}  // namespace shardlab::whatif
+}  // namespace shardlab::simulator::whatif

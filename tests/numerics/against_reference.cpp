@@ -6,6 +6,7 @@
 #include <cmath>
 #include <span>
 
+#include "tests/namespaces.h"
 #include "tests/numerics/reference/trainer.h"
 
 namespace shardlab::testing {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/train_case.h"
 

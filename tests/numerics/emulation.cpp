@@ -9,6 +9,7 @@
 
 #include "plan/base/hash.h"
 #include "plan/base/philox.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/reference/order.h"
 
 namespace shardlab::testing {

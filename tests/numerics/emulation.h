@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/case.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/reference/trainer.h"
 
 namespace shardlab::testing {

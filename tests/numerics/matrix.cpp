@@ -8,6 +8,7 @@
 
 #include "plan/base/hash.h"
 #include "plan/base/philox.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 namespace {

@@ -11,6 +11,7 @@
 #include "runtime/backend.h"
 #include "runtime/named_kernels.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -53,7 +54,7 @@ class Measuring final : public Backend {
   bool has_storage() const override { return backend_->has_storage(); }
   Result<Launch> bind(const BoundOp& op) override {
     if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work)) {
-      const Result<ScratchLaunch> bound = bind_named(op, *kernel, {kernels_for_this_processor(), options_});
+      const Result<ScratchLaunch> bound = bind_named(op, *kernel, {kernels::kernels_for_this_processor(), options_});
       if (!bound) return bound.error();
       const int64_t planned = scratch_bytes(*op.instruction->segment, op.op(), options_.canonical);
       INFO(kernel->name);
@@ -73,7 +74,7 @@ class Measuring final : public Backend {
 
 Running::Running(const Case& config) : Running(config, lower(config)) {}
 
-Running::Running(const Case& config, Result<Plan> plan) : source(config.model.vocab), transport(kernels_for_this_processor()) {
+Running::Running(const Case& config, Result<Plan> plan) : source(config.model.vocab), transport(kernels::kernels_for_this_processor()) {
   INFO(config.name << (plan.ok() ? "" : to_string(plan.error())));
   REQUIRE(plan.ok());
   placed = place(std::move(*plan));
@@ -82,7 +83,7 @@ Running::Running(const Case& config, Result<Plan> plan) : source(config.model.vo
   options.learning_rate = config.train.learning_rate;
   options.timeout_s = 60;
   options.poison = true;
-  const BackendFactory cpu = cpu_backend(kernels_for_this_processor(), {config.canonical, 1});
+  const BackendFactory cpu = cpu_backend(kernels::kernels_for_this_processor(), {config.canonical, 1});
   auto made = Session::create(
       placed, options, transport, [&](int rank) { return std::make_unique<Measuring>(cpu(rank), config.canonical); }, &source);
   INFO((made.ok() ? "" : to_string(made.error())));

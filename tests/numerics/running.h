@@ -9,6 +9,7 @@
 
 #include "runtime/session.h"
 #include "runtime/thread_transport.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 
 namespace shardlab::testing {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "tests/namespaces.h"
 #include "tests/numerics/reference/order.h"
 
 namespace shardlab::testing {

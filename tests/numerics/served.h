@@ -11,6 +11,7 @@
 
 #include "plan/case.h"
 #include "runtime/arrivals.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/reference/trainer.h"
 
 namespace shardlab::testing {

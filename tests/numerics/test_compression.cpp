@@ -5,12 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/namespaces.h"
 #include "tests/numerics/emulation.h"
 #include "tests/numerics/running.h"
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::base_case;
@@ -174,4 +175,4 @@ TEST_CASE("PowerSGD at full rank is plain data parallelism but for rounding") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -15,13 +15,14 @@
 #include "runtime/session.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/reference/order.h"
 #include "tests/numerics/reference/trainer.h"
 #include "tests/numerics/running.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::Running;
@@ -222,4 +223,4 @@ TEST_CASE("under the other axes workers agree when a period ends, and memory and
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

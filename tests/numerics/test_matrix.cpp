@@ -13,12 +13,13 @@
 
 #include "plan/base/hash.h"
 #include "strategies/catalogue.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::differences;
@@ -192,4 +193,4 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

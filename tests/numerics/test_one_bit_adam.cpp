@@ -13,12 +13,13 @@
 #include "runtime/phases.h"
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/reference/order.h"
 #include "tests/numerics/reference/trainer.h"
 #include "tests/numerics/running.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::Running;
@@ -327,4 +328,4 @@ TEST_CASE("an element of which the frozen variance knows nothing stays, and its 
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/reference/functions.h"
 #include "tests/numerics/reference/ops.h"
 #include "tests/numerics/reference/order.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using Values = reference::Tensor<float>;
@@ -56,8 +57,8 @@ Values tree_of(int64_t sequences, const Contribution& contribution) {
 /// Kernels that run here, each in turn.
 template <class Test>
 void each_variant(const Test& test) {
-  for (const Kernels* k : all_variants()) {
-    if (!runs_here(*k)) continue;
+  for (const kernels::Kernels* k : kernels::all_variants()) {
+    if (!kernels::runs_here(*k)) continue;
     INFO(k->name);
     test(*k);
   }
@@ -84,7 +85,7 @@ const std::vector<Size> kSizes{{1, 1, 1, 1}, {1, 5, 7, 3}, {3, 17, 33, 20}, {4, 
 }  // namespace
 
 TEST_CASE("linear: F, I, W and the bias's gradient") {
-  each_variant([](const Kernels& k) {
+  each_variant([](const kernels::Kernels& k) {
     for (const auto& [b, s, in, out] : kSizes) {
       INFO(fmt::format("b{} s{} in{} out{}", b, s, in, out));
       const Values x = normal(b * s * in, 1), w = normal(out * in, 2), bias = normal(out, 3), dy = normal(b * s * out, 4);
@@ -110,7 +111,7 @@ TEST_CASE("linear: F, I, W and the bias's gradient") {
 }
 
 TEST_CASE("norm: F, I and W of LayerNorm and RMSNorm") {
-  each_variant([](const Kernels& k) {
+  each_variant([](const kernels::Kernels& k) {
     for (const auto& [b, s, h, unused] : kSizes)
       for (const bool rms : {false, true}) {
         INFO(fmt::format("b{} s{} h{} rms {}", b, s, h, rms));
@@ -146,7 +147,7 @@ TEST_CASE("norm: F, I and W of LayerNorm and RMSNorm") {
 }
 
 TEST_CASE("rope and attention, grouped queries included") {
-  each_variant([](const Kernels& k) {
+  each_variant([](const kernels::Kernels& k) {
     for (const reference::Heads heads : {reference::Heads{1, 1, 2}, {4, 4, 8}, {8, 4, 6}, {6, 2, 16}, {3, 1, 34}})
       for (const int64_t s : {1, 5, 24, 37}) {
         const int64_t b = 2, width = heads.width(), inner = heads.heads * heads.dim;
@@ -188,7 +189,7 @@ TEST_CASE("rope and attention, grouped queries included") {
 }
 
 TEST_CASE("activations, residual and dropout") {
-  each_variant([](const Kernels& k) {
+  each_variant([](const kernels::Kernels& k) {
     for (const int64_t n : {1, 16, 37, 200}) {
       INFO("n " << n);
       for (const bool swiglu : {false, true}) {
@@ -216,7 +217,7 @@ TEST_CASE("activations, residual and dropout") {
 }
 
 TEST_CASE("embedding, positions and their gradients") {
-  each_variant([](const Kernels& k) {
+  each_variant([](const kernels::Kernels& k) {
     for (const auto& [b, s, h, vocab] : kSizes) {
       INFO(fmt::format("b{} s{} h{} V{}", b, s, h, vocab));
       std::vector<int32_t> ids;
@@ -246,7 +247,7 @@ TEST_CASE("embedding, positions and their gradients") {
 }
 
 TEST_CASE("optimizers, with and without weight decay, over several steps") {
-  each_variant([](const Kernels& k) {
+  each_variant([](const kernels::Kernels& k) {
     for (const float decay : {0.0f, 0.1f}) {
       const int64_t n = 77;
       Values w = normal(n, 1), want_w = w, sgd_w = w, want_sgd = w;
@@ -268,7 +269,7 @@ TEST_CASE("optimizers, with and without weight decay, over several steps") {
 }
 
 TEST_CASE("cross-entropy") {
-  each_variant([](const Kernels& k) {
+  each_variant([](const kernels::Kernels& k) {
     for (const auto& [b, s, unused, vocab] : kSizes) {
       INFO(fmt::format("b{} s{} V{}", b, s, vocab));
       const Values logits = normal(b * s * vocab, 1, 4.0);
@@ -296,4 +297,4 @@ TEST_CASE("cross-entropy") {
   });
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -12,6 +12,7 @@
 #include "plan/base/hash.h"
 #include "strategies/catalogue.h"
 #include "tests/laws/equal.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
 #include "tests/test.h"
 

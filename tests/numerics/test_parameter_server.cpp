@@ -18,13 +18,14 @@
 #include "runtime/session.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/running.h"
 #include "tests/numerics/served.h"
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::same_bits;
@@ -67,9 +68,9 @@ class BrokenText final : public BatchSource {
 std::vector<ArrivalLog> copy_of(std::span<const ArrivalLog> logs) { return {logs.begin(), logs.end()}; }
 
 /// A case in execution, its threads driven by a seed, or free with seed 0.
-struct Running {
-  Running(const Case& c, uint64_t seed, std::vector<ArrivalLog> replay = {}, int64_t breaks_at = -1)
-      : config(c), source(c.model.vocab, breaks_at), transport(kernels_for_this_processor()), scheduler(seed) {
+struct ServedRun {
+  ServedRun(const Case& c, uint64_t seed, std::vector<ArrivalLog> replay = {}, int64_t breaks_at = -1)
+      : config(c), source(c.model.vocab, breaks_at), transport(kernels::kernels_for_this_processor()), scheduler(seed) {
     auto plan = lower(config);
     INFO(config.name << (plan.ok() ? "" : to_string(plan.error())));
     REQUIRE(plan.ok());
@@ -82,7 +83,7 @@ struct Running {
     if (seed > 0) options.scheduler = &scheduler;
     options.staleness = config.layout.parameter_server.staleness;
     options.replay = std::move(replay);
-    made = Session::create(placed, options, transport, cpu_backend(kernels_for_this_processor(), {config.canonical, 1}), &source);
+    made = Session::create(placed, options, transport, cpu_backend(kernels::kernels_for_this_processor(), {config.canonical, 1}), &source);
     if (!made->ok()) return;
     session = std::move(**made);
     session->initialise_parameters();
@@ -128,7 +129,7 @@ TEST_CASE("workers apart: the bits of the emulation that is fed with the log, an
       for (const int staleness : {0, 1, 3}) {
         const Case config = served_case(subject, dp, staleness);
         INFO(config.name);
-        Running run(config, ++seed);
+        ServedRun run(config, ++seed);
         REQUIRE(run.made->ok());
         std::vector<StepResult> results = run.session->run(0, kSteps - 2);  // two rounds: logs and counts go on
         for (StepResult& r : run.session->run(kSteps - 2, 2)) results.push_back(std::move(r));
@@ -154,7 +155,7 @@ TEST_CASE("workers apart: the bits of the emulation that is fed with the log, an
         if (staleness == 0) CHECK(figures.worst == 0);
         older += figures.worst;
 
-        Running again(config, 1000 + seed, logs);
+        ServedRun again(config, 1000 + seed, logs);
         REQUIRE(again.made->ok());
         again.session->run(0, kSteps);
         CHECK(copy_of(again.session->arrivals()) == logs);
@@ -175,7 +176,7 @@ TEST_CASE("staleness 0 is the synchronous parameter server, and that is data par
     REQUIRE(served.ok());
     CHECK(same_bits(served->losses, expected->losses));
     CHECK(served->parameters == expected->parameters);
-    Running run(apart, 7);
+    ServedRun run(apart, 7);
     REQUIRE(run.made->ok());
     run.session->run(0, kSteps);
     CHECK(run.parameters() == expected->parameters);
@@ -185,7 +186,7 @@ TEST_CASE("staleness 0 is the synchronous parameter server, and that is data par
 TEST_CASE("interleavings differ, and each is replayed to the same bits") {
   std::set<std::string> logs;
   for (uint64_t seed = 1; seed <= 5; ++seed) {
-    Running run(served_case("llama adamw", 4, 2), seed);
+    ServedRun run(served_case("llama adamw", 4, 2), seed);
     REQUIRE(run.made->ok());
     run.session->run(0, 4);
     logs.insert(print(run.session->arrivals().front()));
@@ -197,10 +198,10 @@ TEST_CASE("what synchronous servers keep goes on under data parallelism, and the
   const Case served = served_case("llama adamw", 4, -1);
   Case plain = served;
   plain.layout.parameter_server = {};
-  Running whole(plain, 0);
+  ServedRun whole(plain, 0);
   whole.session->run(0, 4);
   for (const auto& [first, second] : {std::pair{served, plain}, {plain, served}}) {
-    Running before(first, 0), after(second, 0);
+    ServedRun before(first, 0), after(second, 0);
     before.session->run(0, 2);
     const auto states = before.session->states();
     REQUIRE(states.ok());
@@ -217,12 +218,12 @@ TEST_CASE("what synchronous servers keep goes on under data parallelism, and the
 
 TEST_CASE("threads that run freely leave logs that are replayed to the same bits") {
   const Case config = served_case("llama adamw", 4, 2);
-  Running run(config, 0);
+  ServedRun run(config, 0);
   REQUIRE(run.made->ok());
   run.session->run(0, 3);
   const std::vector<ArrivalLog> logs = copy_of(run.session->arrivals());
   require_bounded(logs, config, 3);
-  Running again(config, 0, logs);
+  ServedRun again(config, 0, logs);
   REQUIRE(again.made->ok());
   again.session->run(0, 3);
   CHECK(copy_of(again.session->arrivals()) == logs);
@@ -234,7 +235,7 @@ TEST_CASE("memory and wire of workers apart are the plan's, to the byte") {
     Case config = served_case(subject, 4, 2);
     config.train.dropout = 0;
     INFO(config.name);
-    Running run(config, 3);
+    ServedRun run(config, 3);
     REQUIRE(run.made->ok());
     for (const StepResult& r : run.session->run(0, 3)) {
       REQUIRE(std::isfinite(*r.loss));
@@ -249,7 +250,7 @@ TEST_CASE("memory and wire of workers apart are the plan's, to the byte") {
         CHECK(run.session->sent_by_comm(rank)[c] == 3 * planned[run.placed.plan->comms[c].name]);
     }
     const std::vector<ArrivalLog> logs = copy_of(run.session->arrivals());
-    Running again(config, 99, logs);
+    ServedRun again(config, 99, logs);
     again.session->run(0, 3);
     CHECK(again.parameters() == run.parameters());
   }
@@ -259,7 +260,7 @@ TEST_CASE("a worker that is lost ends the run with its rank and op, and leaves n
   const Case config = served_case("llama sgd", 4, 1);
   const int64_t lost = 2 * config.sequences_per_step() + config.sequences_per_step() / 2;  // step 2, worker 2
   for (uint64_t seed = 1; seed <= 3; ++seed) {
-    Running run(config, seed, {}, lost);
+    ServedRun run(config, seed, {}, lost);
     REQUIRE(run.made->ok());
     std::string message;
     try {
@@ -274,7 +275,7 @@ TEST_CASE("a worker that is lost ends the run with its rank and op, and leaves n
 
 TEST_CASE("logs are read back as they are printed, and those of another run are refused") {
   const Case config = served_case("llama sgd", 2, 1);
-  Running run(config, 5);
+  ServedRun run(config, 5);
   REQUIRE(run.made->ok());
   run.session->run(0, 2);
   std::vector<ArrivalLog> logs = copy_of(run.session->arrivals());
@@ -288,13 +289,13 @@ TEST_CASE("logs are read back as they are printed, and those of another run are 
                           "shardlab arrivals 1\nserver 0 workers 2 staleness 1\nbucket0.sum 0:-1\n"})
     CHECK_FALSE(parse_arrivals(bad).ok());
 
-  Running longer(config, 6, logs);
+  ServedRun longer(config, 6, logs);
   REQUIRE(longer.made->ok());
   CHECK_THROWS_AS(longer.session->run(0, 3), WorldError);  // the log ends
   logs.front().buckets.front().updates.front().front().worker = 7;
-  CHECK_FALSE(Running(config, 6, logs).made->ok());
+  CHECK_FALSE(ServedRun(config, 6, logs).made->ok());
   logs.pop_back();
-  CHECK_FALSE(Running(config, 6, logs).made->ok());
+  CHECK_FALSE(ServedRun(config, 6, logs).made->ok());
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

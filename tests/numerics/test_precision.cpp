@@ -4,11 +4,12 @@
 #include <cmath>
 #include <string>
 
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::Subject;
@@ -213,4 +214,4 @@ TEST_CASE("fp8 is near bf16, and not it") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -6,12 +6,13 @@
 #include <cmath>
 #include <vector>
 
+#include "tests/namespaces.h"
 #include "tests/numerics/reference/functions.h"
 #include "tests/numerics/reference/order.h"
 #include "tests/numerics/reference/trainer.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using reference::Trainer;
@@ -233,4 +234,4 @@ TEST_CASE("the sums of the reference are those of the page") {
   REQUIRE(reference::tree<float>(0, [](int64_t) { return 1.0f; }) == 0.0f);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

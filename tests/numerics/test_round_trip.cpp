@@ -3,6 +3,7 @@
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/test.h"
 

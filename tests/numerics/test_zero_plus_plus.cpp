@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "tests/namespaces.h"
 #include "tests/numerics/reference/order.h"
 #include "tests/numerics/reference/trainer.h"
 #include "tests/numerics/running.h"
 #include "tests/numerics/train_case.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::base_case;
@@ -297,4 +298,4 @@ TEST_CASE("ZeRO++ under the other axes: replicas agree, and memory and wire are 
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

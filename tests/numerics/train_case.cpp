@@ -10,6 +10,7 @@
 #include "runtime/session.h"
 #include "runtime/thread_transport.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 
@@ -33,7 +34,7 @@ Result<float> validate(const Case& config, const BatchSource& source, const Sess
   auto lowered = lower_validation(config);
   if (!lowered) return lowered.error();
   const PlacedPlan placed = place(std::move(*lowered));
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   ThreadTransport transport(kernels);
   auto session = Session::create(placed, run_options(config), transport,
                                  cpu_backend(kernels, {config.canonical, config.threads_per_rank}), &source);
@@ -50,7 +51,7 @@ Result<Trained> train_case(const Case& config, const BatchSource& source, int st
   auto plan = lower(config);
   if (!plan) return plan.error();
   const PlacedPlan placed = place(std::move(*plan));
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   ThreadTransport transport(kernels);
   auto session = Session::create(placed, run_options(config), transport,
                                  cpu_backend(kernels, {config.canonical, config.threads_per_rank}), &source);

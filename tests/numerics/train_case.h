@@ -8,6 +8,7 @@
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/interfaces.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -7,6 +7,7 @@
 #include "plan/case.h"
 #include "plan/plan.h"
 #include "runtime/session.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

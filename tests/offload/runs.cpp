@@ -7,6 +7,7 @@
 #include "plan/memory.h"
 #include "plan/wire.h"
 #include "runtime/thread_transport.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/train_case.h"
 #include "tests/offload/cases.h"
@@ -16,7 +17,7 @@ namespace shardlab::testing {
 
 void require_measured_as_planned(const Case& c) {
   const PlacedPlan placed = place(plan_of(c));
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   ThreadTransport transport(kernels);
   const RandomText text(c.model.vocab);
   RunOptions options;

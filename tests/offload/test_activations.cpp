@@ -5,10 +5,11 @@
 #include "plan/memory.h"
 #include "simulator/closed_form.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -144,4 +145,4 @@ TEST_CASE("activations fit a device on which they would not fit without offload"
   require_same_bits(roomy, offloaded(c));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -19,11 +19,12 @@
 #include "plan/base/world_error.h"
 #include "runtime/session.h"
 #include "runtime/thread_transport.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -78,7 +79,7 @@ Case nvme_case() {
 /// What the run says; empty when nothing fails. Rank 1's store fails.
 std::string failure_of(int reads, int writes, const Case& config = nvme_case()) {
   const PlacedPlan placed = place(plan_of(config));
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   ThreadTransport transport(kernels);
   const RandomText text(68);
   RunOptions options;
@@ -205,13 +206,13 @@ Result<std::unique_ptr<Session>> on_files(const PlacedPlan& placed, const std::s
   RunOptions options;
   options.timeout_s = 60;
   options.nvme_directory = folder;
-  return Session::create(placed, options, transport, cpu_backend(kernels_for_this_processor(), {}), &text);
+  return Session::create(placed, options, transport, cpu_backend(kernels::kernels_for_this_processor(), {}), &text);
 }
 
 TEST_CASE("a file that is cut short under a run ends it with rank, op and place") {
   const Folder folder;
   const PlacedPlan placed = place(plan_of(nvme_case()));
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   const RandomText text(68);
   auto session = on_files(placed, folder.path, transport, text);
   REQUIRE(session.ok());
@@ -239,7 +240,7 @@ TEST_CASE("a folder in which no file can be made is named with the rank that wan
   const std::string file = (folder.path / "no folder").string();
   std::ofstream(file) << "a file";
   const PlacedPlan placed = place(plan_of(nvme_case()));
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   const RandomText text(68);
   std::string what;
   try {
@@ -250,4 +251,4 @@ TEST_CASE("a folder in which no file can be made is named with the rank that wan
   CHECK(what.find("Not a directory") != std::string::npos);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

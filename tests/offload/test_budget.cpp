@@ -4,10 +4,11 @@
 
 #include "plan/memory.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -81,4 +82,4 @@ TEST_CASE("states of ten times the device's memory, which not even the parameter
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

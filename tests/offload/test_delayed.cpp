@@ -15,6 +15,7 @@
 #include "simulator/timeline.h"
 #include "strategies/lower.h"
 #include "tests/laws/refusals.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/reference/trainer.h"
 #include "tests/numerics/running.h"
@@ -22,7 +23,7 @@
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -316,4 +317,4 @@ TEST_CASE("delayed updates are refused where they could not run beside the step,
   r.refused("backend=cuda");
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -5,12 +5,13 @@
 #include "plan/memory.h"
 #include "plan/model.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/numerics/matrix.h"
 #include "tests/numerics/train_case.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -177,4 +178,4 @@ TEST_CASE("without overlap the device's memory is no larger, and states are the 
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

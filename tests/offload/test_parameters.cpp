@@ -6,10 +6,11 @@
 #include "plan/memory.h"
 #include "plan/model.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -151,4 +152,4 @@ TEST_CASE("parameters outside the device are refused by name where ZeRO-3 does n
   CHECK(check(offloaded(c, kPlaces[0])).ok());
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

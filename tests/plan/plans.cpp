@@ -4,6 +4,7 @@
 
 #include "plan/base/philox.h"
 #include "plan/text.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

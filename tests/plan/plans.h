@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plan/plan.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

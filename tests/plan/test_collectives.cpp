@@ -6,9 +6,10 @@
 
 #include "plan/base/philox.h"
 #include "plan/base/tree.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using Values = std::vector<float>;
@@ -216,4 +217,4 @@ TEST_CASE("step counts") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include "plan/cores.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 Cores cores_of(int count, const std::vector<bool>& first, double turn_s) {
@@ -120,4 +121,4 @@ TEST_CASE("a control stream yields between ops to a stream of the first kind at 
   CHECK(grants(cores) == "2 0");
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 
 #include "plan/verify.h"
+#include "tests/namespaces.h"
 #include "tests/plan/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::parsed;
@@ -193,4 +194,4 @@ role 0
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

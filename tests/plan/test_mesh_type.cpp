@@ -1,8 +1,9 @@
 #include "plan/mesh.h"
 #include "plan/type.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 Mesh mesh_2_3_2() { return {{{"pp", 2}, {"dp", 3}, {"tp", 2}}}; }
@@ -52,4 +53,4 @@ TEST_CASE("the logical shape and origin of a shard, along one axis or several of
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -4,10 +4,11 @@
 
 #include <set>
 
+#include "tests/namespaces.h"
 #include "tests/plan/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::parsed;
@@ -323,4 +324,4 @@ TEST_CASE("on random plans every conflict is ordered and no wait can be left out
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -6,10 +6,11 @@
 
 #include "plan/op_fields.h"
 #include "plan/text.h"
+#include "tests/namespaces.h"
 #include "tests/plan/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::parsed;
@@ -283,4 +284,4 @@ TEST_CASE("the text of a type") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

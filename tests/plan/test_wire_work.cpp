@@ -1,10 +1,11 @@
 #include "plan/collective_steps.h"
 #include "plan/wire.h"
 #include "plan/work.h"
+#include "tests/namespaces.h"
 #include "tests/plan/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::parsed;
@@ -163,4 +164,4 @@ segment s
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -1,6 +1,7 @@
 #include "tests/profiler_gpu/hand_made.h"
 
 #include "plan/text.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

@@ -9,6 +9,7 @@
 #include "plan/program.h"
 #include "profiler/gpu/activity_source.h"
 #include "profiler/gpu/assemble.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

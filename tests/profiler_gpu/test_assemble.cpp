@@ -2,6 +2,7 @@
 #include "plan/intervals.h"
 #include "profiler/trace_file.h"
 #include "profiler/trace_reader.h"
+#include "tests/namespaces.h"
 #include "tests/profiler_gpu/hand_made.h"
 #include "tests/test.h"
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "profiler/gpu/clock.h"
+#include "tests/namespaces.h"
 #include "tests/profiler_gpu/hand_made.h"
 #include "tests/test.h"
 

@@ -1,4 +1,5 @@
 // From records to ops, and nothing lost on the way without being counted.
+#include "tests/namespaces.h"
 #include "tests/profiler_gpu/hand_made.h"
 #include "tests/test.h"
 

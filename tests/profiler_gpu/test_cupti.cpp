@@ -7,7 +7,7 @@
 #include "profiler/gpu/activity_source.h"
 
 TEST_CASE("SKIPPED: this build was made without CUPTI's headers; its records are not decoded", "[profiler_gpu]") {
-  const shardlab::OpenedSource opened = shardlab::open_cupti(1);
+  const shardlab::profiler::OpenedSource opened = shardlab::profiler::open_cupti(1);
   CHECK(opened.source == nullptr);
   CHECK_FALSE(opened.status.ok());
   CHECK_FALSE(opened.status.remedy.empty());
@@ -391,6 +391,7 @@ TEST_CASE("the source records while on, hands over what was flushed, and takes i
 #endif
 
 #include "profiler/gpu/driver.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

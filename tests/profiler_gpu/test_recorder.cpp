@@ -1,5 +1,6 @@
 // The recorder as back end and session see it, over a source that a test fills, and over pairs of CUDA events.
 #include "profiler/gpu/gpu_recorder.h"
+#include "tests/namespaces.h"
 #include "tests/profiler_gpu/hand_made.h"
 #include "tests/test.h"
 

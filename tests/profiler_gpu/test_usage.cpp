@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "profiler/gpu/usage.h"
+#include "tests/namespaces.h"
 #include "tests/profiler_gpu/hand_made.h"
 #include "tests/test.h"
 

@@ -12,9 +12,10 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::Scratch;
@@ -135,4 +136,4 @@ TEST_CASE("temporary files are told from others by their names, and links among 
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

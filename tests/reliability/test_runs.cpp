@@ -11,9 +11,10 @@
 #include "plan/base/files.h"
 #include "reports/table.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::cell;
@@ -146,4 +147,4 @@ TEST_CASE("temporary files of killed processes are gone after the next start") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

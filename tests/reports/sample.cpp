@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "plan/base/hash.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -5,6 +5,7 @@
 
 #include "plan/outcome.h"
 #include "reports/html.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "reports/columns.h"
+#include "tests/namespaces.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"
 

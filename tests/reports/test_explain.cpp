@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "reports/explain.h"
+#include "tests/namespaces.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"
 

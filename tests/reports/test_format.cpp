@@ -3,9 +3,11 @@
 #include <limits>
 
 #include "reports/format.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 TEST_CASE("bytes are shown in powers of 1024 with four digits") {
   CHECK(bytes_text(0) == "0 B");

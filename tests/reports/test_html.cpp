@@ -2,6 +2,7 @@
 
 #include "reports/columns.h"
 #include "reports/html.h"
+#include "tests/namespaces.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"
 

@@ -1,7 +1,11 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
+#include "reports/selection.h"
 #include "reports/summary.h"
+#include "tests/namespaces.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"
 
@@ -138,4 +142,28 @@ TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mo
              {Mood::kNote,
               "1 layout of another method (compression, staleness, delayed or local updates) lie within 1 of the rest over 3 steps: the "
               "method's own difference, for which no bound is promised."}});
+}
+
+TEST_CASE("of many cases the fastest, the smallest and those that claims name stand for all, which are counted") {
+  Selector selector(10, {"case 3"});
+  for (int i = 0; i < 1000; ++i) {
+    CaseOutcome o = variant(fmt::format("case {}", i), 1.0 / (1 + (i * 37) % 1000));
+    o.status = i % 4 == 0 ? Status::kRefused : Status::kOk;
+    if (i == 5) o.measured->peak_bytes = 1;
+    selector.add(std::move(o));
+  }
+  const Selection s = selector.take();
+  CHECK(s.total == 1000);
+  CHECK_FALSE(s.complete());
+  std::vector<std::string> names;
+  for (const CaseOutcome& o : s.cases) names.push_back(o.config.name);
+  // 37 i = 999 mod 1000 at i = 27, then 26 less for each next: every fourth is refused.
+  CHECK(names.size() == 12);
+  for (const char* name : {"case 27", "case 3", "case 5"}) CHECK(std::ranges::count(names, name) == 1);
+  const Summary summary = summarise(s.cases, s.left_out);
+  CHECK(summary.total == 1000);
+  CHECK(summary.by_status[static_cast<size_t>(Status::kOk)] == 750);
+  CHECK(summary.by_status[static_cast<size_t>(Status::kRefused)] == 250);
+  CHECK(s.cases[static_cast<size_t>(summary.fastest)].config.name == "case 27");
+  CHECK(s.cases[static_cast<size_t>(summary.smallest)].config.name == "case 5");
 }

@@ -1,8 +1,10 @@
 #include "plan/text.h"
 #include "reports/timeline.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 

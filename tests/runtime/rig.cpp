@@ -7,6 +7,7 @@
 
 #include "plan/base/philox.h"
 #include "plan/text.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -44,7 +45,7 @@ Rig::Rig(const std::string& text, RunOptions options, const BatchSource* source,
   REQUIRE(parsed.ok());
   add_workspaces(*parsed, true);
   placed = place(std::move(parsed).value());
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   transport = std::make_unique<ThreadTransport>(kernels);
   auto made = Session::create(placed, options, *transport, dry ? dry_backend() : cpu_backend(kernels, {.canonical = true}), source);
   INFO((made.ok() ? std::string() : to_string(made.error())));

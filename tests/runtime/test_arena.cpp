@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "runtime/arena.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -7,6 +7,7 @@
 
 #include "plan/base/tree.h"
 #include "plan/collective_steps.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/test.h"
 
@@ -120,7 +121,7 @@ std::vector<CollectiveCall> calls_of(int g, const std::vector<int64_t>& counts) 
 
 /// Two communicators over the same ranks, the second in reverse order, each busy with all calls at the same time.
 void check_group(Scheduler& scheduler, int g, const std::vector<int64_t>& counts) {
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   const std::vector<CollectiveCall> calls = calls_of(g, counts);
   std::vector<std::string> faults(static_cast<size_t>(2 * g));
   run_tasks(scheduler, 60, g, 2, [&](Task& task) {
@@ -164,7 +165,7 @@ TEST_CASE("collectives do not depend on who runs when", "[collectives][seeded]")
 
 TEST_CASE("other element types are moved and reduced", "[collectives]") {
   const int g = 3;
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   std::vector<std::vector<double>> doubles(g);
   std::vector<std::vector<int64_t>> counts(g);
   std::vector<std::vector<uint8_t>> bytes(g);
@@ -193,7 +194,7 @@ TEST_CASE("other element types are moved and reduced", "[collectives]") {
 }
 
 TEST_CASE("what the transport cannot do is refused beforehand", "[collectives]") {
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   const auto comm = transport.join(0, CommId(0), std::vector<int>{0, 1, 2});
   float values[8] = {};
   const auto refusal = [&](CollectiveCall call) {
@@ -214,7 +215,7 @@ TEST_CASE("what the transport cannot do is refused beforehand", "[collectives]")
 
 TEST_CASE("messages arrive in order, in both directions at once", "[p2p]") {
   const int n = 5;
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   std::vector<std::string> faults(static_cast<size_t>(2 * n));
   // Stream 0 of each rank sends around the ring on one communicator, stream 1 receives.
   run_tasks(n, 2, [&](Task& task) {
@@ -241,7 +242,7 @@ TEST_CASE("the wait for a peer is told from the moving", "[p2p][seeded]") {
   // Rank 1 comes a thousand decisions of a microsecond late: the sender's call lasts that long and all of it is waiting for the
   // peer, while the receiver finds the message on offer.
   SeededScheduler scheduler(1);
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   Moved sent, received;
   run_tasks(scheduler, 60, 2, 1, [&](Task& task) {
     const auto comm = transport.join(task.rank(), CommId(0), std::vector<int>{0, 1});

@@ -4,6 +4,7 @@
 #include <latch>
 
 #include "runtime/core_scheduler.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/test.h"
 
@@ -95,7 +96,7 @@ TEST_CASE("collectives of more ranks than cores compute what they should", "[cor
   for (const std::vector<int>& processors : some_processors())
     for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect}) {
       CoreScheduler scheduler(clock, processors);
-      ThreadTransport transport(kernels_for_this_processor());
+      ThreadTransport transport(kernels::kernels_for_this_processor());
       std::atomic<int> wrong{0};
       run_tasks(scheduler, 30, 8, 1, [&](Task& task) {
         const auto comm = transport.join(task.rank(), CommId(0), std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7});

@@ -1,6 +1,7 @@
 // Waiting: time-outs and failures release everybody, and a seeded scheduler repeats itself.
 #include <fmt/format.h>
 
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/test.h"
 
@@ -21,7 +22,7 @@ void absent_rank(ThreadTransport& transport, Task& task) {
 TEST_CASE("a deadlock times out under the virtual clock, and the message names who waits for whom", "[crew][seeded]") {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SeededScheduler scheduler(seed);
-    ThreadTransport transport(kernels_for_this_processor());
+    ThreadTransport transport(kernels::kernels_for_this_processor());
     const std::string error =
         world_error([&] { run_tasks(scheduler, 5, 4, 1, [&](Task& task) { absent_rank(transport, task); }); });
     REQUIRE(contains(error, "has waited 5 s, which is the limit"));
@@ -35,7 +36,7 @@ TEST_CASE("a deadlock times out under the virtual clock, and the message names w
 TEST_CASE("free tasks time out by the injected clock", "[crew]") {
   ManualClock clock;
   ThreadScheduler scheduler(clock, 4, 2);
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   const std::string error = world_error([&] {
     run_tasks(scheduler, 5, 4, 1, [&](Task& task) {
       absent_rank(transport, task);
@@ -53,7 +54,7 @@ TEST_CASE("free tasks time out by the injected clock", "[crew]") {
 
 TEST_CASE("one rank's failure releases all others", "[crew]") {
   for (int repeat = 0; repeat < 20; ++repeat) {
-    ThreadTransport transport(kernels_for_this_processor());
+    ThreadTransport transport(kernels::kernels_for_this_processor());
     const std::string error = world_error([&] {
       run_tasks(8, 1, [&](Task& task) {
         if (task.rank() == 5) throw WorldError("the disk is full", "make room");
@@ -69,7 +70,7 @@ TEST_CASE("one rank's failure releases all others", "[crew]") {
 TEST_CASE("a failure releases waiters at once, not at their time-out", "[crew][seeded]") {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SeededScheduler scheduler(seed);
-    ThreadTransport transport(kernels_for_this_processor());
+    ThreadTransport transport(kernels::kernels_for_this_processor());
     const std::string error = world_error([&] {
       run_tasks(scheduler, 5, 4, 1, [&](Task& task) {
         if (task.rank() == 2) throw WorldError("the disk is full");

@@ -13,6 +13,7 @@
 #include "profiler/recorder.h"
 #include "profiler/trace_file.h"
 #include "profiler/trace_reader.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/test.h"
 

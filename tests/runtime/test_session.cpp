@@ -7,6 +7,7 @@
 
 #include "plan/text.h"
 #include "plan/wire.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/test.h"
 
@@ -425,8 +426,8 @@ TEST_CASE("what cannot be bound is refused with the op's name", "[session][refus
     auto parsed = parse_plan(text);
     REQUIRE(parsed.ok());
     const PlacedPlan placed = place(std::move(parsed).value());
-    ThreadTransport transport(kernels_for_this_processor());
-    const auto made = Session::create(placed, {}, transport, cpu_backend(kernels_for_this_processor(), {}), nullptr);
+    ThreadTransport transport(kernels::kernels_for_this_processor());
+    const auto made = Session::create(placed, {}, transport, cpu_backend(kernels::kernels_for_this_processor(), {}), nullptr);
     return made.ok() ? std::string() : made.error().message;
   };
   REQUIRE(refusal(plan_head(1, 1, 1) + R"(
@@ -456,7 +457,7 @@ TEST_CASE("the dry back end launches every op and meets every message, without m
   auto parsed = parse_plan(gather_and_reduce(4, 1LL << 34, "ring"));  // 256 GiB a rank
   REQUIRE(parsed.ok());
   const PlacedPlan placed = place(std::move(parsed).value());
-  ThreadTransport transport(kernels_for_this_processor());
+  ThreadTransport transport(kernels::kernels_for_this_processor());
   auto made = Session::create(placed, {}, transport, dry_backend(&launches), nullptr);
   REQUIRE(made.ok());
   Session& session = **made;
@@ -520,7 +521,7 @@ TEST_CASE("a plan of rows counted at run time is refused by name") {
     const Result<Plan> plan = parse_plan(text);
     if (!plan.ok()) FAIL(to_string(plan.error()));
     const PlacedPlan placed = place(*plan);
-    const Kernels& kernels = kernels_for_this_processor();
+    const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
     ThreadTransport transport(kernels);
     const auto session = Session::create(placed, {}, transport, cpu_backend(kernels, {}), nullptr);
     return session.ok() ? std::string() : session.error().message;

@@ -5,7 +5,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 using analytic::Estimator;
@@ -66,4 +66,4 @@ TEST_CASE("bounds are near what they bound where nothing but the layers' work ta
 }
 
 }  // namespace
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -9,7 +9,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 using analytic::Estimator;
@@ -236,4 +236,4 @@ TEST_CASE("ranked layouts have the bytes that `memory` tells of them, and what t
 }
 
 }  // namespace
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -6,7 +6,7 @@
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
-namespace shardlab::search {
+namespace shardlab::simulator::search {
 namespace {
 
 using analytic::Recompute;
@@ -134,4 +134,4 @@ TEST_CASE("impossible spaces are refused") {
 }
 
 }  // namespace
-}  // namespace shardlab::search
+}  // namespace shardlab::simulator::search

@@ -6,6 +6,7 @@
 
 #include "simulator/timeline.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

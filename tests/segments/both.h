@@ -11,6 +11,7 @@
 #include "plan/trace.h"
 #include "simulator/cost_model.h"
 #include "simulator/segments/segments.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

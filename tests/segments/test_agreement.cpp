@@ -11,10 +11,11 @@
 #include "plan/case.h"
 #include "tests/agreement/cases.h"
 #include "tests/agreement/compare.h"
+#include "tests/namespaces.h"
 #include "tests/segments/both.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -131,4 +132,4 @@ TEST_CASE("report on levels", "[.]") {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

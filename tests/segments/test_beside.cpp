@@ -3,9 +3,10 @@
 #include <vector>
 
 #include "simulator/segments/beside.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace segments;
@@ -94,4 +95,4 @@ TEST_CASE("a profile adds up speeds op by op") {
   CHECK(with.total(0) == 7.25);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -3,11 +3,12 @@
 #include <string>
 #include <vector>
 
+#include "tests/namespaces.h"
 #include "tests/segments/both.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -139,4 +140,4 @@ role 0
   CHECK(stage.streams[1][0].awaited);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

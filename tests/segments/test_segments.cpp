@@ -1,11 +1,12 @@
 // The timeline on segment level where it must equal the one op by op: to rounding.
 #include <fmt/format.h>
 
+#include "tests/namespaces.h"
 #include "tests/segments/both.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -148,4 +149,4 @@ TEST_CASE("175B on 8 stages with 64 micro-batches") {
   CHECK(timeline.events() < 5'000);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "plan/text.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

@@ -9,6 +9,7 @@
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "plan/trace.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

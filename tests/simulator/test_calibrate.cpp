@@ -8,10 +8,11 @@
 #include "simulator/cost_model.h"
 #include "simulator/machine_yaml.h"
 #include "simulator/timeline.h"
+#include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -224,4 +225,4 @@ TEST_CASE("a machine file states everything, doubles in full") {
   REQUIRE_GOLDEN("simulator/machine.yaml", to_yaml(m));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

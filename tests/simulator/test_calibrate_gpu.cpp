@@ -7,10 +7,11 @@
 #include "simulator/cost_model.h"
 #include "simulator/machine_yaml.h"
 #include "simulator/timeline.h"
+#include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -82,4 +83,4 @@ TEST_CASE("calibration plans of a GPU lend the library what a case's plan lends 
   CHECK(products == 6);  // three types, twice
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

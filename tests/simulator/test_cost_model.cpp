@@ -4,10 +4,11 @@
 
 #include "simulator/cost_model.h"
 #include "simulator/rate_table.h"
+#include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -336,4 +337,4 @@ TEST_CASE("a machine without figures is refused with the remedy") {
   CHECK_FALSE(cost_model_for(bare, "fp3").ok());
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -4,10 +4,11 @@
 #include "simulator/cost_model.h"
 #include "simulator/predict.h"
 #include "simulator/timeline.h"
+#include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -102,4 +103,4 @@ TEST_CASE("a prediction says when it extrapolates") {
   CHECK(predict(config, *e.plan, e.programs, 0, Extrapolating("")).figures.extrapolated);
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

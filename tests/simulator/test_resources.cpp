@@ -9,10 +9,11 @@
 #include "simulator/fabric.h"
 #include "simulator/resources.h"
 #include "simulator/timeline.h"
+#include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -218,4 +219,4 @@ TEST_CASE("a copy to the host runs beside a matmul, two of them share the engine
   CHECK(both.at("again") == Approx(2 * alone));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

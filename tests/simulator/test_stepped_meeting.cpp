@@ -1,9 +1,10 @@
 // Meetings on a local machine: who may go on when.
 
 #include "simulator/stepped_meeting.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 Op collective(Algorithm algorithm) {
@@ -86,4 +87,4 @@ TEST_CASE("directly, everybody waits for all others") {
   CHECK_FALSE(met.taken(1));  // 0 has not read
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

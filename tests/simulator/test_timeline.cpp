@@ -6,10 +6,11 @@
 
 #include "simulator/cost_model.h"
 #include "simulator/timeline.h"
+#include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -446,4 +447,4 @@ TEST_CASE("large meshes are simulated by one rank a role") {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

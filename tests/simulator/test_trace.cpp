@@ -1,9 +1,10 @@
 // Folds over hand-made traces, with exact figures.
 
+#include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using namespace testing;
@@ -209,4 +210,4 @@ TEST_CASE("Chrome JSON has one process a rank and one thread a stream") {
   REQUIRE_GOLDEN("simulator/chrome.json", to_chrome_json(*e.plan, e.programs, t));
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

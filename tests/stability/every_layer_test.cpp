@@ -1,4 +1,5 @@
 // Every k-th layer made again: the same bits as keeping everything, wherever the stages begin.
+#include "tests/namespaces.h"
 #include "tests/stability/training.h"
 #include "tests/test.h"
 

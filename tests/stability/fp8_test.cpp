@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plan/precision.h"
+#include "tests/namespaces.h"
 #include "tests/stability/training.h"
 #include "tests/test.h"
 

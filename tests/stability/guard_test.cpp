@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/namespaces.h"
 #include "tests/stability/training.h"
 #include "tests/test.h"
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "runtime/checkpoint.h"
+#include "tests/namespaces.h"
 #include "tests/stability/training.h"
 #include "tests/test.h"
 

@@ -8,6 +8,7 @@
 #include "plan/base/hash.h"
 #include "runtime/backend.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -92,7 +93,7 @@ Training::Training(const Case& c, std::vector<Plant> plants) : config(c) {
   INFO((plan.ok() ? std::string() : to_string(plan.error())));
   REQUIRE(plan.ok());
   placed = place(std::move(*plan));
-  const Kernels& kernels = kernels_for_this_processor();
+  const kernels::Kernels& kernels = kernels::kernels_for_this_processor();
   transport = std::make_unique<ThreadTransport>(kernels);
   RunOptions options;
   options.learning_rate = config.train.learning_rate;

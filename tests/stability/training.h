@@ -9,6 +9,7 @@
 #include "plan/case.h"
 #include "runtime/session.h"
 #include "runtime/thread_transport.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan/case.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -4,12 +4,13 @@
 #include "strategies/catalogue.h"
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
+#include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
 #include <set>
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::tiny_case;
@@ -216,4 +217,4 @@ TEST_CASE("every strategy of the catalogue stands in some golden plan") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

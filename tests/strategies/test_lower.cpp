@@ -2,10 +2,11 @@
 #include "plan/memory.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::tiny_case;
@@ -111,4 +112,4 @@ TEST_CASE("the validation plan has the training plan's parameters and no gradien
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

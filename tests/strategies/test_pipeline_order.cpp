@@ -4,9 +4,10 @@
 #include <algorithm>
 
 #include "strategies/pipeline.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 std::string grid(Schedule schedule, int stages, int micro_batches) {
@@ -76,4 +77,4 @@ TEST_CASE("stages are as even as can be") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -5,10 +5,11 @@
 
 #include "plan/memory.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::tiny_case;
@@ -141,4 +142,4 @@ TEST_CASE("parameters that do not divide are padded, never refused") {
   }
 }
 
-}  // namespace shardlab
+}  // namespace shardlab::testing

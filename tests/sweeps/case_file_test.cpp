@@ -1,8 +1,10 @@
 // Case files: the resolved case as text, read back the same; ids that depend on what is asked and on nothing else.
 #include "sweeps/sweep.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 

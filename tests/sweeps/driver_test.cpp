@@ -7,9 +7,11 @@
 #include <thread>
 
 #include "plan/base/world_error.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 
@@ -101,7 +103,7 @@ struct Stage {
 
   Result<DriveSummary> drive(const std::vector<Point>& points) {
     runner.clock = &clock;
-    return shardlab::drive(points, runner, sink, progress, clock, options);
+    return sweeps::drive(points, runner, sink, progress, clock, options);
   }
 };
 

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 

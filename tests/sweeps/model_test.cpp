@@ -5,9 +5,11 @@
 #include <iterator>
 #include <set>
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 TEST_CASE("parameter counts equal the published ones") {
   // Sums of the tensors of the published checkpoints (model.safetensors headers); of GPT-3, which never was one, by its sizes,

@@ -5,9 +5,11 @@
 
 #include "sweeps/keys.h"
 #include "sweeps/sweep.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 

@@ -7,9 +7,11 @@
 #include <set>
 
 #include "sweeps/resolution.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 

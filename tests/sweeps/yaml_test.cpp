@@ -2,9 +2,11 @@
 #include "sweeps/yaml.h"
 
 #include "sweeps/values.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 using namespace shardlab;
+using namespace shardlab::testing;
 
 namespace {
 

@@ -9,7 +9,9 @@
 #include "sweeps/models.h"
 #include "tests/test.h"
 
-namespace shardlab::validation::testing {
+namespace shardlab::simulator::validation::testing {
+
+using namespace sweeps;
 namespace {
 
 Result<Model> model_named(const std::string& name) {
@@ -91,4 +93,4 @@ std::vector<ScoredRow> predicted(const std::vector<RowTable>& tables) {
   return rows;
 }
 
-}  // namespace shardlab::validation::testing
+}  // namespace shardlab::simulator::validation::testing

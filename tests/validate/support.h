@@ -6,7 +6,7 @@
 
 #include "simulator/validate/validate.h"
 
-namespace shardlab::validation::testing {
+namespace shardlab::simulator::validation::testing {
 
 /// Knows the preset "tiny-llama" (8 layers) and the machines "node" (8 devices of 80 GB) and "box" (1 device); refuses all else.
 Resolver resolver();
@@ -23,4 +23,4 @@ RowTable table_of(const std::string& header, const std::vector<std::string>& row
 /// Predicts what the columns `p_step`, `p_bytes` and `p_device` of the rows say; refuses rows where `p_step` is empty.
 std::vector<ScoredRow> predicted(const std::vector<RowTable>& tables);
 
-}  // namespace shardlab::validation::testing
+}  // namespace shardlab::simulator::validation::testing

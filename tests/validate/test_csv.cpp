@@ -1,7 +1,8 @@
 #include "simulator/validate/csv.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 std::string refusal(const std::string& text) {
@@ -56,4 +57,4 @@ TEST_CASE("CSV errors are reported together, and only so many") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -6,7 +6,7 @@
 #include "tests/test.h"
 #include "tests/validate/support.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 TEST_CASE("an interval comes from the errors of other sources only") {
@@ -59,4 +59,4 @@ TEST_CASE("coverage counts measured times within the interval") {
 }
 
 }  // namespace
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

@@ -6,7 +6,7 @@
 #include "tests/test.h"
 #include "tests/validate/support.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 TEST_CASE("every published row is a run with a measured step time") {
@@ -57,4 +57,4 @@ TEST_CASE("rows of the published sets that papers print") {
 }
 
 }  // namespace
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

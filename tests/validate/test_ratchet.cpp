@@ -1,7 +1,7 @@
 #include "simulator/validate/ratchet.h"
 #include "tests/test.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 const Recorded kEntry{{"set", "step_error_pct", 5.0}, 5.0, 0.5, ""};
@@ -65,4 +65,4 @@ TEST_CASE("every figure of a score is less when it is better") {
 }
 
 }  // namespace
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

@@ -2,7 +2,7 @@
 #include "tests/test.h"
 #include "tests/validate/support.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 using testing::resolver;
@@ -174,4 +174,4 @@ TEST_CASE("a table without the columns that every run needs is refused as a whol
 }
 
 }  // namespace
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

@@ -2,7 +2,7 @@
 #include "tests/test.h"
 #include "tests/validate/support.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 using testing::predicted;
@@ -128,4 +128,4 @@ TEST_CASE("rows of several tables say which") {
 }
 
 }  // namespace
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

@@ -15,7 +15,7 @@
 #include "tests/test.h"
 #include "tests/validate/support.h"
 
-namespace shardlab::validation {
+namespace shardlab::simulator::validation {
 namespace {
 
 const std::string kScores = shardlab::testing::source_dir() + "/simulator/published/scores.csv";
@@ -108,4 +108,4 @@ TEST_CASE("a layer takes what Korthikanti et al. measured of one, however it rec
 }
 
 }  // namespace
-}  // namespace shardlab::validation
+}  // namespace shardlab::simulator::validation

@@ -10,9 +10,10 @@
 
 #include "reports/table.h"
 #include "tests/cli/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
-namespace shardlab {
+namespace shardlab::testing {
 namespace {
 
 using testing::Output;
@@ -130,4 +131,4 @@ TEST_CASE("without a file every published set is scored") {
 }
 
 }  // namespace
-}  // namespace shardlab
+}  // namespace shardlab::testing

@@ -1,3 +1,4 @@
+#include "tests/namespaces.h"
 #include "tests/verify/backward_mutations.h"
 
 #include <fmt/format.h>

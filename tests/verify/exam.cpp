@@ -3,6 +3,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/namespaces.h"
+
 namespace shardlab::testing {
 
 /// Names of the files of tests/verify/exam, without ".plan": every subject of the exam.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "plan/text.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {

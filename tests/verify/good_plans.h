@@ -7,6 +7,7 @@
 
 #include "plan/plan.h"
 #include "plan/verify.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

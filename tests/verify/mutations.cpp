@@ -7,6 +7,7 @@
 
 #include "plan/program.h"
 #include "plan/verify.h"
+#include "tests/namespaces.h"
 #include "tests/verify/backward_mutations.h"
 
 namespace shardlab::testing {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plan/plan.h"
+#include "tests/namespaces.h"
 
 namespace shardlab::testing {
 

@@ -5,6 +5,7 @@
 
 #include "plan/program.h"
 #include "plan/text.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/verify/exam.h"
 #include "tests/verify/good_plans.h"

@@ -3,6 +3,7 @@
 
 #include "plan/text.h"
 #include "strategies/lower.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/verify/good_plans.h"
 

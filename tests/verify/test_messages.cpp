@@ -1,6 +1,7 @@
 // Rule 6: messages between stages, and within a role along a ring.
 #include <fmt/format.h>
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/verify/good_plans.h"
 

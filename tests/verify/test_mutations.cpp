@@ -3,6 +3,7 @@
 
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/verify/exam.h"
 #include "tests/verify/good_plans.h"

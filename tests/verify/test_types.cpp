@@ -1,6 +1,7 @@
 // Rules 1 and 2: each fault is a good plan with one line changed, and must be found with its own message.
 #include <fmt/format.h>
 
+#include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/verify/good_plans.h"
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "plan/program.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 #include "tests/verify/good_plans.h"
 

@@ -8,6 +8,7 @@
 #include "kernels/cuda/launches.h"
 #include "tests/cuda_kernels/linear_support.h"
 #include "tests/cuda_runtime/fake_cublaslt.h"
+#include "tests/namespaces.h"
 
 #if __has_include(<cublasLt.h>)
 #define SHARDLAB_TEST_CUBLASLT_HEADER 1

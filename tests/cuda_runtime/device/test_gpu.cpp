@@ -3,6 +3,7 @@
 #include "plan/text.h"
 #include "runtime/cuda/nccl_transport.h"
 #include "tests/cuda_runtime/rig.h"
+#include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/strategies/cases.h"
 #include "tests/test.h"

@@ -8,6 +8,7 @@
 #include "profiler/gpu/driver.h"
 #include "profiler/gpu/recorder.h"
 #include "profiler/gpu/usage.h"
+#include "tests/namespaces.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
