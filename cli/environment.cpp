@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <string>
@@ -17,6 +18,7 @@
 #include "kernels/kernels.h"
 #include "plan/base/hash.h"
 #include "runtime/core_scheduler.h"
+#include "sweeps/values.h"
 
 namespace shardlab::cli {
 namespace {
@@ -63,13 +65,21 @@ std::string processor_name() {
 
 int usable_cores() { return static_cast<int>(usable_processors().size()); }
 
-int64_t usable_memory() {
-  const std::string available = field("/proc/meminfo", "MemAvailable", ':');
-  int64_t bytes = available.empty() ? 0 : std::atoll(available.c_str()) * 1024;
+namespace {
+
+/// A line of /proc/meminfo in bytes, or the control group's limit where that is less.
+int64_t memory_of(std::string_view line) {
+  const std::string stated = field("/proc/meminfo", line, ':');
+  int64_t bytes = stated.empty() ? 0 : std::atoll(stated.c_str()) * 1024;
   std::ifstream limit("/sys/fs/cgroup/memory.max");
   if (int64_t most = 0; limit >> most && most > 0) bytes = bytes == 0 ? most : std::min(bytes, most);
   return bytes;
 }
+
+}  // namespace
+
+int64_t usable_memory() { return memory_of("MemAvailable"); }
+int64_t total_memory() { return memory_of("MemTotal"); }
 
 std::string today() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 
@@ -99,6 +109,9 @@ RunMetadata describe_environment(const std::string& command) {
 }
 
 int terminal_width() {
+  const char* columns = std::getenv("COLUMNS");
+  const auto asked = columns != nullptr ? parse_count(columns) : std::nullopt;
+  if (asked && *asked >= 20 && *asked <= 10'000) return static_cast<int>(*asked);
   winsize size{};
   if (!isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
   return size.ws_col;

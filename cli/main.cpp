@@ -6,20 +6,8 @@
 #include "cli/environment.h"
 #include "cli/namespaces.h"
 #include "cli/verbs.h"
+#include "cli/words.h"
 #include "plan/base/world_error.h"
-
-namespace {
-
-/// A word as a shell takes it: quoted where it holds more than harmless characters.
-std::string shell_word(const std::string& word) {
-  constexpr std::string_view kHarmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./,:@%";
-  if (!word.empty() && word.find_first_not_of(kHarmless) == std::string::npos) return word;
-  std::string quoted = "'";
-  for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
-
-}  // namespace
 
 std::string shardlab::cli::Invocation::command() const {
   std::string line = "shardlab";

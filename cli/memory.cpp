@@ -11,16 +11,30 @@
 #include "cli/namespaces.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
+#include "cli/words.h"
 #include "reports/format.h"
+#include "sweeps/values.h"
 
 namespace shardlab::cli {
 namespace {
 
 struct MemoryFlags {
   CaseFlags words;
-  std::string profile, format, what_if;
+  std::string profile, format, what_if, tokens;
+  double price_usd = 0;
   bool plan = false, interactive = false;
 };
+
+/// Everything that is asked beside the layout.
+Result<MemoryAnswerOptions> options_of(const MemoryFlags& flags) {
+  MemoryAnswerOptions options{.always_plan = flags.plan, .price_usd = flags.price_usd};
+  if (flags.tokens.empty()) return options;
+  const auto tokens = parse_number(flags.tokens);
+  if (!tokens || *tokens <= 0)
+    return Error{ExitCode::kUsage, fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T", {}};
+  options.tokens = *tokens;
+  return options;
+}
 
 /// Rows of a table of several values.
 constexpr size_t kMostVariants = 4096;
@@ -41,14 +55,28 @@ ExitCode print_one(const ToldMemory& told, TableFormat format) {
 
 // ---- several values of a flag --------------------------------------------------------------------------------------------------
 
-/// The values of a flag: "0,1,2,3". A list of sub-layers and a map of offloads have commas of their own.
-std::vector<std::string> values_of(const std::string& key, const std::string& text) {
-  if (key == "offload" || text.starts_with('[') || text.starts_with('{')) return {text};
+/// Sizes that a range of a flag stands for: divisors of the devices where they are known, else powers of two.
+std::vector<int64_t> sizes_of(const std::string& key, int64_t devices) {
+  if (key == "zero") return {0, 1, 2, 3};
+  const bool of_devices = devices > 0 && (key == "dp" || key == "tp" || key == "pp" || key == "cp" || key == "ep");
+  std::vector<int64_t> sizes;
+  for (int64_t n = 1; n <= (of_devices ? devices : int64_t{1} << 20); n = of_devices ? n + 1 : 2 * n)
+    if (!of_devices || devices % n == 0) sizes.push_back(n);
+  return sizes;
+}
+
+/// The values of a flag: "0,1,2,3", or the sizes in a range. A list of sub-layers and a map of offloads have commas of their own.
+Result<std::vector<std::string>> values_of(const std::string& key, const std::string& text, int64_t devices) {
+  if (key == "offload" || text.starts_with('[') || text.starts_with('{')) return std::vector<std::string>{text};
   std::vector<std::string> values;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    values.push_back(text.substr(at, end - at));
-    at = end + 1;
+  for (const std::string& part : split(text, ',')) {
+    if (!is_range(part)) {
+      values.push_back(part);
+      continue;
+    }
+    const auto sizes = numbers_of(key, part, sizes_of(key, devices));
+    if (!sizes.ok()) return sizes.error();
+    for (const int64_t size : *sizes) values.push_back(fmt::to_string(size));
   }
   return values;
 }
@@ -62,8 +90,10 @@ struct Variants {
 Result<Variants> variants_of(const CaseFlags& flags) {
   Variants v{{}, {{}}};
   for (const auto& [key, text] : flags.layout) {
-    const std::vector<std::string> values = values_of(key, text);
-    if (values.size() < 2) continue;
+    const auto found = values_of(key, text, flags.devices);
+    if (!found.ok()) return found.error();
+    const std::vector<std::string>& values = *found;
+    if (values.size() < 2 && !is_range(text)) continue;
     for (const std::string& value : values)
       if (value.empty())
         return Error{
@@ -82,8 +112,8 @@ Result<Variants> variants_of(const CaseFlags& flags) {
   return v;
 }
 
-Result<ExitCode> print_variants(const MemoryFlags& flags, const Variants& variants, TableFormat format) {
-  MemoryAnswerOptions options{.always_plan = flags.plan};
+Result<ExitCode> print_variants(const MemoryFlags& flags, MemoryAnswerOptions options, const Variants& variants,
+                                TableFormat format) {
   options.planned_layer_runs /= static_cast<int64_t>(variants.values.size());
   std::vector<Result<ToldMemory>> told;
   for (const auto& row : variants.values) {
@@ -137,12 +167,12 @@ Result<whatif::Words> what_if_words(const std::string& text) {
   return words;
 }
 
-Result<ExitCode> print_what_if(const MemoryFlags& flags, TableFormat format) {
+Result<ExitCode> print_what_if(const MemoryFlags& flags, MemoryAnswerOptions options, TableFormat format) {
   const auto words = what_if_words(flags.what_if);
   if (!words.ok()) return words.error();
   CaseFlags changed = flags.words;
   for (const auto& [key, value] : *words) set_word(changed, key, value);
-  const MemoryAnswerOptions options{.always_plan = flags.plan, .planned_layer_runs = kPlannedLayerRuns / 2};
+  options.planned_layer_runs /= 2;
   const auto before = tell_memory(flags.words, options, false);
   if (!before.ok()) return before.error();
   const auto after = tell_memory(changed, options, true);
@@ -166,6 +196,8 @@ Result<ExitCode> print_what_if(const MemoryFlags& flags, TableFormat format) {
              layout_line(before->question.point), layout_line(after->question.point));
   print(table, format);
   fmt::print("\nnow      {}what if  {}", verdict_text(before->answer), verdict_text(after->answer));
+  for (const auto& [name, told] : {std::pair{"now", &*before}, {"what if", &*after}})
+    if (const std::string run = run_text(*told); !run.empty()) fmt::print("{:8} {}\n", name, run);
   if (before->answer.step_s > 0 && after->answer.step_s > 0)
     fmt::print("step     {} now, {} what if\n", seconds_text(before->answer.step_s), seconds_text(after->answer.step_s));
   for (const std::string& a : memory_assumptions(after->question, after->answer)) fmt::print("  - {}\n", a);
@@ -192,14 +224,16 @@ Result<ExitCode> memory(MemoryFlags flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   if (!flags.profile.empty()) flags.words.set.push_back("profile=" + flags.profile);
+  const auto options = options_of(flags);
+  if (!options.ok()) return options.error();
   const auto variants = variants_of(flags.words);
   if (!variants.ok()) return variants.error();
   if (flags.interactive) return interact(flags, *variants);
   if (!variants->keys.empty() && !flags.what_if.empty())
     return Error{ExitCode::kUsage, "--what-if with several values of a flag", "use one of the two", {}};
-  if (!variants->keys.empty()) return print_variants(flags, *variants, *format);
-  if (!flags.what_if.empty()) return print_what_if(flags, *format);
-  const auto told = tell_memory(flags.words, {.always_plan = flags.plan}, true);
+  if (!variants->keys.empty()) return print_variants(flags, *options, *variants, *format);
+  if (!flags.what_if.empty()) return print_what_if(flags, *options, *format);
+  const auto told = tell_memory(flags.words, *options, true);
   if (!told.ok()) return told.error();
   return print_one(*told, *format);
 }
@@ -213,9 +247,13 @@ void add_memory(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("--profile,--framework", flags->profile,
                    "whose run: shardlab (exact bytes of its plan), megatron, torchtitan, deepspeed, ...");
   verb->add_option("--what-if", flags->what_if, "changes to set beside it: zero=3,recompute=full");
+  verb->add_option("--tokens", flags->tokens, "tokens of a whole training run: says its days and its price");
+  verb->add_option("--price,--device-hour-usd", flags->price_usd,
+                   "USD of one device for an hour; the machine file's list price where it has one")
+      ->check(number_in(0, 1e6));
   verb->add_flag("--plan", flags->plan, "build the plan however large, for the op at the peak and the gaps of the arena");
   verb->add_flag("--interactive", flags->interactive, "a screen of fields that answers on each key");
-  verb->footer("Several values of a layout flag (--zero 0,1,2,3) print one row for each combination.");
+  verb->footer("Several values of a layout flag (--zero 0,1,2,3, --tp 1..8) print one row for each combination.");
   add_format(*verb, flags->format);
   verb->callback([&action, flags] { action = [flags] { return memory(*flags); }; });
 }

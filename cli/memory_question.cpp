@@ -8,9 +8,11 @@
 #include "cli/model_shape.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
+#include "cli/search_space.h"
 #include "plan/device_words.h"
 #include "plan/memory.h"
 #include "plan/treatment.h"
+#include "sweeps/machines.h"
 #include "simulator/closed_form.h"
 
 namespace shardlab::cli {
@@ -282,15 +284,12 @@ Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
   return {};
 }
 
-/// What packing an arena adds to the live peak stays below this share: tests/cli/test_memory.cpp holds plans to it.
-constexpr double kPacking = 0.05;
-
 Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerOptions& options) {
   whatif::Answer answer = from_closed_form(q);
   const bool small = q.config.model.layers * q.config.train.grad_accumulation <= options.planned_layer_runs;
   const double device = static_cast<double>(answer.worst().device());
   const bool close =
-      q.capacity > 0 && device <= static_cast<double>(q.capacity) && device * (1 + kPacking) > static_cast<double>(q.capacity);
+      q.capacity > 0 && device <= static_cast<double>(q.capacity) && device * (1 + whatif::kPacking) > static_cast<double>(q.capacity);
   if (small || close || options.always_plan) SHARDLAB_TRY(add_plan(q, answer));
   if (q.prepared) {
     const analytic::Estimate estimate = analytic::estimate(*q.prepared, q.point);
@@ -388,12 +387,30 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
   return list;
 }
 
+namespace {
+
+std::optional<MemoryRun> run_of(const ToldMemory& told, const Price& listed, const MemoryAnswerOptions& options) {
+  if (options.tokens <= 0 || told.answer.step_s <= 0 || !told.question.prepared) return std::nullopt;
+  analytic::Estimate estimate;
+  estimate.step_s = told.answer.step_s;
+  const analytic::RunPrice price{.device_hour_usd = options.price_usd > 0 ? options.price_usd : listed.usd_per_hour};
+  return MemoryRun{options.tokens, analytic::bill(*told.question.prepared, told.question.point, estimate, options.tokens, price),
+                   price_note(options.price_usd, listed)};
+}
+
+}  // namespace
+
 Result<ToldMemory> tell_memory(const CaseFlags& flags, const MemoryAnswerOptions& options, bool advise) {
   auto question = memory_question(flags);
   if (!question.ok()) return question.error();
   auto answer = memory_answer(*question, options);
   if (!answer.ok()) return answer.error();
-  ToldMemory told{std::move(*question), std::move(*answer), {}};
+  ToldMemory told{std::move(*question), std::move(*answer), {}, {}};
+  if (options.tokens > 0) {
+    const auto listed = flags.machine == "local" ? Result<Price>(Price{}) : load_price(flags.machine);
+    if (!listed.ok()) return listed.error();
+    told.run = run_of(told, *listed, options);
+  }
   if (advise && !told.answer.fits()) told.advice = memory_advice(told.question);
   return told;
 }

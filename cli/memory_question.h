@@ -39,6 +39,15 @@ inline constexpr int64_t kPlannedLayerRuns = 256;
 struct MemoryAnswerOptions {
   bool always_plan = false;
   int64_t planned_layer_runs = kPlannedLayerRuns;
+  double tokens = 0;     ///< of a whole training run; 0: not asked
+  double price_usd = 0;  ///< of one device for an hour; 0: as the machine's file lists it
+};
+
+/// A whole training run in the layout.
+struct MemoryRun {
+  double tokens = 0;
+  analytic::RunBill bill;
+  std::string price_note;  ///< empty where no price is known, and the bill then has no money
 };
 
 /// Bytes by stage and item, verdict, step time.
@@ -58,6 +67,7 @@ struct ToldMemory {
   MemoryQuestion question;
   whatif::Answer answer;
   whatif::Advice advice;
+  std::optional<MemoryRun> run;  ///< where it was asked for and the step has a time
 };
 
 /// Question and answer in one; what to change where `advise` says so and it does not fit.

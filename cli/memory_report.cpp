@@ -118,6 +118,34 @@ Table stage_table(const Answer& answer) {
   return table;
 }
 
+Table stage_summary(const Answer& answer) {
+  struct Column {
+    std::string heading;
+    std::vector<int64_t> bytes;  ///< by stage
+  };
+  std::vector<Column> columns{{"device", {}}, {"reserved", {}}, {"peak", {}}};
+  for (size_t g = 0; g < whatif::kLiveGroups; ++g) columns.push_back({std::string(name_of(static_cast<ItemGroup>(g))), {}});
+  for (const StageAnswer& s : answer.stages) {
+    columns[0].bytes.push_back(s.device()), columns[1].bytes.push_back(s.reserved()), columns[2].bytes.push_back(s.live());
+    for (size_t g = 0; g < whatif::kLiveGroups; ++g) columns[3 + g].bytes.push_back(s.of(static_cast<ItemGroup>(g)));
+  }
+  if (columns[1].bytes == columns[2].bytes) columns.erase(columns.begin() + 1);  // nothing but what is live
+  std::erase_if(columns, [](const Column& c) { return std::ranges::all_of(c.bytes, [](int64_t b) { return b == 0; }); });
+  Table table{{{.name = "stage", .right = true}}, {}};
+  for (const Column& c : columns) table.columns.push_back({.name = c.heading, .right = true});
+  const auto alike = [&](size_t a, size_t b) {
+    return std::ranges::all_of(columns, [&](const Column& c) { return c.bytes[a] == c.bytes[b]; });
+  };
+  for (size_t first = 0, end = 0; first < answer.stages.size(); first = end) {
+    end = first + 1;
+    while (end < answer.stages.size() && alike(first, end)) ++end;
+    std::vector<Value> row{end - first == 1 ? fmt::to_string(first) : fmt::format("{}..{}", first, end - 1)};
+    for (const Column& c : columns) row.emplace_back(brief_bytes(c.bytes[first]));
+    table.rows.push_back(std::move(row));
+  }
+  return table;
+}
+
 Table item_table(const StageAnswer& stage) {
   Table table{{{"class"}, {"item"}, {"bytes", Unit::kBytes}, {"share", Unit::kFraction, "of the device"}}, {}};
   for (const whatif::Item& item : stage.items)
@@ -126,15 +154,15 @@ Table item_table(const StageAnswer& stage) {
 }
 
 Table change_table(const whatif::Advice& advice) {
-  Table table{{{"change"},
-               {"device", Unit::kBytes},
-               {"host", Unit::kBytes},
+  Table table{{{.name = "change", .wraps = true},
                {"step_s", Unit::kSeconds, "step"},
-               {"slowdown_pct", Unit::kPercent, "time"}},
+               {"slowdown_pct", Unit::kPercent, "time"},
+               {"device", Unit::kBytes},
+               {"host", Unit::kBytes}},
               {}};
   for (const whatif::Change& c : advice.changes)
-    table.rows.push_back({whatif::text_of(c.words), c.device_bytes, c.host_bytes > 0 ? Value(c.host_bytes) : Value(),
-                          seconds(c.step_s), 100 * c.slowdown});
+    table.rows.push_back({whatif::text_of(c.words), seconds(c.step_s), 100 * c.slowdown, c.device_bytes,
+                          c.host_bytes > 0 ? Value(c.host_bytes) : Value()});
   return table;
 }
 
@@ -154,31 +182,38 @@ Table variant_table(const std::vector<std::string>& keys, std::span<const std::v
                     std::span<const Result<ToldMemory>> told) {
   Table table;
   for (const std::string& key : keys) table.columns.push_back({key});
-  table.columns.insert(table.columns.end(), {{"stage"},
+  const bool billed = std::ranges::any_of(told, [](const auto& t) { return t.ok() && t->run; });
+  table.columns.insert(table.columns.end(), {{"verdict"},
+                                             {"device", Unit::kBytes},
+                                             {"step_s", Unit::kSeconds, "step"},
+                                             {"tokens_per_s", Unit::kTokensPerSecond, "tokens/s"}});
+  if (billed) table.columns.insert(table.columns.end(), {{"days"}, {"usd", Unit::kCount, "USD"}});
+  table.columns.insert(table.columns.end(), {{"headroom", Unit::kBytes},
                                              {"peak", Unit::kBytes},
                                              {"reserved", Unit::kBytes},
-                                             {"device", Unit::kBytes},
-                                             {"headroom", Unit::kBytes},
-                                             {"verdict"},
-                                             {"step_s", Unit::kSeconds, "step"},
-                                             {"tokens_per_s", Unit::kTokensPerSecond, "tokens/s"},
-                                             {"reason", Unit::kNone, "", true}});
+                                             {"stage"},
+                                             {.name = "reason", .shortens = true}});
   for (size_t i = 0; i < told.size(); ++i) {
     std::vector<Value> row(values[i].begin(), values[i].end());
     if (!told[i].ok()) {
       row.resize(table.columns.size());
-      row[keys.size() + 5] = std::string("refused");
+      row[keys.size()] = std::string("refused");
       row.back() = told[i].error().message;
       table.rows.push_back(std::move(row));
       continue;
     }
     const Answer& a = told[i]->answer;
     const StageAnswer& s = a.worst();
-    row.insert(
-        row.end(),
-        {int64_t{s.stage}, s.live(), s.reserved(), s.device(), a.capacity > 0 ? Value(a.headroom()) : Value(),
-         std::string(name_of(a.verdict())), seconds(a.step_s),
-         a.step_s > 0 ? Value(static_cast<double>(told[i]->question.point.tokens_per_step()) / a.step_s) : Value(), Value()});
+    row.insert(row.end(),
+               {std::string(name_of(a.verdict())), s.device(), seconds(a.step_s),
+                a.step_s > 0 ? Value(static_cast<double>(told[i]->question.point.tokens_per_step()) / a.step_s) : Value()});
+    if (billed) {
+      const auto& run = told[i]->run;
+      row.push_back(run ? Value(run->bill.days) : Value());
+      row.push_back(run && !run->price_note.empty() ? Value(run->bill.usd) : Value());
+    }
+    row.insert(row.end(),
+               {a.capacity > 0 ? Value(a.headroom()) : Value(), s.live(), s.reserved(), int64_t{s.stage}, Value()});
     table.rows.push_back(std::move(row));
   }
   return table;
@@ -216,35 +251,61 @@ std::string outside_text(const char* where, std::span<const whatif::Item> items)
 
 }  // namespace
 
+std::string run_text(const ToldMemory& told) {
+  if (!told.run) return "";
+  const analytic::RunBill& bill = told.run->bill;
+  std::string text = fmt::format("a run of {} tokens takes {} days", count_words(told.run->tokens),
+                                 bill.days < 9.95 ? fmt::format("{:.1f}", bill.days) : fmt::format("{:.0f}", bill.days));
+  if (told.run->price_note.empty()) return text + "; the price of a device is not known: --price USD";
+  return text + fmt::format(" and {}, at {}", money_text(bill.usd), told.run->price_note);
+}
+
+namespace {
+
+/// "a step takes about 55.1 s: 76.1 k tokens/s, 1.19 k on each of 64 devices".
+std::string step_text(const ToldMemory& told) {
+  const double seconds = told.answer.step_s, tokens = static_cast<double>(told.question.point.tokens_per_step()) / seconds;
+  const int64_t devices = told.question.point.world_size();
+  std::string text = fmt::format("a step takes about {}: {} tokens/s", brief_seconds(seconds), brief_count(tokens));
+  if (devices > 1) text += fmt::format(", {} on each of {} devices", brief_count(tokens / static_cast<double>(devices)), devices);
+  return text;
+}
+
+}  // namespace
+
 std::string memory_page(const ToldMemory& told, int width) {
   const MemoryQuestion& q = told.question;
   const StageAnswer& worst = told.answer.worst();
-  std::string page = fmt::format("{}, {} parameters, on {} of {}: {}\n\n", q.config.model.name,
-                                 count_text(static_cast<double>(parameter_count(q.shape))), q.point.world_size(),
-                                 q.config.machine.id, layout_line(q.point));
-  page += "bytes of one rank at its peak, by stage\n" + print_table(stage_table(told.answer), TableFormat::kTable, width);
+  const auto line = [&](const std::string& text, int indent = 0) { return wrapped(text, width, indent) + "\n"; };
+  std::string page;
+  if (const std::string verdict = verdict_text(told.answer); !verdict.empty()) page += wrapped(verdict, width);
+  if (told.answer.step_s > 0) page += line(step_text(told));
+  if (const std::string run = run_text(told); !run.empty()) page += line(run);
+  if (!page.empty()) page += "\n";
+  page += line(fmt::format("{}, {} parameters, on {} of {}: {}", q.config.model.name,
+                           count_words(static_cast<double>(parameter_count(q.shape))), q.point.world_size(), q.config.machine.id,
+                           layout_line(q.point)));
+  page += "\nbytes of one rank at its peak, by stage\n" + print_table(stage_summary(told.answer), TableFormat::kTable, width);
   page += fmt::format("\nstage {}, which needs most, item by item\n", worst.stage) +
           print_table(item_table(worst), TableFormat::kTable, width);
-  page += fmt::format("\npeak {} on stage {}, at {}{}\n", bytes_text(worst.live()), worst.stage, worst.moment,
-                      worst.op == worst.moment ? "" : " (" + worst.op + ")");
+  page += "\n" + line(fmt::format("peak {} on stage {}, at {}{}", bytes_text(worst.live()), worst.stage, worst.moment,
+                                  worst.op == worst.moment ? "" : " (" + worst.op + ")"));
   if (worst.host_bytes + worst.nvme_bytes > 0)
-    page += fmt::format("offloaded: {} of host memory and {} of NVMe a rank\n", bytes_text(worst.host_bytes),
-                        bytes_text(worst.nvme_bytes)) +
+    page += line(fmt::format("offloaded: {} of host memory and {} of NVMe a rank", bytes_text(worst.host_bytes),
+                             bytes_text(worst.nvme_bytes))) +
             outside_text("host memory", worst.host_items) + outside_text("NVMe", worst.nvme_items);
-  page += verdict_text(told.answer);
-  if (told.answer.step_s > 0) page += fmt::format("a step would take about {}\n", seconds_text(told.answer.step_s));
   if (!told.answer.fits()) {
     if (!told.advice.changes.empty())
       page += fmt::format("\nwhat to change, the fastest first (of {} layouts looked at)\n", told.advice.looked_at) +
               print_table(change_table(told.advice), TableFormat::kTable, width);
     else if (told.advice.looked_at > 0)
-      page += fmt::format("\nno change of up to three keys makes it fit; {} comes nearest with {}: take more devices\n",
-                          told.advice.least.words.empty() ? "the layout as it is" : whatif::text_of(told.advice.least.words),
-                          bytes_text(told.advice.least.device_bytes));
+      page += "\n" + line(fmt::format("no change of up to three keys makes it fit; {} comes nearest with {}: take more devices",
+                                      told.advice.least.words.empty() ? "the layout as it is" : whatif::text_of(told.advice.least.words),
+                                      bytes_text(told.advice.least.device_bytes)));
     else
-      page += fmt::format("\nwhat to change is not ranked: {}\n", why_not_ranked(q));
+      page += "\n" + line(fmt::format("what to change is not ranked: {}", why_not_ranked(q)));
   }
-  for (const std::string& a : memory_assumptions(q, told.answer)) page += "  - " + a + "\n";
+  for (const std::string& a : memory_assumptions(q, told.answer)) page += line("  - " + a, 4);
   return page;
 }
 
@@ -273,6 +334,13 @@ nlohmann::ordered_json memory_json(const ToldMemory& told) {
   json["verdict"] = std::string(name_of(a.verdict()));
   json["headroom"] = a.capacity > 0 ? Json(a.headroom()) : Json(nullptr);
   json["predicted_step_s"] = a.step_s > 0 ? Json(a.step_s) : Json(nullptr);
+  if (told.run) {
+    const bool priced = !told.run->price_note.empty();
+    json["run"] = {{"tokens", told.run->tokens}, {"days", told.run->bill.days}, {"device_hours", told.run->bill.device_hours}};
+    json["run"]["usd"] = priced ? Json(told.run->bill.usd) : Json(nullptr);
+    json["run"]["price"] = priced ? Json(told.run->price_note) : Json(nullptr);
+    json["run"]["kwh"] = told.run->bill.kwh, json["run"]["kg_co2"] = told.run->bill.kg_co2;
+  }
   json["changes"] = Json::array();
   for (const whatif::Change& c : told.advice.changes) json["changes"].push_back(change_json(c));
   json["least"] = told.advice.looked_at > 0 ? change_json(told.advice.least) : Json(nullptr);

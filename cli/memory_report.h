@@ -18,6 +18,8 @@ std::string layout_line(const analytic::Point& point);
 
 /// One row a stage: the classes of the contract, then reserved and device bytes.
 Table stage_table(const whatif::Answer& answer);
+/// The same for people: what decides first, stages that are alike in one row, columns of nothing left out.
+Table stage_summary(const whatif::Answer& answer);
 /// Every item of one stage with its share of what the device holds.
 Table item_table(const whatif::StageAnswer& stage);
 /// What to change, the fastest first.
@@ -30,6 +32,8 @@ Table variant_table(const std::vector<std::string>& keys, std::span<const std::v
 
 /// "fits: needs 3.557 GiB of the 79.10 GiB that a rank may use (4.5 %), 75.54 GiB are left", or why not; empty where nobody knows.
 std::string verdict_text(const whatif::Answer& answer);
+/// "a run of 1.00 trillion tokens takes 152 days and $584k at $3.99 a device-hour"; empty where no run was asked for.
+std::string run_text(const ToldMemory& told);
 /// The whole page for one question.
 std::string memory_page(const ToldMemory& told, int width);
 

@@ -144,8 +144,9 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
   }
   report.notes = problems.statements();
   if (!complete)
-    report.notes.push_back({Statement::Mood::kNote, fmt::format("Shown are the {} fastest of {} cases and the smallest; results.csv has all.",
-                                                                kPageCases, selection.total)});
+    report.notes.push_back(
+        {Statement::Mood::kNote,
+         fmt::format("Shown are the {} fastest of {} cases and the smallest; results.csv has all.", kPageCases, selection.total)});
   if (timelines) say_of_timelines(ran, report.timelines.size(), kept, report.notes);
   return report;
 }

@@ -157,7 +157,8 @@ std::set<std::string> ids_beside_others(const Sweep& sweep, Resolution resolutio
   int64_t others = 0;
   directory.for_each([&](const CaseOutcome& outcome) { others += ids.contains(outcome.case_id) ? 0 : 1; });
   if (others == 0) return {};
-  fmt::print(stderr, "{} of the directory's results are of points that this sweep no longer has: they stay in results.csv\n", others);
+  fmt::print(stderr, "{} of the directory's results are of points that this sweep no longer has: they stay in results.csv\n",
+             others);
   return ids;
 }
 
@@ -184,6 +185,15 @@ Result<void> check_backends(const Expansion& expansion, Mode mode) {
   if (mode == Mode::kSimulate) return {};
   for (const Point& point : expansion.points)
     if (!point.refusal) SHARDLAB_TRY(check_backend(point.config.backend));
+  return {};
+}
+
+/// Refuses before anything runs what cannot be predicted: a local machine whose speed nobody measured.
+Result<void> check_speed_known(const Expansion& expansion, Mode mode) {
+  if (mode == Mode::kMeasure) return {};
+  for (const Point& point : expansion.points)
+    if (!point.refusal)
+      SHARDLAB_TRY(check_calibrated(point.config.machine, fmt::format("mode {}, which predicts,", name_of(mode))));
   return {};
 }
 
@@ -296,8 +306,8 @@ class PartProgress final : public ProgressSink {
  private:
   Progress sum(const Progress& part) const {
     Progress p = before_;
-    for (int64_t Progress::*count :
-         {&Progress::done, &Progress::skipped, &Progress::ok, &Progress::refused, &Progress::oom, &Progress::timeout, &Progress::failed})
+    for (int64_t Progress::*count : {&Progress::done, &Progress::skipped, &Progress::ok, &Progress::refused, &Progress::oom,
+                                     &Progress::timeout, &Progress::failed})
       p.*count += part.*count;
     p.elapsed_s = clock_.now() - begin_;
     p.remaining_s.reset();
@@ -393,12 +403,17 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
     return counts.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
   }
   fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(),
-             counts.combinations, counts.excluded, counts.included, counts.duplicates, counts.points, counts.runnable(), counts.refused);
+             counts.combinations, counts.excluded, counts.included, counts.duplicates, counts.points, counts.runnable(),
+             counts.refused);
   Table reasons{
       {{"points", Unit::kNone, "points"}, {"reason", Unit::kNone, "refused because"}, {"example", Unit::kNone, "for example"}}, {}};
   for (const ReasonCount& r : points.refusals) reasons.rows.push_back({r.points, r.reason, r.example});
   if (!reasons.rows.empty()) print(reasons, format);
-  if (mode != Mode::kSimulate && counts.runnable() > 0) {
+  const bool timed = std::ranges::all_of(expansion.points,
+                                         [](const Point& p) { return p.refusal || check_calibrated(p.config.machine, "").ok(); });
+  if (mode != Mode::kSimulate && counts.runnable() > 0 && !timed) {
+    fmt::print("expected time: not known, as this machine is not calibrated (`shardlab calibrate`)\n");
+  } else if (mode != Mode::kSimulate && counts.runnable() > 0) {
     const double training = expected_seconds(expansion);
     fmt::print("expected time: {} of training steps, and about {} to start the cases\n", seconds_text(training),
                seconds_text(0.3 * static_cast<double>(counts.runnable())));
@@ -432,6 +447,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
                  "call it by a word without slashes, or name the directory with --out", sweep->file()};
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
   SHARDLAB_TRY(check_backends(expansion, mode));
+  SHARDLAB_TRY(check_speed_known(expansion, mode));
   SHARDLAB_TRY(check_data(expansion, mode));
   SHARDLAB_TRY(check_checkpoint_folders(expansion));
   RunMetadata metadata = describe_environment(invocation.command());
@@ -456,9 +472,9 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   directory->begin(metadata);
 
   end_on_interrupt();
-  const auto summary =
-      analytic ? drive_analytic(*sweep, points->counts, *directory, drive_options)
-               : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options);
+  const auto summary = analytic
+                           ? drive_analytic(*sweep, points->counts, *directory, drive_options)
+                           : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options);
   directory->finish();
   if (!summary.ok()) return summary.error();
   const auto ids = ids_beside_others(*sweep, *resolution, points->counts, *directory);

@@ -12,6 +12,7 @@
 #include "cli/search_space.h"
 #include "cli/search_tables.h"
 #include "cli/verbs.h"
+#include "cli/words.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/format.h"
@@ -90,7 +91,7 @@ class ProgressWatcher final : public search::Watcher {
   void tell(const search::Counts& counts, std::span<const search::Candidate> best, double now) {
     told_ = now;
     std::string text =
-        fmt::format("{:.0f} % of the cuts, {} points estimated, {} dismissed",
+        fmt::format("{:.0f} % done, {} layouts estimated, {} dismissed",
                     100.0 * static_cast<double>(counts.cuts_done) / static_cast<double>(std::max<int64_t>(1, counts.cuts)),
                     count_text(static_cast<double>(counts.evaluated)), count_text(static_cast<double>(counts.bounded)));
     if (!best.empty()) text += fmt::format("; best so far {}: {}", seconds_text(best[0].seconds()), layout_words(best[0].point));
@@ -107,6 +108,19 @@ class ProgressWatcher final : public search::Watcher {
   double told_ = 0, saved_ = -1;
 };
 
+/// Where nothing fits: what comes nearest.
+std::string nearest_text(const SearchTask& task, const search::Found& found) {
+  for (const search::Loser& l : found.losers) {
+    if (l.loss == search::Loss::kTooLarge)
+      return fmt::format(" The nearest, {}, needs {} of the {} of each device: take more --devices, or let another axis vary.",
+                         layout_words(l.nearest), brief_bytes(l.bytes), brief_bytes(task.options.capacity_bytes));
+    if (l.loss == search::Loss::kLate)
+      return fmt::format(" The fastest that fits takes {} a step, and may take {}: take more --devices, or raise --max-days.",
+                         brief_seconds(l.seconds), brief_seconds(task.options.most_s));
+  }
+  return "";
+}
+
 /// At most `most` of them, the ends included, evenly between.
 std::vector<search::Candidate> spread(const std::vector<search::Candidate>& front, size_t most) {
   if (front.size() <= most) return front;
@@ -115,68 +129,75 @@ std::vector<search::Candidate> spread(const std::vector<search::Candidate>& fron
   return some;
 }
 
-void print_front(const SearchTask& task, const std::vector<search::Candidate>& front) {
-  constexpr size_t kMost = 12;
-  if (front.size() < 2) return;
-  fmt::print("\nno layout is better in all of time, memory and device time than");
-  if (front.size() > kMost) fmt::print(" these {} of {} (all with --out or --format json)", kMost, front.size());
+/// `text` in lines as wide as the terminal.
+void say(const std::string& text, int indent = 0) { fmt::print("{}\n", wrapped(text, terminal_width(), indent)); }
+
+/// The answer, before everything else.
+void print_answer(const SearchTask& task, const search::Found& found) {
+  if (found.best.empty()) {
+    say("Nothing fits." + nearest_text(task, found));
+    return;
+  }
+  say("Best: " + answer_sentence(task, found.best.front()), 6);
+  if (!found.tight.empty() && better(task.options.objective, found.tight.front(), found.best.front()))
+    say("Better, if it fits: " + answer_sentence(task, found.tight.front()), 6);
+  if (task.options.capacity_bytes <= 0)
+    say(fmt::format("The memory of {} is not known: whether these layouts fit is not said.", task.machine.device.id));
+}
+
+/// What was asked, and what all numbers rest on.
+void print_question(const SearchFlags& flags, const SearchTask& task, const search::Found& found, double seconds) {
+  const search::Space& space = task.space;
+  const search::Counts& n = found.counts;
   fmt::print("\n");
-  Table table = without_usual_columns(layout_table(task, spread(front, kMost)));
-  table.columns.erase(table.columns.begin());  // they have no rank
-  for (auto& row : table.rows) row.erase(row.begin());
-  print(table, TableFormat::kTable);
+  say(fmt::format("{}, {} parameters, in {} on {} devices of {}; as {} runs it (profile {}).", task.model_name,
+                  count_words(static_cast<double>(task.parameters)), name_of(space.precision),
+                  fmt::join(space.devices, ", "), task.machine.id, task.studies.front().prepared.profile().describes, flags.profile));
+  say(fmt::format("A step is {} tokens: {} sequences of {} tokens.", count_words(static_cast<double>(space.sequences * space.seq_len)),
+                  space.sequences, space.seq_len));
+  if (task.tokens > 0)
+    say(fmt::format("A run is {} tokens{}.", count_words(task.tokens),
+                    task.price_note.empty() ? "; the price of a device is not known: --price USD" : ", at " + task.price_note));
+  say(fmt::format("Looked for the least {}: {} layouts, of which {} estimated, {} dismissed by bounds and {} no layouts, in {}.",
+                  name_of(task.options.objective), count_words(static_cast<double>(n.points)), count_words(static_cast<double>(n.evaluated)),
+                  count_words(static_cast<double>(n.bounded)), count_words(static_cast<double>(n.refused)), brief_seconds(seconds)));
+}
+
+void print_layouts(const SearchTask& task, std::span<const search::Candidate> layouts, bool ranked) {
+  const AnswerTable answer = answer_table(task, layouts, ranked);
+  if (!answer.shared.empty()) say("in every row: " + answer.shared, 4);
+  print(answer.table, TableFormat::kTable);
+}
+
+void print_front(const SearchTask& task, const std::vector<search::Candidate>& front) {
+  constexpr size_t kMost = 6;
+  if (front.size() < 2) return;
+  fmt::print("\n");
+  say(fmt::format("The Pareto front of step time{} and memory: nothing is better in one without being worse in another.{}",
+                  task.studies.size() > 1 ? ", device time" : "",
+                  front.size() > kMost ? fmt::format(" {} of its {} layouts; all with --out or --format json.", kMost, front.size()) : ""));
+  print_layouts(task, spread(front, kMost), false);
 }
 
 void print_misfits(const SearchTask& task, const std::vector<search::Candidate>& misfits) {
   if (misfits.empty()) return;
-  fmt::print(stderr, "\n{} {} estimated to fit and {} not, once each allocation is replayed: the first, {}, needs {} of {}\n",
+  fmt::print(stderr, "\n{} {} estimated to fit, and {} not once each allocation is replayed: the first, {}, needs {} of {}\n",
              misfits.size(), misfits.size() == 1 ? "layout was" : "layouts were", misfits.size() == 1 ? "does" : "do",
-             layout_words(misfits[0].point), bytes_text(misfits[0].bytes()), bytes_text(task.options.capacity_bytes));
+             layout_words(misfits[0].point), brief_bytes(misfits[0].bytes()), brief_bytes(task.options.capacity_bytes));
 }
 
 void print_found(const SearchFlags& flags, const SearchTask& task, const search::Found& found, double seconds) {
-  const search::Counts& n = found.counts;
-  fmt::print("{}, {} parameters, on {} of {}, {} tokens a step of {}: least {}\n", task.model_name,
-             count_text(static_cast<double>(task.parameters)), flags.devices, task.machine.id,
-             count_text(static_cast<double>(task.space.sequences * task.space.seq_len)),
-             count_text(static_cast<double>(task.space.seq_len)), name_of(task.options.objective));
-  fmt::print("{} points: {} estimated, {} dismissed by bounds, {} refused, in {}\n\n", count_text(static_cast<double>(n.points)),
-             count_text(static_cast<double>(n.evaluated)), count_text(static_cast<double>(n.bounded)),
-             count_text(static_cast<double>(n.refused)), seconds_text(seconds));
-  if (!found.best.empty()) print(without_usual_columns(layout_table(task, found.best)), TableFormat::kTable);
+  print_answer(task, found);
+  print_question(flags, task, found, seconds);
+  if (!found.best.empty()) {
+    fmt::print("\n");
+    print_layouts(task, found.best, true);
+  }
   print_front(task, found.front);
   fmt::print("\nwhy others lost\n");
-  print(loser_table(found), TableFormat::kTable);
-  for (const search::Loser& l : found.losers)
-    if (found.best.empty() && l.loss == search::Loss::kTooLarge)
-      fmt::print("\nnothing fits: the nearest needs {} of {} on each device; more --devices, or another axis\n",
-                 bytes_text(l.bytes), bytes_text(task.options.capacity_bytes));
-  if (task.options.capacity_bytes <= 0)
-    fmt::print("\nthe memory of {} is not known: whether these fit is not said\n", task.machine.device.id);
+  print(loser_summary(found), TableFormat::kTable);
   if (!found.best.empty() && found.best.front().estimate.transferred)
-    fmt::print("\nbuilt on constants that nobody measured on this device: `shardlab machine show {}`\n", task.machine.id);
-}
-
-/// What a search found, with allocations replayed.
-struct Ranked {
-  search::Found found;
-  std::vector<search::Candidate> misfits;  ///< would have been ranked, but do not fit as their allocator takes memory
-};
-
-/// Searches again for as many more as turned out not to fit, so that as many are ranked as were asked for where there are so many.
-Ranked rank(const SearchTask& task, search::Watcher* watcher) {
-  search::Options options = task.options;
-  for (;;) {
-    Ranked ranked{search::search(task.studies, task.space, options, watcher), {}};
-    search::Found& found = ranked.found;
-    const bool all = std::ssize(found.best) < options.top;  // there are no more
-    ranked.misfits = search::replay_allocations(found.best, task.studies, options.capacity_bytes);
-    if (all || found.stopped || std::ssize(found.best) >= task.options.top) {
-      search::replay_allocations(found.front, task.studies, options.capacity_bytes);
-      return ranked;
-    }
-    options.top = task.options.top + static_cast<int32_t>(ranked.misfits.size());
-  }
+    say(fmt::format("\nBuilt on constants that nobody measured on this device: shardlab machine show {}", shell_word(flags.machine)));
 }
 
 Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocation) {
@@ -188,7 +209,7 @@ Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocati
   ProgressWatcher watcher(stderr_is_terminal(), folder);
   end_search_on_interrupt();
   const Stopwatch watch;
-  const Ranked ranked = rank(*task, &watcher);
+  const search::Ranked ranked = search::rank(task->studies, task->space, task->options, &watcher);
   const search::Found& found = ranked.found;
   const double seconds = watch.seconds();
   watcher.end();
@@ -204,7 +225,7 @@ Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocati
   if (!found.best.empty()) {
     fmt::print(stderr, "\nwhat takes its memory: shardlab memory {}\n", options_of(flags, found.best.front().point));
     if (!flags.out.empty())
-      fmt::print(stderr, "the best as a sweep: shardlab run {}; all: {}/results.csv\n", folder.best_sweep(), flags.out);
+      fmt::print(stderr, "the best as a sweep: shardlab run {}\nall layouts: {}/results.csv\n", shell_word(folder.best_sweep()), flags.out);
   }
   if (found.stopped) {
     fmt::print(stderr, "interrupted: the best of {} points; the whole search: {}\n",

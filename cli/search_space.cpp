@@ -10,6 +10,8 @@
 
 #include "cli/common.h"
 #include "cli/namespaces.h"
+#include "cli/words.h"
+#include "sweeps/keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 #include "sweeps/values.h"
@@ -21,29 +23,42 @@ using search::Space;
 
 Error usage(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
 
-std::vector<std::string> split(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(at, begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
+/// Values that an axis of numbers can sensibly take: what a range of a flag stands for.
+std::vector<int64_t> sensible_values(const std::string& key, const Space& space, const analytic::ModelShape& shape) {
+  std::vector<int64_t> values;
+  const auto add_divisors = [&](int64_t n) {
+    for (const int32_t d : search::divisors(n)) values.push_back(d);
+  };
+  if (key == "zero") return {0, 1, 2, 3};
+  if (key == "devices") {
+    for (int64_t n = 1; n <= 1 << 20; n *= 2) values.push_back(n);
+    return values;
   }
-  return parts;
+  if (key == "vpp") {
+    for (int64_t v = 1; v <= shape.layers; ++v) values.push_back(v);
+    return values;
+  }
+  if (key == "ep") {
+    add_divisors(std::max<int64_t>(1, shape.experts));
+  } else if (key == "micro_batch" || key == "grad_accumulation") {
+    add_divisors(space.sequences);
+  } else {
+    for (const int32_t devices : space.devices) add_divisors(devices);
+    if (key == "hybrid_shard") values.push_back(0);
+  }
+  std::ranges::sort(values);
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+  return values;
 }
 
-/// A whole number that the axes can hold; they say themselves what is too small.
-Result<int32_t> number(const std::string& key, const std::string& text) {
-  const auto value = parse_count(text);
-  if (!value || *value < std::numeric_limits<int32_t>::min() || *value > std::numeric_limits<int32_t>::max())
-    return usage(fmt::format("{} `{}` is no number of this size", key, text), "whole numbers, several separated by commas");
-  return static_cast<int32_t>(*value);
-}
-
-Result<void> read_numbers(const std::string& key, const std::string& text, std::vector<int32_t>& values) {
-  for (const std::string& word : split(text, ',')) {
-    const auto value = number(key, word);
-    if (!value.ok()) return value.error();
-    values.push_back(*value);
+Result<void> read_numbers(const std::string& key, const std::string& text, const std::vector<int64_t>& sensible,
+                          std::vector<int32_t>& values) {
+  const auto numbers = numbers_of(key, text, sensible);
+  if (!numbers.ok()) return numbers.error();
+  for (const int64_t n : *numbers) {  // the axes say themselves what is too small
+    if (n < std::numeric_limits<int32_t>::min() || n > std::numeric_limits<int32_t>::max())
+      return usage(fmt::format("{} `{}` is no number of this size", key, text), "at most 2^20");
+    values.push_back(static_cast<int32_t>(n));
   }
   return {};
 }
@@ -93,7 +108,7 @@ struct AxisFlag {
   const char* help;
 };
 constexpr std::array<AxisFlag, 16> kAxes{{
-    {"dp", "data-parallel ranks"},
+    {"dp", "data-parallel ranks: 8, or 1,2,4, or 1..8, or '<=8', as all sizes below"},
     {"tp", "tensor-parallel ranks"},
     {"pp", "pipeline stages"},
     {"vpp", "virtual stages a rank"},
@@ -103,15 +118,15 @@ constexpr std::array<AxisFlag, 16> kAxes{{
     {"schedule", "none, afab, 1f1b, ..."},
     {"sequence_parallel", "true or false"},
     {"recompute", "none, selective, full, or modules joined by +"},
-    {"offload", "none, or optimizer=cpu,activations=cpu (one value)"},
-    {"precision", "fp32, bf16, fp16, fp8 or fp4 (one value; bf16 where none is given)"},
+    {"offload", "none, or optimizer=cpu,activations=cpu; one value"},
+    {"precision", "fp32, bf16, fp16, fp8 or fp4; one value, bf16 where none is given"},
     {"micro_batch", "sequences of a micro-batch on one rank"},
     {"grad_accumulation", "micro-batches of a step"},
     {"hybrid_shard", "ranks that share one copy of the state under zero 3; 0: all"},
     {"cp_kind", "ring, zigzag, striped, all-gather, ulysses"},
 }};
 
-Result<void> read_axis(const std::string& key, const std::string& text, Space& space) {
+Result<void> read_axis(const std::string& key, const std::string& text, const analytic::ModelShape& shape, Space& space) {
   const std::pair<const char*, std::vector<int32_t>*> numbers[] = {{"dp", &space.dp},
                                                                    {"tp", &space.tp},
                                                                    {"pp", &space.pp},
@@ -123,7 +138,7 @@ Result<void> read_axis(const std::string& key, const std::string& text, Space& s
                                                                    {"grad_accumulation", &space.grad_accumulation},
                                                                    {"hybrid_shard", &space.hybrid_shard}};
   for (const auto& [name, values] : numbers)
-    if (key == name) return read_numbers(key, text, *values);
+    if (key == name) return read_numbers(key, text, sensible_values(key, space, shape), *values);
   if (key == "schedule") return read_words(key, text, kSchedules, space.schedule);
   if (key == "cp_kind") return read_words(key, text, "ring, zigzag, striped, all-gather, ulysses", space.cp_kind);
   if (key == "recompute") return read_words(key, text, "none, selective, full, or modules joined by +", space.recompute);
@@ -140,19 +155,25 @@ std::string hyphenated(std::string key) {
   return key;
 }
 
+/// A size in the range of the case's key, so that sizes can be multiplied.
+Result<int64_t> read_size(const char* flag, const char* key, const std::string& text) {
+  const CaseKey& bounds = *find_key(key);
+  if (has_form(bounds, text)) return *parse_count(text);
+  return usage(fmt::format("{} {} is no size", flag, text), fmt::format("expected {}", expected(bounds)));
+}
+
 Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& space) {
   space.seq_len = std::min<int64_t>(model.max_positions > 0 ? model.max_positions : 4096, 4096);
   if (!flags.seq_len.empty()) {
-    const auto value = parse_count(flags.seq_len);
-    if (!value || *value < 1) return usage(fmt::format("--seq-len {} is no size", flags.seq_len), "a whole number from 1");
+    const auto value = read_size("--seq-len", "seq_len", flags.seq_len);
+    if (!value.ok()) return value.error();
     space.seq_len = *value;
   }
   if (model.max_positions > 0 && space.seq_len > model.max_positions)
     return usage(fmt::format("--seq-len {}, and {} has {} positions", space.seq_len, model.name, model.max_positions),
                  "lower --seq-len");
-  const auto tokens = parse_count(flags.global_batch_tokens);
-  if (!tokens || *tokens < 1)
-    return usage(fmt::format("--global-batch-tokens {} is no size", flags.global_batch_tokens), "a whole number: 4Mi, 1048576");
+  const auto tokens = read_size("--global-batch-tokens", "global_batch_tokens", flags.global_batch_tokens);
+  if (!tokens.ok()) return tokens.error();
   if (*tokens % space.seq_len != 0)
     return usage(
         fmt::format("--global-batch-tokens {} is no multiple of seq_len {}", *tokens, space.seq_len),
@@ -161,16 +182,52 @@ Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& spa
   return {};
 }
 
-Result<Space> space_of(const SearchFlags& flags, const Model& model) {
+Result<Space> space_of(const SearchFlags& flags, const Model& model, const analytic::ModelShape& shape,
+                       const analytic::Abilities& can) {
   Space space;
-  SHARDLAB_TRY(read_numbers("devices", flags.devices, space.devices));
+  space.can = can;
+  SHARDLAB_TRY(read_numbers("devices", flags.devices, sensible_values("devices", space, shape), space.devices));
   std::sort(space.devices.begin(), space.devices.end());
   space.devices.erase(std::unique(space.devices.begin(), space.devices.end()), space.devices.end());
-  for (const auto& [key, text] : flags.axes)
-    if (!text.empty()) SHARDLAB_TRY(read_axis(key, text, space));
+  for (const int32_t devices : space.devices)
+    if (devices < 1 || devices > 1 << 20) return usage(fmt::format("devices {}", devices), "from 1 to 2^20");
   SHARDLAB_TRY(read_batch(flags, model, space));
+  for (const auto& [key, text] : flags.axes)
+    if (!text.empty()) SHARDLAB_TRY(read_axis(key, text, shape, space));
   SHARDLAB_TRY(check(space));
   return space;
+}
+
+/// Refuses an axis that is pinned to nothing but what the framework does not have.
+template <class Values, class Set>
+Result<void> check_pin(const analytic::FrameworkProfile& profile, const Values& values, const Set& set) {
+  Result<void> first;
+  for (const auto& value : values) {
+    search::Point p;
+    p.dp = 2;
+    set(p, value);
+    auto had = explain_ability(profile, p);
+    if (had.ok()) return {};
+    if (first.ok()) first = std::move(had);
+  }
+  return first;
+}
+
+Result<void> check_pins(const Space& space, const analytic::FrameworkProfile& profile) {
+  using search::Point;
+  SHARDLAB_TRY(check_pin(profile, space.tp, [](Point& p, int32_t v) { p.tp = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.pp, [](Point& p, int32_t v) { p.pp = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.cp, [](Point& p, int32_t v) { p.cp = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.ep, [](Point& p, int32_t v) { p.ep = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.zero, [](Point& p, int32_t v) { p.zero = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.hybrid_shard, [](Point& p, int32_t v) { p.hybrid_shard = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.recompute, [](Point& p, analytic::Recompute v) { p.recompute = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.offload, [](Point& p, const search::Offload& v) { p = with(p, search::State{.offload = v}); }));
+  SHARDLAB_TRY(check_pin(profile, std::vector{space.precision}, [](Point& p, Precision v) { p.precision = v; }));
+  SHARDLAB_TRY(check_pin(profile, space.schedule, [](Point& p, analytic::Schedule v) {
+    p.pp = v == analytic::Schedule::kNone ? 1 : 2, p.schedule = v;
+  }));
+  return {};
 }
 
 Result<double> tokens_of(const SearchFlags& flags) {
@@ -178,6 +235,23 @@ Result<double> tokens_of(const SearchFlags& flags) {
   const auto tokens = parse_number(flags.tokens);
   if (!tokens || *tokens <= 0) return usage(fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T");
   return *tokens;
+}
+
+/// Bytes of a device that are to stay free: "5%", "4Gi".
+Result<int64_t> margin_of(const std::string& text, int64_t capacity_bytes) {
+  const bool share = text.ends_with('%');
+  const auto value = parse_number(share ? std::string_view(text).substr(0, text.size() - 1) : text);
+  const bool known = value && *value >= 0 && (share ? *value < 100 : *value == 0 || *value >= 1 << 20);
+  if (!known)
+    return usage(fmt::format("--margin {} is neither a share of the device's memory nor bytes", text), "write --margin 5%, or 4Gi");
+  return static_cast<int64_t>(share ? static_cast<double>(capacity_bytes) * *value / 100 : std::min(*value, 9e18));
+}
+
+/// The longest step that ends the run in time. 0: no end.
+Result<double> most_seconds(const SearchFlags& flags, double tokens, const Space& space) {
+  if (flags.max_days <= 0) return 0.0;
+  if (tokens <= 0) return usage(fmt::format("--max-days {} without --tokens", flags.max_days), "say how long the run is: --tokens 1T");
+  return flags.max_days * 86400 / tokens * static_cast<double>(space.sequences) * static_cast<double>(space.seq_len);
 }
 
 std::string text_of(bool v) { return v ? "true" : "false"; }
@@ -197,7 +271,13 @@ void add_search_flags(CLI::App& verb, SearchFlags& flags) {
   verb.add_option("--objective", flags.objective, "time, memory or cost (device hours)")->default_val("time");
   verb.add_option("--top", flags.top, "layouts to rank")->default_val(10)->check(number_in(1, 100'000));
   verb.add_option("--tokens", flags.tokens, "tokens of a whole training run: adds its days, cost, energy and CO2");
-  verb.add_option("--device-hour-usd", flags.device_hour_usd, "price of one device for an hour")->check(number_in(0, 1e6));
+  verb.add_option("--max-days", flags.max_days, "the run of --tokens may take so long: with --objective cost the cheapest in time")
+      ->check(number_in(0, 1e9));
+  verb.add_option("--price,--device-hour-usd,--device_hour_usd", flags.price_usd,
+                  "USD of one device for an hour; the machine file's list price where it has one")
+      ->check(number_in(0, 1e6));
+  verb.add_option("--margin", flags.margin,
+                  "device memory that stays free, 5% or 4Gi; by default what predictions of the profile are off by");
   verb.add_option("--site-overhead", flags.site_overhead, "energy of the site over that of the devices")
       ->default_val(1.5)
       ->check(number_in(1, 100));
@@ -208,8 +288,14 @@ void add_search_flags(CLI::App& verb, SearchFlags& flags) {
     flags.axes.emplace_back(key, "");
     std::string names = "--" + hyphenated(key);
     if (hyphenated(key) != key) names += std::string(",--") + key;
-    verb.add_option(names, flags.axes.back().second, fmt::format("pins an axis to these values: {}", help));
+    verb.add_option(names, flags.axes.back().second, help);
   }
+}
+
+std::string price_note(double given, const Price& listed) {
+  if (given > 0) return fmt::format("${:.2f} a device-hour", given);
+  if (listed.usd_per_hour <= 0) return "";
+  return fmt::format("${:.2f} a device-hour ({}, read {})", listed.usd_per_hour, listed.source, listed.date);
 }
 
 const search::Study& SearchTask::study_of(const search::Point& point) const {
@@ -223,27 +309,39 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   if (!objective) return usage(fmt::format("--objective {} is unknown", flags.objective), "use time, memory or cost");
   const auto model = load_model(flags.model);
   if (!model.ok()) return model.error();
-  auto machine = flags.machine == "local"
-                     ? load_local_machine(flags.machine_file.empty() ? default_machine_file() : flags.machine_file)
-                     : load_machine(flags.machine);
+  auto machine = flags.machine == "local" ? find_local_machine(flags.machine_file) : load_machine(flags.machine);
   if (!machine.ok()) return machine.error();
   const auto profile = analytic::profile_named(flags.profile);
   if (!profile.ok()) return profile.error();
-  const auto space = space_of(flags, *model);
+  const analytic::ModelShape shape = analytic::shape_of(*model);
+  const auto space = space_of(flags, *model, shape, profile->can);
   if (!space.ok()) return space.error();
+  SHARDLAB_TRY(check_pins(*space, *profile));
   const auto tokens = tokens_of(flags);
   if (!tokens.ok()) return tokens.error();
 
   SearchTask task{.model_name = model->name, .machine = *machine, .parameters = parameter_count(*model), .space = *space};
   task.tokens = *tokens;
-  task.price = {flags.device_hour_usd, 0, flags.site_overhead, flags.kg_co2_per_kwh};
+  const auto listed = flags.machine == "local" ? Result<Price>(Price{}) : load_price(flags.machine);
+  if (!listed.ok()) return listed.error();
+  task.price_note = price_note(flags.price_usd, *listed);
+  task.price = {flags.price_usd > 0 ? flags.price_usd : listed->usd_per_hour, 0, flags.site_overhead, flags.kg_co2_per_kwh};
   task.options = {.objective = *objective, .top = flags.top, .capacity_bytes = machine->device.memory_bytes};
+  task.options.reserved_error = whatif::reserved_error_of(*profile);
+  if (!flags.margin.empty()) {
+    const auto margin = margin_of(flags.margin, task.options.capacity_bytes);
+    if (!margin.ok()) return margin.error();
+    task.options.margin_bytes = *margin, task.options.reserved_error = 0;
+  }
+  const auto most_s = most_seconds(flags, *tokens, *space);
+  if (!most_s.ok()) return most_s.error();
+  task.options.most_s = *most_s;
   for (const int32_t devices : space->devices) {
     task.machine.nodes = (devices + machine->devices_per_node - 1) / machine->devices_per_node;
     if (machine->local && task.machine.nodes > 1)
       return usage(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
     // What shardlab's own executor has besides is as sweep files have it where they do not say.
-    auto prepared = prepare(analytic::shape_of(*model), task.machine, *profile, {}, {.bucket_bytes = Layout{}.bucket_bytes});
+    auto prepared = prepare(shape, task.machine, *profile, {}, {.bucket_bytes = Layout{}.bucket_bytes});
     if (!prepared.ok()) return prepared.error();
     task.studies.push_back({devices, *prepared});
   }
@@ -279,18 +377,29 @@ std::vector<std::pair<std::string, std::string>> words_of(const search::Point& p
   return words;
 }
 
-std::string layout_words(const search::Point& p) {
-  std::string text = fmt::format("dp{}", p.dp);
+std::vector<LayoutWord> layout_parts(const search::Point& p) {
+  std::vector<LayoutWord> words{{"dp", fmt::format("dp{}", p.dp)}};
+  const auto add = [&](const char* key, bool present, std::string word) {
+    if (present) words.push_back({key, std::move(word)});
+  };
   for (const auto& [name, size] : {std::pair{"tp", p.tp}, {"pp", p.pp}, {"vpp", p.vpp}, {"cp", p.cp}, {"ep", p.ep}})
-    if (size > 1) text += fmt::format(" {}{}", name, size);
-  if (p.zero > 0) text += fmt::format(" zero{}", p.zero);
-  if (p.hybrid_shard > 0) text += fmt::format(" shard{}", p.hybrid_shard);
-  if (p.pp > 1 || p.schedule != analytic::Schedule::kNone) text += fmt::format(" {}", name_of(p.schedule));
-  if (p.sequence_parallel) text += " sp";
-  if (p.cp > 1) text += fmt::format(" {}", name_of(p.cp_kind));
-  if (p.recompute.modules != 0) text += fmt::format(" {}", name_of(p.recompute));
-  if (offload_words(p) != "none") text += fmt::format(" offload:{}", offload_words(p));
-  return text + fmt::format(" mb{} x{}", p.micro_batch, p.grad_accumulation);
+    add(name, size > 1, fmt::format("{}{}", name, size));
+  add("zero", p.zero > 0, fmt::format("zero{}", p.zero));
+  add("hybrid_shard", p.hybrid_shard > 0, fmt::format("shard{}", p.hybrid_shard));
+  add("schedule", p.pp > 1 || p.schedule != analytic::Schedule::kNone, std::string(name_of(p.schedule)));
+  add("sequence_parallel", p.sequence_parallel, "sp");
+  add("cp_kind", p.cp > 1, std::string(name_of(p.cp_kind)));
+  add("recompute", p.recompute.modules != 0, "recompute-" + name_of(p.recompute));
+  add("offload", offload_words(p) != "none", "offload:" + offload_words(p));
+  add("micro_batch", true, fmt::format("mb{}", p.micro_batch));
+  add("grad_accumulation", true, fmt::format("x{}", p.grad_accumulation));
+  return words;
+}
+
+std::string layout_words(const search::Point& p) {
+  std::string text;
+  for (const LayoutWord& part : layout_parts(p)) text += (text.empty() ? "" : " ") + part.word;
+  return text;
 }
 
 std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const search::Point& point) {
@@ -310,6 +419,8 @@ std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const sea
     text += fmt::format("machine: {{{}: {}, nodes: {}}}\n", machine_file ? "file" : "preset", named(flags.machine, machine_file),
                         machine.nodes);
   text += fmt::format("profile: {}\n", flags.profile);
+  // No plan is made of another framework's run.
+  if (flags.profile != "shardlab") text += "resolution: analytic\n";
   for (const auto& [key, value] : words_of(point)) {
     if (key == "offload" && value != "none") {
       std::string map = value;
@@ -324,12 +435,15 @@ std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const sea
 }
 
 std::string options_of(const SearchFlags& flags, const search::Point& point) {
-  std::string text = fmt::format("--model {} --machine {} --devices {}", flags.model, flags.machine, point.world_size());
-  if (!flags.machine_file.empty()) text += " --machine-file " + flags.machine_file;
-  if (flags.profile != "shardlab") text += " --profile " + flags.profile;
+  std::string text = fmt::format("--model {} --machine {} --devices {}", shell_word(flags.model), shell_word(flags.machine),
+                                 point.world_size());
+  if (!flags.machine_file.empty()) text += " --machine-file " + shell_word(flags.machine_file);
+  text += " --profile " + flags.profile;
   for (const auto& [key, value] : words_of(point)) {
-    const bool plain = (value == "1" && (key == "vpp" || key == "cp" || key == "ep")) || value == "none" || value == "false";
-    if (!plain) text += fmt::format(" --{} {}", hyphenated(key), value);
+    // What is left out is what it is without a flag, under every profile.
+    const bool plain = (value == "1" && (key == "vpp" || key == "cp" || key == "ep")) || value == "none" ||
+                       (key == "sequence_parallel" && point.tp == 1);
+    if (!plain) text += fmt::format(" --{} {}", hyphenated(key), shell_word(value));
   }
   return text;
 }

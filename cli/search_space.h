@@ -10,15 +10,16 @@
 #include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "simulator/search/search.h"
+#include "sweeps/machines.h"
 
 namespace shardlab::cli {
 
 struct SearchFlags {
   std::string model, machine, machine_file, profile = "shardlab", objective = "time", out, format;
-  std::string devices, global_batch_tokens, seq_len, tokens;
+  std::string devices, global_batch_tokens, seq_len, tokens, margin;
   std::vector<std::pair<std::string, std::string>> axes;  ///< key and values, in the words of the sweep file
   int top = 10;
-  double device_hour_usd = 0, site_overhead = 1.5, kg_co2_per_kwh = 0.4;
+  double price_usd = 0, max_days = 0, site_overhead = 1.5, kg_co2_per_kwh = 0.4;
 };
 void add_search_flags(CLI::App& verb, SearchFlags& flags);
 
@@ -32,6 +33,7 @@ struct SearchTask {
   std::vector<search::Study> studies;
   double tokens = 0;  ///< of a whole training run; 0: not asked
   analytic::RunPrice price;
+  std::string price_note;  ///< "$3.99 a device-hour (SOURCE, read DATE)"; empty where no price is known
 
   const search::Study& study_of(const search::Point& point) const;
 };
@@ -39,8 +41,17 @@ Result<SearchTask> search_task(const SearchFlags& flags);
 
 /// Every layout key of a point with its value, in the words of the command line and of sweep files.
 std::vector<std::pair<std::string, std::string>> words_of(const search::Point& point);
-/// "dp8 tp8 pp4 1f1b full mb2": sizes of 1 and what is the default left out.
+/// A layout in a line, word by word: "dp8", "tp8", "pp4", "1f1b", "recompute-full", "mb2", "x16". Sizes of 1 and what is the default are
+/// left out.
+struct LayoutWord {
+  std::string_view key;  ///< of the sweep file
+  std::string word;
+};
+std::vector<LayoutWord> layout_parts(const search::Point& point);
+/// The same as one text.
 std::string layout_words(const search::Point& point);
+/// "$3.99 a device-hour (SOURCE, read DATE)": the price that is given, else the machine's; empty where neither is.
+std::string price_note(double given_usd, const Price& listed);
 std::string offload_words(const search::Point& point);
 /// The same layout as a sweep file with one point, and as options of another verb.
 std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const search::Point& point);

@@ -8,6 +8,7 @@
 #include "cli/namespaces.h"
 #include "plan/base/hash.h"
 #include "reports/columns.h"
+#include "reports/format.h"
 #include "sweeps/values.h"
 
 namespace shardlab::cli {
@@ -56,6 +57,7 @@ std::vector<Figure> figures_of(const SearchTask& task, const Candidate& c) {
       {"predicted_peak_bytes", Unit::kBytes, "live peak", e.memory.live()},
       {"predicted_reserved_bytes", Unit::kBytes, "reserved", e.memory.reserved()},
       {"predicted_device_bytes", Unit::kBytes, "device", e.memory.device()},
+      {"predicted_verdict", Unit::kNone, "fits", std::string(name_of(verdict_of(e.memory, task.options)))},
       {"predicted_wire_bytes", Unit::kBytes, "wire", e.wire_total()},
       {"predicted_compute_s", Unit::kSeconds, "compute",
        seconds_in(c, {TimePart::kForward, TimePart::kBackward, TimePart::kRecompute, TimePart::kUpdate})},
@@ -153,32 +155,100 @@ Table layout_table(const SearchTask& task, std::span<const Candidate> layouts) {
   return table;
 }
 
-Table without_usual_columns(const Table& table) {
-  const std::map<std::string, std::vector<Value>> usual{{"vpp", {int64_t{1}}},
-                                                        {"cp", {int64_t{1}}},
-                                                        {"ep", {int64_t{1}}},
-                                                        {"sequence_parallel", {false}},
-                                                        {"offload", {std::string("none")}},
-                                                        {"hybrid_shard", {Value()}},
-                                                        {"cp_kind", {Value()}},
-                                                        {"predicted_usd", {Value()}}};
-  // Of all rows alike, and said above the table or of interest to files alone.
-  const auto left_out = [](const std::string& name) {
-    for (const char* n : {"seq_len", "precision", "predicted_wire_bytes", "predicted_compute_s", "predicted_device_s"})
-      if (name == n) return true;
-    return false;
-  };
-  Table kept;
-  kept.rows.resize(table.rows.size());
-  for (size_t c = 0; c < table.columns.size(); ++c) {
-    const auto known = usual.find(table.columns[c].name);
-    const bool plain = known != usual.end() && std::all_of(table.rows.begin(), table.rows.end(),
-                                                           [&](const auto& row) { return row[c] == known->second[0]; });
-    if (plain || left_out(table.columns[c].name)) continue;
-    kept.columns.push_back(table.columns[c]);
-    for (size_t r = 0; r < table.rows.size(); ++r) kept.rows[r].push_back(table.rows[r][c]);
+namespace {
+
+std::string verdict_word(whatif::Verdict verdict) {
+  switch (verdict) {
+    case whatif::Verdict::kFits: return "yes";
+    case whatif::Verdict::kTight: return "maybe";
+    case whatif::Verdict::kUnknown: return "?";
+    case whatif::Verdict::kUnlikely:
+    case whatif::Verdict::kNo: break;
   }
-  return kept;
+  return "no";
+}
+
+/// Words of the layout that are not in `shared`.
+std::string words_beside(const search::Point& point, const std::map<std::string_view, std::string>& shared) {
+  std::string text;
+  for (const LayoutWord& part : layout_parts(point))
+    if (!shared.contains(part.key)) text += (text.empty() ? "" : " ") + part.word;
+  return text;
+}
+
+/// Words that all layouts have, by key. dp, tp and pp stay in the rows: they are what a row is known by.
+std::map<std::string_view, std::string> shared_words(std::span<const Candidate> layouts) {
+  std::map<std::string_view, std::string> shared;
+  if (layouts.size() < 2) return shared;
+  for (const LayoutWord& part : layout_parts(layouts[0].point))
+    if (part.key != "dp" && part.key != "tp" && part.key != "pp") shared[part.key] = part.word;
+  for (const Candidate& c : layouts) {
+    const std::vector<LayoutWord> parts = layout_parts(c.point);
+    std::erase_if(shared, [&](const auto& word) {
+      return std::ranges::none_of(parts, [&](const LayoutWord& p) { return p.key == word.first && p.word == word.second; });
+    });
+  }
+  return shared;
+}
+
+analytic::RunBill bill_of(const SearchTask& task, const Candidate& c) {
+  return analytic::bill(task.study_of(c.point).prepared, c.point, c.estimate, task.tokens, task.price);
+}
+
+std::string days_text(double days) { return days < 9.95 ? fmt::format("{:.1f}", days) : fmt::format("{:.0f}", days); }
+
+}  // namespace
+
+AnswerTable answer_table(const SearchTask& task, std::span<const Candidate> layouts, bool ranked) {
+  AnswerTable answer;
+  const auto shared = shared_words(layouts);
+  if (!layouts.empty())
+    for (const LayoutWord& part : layout_parts(layouts[0].point))
+      if (shared.contains(part.key)) answer.shared += (answer.shared.empty() ? "" : " ") + part.word;
+  const bool several = task.studies.size() > 1, billed = task.tokens > 0, priced = billed && task.price.device_hour_usd > 0;
+  std::vector<TableColumn>& columns = answer.table.columns;
+  const auto add = [&](bool present, const char* heading, bool right) {
+    if (present) columns.push_back({.name = heading, .right = right});
+  };
+  add(ranked, "#", true), add(several, "devices", true);
+  columns.push_back({.name = "layout", .wraps = true});
+  add(true, "step", true), add(true, "tok/s/dev", true), add(true, "MFU", true), add(true, "memory", true), add(true, "fits", false);
+  add(billed, "days", true), add(priced, "cost", true);
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const Candidate& c = layouts[i];
+    std::vector<Value> row;
+    if (ranked) row.emplace_back(fmt::to_string(i + 1));
+    if (several) row.emplace_back(fmt::to_string(c.point.world_size()));
+    const Value used = mfu(task, c);
+    const double* share = std::get_if<double>(&used);
+    row.insert(row.end(),
+               {words_beside(c.point, shared), brief_seconds(c.seconds()),
+                brief_count(c.estimate.tokens_per_s(c.point) / static_cast<double>(c.point.world_size())),
+                share ? Value(brief_percent(*share)) : Value(), brief_bytes(c.bytes()),
+                verdict_word(verdict_of(c.estimate.memory, task.options))});
+    const analytic::RunBill bill = billed ? bill_of(task, c) : analytic::RunBill{};
+    if (billed) row.emplace_back(days_text(bill.days));
+    if (priced) row.emplace_back(money_text(bill.usd));
+    answer.table.rows.push_back(std::move(row));
+  }
+  return answer;
+}
+
+std::string answer_sentence(const SearchTask& task, const Candidate& c) {
+  std::string text = fmt::format("{}, {} a step", layout_words(c.point), brief_seconds(c.seconds()));
+  if (task.studies.size() > 1) text = fmt::format("{} devices, ", c.point.world_size()) + text;
+  const Value used = mfu(task, c);
+  if (const double* share = std::get_if<double>(&used)) text += fmt::format(", {} MFU", brief_percent(*share));
+  text += ", " + brief_bytes(c.bytes());
+  if (task.options.capacity_bytes > 0) text += " of " + brief_bytes(task.options.capacity_bytes);
+  const whatif::Verdict verdict = verdict_of(c.estimate.memory, task.options);
+  if (verdict == whatif::Verdict::kTight) text += " (may not fit)";
+  if (verdict == whatif::Verdict::kUnknown) text += " (the device's memory is not known)";
+  if (task.tokens <= 0) return text;
+  const analytic::RunBill bill = bill_of(task, c);
+  text += fmt::format(", {} days", days_text(bill.days));
+  if (task.price.device_hour_usd > 0) text += ", " + money_text(bill.usd);
+  return text;
 }
 
 Table loser_table(const search::Found& found) {
@@ -191,6 +261,34 @@ Table loser_table(const search::Found& found) {
   for (const search::Loser& l : found.losers)
     table.rows.push_back({l.points, l.reason(), layout_words(l.nearest), l.seconds > 0 ? Value(l.seconds) : Value(),
                           l.bytes > 0 ? Value(l.bytes) : Value()});
+  return table;
+}
+
+Table loser_summary(const search::Found& found) {
+  Table table{{{.name = "points", .right = true}, {.name = "why"}, {.name = "nearest of them", .shortens = true}, {.name = "its step", .right = true},
+               {.name = "its memory", .right = true}},
+              {}};
+  constexpr int kCauses = 3;  // of losing by time or memory that have a row of their own
+  int causes = 0;
+  search::Loser rest;
+  std::string rest_names;
+  const auto add = [&](const search::Loser& l, std::string why) {
+    table.rows.push_back({brief_count(static_cast<double>(l.points)), std::move(why), layout_words(l.nearest),
+                          l.seconds > 0 ? Value(brief_seconds(l.seconds)) : Value(),
+                          l.bytes > 0 ? Value(brief_bytes(l.bytes)) : Value()});
+  };
+  for (const search::Loser& l : found.losers) {
+    const bool outdone = l.loss == search::Loss::kSlower || l.loss == search::Loss::kLarger;
+    if (!outdone || ++causes <= kCauses) {
+      add(l, l.reason());
+      continue;
+    }
+    const int64_t points = rest.points + l.points;
+    const bool nearer = rest.points == 0 || (l.loss == search::Loss::kLarger ? l.bytes < rest.bytes : l.seconds < rest.seconds);
+    if (nearer) rest = l;
+    rest.points = points;
+  }
+  if (rest.points > 0) add(rest, rest.loss == search::Loss::kLarger ? "larger: other causes" : "slower: other causes");
   return table;
 }
 
@@ -210,8 +308,8 @@ nlohmann::ordered_json to_json(const SearchTask& task, const search::Found& foun
   json["refused"] = nlohmann::ordered_json::object();
   json["lost"] = nlohmann::ordered_json::array();
   for (const search::Loser& l : found.losers) {
-    const bool refused =
-        l.loss == search::Loss::kIllegal || l.loss == search::Loss::kUndivided || l.loss == search::Loss::kTooLarge;
+    const bool refused = l.loss == search::Loss::kIllegal || l.loss == search::Loss::kUndivided ||
+                         l.loss == search::Loss::kTooLarge || l.loss == search::Loss::kTight || l.loss == search::Loss::kLate;
     if (refused) json["refused"][l.reason()] = l.points;
     json["lost"].push_back(loser_json(l));
   }

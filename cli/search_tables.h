@@ -11,11 +11,22 @@ namespace shardlab::cli {
 
 /// The ranked layouts (or the front), one a row: layout keys, then figures by the names of results.csv.
 Table layout_table(const SearchTask& task, std::span<const search::Candidate> layouts);
-/// The same without columns in which every row has what is usual.
-Table without_usual_columns(const Table& table);
+
+/// What people read of some layouts: words that all rows share, and a table with the figures that decide.
+struct AnswerTable {
+  std::string shared;  ///< "sp mb1 x128"; empty where rows share nothing
+  Table table;
+};
+/// `ranked`: with a first column of ranks.
+AnswerTable answer_table(const SearchTask& task, std::span<const search::Candidate> layouts, bool ranked);
+
+/// "dp2 tp2 pp4 cp4, 55.1 s a step, 54 % MFU, 78.0 of 79.1 GiB (may not fit), 152 days, $584k".
+std::string answer_sentence(const SearchTask& task, const search::Candidate& candidate);
 
 /// Why others lost: reason, points, nearest example, what it would have been.
 Table loser_table(const search::Found& found);
+/// The same for people: what loses by time or memory is one row for the commonest causes and one for the rest.
+Table loser_summary(const search::Found& found);
 
 /// The object of `search --format json` (ARCHITECTURE.md, section 3).
 nlohmann::ordered_json to_json(const SearchTask& task, const search::Found& found, double seconds);

@@ -12,6 +12,8 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "plan/base/limits.h"
+
 namespace shardlab::profiler {
 namespace {
 
@@ -35,21 +37,44 @@ void read_accounting(const json& from, TraceAccounting& a) {
   for (const auto& [key, member] : counts) from.at(key).get_to(a.*member);
 }
 
-/// Bounds on what a file may ask for: a trace of more could not be shown.
-constexpr int kMostRanks = 1 << 20, kMostSteps = 1 << 20;
-constexpr int64_t kMostIntervals = 1 << 24, kMostEvents = 1 << 27;
-constexpr size_t kLongestLine = 1 << 22;
+/// A trace of more could not be shown.
+constexpr int64_t kMostEvents = 1 << 27;
 
-/// The lines of a file, packed or not.
-class Lines {
+/// Bytes of a file, packed or not, or of a stream.
+class Bytes {
  public:
-  explicit Lines(const std::string& path) : file_(gzopen(path.c_str(), "rb")), chunk_(1 << 18) {}
-  ~Lines() {
+  explicit Bytes(const std::string& path) : file_(gzopen(path.c_str(), "rb")) {}
+  explicit Bytes(std::istream& stream) : stream_(&stream) {}
+  ~Bytes() {
     if (file_ != nullptr) gzclose(file_);
   }
-  Lines(const Lines&) = delete;
-  Lines& operator=(const Lines&) = delete;
-  bool opened() const { return file_ != nullptr; }
+  Bytes(const Bytes&) = delete;
+  Bytes& operator=(const Bytes&) = delete;
+  bool opened() const { return file_ != nullptr || stream_ != nullptr; }
+
+  /// Bytes that there were; 0 at the end; -1 where they cannot be read: see `damage`.
+  int read(std::vector<char>& into) {
+    if (stream_ != nullptr) return static_cast<int>(stream_->read(into.data(), static_cast<std::streamsize>(into.size())).gcount());
+    const int count = gzread(file_, into.data(), static_cast<unsigned>(into.size()));
+    int code = Z_OK;
+    if (count < 0) return damage_ = fmt::format("the file cannot be unpacked ({})", gzerror(file_, &code)), -1;
+    if (count > 0) return count;
+    // A packed file that ends before its end reads as much as there is, and then says so.
+    gzerror(file_, &code);
+    if (code == Z_BUF_ERROR) return damage_ = "the packed file is cut off here", -1;
+    return 0;
+  }
+  const std::string& damage() const { return damage_; }
+
+ private:
+  gzFile file_ = nullptr;
+  std::istream* stream_ = nullptr;
+  std::string damage_;
+};
+
+class Lines {
+ public:
+  explicit Lines(Bytes& bytes) : bytes_(bytes), chunk_(1 << 18) {}
 
   /// False at the end of the file, or where it is damaged: see `damage`.
   bool next(std::string& line) {
@@ -58,23 +83,18 @@ class Lines {
       const auto end = std::find(at_, end_, '\n');
       line.append(at_, end);
       if (end != end_) return at_ = end + 1, true;
-      if (line.size() > kLongestLine) return damage_ = "this line is longer than any of a trace", false;
-      const int count = gzread(file_, chunk_.data(), static_cast<unsigned>(chunk_.size()));
+      if (static_cast<int64_t>(line.size()) > limits::kTraceLineBytes)
+        return damage_ = fmt::format("this line has more than {} bytes", limits::kTraceLineBytes), false;
+      const int count = bytes_.read(chunk_);
       at_ = chunk_.data(), end_ = at_ + std::max(count, 0);
-      int code = Z_OK;
-      if (count < 0) return damage_ = fmt::format("the file cannot be unpacked ({})", gzerror(file_, &code)), false;
-      if (count == 0) {
-        // A packed file that ends before its end reads as much as there is, and then says so.
-        gzerror(file_, &code);
-        if (code == Z_BUF_ERROR) return damage_ = "the packed file is cut off here", false;
-        return !line.empty();
-      }
+      if (count < 0) return damage_ = bytes_.damage(), false;
+      if (count == 0) return !line.empty();
     }
   }
   const std::string& damage() const { return damage_; }
 
  private:
-  gzFile file_;
+  Bytes& bytes_;
   std::vector<char> chunk_;
   const char *at_ = nullptr, *end_ = nullptr;
   std::string damage_;
@@ -90,9 +110,11 @@ Header read_header(const json& line, RecordedTrace& recorded) {
   recorded.plan = line.value("plan", "");
   trace.world_size = line.at("world_size").get<int>();
   trace.steps = line.at("steps").get<int>();
-  if (trace.world_size < 1 || trace.world_size > kMostRanks || trace.steps < 0 || trace.steps > kMostSteps ||
-      int64_t{trace.world_size} * trace.steps > kMostIntervals)
-    throw std::out_of_range(fmt::format("{} ranks and {} steps are no trace's", trace.world_size, trace.steps));
+  const int64_t intervals = int64_t{trace.world_size} * trace.steps;
+  if (trace.world_size < 1 || trace.steps < 0 || intervals > limits::kTraceIntervals)
+    throw std::out_of_range(
+        fmt::format("{} ranks and {} steps, where a trace has 1 or more ranks and at most {} of both multiplied", trace.world_size,
+                    trace.steps, limits::kTraceIntervals));
   trace.streams = line.at("streams").get<std::vector<std::string>>();
   trace.dropped = line.at("dropped").get<int64_t>();
   trace.recorder_overhead_s = line.at("recorder_overhead_s").get<double>();
@@ -129,6 +151,7 @@ class Reader {
     event.kind = line.at("kind").get<std::string>() == "wait" ? TraceEvent::Kind::kWait : TraceEvent::Kind::kOp;
     event.rank = rank;
     event.instruction = line.at("instruction").get<int32_t>();
+    if (event.instruction < 0) throw std::out_of_range(fmt::format("instruction {}", event.instruction));
     const auto stream = std::ranges::find(trace.streams, line.at("stream").get<std::string>());
     if (stream == trace.streams.end()) throw std::out_of_range("the trace has no such stream: " + line.at("stream").dump());
     event.stream = static_cast<int32_t>(stream - trace.streams.begin());
@@ -154,10 +177,8 @@ Error missing(const std::string& path) {
 }
 
 /// Reads line by line, the first alone or all.
-Result<RecordedTrace> read(const std::string& path, bool all) {
-  if (!std::filesystem::is_regular_file(path)) return missing(path);
-  Lines lines(path);
-  if (!lines.opened()) return missing(path);
+Result<RecordedTrace> read(Bytes& bytes, const std::string& path, bool all) {
+  Lines lines(bytes);
   Reader reader;
   int64_t number = 0;
   const auto broken = [&](std::string why) {
@@ -185,6 +206,14 @@ Result<RecordedTrace> read(const std::string& path, bool all) {
   return std::move(reader.recorded);
 }
 
+Result<RecordedTrace> read_file(const std::string& path, bool all) {
+  std::error_code failure;
+  if (!std::filesystem::is_regular_file(path, failure)) return missing(path);
+  Bytes bytes(path);
+  if (!bytes.opened()) return missing(path);
+  return read(bytes, path, all);
+}
+
 /// Instructions of a program by their text, in order.
 std::unordered_map<std::string, std::vector<int32_t>> by_text(const Plan& plan, const Program& program) {
   std::unordered_map<std::string, std::vector<int32_t>> instructions;
@@ -194,10 +223,15 @@ std::unordered_map<std::string, std::vector<int32_t>> by_text(const Plan& plan, 
 
 }  // namespace
 
-Result<RecordedTrace> read_trace_lines(const std::string& path) { return read(path, true); }
+Result<RecordedTrace> read_trace_lines(const std::string& path) { return read_file(path, true); }
+
+Result<RecordedTrace> read_trace_lines(std::istream& lines, const std::string& path) {
+  Bytes bytes(lines);
+  return read(bytes, path, true);
+}
 
 Result<std::string> read_trace_plan(const std::string& path) {
-  auto first = read(path, false);
+  auto first = read_file(path, false);
   if (!first.ok()) return first.error();
   return first->plan;
 }

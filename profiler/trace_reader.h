@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <istream>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ struct RecordedTrace {
 /// Reads what `write_trace_lines` wrote, packed or not. Refuses a file that is missing, of a newer version, damaged or cut off,
 /// naming the line.
 Result<RecordedTrace> read_trace_lines(const std::string& path);
+
+/// The same from a stream of lines that are not packed; `path` stands in messages. Ranks, steps and streams of every line are those of
+/// the first, and what the first line promises is bounded (plan/base/limits.h) before there is room for it.
+Result<RecordedTrace> read_trace_lines(std::istream& lines, const std::string& path);
 
 /// The digest of the plan that the trace at `path` is of, from the file's first line alone. Refuses as `read_trace_lines` does.
 Result<std::string> read_trace_plan(const std::string& path);

@@ -95,21 +95,24 @@ void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
       copies += fmt::format(" were predicted to take {}", seconds_text(o.predicted->exposed_copy_s)) + (l.overlap ? "; a" : "; o");
     else
       copies += l.overlap ? ": a" : ": o";
-    out.push_back(copies + (l.overlap ? " larger micro_batch computes longer beside the same state." : "verlap is off: try overlap: true."));
+    out.push_back(copies +
+                  (l.overlap ? " larger micro_batch computes longer beside the same state." : "verlap is off: try overlap: true."));
   }
   if (bubble > kWorthSaying && l.pp > 1) {
     const double slots = static_cast<double>(o.config.train.grad_accumulation * std::max(1, l.vpp));
     const double ideal = static_cast<double>(l.pp - 1) / (slots + static_cast<double>(l.pp - 1));
-    out.push_back(fmt::format(
-        "Within it the pipeline's bubble, compute that waits for another stage, is {}, {} of the step; an even pipeline's, (pp - 1) / "
-        "({}micro-batches + pp - 1), is {}: more grad_accumulation makes it smaller.",
-        seconds_text(bubble * step), percent_text(bubble), l.vpp > 1 ? "vpp * " : "", percent_text(ideal)));
+    out.push_back(
+        fmt::format("Within it the pipeline's bubble, compute that waits for another stage, is {}, {} of the step; an even "
+                    "pipeline's, (pp - 1) / "
+                    "({}micro-batches + pp - 1), is {}: more grad_accumulation makes it smaller.",
+                    seconds_text(bubble * step), percent_text(bubble), l.vpp > 1 ? "vpp * " : "", percent_text(ideal)));
   }
   if (measured) {
     const double unplanned = o.measured->unplanned_time_s;
-    out.push_back(fmt::format(
-        "Unplanned, in no op and no wait, are {} of the idle time{}", seconds_text(unplanned),
-        unplanned / step > 0.05 ? ", above 5 % of the step: the host or other programs took the cores, or ops are too small." : "."));
+    out.push_back(fmt::format("Unplanned, in no op and no wait, are {} of the idle time{}", seconds_text(unplanned),
+                              unplanned / step > 0.05
+                                  ? ", above 5 % of the step: the host or other programs took the cores, or ops are too small."
+                                  : "."));
   }
 }
 
@@ -137,7 +140,8 @@ void idle_reason(const CaseOutcome& o, std::vector<std::string>& out) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", seconds_text(idle.*c.part), c.says);
     if (measured && predicted && predicted->idle_s > 0) text += fmt::format(" (predicted {})", seconds_text(predicted->*c.part));
   }
-  if (!text.empty()) out.push_back(fmt::format("{} for {}: {}.", measured ? "Idle" : "Predicted to be idle", seconds_text(idle.idle_s), text));
+  if (!text.empty())
+    out.push_back(fmt::format("{} for {}: {}.", measured ? "Idle" : "Predicted to be idle", seconds_text(idle.idle_s), text));
 }
 
 /// What takes a device's memory beside the arenas, the most first.
@@ -257,8 +261,8 @@ std::vector<StepPart> step_parts(const CaseOutcome& o) {
   const auto of = [](const auto& figures) {
     const double compute = figures.compute_s, copies = figures.exposed_copy_s, idle = figures.idle.idle_s;
     const double bubble = figures.bubble_fraction * figures.step_s;
-    // Idle time has the waits of collectives in it, which `exposed_comm_s` has too: what is left is bytes on their way. Closed forms have
-    // no idle time by cause: there the bubble and the communication are apart.
+    // Idle time has the waits of collectives in it, which `exposed_comm_s` has too: what is left is bytes on their way. Closed
+    // forms have no idle time by cause: there the bubble and the communication are apart.
     if (idle > 0) return std::array{compute, std::max(0.0, figures.step_s - compute - copies - idle), copies, 0.0, idle};
     const double known = compute + figures.exposed_comm_s + copies + bubble;
     return std::array{compute, figures.exposed_comm_s, copies, bubble, std::max(0.0, figures.step_s - known)};

@@ -15,18 +15,21 @@ struct Scale {
   std::string_view name;
 };
 
-/// Four significant digits of a value whose magnitude is below 10,000.
-std::string four_digits(double value) {
-  const double magnitude = std::abs(value);
-  const int decimals = magnitude >= 999.95 ? 0 : magnitude >= 99.995 ? 1 : magnitude >= 9.9995 ? 2 : 3;
-  return fmt::format("{:.{}f}", value, decimals);
+/// Four significant digits of a value whose magnitude is below 10,000; `fewer` digits less.
+std::string four_digits(double value, int fewer = 0) {
+  const double magnitude = std::abs(value), rounds = std::pow(10.0, fewer);
+  const int decimals = magnitude >= 1000 - 0.05 * rounds    ? 0
+                       : magnitude >= 100 - 0.005 * rounds  ? 1
+                       : magnitude >= 10 - 0.0005 * rounds ? 2
+                                                            : 3;
+  return fmt::format("{:.{}f}", value, std::max(0, decimals - fewer));
 }
 
 /// `value` in the largest of `scales` (largest first) that leaves it at least 1, else in the smallest.
-std::string scaled(double value, std::span<const Scale> scales) {
+std::string scaled(double value, std::span<const Scale> scales, int fewer = 0) {
   if (!std::isfinite(value)) return number_text(value);
   for (const Scale& s : scales)
-    if (std::abs(value) >= s.size || &s == &scales.back()) return fmt::format("{} {}", four_digits(value / s.size), s.name);
+    if (std::abs(value) >= s.size || &s == &scales.back()) return fmt::format("{} {}", four_digits(value / s.size, fewer), s.name);
   return {};
 }
 
@@ -83,6 +86,62 @@ std::string percent_text(double fraction) {
 
 std::string signed_percent_text(double percent) {
   return std::isfinite(percent) ? fmt::format("{:+.2f} %", percent) : number_text(percent);
+}
+
+std::string brief_bytes(int64_t bytes) {
+  if (std::abs(static_cast<double>(bytes)) < 1024) return bytes_text(bytes);
+  return scaled(static_cast<double>(bytes), kByteScales, 1);
+}
+
+std::string brief_seconds(double seconds) { return seconds == 0 ? "0 s" : scaled(seconds, kSecondScales, 1); }
+
+std::string brief_count(double count) {
+  if (!std::isfinite(count)) return number_text(count);
+  if (std::abs(count) < 1000) return count == std::floor(count) ? fmt::format("{:.0f}", count) : four_digits(count, 1);
+  return scaled(count, kCountScales, 1);
+}
+
+std::string count_words(double count) {
+  constexpr std::array<Scale, 3> kWords{{{1e12, "trillion"}, {1e9, "billion"}, {1e6, "million"}}};
+  return std::abs(count) < 1e6 ? fmt::format("{:.0f}", count) : scaled(count, kWords, 1);
+}
+
+std::string money_text(double usd) {
+  if (!std::isfinite(usd)) return "$" + number_text(usd);
+  constexpr std::array<Scale, 4> kMoney{{{1e12, "T"}, {1e9, "B"}, {1e6, "M"}, {1e3, "k"}}};
+  for (const Scale& s : kMoney)
+    if (usd >= 0.9995 * s.size) return fmt::format("${}{}", four_digits(usd / s.size, 1), s.name);
+  return usd >= 10 ? fmt::format("${:.0f}", usd) : fmt::format("${:.2f}", usd);
+}
+
+std::string brief_percent(double fraction) {
+  return std::isfinite(fraction) ? fmt::format("{:.0f} %", fraction * 100) : number_text(fraction);
+}
+
+std::string wrapped(std::string_view text, int width, int indent) {
+  std::string out;
+  int column = 0;
+  bool first = true;  // word of its line
+  for (size_t at = 0; at < text.size();) {
+    if (text[at] == '\n') {
+      out += '\n', ++at, column = 0, first = true;
+      continue;
+    }
+    size_t end = at;
+    while (end < text.size() && text[end] == ' ') ++end;
+    const size_t word = end;
+    while (end < text.size() && text[end] != ' ' && text[end] != '\n') ++end;
+    const int blanks = static_cast<int>(word - at), letters = display_width(text.substr(word, end - word));
+    if (width > 0 && !first && letters > 0 && column + blanks + letters > width) {
+      out += '\n' + std::string(static_cast<size_t>(indent), ' ');
+      column = indent;
+    } else {
+      out.append(text.substr(at, word - at)), column += blanks;
+    }
+    out.append(text.substr(word, end - word)), column += letters;
+    first = false, at = end;
+  }
+  return out;
 }
 
 int display_width(std::string_view text) {

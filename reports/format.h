@@ -34,8 +34,23 @@ std::string percent_text(double fraction);
 /// `percent` -2.5 is "-2.50 %", 2.5 "+2.50 %": a residual always has its sign.
 std::string signed_percent_text(double percent);
 
+/// The same quantities in a sentence or a narrow table, with three significant digits: "78.0 GiB", "55.1 s", "1.19 k".
+std::string brief_bytes(int64_t bytes);
+std::string brief_seconds(double seconds);
+std::string brief_count(double count);
+/// A large count in words: "70.6 billion", "4.19 million", "512".
+std::string count_words(double count);
+/// "$584k", "$1.20M", "$47".
+std::string money_text(double usd);
+/// `fraction` 0.542 is "54 %".
+std::string brief_percent(double fraction);
+
 /// Columns that `text` (UTF-8) takes in a terminal, one for every code point.
 int display_width(std::string_view text);
+
+/// `text` with lines of at most `width` columns, broken at blanks; lines after the first begin with `indent` blanks. A word that is
+/// longer stays whole, and so does every line where `width` is 0.
+std::string wrapped(std::string_view text, int width, int indent = 0);
 
 /// `text` cut to at most `width` columns, the last one "…" when something is missing.
 std::string shortened(std::string_view text, int width);

@@ -7,7 +7,9 @@ namespace shardlab::reports {
 namespace {
 
 double step_of(const CaseOutcome& o) { return o.measured ? o.measured->step_s : o.predicted ? o.predicted->step_s : 0; }
-int64_t peak_of(const CaseOutcome& o) { return o.measured ? o.measured->peak_bytes : o.predicted ? o.predicted->peak_bytes : INT64_MAX; }
+int64_t peak_of(const CaseOutcome& o) {
+  return o.measured ? o.measured->peak_bytes : o.predicted ? o.predicted->peak_bytes : INT64_MAX;
+}
 
 }  // namespace
 
@@ -34,9 +36,8 @@ void Selector::shrink() {
     order.push_back(i), fixed.push_back(smallest != kept_.end() ? stays(kept_[i]) : kept_[i].named);
     most += fixed.back() ? 1 : 0;
   }
-  std::ranges::stable_sort(order, [&](size_t a, size_t b) {
-    return fixed[a] != fixed[b] ? fixed[a] > fixed[b] : kept_[a].rate > kept_[b].rate;
-  });
+  std::ranges::stable_sort(
+      order, [&](size_t a, size_t b) { return fixed[a] != fixed[b] ? fixed[a] > fixed[b] : kept_[a].rate > kept_[b].rate; });
   order.resize(std::min(order.size(), most));
   std::ranges::sort(order);
   std::vector<Kept> left;

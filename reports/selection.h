@@ -13,14 +13,14 @@ namespace shardlab::reports {
 
 /// What stands for many cases.
 struct Selection {
-  std::vector<CaseOutcome> cases;        ///< in the order of the directory
-  std::array<int64_t, 5> left_out{};     ///< cases that are not among them, by Status
-  int64_t total = 0;                     ///< all cases
+  std::vector<CaseOutcome> cases;     ///< in the order of the directory
+  std::array<int64_t, 5> left_out{};  ///< cases that are not among them, by Status
+  int64_t total = 0;                  ///< all cases
   bool complete() const { return static_cast<int64_t>(cases.size()) == total; }
 };
 
-/// Keeps all of up to `most` cases. Of more it keeps the fastest, the one with the smallest peak, and those with these names; its memory
-/// is that of twice as many.
+/// Keeps all of up to `most` cases. Of more it keeps the fastest, the one with the smallest peak, and those with these names; its
+/// memory is that of twice as many.
 class Selector {
  public:
   explicit Selector(size_t most, std::set<std::string> names = {}) : most_(most), names_(std::move(names)) {}

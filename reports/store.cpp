@@ -151,8 +151,7 @@ namespace {
 void check_integrity(sqlite3* handle, const std::string& path) {
   Statement check(handle, "PRAGMA quick_check(1)");
   const std::string found = check.step() ? check.text(0) : "nothing";
-  if (found != "ok")
-    throw WorldError(fmt::format("{} is damaged: {}", path, found), sqlite::remedy(SQLITE_CORRUPT));
+  if (found != "ok") throw WorldError(fmt::format("{} is damaged: {}", path, found), sqlite::remedy(SQLITE_CORRUPT));
 }
 
 }  // namespace
@@ -364,9 +363,10 @@ std::string csv_of(const std::vector<CaseOutcome>& cases) { return print_csv(cas
 void Store::for_each(const std::function<void(CaseOutcome)>& visit) const {
   std::map<std::string, Machine> machines;
   const bool has_ops = Statement(handle_.get(), "SELECT 1 FROM ops LIMIT 1").step();
-  for (Statement s(handle_.get(),
-                   "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases "
-                   "ORDER BY position");
+  for (Statement s(
+           handle_.get(),
+           "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases "
+           "ORDER BY position");
        s.step();) {
     CaseOutcome outcome = stored(outcome_from_json(s.text(0)));
     const auto [machine, fresh] = machines.try_emplace(s.text(1));

@@ -196,9 +196,10 @@ Statement spread_statement(const LossGroup& g, LossPromise promise) {
                           g.label, layouts, s.largest, over)};
     case LossPromise::kDesigned:
       return {Statement::Mood::kNote,
-              fmt::format("Losses ({}): {} of another method (compression, staleness, delayed or local updates) lie within {:.2g} of the "
-                          "rest over {}: the method's own difference, for which no bound is promised.",
-                          g.label, layouts, s.largest, over)};
+              fmt::format(
+                  "Losses ({}): {} of another method (compression, staleness, delayed or local updates) lie within {:.2g} of the "
+                  "rest over {}: the method's own difference, for which no bound is promised.",
+                  g.label, layouts, s.largest, over)};
   }
   return {};
 }
@@ -239,8 +240,8 @@ Statement status_statement(const Summary& s) {
 
 LossPromise loss_promise(const Case& c) {
   const Layout& l = c.layout;
-  if (l.compression.kind != CompressionKind::kNone || l.zero_plus_plus.weights || l.zero_plus_plus.gradients || l.diloco.steps > 0 ||
-      l.offload.delayed_update || (l.parameter_server.servers > 0 && l.parameter_server.staleness >= 0))
+  if (l.compression.kind != CompressionKind::kNone || l.zero_plus_plus.weights || l.zero_plus_plus.gradients ||
+      l.diloco.steps > 0 || l.offload.delayed_update || (l.parameter_server.servers > 0 && l.parameter_server.staleness >= 0))
     return LossPromise::kDesigned;
   return c.canonical && c.train.precision == "fp32" ? LossPromise::kExact : LossPromise::kRounded;
 }

@@ -48,19 +48,19 @@ struct LossGroup {
   std::vector<int> cases;        ///< indices into the outcomes
   double largest_deviation = 0;  ///< max over steps of (max - min) over cases, on the steps that all have
   int at_step = -1;
-  int steps = 0;                  ///< steps that all have
+  int steps = 0;                     ///< steps that all have
   std::array<LossSpread, 3> spread;  ///< by LossPromise: of those of the promise among one another; of kDesigned, of all cases
-  bool finite = true;             ///< no loss is nan or infinite
-  std::optional<double> unigram;  ///< the largest of the cases' unigram losses
-  double last = 0;                ///< median of the last losses
+  bool finite = true;                ///< no loss is nan or infinite
+  std::optional<double> unigram;     ///< the largest of the cases' unigram losses
+  double last = 0;                   ///< median of the last losses
 };
 
 struct Summary {
   int64_t total = 0;
   std::array<int64_t, 5> by_status{};  ///< by Status
-  bool by_measurement = false;     ///< fastest and smallest are measured; else predicted
-  int fastest = -1;                ///< most tokens/s among the ok cases, index or -1
-  int smallest = -1;               ///< least peak bytes of a rank
+  bool by_measurement = false;         ///< fastest and smallest are measured; else predicted
+  int fastest = -1;                    ///< most tokens/s among the ok cases, index or -1
+  int smallest = -1;                   ///< least peak bytes of a rank
   Accuracy all;
   std::vector<std::pair<int, Accuracy>> by_world_size;  ///< ascending
   std::vector<LossGroup> losses;

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kGap = 2;        ///< blanks between columns
 constexpr int kNarrowest = 8;  ///< a shortened text keeps this many columns
+constexpr int kNarrowestWrap = 16;  ///< and a wrapped one this many
 
 bool is_number(const Value& v) { return std::holds_alternative<int64_t>(v) || std::holds_alternative<double>(v); }
 
@@ -39,7 +40,7 @@ std::string on_one_line(std::string text) {
 Grid grid_of(const Table& table) {
   Grid grid;
   for (const TableColumn& c : table.columns) grid.widths.push_back(display_width(heading_of(c)));
-  grid.right.assign(table.columns.size(), false);
+  for (const TableColumn& c : table.columns) grid.right.push_back(c.right);
   for (const auto& row : table.rows) {
     SHARDLAB_CHECK(row.size() == table.columns.size(), "a row of {} cells in a table of {} columns", row.size(),
                    table.columns.size());
@@ -60,7 +61,8 @@ int line_width(const std::vector<int>& widths, size_t columns) {
 
 /// The least width of a column: that of its heading, or for a text that may be shortened a few characters.
 int least_width(const TableColumn& column, int width) {
-  return column.shortens ? std::min(width, std::max(kNarrowest, display_width(heading_of(column)))) : width;
+  const bool gives_way = column.shortens || column.wraps;
+  return gives_way ? std::min(width, std::max(column.wraps ? kNarrowestWrap : kNarrowest, display_width(heading_of(column)))) : width;
 }
 
 /// How many of the first columns fit into `width` when every text that may be shortened is.
@@ -97,6 +99,23 @@ void print_line(std::string& out, const Grid& grid, size_t columns, const Text& 
   }
   while (!line.empty() && line.back() == ' ') line.pop_back();
   out += line + "\n";
+}
+
+/// One row, of as many lines as its longest wrapped text.
+void print_row(std::string& out, const Table& table, const Grid& grid, size_t columns, const std::vector<std::string>& row) {
+  std::vector<std::vector<std::string>> cells(columns);
+  size_t lines = 1;
+  for (size_t c = 0; c < columns; ++c) {
+    const std::string text = table.columns[c].wraps ? wrapped(row[c], grid.widths[c]) : row[c];
+    for (size_t at = 0; at <= text.size();) {
+      const size_t end = std::min(text.find('\n', at), text.size());
+      cells[c].push_back(text.substr(at, end - at));
+      at = end + 1;
+    }
+    lines = std::max(lines, cells[c].size());
+  }
+  for (size_t line = 0; line < lines; ++line)
+    print_line(out, grid, columns, [&](size_t c) { return line < cells[c].size() ? cells[c][line] : std::string(); });
 }
 
 nlohmann::ordered_json json_of(const Value& value) {
@@ -222,7 +241,7 @@ std::string print_aligned(const Table& table, int width) {
   std::string out;
   print_line(out, grid, columns, [&](size_t c) { return heading_of(table.columns[c]); });
   print_line(out, grid, columns, [&](size_t c) { return std::string(static_cast<size_t>(grid.widths[c]), '-'); });
-  for (const auto& row : grid.rows) print_line(out, grid, columns, [&](size_t c) { return row[c]; });
+  for (const auto& row : grid.rows) print_row(out, table, grid, columns, row);
   if (const size_t left_out = table.columns.size() - columns; left_out > 0) {
     out += fmt::format("({} more {} into {} characters:", left_out, left_out == 1 ? "column does not fit" : "columns do not fit",
                        width);

@@ -36,6 +36,8 @@ struct TableColumn {
   Unit unit = Unit::kNone;
   std::string heading;    ///< of people's tables; `name` when empty
   bool shortens = false;  ///< a text that may be cut where the terminal is narrow
+  bool wraps = false;     ///< a text that goes on in further lines of its row where the terminal is narrow
+  bool right = false;     ///< a text that is aligned as numbers are
 };
 
 struct Table {
@@ -60,7 +62,7 @@ std::string csv_field(std::string_view text);
 std::vector<std::vector<std::string>> parse_csv(std::string_view text);
 
 /// Aligned columns: text to the left, numbers to the right. With `width` above 0 no line is longer, as long as that is possible at
-/// all: texts that may be shortened give way first, then the last columns are left out, and a line below says which.
+/// all: texts that may be shortened or wrapped give way first, then the last columns are left out, and a line below says which.
 std::string print_aligned(const Table& table, int width = 0);
 
 /// Header and one line a row, LF line ends.

@@ -40,6 +40,7 @@ struct SweepExclusion {
 
 struct SweepInclusion {
   std::string name;  ///< empty: named by its settings
+  Mark mark;         ///< of the entry
   Settings settings;
 };
 

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <functional>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "plan/base/hash.h"
@@ -40,13 +41,16 @@ class Expander {
 
   Result<ExpansionCounts> run() {
     if (!count_combinations()) return problems_.take();
+    // First, since their names are those of equal points of the axes too.
+    std::vector<Point> inclusions;
+    for (const SweepInclusion& inclusion : content_.inclusions) inclusions.push_back(included(inclusion));
     std::vector<size_t> row(content_.axes.size(), 0);
     for (int64_t i = 0; i < expansion_.combinations && problems_.empty() && !ended_; ++i) {
       add_combination(row);
       advance(row);
     }
-    for (const SweepInclusion& inclusion : content_.inclusions)
-      if (!ended_) add_inclusion(inclusion);
+    for (Point& point : inclusions)
+      if (problems_.empty() && !ended_) hand_over(std::move(point));
     if (!problems_.empty()) return problems_.take();
     return std::move(expansion_);
   }
@@ -94,17 +98,19 @@ class Expander {
     if (is_excluded(candidate.settings))
       ++expansion_.excluded;
     else
-      add_point(std::move(candidate));
+      hand_over(resolved(std::move(candidate)));
   }
 
-  void add_inclusion(const SweepInclusion& inclusion) {
+  Point included(const SweepInclusion& inclusion) {
     Candidate candidate{inclusion.name, content_.base};
     merge(candidate.settings, inclusion.settings);
     if (candidate.name.empty())
       for (const auto& [path, setting] : inclusion.settings)
         candidate.name += fmt::format("{}{}={}", candidate.name.empty() ? "" : " ", short_name(path), setting.text);
     ++expansion_.included;
-    add_point(std::move(candidate));
+    Point point = resolved(std::move(candidate));
+    if (!inclusion.name.empty() && !content_.overrides.contains("name")) take_name(point, inclusion.mark);
+    return point;
   }
 
   bool holds(const Expression& expression, Mark mark, const Draft& draft, const Settings* given) {
@@ -141,7 +147,7 @@ class Expander {
 
   /// Resolves a candidate; a refused point keeps the first reason in the order: derived values, constraints, what this version and
   /// the machine can do, what a plan can be made of.
-  void add_point(Candidate candidate) {
+  Point resolved(Candidate candidate) {
     merge(candidate.settings, content_.overrides);
     if (const auto name = content_.overrides.find("name"); name != content_.overrides.end()) candidate.name = name->second.text;
     Draft draft = draft_of(candidate.settings, content_.sources);
@@ -157,15 +163,29 @@ class Expander {
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
     if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
     point.id = id_of(draft);
+    point.config = std::move(draft.config);
+    point.unheld = std::move(draft.unheld);
+    return point;
+  }
+
+  /// Of points equal but for their names the first stays, under the name that the file gives one of them.
+  void hand_over(Point point) {
     if (!seen_.insert(std::strtoull(point.id.c_str(), nullptr, 16)).second) {
       ++expansion_.duplicates;
       return;
     }
-    point.config = std::move(draft.config);
-    point.unheld = std::move(draft.unheld);
+    if (const auto given = names_.find(point.id); given != names_.end()) point.name = point.config.name = given->second;
     ++expansion_.points;
     expansion_.refused += point.refusal ? 1 : 0;
     ended_ = !visit_(std::move(point));
+  }
+
+  /// A name that the file gives replaces one made of values. Of two that the file gives one would be lost without a word.
+  void take_name(const Point& point, Mark mark) {
+    const auto [first, fresh] = names_.emplace(point.id, point.name);
+    if (!fresh && first->second != point.name)
+      problems_.add(mark, fmt::format("`{}` and `{}` are one case: they differ in their name only", first->second, point.name),
+                    "results and claims tell points by their names: change a key of one of the two, or leave one out");
   }
 
   /// Where the file (or the command line) says what a refusal is about: the setting that its message names first, else the file.
@@ -208,8 +228,9 @@ class Expander {
   Problems problems_;
   const std::function<bool(Point)>& visit_;
   ExpansionCounts expansion_;
-  bool ended_ = false;                   ///< the visitor wants no more
-  std::unordered_set<uint64_t> seen_;  ///< ids, which are 16 hex digits
+  bool ended_ = false;                                  ///< the visitor wants no more
+  std::unordered_set<uint64_t> seen_;                   ///< ids, which are 16 hex digits
+  std::unordered_map<std::string, std::string> names_;  ///< that the file gives, by id
 };
 
 }  // namespace

@@ -361,6 +361,7 @@ class Loader {
 
   void read_inclusion(const YamlNode& rule) {
     SweepInclusion inclusion;
+    inclusion.mark = rule.mark;
     reader_.read(rule, inclusion.settings);
     if (const auto name = inclusion.settings.find("name"); name != inclusion.settings.end()) {
       inclusion.name = name->second.text;

@@ -200,6 +200,17 @@ Calibration read_calibration(const YamlNode& node, Problems& problems) {
   return calibration;
 }
 
+Price read_price(const YamlNode& node, Problems& problems) {
+  Price price;
+  MapReader in(node, "price", problems);
+  if (const YamlNode* usd = in.required("usd_per_hour")) in.number(*usd, "usd_per_hour", price.usd_per_hour);
+  // A price without a date and a place is a rumour.
+  in.required("date"), in.required("source");
+  in.text_at("date", price.date), in.text_at("source", price.source);
+  in.finish();
+  return price;
+}
+
 Result<Machine> refused(const Problems& problems) {
   Error error = problems.take();
   return error;
@@ -243,6 +254,7 @@ Machine read_machine(const YamlNode& node, Problems& problems) {
     read_constant(in, *inter, "inter_bandwidth", machine.device, machine.inter_bytes_per_s);
   read_constants(in, "fabric", "fabric.", machine.device, machine.fabric);
   if (machine.device.id.empty()) machine.device.id = machine.id;
+  if (const YamlNode* price = in.at("price")) read_price(*price, problems);  // of money no plan and no prediction knows
   if (const YamlNode* calibration = in.at("calibration"))
     machine.calibration = std::make_shared<const Calibration>(read_calibration(*calibration, problems));
   in.finish();
@@ -285,9 +297,29 @@ Result<Machine> parse_machine(std::string_view yaml, const std::string& file) {
   return machine;
 }
 
+namespace {
+
+bool is_path(const std::string& name) {
+  return name.find('/') != std::string::npos || name.ends_with(".yaml") || name.ends_with(".yml");
+}
+
+}  // namespace
+
+Result<Price> load_price(const std::string& name_or_path) {
+  const bool path = is_path(name_or_path);
+  const Result<std::string> text = path ? read_text_file(name_or_path) : machine_text(name_or_path);
+  if (!text.ok()) return text.error();
+  Problems problems(path ? name_or_path : name_or_path + ".yaml");
+  const YamlNode root = parse_yaml(*text, problems);
+  const YamlNode* price = root.is_map() ? root.find("price") : nullptr;
+  if (price == nullptr) return Price{};
+  Price found = read_price(*price, problems);
+  if (!problems.empty()) return problems.take();
+  return found;
+}
+
 Result<Machine> load_machine(const std::string& name_or_path) {
-  const bool path =
-      name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".yaml") || name_or_path.ends_with(".yml");
+  const bool path = is_path(name_or_path);
   Result<std::string> text = path ? read_text_file(name_or_path) : machine_text(name_or_path);
   if (!text.ok()) return text.error();
   return parse_machine(*text, path ? name_or_path : name_or_path + ".yaml");

@@ -24,12 +24,21 @@ Result<std::string> machine_text(const std::string& name);
 ///   id local cores devices_per_node nodes inter_bandwidth
 ///   device: {preset id architecture memory memory_bandwidth peak_flops: {fp32: ..} link_bandwidth power_w constants: {NAME: ..}}
 ///   fabric: {NAME: ..}
+///   price: {usd_per_hour date source}: of one device; not taken over with `device.preset`
 ///   calibration: {id date command processor kernel_variant op_overhead_s wake_latency_s handover_s turn_s
 ///                 points: [{kernel shape concurrency seconds spread repeats}]}
 /// `device.preset` takes the device of a shipped machine; the keys beside it replace its own. Names of constants: see
 /// plan/machine.h. A constant is a number or {value, provenance, source, note}; `name` and `notes` are for readers. Bytes, bytes/s,
 /// flop/s, watts, seconds.
 Result<Machine> load_machine(const std::string& name_or_path);
+
+/// What a device is rented for, as somebody lists it.
+struct Price {
+  double usd_per_hour = 0;   ///< of one device; 0: not known
+  std::string date, source;  ///< when and where that was read: prices move
+};
+/// The `price` of a preset or machine file, beside the machine because no plan and no prediction knows of money; 0 where it has none.
+Result<Price> load_price(const std::string& name_or_path);
 
 /// The same from text; `file` stands in messages.
 Result<Machine> parse_machine(std::string_view yaml, const std::string& file);

@@ -33,8 +33,8 @@ struct ExpansionCounts {
   int64_t runnable() const { return points - refused; }
 };
 
-/// The points of `expand`, each handed to `visit` as it is made, in order, and none of them kept: a million points take the memory of
-/// their ids. `visit` returns false to end it. An expression that cannot be evaluated is found at the point where it cannot.
+/// The points of `expand`, each handed to `visit` as it is made, in order, and none of them kept: a million points take the memory
+/// of their ids. `visit` returns false to end it. An expression that cannot be evaluated is found at the point where it cannot.
 Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point)>& visit);
 
 /// Counts a refused point under its reason.

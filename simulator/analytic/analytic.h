@@ -85,6 +85,7 @@ enum class Refusal : uint8_t {
   kNone,
   kSize,        ///< a size below one or absurdly large
   kDevices,     ///< more ranks than devices
+  kAbility,     ///< something that the profile's framework does not have
   kHeads,       ///< heads or kv heads not divisible
   kWidth,       ///< ffn or hidden not divisible by tp
   kLayers,      ///< fewer layers than stages
@@ -95,8 +96,10 @@ enum class Refusal : uint8_t {
   kPrecision,   ///< a precision that the device has not
   kCombination  ///< two techniques that exclude each other
 };
-inline constexpr size_t kRefusals = 12;
+inline constexpr size_t kRefusals = 13;
 std::string_view name_of(Refusal v);
+/// What is wrong with such points, as a sentence's end: "tp does not divide the attention heads".
+std::string_view sentence_of(Refusal v);
 
 /// Where the seconds of a step go, on the slowest stage.
 enum class TimePart : uint8_t {
@@ -113,6 +116,8 @@ enum class TimePart : uint8_t {
 };
 inline constexpr size_t kTimeParts = 10;
 std::string_view name_of(TimePart v);
+/// Why a layout with more of it is slower: "longer pipeline bubbles".
+std::string_view sentence_of(TimePart v);
 
 /// What device bytes are for.
 enum class MemoryPart : uint8_t {
@@ -132,6 +137,8 @@ enum class MemoryPart : uint8_t {
 };
 inline constexpr size_t kMemoryParts = 13;
 std::string_view name_of(MemoryPart v);
+/// "gathered weights", "the layer that runs".
+std::string_view words_of(MemoryPart v);
 
 struct MemoryBytes {
   std::array<int64_t, kMemoryParts> bytes{};
@@ -273,6 +280,9 @@ Estimate estimate(const Prepared& prepared, const Point& point);
 
 /// Why the point is refused, with the values and what to change; ok when it is legal.
 Result<void> explain(const Prepared& prepared, const Point& point);
+
+/// What a framework does not have of what the point asks for, what it has instead, and who has all of it; ok where it has everything.
+Result<void> explain_ability(const FrameworkProfile& profile, const Point& point);
 
 /// One line of a table of activations: what a layer of one kind keeps of one micro-batch.
 struct ActivationItem {

@@ -293,6 +293,10 @@ Estimate Estimator::operator()(const Point& point) {
   if (!estimate.legal()) return estimate;
   estimate.transferred = in.transferred;
   const ExecutorBytes* form = state_->executor.of(point);
+  if (!form && state_->executor.refuses(point)) {
+    estimate.refusal = Refusal::kAbility;
+    return estimate;
+  }
   const auto time = form ? state_->executor.time_of(point) : std::nullopt;
   if (point.as_case && !time) {  // nothing else knows what the case says
     estimate.refusal = Refusal::kCombination;

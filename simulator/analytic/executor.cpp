@@ -54,7 +54,7 @@ static_assert(static_cast<int>(Schedule::k1F1B) == static_cast<int>(shardlab::Sc
 ExecutorForm::ExecutorForm(const Prepared::Inside& in) {
   const std::optional<Model> model = in.profile.name == "shardlab" ? model_of(in.shape) : std::nullopt;
   if (!model) return;
-  possible_ = true;
+  possible_ = true, held_ = in.profile.can != Abilities{};
   if (in.executor.config) case_ = *in.executor.config, of_case_ = true;
   case_.model = *model;
   case_.machine = in.machine;
@@ -126,6 +126,13 @@ const ExecutorBytes* ExecutorForm::of(const Point& point) {
   if (!set_techniques(point)) return nullptr;
   form_ = executor_bytes(case_);
   return form_ ? &*form_ : nullptr;
+}
+
+Error ExecutorForm::refusal(const Point& point) {
+  of(point);
+  const auto said = sayable(point) ? shardlab::check(case_) : Result<void>();
+  if (!said.ok()) return said.error();
+  return {.code = ExitCode::kNo, .message = "shardlab's executor does not run this layout", .hint = "name another --profile", .where = {}};
 }
 
 MemoryBytes memory_of(const Prepared::Inside& in, const ExecutorStage& stage) {

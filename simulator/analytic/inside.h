@@ -42,6 +42,11 @@ class ExecutorForm {
   std::optional<ExecutorTime> time_of(const Point& point) { return of_case_ && of(point) ? executor_time(case_) : std::nullopt; }
   /// Whether any point of the study in this precision has a closed form.
   bool possible(Precision precision) const { return possible_ && precision != Precision::kFp4; }
+  /// Whether `point` is none that the executor runs, of a model that it does; never where the profile lists no abilities: then costs
+  /// alone are asked for.
+  bool refuses(const Point& point) { return possible_ && held_ && of(point) == nullptr; }
+  /// What the executor says of a point that it refuses.
+  Error refusal(const Point& point);
 
  private:
   void set_offload(const Point& point);
@@ -49,7 +54,7 @@ class ExecutorForm {
   void set_recompute(const Point& point);
   bool set_techniques(const Point& point);
 
-  bool possible_ = false, of_case_ = false;
+  bool possible_ = false, held_ = false, of_case_ = false;
   Case case_;
   Layout said_;                        ///< by the study's case
   shardlab::Compression compression_;  ///< of that

@@ -40,9 +40,7 @@ bool sequence_ok(const Point& p) {
   return !p.sequence_parallel || p.tp == 1 || (p.seq_len / p.cp) % p.tp == 0;
 }
 
-bool zero_ok(const Prepared::Inside& in, const Point& p) {
-  // shardlab's executor scatters the gradients of every micro-batch in flight; DeepSpeed's pipeline refuses to.
-  if (p.zero == 2 && p.pp > 1 && in.profile.name != "shardlab") return false;
+bool zero_ok(const Point& p) {
   return p.hybrid_shard == 0 || (p.zero > 0 && (int64_t{p.dp} * p.cp) % p.hybrid_shard == 0);
 }
 
@@ -55,12 +53,40 @@ bool combination_ok(const Prepared::Inside& in, const Point& p) {
   return p.compression != Compression::kPowerSgd && p.compression != Compression::kTopK ? true : p.compression_rank > 0;
 }
 
+/// "megatron has no zb-h1 among its schedules: 1f1b, interleaved".
+std::string missing_text(const FrameworkProfile& profile, const Point& p) {
+  const Missing what = missing(profile.can, p);
+  const std::string kind = what.key == "axes"              ? "axes"
+                           : what.key == "zero_with_pp"    ? "stages of ZeRO in a pipeline"
+                           : what.key == "zero"            ? "stages of ZeRO"
+                           : what.key == "offload_with_pp" ? "offloads in a pipeline"
+                           : what.key == "cp_kind"         ? "kinds of context parallelism"
+                           : what.key == "compression"     ? "compressions of gradients"
+                                                           : std::string(what.key) + (what.key.ends_with('s') ? "" : "s");
+  return fmt::format("{} has no {} among its {}: {}", profile.name, what.word, kind,
+                     what.allowed.empty() ? "none" : fmt::format("{}", fmt::join(what.allowed, ", ")));
+}
+
+/// Profiles that have what is missing.
+std::string missing_hint(const FrameworkProfile& profile, const Point& p) {
+  std::string names;
+  for (const std::string_view name : profile_names()) {
+    const auto other = profile_named(name);
+    // Of versions of one framework the first is enough.
+    if (other.ok() && name != profile.name && has(other->can, p) && name.find("-20") == std::string_view::npos)
+      names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  return names.empty() ? "choose another; simulator/profiles lists what each framework has"
+                       : fmt::format("choose another, or a profile that has all of it: {}", names);
+}
+
 }  // namespace
 
 Refusal refusal_of(const Prepared::Inside& in, const Point& p) {
   const ModelShape& s = in.shape;
   if (!sizes_ok(p)) return Refusal::kSize;
   if (p.world_size() > in.machine.devices()) return Refusal::kDevices;
+  if (!has(in.profile.can, p)) return Refusal::kAbility;
   if (s.heads % p.tp != 0 || (s.kv_heads % p.tp != 0 && p.tp % s.kv_heads != 0)) return Refusal::kHeads;
   if (p.cp > 1 && p.cp_kind == CpKind::kUlysses && (s.heads / p.tp) % p.cp != 0) return Refusal::kHeads;
   if (s.ffn % p.tp != 0 || s.hidden % p.tp != 0) return Refusal::kWidth;
@@ -68,10 +94,15 @@ Refusal refusal_of(const Prepared::Inside& in, const Point& p) {
   if (!schedule_ok(s, p)) return Refusal::kSchedule;
   if (!sequence_ok(p)) return Refusal::kSequence;
   if (!experts_ok(s, p)) return Refusal::kExperts;
-  if (!zero_ok(in, p)) return Refusal::kZero;
+  if (!zero_ok(p)) return Refusal::kZero;
   if ((p.precision == Precision::kFp8 && !in.has_fp8) || (p.precision == Precision::kFp4 && !in.has_fp4))
     return Refusal::kPrecision;
   return combination_ok(in, p) ? Refusal::kNone : Refusal::kCombination;
+}
+
+Result<void> explain_ability(const FrameworkProfile& profile, const Point& p) {
+  if (has(profile.can, p)) return {};
+  return Error{.code = ExitCode::kUsage, .message = missing_text(profile, p), .hint = missing_hint(profile, p), .where = {}};
 }
 
 Result<void> explain(const Prepared& prepared, const Point& p) {
@@ -81,7 +112,10 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
     return Error{.code = ExitCode::kNo, .message = std::move(message), .hint = std::move(hint), .where = {}};
   };
   switch (refusal_of(in, p)) {
-    case Refusal::kNone: return {};
+    case Refusal::kNone: {
+      ExecutorForm executor(in);
+      return executor.refuses(p) ? Result<void>(executor.refusal(p)) : Result<void>();
+    }
     case Refusal::kSize:
       return no(
           fmt::format(
@@ -93,6 +127,7 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
       return no(fmt::format("dp {} x tp {} x pp {} x cp {} is {} ranks; {} has {} devices", p.dp, p.tp, p.pp, p.cp, p.world_size(),
                             in.machine.id, in.machine.devices()),
                 "lower a size, or raise machine.nodes");
+    case Refusal::kAbility: return no(missing_text(in.profile, p), missing_hint(in.profile, p));
     case Refusal::kHeads:
       return no(
           fmt::format("{} heads and {} kv heads cannot be cut by tp {} (and cp {} under ulysses)", s.heads, s.kv_heads, p.tp, p.cp),
@@ -113,8 +148,11 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
                             p.expert_tp, p.dp, p.cp, p.tp),
                 "ep divides the experts, expert_tp their width, and both together dp * cp * tp; a dense model has ep 1");
     case Refusal::kZero:
-      return no(fmt::format("zero {} with pp {} and hybrid_shard {} of dp {}", p.zero, p.pp, p.hybrid_shard, p.dp),
-                "zero 2 goes with pp 1 in other frameworks than shardlab; hybrid_shard with zero 1 to 3, dividing dp * cp");
+      if (p.zero == 0)
+        return no(fmt::format("hybrid_shard {} without ZeRO: there are no shards to share", p.hybrid_shard),
+                  "set zero to 1, 2 or 3, or leave out hybrid_shard");
+      return no(fmt::format("hybrid_shard {} does not divide the {} ranks of dp {} x cp {}", p.hybrid_shard, p.dp * p.cp, p.dp, p.cp),
+                "choose a hybrid_shard that divides dp * cp");
     case Refusal::kPrecision:
       return no(fmt::format("{} does not multiply in {}", in.machine.device.id, name_of(p.precision)), "choose a wider precision");
     case Refusal::kCombination:

@@ -259,6 +259,10 @@ Result<P> read_root(const YAML::Node& root, const std::string& where) {
     const std::string key = entry.first.as<std::string>();
     if (!seen.insert(key).second) return refuse(where, entry.first.Mark(), fmt::format("`{}` is there twice", key));
     if (key == "based_on") continue;
+    if (key == "can") {
+      SHARDLAB_TRY(read_abilities(entry.second, where, profile.can));
+      continue;
+    }
     if (key == "name" || key == "describes") {
       (key == "name" ? profile.name : profile.describes) = entry.second.as<std::string>();
       continue;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/base/result.h"
+#include "simulator/analytic/abilities.h"
 
 namespace shardlab::simulator::analytic {
 
@@ -216,11 +217,13 @@ struct FrameworkProfile {
   bool dropout = false;
   bool fp32_head = false;  ///< the matmul of the head runs in fp32
 
+  Abilities can;
+
   friend bool operator==(const FrameworkProfile&, const FrameworkProfile&) = default;
 };
 
 /// Reads a profile. `where` names the file in messages. Unknown and duplicate keys, values of the wrong kind, negative and
-/// non-finite numbers are refused. `based_on: NAME` starts from a shipped profile.
+/// non-finite numbers are refused. `based_on: NAME` starts from a shipped profile. `can` lists what the framework has (abilities.h).
 Result<FrameworkProfile> read_profile(std::string_view yaml, const std::string& where);
 
 /// Names of the shipped profiles, sorted: the frameworks of design section 3 and versions of them ("megatron-2022").

@@ -86,6 +86,21 @@ std::string_view name_of(Verdict verdict) {
   return kNames[static_cast<size_t>(verdict)];
 }
 
+Interval device_interval(int64_t reserved, int64_t beside, double error) {
+  return {scaled(reserved, 1 - error) + beside, scaled(reserved, 1 + error) + beside};
+}
+
+Verdict verdict_of(int64_t device, Interval range, int64_t capacity) {
+  if (capacity <= 0) return Verdict::kUnknown;
+  if (device <= capacity) return range.high <= capacity ? Verdict::kFits : Verdict::kTight;
+  return range.low <= capacity ? Verdict::kUnlikely : Verdict::kNo;
+}
+
+double reserved_error_of(const analytic::FrameworkProfile& profile) {
+  if (profile.name == "shardlab") return kPacking;
+  return profile.memory_caching ? kReservedError : kLiveError;
+}
+
 int64_t StageAnswer::of(ItemGroup group) const {
   int64_t bytes = 0;
   for (const Item& item : items)
@@ -119,8 +134,7 @@ Interval Answer::live() const {
 
 Interval Answer::device() const {
   const StageAnswer& stage = worst();
-  const int64_t beside = stage.of(ItemGroup::kDevice), bytes = stage.reserved();
-  return {scaled(bytes, 1 - reserved_error) + beside, scaled(bytes, 1 + reserved_error) + beside};
+  return device_interval(stage.reserved(), stage.of(ItemGroup::kDevice), reserved_error);
 }
 
 bool Answer::fits_outside() const {
@@ -130,11 +144,7 @@ bool Answer::fits_outside() const {
 }
 
 Verdict Answer::verdict() const {
-  if (!fits_outside()) return Verdict::kNo;
-  if (capacity <= 0) return Verdict::kUnknown;
-  const Interval range = device();
-  if (fits()) return range.high <= capacity ? Verdict::kFits : Verdict::kTight;
-  return range.low <= capacity ? Verdict::kUnlikely : Verdict::kNo;
+  return fits_outside() ? verdict_of(worst().device(), device(), capacity) : Verdict::kNo;
 }
 
 Answer analytic_answer(const analytic::Prepared& prepared, Estimator& estimator, const Point& point, int64_t capacity) {

@@ -58,6 +58,11 @@ enum class Verdict : uint8_t {
 };
 std::string_view name_of(Verdict verdict);  ///< "unknown", "fits", "tight", "unlikely", "no"
 
+/// Device bytes of nine in ten runs: `reserved` within a relative `error`, and what no allocator sees `beside` it.
+Interval device_interval(int64_t reserved, int64_t beside, double error);
+/// Of a prediction with its interval on a device of `capacity` bytes; 0: not known.
+Verdict verdict_of(int64_t device, Interval range, int64_t capacity);
+
 struct Answer {
   std::vector<StageAnswer> stages;
   bool exact = false;   ///< of a plan of shardlab's executor: live bytes are those of its run
@@ -84,6 +89,12 @@ struct Answer {
 /// simumax_b200, reserved bytes of torchtitan). tests/validate/test_published.cpp holds them to what `validate` finds.
 inline constexpr double kLiveError = 0.03;
 inline constexpr double kReservedError = 0.10;
+
+/// What packing an arena adds to the live peak of a plan of shardlab's executor stays below this share: tests/cli/test_memory.cpp
+/// holds plans to it.
+inline constexpr double kPacking = 0.05;
+/// Relative error of reserved bytes under a profile, before its plan, if it has one, is packed.
+double reserved_error_of(const analytic::FrameworkProfile& profile);
 
 /// The estimate for a legal point, every stage. `capacity` as in Answer.
 Answer analytic_answer(const analytic::Prepared& prepared, analytic::Estimator& estimator, const analytic::Point& point,

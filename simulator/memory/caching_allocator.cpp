@@ -32,12 +32,15 @@ int32_t CachingAllocator::new_block(int64_t size, int64_t address, int32_t pool)
 
 void CachingAllocator::insert(int32_t block) {
   const Block& b = blocks_[static_cast<size_t>(block)];
-  pools_[static_cast<size_t>(b.pool)].free.insert({b.size, b.address, block});
+  std::vector<Key>& free = pools_[static_cast<size_t>(b.pool)].free;
+  const Key key{b.size, b.address, block};
+  free.insert(std::ranges::lower_bound(free, key), key);
 }
 
 void CachingAllocator::erase(int32_t block) {
   const Block& b = blocks_[static_cast<size_t>(block)];
-  pools_[static_cast<size_t>(b.pool)].free.erase({b.size, b.address, block});
+  std::vector<Key>& free = pools_[static_cast<size_t>(b.pool)].free;
+  free.erase(std::ranges::lower_bound(free, Key{b.size, b.address, block}));
 }
 
 void CachingAllocator::forget(int32_t block) { spare_.push_back(block); }
@@ -119,9 +122,9 @@ int32_t CachingAllocator::allocate(int64_t bytes, int stream) {
   SHARDLAB_CHECK(bytes > 0 && bytes < kMost, "a request of {} bytes", bytes);
   const int64_t size = rounded(bytes, kRound);
   const int32_t pool = pool_of(stream, size <= kSmall);
-  std::set<Key>& free = pools_[static_cast<size_t>(pool)].free;
+  std::vector<Key>& free = pools_[static_cast<size_t>(pool)].free;
   int32_t block = -1;
-  if (const auto found = free.lower_bound({size, -1, -1}); found != free.end()) {
+  if (const auto found = std::ranges::lower_bound(free, Key{size, -1, -1}); found != free.end()) {
     block = found->block;
     free.erase(found);
   } else {

@@ -15,7 +15,6 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <vector>
 
 namespace shardlab::simulator::whatif {
@@ -62,7 +61,7 @@ class CachingAllocator {
   };
   struct Pool {
     bool small = false;
-    std::set<Key> free;
+    std::vector<Key> free;  ///< sorted; few, so that moving them costs less than the nodes of a set
     int32_t last = -1;  ///< of the expandable segment
   };
 

@@ -26,19 +26,26 @@ Replayed replay(std::span<const AllocationEvent> events, const AllocatorOptions&
           .out_of_memory = allocator.out_of_memory()};
 }
 
+int64_t room_for_allocator(const MemoryBytes& stage, int64_t capacity) {
+  const int64_t beside = stage[MemoryPart::kContext] + stage[MemoryPart::kNccl];
+  return capacity - beside > stage.live() ? capacity - beside : 0;
+}
+
+int64_t fragmented_bytes(const Replayed& r, const MemoryBytes& stage, int64_t room) {
+  const int64_t held = std::max<int64_t>(0, r.reserved - r.live);
+  // Where the replay found room by giving cached segments back, so does the run, whatever lies between its live bytes and the
+  // estimate's.
+  return room > 0 && !r.out_of_memory ? std::min(held, room - stage.live()) : held;
+}
+
 int64_t fragmented_bytes(const analytic::Prepared& prepared, const analytic::Point& point, int32_t stage, int64_t capacity) {
   if (!prepared.profile().memory_caching) return 0;
   const std::vector<AllocationEvent> events = allocation_events(prepared, point, stage);
   if (events.empty()) return 0;
   const MemoryBytes memory = analytic::Estimator(prepared).stage_memory(point, stage);
-  const int64_t beside = memory[MemoryPart::kContext] + memory[MemoryPart::kNccl];
-  // An allocator that cannot hold what is live is asked what it would take if it could.
-  const int64_t room = capacity - beside > memory.live() ? capacity - beside : 0;
+  const int64_t room = room_for_allocator(memory, capacity);
   const Replayed r = replay(events, {.expandable_segments = prepared.profile().memory_expandable, .capacity = room});
-  const int64_t held = std::max<int64_t>(0, r.reserved - r.live);
-  // Where the replay found room by giving cached segments back, so does the run, whatever lies between its live bytes and the
-  // estimate's.
-  return room > 0 && !r.out_of_memory ? std::min(held, room - memory.live()) : held;
+  return fragmented_bytes(r, memory, room);
 }
 
 }  // namespace shardlab::simulator::whatif

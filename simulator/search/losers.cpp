@@ -13,7 +13,7 @@ using analytic::kTimeParts;
 
 // Classes in one array: refusals, then these, then parts of time, then of memory.
 constexpr size_t kUndividedAt = kRefusals, kTooLargeAt = kRefusals + 1, kBoundedAt = kRefusals + 2;
-constexpr size_t kTimesAt = kRefusals + 3, kMemoriesAt = kTimesAt + kTimeParts;
+constexpr size_t kTightAt = kRefusals + 3, kLateAt = kRefusals + 4, kTimesAt = kRefusals + 5, kMemoriesAt = kTimesAt + kTimeParts;
 
 /// Index of the part in which `mine` exceeds `theirs` most.
 template <class Parts>
@@ -28,6 +28,28 @@ size_t largest_excess(const Parts& mine, double scale, const Parts& theirs, doub
 }
 
 }  // namespace
+
+Loser beaten_by(const Candidate& best, const Candidate& c, Objective objective) {
+  Loser loser{.points = 1, .nearest = c.point, .seconds = c.seconds(), .bytes = c.bytes()};
+  if (objective == Objective::kMemory) {
+    loser.loss = Loss::kLarger;
+    loser.memory = static_cast<analytic::MemoryPart>(largest_excess(c.estimate.memory.bytes, 1, best.estimate.memory.bytes, 1));
+    return loser;
+  }
+  const double mine = objective == Objective::kCost ? static_cast<double>(c.point.world_size()) : 1;
+  const double theirs = objective == Objective::kCost ? static_cast<double>(best.point.world_size()) : 1;
+  loser.loss = Loss::kSlower;
+  loser.time = static_cast<analytic::TimePart>(largest_excess(c.estimate.parts, mine, best.estimate.parts, theirs));
+  return loser;
+}
+
+void count_loser(std::vector<Loser>& list, const Loser& loser) {
+  const auto same = std::ranges::find_if(list, [&](const Loser& l) { return l.reason() == loser.reason(); });
+  if (same == list.end())
+    list.push_back(loser);
+  else
+    same->points += loser.points;
+}
 
 int distance(const Point& a, const Point& b) {
   const bool differs[] = {a.dp != b.dp,
@@ -51,12 +73,14 @@ int distance(const Point& a, const Point& b) {
 
 std::string Loser::reason() const {
   switch (loss) {
-    case Loss::kIllegal: return fmt::format("illegal: {}", analytic::name_of(refusal));
-    case Loss::kUndivided: return "illegal: batch";
+    case Loss::kIllegal: return fmt::format("no layout: {}", analytic::sentence_of(refusal));
+    case Loss::kUndivided: return "no layout: dp does not divide the sequences of a step";
     case Loss::kTooLarge: return "does not fit";
-    case Loss::kSlower: return fmt::format("slower: {}", analytic::name_of(time));
-    case Loss::kLarger: return fmt::format("larger: {}", analytic::name_of(memory));
-    case Loss::kBounded: return "no better, by its lower bound";
+    case Loss::kTight: return "may not fit";
+    case Loss::kLate: return "takes longer than allowed";
+    case Loss::kSlower: return fmt::format("slower: {}", analytic::sentence_of(time));
+    case Loss::kLarger: return fmt::format("larger: more {}", analytic::words_of(memory));
+    case Loss::kBounded: return "slower or larger, by a bound: not estimated";
   }
   return {};
 }
@@ -91,25 +115,34 @@ void Losers::bounded(int64_t points, const Point& example, double least_s) {
   if (loser.seconds == 0 || least_s < loser.seconds) loser.nearest = example, loser.seconds = least_s;
 }
 
-void Losers::beaten(const Candidate& c, const Candidate& best) {
-  const double mine = objective_ == Objective::kCost ? static_cast<double>(c.point.world_size()) : 1;
-  const double theirs = objective_ == Objective::kCost ? static_cast<double>(best.point.world_size()) : 1;
-  Loser* loser = nullptr;
-  if (objective_ == Objective::kMemory) {
-    const size_t part = largest_excess(c.estimate.memory.bytes, 1, best.estimate.memory.bytes, 1);
-    loser = &count(kMemoriesAt + part, Loss::kLarger, 1).loser;
-    loser->memory = static_cast<analytic::MemoryPart>(part);
-  } else {
-    const size_t part = largest_excess(c.estimate.parts, mine, best.estimate.parts, theirs);
-    loser = &count(kTimesAt + part, Loss::kSlower, 1).loser;
-    loser->time = static_cast<analytic::TimePart>(part);
-  }
-  const bool closer = objective_ == Objective::kMemory ? c.bytes() < loser->bytes
+/// Takes the layout as the example where it has less of what is sought.
+void Losers::nearer_to_first(Loser& loser, const Candidate& c) {
+  const bool closer = objective_ == Objective::kMemory ? c.bytes() < loser.bytes
                       : objective_ == Objective::kCost
-                          ? c.device_seconds() < loser->seconds * static_cast<double>(loser->nearest.world_size())
-                          : c.seconds() < loser->seconds;
-  if (loser->seconds != 0 && !closer) return;
-  loser->nearest = c.point, loser->seconds = c.seconds(), loser->bytes = c.bytes();
+                          ? c.device_seconds() < loser.seconds * static_cast<double>(loser.nearest.world_size())
+                          : c.seconds() < loser.seconds;
+  if (loser.seconds != 0 && !closer) return;
+  loser.nearest = c.point, loser.seconds = c.seconds(), loser.bytes = c.bytes();
+}
+
+void Losers::late(int64_t points, const Point& example, double seconds) {
+  Loser& loser = count(kLateAt, Loss::kLate, points).loser;
+  if (loser.seconds == 0 || seconds < loser.seconds) loser.nearest = example, loser.seconds = seconds;
+}
+
+void Losers::tight(const Candidate& c) {
+  Loser& loser = count(kTightAt, Loss::kTight, 1).loser;
+  nearer_to_first(loser, c);
+}
+
+void Losers::beaten(const Candidate& c, const Candidate& best) {
+  const Loser one = beaten_by(best, c, objective_);
+  Loser& loser = count(one.loss == Loss::kLarger ? kMemoriesAt + static_cast<size_t>(one.memory)
+                                                 : kTimesAt + static_cast<size_t>(one.time),
+                       one.loss, 1)
+                     .loser;
+  loser.time = one.time, loser.memory = one.memory;
+  nearer_to_first(loser, c);
 }
 
 void Losers::new_best(const Point& best) {

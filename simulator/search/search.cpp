@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "plan/base/check.h"
@@ -38,6 +39,37 @@ struct Cut {
   double least = 0;  ///< of what is sought
 };
 
+/// The best so many, in order.
+class Ranking {
+ public:
+  Ranking(Objective objective, int32_t most) : members_(Before{objective}), most_(static_cast<size_t>(most)) {}
+
+  bool full() const { return members_.size() == most_; }
+  bool empty() const { return members_.empty(); }
+  const Candidate& front() const { return *members_.begin(); }
+  const Candidate& back() const { return *members_.rbegin(); }
+  /// Takes `c` in; what is left out for it, which may be `c`.
+  std::optional<Candidate> add(const Candidate& c) {
+    if (full() && !members_.key_comp()(c, back())) return c;
+    members_.insert(c);
+    if (members_.size() <= most_) return std::nullopt;
+    return std::move(members_.extract(std::prev(members_.end())).value());
+  }
+  std::vector<Candidate> list(size_t most) const {
+    std::vector<Candidate> all;
+    for (auto at = members_.begin(); at != members_.end() && all.size() < most; ++at) all.push_back(*at);
+    return all;
+  }
+
+ private:
+  struct Before {
+    Objective objective;
+    bool operator()(const Candidate& a, const Candidate& b) const { return better(objective, a, b); }
+  };
+  std::multiset<Candidate, Before> members_;
+  size_t most_;
+};
+
 class Searcher {
  public:
   Searcher(std::span<const Study> studies, const Space& space, const Options& options, Watcher* watcher)
@@ -46,6 +78,8 @@ class Searcher {
         options_(options),
         watcher_(watcher),
         losers_(options.objective),
+        best_(options.objective, options.top),
+        tight_(options.objective, options.top),
         fronts_(studies.size()) {
     for (const Study& study : studies) estimators_.emplace_back(study.prepared);
   }
@@ -60,6 +94,7 @@ class Searcher {
       visit(cut);
       ++found_.counts.cuts_done;
     }
+    found_.best = best_.list(SIZE_MAX), found_.tight = tight_.list(SIZE_MAX);
     found_.front = joined(fronts_);
     found_.losers = losers_.list();
     return std::move(found_);
@@ -141,9 +176,15 @@ class Searcher {
       losers_.too_large(points, p, static_cast<int64_t>(bytes));
       return true;
     }
-    if (found_.best.size() < static_cast<size_t>(options_.top)) return false;
+    if (options_.most_s > 0 && cut.least_s > options_.most_s) {
+      found_.counts.bounded += points;
+      losers_.late(points, p, cut.least_s);
+      return true;
+    }
+    // What is tight is of no interest either where it does not beat the last of what fits.
+    if (!best_.full()) return false;
     const double least = options_.objective == Objective::kMemory ? bytes : cut.least;
-    if (least <= sought(options_.objective, found_.best.back())) return false;
+    if (least <= sought(options_.objective, best_.back())) return false;
     if (!fronts_[study].covers(cut.least_s, static_cast<int64_t>(bytes))) return false;
     found_.counts.bounded += points;
     losers_.bounded(points, p, cut.least_s);
@@ -160,31 +201,31 @@ class Searcher {
     ++found_.counts.evaluated;
     const int64_t bytes = e.memory.device();
     if (options_.capacity_bytes > 0 && bytes > options_.capacity_bytes) return losers_.too_large(1, p, bytes);
+    if (options_.most_s > 0 && e.step_s > options_.most_s) return losers_.late(1, p, e.step_s);
     const Candidate candidate{p, e};
+    if (verdict_of(e.memory, options_) == whatif::Verdict::kTight) {
+      losers_.tight(candidate);
+      tight_.add(candidate);
+      return;
+    }
     if (!fronts_[study].covers(candidate.seconds(), bytes)) fronts_[study].add(candidate);
     rank(candidate);
   }
 
   void rank(const Candidate& c) {
-    std::vector<Candidate>& best = found_.best;
-    const auto top = static_cast<size_t>(options_.top);
-    if (best.size() == top && !better(options_.objective, c, best.back())) return losers_.beaten(c, best.front());
-    const auto at = std::upper_bound(best.begin(), best.end(), c,
-                                     [&](const Candidate& a, const Candidate& b) { return better(options_.objective, a, b); });
-    const bool first = at == best.begin();
-    best.insert(at, c);
+    const bool first = best_.empty() || better(options_.objective, c, best_.front());
+    const std::optional<Candidate> out = best_.add(c);
     if (first) losers_.new_best(c.point);
-    if (best.size() <= top) return;
-    losers_.beaten(best.back(), best.front());
-    best.pop_back();
+    if (out) losers_.beaten(*out, best_.front());
   }
 
   void tell(int64_t points) {
     constexpr int64_t kPeriod = 4096;
+    constexpr size_t kTold = 100;
     untold_ += points;
     if (watcher_ == nullptr || untold_ < kPeriod) return;
     untold_ = 0;
-    found_.stopped = !watcher_->going(found_.counts, found_.best);
+    found_.stopped = !watcher_->going(found_.counts, best_.list(kTold));
   }
 
   std::span<const Study> studies_;
@@ -195,6 +236,7 @@ class Searcher {
   std::map<int32_t, std::vector<Order>> orders_;
   std::vector<Cut> cuts_;
   Losers losers_;
+  Ranking best_, tight_;
   std::vector<Front> fronts_;
   Found found_;
   int64_t untold_ = 0;
@@ -208,6 +250,13 @@ std::optional<Objective> objective_named(std::string_view name) {
   for (size_t i = 0; i < std::size(kObjectives); ++i)
     if (kObjectives[i] == name) return static_cast<Objective>(i);
   return std::nullopt;
+}
+
+whatif::Verdict verdict_of(const analytic::MemoryBytes& memory, const Options& options) {
+  const int64_t device = memory.device(), reserved = memory.reserved();
+  whatif::Interval range = whatif::device_interval(reserved, device - reserved, options.reserved_error);
+  range.high = std::max(range.high, device + options.margin_bytes);
+  return whatif::verdict_of(device, range, options.capacity_bytes);
 }
 
 bool better(Objective objective, const Candidate& a, const Candidate& b) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "simulator/analytic/analytic.h"
+#include "simulator/memory/answer.h"
 #include "simulator/search/space.h"
 
 namespace shardlab::simulator::search {
@@ -35,7 +36,13 @@ struct Options {
   int32_t top = 10;            ///< layouts to rank
   int64_t capacity_bytes = 0;  ///< of a device; 0: nobody knows, everything fits
   bool prune = true;           ///< false: estimate every point
+  double reserved_error = 0;   ///< of a profile's reserved bytes (whatif::reserved_error_of): what fits by less is tight
+  int64_t margin_bytes = 0;    ///< of a device, to stay free: what leaves less is tight
+  double most_s = 0;           ///< a step may take no longer; 0: no end
 };
+
+/// The verdict of `shardlab memory` on a prediction, where the margin is as free as the prediction is off.
+whatif::Verdict verdict_of(const analytic::MemoryBytes& memory, const Options& options);
 
 /// A layout that fits.
 struct Candidate {
@@ -51,6 +58,8 @@ enum class Loss : uint8_t {
   kIllegal,    ///< no layout: `refusal` says why
   kUndivided,  ///< the batch cannot be cut so
   kTooLarge,   ///< does not fit
+  kTight,      ///< is predicted to fit, by less than predictions are off or than the margin
+  kLate,       ///< a step takes longer than it may
   kSlower,     ///< loses most time, against the best, in `time`
   kLarger,     ///< of a search for least memory: takes most more, against the best, for `memory`
   kBounded     ///< a lower bound says that it is no better: never estimated
@@ -64,7 +73,7 @@ struct Loser {
   Point nearest;  ///< illegal: differs from the best in fewest axes; too large: by the fewest bytes; else the best of its class
   double seconds = 0;  ///< of `nearest`; kBounded: not fewer than. 0: not known
   int64_t bytes = 0;   ///< of `nearest`; kBounded: not known
-  /// "illegal: heads", "does not fit", "slower: pipeline", "larger: activations", "no better, by its lower bound".
+  /// In words: "does not fit", "no layout: tp does not divide the attention heads", "slower: longer pipeline bubbles".
   std::string reason() const;
 };
 
@@ -78,7 +87,8 @@ struct Counts {
 
 struct Found {
   Counts counts;
-  std::vector<Candidate> best;   ///< ranked
+  std::vector<Candidate> best;   ///< ranked: what fits
+  std::vector<Candidate> tight;  ///< ranked: what may not fit, at most as many; where `best` is full, those that beat its last
   std::vector<Candidate> front;  ///< layouts that no other beats in all of time, memory and device seconds; by time
   std::vector<Loser> losers;     ///< the commonest first
   bool stopped = false;          ///< by the watcher: what was found so far
@@ -88,7 +98,7 @@ struct Found {
 class Watcher {
  public:
   virtual ~Watcher() = default;
-  /// Every few thousand points. False stops the search.
+  /// Every few thousand points, with the first of the ranked. False stops the search.
   virtual bool going(const Counts& counts, std::span<const Candidate> best) = 0;
 };
 

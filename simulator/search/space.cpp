@@ -18,9 +18,18 @@ bool allows(const std::vector<int32_t>& given, int64_t value) {
   return given.empty() || std::find(given.begin(), given.end(), value) != given.end();
 }
 
+bool in(uint32_t set, int bit) { return set >> bit & 1; }
+
 constexpr Schedule kAllSchedules[] = {Schedule::kAfab, Schedule::k1F1B,     Schedule::kInterleaved, Schedule::kBreadthFirst,
                                       Schedule::kZbH1, Schedule::kZbH2,     Schedule::kZbV,         Schedule::kVHalf,
                                       Schedule::kVMin, Schedule::kDualPipe, Schedule::kDualPipeV};
+
+/// Whether a framework has an offload for such a cut.
+bool has_offload(const analytic::Abilities& can, const Point& cut, const Offload& offload) {
+  analytic::Abilities asked;  // of everything else the point says nothing here
+  asked.offload = can.offload, asked.offload_with_pp = can.offload_with_pp;
+  return has(asked, with(cut, State{.offload = offload}));
+}
 
 bool looped(Schedule s) { return s == Schedule::kInterleaved || s == Schedule::kBreadthFirst; }
 
@@ -51,10 +60,10 @@ class Cuts {
 
   void of_batch(Point p) {
     const int64_t group = int64_t{p.dp} * p.cp * p.tp;
-    for (const int32_t ep : either(space_.ep, shape_.moe() ? divisors(shape_.experts) : std::vector<int32_t>{1})) {
+    for (const int32_t ep : either(space_.ep, shape_.moe() && has_axis(4) ? divisors(shape_.experts) : std::vector<int32_t>{1})) {
       if (space_.ep.empty() && group % ep != 0) continue;
       p.ep = ep;
-      const std::vector<CpKind> kinds = p.cp == 1 ? std::vector<CpKind>{CpKind::kZigzag} : either(space_.cp_kind, all_kinds());
+      const std::vector<CpKind> kinds = p.cp == 1 ? std::vector<CpKind>{CpKind::kZigzag} : either(space_.cp_kind, kinds_of(space_.can));
       for (const CpKind kind : kinds) {
         p.cp_kind = kind;
         of_layers(p);
@@ -63,17 +72,26 @@ class Cuts {
   }
 
   void of_layers(Point p) {
-    const std::vector<uint8_t> parallel = p.tp == 1 ? std::vector<uint8_t>{0} : either(space_.sequence_parallel, {0, 1});
+    const std::vector<uint8_t> parallel = p.tp == 1 ? std::vector<uint8_t>{0} : either(space_.sequence_parallel, has_axis(1) ? std::vector<uint8_t>{0, 1} : std::vector<uint8_t>{0});
     for (const uint8_t sequence_parallel : parallel)
-      for (const analytic::Recompute recompute : either(space_.recompute, all_recomputes())) {
+      for (const analytic::Recompute recompute : either(space_.recompute, recomputes_of(space_.can))) {
         p.sequence_parallel = sequence_parallel != 0, p.recompute = recompute;
         visit_(p);
       }
   }
 
-  static std::vector<CpKind> all_kinds() { return {CpKind::kZigzag, CpKind::kAllGather, CpKind::kUlysses}; }
-  static std::vector<analytic::Recompute> all_recomputes() {
-    return {{0}, {analytic::Recompute::kSelective}, {analytic::Recompute::kLayer}};
+  bool has_axis(int bit) const { return in(space_.can.axes, bit); }
+  static std::vector<CpKind> kinds_of(const analytic::Abilities& can) {
+    std::vector<CpKind> kinds;
+    for (const CpKind kind : {CpKind::kZigzag, CpKind::kAllGather, CpKind::kUlysses})
+      if (in(can.cp_kind, static_cast<int>(kind))) kinds.push_back(kind);
+    return kinds.empty() ? std::vector<CpKind>{CpKind::kZigzag} : kinds;
+  }
+  static std::vector<analytic::Recompute> recomputes_of(const analytic::Abilities& can) {
+    std::vector<analytic::Recompute> all{{0}};
+    for (const analytic::Recompute r : {analytic::Recompute{analytic::Recompute::kSelective}, {analytic::Recompute::kLayer}})
+      if ((r.modules & ~can.recompute) == 0) all.push_back(r);
+    return all;
   }
 
   const Space& space_;
@@ -128,12 +146,16 @@ void for_each_cut(const Space& space, const analytic::ModelShape& shape, int32_t
   Cuts cuts(space, shape, visit, undivided);
   Point p;
   p.seq_len = space.seq_len, p.precision = space.precision;
+  // An axis that the framework does not have is not cut, unless a flag asks for it, and is refused.
+  const auto cut = [&](int axis, const std::vector<int32_t>& given, int32_t size) {
+    return allows(given, size) && (size == 1 || !given.empty() || in(space.can.axes, axis));
+  };
   for (const int32_t tp : divisors(devices)) {
-    if (!allows(space.tp, tp)) continue;
+    if (!cut(0, space.tp, tp)) continue;
     for (const int32_t pp : divisors(devices / tp)) {
-      if (!allows(space.pp, pp)) continue;
+      if (!cut(2, space.pp, pp)) continue;
       for (const int32_t cp : divisors(devices / tp / pp)) {
-        if (!allows(space.cp, cp) || !allows(space.dp, devices / tp / pp / cp)) continue;
+        if (!cut(3, space.cp, cp) || !allows(space.dp, devices / tp / pp / cp)) continue;
         p.tp = tp, p.pp = pp, p.cp = cp, p.dp = devices / tp / pp / cp;
         p.schedule = pp == 1 ? Schedule::kNone : Schedule::k1F1B;
         cuts.of_ranks(p);
@@ -155,16 +177,25 @@ std::vector<State> states_of(const Space& space, const Point& cut, int32_t devic
   int32_t inside = 0;
   for (const int32_t d : divisors(replicas))
     if (d > 1 && d < replicas && int64_t{d} * cut.tp <= devices_per_node) inside = d;
+  const bool shared = replicas > 1, pipelined = cut.pp > 1;
+  const auto has_stage = [&](int32_t zero) {
+    return !shared || (in(space.can.zero, zero) && (!pipelined || in(space.can.zero_with_pp, zero)));
+  };
+  std::vector<int32_t> stages = space.zero;
+  if (stages.empty())
+    for (const int32_t zero : {0, 1, 2, 3})
+      if (has_stage(zero)) stages.push_back(zero);
   std::vector<State> states;
-  for (const int32_t zero : either(space.zero, {0, 1, 2, 3})) {
+  for (const int32_t zero : stages) {
     std::vector<int32_t> shards{0};
     if (!space.hybrid_shard.empty())
       shards = space.hybrid_shard;
-    else if (zero == 3 && inside > 0)
+    else if (zero == 3 && inside > 0 && in(space.can.axes, 5))
       shards.push_back(inside);
     for (const int32_t shard : shards)
       for (const Offload& offload : offloads) {
         if (space.offload.empty() && offload.parameters != Medium::kDevice && zero != 3) continue;
+        if (space.offload.empty() && !has_offload(space.can, cut, offload)) continue;
         states.push_back({zero, shard, offload});
       }
   }
@@ -173,7 +204,10 @@ std::vector<State> states_of(const Space& space, const Point& cut, int32_t devic
 
 std::vector<Order> orders_of(const Space& space, int64_t layers, int32_t stages) {
   // Of the schedules given, those for this number of stages; where there are none, all are asked for and refused.
-  std::vector<Schedule> schedules = either(space.schedule, {std::begin(kAllSchedules), std::end(kAllSchedules)});
+  std::vector<Schedule> schedules = space.schedule;
+  if (schedules.empty())
+    for (const Schedule s : kAllSchedules)
+      if (in(space.can.schedules, static_cast<int>(s))) schedules.push_back(s);
   if (stages == 1 && space.schedule.empty()) schedules = {Schedule::kNone};
   const auto fits = [&](Schedule s) { return (s == Schedule::kNone) == (stages == 1); };
   if (std::any_of(schedules.begin(), schedules.end(), fits)) std::erase_if(schedules, [&](Schedule s) { return !fits(s); });

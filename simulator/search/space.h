@@ -28,6 +28,7 @@ struct Offload {
 /// devices, the layers of a stage, the experts, the sequences of a rank), all stages of ZeRO, all schedules, no offload and offload
 /// to the processor's memory, none, selective and full recompute.
 struct Space {
+  analytic::Abilities can;  ///< of the framework: what it does not have is no part of the space, unless a list below names it
   std::vector<int32_t> devices;  ///< numbers of ranks; at least one
   int64_t seq_len = 0;
   int64_t sequences = 0;  ///< of a step over all ranks

@@ -126,7 +126,8 @@ TEST_CASE("in every case memory and wire bytes are the same, and step times agre
   REQUIRE(dealt.rows.size() == static_cast<size_t>(kCases));
   CHECK(static_cast<double>(dealt.thrown_away()) / kCases <= kThrownAway);
   CHECK(dealt.refused.size() <= kReasons);
-  // All of them are combinations that `check` refuses for everybody: what only the estimate cannot say would be a gap between the two.
+  // All of them are combinations that `check` refuses for everybody: what only the estimate cannot say would be a gap between the
+  // two.
   for (const auto& [why, n] : dealt.refused)
     if (why.starts_with("estimate: ")) FAIL_CHECK(n << " cases were thrown away: " << why);
   for (const Row& r : dealt.rows) {

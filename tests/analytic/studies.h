@@ -51,9 +51,12 @@ inline ModelShape mixtral_8x7b() {
   return s;
 }
 
+/// Costs of a framework, with nothing that it cannot do: what a schedule costs is tested under every profile.
 inline FrameworkProfile profile(std::string_view name) {
   auto found = profile_named(name);
-  return found.ok() ? *found : FrameworkProfile{};
+  if (!found.ok()) return {};
+  found->can = {};
+  return *found;
 }
 
 inline Prepared study(const ModelShape& shape, std::string_view name, int nodes) {

@@ -1,6 +1,9 @@
 // The search verb: its contract, its answers beside those of other verbs, its refusals.
+#include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "reports/table.h"
 #include "tests/cli/program.h"
@@ -126,7 +129,7 @@ TEST_CASE("where nothing fits the answer is no, with what is missing") {
                        "megatron --offload none --zero 0");
   CHECK(o.code == 3);
   CHECK(o.out.find("does not fit") != std::string::npos);
-  CHECK(o.out.find("nothing fits: the nearest needs") != std::string::npos);
+  CHECK(o.out.starts_with("Nothing fits. The nearest, dp1 "));
 }
 
 TEST_CASE("a search for least memory takes less of it, one for cost fewer devices") {
@@ -146,6 +149,221 @@ TEST_CASE("a search for least memory takes less of it, one for cost fewer device
   CHECK(time["predicted_device_s"].get<double>() == Approx(64 * time["predicted_step_s"].get<double>()));
 }
 
+/// The question of somebody who plans a run, under a framework.
+constexpr const char* kQuestion =
+    "--model llama-3.1-70b --machine hgx-h100-ndr --devices 64 --global-batch-tokens 4Mi --seq-len 8Ki --tokens 1T ";
+
+Output on_terminal(const Scratch& scratch, int columns, const std::string& words) {
+  setenv("COLUMNS", std::to_string(columns).c_str(), 1);
+  const Output o = shardlab_program(scratch, words);
+  unsetenv("COLUMNS");
+  return o;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+/// The words after a marker up to the end of its line.
+std::string command_after(const std::string& text, const std::string& marker) {
+  const size_t at = text.find(marker);
+  INFO(text);
+  REQUIRE(at != std::string::npos);
+  return text.substr(at + marker.size(), text.find('\n', at) - at - marker.size());
+}
+
+TEST_CASE("one command says layout, step, MFU, memory, days and dollars on terminals of 80 and 120 columns") {
+  const Scratch scratch;
+  for (const int columns : {80, 120}) {
+    const Output o = on_terminal(scratch, columns, std::string("search --profile megatron ") + kQuestion);
+    INFO(o.out << o.err);
+    REQUIRE(o.code == 0);
+    CHECK(o.out.starts_with("Best: dp"));
+    const std::string sentence = o.out.substr(0, o.out.find("\n\n"));
+    for (const char* part : {" s a step", " % MFU", " GiB of 79.1 GiB", " days", "$"}) {
+      INFO(part);
+      CHECK(sentence.find(part) != std::string::npos);
+    }
+    const std::vector<std::string> lines = lines_of(o.out);
+    for (const std::string& line : lines) {
+      INFO(line);
+      CHECK(static_cast<int>(line.size()) <= columns);
+    }
+    const auto head = std::ranges::find_if(lines, [](const std::string& l) { return l.find("tok/s/dev") != std::string::npos; });
+    REQUIRE(head != lines.end());
+    for (const char* column : {"#", "layout", "step", "MFU", "memory", "fits", "days", "cost"}) CHECK(head->find(column) != std::string::npos);
+    CHECK(o.out.find("not fit into") == std::string::npos);
+    CHECK(o.out.find("lambda.ai/instances") != std::string::npos);  // where the price comes from
+  }
+}
+
+TEST_CASE("the ranking carries memory's verdict: what may not fit is below what does") {
+  const Scratch scratch;
+  const Output o = shardlab_program(scratch, std::string("search --format json --profile megatron --top 6 ") + kQuestion);
+  REQUIRE(o.code == 0);
+  const auto json = nlohmann::json::parse(o.out);
+  REQUIRE(json["layouts"].size() == 6);
+  bool tight = false;
+  for (const auto& layout : json["layouts"]) {
+    const bool fits = layout["predicted_verdict"] == "fits";
+    CHECK((fits || layout["predicted_verdict"] == "tight"));
+    CHECK_FALSE((tight && fits));
+    tight = tight || !fits;
+    if (fits) CHECK(layout["predicted_device_bytes"].get<double>() < 0.95 * 84'934'656'000.0);
+  }
+  CHECK(json["layouts"][0]["predicted_verdict"] == "fits");
+  // The same layout has the same verdict when `memory` is asked.
+  const std::string words = command_after(o.err, "shardlab memory ");
+  const Output memory = shardlab_program(scratch, "memory --format json " + words);
+  INFO(words << memory.err);
+  REQUIRE(memory.code == 0);
+  const auto told = nlohmann::json::parse(memory.out);
+  CHECK(told["verdict"] == "fits");
+  CHECK(told["device"] == json["layouts"][0]["predicted_device_bytes"]);
+}
+
+TEST_CASE("what search prints to go on with runs as it is printed, under every framework") {
+  const Scratch scratch;
+  const std::string question =
+      "--model llama-3.1-8b --machine hgx-h100-ndr --devices 16 --global-batch-tokens 512Ki --top 2 --precision bf16 ";
+  for (const char* profile : {"megatron", "torchtitan", "deepspeed", "nanotron"}) {
+    const std::string found = scratch / profile;
+    const Output o = shardlab_program(scratch, "search --profile " + std::string(profile) + " " + question + "--out " + found);
+    INFO(o.out << o.err);
+    REQUIRE(o.code == 0);
+    const Output memory = shardlab_program(scratch, "memory " + command_after(o.err, "shardlab memory "));
+    INFO(memory.err);
+    CHECK(memory.code == 0);
+    const std::string run_words = command_after(o.err, "shardlab run ");
+    const Output run = shardlab_program(scratch, "run " + run_words + " --out " + found + "-run");
+    INFO(run.out << run.err);
+    CHECK(run.code == 0);
+    const auto row = first_row(found + "-run/results.csv");
+    CHECK(row.at("status") == "ok");
+    CHECK(std::stod(row.at("predicted_step_s")) == Approx(std::stod(first_row(found + "/results.csv").at("predicted_step_s"))).epsilon(0.02));
+  }
+}
+
+TEST_CASE("a framework is proposed what it can do, and what it cannot is refused with what it has") {
+  const Scratch scratch;
+  const std::string question = "--model llama-3.1-8b --machine hgx-h100-ndr --devices 16 --global-batch-tokens 512Ki ";
+  const auto layouts = [&](const std::string& words) {
+    const Output o = shardlab_program(scratch, "search --format json --top 200 " + question + words);
+    INFO(o.err);
+    REQUIRE(o.code == 0);
+    return nlohmann::json::parse(o.out)["layouts"];
+  };
+  for (const auto& layout : layouts("--profile megatron --pp 2,4")) {
+    CHECK((layout["schedule"] == "1f1b" || layout["schedule"] == "interleaved"));
+    CHECK(layout["offload"].get<std::string>().find("activations") == std::string::npos);
+  }
+  for (const auto& layout : layouts("--profile nanotron")) {
+    CHECK(layout["zero"].get<int>() <= 1);
+    CHECK(layout["offload"] == "none");
+    CHECK(layout["cp"] == 1);
+  }
+  const Output o = shardlab_program(scratch, "search --profile megatron --pp 2 --schedule zb-h1 " + question);
+  CHECK(o.code == 2);
+  CHECK(o.err.find("megatron has no zb-h1 among its schedules: 1f1b, interleaved") != std::string::npos);
+  CHECK(o.err.find("megatron-zero-bubble") != std::string::npos);
+  CHECK(shardlab_program(scratch, "search --profile megatron-zero-bubble --pp 2 --schedule zb-h1 " + question).code == 0);
+  const Output memory = shardlab_program(scratch, "memory --profile nanotron --zero 3 --model llama-3.1-8b --machine hgx-h100-ndr --devices 8");
+  CHECK(memory.code == 2);
+  CHECK(memory.err.find("nanotron has no 3 among its stages of ZeRO: 0, 1") != std::string::npos);
+}
+
+TEST_CASE("under shardlab every layout that is proposed is one that shardlab runs") {
+  const Scratch scratch;
+  const Output o = shardlab_program(
+      scratch, "search --format json --profile shardlab --top 40 --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 256");
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  const auto json = nlohmann::json::parse(o.out);
+  REQUIRE(json["layouts"].size() == 40);
+  for (size_t i = 0; i < 40; i += 13) {
+    const auto& l = json["layouts"][i];
+    std::string words = "memory --format json --profile shardlab --model tiny-llama --machine hgx-h100-ndr --devices 8";
+    for (const char* key : {"dp", "tp", "pp", "zero", "micro_batch", "grad_accumulation", "seq_len"})
+      words += fmt::format(" --{} {}", key, l[key].get<int64_t>());
+    for (const char* key : {"schedule", "recompute", "offload", "precision"}) words += fmt::format(" --{} {}", key, l[key].get<std::string>());
+    words += fmt::format(" --sequence_parallel {}", l["sequence_parallel"].get<bool>());
+    if (l.contains("hybrid_shard")) words += fmt::format(" --hybrid_shard {}", l["hybrid_shard"].get<int>());
+    const Output memory = shardlab_program(scratch, words);
+    INFO(words << memory.err);
+    REQUIRE(memory.code == 0);
+    CHECK(nlohmann::json::parse(memory.out)["peak"] == l["predicted_peak_bytes"]);
+  }
+}
+
+TEST_CASE("ranges name the sizes that can be in them") {
+  const Scratch scratch;
+  const std::string question =
+      "search --format json --profile megatron --top 300 --model llama-3.1-8b --machine hgx-h100-ndr --devices 16 --global-batch-tokens 512Ki ";
+  const auto json = [&](const std::string& words) {
+    const Output o = shardlab_program(scratch, question + words);
+    INFO(words << o.err);
+    REQUIRE(o.code == 0);
+    return nlohmann::json::parse(o.out);
+  };
+  const auto few = json("--tp '<=2' --pp 2..4 --micro-batch '<4' --zero 0..1 --cp 1");
+  for (const auto& l : few["layouts"]) {
+    CHECK(l["tp"].get<int>() <= 2);
+    CHECK((l["pp"] == 2 || l["pp"] == 4));
+    CHECK(l["micro_batch"].get<int>() < 4);
+    CHECK(l["zero"].get<int>() <= 1);
+  }
+  CHECK(few["points"] == json("--tp 1,2 --pp 2,4 --micro-batch 1,2 --zero 0,1 --cp 1")["points"]);
+  const Output o = shardlab_program(scratch, question + "--tp 9..15");
+  CHECK(o.code == 2);
+  CHECK(o.err.find("tp `9..15` holds no value that can be") != std::string::npos);
+  CHECK(o.err.find("1, 2, 4, 8, 16") != std::string::npos);
+}
+
+TEST_CASE("a deadline makes a search for cost take the cheapest in time") {
+  const Scratch scratch;
+  const std::string question =
+      "search --format json --top 1 --profile megatron --model llama-3.1-8b --machine hgx-h100-ndr --devices 8,16,64 "
+      "--global-batch-tokens 512Ki --cp 1 --offload none --tokens 1T --objective cost ";
+  const auto best = [&](const std::string& words) {
+    const Output o = shardlab_program(scratch, question + words);
+    INFO(o.err);
+    REQUIRE(o.code == 0);
+    return nlohmann::json::parse(o.out)["layouts"][0];
+  };
+  const auto any = best(""), soon = best("--max-days 40");
+  REQUIRE(any["predicted_days"].get<double>() > 40);
+  CHECK(soon["predicted_days"].get<double>() <= 40);
+  CHECK(soon["predicted_usd"].get<double>() >= any["predicted_usd"].get<double>());
+  const Output never = shardlab_program(scratch, question + "--max-days 0.001");
+  CHECK(never.code == 3);
+  const Output no_run = shardlab_program(scratch,
+                                         "search --model llama-3.1-8b --machine hgx-h100-ndr --devices 8 --global-batch-tokens 512Ki "
+                                         "--profile megatron --max-days 3");
+  CHECK(no_run.code == 2);
+  CHECK(no_run.err.find("--tokens 1T") != std::string::npos);
+}
+
+TEST_CASE("a margin is kept free, and prices come from the flag, else from the machine file") {
+  const Scratch scratch;
+  const auto best = [&](const std::string& words) {
+    const Output o = shardlab_program(scratch, std::string("search --format json --top 1 --profile megatron ") + kQuestion + words);
+    INFO(o.err);
+    REQUIRE(o.code == 0);
+    return nlohmann::json::parse(o.out)["layouts"][0];
+  };
+  const auto bare = best("--margin 0 --price 2"), wide = best("--margin 30% --price 4");
+  CHECK(wide["predicted_device_bytes"].get<double>() <= 0.7 * 84'934'656'000.0);
+  CHECK(bare["predicted_device_bytes"].get<int64_t>() > wide["predicted_device_bytes"].get<int64_t>());
+  CHECK(bare["predicted_step_s"].get<double>() <= wide["predicted_step_s"].get<double>());
+  CHECK(bare["predicted_usd"].get<double>() == Approx(2 * bare["predicted_device_hours"].get<double>()));
+  CHECK(wide["predicted_usd"].get<double>() == Approx(4 * wide["predicted_device_hours"].get<double>()));
+  const auto listed = best("");
+  CHECK(listed["predicted_usd"].get<double>() == Approx(3.99 * listed["predicted_device_hours"].get<double>()));
+}
+
 TEST_CASE("what makes no search is refused in words") {
   const Scratch scratch;
   const std::string good = "search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 256 ";
@@ -163,10 +381,16 @@ TEST_CASE("what makes no search is refused in words") {
       {good + "--precision fp7", "fp8"},
       {good + "--profile nobody", "nobody"},
       {good + "--tokens none", "--tokens none"},
+      {good + "--margin 5", "write --margin 5%"},
+      {good + "--tp '<x'", "no range of numbers"},
       {good + "--format xml", "markdown"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 0 --global-batch-tokens 16Ki", "devices 0"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 1000 --seq-len 256", "768 and 1024 are"},
-      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens -1", "no size"}};
+      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens -1", "no size"},
+      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --seq-len 256 --global-batch-tokens 9223372036854775807",
+       "--global-batch-tokens 9223372036854775807 is no size\n  expected a whole number from 1 to 9.007e+15"},
+      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 9223372036854775807",
+       "--seq-len 9223372036854775807 is no size"}};
   for (const Bad& bad : table) {
     const Output o = shardlab_program(scratch, bad.words);
     INFO(bad.words << "\n" << o.err);

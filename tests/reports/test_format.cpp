@@ -54,6 +54,31 @@ TEST_CASE("exact numbers read back as the same double") {
   CHECK(number_text(-std::numeric_limits<double>::infinity()) == "-inf");
 }
 
+TEST_CASE("sentences have three digits") {
+  CHECK(brief_bytes(int64_t{78} << 30) == "78.0 GiB");
+  CHECK(brief_bytes(512) == "512 B");
+  CHECK(brief_seconds(55.09) == "55.1 s");
+  CHECK(brief_seconds(0.9999) == "1000 ms");
+  CHECK(brief_count(1189.6) == "1.19 k");
+  CHECK(brief_count(64) == "64");
+  CHECK(count_words(70.55e9) == "70.6 billion");
+  CHECK(count_words(4194304) == "4.19 million");
+  CHECK(count_words(8192) == "8192");
+  CHECK(money_text(584'123) == "$584k");
+  CHECK(money_text(999'700) == "$1.00M");
+  CHECK(money_text(47.2) == "$47");
+  CHECK(money_text(3.99) == "$3.99");
+  CHECK(brief_percent(0.5406) == "54 %");
+}
+
+TEST_CASE("text is broken at blanks, and words stay whole") {
+  CHECK(wrapped("one two three", 7) == "one two\nthree");
+  CHECK(wrapped("one two three", 9, 2) == "one two\n  three");
+  CHECK(wrapped("incomprehensible word", 4) == "incomprehensible\nword");
+  CHECK(wrapped("a b", 0) == "a b");
+  CHECK(wrapped("a\nb c", 80) == "a\nb c");
+}
+
 TEST_CASE("widths count code points and cuts never split one") {
   CHECK(display_width("größe") == 5);
   CHECK(shortened("größe", 5) == "größe");

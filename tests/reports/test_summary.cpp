@@ -131,7 +131,8 @@ TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mo
   for (CaseOutcome& o : cases) o.measured->losses = {5.5, 4.25, 3.5}, o.config.canonical = true;
   CHECK(said(cases) == Said{{Mood::kGood, "4 layouts in canonical mode are equal to the bit over 3 steps, as promised."}});
   cases[1].measured->losses[2] = 3.75;
-  CHECK(said(cases) == Said{{Mood::kBad, "4 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised."}});
+  CHECK(said(cases) ==
+        Said{{Mood::kBad, "4 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised."}});
   cases[1].config.canonical = cases[2].config.canonical = false;
   cases[3].config.layout.compression.kind = CompressionKind::kTopK;
   cases[3].measured->losses[1] = 5.25;
@@ -140,7 +141,8 @@ TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mo
               "2 layouts lie within 0.25 of one another over 3 steps. They add in different orders, and no bound is promised; with "
               "canonical: true the bits are equal."},
              {Mood::kNote,
-              "1 layout of another method (compression, staleness, delayed or local updates) lie within 1 of the rest over 3 steps: the "
+              "1 layout of another method (compression, staleness, delayed or local updates) lie within 1 of the rest over 3 "
+              "steps: the "
               "method's own difference, for which no bound is promised."}});
 }
 

@@ -75,6 +75,18 @@ TEST_CASE("a narrow terminal shortens texts first and then leaves columns out, s
         "(1 more column does not fit into 18 characters: other; --format csv has every column)\n");
 }
 
+TEST_CASE("a text that wraps keeps the columns after it") {
+  Table t;
+  t.columns = {{.name = "layout", .wraps = true}, {.name = "step", .right = true}};
+  t.rows = {{std::string("dp2 tp2 pp4 cp4 zero1 1f1b"), std::string("55.1 s")}, {std::string("dp64"), std::string("9 s")}};
+  CHECK(print_aligned(t, 26) ==
+        "layout                step\n"
+        "------------------  ------\n"
+        "dp2 tp2 pp4 cp4     55.1 s\n"
+        "zero1 1f1b\n"
+        "dp64                   9 s\n");
+}
+
 TEST_CASE("formats are named") {
   CHECK(table_format_named("markdown") == TableFormat::kMarkdown);
   CHECK(table_format_named("json") == TableFormat::kJson);

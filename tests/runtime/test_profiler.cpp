@@ -156,7 +156,7 @@ TEST_CASE("a packed trace reads back as it was, and one that is cut off is refus
   write(plain,
         "{\"version\":1,\"producer\":\"x\",\"world_size\":1000000,\"steps\":1000000,\"streams\":[],\"dropped\":0,\"recorder_"
         "overhead_s\":0}\n");
-  CHECK(contains(to_string(read_trace_lines(plain).error()), "1000000 ranks and 1000000 steps are no trace's"));
+  CHECK(contains(to_string(read_trace_lines(plain).error()), "1000000 ranks and 1000000 steps, where a trace has"));
 }
 
 TEST_CASE("a trace joins a plan by the text of its ops, whatever their numbers were", "[profiler]") {

@@ -110,6 +110,16 @@ TEST_CASE("a zip block is one axis") {
   CHECK(e.points[1].config.layout.schedule == Schedule::kAfab);
 }
 
+TEST_CASE("no name that a file gives is lost: two for one point are a problem") {
+  const std::string twins = errors_of(small("include:\n  - {name: a, tp: 1}\n  - {name: b, tp: 1}\n"));
+  CHECK(twins.find("`a` and `b` are one case: they differ in their name only") != std::string::npos);
+  // A name that is given replaces one made of values.
+  const Expansion e = points_of(small("axes: {tp: [1, 2]}\ninclude:\n  - {name: b, tp: 2}\n  - {tp: 1}\n"));
+  CHECK(names_of(e) == Names{"tp=1", "b"});
+  CHECK(e.points[1].config.name == "b");
+  CHECK(e.duplicates == 2);
+}
+
 TEST_CASE("when sets values, and what becomes equal is one point") {
   const Expansion e =
       points_of(small("axes: {pp: [1, 2], schedule: [afab, 1f1b]}\nwhen:\n  - {if: pp == 1, set: {schedule: none}}\n"));
