@@ -456,6 +456,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   metadata.sweep = sweep->name();
   metadata.traces = name_of(*resolution == Resolution::kTimeline ? *traces : Traces::kNone);
   metadata.claims = sweep->claims();
+  metadata.loss_target = sweep->loss_target();
   metadata.calibration_id = points->calibration_id;
   DriveOptions drive_options;
   drive_options.mode = mode;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 #include "plan/base/check.h"
 #include "plan/base/files.h"
@@ -429,6 +430,10 @@ Result<RunDirectory> RunDirectory::open(RunLock lock) {
 void RunDirectory::begin(const RunMetadata& run) {
   store_.begin_run(run);
   program_version_ = run.program_version;
+  loss_target_ = run.loss_target;
+  bool asks_anew = false;
+  for (CaseOutcome& outcome : cases_) asks_anew |= !(std::exchange(outcome.loss_target, loss_target_) == loss_target_);
+  if (asks_anew) store_.append(cases_);
 }
 
 /// In the place of the case's earlier outcome, or behind all others.
@@ -442,16 +447,18 @@ void RunDirectory::keep(CaseOutcome outcome) {
   ++unwritten_;
 }
 
-void RunDirectory::append(const CaseOutcome& outcome) {
-  if (!in_memory_) return append(std::span(&outcome, 1));
+void RunDirectory::append(const CaseOutcome& given) {
+  CaseOutcome outcome = given;
+  outcome.loss_target = loss_target_;
+  if (!in_memory_) return append(std::span<const CaseOutcome>(&outcome, 1));
   store_.append({&outcome, 1});
-  keep(outcome);
+  keep(std::move(outcome));
   if (cases_.size() > kInMemory) return leave_memory();
   // Rewriting n rows after each of n cases is n^2: long sweeps rewrite once for every hundredth more, and in `finish`.
   if (unwritten_ >= static_cast<int64_t>(cases_.size()) / 100) finish();
 }
 
-void RunDirectory::append(std::span<const CaseOutcome> outcomes) {
+void RunDirectory::append(std::span<const CaseOutcome> outcomes) {  // predicted without training: there is no loss to ask for
   store_.append(outcomes);
   if (!in_memory_) {
     if (!csv_) return;  // a directory that was large when it was opened: rows may be replaced, and are written at the end

@@ -115,6 +115,7 @@ class RunDirectory {
   RunLock lock_;
   Store store_;
   std::string program_version_;
+  LossTarget loss_target_;
   void keep(CaseOutcome outcome);
   bool in_memory_ = true;
   std::unique_ptr<PendingFile> csv_;  ///< rows of the cases so far, where they are not in memory

@@ -59,6 +59,7 @@ struct Sweep::Content {
   std::vector<SweepExclusion> exclusions;
   std::vector<SweepInclusion> inclusions;
   std::vector<Claim> claims;
+  LossTarget loss_target;
   Settings overrides;
 };
 

@@ -309,6 +309,7 @@ std::vector<ReasonCount> refusals(const Expansion& expansion) {
 const std::string& Sweep::name() const { return content_->name; }
 const std::string& Sweep::description() const { return content_->description; }
 const std::vector<Claim>& Sweep::claims() const { return content_->claims; }
+const LossTarget& Sweep::loss_target() const { return content_->loss_target; }
 const std::string& Sweep::file() const { return content_->file; }
 Mode Sweep::mode() const { return content_->mode; }
 
