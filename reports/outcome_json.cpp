@@ -447,6 +447,7 @@ void visit_fields(V& v, T& x) {
   v("calibration_id", x.calibration_id);
   v("recorder_overhead_s", x.recorder_overhead_s);
   v("dropped_events", x.dropped_events);
+  v("traces", x.traces);
   v("claims", x.claims);
   v("loss_target", x.loss_target);
 }

@@ -176,6 +176,7 @@ void estimate_time(const Prepared::Inside& in, const Point& point, const Executo
   part(TimePart::kUpdate) = time.update, part(TimePart::kLaunch) = time.launch;
   part(TimePart::kTensorParallel) = time.tensor, part(TimePart::kDataParallel) = time.data;
   part(TimePart::kPipeline) = time.pipeline;
+  e.sends_s = 0;  // the walk tells waits and sends not apart
   e.hidden_comm_s = time.hidden;
   e.step_s = 0;
   for (const double s : e.parts) e.step_s += s;
