@@ -136,7 +136,7 @@ TEST_CASE("every shipped model is searched, answered by memory and swept analyti
   const std::string other =
       scratch.write("zb.yaml",
                     "name: zb\nmodel: mixtral-8x7b\nmachine: {preset: h100, nodes: 4}\nresolution: analytic\n"
-                    "profile: megatron\npp: 4\ngrad_accumulation: 8\nprecision: bf16\nseq_len: 4096\nzero: 1\nep: 8\n"
+                    "profile: megatron-zero-bubble\npp: 4\ngrad_accumulation: 8\nprecision: bf16\nseq_len: 4096\nzero: 1\nep: 8\n"
                     "axes: {schedule: [1f1b, zb-h1]}\n");
   const Output schedules = shardlab_program(scratch, fmt::format("run {} --out {} --format csv", other, scratch / "zb"));
   INFO(schedules.err);

@@ -20,7 +20,7 @@ using testing::slurp;
 
 /// What shardlab's own executor runs: its memory and wire bytes are exact.
 constexpr const char* kExecuted =
-    "--model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 256 --precision fp32 --schedule "
+    "--profile shardlab --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 256 --precision fp32 --schedule "
     "none,1f1b --recompute none,full --offload none --cp 1 --sequence-parallel false --hybrid-shard 0 ";
 
 std::map<std::string, std::string> first_row(const std::string& path) {
