@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "plan/base/tree.h"
+#include "plan/limits.h"
 #include "plan/treatment.h"
 
 namespace shardlab {
@@ -150,6 +151,16 @@ Result<void> check_products(const Case& c) {
   const double attention = static_cast<double>(m.heads) * static_cast<double>(m.head_dim);
   const double widest = std::max({static_cast<double>(m.qkv_rows()), static_cast<double>(m.up_rows()), attention, vocab});
   const double op_flops = 2 * tokens * std::max(hidden * widest, 2 * static_cast<double>(t.seq_len) * attention);
+  if (m.heads > kMaxHeads || m.kv_heads > kMaxHeads || m.head_dim > kMaxHeads)
+    return refusal(fmt::format("model.heads={}, kv_heads={}, head_dim={}: one is absurdly large", m.heads, m.kv_heads, m.head_dim),
+                   fmt::format("set each to {} or less", kMaxHeads));
+  const double rows = std::max({tokens, hidden, static_cast<double>(m.max_positions)});
+  const double elements = std::max(rows * std::max(widest, hidden), static_cast<double>(parameter_count(m)));
+  if (elements > static_cast<double>(kMaxElements))
+    return refusal(
+        fmt::format("a tensor or bucket of {:.3g} elements: seq_len {} * micro_batch {}, and a model of {:.3g} parameters",
+                    elements, t.seq_len, t.micro_batch, static_cast<double>(parameter_count(m))),
+        fmt::format("at most {} are planned in one buffer: lower seq_len, micro_batch or the model", kMaxElements));
   const double layer_widths =
       16 * hidden + 4 * static_cast<double>(m.qkv_rows()) + 4 * attention + 4 * static_cast<double>(m.up_rows());
   const double activations =
