@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
+#include <utility>
+#include <variant>
 
 #include "cli/namespaces.h"
 #include "reports/columns.h"
@@ -24,10 +27,15 @@ std::optional<double> bytes_of_class(const CaseOutcome& outcome, std::string_vie
   return std::nullopt;
 }
 
+/// Figures of time and loss are predicted by a model or measured with noise: sides of a comparison that are nearer than this, as a
+/// share of the larger, are not told apart. Bytes and counts are exact.
+constexpr double kMargin = 0.005;
+
 class Judge {
  public:
   explicit Judge(std::span<const CaseOutcome> cases) : cases_(cases) {}
 
+  /// The verdict has a margin where it stays the same whichever way the comparisons without one go.
   Statement judge(const Claim& claim) {
     Vocabulary vocabulary;
     vocabulary.figures = true;
@@ -35,16 +43,44 @@ class Judge {
     if (const auto* error = std::get_if<ExpressionError>(&parsed)) return undecided(claim, error->message);
     figures_.clear();
     missing_.clear();
-    const auto truth = std::get<Expression>(parsed).holds([this](std::string_view key) { return figure(key); });
+    near_.clear();
+    inexact_ = false;
+    const auto& check = std::get<Expression>(parsed);
+    const auto truth = holds(check, Near::kAsTheyAre);
     if (const auto* error = std::get_if<ExpressionError>(&truth))
       return undecided(claim, missing_.empty() ? error->message : missing_);
-    const bool holds = std::get<bool>(truth);
-    return {holds ? Statement::Mood::kGood : Statement::Mood::kBad,
-            fmt::format("{}: \"{}\" ({}). Tested: {}, where {}.", holds ? "Holds here" : "Does not hold here", claim.says,
-                        claim.source, claim.check, figures_)};
+    const auto stays = [&](Near near) {
+      const auto other = holds(check, near);
+      return std::holds_alternative<bool>(other) && std::get<bool>(other) == std::get<bool>(truth);
+    };
+    const bool firm = near_.empty() || (stays(Near::kTrue) && stays(Near::kFalse));
+    return verdict(claim, std::get<bool>(truth), firm);
   }
 
  private:
+  enum class Near : uint8_t { kAsTheyAre, kTrue, kFalse };
+
+  std::variant<bool, ExpressionError> holds(const Expression& check, Near near) {
+    const auto compared = [&](double a, double b, bool by_size, bool truth) {
+      const double size = std::max(std::abs(a), std::abs(b)), apart = size > 0 ? std::abs(a - b) / size : 0;
+      if (!std::exchange(inexact_, false) || !by_size || !(apart < kMargin)) return truth;
+      const std::string entry = fmt::format("{:.4g} against {:.4g}, {:.2g} % apart", a, b, 100 * apart);
+      if (near_.find(entry) == std::string::npos) near_ += (near_.empty() ? "" : "; ") + entry;
+      return near == Near::kAsTheyAre ? truth : near == Near::kTrue;
+    };
+    return check.holds([this](std::string_view key) { return figure(key); }, compared);
+  }
+
+  Statement verdict(const Claim& claim, bool holds, bool firm) const {
+    const auto mood = !firm ? Statement::Mood::kNote : holds ? Statement::Mood::kGood : Statement::Mood::kBad;
+    std::string text = fmt::format("{}{}: \"{}\" ({}).", holds ? "Holds here" : "Does not hold here",
+                                   firm ? "" : ", without margin", claim.says, claim.source);
+    if (!holds && !claim.why.empty()) text += fmt::format(" Why: {}.", claim.why);
+    text += fmt::format(" Tested: {}, where {}.", claim.check, figures_);
+    if (!firm) text += fmt::format(" No margin: {}; times and losses are not told apart below {} %.", near_, 100 * kMargin);
+    return {mood, std::move(text)};
+  }
+
   Statement undecided(const Claim& claim, const std::string& why) const {
     return {Statement::Mood::kNote, fmt::format("Undecided: \"{}\" ({}). Not tested, since {}.", claim.says, claim.source, why)};
   }
@@ -58,6 +94,7 @@ class Judge {
     const CaseColumn* column = find_column(what);
     if (column == nullptr) return absent(fmt::format("there is no figure called {}", what));
     const Value value = column->get(*found);
+    inexact_ = inexact_ || (std::holds_alternative<double>(value) && column->unit != Unit::kBytes);
     if (const auto* n = std::get_if<int64_t>(&value)) return noted(key, static_cast<double>(*n), human_text(value, column->unit));
     if (const auto* x = std::get_if<double>(&value)) return noted(key, *x, human_text(value, column->unit));
     if (const auto* b = std::get_if<bool>(&value)) return *b;
@@ -77,6 +114,8 @@ class Judge {
   std::span<const CaseOutcome> cases_;
   std::string figures_;
   std::string missing_;
+  std::string near_;      ///< comparisons without margin
+  bool inexact_ = false;  ///< whether a figure of the comparison under way is no exact count
 };
 
 }  // namespace

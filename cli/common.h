@@ -24,10 +24,21 @@ void print(const Table& table, TableFormat format);
 /// For options that are numbers: refuses in words what lies outside, and what is no number.
 CLI::Validator number_in(double least, double most);
 
-/// Where `calibrate` leaves this machine's file when no other place is named, and where `machine: {local: true}` looks for it.
+/// Where `calibrate` leaves this machine's file when no other place is named: shardlab/machine.yaml under $XDG_CONFIG_HOME or
+/// ~/.config.
 std::string default_machine_file();
-/// Loads a calibrated machine file, and warns on stderr when it was made on another processor or with other kernels.
+/// Where a verb looks for this machine's calibration, the first file that is there: `named` (--machine-file) and no other; the
+/// machine.yaml of the run directory that `case_file` lies in, where one is given; runs/local.yaml of the current directory;
+/// `default_machine_file()`.
+std::vector<std::string> local_machine_files(const std::string& named, const std::string& case_file = "");
+/// Loads a calibrated machine file, and warns on stderr when it was made on another processor, on other cores or with other
+/// kernels.
 Result<Machine> load_local_machine(const std::string& path);
+/// The first of `local_machine_files` with a calibration, which is said on stderr unless it was named. Where there is none: this
+/// machine by its cores and memory, without a calibration. Refuses a named file that is not there.
+Result<Machine> find_local_machine(const std::string& named, const std::string& case_file = "");
+/// Refuses a local machine without a calibration: `what` cannot be told without one.
+Result<void> check_calibrated(const Machine& machine, const std::string& what);
 
 /// The words of a case on the command line: model, machine, devices, the layout flags of ARCHITECTURE.md section 3, and
 /// `--set key=value` for every other key.
@@ -45,8 +56,9 @@ Result<std::vector<std::string>> words_from_flags(const CaseFlags& flags);
 /// The case that the flags name; what they leave out has the sweep file's defaults. One sequence is the default batch.
 Result<Case> case_from_flags(const CaseFlags& flags);
 
-/// Options for loading files that may say `machine: {local: true}`.
-LoadOptions load_options(const std::string& machine_file, std::vector<std::string> overrides = {});
+/// Options for loading files that may say `machine: {local: true}`, which `find_local_machine` answers.
+LoadOptions load_options(const std::string& machine_file, std::vector<std::string> overrides = {},
+                         const std::string& case_file = "");
 
 /// Reads a whole file; a usage error when it cannot be read.
 Result<std::string> read_file(const std::string& path);

@@ -1,6 +1,7 @@
 // doctor: what of this machine the program can use, and what to do about the rest.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "cli/common.h"
@@ -80,12 +81,16 @@ std::vector<Check> cuda_checks() {
 }
 
 Check calibration() {
-  const std::string path = default_machine_file();
-  if (!is_there(path)) return {"calibration", "none", "run `shardlab calibrate` (about a minute)"};
+  const std::vector<std::string> files = local_machine_files("");
+  const auto found = std::ranges::find_if(files, [](const std::string& file) { return is_there(file); });
+  if (found == files.end())
+    return {"calibration", fmt::format("none: looked for {}", fmt::join(files, ", ")), "run `shardlab calibrate` (about a minute)"};
+  const std::string& path = *found;
   const auto machine = load_local_machine(path);
   if (!machine.ok()) return {"calibration", "unreadable: " + machine.error().message, "run `shardlab calibrate` again"};
   return {"calibration",
-          machine->calibration ? fmt::format("{} of {}", machine->calibration->id, machine->calibration->date) : "none in " + path,
+          machine->calibration ? fmt::format("{} of {}, in {}", machine->calibration->id, machine->calibration->date, path)
+                               : "none in " + path,
           ""};
 }
 

@@ -65,13 +65,21 @@ std::string processor_name() {
 
 int usable_cores() { return static_cast<int>(usable_processors().size()); }
 
-int64_t usable_memory() {
-  const std::string available = field("/proc/meminfo", "MemAvailable", ':');
-  int64_t bytes = available.empty() ? 0 : std::atoll(available.c_str()) * 1024;
+namespace {
+
+/// A line of /proc/meminfo in bytes, or the control group's limit where that is less.
+int64_t memory_of(std::string_view line) {
+  const std::string stated = field("/proc/meminfo", line, ':');
+  int64_t bytes = stated.empty() ? 0 : std::atoll(stated.c_str()) * 1024;
   std::ifstream limit("/sys/fs/cgroup/memory.max");
   if (int64_t most = 0; limit >> most && most > 0) bytes = bytes == 0 ? most : std::min(bytes, most);
   return bytes;
 }
+
+}  // namespace
+
+int64_t usable_memory() { return memory_of("MemAvailable"); }
+int64_t total_memory() { return memory_of("MemTotal"); }
 
 std::string today() { return fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr))); }
 

@@ -21,6 +21,8 @@ std::string processor_name();
 int usable_cores();
 /// Bytes of memory that programs can use: MemAvailable, or the control group's limit where that is less.
 int64_t usable_memory();
+/// Bytes of memory that this machine has: MemTotal, or the control group's limit where that is less. The same from run to run.
+int64_t total_memory();
 std::string today();  ///< date and time, UTC, ISO 8601
 
 /// Everything but the calibration and the recorder's figures.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <span>
 #include <tuple>
@@ -13,6 +12,8 @@
 #include "cli/execution.h"
 #include "cli/namespaces.h"
 #include "kernels/kernels.h"
+#include "plan/base/files.h"
+#include "plan/base/limits.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/period.h"
@@ -69,7 +70,7 @@ Result<Case> decide(const Case& config) {
   auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
   const auto lower_probe = [](const Case& probe) { return lower(probe, {.after = {}, .verify = false}); };
-  const auto priced = price_treatments(config, candidate_treatments(config.backend != "cuda"), lower_probe, **costs);
+  const auto priced = price_treatments(config, candidate_treatments(), lower_probe, **costs);
   if (!priced.ok()) return priced.error();
   const int64_t host = capacity_per_rank(config, Space::kHost);
   const auto choice = choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced);
@@ -421,10 +422,10 @@ void write_arrivals(std::span<const ArrivalLog> logs, const CaseFiles& files) {
 Result<std::vector<ArrivalLog>> read_replay(const Case& config, const CaseFiles& files) {
   std::vector<ArrivalLog> logs;
   for (int server = 0; server < config.layout.parameter_server.servers; ++server) {
-    std::ifstream file(files.replay(server), std::ios::binary);
-    if (!file) continue;
-    const std::string text((std::istreambuf_iterator<char>(file)), {});
-    auto log = parse_arrivals(text);
+    if (!is_there(files.replay(server))) continue;
+    const auto text = read_file_within(files.replay(server), limits::kArrivalsBytes);
+    if (!text.ok()) return text.error();
+    auto log = parse_arrivals(*text);
     if (!log.ok()) return Error{log.error().code, log.error().message, log.error().hint, files.replay(server)};
     logs.push_back(std::move(*log));
   }

@@ -78,7 +78,7 @@ std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed
 /// The file's text where it is a plan's, as `print` writes it and `run` leaves it in plan.txt; nothing for any other file.
 std::optional<std::string> plan_text(const std::string& path) {
   auto text = read_file_within(path, limits::kPlanBytes);
-  if (!text.ok() || !text->starts_with("shardlab plan ")) return std::nullopt;
+  if (!text.ok() || !is_plan_text(*text)) return std::nullopt;
   return std::move(*text);
 }
 
@@ -115,7 +115,7 @@ Result<ExitCode> plan_verb(const PlanFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   if (const auto text = plan_text(flags.file)) return check_text(flags, *text, *format);
-  const auto loaded = load_case(flags.file, load_options(flags.machine_file, flags.set));
+  const auto loaded = load_case(flags.file, load_options(flags.machine_file, flags.set, flags.file));
   if (!loaded.ok()) return loaded.error();
   const auto config = decide(*loaded);
   if (!config.ok()) return config.error();
@@ -195,7 +195,7 @@ Result<ExitCode> diff(const DiffFlags& flags) {
   if (!format.ok()) return format.error();
   std::vector<PlacedPlan> placed;
   for (const std::string& file : {flags.a, flags.b}) {
-    const auto loaded = load_case(file, load_options(flags.machine_file, flags.set));
+    const auto loaded = load_case(file, load_options(flags.machine_file, flags.set, file));
     if (!loaded.ok()) return loaded.error();
     const auto config = decide(*loaded);
     if (!config.ok()) return config.error();

@@ -119,7 +119,11 @@ ExitCode dry_run(const Sweep& sweep, const Expansion& expansion, Mode mode, Tabl
       {{"points", Unit::kNone, "points"}, {"reason", Unit::kNone, "refused because"}, {"example", Unit::kNone, "for example"}}, {}};
   for (const ReasonCount& r : refusals(expansion)) reasons.rows.push_back({r.points, r.reason, r.example});
   if (!reasons.rows.empty()) print(reasons, format);
-  if (mode != Mode::kSimulate && expansion.runnable() > 0) {
+  const bool timed = std::ranges::all_of(expansion.points,
+                                         [](const Point& p) { return p.refusal || check_calibrated(p.config.machine, "").ok(); });
+  if (mode != Mode::kSimulate && expansion.runnable() > 0 && !timed) {
+    fmt::print("expected time: not known, as this machine is not calibrated (`shardlab calibrate`)\n");
+  } else if (mode != Mode::kSimulate && expansion.runnable() > 0) {
     const double training = expected_seconds(expansion);
     fmt::print("expected time: {} of training steps, and about {} to start the cases\n", seconds_text(training),
                seconds_text(0.3 * static_cast<double>(expansion.runnable())));
@@ -188,6 +192,15 @@ Result<void> check_backends(const Expansion& expansion, Mode mode) {
   if (mode == Mode::kSimulate) return {};
   for (const Point& point : expansion.points)
     if (!point.refusal) SHARDLAB_TRY(check_backend(point.config.backend));
+  return {};
+}
+
+/// Refuses before anything runs what cannot be predicted: a local machine whose speed nobody measured.
+Result<void> check_speed_known(const Expansion& expansion, Mode mode) {
+  if (mode == Mode::kMeasure) return {};
+  for (const Point& point : expansion.points)
+    if (!point.refusal)
+      SHARDLAB_TRY(check_calibrated(point.config.machine, fmt::format("mode {}, which predicts,", name_of(mode))));
   return {};
 }
 
@@ -272,6 +285,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
                  "call it by a word without slashes, or name the directory with --out", sweep->file()};
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
   SHARDLAB_TRY(check_backends(*expansion, mode));
+  SHARDLAB_TRY(check_speed_known(*expansion, mode));
   SHARDLAB_TRY(check_data(*expansion, mode));
   SHARDLAB_TRY(check_checkpoint_folders(*expansion));
   RunMetadata metadata = describe_environment(invocation.command());
@@ -279,6 +293,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   if (*resolution != Resolution::kTimeline) metadata.program_version += fmt::format(" {}", name_of(*resolution));
   metadata.sweep = sweep->name();
   metadata.claims = sweep->claims();
+  metadata.loss_target = sweep->loss_target();
   for (const Point& point : expansion->points)
     if (point.config.machine.calibration) metadata.calibration_id = point.config.machine.calibration->id;
   DriveOptions drive_options;

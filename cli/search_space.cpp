@@ -11,6 +11,7 @@
 #include "cli/common.h"
 #include "cli/namespaces.h"
 #include "cli/words.h"
+#include "sweeps/keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 #include "sweeps/values.h"
@@ -154,19 +155,25 @@ std::string hyphenated(std::string key) {
   return key;
 }
 
+/// A size in the range of the case's key, so that sizes can be multiplied.
+Result<int64_t> read_size(const char* flag, const char* key, const std::string& text) {
+  const CaseKey& bounds = *find_key(key);
+  if (has_form(bounds, text)) return *parse_count(text);
+  return usage(fmt::format("{} {} is no size", flag, text), fmt::format("expected {}", expected(bounds)));
+}
+
 Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& space) {
   space.seq_len = std::min<int64_t>(model.max_positions > 0 ? model.max_positions : 4096, 4096);
   if (!flags.seq_len.empty()) {
-    const auto value = parse_count(flags.seq_len);
-    if (!value || *value < 1) return usage(fmt::format("--seq-len {} is no size", flags.seq_len), "a whole number from 1");
+    const auto value = read_size("--seq-len", "seq_len", flags.seq_len);
+    if (!value.ok()) return value.error();
     space.seq_len = *value;
   }
   if (model.max_positions > 0 && space.seq_len > model.max_positions)
     return usage(fmt::format("--seq-len {}, and {} has {} positions", space.seq_len, model.name, model.max_positions),
                  "lower --seq-len");
-  const auto tokens = parse_count(flags.global_batch_tokens);
-  if (!tokens || *tokens < 1)
-    return usage(fmt::format("--global-batch-tokens {} is no size", flags.global_batch_tokens), "a whole number: 4Mi, 1048576");
+  const auto tokens = read_size("--global-batch-tokens", "global_batch_tokens", flags.global_batch_tokens);
+  if (!tokens.ok()) return tokens.error();
   if (*tokens % space.seq_len != 0)
     return usage(
         fmt::format("--global-batch-tokens {} is no multiple of seq_len {}", *tokens, space.seq_len),
@@ -302,9 +309,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   if (!objective) return usage(fmt::format("--objective {} is unknown", flags.objective), "use time, memory or cost");
   const auto model = load_model(flags.model);
   if (!model.ok()) return model.error();
-  auto machine = flags.machine == "local"
-                     ? load_local_machine(flags.machine_file.empty() ? default_machine_file() : flags.machine_file)
-                     : load_machine(flags.machine);
+  auto machine = flags.machine == "local" ? find_local_machine(flags.machine_file) : load_machine(flags.machine);
   if (!machine.ok()) return machine.error();
   const auto profile = analytic::profile_named(flags.profile);
   if (!profile.ok()) return profile.error();

@@ -194,9 +194,6 @@ Result<void> check_execution(const Case& c) {
     return refusal(fmt::format("backend={} with transport={}", c.backend, c.transport),
                    c.backend == "cuda" ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
                                        : "use transport: threads, or backend: cuda");
-  if (c.backend == "cuda" && c.train.precision == "fp16")
-    return refusal("precision=fp16 with backend=cuda, which has no kernels of the loss scale",
-                   "use precision: bf16, or backend: cpu");
   if (c.canonical && c.transport == "nccl")
     return refusal("canonical with transport=nccl: NCCL sums in an order of its own",
                    "use transport: one-gpu, or canonical: false");
@@ -276,10 +273,6 @@ Result<void> check_offload(const Case& c) {
     return refusal(fmt::format("offload.activations={} with recompute_options.every={}: every layer is parked alike",
                                name_of(o.activations), c.layout.recompute_options.every),
                    "set recompute_options.every: 1, or offload.activations: none");
-  if (c.backend == "cuda")
-    return refusal(
-        fmt::format("offload={} with backend=cuda: no test has yet moved state between a GPU and its host", offload_text(o)),
-        "use backend: cpu, or offload: none");
   return {};
 }
 
@@ -326,9 +319,6 @@ Result<void> check_by_layer(const Case& c) {
   if (!by_layer) return {};
   const auto treatments = parse_treatments(l.recompute_options.layers, c.model.layers);
   if (!treatments.ok()) return treatments.error();
-  if (parks_activations(c) && c.backend == "cuda")
-    return refusal("recompute with layers @cpu and backend=cuda: no test has yet moved state between a GPU and its host",
-                   "leave @cpu out, or use backend: cpu");
   return {};
 }
 
@@ -382,10 +372,6 @@ Result<void> check_zero_plus_plus(const Case& c) {
       return refusal(
           fmt::format("zero_plus_plus.gradients with {}={}: they travel in 4 bits, and are added up in fp32", key, *dtype),
           fmt::format("leave {} out", key));
-  if ((z.weights || z.gradients) && c.backend == "cuda")
-    return refusal(
-        fmt::format("zero_plus_plus.{} with backend=cuda, which has no kernels that quantise", z.weights ? "weights" : "gradients"),
-        "use backend: cpu, or zero_plus_plus.secondary alone");
   return {};
 }
 
@@ -475,6 +461,10 @@ Result<void> check_staleness(const Case& c) {
   if (l.parameter_server.staleness < 0) return {};
   const std::string what = fmt::format("parameter_server.staleness={}", l.parameter_server.staleness);
   constexpr std::string_view kInStep = "parameter_server.staleness: sync";
+  if (c.transport != "threads")
+    return refusal(fmt::format("{} with transport={}: servers that apply what comes first meet their workers on the processor",
+                               what, c.transport),
+                   fmt::format("use transport: threads with backend: cpu, or {}", kInStep));
   for (const auto& [key, size] : {std::pair{"tp", l.tp}, {"pp", l.pp}})
     if (size > 1)
       return refusal(fmt::format("{} with {}={}: a worker of several ranks would pull values of several versions", what, key, size),
@@ -527,9 +517,6 @@ Result<void> check_parameter_server(const Case& c) {
   if (l.diloco.steps > 0)
     return refusal(fmt::format("{} with diloco.steps={}: servers update at every step", what, l.diloco.steps),
                    "set diloco.steps: 0, or parameter_server.servers: 0");
-  if (c.transport != "threads")
-    return refusal(fmt::format("{} with transport={}, which moves data by a way of its own", what, c.transport),
-                   "use transport: threads, or zero: 1, which shards the optimizer alike");
   return check_staleness(c);
 }
 
@@ -580,7 +567,6 @@ Result<void> check_diloco(const Case& c) {
     return apart("grad_norm", "each worker's gradient has a norm of its own, and none is the step's", "set grad_norm: false");
   if (!(c.checkpoint == Checkpointing{}))
     return apart("checkpoint", "the moments belong to workers, and no other layout could take them up", "leave checkpoint out");
-  if (c.backend == "cuda") return apart("backend=cuda", "which has no kernel of the outer step", "use backend: cpu");
   return {};
 }
 
@@ -715,8 +701,6 @@ Result<void> check_unused(const Case& c) {
 Result<void> check_guard(const Case& c) {
   const Guard& g = c.train.guard;
   if (!g.any()) return {};
-  if (c.backend == "cuda")
-    return refusal("guard with backend=cuda, which has no kernels of it", "leave guard out, or use backend: cpu");
   if (g.nonfinite != GuardAction::kNone && c.train.precision == "fp16")
     return refusal(fmt::format("guard.nonfinite={} with precision=fp16, whose loss scale overflows on purpose and skips such steps",
                                name_of(g.nonfinite)),

@@ -190,13 +190,50 @@ std::vector<CollectiveStep> collective_steps(CollectiveKind kind, Algorithm algo
   return generate(HalvingDoubling{size, index}, kind, root);
 }
 
-int64_t sent_elements(CollectiveKind kind, Algorithm algorithm, int64_t elements, int size, int index, int root) {
-  int64_t sent = 0;
-  for (const CollectiveStep& step : collective_steps(kind, algorithm, size, index, root)) {
-    int64_t parts = 0;
-    for (const int p : step.send_parts) parts += part_begin(elements, size, p + 1) - part_begin(elements, size, p);
-    sent += step.send_to == kEveryOther && !step.scatter ? parts * (size - 1) : parts;
+namespace {
+
+/// Elements of parts [first, first + count) of a buffer that is cut in `size`.
+int64_t elements_of_parts(int64_t elements, int size, int first, int count) {
+  return part_begin(elements, size, first + count) - part_begin(elements, size, first);
+}
+
+/// Of a ring: every part but one passes through the rank.
+int64_t sent_by_ring(CollectiveKind kind, int64_t elements, const Ring& ring, int root) {
+  const auto but = [&](int part) { return elements - elements_of_parts(elements, ring.g, part, 1); };
+  switch (kind) {
+    case CollectiveKind::kReduceScatter: return but(ring.r);
+    case CollectiveKind::kAllGather: return but(ring.wrap(ring.r + 1));
+    case CollectiveKind::kAllReduce: return but(ring.r) + but(ring.wrap(ring.r + 1));
+    case CollectiveKind::kAllToAll: return but(ring.r);
+    case CollectiveKind::kBroadcast: return ring.wrap(ring.r - root) < ring.g - 1 ? elements : 0;
   }
+  return 0;
+}
+
+int64_t sent_directly(CollectiveKind kind, int64_t elements, int size, int index, int root) {
+  const int64_t own = elements_of_parts(elements, size, index, 1);
+  switch (kind) {
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kAllToAll: return elements - own;
+    case CollectiveKind::kAllGather: return own * (size - 1);
+    case CollectiveKind::kAllReduce: return elements - own + own * (size - 1);
+    case CollectiveKind::kBroadcast: return index == root ? elements * (size - 1) : 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+// Halving-doubling sends few messages, so its steps are summed; those of the others grow with the square of the group and are not
+// written down. `tests/plan/test_collectives.cpp` compares each with the sum over the steps.
+int64_t sent_elements(CollectiveKind kind, Algorithm algorithm, int64_t elements, int size, int index, int root) {
+  SHARDLAB_CHECK(index >= 0 && index < size && root >= 0 && root < size, "rank {} and root {} of a group of {}", index, root, size);
+  if (size == 1) return 0;
+  if (algorithm == Algorithm::kRing) return sent_by_ring(kind, elements, Ring{size, index}, root);
+  if (algorithm == Algorithm::kDirect) return sent_directly(kind, elements, size, index, root);
+  int64_t sent = 0;
+  for (const CollectiveStep& step : collective_steps(kind, algorithm, size, index, root))
+    for (const int p : step.send_parts) sent += elements_of_parts(elements, size, p, 1);
   return sent;
 }
 

@@ -1,6 +1,7 @@
 #include "plan/device_scratch.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "plan/base/tree.h"
 #include "plan/type.h"
@@ -74,11 +75,23 @@ int64_t scratch_of(const SumScalars&, const Operands& o) {
   return lent(4 * elements);
 }
 
-int64_t scratch_of(const SquaredNorm&, const Operands& o) {
+/// Spans of elements that a block each looks at, over all reads.
+int64_t spans(const Operands& o) {
   constexpr int64_t kSpan = 8192;
-  int64_t blocks = 0;
-  for (size_t i = 0; i < o.op.reads.size(); ++i) blocks += (o.read(i).shape.elements() + kSpan - 1) / kSpan;
-  return lent(8 * blocks);
+  int64_t spans = 0;
+  for (size_t i = 0; i < o.op.reads.size(); ++i) spans += (o.read(i).shape.elements() + kSpan - 1) / kSpan;
+  return spans;
+}
+
+int64_t scratch_of(const SquaredNorm&, const Operands& o) { return lent(8 * spans(o)); }
+
+/// Kernels by name (kernels/README.md).
+int64_t scratch_of(const Kernel& w, const Operands& o) {
+  if (w.name == "amax" || w.name == "found_inf") return lent(4 * (2 + spans(o)));
+  if (w.name == "top_k" || w.name == "random_k") return lent(kScratchAlignment + 64 * spans(o));  // 16 counts a span
+  if (w.name == "orthogonalise") return lent(8 * o.read(0).shape.elements());
+  if (w.name == "frozen_adam") return lent(4);
+  return 0;
 }
 
 template <class Other>
@@ -95,7 +108,15 @@ int64_t device_scratch_bytes(const Segment& segment, const Op& op, const Mesh& m
 }
 
 void add_device_workspaces(Plan& plan, const DeviceKernels& kernels) {
-  add_workspaces(plan, [&](const Segment& segment, const Op& op) { return device_scratch_bytes(segment, op, plan.mesh, kernels); });
+  std::vector<bool> lends(plan.streams.size());  // by stream: whether its workspace is the device's
+  for (const Segment& segment : plan.segments)
+    for (const Step& step : segment.steps)
+      if (const Op* op = std::get_if<Op>(&step); op != nullptr && !works_on_host(segment, *op))
+        lends[op->stream.index()] = lends[op->stream.index()] || device_scratch_bytes(segment, *op, plan.mesh, kernels) > 0;
+  add_workspaces(plan, [&](const Segment& segment, const Op& op) {
+    if (!works_on_host(segment, op)) return device_scratch_bytes(segment, op, plan.mesh, kernels);
+    return lends[op.stream.index()] ? 0 : scratch_bytes(segment, op, kernels.canonical);
+  });
 }
 
 }  // namespace shardlab

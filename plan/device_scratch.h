@@ -20,14 +20,16 @@ inline constexpr int64_t kScratchAlignment = 256;
 /// Bytes that `op` may use beside its operands on a GPU.
 ///
 /// Formula, in fp32 for b sequences of s tokens: norm W 2 (rms 1) and a bias's W 1 times b leaves width; attention I b s heads;
-///   cross-entropy with losses b s; a sum of scalars its elements; a squared norm 8 bytes for each 8192 elements of a part; and so
+///   cross-entropy with losses b s; a sum of scalars its elements; a squared norm 8 bytes for each span of 8192 elements of a
+///   part, a largest size 4 bytes a span and 8 more, a selection 64 a span and 256 more; an orthonormal basis 8 bytes an element;
+///   1-bit Adam's step 4 bytes; and so
 ///   that the address can be aligned, kScratchAlignment more. leaves: 16, or those that a shard of the tokens meets. A product of
 ///   the library, and cuDNN's attention: `kLibraryWorkspace`, `AttentionCalls`. Everything else works in place.
 /// Units: bytes.
 /// Source: kernels/cuda/geometry.cpp, to which tests hold it.
 int64_t device_scratch_bytes(const Segment& segment, const Op& op, const Mesh& mesh, const DeviceKernels& kernels);
 
-/// `add_workspaces` for a GPU.
+/// `add_workspaces` for a GPU. What the host works on is lent host memory on streams of the host's, and nothing on others.
 void add_device_workspaces(Plan& plan, const DeviceKernels& kernels);
 
 }  // namespace shardlab

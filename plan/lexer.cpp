@@ -1,5 +1,6 @@
 #include "plan/lexer.h"
 
+#include "plan/limits.h"
 #include "plan/text_names.h"
 
 namespace shardlab {
@@ -10,7 +11,7 @@ class Lexer {
   explicit Lexer(std::string_view text) : text_(text) {}
 
   std::vector<Token> run() {
-    while (at_ < text_.size()) step();
+    while (at_ < text_.size() && static_cast<int64_t>(tokens_.size()) <= kMaxPlanTokens) step();
     start();
     finish(Token::Kind::kFileEnd);
     return std::move(tokens_);

@@ -97,7 +97,16 @@ struct Claim {
   std::string says;
   std::string source;  ///< paper and section, or who claims it
   std::string check;   ///< "zero1.states_bytes < 0.6 * zero0.states_bytes": figures are CASE.COLUMN or CASE.CLASS_bytes
+  std::string why;     ///< of a sentence that does not hold: the reason, shown beside that verdict; may be empty
   friend bool operator==(const Claim&, const Claim&) = default;
+};
+
+/// The training loss whose time and tokens a sweep asks for. It is reached with the first step at which the mean of the last
+/// `mean_of` losses is at or below `loss`.
+struct LossTarget {
+  double loss = 0;  ///< nats a token; 0: none is asked for
+  int64_t mean_of = 10;
+  friend bool operator==(const LossTarget&, const LossTarget&) = default;
 };
 
 struct CaseOutcome {
@@ -110,6 +119,7 @@ struct CaseOutcome {
   std::optional<Prediction> predicted;
   std::optional<Measurement> measured;
   std::vector<OpComparison> ops;
+  LossTarget loss_target;  ///< of the sweep that the run directory was last run for
 };
 
 }  // namespace shardlab

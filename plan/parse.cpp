@@ -8,7 +8,9 @@
 #include <limits>
 #include <unordered_map>
 
+#include "plan/base/limits.h"
 #include "plan/lexer.h"
+#include "plan/limits.h"
 #include "plan/op_fields.h"
 #include "plan/text.h"
 #include "plan/text_names.h"
@@ -84,6 +86,9 @@ class Parser {
   Parser(std::string_view text, std::string_view file) : file_(file), tokens_(lex(text)), prototypes_(prototypes()) {}
 
   Result<Plan> run() {
+    if (static_cast<int64_t>(tokens_.size()) > kMaxPlanTokens)
+      return Error{ExitCode::kUsage, fmt::format("the text has more than {} names, numbers and marks", kMaxPlanTokens),
+                   "print a plan of fewer micro-batches or stages", file_};
     if (magic())
       while (!failed() && peek().kind != Token::Kind::kFileEnd) {
         if (peek().kind == Token::Kind::kLineEnd)
@@ -205,9 +210,13 @@ class Parser {
       if (axis.name == "micro") return fail(at, "expected another name for an axis: `micro` is the micro-batch part of a type");
       if (axis.size < 1)
         return fail(at, fmt::format("expected a size of at least 1 for axis `{}`, found {}", axis.name, axis.size));
+      if (axis.size > kMaxRanks)
+        return fail(at, fmt::format("expected at most {} ranks, found {} along axis `{}`", kMaxRanks, axis.size, axis.name));
       if (plan_.mesh.axes.size() == kMaxAxes) return fail(at, fmt::format("expected at most {} axes, found one more", kMaxAxes));
       if (!define(axes_, at, plan_.mesh.axes.size(), "an axis")) return false;
       plan_.mesh.axes.push_back(axis);
+      if (!fits_limits(plan_.mesh))
+        return fail(at, fmt::format("expected at most {} ranks in all, found more with `{}={}`", kMaxRanks, axis.name, axis.size));
     }
     return line_end();
   }
@@ -278,6 +287,7 @@ class Parser {
   // --- types -----------------------------------------------------------------------------------------------------
 
   bool type(Type& out) {
+    const Token first = peek();
     const auto dtype = peek().kind == Token::Kind::kWord ? dtype_named(peek().text) : std::nullopt;
     if (!dtype) return expected("an element type (f32, f64, bf16, f16, i64, i32, ...)");
     out.dtype = *dtype;
@@ -292,11 +302,21 @@ class Parser {
       if (extent < 0) return fail(at, fmt::format("expected an extent of at least 0, found {}", extent));
       out.shape[out.shape.rank++] = extent;
     }
+    if (!fits_limits(out.shape))
+      return fail(first, fmt::format("expected at most {} elements in a buffer, found {}", kMaxElements,
+                                     fmt::join(out.shape.extent.begin(), out.shape.extent.begin() + out.shape.rank, " x ")));
     while (is_mark(":", 1))
       if (!placement(out)) return false;
-    if (take_word("scale") && !number(out.scale.factor, "a scale such as 1/4")) return false;
+    if (take_word("scale") && !scale(out.scale.factor)) return false;
     if (take_word("per") && !name(out.scale.denominator, "the name of a denominator")) return false;
     return is_mark(":", 1) ? placement(out) : true;
+  }
+
+  bool scale(Rational& out) {
+    const Token at = peek();
+    if (!number(out, "a scale such as 1/4")) return false;
+    if (out.num >= -kMaxScale && out.num <= kMaxScale && out.den <= kMaxScale) return true;
+    return fail(at, fmt::format("expected a scale of numbers up to {}, found {}", kMaxScale, describe(at)));
   }
 
   /// "dp:S0", "tp:P", "pp:L", "micro:slice".
@@ -527,7 +547,10 @@ class Parser {
 
   bool role_head() {
     Role role;
+    const Token at = peek();
     if (!number(role.stage, "the role's stage")) return false;
+    if (role.stage < 0 || role.stage >= kMaxRanks)
+      return fail(at, fmt::format("expected a stage from 0 to {}, found {}", kMaxRanks - 1, role.stage));
     plan_.roles.push_back(std::move(role));
     buffer_names_.clear();
     in_role_ = true;
@@ -570,7 +593,7 @@ class Parser {
     ItemKind item;
     if (!buffer(item.buffer)) return false;
     role.program.emplace_back(item);
-    return line_end();
+    return counted(1) && line_end();
   }
 
   bool call_line(Role& role) {
@@ -594,8 +617,17 @@ class Parser {
       ++at_;
       if (!mark("=") || !buffer(bound)) return false;
     }
+    const size_t steps = plan_.segments[call.segment.index()].steps.size();
     role.program.emplace_back(std::move(call));
-    return line_end();
+    return counted(static_cast<int64_t>(steps)) && line_end();
+  }
+
+  /// So many more instructions than the lines before it make.
+  bool counted(int64_t instructions) {
+    instructions_ += instructions;
+    if (instructions_ <= kMaxInstructions) return true;
+    return fail(peek(), fmt::format("expected at most {} ops, allocations and frees with every call expanded, found more",
+                                    kMaxInstructions));
   }
 
   // --- names used before their definition --------------------------------------------------------------------------------
@@ -635,6 +667,7 @@ class Parser {
   std::vector<Token> tokens_;
   std::vector<Work> prototypes_;
   size_t at_ = 0;
+  int64_t instructions_ = 0;  ///< of all roles so far, calls expanded
   std::optional<Error> error_;
   Plan plan_;
   bool in_segment_ = false, in_role_ = false;
@@ -646,6 +679,23 @@ class Parser {
 
 }  // namespace
 
-Result<Plan> parse_plan(std::string_view text, std::string_view file) { return Parser(text, file).run(); }
+bool is_plan_text(std::string_view text) {
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    while (!line.empty() && (line.front() == ' ' || line.front() == '\t' || line.front() == '\r')) line.remove_prefix(1);
+    if (line.starts_with("//") || line.empty()) continue;
+    return line.starts_with(kPlanMagic) && line.substr(kPlanMagic.size()).starts_with(' ');
+  }
+  return false;
+}
+
+Result<Plan> parse_plan(std::string_view text, std::string_view file) {
+  if (static_cast<int64_t>(text.size()) > limits::kPlanBytes)
+    return Error{ExitCode::kUsage, fmt::format("the text has more than {} bytes", limits::kPlanBytes),
+                 "print a plan of fewer micro-batches or stages", std::string(file)};
+  return Parser(text, file).run();
+}
 
 }  // namespace shardlab

@@ -21,6 +21,9 @@ std::string print(const Type& type, const Mesh& mesh);
 /// "all_reduce tp.out (%z) -> (%z.sum)": the text of an op.
 std::string print(const Plan& plan, const Segment& segment, const Op& op);
 
+/// Whether `text` is a plan's: its first line that is neither empty nor a comment names the language.
+bool is_plan_text(std::string_view text);
+
 /// Reads a plan back. Errors name line and column, what was expected, and what was found.
 Result<Plan> parse_plan(std::string_view text, std::string_view file = "plan");
 

@@ -1,10 +1,12 @@
 // Rule 1, form: ids exist, views lie inside their base, bindings are exact, operands fit the op. What every later rule relies on.
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "plan/base/hash.h"
+#include "plan/limits.h"
 #include "plan/verify_internal.h"
 
 namespace shardlab::verifying {
@@ -152,13 +154,23 @@ class FormChecker {
     if (plan_.mesh.axes.size() > kMaxAxes)
       return fault(-1, "", "the mesh has {} axes, more than {}", plan_.mesh.axes.size(), kMaxAxes);
     for (const MeshAxis& a : plan_.mesh.axes)
-      if (a.size < 1) fault(-1, "", "axis `{}` has size {}", a.name, a.size);
+      if (a.size < 1) return fault(-1, "", "axis `{}` has size {}", a.name, a.size);
+    if (!fits_limits(plan_.mesh)) return fault(-1, "", "the mesh has more than {} ranks", kMaxRanks);
     if (static_cast<int>(plan_.roles.size()) != stages)
       fault(-1, "", "{} roles for a pipeline axis of size {}: there must be one per coordinate", plan_.roles.size(), stages);
     if (plan_.streams.empty() || plan_.streams.size() > kMaxStreams)
       fault(-1, "", "{} streams: a plan has at least `compute` and at most {}", plan_.streams.size(), kMaxStreams);
-    if (plan_.micro_batches < 1) fault(-1, "", "{} micro-batches", plan_.micro_batches);
-    if (plan_.period < 1) fault(-1, "", "a period of {} steps", plan_.period);
+    if (plan_.micro_batches < 1 || plan_.micro_batches > kMaxMicroBatches)
+      fault(-1, "", "{} micro-batches: a plan has 1 to {}", plan_.micro_batches, kMaxMicroBatches);
+    if (plan_.sequences_per_micro_batch < 1 || plan_.sequences_per_micro_batch > kMaxElements)
+      fault(-1, "", "{} sequences a micro-batch: a plan has 1 to {}", plan_.sequences_per_micro_batch, kMaxElements);
+    if (plan_.period < 1 || plan_.period > kMaxPeriod)
+      fault(-1, "", "a period of {} steps: a plan has 1 to {}", plan_.period, kMaxPeriod);
+    for (size_t r = 0; r < plan_.roles.size(); ++r)
+      if (plan_.roles[r].stage != static_cast<int>(r))
+        fault(static_cast<int>(r), "", "the role is said to be of stage {}: roles stand in order, one a stage, from 0",
+              plan_.roles[r].stage);
+    check_parameters();
     check_names(plan_.comms, -1, "communicators");
     check_names(plan_.segments, -1, "segments");
     check_names(plan_.parameters, -1, "parameters");
@@ -171,6 +183,16 @@ class FormChecker {
       if (c.axes.mask >> plan_.mesh.axes.size()) fault(-1, "", "communicator `{}` names an axis that the mesh lacks", c.name);
       if (c.span == Span::kEnds && c.axes.size() != 1)
         fault(-1, "", "communicator `{}` joins ends, so it must have one axis", c.name);
+    }
+  }
+
+  void check_parameters() {
+    const auto stages = static_cast<int>(plan_.roles.size());
+    for (const Parameter& p : plan_.parameters) {
+      check_type(p, p.type, -1, "parameters");
+      if (p.first_stage < 0 || p.last_stage < p.first_stage || p.last_stage >= stages)
+        fault(-1, "parameters", "%{} is of stages {} to {}, and the plan has stages 0 to {}", p.name, p.first_stage, p.last_stage,
+              stages - 1);
     }
   }
 
@@ -187,7 +209,12 @@ class FormChecker {
   template <class Owner>
   void check_type(const Owner& owner, const Type& type, int role, const std::string& where) {
     for (int d = 0; d < type.shape.rank; ++d)
-      if (type.shape[d] < 1) fault(role, where, "%{}: extent {} of dim {} is not positive", owner.name, type.shape[d], d);
+      if (type.shape[d] < 1) return fault(role, where, "%{}: extent {} of dim {} is not positive", owner.name, type.shape[d], d);
+    if (!fits_limits(type.shape)) return fault(role, where, "%{} has more than {} elements on one rank", owner.name, kMaxElements);
+    const Rational& scale = type.scale.factor;
+    if (scale.num < -kMaxScale || scale.num > kMaxScale || scale.den < 1 || scale.den > kMaxScale)
+      fault(role, where, "%{} has scale {}: numerator and denominator are at most {}", owner.name, scale_name(type.scale),
+            kMaxScale);
     for (size_t a = 0; a < kMaxAxes; ++a) {
       const Placement p = type.place[a];
       if (a >= plan_.mesh.axes.size() && p.kind != Place::kReplicate)
@@ -195,6 +222,19 @@ class FormChecker {
       if (p.is_shard() && (p.dim < 0 || p.dim >= type.shape.rank))
         fault(role, where, "%{}: shard({}) along {}, but it has {} dims", owner.name, p.dim, plan_.mesh.axes[a].name,
               type.shape.rank);
+    }
+  }
+
+  /// Storage of a role, or of a segment's locals, taken together. Types have been checked.
+  template <class Table, class Owns>
+  void check_bytes(const Table& table, int role, const std::string& where, Owns owns) {
+    int64_t bytes = 0;
+    for (const auto& owner : table) {
+      if (!owns(owner)) continue;
+      bytes += owner.type.bytes();
+      if (bytes > kMaxRoleBytes)
+        return fault(role, where, "the storage up to %{} takes {} bytes on one rank, more than {}", owner.name, bytes,
+                     kMaxRoleBytes);
     }
   }
 
@@ -219,8 +259,17 @@ class FormChecker {
         continue;
       }
       const auto& base = table[static_cast<size_t>(v.base)];
+      if (v.shard_axes.mask >> plan_.mesh.axes.size()) {
+        fault(role, where, "%{} is a shard along an axis that the mesh lacks", owner.name);
+        continue;
+      }
+      if (v.offset < 0 || v.offset > base.type.shape.elements()) {
+        fault(role, where, "%{} begins at element {} of %{}, which has {}", owner.name, v.offset, base.name,
+              base.type.shape.elements());
+        continue;
+      }
       const int64_t end = v.offset + owner.type.shape.elements() * plan_.mesh.size(v.shard_axes);
-      if (v.offset < 0 || end > base.type.shape.elements())
+      if (end > base.type.shape.elements())
         fault(role, where, "%{} covers elements [{}, {}) of %{}, which has {}", owner.name, v.offset, end, base.name,
               base.type.shape.elements());
       if (owner.type.dtype != base.type.dtype)
@@ -249,7 +298,9 @@ class FormChecker {
       check_type(slot, slot.type, -1, segment.name);
       if (slot.count && !slot_exists(segment, slot.count)) fault(-1, segment.name, "the count of %{} does not exist", slot.name);
     }
+    if (report_.count() > 0) return;
     check_views(segment.slots, -1, segment.name);
+    check_bytes(segment.slots, -1, segment.name, [](const Slot& s) { return s.kind == SlotKind::kLocal && !s.view; });
     if (report_.count() > 0) return;
     for (const Step& step : segment.steps) {
       if (const Op* op = std::get_if<Op>(&step)) {
@@ -268,6 +319,9 @@ class FormChecker {
 
   void check_op(const Segment& segment, const Op& op) {
     const std::string name = op_name(segment, op);
+    for (const size_t operands : {op.reads.size(), op.writes.size()})
+      if (static_cast<int64_t>(operands) > kMaxOperands)
+        return fault(-1, name, "{} operands: an op has at most {} reads and as many writes", operands, kMaxOperands);
     for (const auto* list : {&op.reads, &op.writes})
       for (const SlotId slot : *list)
         if (!slot_exists(segment, slot))
@@ -292,12 +346,40 @@ class FormChecker {
     if (communicates && (comm.value < 0 || comm.index() >= plan_.comms.size()))
       return fault(-1, name, "communicator {} does not exist", comm.value);
     if (const std::string text = operand_fault(plan_, segment, op); !text.empty()) return fault(-1, name, "{}", text);
+    if (const std::string text = work_fault(segment, op); !text.empty()) return fault(-1, name, "{}", text);
     if (std::holds_alternative<LoadBatch>(op.work)) {
       const int64_t rows = segment.slots[op.writes[0].index()].type.shape[0];
       if (rows != plan_.sequences_per_micro_batch)
         fault(-1, name, "loads {} sequences, and a micro-batch of the plan has {} on each rank", rows,
               plan_.sequences_per_micro_batch);
     }
+  }
+
+  /// Numbers that `work_of` and the expansion multiply. Operands have been checked.
+  std::string work_fault(const Segment& segment, const Op& op) const {
+    const auto extent = [&](SlotId s) { return static_cast<double>(segment.slots[s.index()].type.shape.elements()); };
+    double flops = 0;
+    if (std::holds_alternative<Linear>(op.work)) {  // two factors of a x b and b x c elements, and a result of a x c
+      const SlotId result = op.writes[0];
+      flops = 2 * std::sqrt(extent(op.reads[0]) * extent(op.reads[1]) * extent(result));
+    } else if (const auto* w = std::get_if<Attention>(&op.work)) {
+      const SlotId qkv = op.reads[w->phase == Phase::kI ? 3 : 0];
+      flops = 16 * extent(qkv) * static_cast<double>(segment.slots[qkv.index()].type.shape[1]);
+    } else if (const auto* k = std::get_if<Kernel>(&op.work)) {
+      flops = static_cast<double>(k->flops);
+    }
+    if (flops < 0 || flops > static_cast<double>(kMaxFlops))
+      return fmt::format("{:.3g} floating-point operations: an op does at most {}", flops, kMaxFlops);
+    const int hop = std::visit(
+        [](const auto& w) {
+          if constexpr (requires { w.hop; })
+            return w.hop;
+          else
+            return 0;
+        },
+        op.work);
+    if (hop < -kMaxRanks || hop > kMaxRanks) return fmt::format("a hop of {} ranks: at most {}", hop, kMaxRanks);
+    return "";
   }
 
   /// A predicate that differs between ranks would let some of them enter a collective alone.
@@ -317,13 +399,15 @@ class FormChecker {
     check_names(role.buffers, r, "");
     for (const Buffer& b : role.buffers) {
       check_type(b, b.type, r, "");
-      if (b.parameter >= static_cast<int32_t>(plan_.parameters.size()))
+      if (b.parameter < -1 || b.parameter >= static_cast<int32_t>(plan_.parameters.size()))
         fault(r, "", "%{} belongs to parameter {}, which does not exist", b.name, b.parameter);
       if (b.packed_as < -1 || b.packed_as >= static_cast<int32_t>(role.buffers.size()))
         fault(r, "", "%{} is packed as buffer {}, which does not exist", b.name, b.packed_as);
       if (report_.full()) return;
     }
+    if (report_.count() > before) return;
     check_views(role.buffers, r, "");
+    check_bytes(role.buffers, r, "", [](const Buffer& b) { return !b.view; });
     if (report_.count() > before) return;
     std::vector<int64_t> actual(role.buffers.size());
     for (size_t i = 0; i < actual.size(); ++i)
@@ -351,6 +435,8 @@ class FormChecker {
     const Segment& segment = plan_.segments[call.segment.index()];
     if (call.micro_batch < -1 || call.micro_batch >= plan_.micro_batches)
       fault(r, segment.name, "micro-batch {} of a plan with {}", call.micro_batch, plan_.micro_batches);
+    if (call.layer < -1 || call.layer >= kMaxLayers)
+      fault(r, segment.name, "layer {}: a plan has layers 0 to {}", call.layer, kMaxLayers - 1);
     if (call.binding.size() != segment.slots.size())
       return fault(r, segment.name, "{} bindings for {} slots", call.binding.size(), segment.slots.size());
     const std::vector<int64_t>& formals = formals_[call.segment.index()];

@@ -122,13 +122,14 @@ void GradientLedger::settle() {
     for (const int role : {parameter.first_stage, parameter.last_stage}) {
       const auto found = updated_.find({role, static_cast<int32_t>(p)});
       const int64_t done = found == updated_.end() ? 0 : found->second;
-      const bool once = plan_.period == 1 ? done == elements : done >= elements && done % elements == 0;
-      if (!once)
+      const std::string steps = plan_.period > 1 ? fmt::format(", and it has {} steps", plan_.period) : "";
+      if (done != elements * plan_.period)
         report_.add(Rule::kGradients, role, "",
-                    fmt::format("{} of the {} elements of {} are updated in a period", done, elements, parameter.name));
+                    fmt::format("{} of the {} elements of {} are updated in a period{}", done, elements, parameter.name, steps));
       if (parameter.first_stage == parameter.last_stage) break;
     }
   }
+  for (const Lost& l : lost_) report_.add(Rule::kValues, l.role, l.op, l.message);
 }
 
 }  // namespace shardlab::verifying

@@ -7,6 +7,13 @@
 namespace shardlab::verifying {
 namespace {
 
+/// A collective that makes another value of what it moves.
+bool reduces(const Op& op) {
+  const auto* collective = std::get_if<Collective>(&op.work);
+  return collective != nullptr &&
+         (collective->kind == CollectiveKind::kAllReduce || collective->kind == CollectiveKind::kReduceScatter);
+}
+
 bool is_state(BufferClass c) { return c != BufferClass::kActivation && c != BufferClass::kTemporary; }
 
 }  // namespace
@@ -59,6 +66,7 @@ void Replay::initialise(size_t root) {
   p.value_type = buffers_[root].value_type;
   p.written = p.initial = true;
   p.name = static_cast<int32_t>(root);
+  p.state = new_state();
   storage.pieces.assign(1, p);
   if (is_stale_gradient(role_.buffers[root])) return initialise_gradient(root, p);
   for (const Link& l : links_[root]) {
@@ -193,6 +201,7 @@ void Replay::read(int32_t slot, const Region& at) {
     if (p.end <= at.begin || at.end <= p.begin) continue;
     if (!read_piece(slot, at, p)) return;
     at.storage->read_initial |= p.initial;
+    if (p.run >= 0) runs_[static_cast<size_t>(p.run)].used = true;
   }
 }
 
@@ -248,6 +257,7 @@ Piece Replay::fresh_piece(const Region& at, int64_t begin, int64_t end) const {
   p.call = call_number_;
   p.shard = at.shard;
   p.written = true;
+  p.run = first_run_;
   if (language_.types.value_type(at.value_type).micro == Micro::kSlice) p.slice = call_->micro_batch;
   return p;
 }
@@ -291,8 +301,11 @@ void Replay::put(Storage& storage, int64_t begin, int64_t end, std::vector<Piece
 
 void Replay::write(const Region& at, int32_t sum) {
   if (!at.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
+  at.storage->changed = true;
   Piece whole = fresh_piece(at, at.begin, at.end);
   whole.sum = sum;
+  whole.state = new_state();
+  whole.state_origin = at.begin;
   const auto* zero = std::get_if<Fill>(&act_->op->work);
   whole.zero = zero != nullptr && zero->value == 0;
   const auto* loss = std::get_if<CrossEntropy>(&act_->op->work);
@@ -333,6 +346,7 @@ void Replay::write(const Region& at, int32_t sum) {
 
 /// The declared type, with what flat local axes carry kept from the piece it comes from.
 int32_t Replay::retyped(int32_t from, int32_t declared, AxisSet changed) {
+  if (from < 0) return declared;
   const Type& to = language_.types.value_type(declared);
   const Type& was = language_.types.value_type(from);
   Type t = to;
@@ -350,7 +364,9 @@ int32_t Replay::retyped(int32_t from, int32_t declared, AxisSet changed) {
 void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
   if (!dst.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
   scratch_.clear();
+  dst.storage->changed = true;
   const int64_t shift = dst.begin - src.begin;
+  const int32_t sum_of_ranks = reduces(*act_->op) ? new_state() : -1;
   std::vector<Piece> moved;
   for_pieces(src, [&](const Piece& p) {
     Piece q = fresh_piece(dst, std::max(p.begin, src.begin) + shift, std::min(p.end, src.end) + shift);
@@ -363,6 +379,8 @@ void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
     q.spent = p.spent;
     q.owed = p.owed;
     if (changed.empty()) q.pending = p.pending;
+    q.state = sum_of_ranks >= 0 ? sum_of_ranks : p.state;
+    q.state_origin = sum_of_ranks >= 0 ? dst.begin : p.state_origin + shift;
     q.sum = copy_sum(p.sum);
     moved.push_back(q);
   });
@@ -380,13 +398,16 @@ void Replay::transfer(const Region& src, const Region& dst, AxisSet changed) {
 void Replay::finish() {
   for (size_t i = 0; i < storages_.size() && !report_.full(); ++i) {
     if (role_.buffers[i].view) continue;
-    if (storages_[i].persistent)
+    if (storages_[i].persistent) {
       finish_storage(i);
-    else if (storages_[i].alive)
+      finish_state(i);
+    } else if (storages_[i].alive) {
       fault(Rule::kValues, "%{} is never freed", role_.buffers[i].name);
+    }
   }
   finish_versions();
   finish_gradients();
+  finish_runs();
 }
 
 void Replay::finish_gradients() {
@@ -452,9 +473,12 @@ void Replay::finish_storage(size_t root) {
 void Replay::finish_metric(size_t root) {
   const bool by_worker = std::ranges::find(plan_.streams, kServerStream) != plan_.streams.end() &&
                          !axes_placed(role_.buffers[root].type, plan_.mesh, Place::kPartial).empty();
-  if (std::ranges::all_of(storages_[root].pieces, [](const Piece& p) { return p.initial; }))
-    return fault(Rule::kValues, "%{} is reported, and nothing writes it", role_.buffers[root].name);
-  if (storages_[root].read_initial && role_.buffers[root].type.micro == Micro::kSum)
+  const auto unwritten = std::ranges::find(storages_[root].pieces, true, &Piece::initial);
+  if (unwritten != storages_[root].pieces.end())
+    return fault(
+        Rule::kValues, "%{} is reported, and nothing writes {}", role_.buffers[root].name,
+        storages_[root].pieces.size() == 1 ? "it" : fmt::format("its elements [{}, {})", unwritten->begin, unwritten->end));
+  if (storages_[root].read_initial)
     return fault(Rule::kValues, "%{} is reported, and has what the step before left in it", role_.buffers[root].name);
   for (const Piece& p : storages_[root].pieces) {
     if (!p.written || p.zero || p.initial) continue;

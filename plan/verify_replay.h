@@ -116,6 +116,7 @@ class Replay {
   Rational owed_by_reads(const Act& act);
   int64_t means_joined(const Act& act);
   void check_aliasing(const Act& act);
+  bool read_all(const Act& act);
   void play_sum(const Act& act);
   void play_transfer(const Act& act);
   void spread_out(Region& at, AxisSet axes, int64_t length);
@@ -128,6 +129,21 @@ class Replay {
   void finish_metric(size_t root);
   void finish_versions();
   void finish_gradients();
+  void finish_state(size_t root);
+  void finish_runs();
+
+  // What ops made of what: plan/verify_state.cpp.
+  void begin_run(const Act& act);
+  void check_repeated(const Act& act);
+  void check_predicate(const Act& act);
+  bool changes_in_place(const Act& act, const Region& at);
+  void supersede(const Region& at);
+  void change(const Region& at, size_t result);
+  std::string run_name(int32_t run) const;
+  int32_t new_state() {
+    superseded_.emplace_back();
+    return static_cast<int32_t>(superseded_.size()) - 1;
+  }
 
   Region region(int32_t slot);
   const std::string& slot_name(int32_t slot) const { return segment_->slots[static_cast<size_t>(slot)].name; }
@@ -206,6 +222,23 @@ class Replay {
     const Call* call;
   };
   std::vector<Stale> stale_;
+  /// One run of an op, or one result of an update: each must be of use to somebody.
+  struct Run {
+    const Segment* segment = nullptr;
+    const Act* act = nullptr;
+    const Call* call = nullptr;
+    bool used = false;
+  };
+  std::vector<Run> runs_;
+  int32_t first_run_ = -1;  ///< of the act in play: its only one, or an update's first result
+  /// Elements of a value that an op has changed in place since: what still holds the value is out of date.
+  struct Superseded {
+    int64_t begin, end;
+    int32_t run;
+  };
+  std::vector<std::vector<Superseded>> superseded_;                     ///< by number of the value
+  std::map<std::pair<const Op*, std::vector<int64_t>>, int32_t> last_;  ///< run of a kernel that changes storage in place, by where
+  std::map<int32_t, std::pair<int32_t, int32_t>> predicates_;  ///< by root: the run that wrote it, and the first run under it
   std::vector<Piece> scratch_;
   // The call in play.
   const Call* call_ = nullptr;

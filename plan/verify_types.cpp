@@ -17,6 +17,7 @@
 #include <bit>
 #include <string_view>
 
+#include "plan/limits.h"
 #include "plan/verify_internal.h"
 
 namespace shardlab::verifying {
@@ -428,6 +429,8 @@ std::string heads_fault(int heads, int kv_heads, int head_dim, const Slot& qkv) 
   if (heads < 1 || kv_heads < 1 || head_dim < 1 || heads % kv_heads != 0)
     return fmt::format("heads={} kv_heads={} head_dim={}: positive numbers, and every kv head serves as many heads", heads,
                        kv_heads, head_dim);
+  if (std::max({heads, kv_heads, head_dim}) > kMaxHeads)
+    return fmt::format("heads={} kv_heads={} head_dim={}: each is at most {}", heads, kv_heads, head_dim, kMaxHeads);
   const int64_t rows = (static_cast<int64_t>(heads) + 2 * static_cast<int64_t>(kv_heads)) * head_dim;
   if (qkv.type.shape.last() != rows)
     return fmt::format("heads={} kv_heads={} head_dim={} make {} rows of q, k and v, but %{} has {}", heads, kv_heads, head_dim,
@@ -496,7 +499,7 @@ std::string Builder::settings_fault() const {
     return fmt::format("%{} has {} rows for {} tokens", table.name, table.type.shape[0], x.type.shape[1]);
   };
   const auto of_loss = [&](const CrossEntropy& w) -> std::string {
-    if (w.tokens < 1) return fmt::format("tokens={}: the mean of no target", w.tokens);
+    if (w.tokens < 1 || w.tokens > kMaxTokens) return fmt::format("tokens={}: a mean is of 1 to {} targets", w.tokens, kMaxTokens);
     if (w.part == CrossEntropy::Part::kSum) return extent_fault(write_slot(0), 2, 2, "a sum and the target's logit");
     if (w.part == CrossEntropy::Part::kGrad) return extent_fault(read_slot(3), 2, 2, "a sum and the target's logit");
     return "";
@@ -599,8 +602,13 @@ void TypeChecker::check(const Op& op) {
   if (const auto* c = std::get_if<Collective>(&op.work)) return check_collective(op, *c);
   if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work)) return;  // rule 6 compares both sides
   if (std::holds_alternative<LoadBatch>(op.work)) return check_load(op);
-  if (const auto* sum = std::get_if<SumScalars>(&op.work); sum != nullptr && sum->factor == Rational(0))
-    return fault(op, Rule::kTypes, "%{} is 0 whatever is summed: the factor is 0", name(op.writes[0]));
+  if (const auto* sum = std::get_if<SumScalars>(&op.work)) {
+    if (sum->factor == Rational(0))
+      return fault(op, Rule::kTypes, "%{} is 0 whatever is summed: the factor is 0", name(op.writes[0]));
+    if (sum->factor.num < -kMaxTokens || sum->factor.num > kMaxTokens || sum->factor.den > kMaxTokens)
+      return fault(op, Rule::kTypes, "the factor {}/{}: numerator and denominator are at most {}", sum->factor.num, sum->factor.den,
+                   kMaxTokens);
+  }
   if (const auto* f = std::get_if<Fill>(&op.work)) return check_fill(op, *f);
   if (std::holds_alternative<Sgd>(op.work)) return check_optimizer(op, 1);
   if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
@@ -732,7 +740,10 @@ void TypeChecker::check_scale(const Op& op, const Equation& equation, const Writ
   Scale derived;
   const auto* ce = std::get_if<CrossEntropy>(&op.work);
   if (ce != nullptr && w.dims == "bsV") {
-    const int64_t targets = logical_shape(type(equation.reads[1].slot), plan_.mesh).elements() * plan_.micro_batches;
+    const int64_t of_micro_batch = logical_shape(type(equation.reads[1].slot), plan_.mesh).elements();
+    if (of_micro_batch > kMaxTokens / plan_.micro_batches)
+      return fault(op, Rule::kTypes, "a step has more than {} targets", kMaxTokens);
+    const int64_t targets = of_micro_batch * plan_.micro_batches;
     derived.factor = Rational(ce->tokens, targets);
     const bool scaled = equation.reads.back().dims == "k";
     if (scaled) derived.denominator = kLossScale;

@@ -15,7 +15,6 @@
 #include "plan/verify_replay.h"
 
 namespace shardlab::verifying {
-
 void Replay::check_aliasing(const Act& act) {
   for (const Aliasing& a : act.aliasing) {
     const Region in = region(a.read.value), out = region(a.write.value);
@@ -28,6 +27,18 @@ void Replay::check_aliasing(const Act& act) {
       fault(Rule::kForm, "%{} overwrites %{} while the op still reads it", slot_name(a.write.value), slot_name(a.read.value));
   }
 }
+
+namespace {
+
+/// a * b; nothing where the numbers grow too large.
+std::optional<Rational> product(Rational a, Rational b) {
+  const Rational x(a.num, b.den), y(b.num, a.den);
+  Rational p;
+  if (__builtin_mul_overflow(x.num, y.num, &p.num) || __builtin_mul_overflow(x.den, y.den, &p.den)) return std::nullopt;
+  return p;
+}
+
+}  // namespace
 
 /// What the losses that an op adds up still owe; 0 where that is not known of all.
 Rational Replay::owed_by_reads(const Act& act) {
@@ -62,15 +73,19 @@ void Replay::play(const Act& act) {
   act_ = &act;
   if (!act.aliasing.empty()) check_aliasing(act);
   if (act.op == nullptr) return perform(act);
+  begin_run(act);
   if (const auto* kernel = std::get_if<Kernel>(&act.op->work)) check_norm(act, *kernel);
   const auto* sum = std::get_if<SumScalars>(&act.op->work);
   const auto* loss = std::get_if<CrossEntropy>(&act.op->work);
   const bool states_loss = loss != nullptr && loss->part != CrossEntropy::Part::kMax && loss->part != CrossEntropy::Part::kSum;
   const bool norm = std::holds_alternative<SquaredNorm>(act.op->work);
-  const Rational owed = sum != nullptr ? owed_by_reads(act) * sum->factor * Rational(means_joined(act))
-                                       : Rational(states_loss ? loss->tokens
-                                                  : norm      ? 1
-                                                              : 0);
+  Rational owed(states_loss ? loss->tokens : norm ? 1 : 0);
+  if (sum != nullptr) {
+    const auto scaled = product(owed_by_reads(act), sum->factor);
+    const auto joined = scaled ? product(*scaled, Rational(means_joined(act))) : std::nullopt;
+    if (!joined) fault(Rule::kTypes, "multiplies a loss by factors whose product has more than 63 bits");
+    owed = joined.value_or(Rational(0));
+  }
   perform(act);
   for (const int32_t slot : act.writes) {
     const Region at = region(slot);
@@ -108,7 +123,11 @@ void Replay::perform(const Act& act) {
     read(act.reads[i], at);
     if (act.uses_parameters && at.storage->alive) note_use(at, act.ordinals[i]);
   }
-  for (const int32_t slot : act.writes) write(region(slot), -1);
+  for (const int32_t slot : act.writes) {
+    const Region at = region(slot);
+    if (changes_in_place(act, at)) supersede(at);
+    write(at, -1);
+  }
 }
 
 /// A sum over micro-batches: what its reads hold, and, where it reads a slice, this micro-batch's contribution.
@@ -202,12 +221,21 @@ void Replay::spread_out(Region& at, AxisSet axes, int64_t length) {
   at.end = length;
 }
 
+/// Reads every operand. Where one is not what it should be, what the op writes is taken to be as declared: nothing can be derived
+/// from a fault, and what follows is judged by itself.
+bool Replay::read_all(const Act& act) {
+  const size_t before = report_.count();
+  for (const int32_t slot : act.reads) read(slot, region(slot));
+  if (report_.full()) return false;
+  if (report_.count() == before) return true;
+  for (const int32_t slot : act.writes) write(region(slot), -1);
+  return false;
+}
+
 void Replay::play_transfer(const Act& act) {
   const auto* collective = std::get_if<Collective>(&act.op->work);
-  for (const int32_t slot : act.reads) read(slot, region(slot));
-  if (report_.full() || act.reads.empty() || act.writes.empty()) return;
+  if (!read_all(act) || act.reads.empty() || act.writes.empty()) return;
   Region src = region(act.reads[0]);
-  if (!src.storage->alive) return;
   const Region first_dst = region(act.writes[0]);
   if (!first_dst.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
   for (size_t i = 1; i < act.writes.size(); ++i) write(region(act.writes[i]), -1);  // the scales of what is rounded
@@ -269,18 +297,27 @@ void Replay::play_transfer(const Act& act) {
     return;
   }
   if (!linked || !same_length) {
-    int32_t sum = -1, version = 0;
+    int32_t sum = -1, version = 0, state = -1, states = 0;
+    int64_t state_origin = 0;
     Rational owed{0};
     for_pieces(src, [&](const Piece& p) {
       sum = p.sum;
       version = p.version;
       owed = p.owed;
+      states += p.state != state || states == 0;
+      state = p.state;
+      state_origin =
+          p.state_origin + dst.begin - src.begin;  // where one of the two stands for a whole: near enough to be superseded
     });
     write(dst, copy_sum(sum));
+    const bool same_part = (src.end - src.begin) / parts_[src.shard.mask] == (dst.end - dst.begin) / parts_[dst.shard.mask];
+    const bool stays = collective == nullptr && same_part && states == 1;
     const bool partial = !axes_placed(language_.types.value_type(dst.value_type), plan_.mesh, Place::kPartial).empty();
     for_pieces(dst, [&](Piece& p) {
       p.version = version;
       p.owed = owed;
+      if (stays) p.state = state;
+      if (stays) p.state_origin = state_origin;
       if (reduces && partial && collective->reduce == ReduceOp::kMax) p.pending = Pending::kMax;  // along the other axes still
     });
     return;
@@ -298,10 +335,9 @@ void Replay::play_transfer(const Act& act) {
 
 /// c = a + b over gradients: piece by piece, each with the contributions of both.
 void Replay::play_add(const Act& act) {
-  for (const int32_t slot : act.reads) read(slot, region(slot));
-  if (report_.full()) return;
+  if (!read_all(act)) return;
   const Region a = region(act.reads[0]), b = region(act.reads[1]), c = region(act.writes[0]);
-  if (!a.storage->alive || !b.storage->alive || !c.storage->alive) return;
+  if (!c.storage->alive) return fault(Rule::kValues, "writes storage that is not live");
   std::vector<Piece> right;
   for_pieces(b, [&](const Piece& p) { right.push_back(p); });
   if (a.storage != c.storage || a.begin != c.begin)
@@ -310,7 +346,9 @@ void Replay::play_add(const Act& act) {
     for_pieces(c, [&](Piece& p) {
       p.name = c.name;
       p.call = call_number_;
+      p.run = first_run_;
     });
+  c.storage->changed = true;
   for_pieces(c, [&](Piece& p) {
     for (const Piece& q : right) {
       const int64_t begin = q.begin - b.begin + c.begin, end = q.end - b.begin + c.begin;
@@ -382,11 +420,12 @@ void Replay::demand(const Act& act, const Piece& p, bool complete, bool before_t
 }
 
 void Replay::play_optimizer(const Act& act) {
-  for (const int32_t slot : act.reads) read(slot, region(slot));
-  if (report_.full()) return;
+  if (!read_all(act)) return;
   const Region grad = region(act.reads[0]);
   Region param = region(act.reads[1]);
-  if (!grad.storage->alive || !param.storage->alive) return;
+  if (grad.storage == param.storage)
+    return fault(Rule::kForm, "%{} and %{} share storage: a gradient lies apart from what it updates", slot_name(act.reads[0]),
+                 slot_name(act.reads[1]));
   const bool unlinked = std::ranges::none_of(param.storage->pieces, [](const Piece& p) { return p.parameter >= 0; });
   const bool is_slice = (param.end - param.begin) * parts_[grad.shard.mask] == grad.end - grad.begin;
   if (unlinked && param.storage->spread.empty() && param.shard.empty() && param.begin == 0 && is_slice) {
@@ -415,6 +454,10 @@ void Replay::play_optimizer(const Act& act) {
     param = region(act.reads[1]);
   }
   const std::optional<Region> factor = factor_of(act);
+  supersede(param);
+  param.storage->changed = true;
+  for (size_t w = 1; w < act.writes.size(); ++w) change(region(act.writes[w]), w);
+  const int32_t updated_state = new_state();
   std::vector<Piece> updated;
   for_pieces(grad, [&](const Piece& g) {
     for_pieces(param, [&](const Piece& p) {
@@ -429,6 +472,9 @@ void Replay::play_optimizer(const Act& act) {
       q.shard = param.shard;
       q.name = param.name;
       q.call = call_number_;
+      q.run = first_run_;
+      q.state = updated_state;
+      q.state_origin = param.begin;
       ++q.version;
       if (!(param.shard == p.shard)) q.value_type = retyped(p.value_type, param.value_type, param.shard);
       updated.push_back(q);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,9 @@ struct Piece {
   int32_t name = -1;    ///< last written under this buffer, or kSlotName + slot
   int32_t call = -1;    ///< number of the call that wrote it
   int32_t version = 0;  ///< updates since the period began
+  int32_t run = -1;     ///< of the op that wrote it (Replay::runs_), or -1 for what the last period left
+  int32_t state = -1;   ///< number of the value, which copies carry along, or -1
+  int64_t state_origin = 0;  ///< where element 0 of that value would lie
   AxisSet shard;
   bool written = false;
   bool initial = false;  ///< from before the period
@@ -76,6 +80,7 @@ struct Storage {
   bool alive = false;
   bool persistent = false;
   bool read_initial = false;  ///< some op relied on what the last period left
+  bool changed = false;       ///< some op of the period wrote to it
   AxisSet spread;             ///< the storage is one rank's part of ranges that are this many times longer
   std::vector<Piece> pieces;  ///< ascending, covering all elements
 };
@@ -115,6 +120,8 @@ class GradientLedger {
   void use(int32_t parameter, const Source& source);
   /// Some op made a contribution to a parameter's gradient: the plan trains.
   void note_training() { trains_ = true; }
+  /// State of role `role` that nothing in a period changes, or work of which nothing comes. That is a fault where the plan trains.
+  void lost(int role, std::string op, std::string message) { lost_.push_back({role, std::move(op), std::move(message)}); }
   void demand(Demand d) { demands_.push_back(std::move(d)); }
   /// Role `role` gave `sum` to a sum over roles.
   void give(CrossRole key, int role, int32_t parameter, const Contributions& sum) { given_[key].push_back({role, parameter, sum}); }
@@ -141,6 +148,11 @@ class GradientLedger {
   bool trains_ = false;
   std::vector<std::vector<Source>> uses_;
   std::vector<Demand> demands_;
+  struct Lost {
+    int role;
+    std::string op, message;
+  };
+  std::vector<Lost> lost_;
   std::map<CrossRole, std::vector<Given>> given_;
   std::map<std::pair<int, int32_t>, int64_t> updated_;
 };

@@ -3,6 +3,7 @@
 #include "plan/wire.h"
 
 #include <compare>
+#include <limits>
 
 #include "plan/collective_steps.h"
 
@@ -96,13 +97,20 @@ int64_t bytes_sent(const Message& m, const Seat& seat) {
   return bytes_of(m.dtype, sent_elements(m.kind, m.algorithm, m.elements, seat.size, seat.index, seat.size == 1 ? 0 : m.root));
 }
 
+/// total += times * bytes; what has more than 63 bits stays at the largest number.
+void add(int64_t& total, int64_t times, int64_t bytes) {
+  int64_t more = 0;
+  if (__builtin_mul_overflow(times, bytes, &more) || __builtin_add_overflow(total, more, &total))
+    total = std::numeric_limits<int64_t>::max();
+}
+
 }  // namespace
 
 std::map<std::string, int64_t> wire_bytes(const Plan& plan, const Coordinates& c) {
   std::map<std::string, int64_t> bytes;
   for (const auto& [message, n] : messages_of(messages_by_segment(plan), role_of(plan, c))) {
     const Comm& comm = plan.comms[static_cast<size_t>(message.comm)];
-    bytes[comm.name] += n * bytes_sent(message, seat_of(plan.mesh, comm, c));
+    add(bytes[comm.name], n, bytes_sent(message, seat_of(plan.mesh, comm, c)));
   }
   return bytes;
 }
@@ -125,7 +133,7 @@ std::map<std::string, int64_t> total_wire_bytes(const Plan& plan) {
       for (const auto& [seat, ranks] : seats[role][comm]) {
         const auto [sent, is_new] = once.try_emplace({message, seat}, 0);
         if (is_new) sent->second = bytes_sent(message, seat);
-        bytes[plan.comms[comm].name] += n * ranks * sent->second;
+        add(bytes[plan.comms[comm].name], n * ranks, sent->second);
       }
     }
   return bytes;

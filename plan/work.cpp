@@ -350,17 +350,12 @@ std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op) {
   return extents_of(*linear, Operands(segment, op));
 }
 
-namespace {
-
-/// Whether no operand is in device memory: the host does the work, and lends the space.
 bool works_on_host(const Segment& segment, const Op& op) {
   for (const auto* operands : {&op.reads, &op.writes})
     for (const SlotId slot : *operands)
       if (segment.slots[slot.index()].space == Space::kDevice) return false;
   return true;
 }
-
-}  // namespace
 
 void add_workspaces(Plan& plan, bool canonical) {
   add_workspaces(plan, [&](const Segment& segment, const Op& op) { return scratch_bytes(segment, op, canonical); });

@@ -33,6 +33,9 @@ int64_t scratch_bytes(const Segment& segment, const Op& op, bool canonical);
 /// Elements of the table of cosines and sines that a Rope op reads: tokens * head_dim; 0 for any other op.
 int64_t rope_table_elements(const Segment& segment, const Op& op);
 
+/// Whether no operand of `op` is in device memory: the host does the work, whatever the back end.
+bool works_on_host(const Segment& segment, const Op& op);
+
 /// Gives each role the buffers that kernels need beside operands: "workspace.<stream>" as large as the most that an op on the
 /// stream may use (in host memory where all of those work there), and "rope.table" where one rotates. They live across steps. Where
 /// a role has them already they get the size that its program needs.

@@ -79,6 +79,12 @@ Value tokens_per_s(Outcome o, double step_s) {
   return step_s > 0 ? number(static_cast<double>(o.config.train.global_batch_tokens) / step_s) : kNotApplicable;
 }
 
+/// Seconds until the stated loss, at `step_s` a step.
+Value seconds_to_loss(Outcome o, double step_s) {
+  const auto steps = steps_to_loss(o);
+  return steps && step_s > 0 ? number(static_cast<double>(*steps) * step_s) : kNotApplicable;
+}
+
 // A column whose value is a figure of the prediction or of the measurement is empty where there is none.
 #define PREDICTED(expression) [](Outcome o) { return o.predicted ? number(o.predicted->expression) : kNotApplicable; }
 // A prediction of memory alone has no times.
@@ -221,6 +227,19 @@ constexpr std::array kColumns = {
                [](Outcome o) { return o.measured ? maybe(o.measured->val_loss) : kNotApplicable; }},
     CaseColumn{"loss_unigram", Unit::kNats, "unigram loss", "entropy of the unigram model on the same text",
                [](Outcome o) { return o.measured ? maybe(o.measured->loss_unigram) : kNotApplicable; }},
+    CaseColumn{"target_loss", Unit::kNats, "", "training loss whose time is asked for",
+               [](Outcome o) { return o.loss_target.loss > 0 ? number(o.loss_target.loss) : kNotApplicable; }},
+    CaseColumn{"steps_to_loss", Unit::kNone, "", "steps until the mean loss of the last few was at or below target_loss",
+               [](Outcome o) { return maybe(steps_to_loss(o)); }},
+    CaseColumn{"tokens_to_loss", Unit::kCount, "tokens to loss", "tokens of those steps",
+               [](Outcome o) {
+                 const auto steps = steps_to_loss(o);
+                 return steps ? number(*steps * o.config.train.global_batch_tokens) : kNotApplicable;
+               }},
+    CaseColumn{"predicted_s_to_loss", Unit::kSeconds, "predicted time to loss", "those steps, which were measured, at the predicted step",
+               [](Outcome o) { return o.predicted ? seconds_to_loss(o, o.predicted->step_s) : kNotApplicable; }},
+    CaseColumn{"measured_s_to_loss", Unit::kSeconds, "time to loss", "those steps at the measured step",
+               [](Outcome o) { return o.measured ? seconds_to_loss(o, o.measured->step_s) : kNotApplicable; }},
     CaseColumn{"skipped_steps", Unit::kNone, "skipped", "steps whose update was left out, warm-up included",
                MEASURED(skipped_steps)},
     CaseColumn{"staleness_mean", Unit::kNone, "", "updates made since a worker was given the values it used",
@@ -382,6 +401,19 @@ std::optional<double> mfu(const Case& config, double step_s) {
   if (!peak || step_s <= 0) return std::nullopt;
   const double tokens_per_s = static_cast<double>(config.train.global_batch_tokens) / step_s;
   return model_flops_per_token(config.model, config.train.seq_len) * tokens_per_s / *peak;
+}
+
+std::optional<int64_t> steps_to_loss(const CaseOutcome& o) {
+  const double target = o.loss_target.loss;
+  if (target <= 0 || !o.measured) return std::nullopt;
+  const std::vector<double>& losses = o.measured->losses;
+  const auto window = static_cast<size_t>(std::max<int64_t>(1, o.loss_target.mean_of));
+  for (size_t end = window; end <= losses.size(); ++end) {
+    double sum = 0;
+    for (size_t i = end - window; i < end; ++i) sum += losses[i];
+    if (sum / static_cast<double>(window) <= target) return static_cast<int64_t>(end);
+  }
+  return std::nullopt;
 }
 
 std::optional<double> step_error_pct(const CaseOutcome& o) {

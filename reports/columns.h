@@ -46,6 +46,10 @@ std::optional<double> peak_flops(const Case& config);
 /// Model flop utilisation at `step_s` seconds a step: model_flops_per_token * tokens/s / peak_flops. No recompute counted.
 std::optional<double> mfu(const Case& config, double step_s);
 
+/// Optimizer steps of the run, its warm-up included, until the training loss reached `loss_target`. Nothing where no loss is asked
+/// for, nothing was trained, or the run ended before.
+std::optional<int64_t> steps_to_loss(const CaseOutcome& outcome);
+
 /// (predicted - measured) / measured, in percent; positive where the prediction was too slow. Nothing unless both are there.
 std::optional<double> step_error_pct(const CaseOutcome& outcome);
 

@@ -27,6 +27,7 @@ struct RunMetadata {
   double recorder_overhead_s = 0;
   int64_t dropped_events = 0;
   std::vector<Claim> claims;  ///< what the sweep tests
+  LossTarget loss_target;     ///< whose time the sweep asks for
   friend bool operator==(const RunMetadata&, const RunMetadata&) = default;
 };
 

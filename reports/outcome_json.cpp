@@ -344,6 +344,13 @@ void visit_fields(V& v, T& x) {  // the losses are kept apart
 }
 
 template <class V, class T>
+requires std::is_same_v<std::remove_const_t<T>, LossTarget>
+void visit_fields(V& v, T& x) {
+  v("loss", x.loss);
+  v("mean_of", x.mean_of);
+}
+
+template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, CaseOutcome>
 void visit_fields(V& v, T& x) {
   v("case_id", x.case_id);
@@ -354,6 +361,7 @@ void visit_fields(V& v, T& x) {
   v("parameters", x.parameters);
   v("predicted", x.predicted);
   v("measured", x.measured);
+  v("loss_target", x.loss_target);
 }
 
 template <class V, class T>
@@ -413,6 +421,7 @@ void visit_fields(V& v, T& x) {
   v("says", x.says);
   v("source", x.source);
   v("check", x.check);
+  v("why", x.why);
 }
 
 template <class V, class T>
@@ -434,6 +443,7 @@ void visit_fields(V& v, T& x) {
   v("recorder_overhead_s", x.recorder_overhead_s);
   v("dropped_events", x.dropped_events);
   v("claims", x.claims);
+  v("loss_target", x.loss_target);
 }
 
 /// Builds an object. JSON has no nan and no infinity: those are written as words.

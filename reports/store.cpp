@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <utility>
 
 #include "plan/base/check.h"
 #include "plan/base/files.h"
@@ -346,6 +347,10 @@ Result<RunDirectory> RunDirectory::open(RunLock lock) {
 void RunDirectory::begin(const RunMetadata& run) {
   store_.begin_run(run);
   program_version_ = run.program_version;
+  loss_target_ = run.loss_target;
+  bool asks_anew = false;
+  for (CaseOutcome& outcome : cases_) asks_anew |= !(std::exchange(outcome.loss_target, loss_target_) == loss_target_);
+  if (asks_anew) store_.append(cases_);
 }
 
 /// In the place of the case's earlier outcome, or behind all others.
@@ -359,14 +364,16 @@ void RunDirectory::keep(CaseOutcome outcome) {
   ++unwritten_;
 }
 
-void RunDirectory::append(const CaseOutcome& outcome) {
+void RunDirectory::append(const CaseOutcome& given) {
+  CaseOutcome outcome = given;
+  outcome.loss_target = loss_target_;
   store_.append({&outcome, 1});
-  keep(outcome);
+  keep(std::move(outcome));
   // Rewriting n rows after each of n cases is n^2: long sweeps rewrite once for every hundredth more, and in `finish`.
   if (unwritten_ >= static_cast<int64_t>(cases_.size()) / 100) finish();
 }
 
-void RunDirectory::append(std::span<const CaseOutcome> outcomes) {
+void RunDirectory::append(std::span<const CaseOutcome> outcomes) {  // predicted without training: there is no loss to ask for
   store_.append(outcomes);
   for (const CaseOutcome& outcome : outcomes) keep(outcome);
   if (2 * unwritten_ >= static_cast<int64_t>(cases_.size())) finish();

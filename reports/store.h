@@ -102,6 +102,7 @@ class RunDirectory {
   RunLock lock_;
   Store store_;
   std::string program_version_;
+  LossTarget loss_target_;
   void keep(CaseOutcome outcome);
   std::vector<CaseOutcome> cases_;                    ///< every stored case, in order
   std::unordered_map<std::string, size_t> position_;  ///< of a case in `cases_`, by its id

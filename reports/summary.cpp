@@ -216,6 +216,36 @@ Summary summarise(std::span<const CaseOutcome> cases) {
   return s;
 }
 
+namespace {
+
+/// "A loss of 2.6 (mean of 10 steps): plain after 4.310 s and 51.20 k tokens, 100 steps; top10 not in 160 steps."
+std::optional<Statement> time_to_loss_statement(std::span<const CaseOutcome> cases) {
+  std::vector<std::pair<double, std::string>> reached;
+  std::string missed;
+  LossTarget target;
+  for (const CaseOutcome& o : cases) {
+    if (o.loss_target.loss <= 0 || !o.measured) continue;
+    target = o.loss_target;
+    if (const auto steps = steps_to_loss(o)) {
+      const double seconds = static_cast<double>(*steps) * o.measured->step_s;
+      const double tokens = static_cast<double>(*steps * o.config.train.global_batch_tokens);
+      reached.emplace_back(seconds, fmt::format("{} after {} and {} tokens, {} steps", case_title(o.config), seconds_text(seconds),
+                                                count_text(tokens), *steps));
+    } else {
+      missed += fmt::format("; {} not in {} steps", case_title(o.config), o.measured->losses.size());
+    }
+  }
+  if (reached.empty() && missed.empty()) return std::nullopt;
+  std::ranges::sort(reached);
+  std::string text;
+  for (const auto& [seconds, words] : reached) text += "; " + words;
+  text = (text + missed).substr(2);
+  return Statement{reached.empty() ? Statement::Mood::kNote : Statement::Mood::kAnswer,
+                   fmt::format("Time to a loss of {} (mean of {} steps): {}.", target.loss, target.mean_of, text)};
+}
+
+}  // namespace
+
 std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summary& s) {
   std::vector<Statement> out;
   if (s.fastest >= 0) {
@@ -230,6 +260,7 @@ std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summ
     out.push_back(exactness_statement(s.all));
   }
   for (const LossGroup& g : s.losses) out.push_back(loss_statement(g));
+  if (auto time = time_to_loss_statement(cases)) out.push_back(*std::move(time));
   if (s.total > 0) out.push_back(status_statement(s));
   return out;
 }

@@ -64,7 +64,7 @@ void Ledger::free(Space space, BufferClass cls, int64_t bytes) {
 Arena::Arena(const std::array<int64_t, kSpaces>& bytes, const Options& options) : options_(options), bytes_(bytes) {
   for (size_t s = 0; s < static_cast<size_t>(kSpaces); ++s) {
     if (!options_.reserve || bytes_[s] == 0) continue;
-    if (static_cast<Space>(s) == Space::kNvme && options_.device == nullptr) continue;  // a file of the rank's
+    if (static_cast<Space>(s) == Space::kNvme) continue;  // a file of the rank's
     const size_t n = static_cast<size_t>(bytes_[s]);
     if (options_.device != nullptr) {
       storage_[s] = {options_.device->reserve(static_cast<Space>(s), bytes_[s]), Unmap{}};

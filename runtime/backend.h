@@ -40,6 +40,7 @@ struct BoundOp {
   std::vector<Tensor> reads, writes;
   std::span<std::byte> workspace;  ///< of the op's stream: `scratch_bytes` and more
   float* rope_table = nullptr;     ///< the rank's table of cosines and sines; zero until `Backend::enter_thread`
+  bool on_host = false;            ///< no operand is in device memory: the host does the work
   int32_t parameter = -1;          ///< ParameterId of the first operand whose storage belongs to one, or -1
 
   const Op& op() const { return *instruction->op; }
@@ -75,7 +76,7 @@ class Backend {
   virtual void enter_thread(int stream) { static_cast<void>(stream); }
   /// Threads that compute in a launch, the calling one among them.
   virtual int threads() const { return 1; }
-  /// What runs the launches when they only enqueue; none: they have run when they return.
+  /// What runs the launches when they only enqueue; none: they have run when they return, as those of ops on the host always have.
   virtual Accelerator* device() { return nullptr; }
 };
 

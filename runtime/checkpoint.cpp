@@ -2,20 +2,18 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <optional>
-#include <sstream>
 #include <utility>
 
+#include "plan/base/files.h"
 #include "plan/base/hash.h"
+#include "plan/base/limits.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 
@@ -26,7 +24,6 @@ namespace fs = std::filesystem;
 
 static_assert(std::endian::native == std::endian::little, "checkpoints are little-endian");
 
-constexpr std::string_view kFirstLine = "shardlab checkpoint 1";
 constexpr std::string_view kManifestSuffix = ".manifest";
 
 std::string step_name(int64_t steps) { return fmt::format("step-{:08}", steps); }
@@ -80,44 +77,12 @@ void sync_folder(const std::string& folder) {
                      "see that the folder is on a disk that can be written");
 }
 
-Error unreadable(std::string_view path, std::string_view why, std::string_view hint = {}) {
-  return {ExitCode::kUsage,
-          fmt::format("checkpoint {}: {}", path, why),
-          hint.empty() ? "resume from another manifest: set checkpoint.resume to its path" : std::string(hint),
-          {}};
-}
-
 // ---- the manifest's words
 
 std::string shape_text(const Shape& shape) {
   std::string text;
   for (int d = 0; d < shape.rank; ++d) text += fmt::format("{}{}", d == 0 ? "" : "x", shape[d]);
   return text.empty() ? "scalar" : text;
-}
-
-template <class T>
-std::optional<T> number(std::string_view text, int base = 10) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-std::optional<Shape> parse_shape(std::string_view text) {
-  Shape shape;
-  if (text == "scalar") return shape;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find('x'), text.size());
-    const auto extent = number<int64_t>(text.substr(0, end));
-    if (!extent || *extent < 0 || shape.rank == 4) return std::nullopt;
-    shape.extent[static_cast<size_t>(shape.rank++)] = *extent;
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return shape;
-}
-
-uint64_t checksum_of(const LogicalTensor& tensor) {
-  return hash_text({reinterpret_cast<const char*>(tensor.values.data()), tensor.values.size() * sizeof(float)});
 }
 
 /// The manifest of that path, or the newest in that folder.
@@ -131,14 +96,14 @@ Result<std::string> find_manifest(const std::string& path) {
     std::string_view name = file;
     if (!name.starts_with("step-") || !name.ends_with(kManifestSuffix)) continue;
     name = name.substr(5, name.size() - 5 - kManifestSuffix.size());
-    const auto steps = number<int64_t>(name);
+    const auto steps = manifest_number(name);
     if (!steps || *steps <= most) continue;
     most = *steps;
     newest = it->path().string();
   }
-  if (error) return unreadable(path, error.message());
+  if (error) return unreadable_checkpoint(path, error.message());
   if (newest.empty())
-    return unreadable(path, "no manifest in this folder", "name the folder that checkpoint.folder said, or a manifest");
+    return unreadable_checkpoint(path, "no manifest in this folder", "name the folder that checkpoint.folder said, or a manifest");
   return newest;
 }
 
@@ -177,10 +142,10 @@ Result<std::string> save_checkpoint(const Session& session, const Case& config, 
   tensors.sync();
   tensors.place(folder + "/" + data);
 
-  std::string text = fmt::format("{}\nsteps {}\n", kFirstLine, steps);
+  std::string text = fmt::format("{}\nsteps {}\n", kManifestFirstLine, steps);
   for (const auto& [key, value] : recipe_of(config)) text += fmt::format("{} {}\n", key, value);
   text += fmt::format("data {}\n{}", data, entries);
-  text += fmt::format("end {:016x}\n", hash_text(text));
+  text += manifest_end(text);
   const std::string path = fmt::format("{}/{}{}", folder, step_name(steps), kManifestSuffix);
   CheckpointFile manifest(folder, step_name(steps) + std::string(kManifestSuffix));
   manifest.write(text);
@@ -192,83 +157,25 @@ Result<std::string> save_checkpoint(const Session& session, const Case& config, 
 }
 
 Result<Checkpoint> Checkpoint::open(const std::string& path) {
-  auto manifest = find_manifest(path);
+  auto found = find_manifest(path);
+  if (!found.ok()) return found.error();
+  const auto text = read_file_within(*found, limits::kManifestBytes);
+  if (!text.ok()) return unreadable_checkpoint(*found, text.error().message, text.error().hint);
+  auto manifest = parse_manifest(*text, *found);
   if (!manifest.ok()) return manifest.error();
   Checkpoint checkpoint;
+  checkpoint.path_ = std::move(*found);
   checkpoint.manifest_ = std::move(*manifest);
-  SHARDLAB_TRY(checkpoint.read_manifest());
   return checkpoint;
-}
-
-Result<void> Checkpoint::read_manifest() {
-  const File file(::open(manifest_.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return unreadable(manifest_, std::strerror(errno));
-  std::string text;
-  for (char part[4096];;) {
-    const ssize_t n = ::read(file.get(), part, sizeof part);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return unreadable(manifest_, std::strerror(errno));
-    if (n == 0) break;
-    text.append(part, static_cast<size_t>(n));
-  }
-  if (!text.starts_with(kFirstLine))
-    return unreadable(manifest_, fmt::format("it does not begin with `{}`", kFirstLine), "name a manifest that this version wrote");
-  const size_t end = text.rfind("end ");
-  if (end == std::string::npos || text.substr(end) != fmt::format("end {:016x}\n", hash_text(text.substr(0, end))))
-    return unreadable(manifest_, "the manifest is cut short or was changed: its checksum is not that of its text");
-
-  std::istringstream lines(text.substr(0, end));
-  std::string line;
-  std::getline(lines, line);
-  while (std::getline(lines, line)) {
-    std::istringstream words(line);
-    std::string key, value;
-    words >> key >> value;
-    if (key == "steps") {
-      steps_ = number<int64_t>(value).value_or(-1);
-    } else if (key == "data") {
-      tensors_ = (fs::path(manifest_).parent_path() / value).string();
-    } else if (key == "tensor") {
-      std::string part, shape, offset, bytes, checksum;
-      words >> part >> shape >> offset >> bytes >> checksum;
-      const auto extents = parse_shape(shape);
-      const auto from = number<int64_t>(offset), length = number<int64_t>(bytes);
-      const auto sum = number<uint64_t>(checksum, 16);
-      if (!extents || !from || !length || !sum || *length != extents->elements() * static_cast<int64_t>(sizeof(float)))
-        return unreadable(manifest_, fmt::format("`{}` says no tensor", line));
-      entries_[{value, part}] = {*extents, *from, *length, *sum};
-    } else {
-      recipe_[key] = value;
-    }
-  }
-  if (steps_ < 0 || tensors_.empty()) return unreadable(manifest_, "it lacks the number of steps or the file of tensors");
-  return {};
-}
-
-Result<LogicalTensor> Checkpoint::read(int file, const StateName& name, const Entry& entry) const {
-  LogicalTensor tensor;
-  tensor.shape = entry.shape;
-  tensor.values.resize(static_cast<size_t>(entry.shape.elements()));
-  auto* bytes = reinterpret_cast<char*>(tensor.values.data());
-  for (int64_t done = 0; done < entry.bytes;) {
-    const ssize_t n = ::pread(file, bytes + done, static_cast<size_t>(entry.bytes - done), entry.offset + done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return unreadable(tensors_, fmt::format("{} at `{}` {}", std::strerror(errno), name.parameter, name.part));
-    if (n == 0) return unreadable(tensors_, fmt::format("the file ends within `{}` {}", name.parameter, name.part));
-    done += n;
-  }
-  if (checksum_of(tensor) != entry.checksum)
-    return unreadable(tensors_, fmt::format("`{}` {} is damaged: its checksum is not the manifest's", name.parameter, name.part));
-  return tensor;
 }
 
 Result<void> Checkpoint::restore(const Case& config, Session& session) const {
   for (const auto& [key, value] : recipe_of(config)) {
-    const auto saved = recipe_.find(key);
-    if (saved == recipe_.end() || saved->second != value)
-      return unreadable(
-          manifest_,
-          fmt::format("saved with {}={}, and this case has {}", key, saved == recipe_.end() ? "?" : saved->second, value),
+    const auto saved = manifest_.recipe.find(key);
+    if (saved == manifest_.recipe.end() || saved->second != value)
+      return unreadable_checkpoint(
+          path_,
+          fmt::format("saved with {}={}, and this case has {}", key, saved == manifest_.recipe.end() ? "?" : saved->second, value),
           key == "owed" ? std::string("compression keeps errors, which belong to the ranks and buckets of one layout: resume with "
                                       "the compression, dp, tp, pp, zero and bucket_bytes that were saved")
                         : fmt::format("set {} to what the checkpoint has, or start a run of its own", key));
@@ -276,19 +183,20 @@ Result<void> Checkpoint::restore(const Case& config, Session& session) const {
   const auto names = session.states();
   if (!names.ok()) return names.error();
   for (const StateName& name : *names)
-    if (!entries_.contains(name))
-      return unreadable(manifest_, fmt::format("it has no {} of `{}`, which this case keeps", name.part, name.parameter),
-                        "resume with the model and optimizer that were saved");
-  if (names->size() != entries_.size())
-    for (const auto& [name, entry] : entries_)
+    if (!manifest_.entries.contains(name))
+      return unreadable_checkpoint(path_, fmt::format("it has no {} of `{}`, which this case keeps", name.part, name.parameter),
+                                   "resume with the model and optimizer that were saved");
+  if (names->size() != manifest_.entries.size())
+    for (const auto& [name, entry] : manifest_.entries)
       if (std::ranges::find(*names, name) == names->end())
-        return unreadable(manifest_,
-                          fmt::format("it has a {} of `{}`, for which this case has no place", name.part, name.parameter),
-                          "resume with the model and optimizer that were saved");
-  const File file(::open(tensors_.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) return unreadable(tensors_, std::strerror(errno));
-  for (const auto& [name, entry] : entries_) {
-    const auto tensor = read(file.get(), name, entry);
+        return unreadable_checkpoint(
+            path_, fmt::format("it has a {} of `{}`, for which this case has no place", name.part, name.parameter),
+            "resume with the model and optimizer that were saved");
+  const std::string tensors = (fs::path(path_).parent_path() / manifest_.data).string();
+  const File file(::open(tensors.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return unreadable_checkpoint(tensors, std::strerror(errno));
+  for (const auto& [name, entry] : manifest_.entries) {
+    const auto tensor = read_tensor(file.get(), tensors, name, entry);
     if (!tensor.ok()) return tensor.error();
     SHARDLAB_TRY(session.set_state(name, *tensor));
   }

@@ -2,8 +2,8 @@
 //
 // Each tensor is put together over the ranks and written whole, by the parameter's stable name and the part of its state ("value",
 // "m", "v"): a run saved with zero 3 on four ranks goes on with tp 2 on two. In canonical mode, where layouts agree bit for bit, so
-// do the trajectories. What compressed gradients owe (error feedback) belongs to ranks and buckets: it is saved rank by rank, and such
-// a run goes on under its own layout alone.
+// do the trajectories. What compressed gradients owe (error feedback) belongs to ranks and buckets: it is saved rank by rank, and
+// such a run goes on under its own layout alone.
 //
 //   folder/step-00000010.manifest                     text: where the run stood, each tensor's place and checksum, its own checksum
 //   folder/step-00000010-8c2f0a3d5be61794.tensors     row-major fp32, little-endian, one tensor after another
@@ -13,13 +13,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
-#include <vector>
 
 #include "plan/base/result.h"
 #include "plan/case.h"
-#include "plan/type.h"
+#include "runtime/manifest.h"
 #include "runtime/session.h"
 
 namespace shardlab::runtime {
@@ -40,27 +38,16 @@ class Checkpoint {
   static Result<Checkpoint> open(const std::string& path);
 
   /// Optimizer steps that are done: the number of the next one.
-  int64_t steps() const { return steps_; }
-  const std::string& manifest() const { return manifest_; }
+  int64_t steps() const { return manifest_.steps; }
+  const std::string& manifest() const { return path_; }
 
   /// Gives a session the saved state. Refuses a case that would not go on as the saved one (other data order, optimizer, precision
   /// or tensors) before anything is changed; after a damaged tensor the session's state is unusable.
   Result<void> restore(const Case& config, Session& session) const;
 
  private:
-  struct Entry {
-    Shape shape;
-    int64_t offset = 0, bytes = 0;  ///< in the file of tensors
-    uint64_t checksum = 0;
-  };
-
-  Result<void> read_manifest();
-  Result<LogicalTensor> read(int file, const StateName& name, const Entry& entry) const;
-
-  std::string manifest_, tensors_;
-  int64_t steps_ = 0;
-  std::map<std::string, std::string> recipe_;  ///< what the next run must have in common with the saved one
-  std::map<StateName, Entry> entries_;
+  std::string path_;  ///< of the manifest
+  Manifest manifest_;
 };
 
 }  // namespace shardlab::runtime

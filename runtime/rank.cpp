@@ -6,6 +6,7 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <thread>
 
 #include "plan/base/check.h"
@@ -40,7 +41,7 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       backend_(std::move(backend)),
       device_(backend_->device()),
       arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_}) {
-  if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage() && device_ == nullptr)
+  if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage())
     store_ = open_store(options_, rank, bytes);
   communicators_.resize(plan_.comms.size());
   sent_by_comm_.resize(plan_.comms.size());
@@ -103,8 +104,30 @@ Result<void> Rank::bind(Transport& transport, const BatchSource* source) {
         bind_storage(instruction, bound);
     }
   }
-  if (device_ != nullptr) bind_events();
+  if (device_ != nullptr) {
+    settle_predicates();
+    bind_events();
+  }
   return {};
+}
+
+/// Many updates of a step hang on one word: where it is written once, before all of them, each stream fetches it once.
+void Rank::settle_predicates() {
+  std::map<const void*, std::vector<int32_t>> writers;  // of each predicate, by instruction
+  for (const auto& stream : streams_)
+    for (const BoundInstruction& bound : stream->instructions)
+      if (bound.predicate != nullptr) writers[bound.predicate];
+  if (writers.empty()) return;
+  for (const Instruction& i : program_.instructions)
+    if (i.kind == Instruction::Kind::kRun)
+      for (const Operand& o : program_.writes(i))
+        if (const auto found = writers.find(address(o)); found != writers.end()) found->second.push_back(i.id);
+  for (const auto& stream : streams_)
+    for (BoundInstruction& bound : stream->instructions)
+      if (bound.predicate != nullptr) {
+        const std::vector<int32_t>& ids = writers[bound.predicate];
+        bound.settled = ids.size() == 1 && ids.front() < bound.id;
+      }
 }
 
 /// Puts the stream program's waits and records to the instructions.
@@ -132,10 +155,14 @@ Result<void> Rank::bind_run(const Instruction& instruction, BoundInstruction& bo
   if (const auto* w = std::get_if<Collective>(&work)) return bind_collective(instruction, *w, bound, transport);
   if (const auto* w = std::get_if<Send>(&work)) return bind_message(instruction, w->comm, w->hop, w->cyclic, bound, transport);
   if (const auto* w = std::get_if<Recv>(&work)) return bind_message(instruction, w->comm, w->hop, w->cyclic, bound, transport);
+  bound.on_host = true;
+  for (const auto operands : {program_.reads(instruction), program_.writes(instruction)})
+    for (const Operand& o : operands) bound.on_host = bound.on_host && space_of(o) != Space::kDevice;
   for (const auto operands : {program_.reads(instruction), program_.writes(instruction)})
     for (const Operand& o : operands)
       if (space_of(o) == Space::kNvme && backend_->has_storage()) return bind_block(instruction, bound);
   BoundOp op;
+  op.on_host = bound.on_host;
   op.plan = &plan_;
   op.instruction = &instruction;
   op.rank = rank_;
@@ -180,7 +207,8 @@ Result<void> Rank::bind_block(const Instruction& instruction, BoundInstruction& 
 void Rank::bind_workspace(BoundOp& op) const {
   const std::string& stream = plan_.streams[static_cast<size_t>(op.instruction->stream)];
   if (const auto id = find(fmt::format("workspace.{}", stream)))
-    op.workspace = {static_cast<std::byte*>(address(*id)), static_cast<size_t>(role_.buffers[id->index()].type.bytes())};
+    if (const Buffer& b = role_.buffers[id->index()]; device_ == nullptr || (b.space == Space::kHost) == op.on_host)
+      op.workspace = {static_cast<std::byte*>(address(*id)), static_cast<size_t>(b.type.bytes())};
   if (const auto id = find("rope.table")) op.rope_table = static_cast<float*>(address(*id));
 }
 
@@ -312,6 +340,7 @@ void Rank::reset() {
   for (const auto& s : streams_) {
     s->completed.reset();
     s->end = 0;
+    s->fetched = nullptr;
   }
   std::ranges::fill(sent_by_comm_, 0);
   metric_kept_ = {};
@@ -362,11 +391,17 @@ Moved Rank::run_one(const BoundInstruction& bound, int stream, const StepFrame& 
 bool Rank::skipped(const BoundInstruction& bound, int stream, Task& task) {
   if (bound.predicate == nullptr) return false;
   if (device_ == nullptr) return *bound.predicate == 0;
+  Stream& s = *streams_[static_cast<size_t>(stream)];
+  if (s.fetched == bound.predicate) return !s.runs;
   std::byte* const value = host_bytes_ + 8 * (kMetrics + stream);
   device_->copy(value, bound.predicate, sizeof(int32_t), stream);
   await_idle(stream, task);
   int32_t runs = 0;
   std::memcpy(&runs, value, sizeof runs);
+  if (bound.settled) {
+    s.fetched = bound.predicate;
+    s.runs = runs != 0;
+  }
   return runs == 0;
 }
 
@@ -385,6 +420,7 @@ bool Rank::issues(const BoundInstruction& bound) {
 /// Gives an instruction to the device: its waits, its work, its event.
 void Rank::issue(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task) {
   await_events(bound, stream, task);
+  if (bound.on_host) await_idle(stream, task);  // its operands are complete
   if (!skipped(bound, stream, task)) {
     const bool book_keeping = bound.kind == BoundInstruction::Kind::kAlloc || bound.kind == BoundInstruction::Kind::kFree;
     DeviceTracer* const tracer = book_keeping ? nullptr : options_.tracer;

@@ -25,6 +25,8 @@ struct BoundInstruction {
   int32_t step = 0;  ///< of the plan's period
   std::span<const Wait> waits;
   const int32_t* predicate = nullptr;  ///< runs where it is not 0; none: always
+  bool settled = false;                ///< the predicate is written once a step, before this
+  bool on_host = false;                ///< on a device: this thread does the work, once the device has come so far
   Launch launch;                       ///< of kLaunch
   Communicator* comm = nullptr;        ///< of kCollective, kSend, kReceive
   int32_t comm_id = -1;
@@ -100,7 +102,9 @@ class Rank {
   struct Stream {
     std::vector<BoundInstruction> instructions;
     Counter completed;
-    double end = 0;  ///< of the step, seconds from its begin
+    double end = 0;                    ///< of the step, seconds from its begin
+    const int32_t* fetched = nullptr;  ///< on a device: a settled predicate whose value in this step is known, and ...
+    bool runs = false;                 ///< ... that value
   };
 
   Result<void> bind_run(const Instruction& instruction, BoundInstruction& bound, Transport& transport, const BatchSource* source);
@@ -120,6 +124,7 @@ class Rank {
   Tensor tensor(const Operand& operand) const { return {address(operand), operand.type}; }
 
   void bind_events();
+  void settle_predicates();
   static bool issues(const BoundInstruction& bound);
   void await(const BoundInstruction& bound, int stream, const StepFrame& frame, Task& task);
   void await_events(const BoundInstruction& bound, int stream, Task& task);

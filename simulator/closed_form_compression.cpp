@@ -131,8 +131,27 @@ CompressionForm low_rank(const Case& c, const State& state, const Part& part) {
 
 }  // namespace
 
-CompressionForm compression_of(const Case& c, const State& state, const Part& part) {
-  if (state.buckets.empty()) return {};
+namespace {
+
+/// A GPU's kernels: counts of the digits of each span of 8192 elements that a selection looks at, a basis in fp64, a correction.
+int64_t device_workspace(const Case& c, const State& state, const Part& part) {
+  const Compression& k = c.layout.compression;
+  int64_t most = 0;
+  switch (k.kind) {
+    case CompressionKind::kTopK:
+    case CompressionKind::kRandomK:
+      for (const BucketForm& b : state.buckets) most = std::max(most, lent(256 + (b.elements + 8191) / 8192 * 64));
+      return most;
+    case CompressionKind::kPowerSgd:
+      for (const Matrix& m : matrices_of(c, part))
+        most = std::max(most, lent(8 * m.rows * std::min({int64_t{k.rank}, m.rows, m.columns})));
+      return most;
+    case CompressionKind::kOneBitAdam: return lent(4);
+    default: return 0;
+  }
+}
+
+CompressionForm any_device(const Case& c, const State& state, const Part& part) {
   switch (c.layout.compression.kind) {
     case CompressionKind::kBf16:
     case CompressionKind::kInt8:
@@ -142,6 +161,15 @@ CompressionForm compression_of(const Case& c, const State& state, const Part& pa
     case CompressionKind::kPowerSgd: return low_rank(c, state, part);
     default: return {};
   }
+}
+
+}  // namespace
+
+CompressionForm compression_of(const Case& c, const State& state, const Part& part) {
+  if (state.buckets.empty()) return {};
+  CompressionForm form = any_device(c, state, part);
+  if (c.backend == "cuda") form.workspace = device_workspace(c, state, part);
+  return form;
 }
 
 }  // namespace shardlab::simulator::forms

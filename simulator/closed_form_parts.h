@@ -655,6 +655,9 @@ struct ZeroPlusPlusForm {
 };
 ZeroPlusPlusForm zero_plus_plus_of(const Case& c, const State& state, const Part& part, int64_t stage);
 
+/// A kernel's or a library's bytes on a GPU, with room to align their address.
+constexpr int64_t lent(int64_t bytes) { return (bytes + 255) / 256 * 256 + 256; }
+
 /// What the kernels of a GPU and its libraries are lent on the stream that computes; each with 256 bytes to align its address. Sums
 /// over tokens begin with 16 partial ones of each sequence, a norm's of gamma and beta at once. The partial sums of a gradient's
 /// norm (a thousandth of its bytes) are taken to be less: they are, but in canonical mode on models of more than a billion
@@ -663,7 +666,6 @@ inline int64_t device_workspace(const Case& c, const Part& part) {
   const Model& m = c.model;
   const int64_t b = c.train.micro_batch, s = c.train.seq_len, t = c.layout.tp, sums = 16 * b, heads = m.heads / t;
   const bool gpt = !m.is_llama();
-  const auto lent = [](int64_t bytes) { return (bytes + 255) / 256 * 256 + 256; };
   int64_t most = c.canonical ? 0 : lent(int64_t{32} << 20);
   const auto consider = [&](int64_t bytes) { most = std::max(most, bytes); };
   consider(lent(4 * sums * (gpt ? 2 : 1) * m.hidden));
@@ -688,7 +690,7 @@ inline int64_t workspace_of(const Case& c, const Part& part, int64_t reducing, i
   const int64_t tokens = c.train.micro_batch * c.train.seq_len;
   const int64_t table = c.model.is_llama() ? held(c.train.seq_len * c.model.head_dim) : 0;
   const Widths widths(c);
-  if (c.backend == "cuda") return device_workspace(c, part) + table;
+  if (c.backend == "cuda") return std::max(device_workspace(c, part), shared) + apart + table;
   if (widths.master) {
     // Slices of 16-bit gradients are added on the stream that reduces them.
     const bool adds_here = !parks_parameters(c) || (c.model.tied_embeddings && (part.first || part.last));

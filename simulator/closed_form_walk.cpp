@@ -22,8 +22,26 @@ struct Visit {
 
 int64_t units_of(const Part& part) { return part.layers + part.first + part.last; }
 
-std::vector<Visit> visits_of(const Part& part, const Timetable& table) {
-  std::vector<Visit> all;
+/// In the order of the step. Which of them go back through a unit is asked for every bucket, so it is found once.
+class Visits {
+ public:
+  explicit Visits(int64_t units) : backward_(static_cast<size_t>(units)) {}
+  void push_back(const Visit& visit) {
+    if (visit.backward) backward_[static_cast<size_t>(visit.unit)].push_back(all_.size());
+    all_.push_back(visit);
+  }
+  size_t size() const { return all_.size(); }
+  const Visit& operator[](size_t v) const { return all_[v]; }
+  /// Numbers of the visits that go back through a unit: one for each micro-batch, in order.
+  const std::vector<size_t>& backward(int64_t unit) const { return backward_[static_cast<size_t>(unit)]; }
+
+ private:
+  std::vector<Visit> all_;
+  std::vector<std::vector<size_t>> backward_;
+};
+
+Visits visits_of(const Part& part, const Timetable& table) {
+  Visits all(units_of(part));
   int64_t forwards = 0, backwards = 0;
   const int64_t units = units_of(part);
   for (int64_t slot = 1; slot <= table.slots(); ++slot) {
@@ -74,16 +92,12 @@ std::vector<Written> written_of(int64_t micro_batches, bool canonical) {
 
 /// A bucket's gradients are there from the first backward of its units until they are scattered; with overlap until the next unit
 /// is done, or until they are needed again.
-void add_gradients(const Case& c, const State& state, const BucketForm& bucket, const std::vector<Visit>& visits,
-                   std::vector<Around>& around) {
+void add_gradients(const Case& c, const State& state, const BucketForm& bucket, const Visits& visits, std::vector<Around>& around) {
   const size_t number = static_cast<size_t>(&bucket - state.buckets.data());
   const std::vector<Written> plan = written_of(c.train.grad_accumulation, c.canonical);
   std::map<int64_t, std::pair<size_t, size_t>> spans;  // by micro-batch
-  for (size_t v = 0; v < visits.size(); ++v) {
-    if (!visits[v].backward) continue;
-    if (visits[v].unit == bucket.highest) spans[visits[v].micro_batch].first = v;
-    if (visits[v].unit == bucket.lowest) spans[visits[v].micro_batch].second = v;
-  }
+  for (const size_t v : visits.backward(bucket.highest)) spans[visits[v].micro_batch].first = v;
+  for (const size_t v : visits.backward(bucket.lowest)) spans[visits[v].micro_batch].second = v;
   constexpr BufferClass kGradient = BufferClass::kGradient;
   const int64_t element = Widths(c).gradient;
   const bool leaves = parks_parameters(c) && !bucket.tied;  // sums are formed in host memory
@@ -113,21 +127,17 @@ void add_gradients(const Case& c, const State& state, const BucketForm& bucket, 
 
 /// The visit with which a bucket's gradients are complete; past the last where they wait for the end of backward: without overlap
 /// for their reduction over ranks, a tied table's for its other use.
-size_t complete_at(const Case& c, const BucketForm& bucket, const std::vector<Visit>& visits) {
+size_t complete_at(const Case& c, const BucketForm& bucket, const Visits& visits) {
   const bool apart = bucket.tied && (c.layout.pp > 1 || c.canonical || c.layout.zero >= 2);
   if (apart) return visits.size() + 1;  // after the others
   if (c.layout.dp > 1 && !c.layout.overlap && c.layout.zero < 2) return visits.size();
-  size_t last = 0;
-  for (size_t v = 0; v < visits.size(); ++v)
-    if (visits[v].backward && visits[v].unit == bucket.lowest) last = v;
-  return last;
+  return visits.backward(bucket.lowest).back();
 }
 
 /// With the optimizer's state, or parameters, on NVMe: what of it, and of gradients and results, is in host memory. With overlap
 /// the state of the update that comes next is read before this one's gradient arrives, when the one before the last has been
 /// written; without, one update at a time after backward. Gradients that stay for the step are counted elsewhere.
-void add_staging(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits,
-                 std::vector<Around>& around) {
+void add_staging(const Case& c, const State& state, const Part& part, const Visits& visits, std::vector<Around>& around) {
   const bool states = c.layout.offload.optimizer == OffloadTo::kNvme, values = c.layout.offload.parameters == OffloadTo::kNvme;
   if (!states && !values) return;
   const Widths widths(c);
@@ -166,8 +176,7 @@ void add_staging(const Case& c, const State& state, const Part& part, const std:
   }
   // Where every update waits for the last gradient, the ring turns after backward.
   const bool waits = c.train.clip_norm > 0 || may_skip(c);
-  size_t first = 0;
-  while (!visits[first].backward || visits[first].unit != jobs.front()->highest) ++first;
+  const size_t first = visits.backward(jobs.front()->highest).front();
   change_state(waits ? end : around[first].host_before, *jobs.front(), 1);
   for (size_t k = 0; k < jobs.size(); ++k) {
     std::vector<Change>& list = waits ? end : after(*jobs[k], Around::kTurned);
@@ -180,13 +189,11 @@ void add_staging(const Case& c, const State& state, const Part& part, const std:
 
 /// Gradients that the host is to have: a bucket is there from its first backward of the step until it is complete and has been
 /// copied out, with overlap until the next unit is done.
-void add_open_buckets(const Case& c, const State& state, const Part& part, const std::vector<Visit>& visits,
-                      std::vector<Around>& around) {
+void add_open_buckets(const Case& c, const State& state, const Part& part, const Visits& visits, std::vector<Around>& around) {
   const int64_t element = Widths(c).gradient;
   for (const BucketForm& bucket : state.buckets) {
     if (is_shared(bucket, part)) continue;
-    size_t first = 0;
-    while (!visits[first].backward || visits[first].unit != bucket.highest) ++first;
+    const size_t first = visits.backward(bucket.highest).front();
     around[first].before_scatter.push_back({BufferClass::kGradient, bucket.bytes(element)});
     const size_t complete = complete_at(c, bucket, visits), until = c.layout.overlap ? complete + 1 : complete;
     if (until > complete && until < visits.size())
@@ -224,8 +231,7 @@ struct Stay {
 };
 
 /// By bucket. Visits that follow one another and need the same count as one, and `prefetch` of those are fetched ahead.
-std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, int64_t stage,
-                                        const std::vector<Visit>& visits) {
+std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const Part& part, int64_t stage, const Visits& visits) {
   const std::vector<size_t> owners = owners_of(state, part);
   const Treatments treatments(c);
   // By direction and unit. Backward has no use for the tables of an embedding, nor for biases but where it runs forward again.
@@ -257,17 +263,20 @@ std::vector<std::vector<Stay>> stays_of(const Case& c, const State& state, const
   }
   const size_t ahead = static_cast<size_t>(c.layout.fsdp.prefetch);
   std::vector<std::vector<Stay>> stays(owners.size());
-  std::vector<std::vector<size_t>> last_run(owners.size());
+  // By bucket: the runs that read it, and the last unit to read it backward.
+  std::vector<std::vector<size_t>> runs_of(owners.size());
+  for (size_t r = 0; r < runs.size(); ++r)
+    for (const size_t b : needs(visits[runs[r].first])) runs_of[b].push_back(r);
+  std::vector<int64_t> lowest_of(owners.size(), units_of(part));
+  for (int64_t u = units_of(part) - 1; u >= 0; --u)
+    for (const size_t b : needs_of[true][static_cast<size_t>(u)]) lowest_of[b] = u;
   for (size_t b = 0; b < owners.size(); ++b) {
-    int64_t lowest = units_of(part);  // the last to read it backward
-    for (int64_t u = lowest - 1; u >= 0; --u)
-      if (needs_of[true][static_cast<size_t>(u)].contains(b)) lowest = u;
+    const int64_t lowest = lowest_of[b];
     const bool read_backward = lowest < units_of(part);
     std::set<int64_t> awaited;  // micro-batches whose backward has yet to use it
     size_t until = 0;           // the last run of the last stay
     size_t unread = 0;          // the first run in which it is not on its way
-    for (size_t r = 0; r < runs.size(); ++r) {
-      if (!needs(visits[runs[r].first]).contains(b)) continue;
+    for (const size_t r : runs_of[b]) {
       const size_t issue = r >= ahead ? r - ahead : 0;
       const bool kept = !c.layout.fsdp.reshard && !awaited.empty();
       if (!stays[b].empty() && (kept || issue <= until)) {
@@ -329,7 +338,7 @@ void add_fetch(const Case& c, const Stay& stay, int64_t slice, std::vector<Aroun
 /// begins; without overlap they leave at once and come back at once. One that would leave and come back with less than a unit's
 /// work between stays. To NVMe they pass through host memory, where they stay until the second unit after has run forward, and
 /// again from when the second unit before begins until the one before has run; one that would be back before it has left stays.
-void add_parking(const Case& c, const Sizes& n, const Units& units, const std::vector<Visit>& visits, std::vector<Around>& around) {
+void add_parking(const Case& c, const Sizes& n, const Units& units, const Visits& visits, std::vector<Around>& around) {
   const bool nvme = c.layout.offload.activations == OffloadTo::kNvme;
   const size_t one = c.layout.overlap ? 1 : 0;
   std::map<std::pair<int64_t, int64_t>, size_t> forwards;
@@ -478,7 +487,7 @@ std::vector<GatherTimes> gathers_of(const Case& c, const State& state, const Par
 void walk_to_peak(const Case& all, const Sizes& sizes, const State& state, const Part& part, int64_t stage, StageForm& form) {
   const Case c = with_fewest_micro_batches(all);
   const Timetable table(c, part, stage);
-  const std::vector<Visit> visits = visits_of(part, table);
+  const Visits visits = visits_of(part, table);
   std::vector<Around> around(visits.size());
   if (c.layout.zero >= 2)
     for (const BucketForm& bucket : state.buckets) add_gradients(c, state, bucket, visits, around);
@@ -533,7 +542,7 @@ void walk_to_peak(const Case& all, const Sizes& sizes, const State& state, const
 }
 
 std::vector<GatherStay> gather_stays(const Case& c, const State& state, const Part& part, int64_t stage) {
-  const std::vector<Visit> visits = visits_of(part, Timetable(c, part, stage));
+  const Visits visits = visits_of(part, Timetable(c, part, stage));
   const auto by_bucket = stays_of(c, state, part, stage, visits);
   std::vector<GatherStay> all;
   for (size_t b = 0; b < by_bucket.size(); ++b)

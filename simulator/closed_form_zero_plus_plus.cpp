@@ -76,6 +76,7 @@ ZeroPlusPlusForm zero_plus_plus_of(const Case& c, const State& state, const Part
   if (c.layout.zero != 3) return form;
   add_gathers(c, state, part, stage, form);
   if (c.layout.zero_plus_plus.gradients) add_scatters(c, state, form);
+  if (c.backend == "cuda") form.scatter_workspace = form.gather_workspace = 0;  // a GPU's kernels need none
   return form;
 }
 

@@ -25,8 +25,8 @@ struct PricedTreatment {
   double seconds = 0;
 };
 
-/// What a layer can be given: nothing, full, or any set of sub-layers is made again; each also parked, where `parking`.
-std::vector<LayerTreatment> candidate_treatments(bool parking);
+/// What a layer can be given: nothing, full, or any set of sub-layers is made again; each also parked.
+std::vector<LayerTreatment> candidate_treatments();
 
 /// Lowers a probe, unverified.
 using LowerProbe = std::function<Result<Plan>(const Case&)>;

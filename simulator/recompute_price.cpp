@@ -36,10 +36,9 @@ Result<double> probe_seconds(const Case& probe, const LowerProbe& lower, const P
 
 }  // namespace
 
-std::vector<LayerTreatment> candidate_treatments(bool parking) {
+std::vector<LayerTreatment> candidate_treatments() {
   std::vector<LayerTreatment> all;
   for (const bool parked : {false, true}) {
-    if (parked && !parking) break;
     for (unsigned again = 0; again < kSubLayerSets; ++again) all.push_back({false, again, parked});
     all.push_back({true, 0, parked});
   }

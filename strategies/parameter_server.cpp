@@ -18,9 +18,9 @@
 // Shapes   bucket[n], slices [n/N]
 // Adds     push and pull of Psi (N-1)/N each, direct
 // Memory   moments 1/N, with the servers; workers keep none. With a staleness: what is served and its gradients, Psi/N each
-// Refuses  dp = 1, servers other than dp, ZeRO, compression, transports with a way of their own. With a staleness: workers of
-// several
-//          ranks, what needs all gradients of a step at once (norms, guards, a loss scale), tied tables, checkpoints
+// Refuses  dp = 1, servers other than dp, ZeRO, compression. With a staleness: workers of several ranks, transports of devices,
+// what
+//          needs all gradients of a step at once (norms, guards, a loss scale), tied tables, checkpoints
 // Paper    Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014), section 3; Jiang et al., "A Unified
 //          Architecture for Accelerating Distributed DNN Training" (BytePS, 2020), section 3; Ho et al., "More Effective
 //          Distributed ML via a Stale Synchronous Parallel Parameter Server" (2013)

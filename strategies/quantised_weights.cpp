@@ -10,7 +10,7 @@
 // Shapes   bucket[n], slices [n/N]; codes i8 [n], scales f32 [N blocks]
 // Adds     all-gather of codes and of scales in place of the parameters: (1 + 4/256) Psi (N-1)/N bytes each time
 // Memory   codes and scales of the largest bucket: 1 + 4/256 bytes an element
-// Refuses  zero other than 3; backend cuda, which has no kernels of it
+// Refuses  zero other than 3
 // Paper    Wang et al., "ZeRO++" (2023), section 3.1
 #include <algorithm>
 

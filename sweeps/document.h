@@ -39,6 +39,7 @@ struct SweepExclusion {
 
 struct SweepInclusion {
   std::string name;  ///< empty: named by its settings
+  Mark mark;         ///< of the entry
   Settings settings;
 };
 
@@ -56,6 +57,7 @@ struct Sweep::Content {
   std::vector<SweepExclusion> exclusions;
   std::vector<SweepInclusion> inclusions;
   std::vector<Claim> claims;
+  LossTarget loss_target;
   Settings overrides;
 };
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "plan/base/hash.h"
 #include "plan/base/limits.h"
@@ -101,7 +101,7 @@ class Expander {
       for (const auto& [path, setting] : inclusion.settings)
         candidate.name += fmt::format("{}{}={}", candidate.name.empty() ? "" : " ", short_name(path), setting.text);
     ++expansion_.included;
-    add_point(std::move(candidate));
+    add_point(std::move(candidate), !inclusion.name.empty() && !content_.overrides.contains("name"), inclusion.mark);
   }
 
   bool holds(const Expression& expression, Mark mark, const Draft& draft, const Settings* given) {
@@ -138,7 +138,8 @@ class Expander {
 
   /// Resolves a candidate; a refused point keeps the first reason in the order: derived values, constraints, what this version and
   /// the machine can do, what a plan can be made of.
-  void add_point(Candidate candidate) {
+  /// Of points equal but for their names the first stays. `named`: by the sweep file, at `mark`, and not by the values of its axes.
+  void add_point(Candidate candidate, bool named = false, Mark mark = {}) {
     merge(candidate.settings, content_.overrides);
     if (const auto name = content_.overrides.find("name"); name != content_.overrides.end()) candidate.name = name->second.text;
     Draft draft = draft_of(candidate.settings, content_.sources);
@@ -154,13 +155,28 @@ class Expander {
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
     if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
     point.id = id_of(draft);
-    if (!seen_.insert(point.id).second) {
+    if (const auto [first, fresh] = seen_.emplace(point.id, Seen{expansion_.points.size(), named}); !fresh) {
+      if (named) take_name(expansion_.points[first->second.point], first->second, point.name, mark);
       ++expansion_.duplicates;
       return;
     }
     point.config = std::move(draft.config);
     point.unheld = std::move(draft.unheld);
     expansion_.points.push_back(std::move(point));
+  }
+
+  struct Seen {
+    size_t point;  ///< in Expansion::points
+    bool named;
+  };
+
+  /// A name that the file gives replaces one made of values. Of two that the file gives one would be lost without a word.
+  void take_name(Point& point, Seen& seen, const std::string& name, Mark mark) {
+    if (seen.named && point.name != name)
+      problems_.add(mark, fmt::format("`{}` and `{}` are one case: they differ in their name only", point.name, name),
+                    "results and claims tell points by their names: change a key of one of the two, or leave one out");
+    point.name = point.config.name = name;
+    seen.named = true;
   }
 
   /// Where the file (or the command line) says what a refusal is about: the setting that its message names first, else the file.
@@ -202,7 +218,7 @@ class Expander {
   const Resolution resolution_;
   Problems problems_;
   Expansion expansion_;
-  std::unordered_set<std::string> seen_;
+  std::unordered_map<std::string, Seen> seen_;  ///< by id
 };
 
 }  // namespace
@@ -264,6 +280,7 @@ std::vector<ReasonCount> refusals(const Expansion& expansion) {
 const std::string& Sweep::name() const { return content_->name; }
 const std::string& Sweep::description() const { return content_->description; }
 const std::vector<Claim>& Sweep::claims() const { return content_->claims; }
+const LossTarget& Sweep::loss_target() const { return content_->loss_target; }
 const std::string& Sweep::file() const { return content_->file; }
 Mode Sweep::mode() const { return content_->mode; }
 

@@ -231,7 +231,7 @@ class Parser {
 /// Walks the tree; the first error stops it.
 class Evaluator {
  public:
-  explicit Evaluator(const Expression::Lookup& lookup) : lookup_(lookup) {}
+  Evaluator(const Expression::Lookup& lookup, const Expression::Compared& compared) : lookup_(lookup), compared_(compared) {}
 
   ExpressionValue value(const Node& n) {
     switch (n.kind) {
@@ -274,16 +274,17 @@ class Evaluator {
   bool equal(const Node& n) {
     const ExpressionValue a = value(*n.left), b = value(*n.right);
     if (a.index() != b.index()) fail(n, "the two sides are of different kinds (number, text, true or false) and never equal");
-    return a == b;
+    const double *x = std::get_if<double>(&a), *y = std::get_if<double>(&b);
+    return x && y ? compared(*x, *y, false, a == b) : a == b;
   }
   ExpressionValue arithmetic(const Node& n) {
     const double a = number(*n.left), b = number(*n.right);
     if ((n.kind == Kind::kDivide || n.kind == Kind::kRemainder) && b == 0) fail(n, "division by zero");
     switch (n.kind) {
-      case Kind::kLess: return a < b;
-      case Kind::kLessEqual: return a <= b;
-      case Kind::kGreater: return a > b;
-      case Kind::kGreaterEqual: return a >= b;
+      case Kind::kLess: return compared(a, b, true, a < b);
+      case Kind::kLessEqual: return compared(a, b, true, a <= b);
+      case Kind::kGreater: return compared(a, b, true, a > b);
+      case Kind::kGreaterEqual: return compared(a, b, true, a >= b);
       case Kind::kAdd: return a + b;
       case Kind::kSubtract: return a - b;
       case Kind::kMultiply: return a * b;
@@ -294,7 +295,10 @@ class Evaluator {
     return {};
   }
 
+  bool compared(double a, double b, bool by_size, bool truth) const { return compared_ ? compared_(a, b, by_size, truth) : truth; }
+
   const Expression::Lookup& lookup_;
+  const Expression::Compared& compared_;
   std::optional<ExpressionError> error_;
 };
 
@@ -311,15 +315,15 @@ std::variant<Expression, ExpressionError> Expression::parse(std::string_view tex
   return Expression(std::string(text), std::get<NodePtr>(std::move(root)));
 }
 
-std::variant<ExpressionValue, ExpressionError> Expression::evaluate(const Lookup& lookup) const {
-  Evaluator evaluator(lookup);
+std::variant<ExpressionValue, ExpressionError> Expression::evaluate(const Lookup& lookup, const Compared& compared) const {
+  Evaluator evaluator(lookup, compared);
   ExpressionValue value = evaluator.value(*root_);
   if (evaluator.error()) return *evaluator.error();
   return value;
 }
 
-std::variant<bool, ExpressionError> Expression::holds(const Lookup& lookup) const {
-  auto value = evaluate(lookup);
+std::variant<bool, ExpressionError> Expression::holds(const Lookup& lookup, const Compared& compared) const {
+  auto value = evaluate(lookup, compared);
   if (const auto* error = std::get_if<ExpressionError>(&value)) return *error;
   if (const bool* b = std::get_if<bool>(&std::get<ExpressionValue>(value))) return *b;
   return ExpressionError{1, "the expression is a value, not a condition: compare it with something"};

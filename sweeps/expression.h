@@ -42,15 +42,18 @@ struct ExpressionError {
 class Expression {
  public:
   using Lookup = std::function<ExpressionValue(std::string_view key)>;
+  /// Called for each comparison of numbers as it is made, right after its sides were looked up: what stands in for its `truth`.
+  /// `by_size` is true of `<` and so on, false of `==` and `!=`.
+  using Compared = std::function<bool(double left, double right, bool by_size, bool truth)>;
 
   /// Parses once; the expression is then evaluated for any number of points.
   static std::variant<Expression, ExpressionError> parse(std::string_view text, const Vocabulary& vocabulary);
 
   /// The value, or what cannot be computed: a key without a value, unlike types, a division by zero.
-  std::variant<ExpressionValue, ExpressionError> evaluate(const Lookup& lookup) const;
+  std::variant<ExpressionValue, ExpressionError> evaluate(const Lookup& lookup, const Compared& compared = {}) const;
 
   /// The value as a condition: an expression that is no bool is an error.
-  std::variant<bool, ExpressionError> holds(const Lookup& lookup) const;
+  std::variant<bool, ExpressionError> holds(const Lookup& lookup, const Compared& compared = {}) const;
 
   const std::string& text() const { return text_; }
 

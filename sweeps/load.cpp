@@ -16,22 +16,34 @@ namespace {
 
 /// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
 const std::vector<std::string>& top_keys() {
-  static const std::vector<std::string> keys = {"version",     "name",
-                                                "description", "mode",
-                                                "model",       "machine",
-                                                "profile",     "data",
-                                                "layout",      "train",
-                                                "execution",   "measure",
-                                                "checkpoint",  "axes",
-                                                "zip",         "when",
-                                                "constraints", "exclude",
-                                                "include",     "claims",
-                                                "resolution",  "and the short forms of case keys (tp, seq_len, ...)"};
+  static const std::vector<std::string> keys = {"version",
+                                                "name",
+                                                "description",
+                                                "mode",
+                                                "model",
+                                                "machine",
+                                                "profile",
+                                                "data",
+                                                "layout",
+                                                "train",
+                                                "execution",
+                                                "measure",
+                                                "checkpoint",
+                                                "axes",
+                                                "zip",
+                                                "when",
+                                                "constraints",
+                                                "exclude",
+                                                "include",
+                                                "claims",
+                                                "resolution",
+                                                "time_to_loss",
+                                                "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
-const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",    "zip",    "when",
-                                             "constraints", "exclude", "include", "claims", "resolution"};
+const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",   "zip",        "when",        "constraints",
+                                             "exclude",     "include", "claims", "resolution", "time_to_loss"};
 
 /// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included: at most `room` values.
 std::optional<std::vector<std::string>> generated(const YamlNode& map, int64_t room, Problems& problems) {
@@ -113,6 +125,7 @@ class Loader {
     each(root.find("exclude"), "exclude", [&](const YamlNode& n) { read_exclusion(n); });
     each(root.find("include"), "include", [&](const YamlNode& n) { read_inclusion(n); });
     each(root.find("claims"), "claims", [&](const YamlNode& n) { read_claim(n); });
+    if (const YamlNode* target = root.find("time_to_loss")) read_loss_target(*target);
     finish(root.mark);
   }
 
@@ -305,7 +318,7 @@ class Loader {
 
   /// `check` is read again when the results are there: what it says of cases can only be known then.
   void read_claim(const YamlNode& rule) {
-    unknown_in(rule, "claims", {"says", "source", "check"});
+    unknown_in(rule, "claims", {"says", "source", "check", "why"});
     Claim claim;
     for (const auto& [key, field] : {std::pair{"says", &claim.says}, {"source", &claim.source}}) {
       const YamlNode* node = rule.find(key);
@@ -321,7 +334,24 @@ class Loader {
     const auto check = read_expression(rule, "check", mark, vocabulary, "zero1.predicted_peak_bytes < zero0.predicted_peak_bytes");
     if (!check) return;
     claim.check = check->text();
+    if (const YamlNode* why = rule.find("why")) claim.why = why->text;
     content_.claims.push_back(std::move(claim));
+  }
+
+  /// `time_to_loss: 2.6`, or `{loss: 2.6, mean_of: 20}`.
+  void read_loss_target(const YamlNode& node) {
+    constexpr const char* kForms =
+        "write `time_to_loss: 2.6`, or `{loss: 2.6, mean_of: 10}`: nats a token, and steps whose mean loss counts";
+    constexpr int64_t kMostSteps = 1'000'000;
+    if (node.is_map()) unknown_in(node, "time_to_loss", {"loss", "mean_of"});
+    const YamlNode* loss = node.is_map() ? node.find("loss") : &node;
+    const YamlNode* mean_of = node.is_map() ? node.find("mean_of") : nullptr;
+    const auto value = loss && loss->is_scalar() ? parse_number(loss->text) : std::nullopt;
+    const auto steps = !mean_of ? LossTarget{}.mean_of : mean_of->is_scalar() ? parse_count(mean_of->text) : std::nullopt;
+    if (!value || !(*value > 0) || !steps || *steps < 1 || *steps > kMostSteps)
+      return problems_.add(
+          node.mark, fmt::format("time_to_loss `{}` is no loss above 0 with 1 to {} steps", to_flow(node), kMostSteps), kForms);
+    content_.loss_target = {*value, *steps};
   }
 
   void read_exclusion(const YamlNode& rule) {
@@ -340,6 +370,7 @@ class Loader {
 
   void read_inclusion(const YamlNode& rule) {
     SweepInclusion inclusion;
+    inclusion.mark = rule.mark;
     reader_.read(rule, inclusion.settings);
     if (const auto name = inclusion.settings.find("name"); name != inclusion.settings.end()) {
       inclusion.name = name->second.text;

@@ -70,6 +70,8 @@ class Sweep {
   Mode mode() const;
   /// What the sweep tests, each with an expression that can be parsed.
   const std::vector<Claim>& claims() const;
+  /// The loss whose time and tokens are asked for.
+  const LossTarget& loss_target() const;
 
   struct Content;  ///< sweeps/document.h
   explicit Sweep(std::shared_ptr<const Content> content) : content_(std::move(content)) {}

@@ -106,7 +106,7 @@ struct CrossEntropyRows {
 
   SHARDLAB_DEVICE static void gradient(const Thread& t, const T* x, T* logits, const gpu::CrossEntropy& a, float max, float sum,
                                        int64_t target) {
-    const float inverse = 1.0f / sum, scale = 1.0f / static_cast<float>(a.loss_tokens);
+    const float inverse = 1.0f / sum, scale = (a.loss_scale == nullptr ? 1.0f : *a.loss_scale) / static_cast<float>(a.loss_tokens);
     t.barrier();  // every thread has read the target's logit
     for (int64_t i = int64_t{t.index()} * kVector; i < a.vocab; i += int64_t{t.threads()} * kVector) {
       Values<kVector> v = values_at<kVector>(x + i);

@@ -211,6 +211,40 @@ struct Rotation {
   }
 };
 
+/// a + b where the three are of several types.
+struct MixedSum {
+  Input a, b;
+  Output c;
+  template <int N>
+  SHARDLAB_DEVICE void at(int64_t i) const {
+    put(c, i, values_at<N>(a, i) + values_at<N>(b, i));
+  }
+};
+
+struct Multiplied {
+  gpu::Multiply a;
+  template <int N>
+  SHARDLAB_DEVICE void at(int64_t i) const {
+    Values<N> x = values_at<N>(a.x, i);
+    const float factor = *a.factor;
+#pragma unroll
+    for (float& v : x.at) v = v * factor;
+    put(a.y, i, x);
+  }
+};
+
+struct Difference {
+  gpu::Subtract a;
+  template <int N>
+  SHARDLAB_DEVICE void at(int64_t i) const {
+    Values<N> m = values_at<N>(a.m, i);
+    const Values<N> b = values_at<N>(a.approximation, i);
+#pragma unroll
+    for (int j = 0; j < N; ++j) m.at[j] = m.at[j] - a.share * b.at[j];
+    put(a.error, i, m);
+  }
+};
+
 template <class T>
 struct DropoutMask {
   gpu::Dropout a;
@@ -309,16 +343,32 @@ void positions_weight(const PositionsWeight& a, Stream s) {
   });
 }
 
+static void expect_floats(std::initializer_list<DType> types, const char* rule) {
+  for (const DType t : types) expect(is_activation_type(t), rule, static_cast<int64_t>(t));
+}
+
 void add(const Add& a, Stream s) {
-  expect_type(a.b.dtype, a.a.dtype, false, "add: a and b are of one type");
-  expect_type(a.c.dtype, a.a.dtype, false, "add: a and c are of one type");
   const bool wide = aligned({a.a.data, a.b.data, a.c.data});
+  if (a.a.dtype != a.b.dtype || a.a.dtype != a.c.dtype) {
+    expect_floats({a.a.dtype, a.b.dtype, a.c.dtype}, "add: operands of several types are f32, bf16 or f16");
+    return elementwise<4>("add", MixedSum{a.a, a.b, a.c}, a.n, wide, s);
+  }
   const auto run = [&]<class T>(Named<T>) {
     elementwise<kVectorOf<T>>(
         "add", Sum<T>{static_cast<const T*>(a.a.data), static_cast<const T*>(a.b.data), static_cast<T*>(a.c.data)}, a.n, wide, s);
   };
   if (a.a.dtype == DType::f64) return run(Named<double>{});
   with_type(a.a.dtype, "add: f32, bf16, f16 or f64", run);
+}
+
+void multiply(const Multiply& a, Stream s) {
+  expect_floats({a.x.dtype, a.y.dtype}, "multiply: f32, bf16 or f16");
+  elementwise<4>("multiply", Multiplied{a}, a.n, aligned({a.x.data, a.y.data}), s);
+}
+
+void subtract(const Subtract& a, Stream s) {
+  expect_floats({a.m.dtype, a.approximation.dtype, a.error.dtype}, "subtract: f32, bf16 or f16");
+  elementwise<4>("subtract", Difference{a}, a.n, aligned({a.m.data, a.approximation.data, a.error.data}), s);
 }
 
 void fill(const Fill& a, Stream s) {

@@ -153,6 +153,14 @@ int64_t scratch_bytes(const SquaredNorm& a) {
   return in_lines(blocks * 8);
 }
 
+int64_t scratch_bytes(const Amax& a) {
+  int64_t blocks = 0;
+  for (int p = 0; p < a.count; ++p) blocks += geometry::squared_norm(a.sizes[p]).x;
+  return in_lines((2 + blocks) * 4);
+}
+int64_t scratch_bytes(const Select& a) { return 256 + in_lines(divided_up(a.n, geometry::kNormSpan) * 16 * 4); }
+int64_t scratch_bytes(const Orthogonalise& a) { return in_lines(a.rows * a.columns * 8); }
+
 std::string_view attention_refusal(const AttentionShape& s) {
   if (s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads != 0) return "attention on a GPU: kv_heads divides heads";
   if (s.head_dim < 2 || s.head_dim % 2 != 0) return "attention on a GPU: head_dim is even";

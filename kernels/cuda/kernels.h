@@ -22,6 +22,8 @@
 #include <memory>
 #include <string_view>
 
+#include "kernels/cuda/named.h"
+#include "kernels/cuda/operands.h"
 #include "kernels/leaves.h"
 #include "plan/base/dtype.h"
 #include "plan/base/philox.h"
@@ -45,23 +47,6 @@ class LaunchCheck {
 struct Stream {
   void* handle = nullptr;
   LaunchCheck* check = nullptr;  ///< never null
-};
-
-/// A device array that is read, and one that is written. Their extents follow from the launch's.
-struct Input {
-  const void* data = nullptr;
-  DType dtype = DType::f32;
-};
-struct Output {
-  void* data = nullptr;
-  DType dtype = DType::f32;
-  constexpr operator Input() const { return {data, dtype}; }
-};
-
-/// Scratch lent for one launch, aligned to 256: at least `*_scratch_bytes(args)` bytes.
-struct Scratch {
-  void* data = nullptr;
-  int64_t bytes = 0;
 };
 
 // ---- embedding and positions
@@ -276,7 +261,7 @@ struct Dropout {
   RandomKey key;
 };
 
-/// c[n] = a[n] + b[n], all of one type: T or f64. c may be a or b.
+/// c[n] = a[n] + b[n], each of T by itself, or all of f64. c may be a or b of its type.
 struct Add {
   Input a, b;
   Output c;
@@ -318,7 +303,8 @@ struct CrossEntropy {
   int64_t vocab = 0;
   Part vocab_part;
   int64_t loss_tokens = 1;
-  Scratch scratch;  ///< fused, loss_only and grad
+  const float* loss_scale = nullptr;  ///< fused and grad: dlogits are multiplied by it; none: by 1
+  Scratch scratch;                    ///< fused, loss_only and grad
 };
 
 // ---- sums
@@ -361,7 +347,8 @@ struct Combine {
   bool maximum = false;
 };
 
-// ---- optimizers, in place. grad f32 or T; param f32 or T; m and v f32.
+// ---- optimizers, in place. grad f32 or T; param f32 or T; m and v f32. factor: what gradients are multiplied by, in fp32;
+// none: 1.
 
 /// param[n] -= learning_rate * (grad[n] + weight_decay * param[n]).
 struct Sgd {
@@ -370,6 +357,7 @@ struct Sgd {
   int64_t n = 0;
   float learning_rate = 0;
   float weight_decay = 0;
+  const float* factor = nullptr;
 };
 
 /// Decoupled weight decay, bias-corrected. `step` counts optimizer steps from 0. Source: Loshchilov & Hutter 2019.
@@ -383,6 +371,7 @@ struct AdamW {
   float learning_rate = 0;
   float beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
   float weight_decay = 0;
+  const float* factor = nullptr;
 };
 
 /// Scratch in bytes. Only extents and flags of the arguments are looked at.
@@ -433,6 +422,23 @@ struct Kernels {
   void (*combine)(const Combine&, Stream);
   void (*sgd)(const Sgd&, Stream);
   void (*adamw)(const AdamW&, Stream);
+  void (*numbers)(const Numbers&, Stream);
+  void (*amax)(const Amax&, Stream);
+  void (*multiply)(const Multiply&, Stream);
+  void (*subtract)(const Subtract&, Stream);
+  void (*quantise)(const Quantise&, Stream);
+  void (*dequantise)(const Dequantise&, Stream);
+  void (*dequantise_sum)(const DequantiseSum&, Stream);
+  void (*sum_rows)(const SumRows&, Stream);
+  void (*swap_leading)(const SwapLeading&, Stream);
+  void (*select)(const Select&, Stream);
+  void (*scatter)(const Scatter&, Stream);
+  void (*zero_selected)(const ZeroSelected&, Stream);
+  void (*orthogonalise)(const Orthogonalise&, Stream);
+  void (*start_basis)(const StartBasis&, Stream);
+  void (*fold_momentum)(const FoldMomentum&, Stream);
+  void (*frozen_adam)(const FrozenAdam&, Stream);
+  void (*outer_step)(const OuterStep&, Stream);
 
   /// Opens the library's matmul on the current device; null when that fails, which `check` has then been told.
   std::unique_ptr<Matmul> (*matmul)(const MatmulOptions&, LaunchCheck& check);

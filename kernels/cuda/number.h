@@ -24,8 +24,10 @@ struct f16 {
   uint16_t bits;
 };
 
-#ifndef __CUDACC__
-/// Host forms of the conversions; the device has instructions for them.
+#ifdef __CUDACC__
+SHARDLAB_DEVICE uint32_t bits_of(float x) { return __float_as_uint(x); }
+SHARDLAB_DEVICE float float_of(uint32_t b) { return __uint_as_float(b); }
+#else
 inline uint32_t bits_of(float x) {
   uint32_t b;
   std::memcpy(&b, &x, 4);
@@ -36,6 +38,7 @@ inline float float_of(uint32_t b) {
   std::memcpy(&x, &b, 4);
   return x;
 }
+/// Host forms of the conversions; the device has instructions for them.
 inline uint16_t bf16_bits(float x) {
   const uint32_t b = bits_of(x);
   if (x != x) return 0x7fff;  // as cvt.rn.bf16.f32 gives it

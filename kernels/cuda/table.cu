@@ -46,6 +46,23 @@ constexpr Kernels table(std::string_view name) {
           .combine = combine,
           .sgd = sgd,
           .adamw = adamw,
+          .numbers = numbers,
+          .amax = amax,
+          .multiply = multiply,
+          .subtract = subtract,
+          .quantise = quantise,
+          .dequantise = dequantise,
+          .dequantise_sum = dequantise_sum,
+          .sum_rows = sum_rows,
+          .swap_leading = swap_leading,
+          .select = select,
+          .scatter = scatter,
+          .zero_selected = zero_selected,
+          .orthogonalise = orthogonalise,
+          .start_basis = start_basis,
+          .fold_momentum = fold_momentum,
+          .frozen_adam = frozen_adam,
+          .outer_step = outer_step,
           .matmul = matmul};
 }
 

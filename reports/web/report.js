@@ -133,7 +133,8 @@
   // ---- Cases ----------------------------------------------------------------------------------------------------------------
 
   const kShown = ['name', 'status', 'world_size', 'predicted_step_s', 'measured_step_s', 'step_error_pct', 'measured_tokens_per_s', 'predicted_tokens_per_s', 'measured_mfu',
-    'predicted_peak_bytes', 'measured_peak_bytes', 'predicted_wire_bytes', 'measured_wire_bytes', 'unplanned_time_s', 'loss_last', 'reason'];
+    'predicted_peak_bytes', 'measured_peak_bytes', 'predicted_wire_bytes', 'measured_wire_bytes', 'unplanned_time_s', 'loss_last', 'tokens_to_loss',
+    'measured_s_to_loss', 'reason'];
 
   function test(c, term) {
     const m = /^([a-z_]+)(<=|>=|!=|=|<|>)(.*)$/.exec(term);

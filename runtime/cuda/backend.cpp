@@ -12,6 +12,8 @@
 #include "plan/base/check.h"
 #include "plan/base/world_error.h"
 #include "plan/device_scratch.h"
+#include "plan/work.h"
+#include "runtime/cuda/named.h"
 #include "runtime/operands.h"
 
 namespace shardlab::runtime::cuda {
@@ -36,7 +38,11 @@ struct StreamLibraries {
 class CudaBackend final : public Backend {
  public:
   CudaBackend(Node& node, int rank, const CudaOptions& options)
-      : k_(node.kernels()), device_(node.rank(rank)), options_(options), check_(node.api()) {}
+      : k_(node.kernels()),
+        device_(node.rank(rank)),
+        options_(options),
+        check_(node.api()),
+        host_(cpu_backend(kernels::kernels_for_this_processor(), {.canonical = options.canonical})(rank)) {}
 
   std::string_view name() const override { return "cuda"; }
   bool has_storage() const override { return true; }
@@ -100,6 +106,8 @@ class CudaBackend final : public Backend {
       ((*shared.matmul).*method)(args, stream(s));
     };
   }
+  Result<Launch> bind_on_host(const BoundOp& op);
+  Result<Launch> bind_kernel(const BoundOp& op, const Kernel& w);
   Result<void> prepare_cudnn(StreamLibraries& shared, const gpu::AttentionShape& shape, DType type, bool backward);
   void note(std::string text) const {
     if (options_.notes != nullptr) options_.notes->insert(std::move(text));
@@ -109,6 +117,8 @@ class CudaBackend final : public Backend {
   RankDevice& device_;
   const CudaOptions options_;
   ThrowingCheck check_;
+  const std::unique_ptr<Backend> host_;                     ///< of ops whose operands are all in host memory
+  std::vector<std::unique_ptr<std::byte[]>> host_scratch_;  ///< for such ops on streams whose workspace is the device's
   std::map<int, StreamLibraries> libraries_;  ///< by stream; addresses stay
   std::vector<float> rope_values_;            ///< of the role's table, none without Rope
   float* rope_table_ = nullptr;
@@ -157,9 +167,6 @@ Uniform uniform_operands(const Work& work) {
                         [](const Rope&) {
                           return Uniform{1, 1};
                         },
-                        [](const Add&) {
-                          return Uniform{2, 1};
-                        },
                         [](const auto&) { return Uniform{}; },
                     },
                     work);
@@ -173,7 +180,9 @@ Result<void> check_types(const BoundOp& op) {
       if (!known(t.type->dtype))
         return refuse(op, fmt::format("has an operand of {}, for which there is no CUDA kernel", name_of(t.type->dtype)),
                       "set precision to fp32, bf16 or fp16");
-  const Uniform uniform = uniform_operands(work);
+  Uniform uniform = uniform_operands(work);
+  const auto wide = [](const Tensor& t) { return t.type->dtype == DType::f64; };
+  if (std::holds_alternative<Add>(work) && (std::ranges::any_of(op.reads, wide) || wide(op.writes[0]))) uniform = {2, 1};
   const auto differs = [&](const std::vector<Tensor>& operands, size_t n) {
     return std::any_of(operands.begin(), operands.begin() + static_cast<std::ptrdiff_t>(n),
                        [&](const Tensor& t) { return t.type->dtype != op.reads[0].type->dtype; });
@@ -200,26 +209,39 @@ Result<void> check_workspace(const BoundOp& op, const CudaOptions& options) {
                 "lower the case with backend: cuda");
 }
 
-/// Kernels of the update that scale the gradient by a number of the device's are not there.
-Result<void> check_update(const BoundOp& op) {
-  const size_t most = std::holds_alternative<Sgd>(op.op().work) ? 2 : 4;
-  if (op.reads.size() <= most) return {};
-  return refuse(op, "scales its gradient, for which there is no CUDA kernel", "set clip_norm: 0, or use backend: cpu");
-}
-
 Result<Launch> CudaBackend::bind(const BoundOp& op) {
+  if (op.on_host) return bind_on_host(op);
   const Work& work = op.op().work;
-  if (const Kernel* kernel = std::get_if<Kernel>(&work))
-    return refuse(op, fmt::format("asks for the kernel `{}`, which the CUDA back end lacks", kernel->name),
-                  "predict the plan with mode: simulate, or leave the strategy out that adds it");
+  if (const Kernel* kernel = std::get_if<Kernel>(&work)) return bind_kernel(op, *kernel);
   if (std::holds_alternative<Copy>(work))
     SHARDLAB_TRY(check_copy(op));
   else
     SHARDLAB_TRY(check_types(op));
   SHARDLAB_TRY(check_workspace(op, options_));
-  if (std::holds_alternative<Sgd>(work) || std::holds_alternative<AdamW>(work)) SHARDLAB_TRY(check_update(op));
   if (const Attention* a = std::get_if<Attention>(&work)) return bind_attention(op, *a);
   return std::visit([&](const auto& w) { return bind_work(op, w); }, work);
+}
+
+/// By the CPU's kernel, on the thread that issues: what is in host memory stays there.
+Result<Launch> CudaBackend::bind_on_host(const BoundOp& op) {
+  BoundOp here = op;
+  const auto needed = static_cast<size_t>(scratch_bytes(*op.instruction->segment, op.op(), options_.canonical));
+  if (needed > op.workspace.size()) {
+    host_scratch_.push_back(std::make_unique<std::byte[]>(needed + kAlignment));
+    void* at = host_scratch_.back().get();
+    size_t space = needed + kAlignment;
+    here.workspace = {static_cast<std::byte*>(std::align(kAlignment, needed, at, space)), needed};
+  }
+  return host_->bind(here);
+}
+
+Result<Launch> CudaBackend::bind_kernel(const BoundOp& op, const Kernel& w) {
+  SHARDLAB_TRY(check_workspace(op, options_));
+  auto bound = bind_named(op, w, {k_, lent(op)});
+  if (!bound.ok()) return bound.error();
+  return Launch([this, enqueue = std::move(bound).value(), s = op.instruction->stream](const StepState& state) mutable {
+    enqueue(state, stream(s));
+  });
 }
 
 void CudaBackend::enter_thread(int stream) {
@@ -528,6 +550,9 @@ Launch CudaBackend::bind_work(const BoundOp& op, const CrossEntropy& w) {
                          .vocab_part = part_of(op, logits, logits.shape.rank - 1),
                          .loss_tokens = w.tokens};
   if (w.part != Part::kMax) args.targets = op.reads[1].as<const int32_t>();
+  if (const size_t scale = w.part == Part::kGrad ? 4 : 2;
+      (w.part == Part::kFused || w.part == Part::kGrad) && op.reads.size() > scale)
+    args.loss_scale = op.reads[scale].as<const float>();
   switch (w.part) {
     case Part::kFused:
       args.nll = op.writes[0].as<float>();
@@ -595,9 +620,14 @@ Launch CudaBackend::bind_work(const BoundOp& op, const SquaredNorm&) {
   };
 }
 
+/// What an update multiplies its gradient by: the operand behind its others, if there is one.
+const float* factor_of(const BoundOp& op, size_t operands) {
+  return op.reads.size() > operands ? op.reads[operands].as<const float>() : nullptr;
+}
+
 Launch CudaBackend::bind_work(const BoundOp& op, const Sgd& w) {
   check_in_place(op, op.writes[0], op.reads[1]);
-  gpu::Sgd args{input(op.reads[0]), output(op.writes[0]), op.writes[0].shape().elements(), 0, w.weight_decay};
+  gpu::Sgd args{input(op.reads[0]), output(op.writes[0]), op.writes[0].shape().elements(), 0, w.weight_decay, factor_of(op, 2)};
   return [this, args, s = op.instruction->stream](const StepState& state) mutable {
     args.learning_rate = state.learning_rate;
     k_.sgd(args, stream(s));
@@ -614,7 +644,8 @@ Launch CudaBackend::bind_work(const BoundOp& op, const AdamW& w) {
                   .beta1 = w.beta1,
                   .beta2 = w.beta2,
                   .epsilon = w.epsilon,
-                  .weight_decay = w.weight_decay};
+                  .weight_decay = w.weight_decay,
+                  .factor = factor_of(op, 4)};
   return [this, args, s = op.instruction->stream](const StepState& state) mutable {
     args.step = state.applied;
     args.learning_rate = state.learning_rate;

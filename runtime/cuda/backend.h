@@ -29,6 +29,10 @@ struct CudaOptions {
 /// Element types: activations f32, bf16 or f16, one type an op; parameters, their gradients f32 or that type; optimizer moments,
 /// statistics and losses f32; token ids i32. Anything else is refused when the op is bound.
 ///
+/// Ops whose operands are all in host memory (offloaded state and its updates) run on the host, by the CPU's kernels, on the thread
+/// of their stream, once the device has come so far. Kernels that read or write host memory beside the device's reach it as it is:
+/// it is pinned.
+///
 /// Scratch is the plan's: "workspace.<stream>", as `device_scratch_bytes` sizes it; an op whose stream has less is refused. Beside
 /// the arena there are, in host memory, a pinned block for each batch that is loaded, and in device memory what libraries keep for
 /// themselves (handles, modules, communicators), which shows as unplanned memory, item by item (memory_account.h).

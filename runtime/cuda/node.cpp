@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "plan/base/check.h"
 #include "plan/base/world_error.h"
 
 namespace shardlab::runtime::cuda {
@@ -52,7 +53,7 @@ void RankDevice::prepare(const Needs& needs) {
 std::byte* RankDevice::reserve(Space space, int64_t bytes) {
   attach_thread();
   void* at = nullptr;
-  if (space == Space::kNvme) throw WorldError("the CUDA back end keeps no buffer on NVMe", "offload to cpu instead");
+  SHARDLAB_CHECK(space != Space::kNvme, "a device reserves no drive");
   const bool device = space == Space::kDevice;
   const MemoryAccount::Taking taking(device ? account_ : nullptr, MemoryUse::kArenas, device_);
   const Status status = device ? api_.allocate(&at, bytes) : api_.allocate_host(&at, bytes);

@@ -232,7 +232,7 @@ TEST_CASE("many treatments of prices that lie close are looked at for so long an
   Case c = small_case(Family::kLlama, 24);
   std::vector<PricedTreatment> priced;
   double price = 0.1;
-  for (const LayerTreatment& t : candidate_treatments(true)) priced.push_back({t, t == LayerTreatment{} ? 0 : price *= 1.13});
+  for (const LayerTreatment& t : candidate_treatments()) priced.push_back({t, t == LayerTreatment{} ? 0 : price *= 1.13});
   const std::vector<LayerTreatment> full(24, {.full = true});
   const int64_t budget = (closed_form(c).peak() + closed_form(decided(c, full)).peak()) / 2;
   const auto choice = choose_within(c, {.device = budget}, priced);

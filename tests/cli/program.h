@@ -54,10 +54,10 @@ inline std::string slurp(const std::string& path) {
   return text.str();
 }
 
-/// `shardlab ARGUMENTS`.
-inline Output shardlab_program(const Scratch& scratch, const std::string& arguments) {
+/// `shardlab ARGUMENTS`; `before` is what the shell does first ("cd DIR && HOME=DIR").
+inline Output shardlab_program(const Scratch& scratch, const std::string& arguments, const std::string& before = "") {
   const std::string errors = scratch / "stderr.txt";
-  FILE* pipe = popen(fmt::format("{} {} 2>{}", testing::program_path(), arguments, errors).c_str(), "r");
+  FILE* pipe = popen(fmt::format("{} {} {} 2>{}", before, testing::program_path(), arguments, errors).c_str(), "r");
   REQUIRE(pipe != nullptr);
   Output output;
   std::array<char, 4096> buffer;

@@ -14,13 +14,15 @@ std::vector<CaseOutcome> two_cases() {
     cases[i].predicted.emplace();
     cases[i].predicted->memory.bytes[static_cast<size_t>(BufferClass::kParameter)] = i == 0 ? 1000 : 4000;
     cases[i].predicted->memory.bytes[static_cast<size_t>(BufferClass::kMoment)] = i == 0 ? 500 : 8000;
+    cases[i].predicted->step_s = i == 0 ? 0.3469 : 0.3470;
+    cases[i].predicted->peak_bytes = i == 0 ? 1'000'000 : 1'000'001;
   }
   cases[1].reason = "no room";
   return cases;
 }
 
 Statement verdict(const std::string& check) {
-  const auto all = verdicts({{"a sentence", "a source", check}}, two_cases());
+  const auto all = verdicts({{"a sentence", "a source", check, ""}}, two_cases());
   REQUIRE(all.size() == 1);
   return all[0];
 }
@@ -40,6 +42,41 @@ TEST_CASE("a claim that does not hold says so") {
   const Statement s = verdict("small.moment_bytes > large.moment_bytes");
   CHECK(s.mood == Statement::Mood::kBad);
   CHECK(s.text.starts_with("Does not hold here: \"a sentence\""));
+}
+
+TEST_CASE("a claim that does not hold gives its reason") {
+  const auto all = verdicts({{"a sentence", "a source", "small.moment_bytes > large.moment_bytes", "large is large"}}, two_cases());
+  CHECK(
+      all.at(0).text ==
+      "Does not hold here: \"a sentence\" (a source). Why: large is large. Tested: small.moment_bytes > large.moment_bytes, where "
+      "small.moment_bytes = 500 B, large.moment_bytes = 7.812 KiB.");
+  const auto holds =
+      verdicts({{"a sentence", "a source", "small.moment_bytes < large.moment_bytes", "large is large"}}, two_cases());
+  CHECK(holds.at(0).text.find("large is large") == std::string::npos);
+}
+
+TEST_CASE("a verdict that hangs on times which are not told apart says that it has no margin") {
+  const Statement s = verdict("small.predicted_step_s < large.predicted_step_s");
+  CHECK(s.mood == Statement::Mood::kNote);
+  CHECK(
+      s.text ==
+      "Holds here, without margin: \"a sentence\" (a source). Tested: small.predicted_step_s < large.predicted_step_s, where "
+      "small.predicted_step_s = 346.9 ms, large.predicted_step_s = 347.0 ms. No margin: 0.3469 against 0.347, 0.029 % apart; times "
+      "and losses are not told apart below 0.5 %.");
+  CHECK(verdict("small.predicted_step_s > large.predicted_step_s").text.starts_with("Does not hold here, without margin: "));
+  CHECK(verdict("not (small.predicted_step_s > large.predicted_step_s)").mood == Statement::Mood::kNote);
+  CHECK(verdict("small.predicted_step_s < 1.004 * large.predicted_step_s").mood == Statement::Mood::kNote);
+}
+
+TEST_CASE("a verdict has a margin where bytes are compared, sides lie apart, or another part decides it") {
+  CHECK(verdict("small.predicted_peak_bytes < large.predicted_peak_bytes").mood == Statement::Mood::kGood);
+  CHECK(verdict("small.predicted_step_s < 1.006 * large.predicted_step_s").mood == Statement::Mood::kGood);
+  CHECK(verdict("small.predicted_step_s == small.predicted_step_s and small.predicted_peak_bytes < large.predicted_peak_bytes")
+            .mood == Statement::Mood::kGood);
+  const std::string near = "small.predicted_step_s < large.predicted_step_s";
+  CHECK(verdict("small.parameter_bytes > large.parameter_bytes and " + near).mood == Statement::Mood::kBad);
+  CHECK(verdict(near + " and small.parameter_bytes > large.parameter_bytes").mood == Statement::Mood::kBad);
+  CHECK(verdict(near + " or small.parameter_bytes < large.parameter_bytes").mood == Statement::Mood::kGood);
 }
 
 TEST_CASE("a claim whose figures are not there is undecided, with the reason") {

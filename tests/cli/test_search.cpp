@@ -386,7 +386,11 @@ TEST_CASE("what makes no search is refused in words") {
       {good + "--format xml", "markdown"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 0 --global-batch-tokens 16Ki", "devices 0"},
       {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 1000 --seq-len 256", "768 and 1024 are"},
-      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens -1", "no size"}};
+      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens -1", "no size"},
+      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --seq-len 256 --global-batch-tokens 9223372036854775807",
+       "--global-batch-tokens 9223372036854775807 is no size\n  expected a whole number from 1 to 9.007e+15"},
+      {"search --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 9223372036854775807",
+       "--seq-len 9223372036854775807 is no size"}};
   for (const Bad& bad : table) {
     const Output o = shardlab_program(scratch, bad.words);
     INFO(bad.words << "\n" << o.err);

@@ -118,16 +118,14 @@ void dropout(const gpu::Dropout& a, gpu::Stream) {
   cpu().dropout({out(a.z), a.sequences, a.tokens, a.width, a.sequence_begin, a.token_begin, a.tokens_total, a.width_begin,
                  a.width_total, a.p, a.key});
 }
-void add(const gpu::Add& a, gpu::Stream) {
+void add(const gpu::Add& a, gpu::Stream s) {
+  if (a.a.dtype != a.c.dtype || a.b.dtype != a.c.dtype) return gpu::emulated_kernels().add(a, s);
   if (a.c.dtype == DType::f32) return cpu().add({in(a.a), in(a.b), out(a.c), a.n});
   SHARDLAB_CHECK(a.c.dtype == DType::f64, "the CPU adds fp32 and fp64");
   for (int64_t i = 0; i < a.n; ++i)
     static_cast<double*>(a.c.data)[i] = static_cast<const double*>(a.a.data)[i] + static_cast<const double*>(a.b.data)[i];
 }
 void fill(const gpu::Fill& a, gpu::Stream) { cpu().fill(out(a.x), a.n, a.value); }
-void cast(const gpu::Cast& a, gpu::Stream) {
-  SHARDLAB_CHECK(false, "the CPU does not convert {} to {}", name_of(a.from.dtype), name_of(a.to.dtype));
-}
 template <void (*kernels::Kernels::*Member)(const kernels::CrossEntropy&)>
 void cross_entropy(const gpu::CrossEntropy& a, gpu::Stream) {
   (cpu().*Member)({out(a.logits), a.targets, a.nll, a.max, a.sums, a.tokens, a.vocab, a.vocab_part, a.loss_tokens});
@@ -154,8 +152,12 @@ void combine(const gpu::Combine& a, gpu::Stream) {
                a.n);
   for (int i = 0; i < a.out_count; ++i) std::memcpy(a.outs[i], sum.data(), bytes);
 }
-void sgd(const gpu::Sgd& a, gpu::Stream) { cpu().sgd({in(a.grad), out(a.param), a.n, a.learning_rate, a.weight_decay}); }
-void adamw(const gpu::AdamW& a, gpu::Stream) {
+void sgd(const gpu::Sgd& a, gpu::Stream s) {
+  if (a.factor != nullptr) return gpu::emulated_kernels().sgd(a, s);
+  cpu().sgd({in(a.grad), out(a.param), a.n, a.learning_rate, a.weight_decay});
+}
+void adamw(const gpu::AdamW& a, gpu::Stream s) {
+  if (a.factor != nullptr) return gpu::emulated_kernels().adamw(a, s);
   cpu().adamw({in(a.grad), out(a.param), a.m, a.v, a.n, a.step, a.learning_rate, a.beta1, a.beta2, a.epsilon, a.weight_decay});
 }
 
@@ -168,6 +170,15 @@ class HostMatmul final : public gpu::Matmul {
   std::string_view name() const override { return "host"; }
 };
 std::unique_ptr<gpu::Matmul> matmul(const gpu::MatmulOptions&, gpu::LaunchCheck&) { return std::make_unique<HostMatmul>(); }
+
+// What the CPU has no kernel of this form for: the GPU's own sources.
+template <auto Member, class Args>
+void emulate(const Args& a, gpu::Stream s) {
+  (gpu::emulated_kernels().*Member)(a, s);
+}
+template <auto Member>
+constexpr auto emulated =
+    []<class Args>(void (*gpu::Kernels::*)(const Args&, gpu::Stream)) { return &emulate<Member, Args>; }(Member);
 
 constexpr gpu::Kernels kTable{
     .name = "host",
@@ -191,7 +202,7 @@ constexpr gpu::Kernels kTable{
     .dropout = dropout,
     .add = add,
     .fill = fill,
-    .cast = cast,
+    .cast = emulated<&gpu::Kernels::cast>,
     .cross_entropy_fused = cross_entropy<&kernels::Kernels::cross_entropy_fused>,
     .cross_entropy_loss_only = cross_entropy<&kernels::Kernels::cross_entropy_loss_only>,
     .cross_entropy_max = cross_entropy<&kernels::Kernels::cross_entropy_max>,
@@ -202,6 +213,23 @@ constexpr gpu::Kernels kTable{
     .combine = combine,
     .sgd = sgd,
     .adamw = adamw,
+    .numbers = emulated<&gpu::Kernels::numbers>,
+    .amax = emulated<&gpu::Kernels::amax>,
+    .multiply = emulated<&gpu::Kernels::multiply>,
+    .subtract = emulated<&gpu::Kernels::subtract>,
+    .quantise = emulated<&gpu::Kernels::quantise>,
+    .dequantise = emulated<&gpu::Kernels::dequantise>,
+    .dequantise_sum = emulated<&gpu::Kernels::dequantise_sum>,
+    .sum_rows = emulated<&gpu::Kernels::sum_rows>,
+    .swap_leading = emulated<&gpu::Kernels::swap_leading>,
+    .select = emulated<&gpu::Kernels::select>,
+    .scatter = emulated<&gpu::Kernels::scatter>,
+    .zero_selected = emulated<&gpu::Kernels::zero_selected>,
+    .orthogonalise = emulated<&gpu::Kernels::orthogonalise>,
+    .start_basis = emulated<&gpu::Kernels::start_basis>,
+    .fold_momentum = emulated<&gpu::Kernels::fold_momentum>,
+    .frozen_adam = emulated<&gpu::Kernels::frozen_adam>,
+    .outer_step = emulated<&gpu::Kernels::outer_step>,
     .matmul = matmul,
 };
 

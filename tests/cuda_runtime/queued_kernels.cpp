@@ -50,6 +50,19 @@ struct Kept<gpu::SquaredNorm> : KeptParts<gpu::SquaredNorm> {
   using KeptParts::KeptParts;
 };
 template <>
+struct Kept<gpu::Amax> {
+  gpu::Amax args;
+  std::vector<gpu::Input> parts;
+  std::vector<int64_t> sizes;
+  explicit Kept(const gpu::Amax& a) : args(a), parts(a.parts, a.parts + a.count), sizes(a.sizes, a.sizes + a.count) {}
+  gpu::Amax use() const {
+    gpu::Amax a = args;
+    a.parts = parts.data();
+    a.sizes = sizes.data();
+    return a;
+  }
+};
+template <>
 struct Kept<gpu::Combine> {
   gpu::Combine args;
   std::vector<const void*> parts;
@@ -111,7 +124,10 @@ gpu::Kernels make_table() {
           &K::norm_weight, &K::linear_forward, &K::linear_input, &K::linear_weight, &K::rope, &K::attention_forward,
           &K::attention_input, &K::activation_forward, &K::activation_input, &K::residual_forward, &K::bias_weight, &K::dropout,
           &K::add, &K::fill, &K::cast, &K::cross_entropy_fused, &K::cross_entropy_loss_only, &K::cross_entropy_max,
-          &K::cross_entropy_sum, &K::cross_entropy_grad, &K::sum_scalars, &K::squared_norm, &K::combine, &K::sgd, &K::adamw>(table);
+          &K::cross_entropy_sum, &K::cross_entropy_grad, &K::sum_scalars, &K::squared_norm, &K::combine, &K::sgd, &K::adamw,
+          &K::numbers, &K::amax, &K::multiply, &K::subtract, &K::quantise, &K::dequantise, &K::dequantise_sum, &K::sum_rows,
+          &K::swap_leading, &K::select, &K::scatter, &K::zero_selected, &K::orthogonalise, &K::start_basis, &K::fold_momentum,
+          &K::frozen_adam, &K::outer_step>(table);
   table.matmul = &queued_matmul<Base>;
   return table;
 }

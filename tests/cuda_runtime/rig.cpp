@@ -34,13 +34,17 @@ cuda::CudaOptions options_of(const Case& config, const RunSettings& settings) {
 Run train(Session& session, const Case& config, const PlacedPlan& placed, int steps) {
   Run run;
   session.initialise_parameters();
-  for (int step = 0; step < steps; ++step) {
-    const StepResult result = session.step(step);
-    REQUIRE(result.loss.has_value());
-    run.losses.push_back(*result.loss);
-    if (result.grad_norm2) run.norms.push_back(*result.grad_norm2);
-    run.sent_bytes = result.sent_bytes;
-  }
+  const int period = placed.plan->period;
+  for (int step = 0; step + period <= steps; step += period)
+    for (const StepResult& result : session.run(step, period)) {
+      for (const auto& loss : result.losses) {
+        REQUIRE(loss.has_value());
+        run.losses.push_back(*loss);
+      }
+      if (result.grad_norm2) run.norms.push_back(*result.grad_norm2);
+      run.sent_bytes = result.sent_bytes;
+      run.skipped += result.skipped ? 1 : 0;
+    }
   for (const ModelParameter& p : parameters_of(config.model)) {
     auto value = session.parameter(p.name);
     if (value.ok())

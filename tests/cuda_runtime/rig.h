@@ -23,11 +23,12 @@ struct Run {
   int64_t sent_bytes = 0;
   std::vector<int64_t> peaks, planned;  ///< of device memory, by rank: as the ops ran, and the plan's
   size_t most_pending = 0;
+  int skipped = 0;  ///< updates that were left out
   bool replicas_agree = true;
 };
 
 struct RunSettings {
-  int steps = 2;
+  int steps = 2;      ///< of which whole periods of the plan are trained
   uint64_t seed = 1;  ///< of the order in which the device runs what it was given
   Behind kernels = Behind::kHost;
   bool forget_waits = false;  ///< the device takes no notice of waits for events

@@ -137,6 +137,45 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   }
 }
 
+TEST_CASE("every schedule of the learning rate trains to the reference's bits, and goes on at its floor") {
+  using Kind = LearningRate::Kind;
+  constexpr float kPeak = 1.0f, kFloor = 0.125f;
+  struct Row {
+    Kind kind;
+    std::array<float, kSteps> rates;  ///< written out by hand: one step of warm-up, the end of the schedule after step 3
+  };
+  constexpr float kHalf = 0.5625f;  // floor + (peak - floor) / 2
+  constexpr std::array rows{
+      Row{Kind::kConstant, {0.5f, kPeak, kPeak, kPeak, kPeak}}, Row{Kind::kCosine, {0.5f, kPeak, kPeak, kHalf, kFloor}},
+      Row{Kind::kLinear, {0.5f, kPeak, kPeak, kHalf, kFloor}}, Row{Kind::kWsd, {0.5f, kPeak, kPeak, kPeak, kFloor}}};
+  std::vector<Case> layouts(4);
+  for (Case& c : layouts) c.canonical = true;
+  layouts[1].layout.dp = 2, layouts[1].layout.zero = 1;
+  layouts[2].layout.dp = 2, layouts[2].layout.zero = 3, layouts[2].train.grad_accumulation = 2;
+  layouts[3].layout.pp = 2, layouts[3].layout.schedule = Schedule::k1F1B, layouts[3].train.grad_accumulation = 4;
+  for (const Row& row : rows)
+    for (Subject subject : testing::subjects()) {
+      if (subject.name != "gpt tied sgd" && subject.name != "llama adamw") continue;
+      const bool wsd = row.kind == Kind::kWsd;
+      LearningRate& rate = subject.train.learning_rate;
+      rate = {.kind = row.kind, .peak = kPeak, .warmup_steps = 2, .total_steps = 4, .decay_steps = wsd ? 1 : 0, .floor = kFloor};
+      for (size_t step = 0; step < row.rates.size(); ++step) {
+        INFO(name_of(row.kind) << " at step " << step);
+        CHECK(learning_rate_at(rate, static_cast<int64_t>(step)) == Approx(row.rates[step]).epsilon(1e-6));
+      }
+      if (subject.train.optimizer == Optimizer::kAdamW) rate.peak = 0.01f, rate.floor = 0.00125f;
+      const auto expected = expect<float>(subject);
+      const auto cases = testing::rows_of(subject, layouts);
+      REQUIRE(cases.size() == layouts.size());
+      for (const Case& config : cases) {
+        const auto trained = train(config);
+        const std::string difference = trained ? differences(config, expected, *trained) : to_string(trained.error());
+        INFO(subject.name << ", " << name_of(row.kind) << ": " << config.name << "\n" << difference);
+        CHECK(difference.empty());
+      }
+    }
+}
+
 TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
   constexpr uint64_t kShares = 96;
   constexpr double kFloor = 1e-6;  // of the distance moved: about what rounding the parameters alone costs

@@ -73,6 +73,29 @@ TEST_CASE("ranks that share cores share their peak; a data-sheet machine has one
   CHECK_FALSE(peak_flops(c));
 }
 
+TEST_CASE("time to a loss: the first step whose window of losses has a mean at or below the target") {
+  CaseOutcome o = small_outcome();
+  o.measured->losses = {5, 4, 3, 1, 3, 1, 1};
+  CHECK(cell(o, "steps_to_loss").index() == 0);  // nothing was asked for
+  CHECK(cell(o, "target_loss").index() == 0);
+  o.loss_target.loss = 2;
+  o.loss_target.mean_of = 2;
+  CHECK(std::get<double>(cell(o, "target_loss")) == 2);
+  CHECK(std::get<int64_t>(cell(o, "steps_to_loss")) == 4);  // (3 + 1) / 2
+  CHECK(std::get<int64_t>(cell(o, "tokens_to_loss")) == 4 * 4096);
+  CHECK(std::get<double>(cell(o, "measured_s_to_loss")) == 4 * 0.1);
+  CHECK(std::get<double>(cell(o, "predicted_s_to_loss")) == 4 * 0.09);
+  o.loss_target.mean_of = 1;
+  CHECK(std::get<int64_t>(cell(o, "steps_to_loss")) == 4);
+  o.loss_target.mean_of = 3;
+  CHECK(std::get<int64_t>(cell(o, "steps_to_loss")) == 7);  // (3 + 1 + 1) / 3, the last window
+  o.loss_target.loss = 1.5;
+  CHECK(cell(o, "steps_to_loss").index() == 0);  // never so low
+  CHECK(cell(o, "measured_s_to_loss").index() == 0);
+  o.loss_target.mean_of = 8;
+  CHECK(cell(o, "tokens_to_loss").index() == 0);  // fewer losses than a window
+}
+
 TEST_CASE("what does not apply is empty") {
   CaseOutcome o = small_outcome();
   o.measured.reset();

@@ -87,6 +87,27 @@ TEST_CASE("losses are compared within a model, batch, optimizer and seed, whatev
   CHECK(s.losses[1].largest_deviation == 0);
 }
 
+TEST_CASE("the time to a loss is told in order of time, with those that did not reach it") {
+  std::vector<CaseOutcome> cases{variant("slow", 0.1), variant("lossy", 0.05), variant("fast", 0.04)};
+  for (CaseOutcome& o : cases) {
+    o.loss_target.loss = 2.5;
+    o.loss_target.mean_of = 2;
+    o.measured->losses = {5, 3, 2, 2};
+  }
+  cases[1].measured->losses = {5, 4, 3, 3};
+  const auto said = [&] {
+    std::vector<std::string> found;
+    for (const Statement& s : statements(cases, summarise(cases)))
+      if (s.text.starts_with("Time to a loss")) found.push_back(s.text);
+    return found;
+  };
+  CHECK(said() == std::vector<std::string>{
+                      "Time to a loss of 2.5 (mean of 2 steps): fast (1 rank) after 120.0 ms and 12.29 k tokens, 3 steps; "
+                      "slow (1 rank) after 300.0 ms and 12.29 k tokens, 3 steps; lossy (1 rank) not in 4 steps."});
+  for (CaseOutcome& o : cases) o.loss_target.loss = 0;
+  CHECK(said().empty());
+}
+
 TEST_CASE("a loss that is not finite is bad news") {
   std::vector<CaseOutcome> cases{variant("a", 0.1)};
   cases[0].measured->losses[3] = HUGE_VAL;

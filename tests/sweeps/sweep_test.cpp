@@ -110,6 +110,16 @@ TEST_CASE("a zip block is one axis") {
   CHECK(e.points[1].config.layout.schedule == Schedule::kAfab);
 }
 
+TEST_CASE("no name that a file gives is lost: two for one point are a problem") {
+  const std::string twins = errors_of(small("include:\n  - {name: a, tp: 1}\n  - {name: b, tp: 1}\n"));
+  CHECK(twins.find("`a` and `b` are one case: they differ in their name only") != std::string::npos);
+  // A name that is given replaces one made of values.
+  const Expansion e = points_of(small("axes: {tp: [1, 2]}\ninclude:\n  - {name: b, tp: 2}\n  - {tp: 1}\n"));
+  CHECK(names_of(e) == Names{"tp=1", "b"});
+  CHECK(e.points[1].config.name == "b");
+  CHECK(e.duplicates == 2);
+}
+
 TEST_CASE("when sets values, and what becomes equal is one point") {
   const Expansion e =
       points_of(small("axes: {pp: [1, 2], schedule: [afab, 1f1b]}\nwhen:\n  - {if: pp == 1, set: {schedule: none}}\n"));
@@ -156,6 +166,20 @@ TEST_CASE("dp, grad_accumulation, the global batch, seq_len and schedule are der
   // `auto` is the absence of a value.
   CHECK(points_of(small("layout: {dp: 1}\naxes: {dp: [auto]}\n")).points[0].config.layout.dp == 2);
   CHECK(points_of(small("layout: {dp: 1}\n"), with_local({"dp=auto"})).points[0].config.layout.dp == 2);
+}
+
+TEST_CASE("time_to_loss is a loss above 0, or a map of a loss and the steps whose mean counts") {
+  const auto target = [](const std::string& value) {
+    const auto sweep = load_sweep_text(small("time_to_loss: " + value + "\n"), "s.yaml", with_local());
+    REQUIRE(sweep.ok());
+    return sweep->loss_target();
+  };
+  CHECK(target("2.5") == LossTarget{2.5, 10});
+  CHECK(target("{loss: 2.5, mean_of: 4}") == LossTarget{2.5, 4});
+  CHECK(load_sweep_text(small(""), "s.yaml", with_local())->loss_target() == LossTarget{});
+  for (const char* bad : {"-1", "0", "low", "[2]", "{mean_of: 3}", "{loss: 2, mean_of: 0}", "{loss: 2, mean_of: 2000000}"})
+    CHECK(says(errors_of(small(std::string("time_to_loss: ") + bad + "\n")), "is no loss above 0 with 1 to 1000000 steps"));
+  CHECK(says(errors_of(small("time_to_loss: {loss: 2, window: 3}\n")), "window"));
 }
 
 TEST_CASE("what cannot be derived, run or held is refused and stays in the table") {
@@ -275,12 +299,16 @@ TEST_CASE("claims are read with the file, and checked for form") {
   const auto sweep = load_sweep_text(good, "s.yaml", with_local());
   REQUIRE(sweep.ok());
   REQUIRE(sweep->claims().size() == 1);
-  CHECK(sweep->claims()[0] == Claim{"b is smaller", "us", "b.predicted_peak_bytes < 0.9 * a.predicted_peak_bytes"});
+  CHECK(sweep->claims()[0] == Claim{"b is smaller", "us", "b.predicted_peak_bytes < 0.9 * a.predicted_peak_bytes", ""});
   CHECK(says(errors_of(small("claims: [{says: x, check: \"a.loss_last < 1\"}]\n"), with_local()), "a claim without `source`"));
   CHECK(says(errors_of(small("claims: [{says: x, source: y}]\n"), with_local()), "`check` is missing or no expression"));
   CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b <\"}]\n"), with_local()), "in the expression `a.b <`"));
   CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"tp < 2\"}]\n"), with_local()), "unknown word `tp`"));
-  CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b < 2\", why: z}]\n"), with_local()), "`why`"));
+  CHECK(says(errors_of(small("claims: [{says: x, source: y, check: \"a.b < 2\", because: z}]\n"), with_local()), "`because`"));
+  const auto reasoned =
+      load_sweep_text(small("claims: [{says: x, source: y, check: \"a.b < 2\", why: z}]\n"), "s.yaml", with_local());
+  REQUIRE(reasoned.ok());
+  CHECK(reasoned->claims().at(0).why == "z");
 }
 
 TEST_CASE("the command line speaks the words of the file") {

@@ -284,6 +284,7 @@ float scheduled_rate(const LearningRate& lr, int64_t n) {
   const int64_t from = lr.kind == Kind::kWsd ? lr.total_steps - lr.decay_steps : lr.warmup_steps;
   double p = static_cast<double>(n - from) / static_cast<double>(lr.total_steps - from);
   if (p < 0) p = 0;
+  if (p > 1) p = 1;  // the run goes on at the floor
   const double left = lr.kind == Kind::kCosine ? (std::cos(std::acos(-1.0) * p) + 1) / 2 : 1 - p;
   return static_cast<float>(double{lr.floor} + fall * left);
 }

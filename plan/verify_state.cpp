@@ -1,0 +1,167 @@
+// State, in rules 3 and 4: what a period changes must come back to where it is kept, as it was last changed, and be of use.
+//
+//  - Where a plan trains, every op makes something that another op reads, or that outlives the period; an update, each of its results.
+//    The gradient of a model's input alone leads nowhere.
+//  - A VALUE has a number, which copies, roundings and gathers carry along. An op that changes storage in place makes another value
+//  of it, and
+//    supersedes the one that was there. State that ends the period with a superseded value is out of date: an update was not
+//    written back, or a copy was made too early.
+//  - Where a plan trains, every parameter and master copy that a role keeps is written in each period, and so are the numbers of a
+//  run
+//    (plan/run_state.h); a moment is written or, if frozen, read; what else is kept is written if it is read.
+//  - A kernel that changes storage in place runs again only where something else that it reads has changed: a step counts once.
+//  - The ops of a step that run under one predicate see it alike.
+#include <algorithm>
+
+#include "plan/run_state.h"
+#include "plan/verify_replay.h"
+
+namespace shardlab::verifying {
+namespace {
+
+bool is_optimizer(const Act& act) { return act.kind == Act::Kind::kOptimizer; }
+
+/// A later call of a segment is replayed without what is alike in every call.
+bool is_whole(const Act& act) {
+  return act.reads.size() == reads_with_predicate(*act.op).size() && act.writes.size() == act.op->writes.size();
+}
+
+}  // namespace
+
+std::string Replay::run_name(int32_t run) const {
+  if (run < 0) return "the last period";
+  const Run& r = runs_[static_cast<size_t>(run)];
+  return op_name(*r.segment, *r.act->op, *r.call);
+}
+
+/// Enters the op that is about to run.
+void Replay::begin_run(const Act& act) {
+  check_predicate(act);
+  check_repeated(act);
+  first_run_ = static_cast<int32_t>(runs_.size());
+  const size_t results = is_optimizer(act) ? act.writes.size() : 1;
+  // What a trimmed act writes beside is judged in the first call.
+  const bool exempt = act.op->writes.empty() || act.writes.size() != act.op->writes.size() || phase_of(act.op->work) == Phase::kI;
+  for (size_t i = 0; i < results; ++i) runs_.push_back({segment_, &act, call_, exempt});
+}
+
+/// An op that writes over what it reads. A collective leaves what it moves the value that it is.
+bool Replay::changes_in_place(const Act& act, const Region& at) {
+  return std::ranges::any_of(act.reads, [&](int32_t slot) {
+    const Region read = region(slot);
+    return read.storage == at.storage && read.begin < at.end && at.begin < read.end;
+  });
+}
+
+/// The values that lie in the region are changed by the op in play.
+void Replay::supersede(const Region& at) {
+  for_pieces(at, [&](const Piece& p) {
+    if (p.state < 0) return;
+    superseded_[static_cast<size_t>(p.state)].push_back(
+        {std::max(p.begin, at.begin) - p.state_origin, std::min(p.end, at.end) - p.state_origin, first_run_});
+  });
+}
+
+/// A moment after an update: in the place of the old one, and otherwise what that was.
+void Replay::change(const Region& at, size_t result) {
+  if (!at.storage->alive) return;
+  supersede(at);
+  at.storage->changed = true;
+  const int32_t state = new_state();
+  std::vector<Piece> fresh;
+  for_pieces(at, [&](const Piece& p) {
+    Piece q = p;
+    q.begin = std::max(p.begin, at.begin);
+    q.end = std::min(p.end, at.end);
+    q.initial = false;
+    q.run = first_run_ + static_cast<int32_t>(result);
+    q.state = state;
+    q.state_origin = at.begin;
+    q.sum = copy_sum(p.sum);
+    fresh.push_back(q);
+  });
+  if (!fresh.empty()) put(*at.storage, at.begin, at.end, fresh);
+}
+
+/// Twice the same change of the same thing: a counter that counts a step twice, an average that takes a value in twice.
+void Replay::check_repeated(const Act& act) {
+  if (!std::holds_alternative<Kernel>(act.op->work) || rounds(act.op->work) || !is_whole(act)) return;
+  bool in_place = false;
+  std::pair<const Op*, std::vector<int64_t>> key{act.op, {}};
+  for (const int32_t slot : act.writes) {
+    const Region at = region(slot);
+    in_place = in_place || changes_in_place(act, at);
+    key.second.push_back(at.root);
+    key.second.push_back(at.begin);
+  }
+  if (!in_place || std::ranges::any_of(act.writes, [&](int32_t slot) { return region(slot).root < 0; })) return;
+  int32_t newest = -1;
+  for (const int32_t slot : act.reads)
+    for_pieces(region(slot), [&](const Piece& p) {
+      if (p.run >= 0 && runs_[static_cast<size_t>(p.run)].act->op != act.op) newest = std::max(newest, p.run);
+    });
+  const auto [last, first] = last_.try_emplace(std::move(key), static_cast<int32_t>(runs_.size()));
+  if (!first && newest <= last->second)
+    fault(Rule::kValues, "changes %{} again, and nothing else that it reads has changed since it did", slot_name(act.writes[0]));
+  last->second = static_cast<int32_t>(runs_.size());
+}
+
+/// What one predicate lets run, or keeps from running, belongs together: an update and its count.
+void Replay::check_predicate(const Act& act) {
+  if (!act.op->when || plan_.period > 1 || act.reads.empty()) return;
+  const Region at = region(act.op->when.value);
+  if (at.root < 0 || !at.storage->alive) return;
+  int32_t written = -1;
+  for_pieces(at, [&](const Piece& p) { written = std::max(written, p.run); });
+  const auto [known, first] = predicates_.try_emplace(at.root, std::pair{written, static_cast<int32_t>(runs_.size())});
+  if (first || known->second.first == written) return;
+  fault(Rule::kValues, "runs where %{} says so, and {} has changed it since {} ran by its word", slot_name(act.op->when.value),
+        run_name(written), run_name(known->second.second));
+  known->second.first = written;
+}
+
+/// What a role keeps, when the period ends.
+void Replay::finish_state(size_t root) {
+  const Buffer& buffer = role_.buffers[root];
+  const Storage& storage = storages_[root];
+  if (buffer.kind == BufferClass::kMetric || buffer.kind == BufferClass::kWorkspace) return;
+  for (const Piece& p : storage.pieces)
+    if (p.run >= 0) runs_[static_cast<size_t>(p.run)].used = true;
+  const bool moment = buffer.kind == BufferClass::kMoment;  // one that is read alone is frozen
+  const bool of_parameter = buffer.kind == BufferClass::kParameter || buffer.kind == BufferClass::kMaster || moment;
+  const bool frozen = moment && storage.read_initial;
+  if (!storage.changed && !frozen && (of_parameter || names_run_state(buffer.name)))
+    ledger_.lost(role_index_, "", fmt::format("%{} is kept from step to step, and nothing in a step updates it", buffer.name));
+  else if (!storage.changed && !frozen && storage.read_initial)
+    ledger_.lost(role_index_, "",
+                 fmt::format("%{} is read as the step before left it, and nothing in a step writes it: a fill makes a constant",
+                             buffer.name));
+  for (const Piece& p : storage.pieces) {
+    if (p.state < 0) continue;
+    for (const Superseded& s : superseded_[static_cast<size_t>(p.state)])
+      if (s.begin < p.end - p.state_origin && p.begin - p.state_origin < s.end)
+        return fault(Rule::kValues,
+                     "%{} ends the period with what {} has changed elsewhere since: write the change back, or copy it after that",
+                     buffer.name, run_name(s.run));
+  }
+}
+
+/// Work that leads nowhere is work that another op lacks.
+void Replay::finish_runs() {
+  for (size_t i = 0; i < storages_.size(); ++i)
+    if (storages_[i].persistent)
+      for (const Piece& p : storages_[i].pieces)
+        if (p.run >= 0) runs_[static_cast<size_t>(p.run)].used = true;
+  for (size_t i = 0; i < runs_.size() && !report_.full(); ++i) {
+    const Run& run = runs_[i];
+    if (run.used) continue;
+    size_t result = 0;
+    while (is_optimizer(*run.act) && i > result && runs_[i - result - 1].act == run.act && runs_[i - result - 1].call == run.call)
+      ++result;
+    ledger_.lost(role_index_, op_name(*run.segment, *run.act->op, *run.call),
+                fmt::format("nothing reads the %{} that it makes, and it is not kept",
+                            run.segment->slots[static_cast<size_t>(run.act->writes[result])].name));
+  }
+}
+
+}  // namespace shardlab::verifying

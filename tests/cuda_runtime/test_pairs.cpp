@@ -1,0 +1,163 @@
+// Every pair of choices of which docs/compatibility.md says that it goes on `backend: cuda` is trained there, on the fake runtime:
+// with the bits of the CPU back end where the GPU's kernels keep them (fp32, canonical order), near its losses where they round
+// otherwise.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "cli/pairs.h"
+#include "kernels/kernels.h"
+#include "runtime/checkpoint.h"
+#include "runtime/thread_transport.h"
+#include "strategies/lower.h"
+#include "tests/cuda_runtime/rig.h"
+#include "tests/laws/equal.h"
+#include "tests/namespaces.h"
+#include "tests/strategies/cases.h"
+#include "tests/test.h"
+
+namespace shardlab::testing {
+namespace {
+
+constexpr int kSteps = 4;
+
+/// The distance of losses, relative, within which a GPU that rounds to 16 bits in an order of its own is near the CPU.
+constexpr double kNear = 1e-3;
+
+/// As small as the pair allows, in canonical order where it can be.
+Case small(Case c) {
+  c.train.seq_len = 16;
+  c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
+  c.checkpoint = {};
+  c.canonical = true;
+  if (!check(c).ok()) c.canonical = false;
+  REQUIRE(check(c).ok());
+  return c;
+}
+
+Case on_cpu(Case c) {
+  c.backend = "cpu";
+  c.transport = "threads";
+  return c;
+}
+
+/// Whether two runs have the same losses and parameters, bit for bit.
+bool same(const Run& a, const Run& b) {
+  if (a.losses != b.losses || a.parameters.size() != b.parameters.size()) return false;
+  return std::ranges::all_of(a.parameters, [&](const auto& p) { return same_bits(p.second, b.parameters.at(p.first)); });
+}
+
+}  // namespace
+
+TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU trains it") {
+  int trained = 0, bits = 0;
+  double farthest = 0;
+  std::string farthest_pair;
+  for (const LegalPair& pair : legal_pairs()) {
+    if (pair.config.backend != "cuda") continue;
+    const Case c = small(pair.config);
+    INFO(pair.first << " with " << pair.second);
+    CHECK(difference_from_closed_form(plan_of(c), c) == "");
+    const Run cpu = train_on_cpu(on_cpu(c), {.steps = kSteps});
+    const Behind behind = c.train.precision == "fp32" ? Behind::kHost : Behind::kEmulated;
+    const Run device = train_on_fake(c, {.steps = kSteps, .seed = static_cast<uint64_t>(1 + trained), .kernels = behind});
+    ++trained;
+    CHECK(device.sent_bytes == cpu.sent_bytes);
+    CHECK(device.peaks == device.planned);
+    CHECK(device.skipped == cpu.skipped);
+    REQUIRE(device.losses.size() == cpu.losses.size());
+    REQUIRE(device.losses.size() == kSteps);
+    CHECK(cpu.losses.front() != cpu.losses.back());
+    if (c.canonical && c.train.precision == "fp32") {
+      CHECK(same(device, cpu));
+      ++bits;
+    }
+    for (size_t step = 0; step < device.losses.size(); ++step) {
+      const double apart = std::abs(device.losses[step] / cpu.losses[step] - 1);
+      INFO("loss of step " << step << ": " << device.losses[step] << ", CPU " << cpu.losses[step]);
+      CHECK(apart < kNear);
+      if (apart > farthest) farthest = apart, farthest_pair = pair.first;
+    }
+  }
+  fmt::print("{} pairs trained on the fake GPU, {} with the bits of the CPU; the farthest by {:.2g} of the loss: {}\n", trained,
+             bits, farthest, farthest_pair);
+  CHECK(trained >= 34);
+  CHECK(bits >= 30);
+}
+
+TEST_CASE("every schedule of the learning rate moves the device's parameters as the CPU's") {
+  using Kind = LearningRate::Kind;
+  std::vector<std::vector<double>> seen;
+  for (const LearningRate& rate :
+       {LearningRate{.kind = Kind::kConstant, .peak = 0.5f},
+        LearningRate{.kind = Kind::kCosine, .peak = 0.5f, .warmup_steps = 1, .total_steps = 6, .floor = 0.1f},
+        LearningRate{.kind = Kind::kLinear, .peak = 0.5f, .warmup_steps = 2, .total_steps = 5},
+        LearningRate{.kind = Kind::kWsd, .peak = 0.5f, .total_steps = 6, .decay_steps = 3}}) {
+    INFO(name_of(rate.kind));
+    Case c = training_subject(Family::kLlama);
+    c.train.learning_rate = rate;
+    c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
+    const Run cpu = train_on_cpu(c, {.steps = 6}), device = train_on_fake(c, {.steps = 6});
+    REQUIRE(same(device, cpu));
+    for (const auto& other : seen) REQUIRE(device.losses != other);
+    seen.push_back(device.losses);
+  }
+}
+
+TEST_CASE("a checkpoint that the device saves goes on there and on the CPU, with the bits of a run that was not cut") {
+  const std::string folder = std::filesystem::temp_directory_path() / ("shardlab-cuda-checkpoint-" + std::to_string(getpid()));
+  for (const int zero : {1, 2, 3}) {
+    Case c = training_subject(Family::kLlama);
+    c.train.optimizer = Optimizer::kAdamW;
+    c.train.learning_rate.peak = 0.01f;
+    c.layout.dp = 2;
+    c.layout.zero = zero;
+    c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
+    const Run whole = train_on_cpu(c, {.steps = 4});
+    RunOptions options;
+    options.seed = c.train.seed;
+    options.learning_rate = c.train.learning_rate;
+    const PlacedPlan there = lowered(c);
+    const auto finish = [&](Session& session) {
+      auto saved = Checkpoint::open(folder);
+      REQUIRE(saved.ok());
+      REQUIRE(saved->steps() == 2);
+      const auto restored = saved->restore(c, session);
+      INFO((restored.ok() ? "" : to_string(restored.error())));
+      REQUIRE(restored.ok());
+      for (int step = 2; step < 4; ++step)
+        REQUIRE(static_cast<double>(*session.step(step).loss) == whole.losses[static_cast<size_t>(step)]);
+      for (const auto& [name, values] : whole.parameters) REQUIRE(same_bits(session.parameter(name)->values, values));
+    };
+    {
+      FakeApi api(3);
+      FakeRun first(there, api, options, {.canonical = true});
+      REQUIRE(first.session.ok());
+      (*first.session)->initialise_parameters();
+      REQUIRE(prepare_checkpoints(**first.session, folder).ok());
+      for (int step = 0; step < 2; ++step) (*first.session)->step(step);
+      REQUIRE(save_checkpoint(**first.session, c, 2, folder).ok());
+    }
+    {
+      FakeApi api(4);
+      FakeRun second(there, api, options, {.canonical = true});
+      REQUIRE(second.session.ok());
+      finish(**second.session);
+    }
+    auto plan = lower(on_cpu(c));
+    REQUIRE(plan.ok());
+    const PlacedPlan here = place(std::move(*plan));
+    const kernels::Kernels& own = kernels::kernels_for_this_processor();
+    ThreadTransport transport(own);
+    const Tokens64 tokens;
+    auto session = Session::create(here, options, transport, cpu_backend(own, {.canonical = true}), &tokens);
+    REQUIRE(session.ok());
+    finish(**session);
+    std::filesystem::remove_all(folder);
+  }
+}
+
+}  // namespace shardlab::testing
