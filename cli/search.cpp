@@ -201,11 +201,12 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
     say(fmt::format("\nBuilt on constants that nobody measured on this device: shardlab machine show {}", shell_word(flags.machine)));
 }
 
-Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocation) {
+Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   const auto task = search_task(flags);
   if (!task.ok()) return task.error();
+  flags.profile = task->studies.front().prepared.profile().name;  // what it is by default is said with the rest
   Folder folder(flags, *task);
   ProgressWatcher watcher(stderr_is_terminal(), folder);
   end_search_on_interrupt();
