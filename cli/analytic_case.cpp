@@ -70,8 +70,8 @@ Prediction prediction_of(const analytic::Estimate& e) {
   p.step_s = e.step_s;
   p.compute_s = e.part(TimePart::kForward) + e.part(TimePart::kBackward) + e.part(TimePart::kRecompute) + e.part(TimePart::kUpdate);
   p.exposed_comm_s = e.part(TimePart::kTensorParallel) + e.part(TimePart::kContextParallel) + e.part(TimePart::kExpertParallel) +
-                     e.part(TimePart::kDataParallel);
-  p.bubble_fraction = e.step_s > 0 ? e.part(TimePart::kPipeline) / e.step_s : 0;
+                     e.part(TimePart::kDataParallel) + e.sends_s;
+  p.bubble_fraction = e.step_s > 0 ? e.bubble_s() / e.step_s : 0;
   p.peak_bytes = e.memory.live();
   p.arena_bytes = e.memory.reserved();
   p.wire_bytes = std::llround(e.wire_total());

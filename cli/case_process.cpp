@@ -16,6 +16,7 @@
 
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
+#include "cli/recorded_case.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/text.h"
@@ -26,11 +27,8 @@
 namespace shardlab::cli {
 namespace {
 
-/// Plans of up to this many ranks leave their predicted trace on disk; larger ones would fill it.
-constexpr int kTraceRanks = 64;
-
 /// Starts `program measure-case directory` in a process group of its own, its output in the case's log.
-pid_t start_child(const std::string& program, const CaseFiles& files) {
+pid_t start_child(const std::string& program, const CaseFiles& files, bool traces) {
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) throw WorldError("cannot start a process for the case", "fewer cases at once, or more memory");
@@ -43,7 +41,8 @@ pid_t start_child(const std::string& program, const CaseFiles& files) {
     dup2(log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
   }
-  execl(program.c_str(), program.c_str(), "measure-case", files.directory.c_str(), static_cast<char*>(nullptr));
+  execl(program.c_str(), program.c_str(), "measure-case", files.directory.c_str(), traces ? nullptr : "--no-traces",
+        static_cast<char*>(nullptr));
   _exit(static_cast<int>(ExitCode::kEnvironment));
 }
 
@@ -125,7 +124,8 @@ Result<void> ProcessCaseRunner::lay_out_replay(const Case& config, const std::st
 void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directory) const {
   const CaseFiles files{directory};
   Store::remove(files.outcome());
-  const ChildEnd end = wait_for(start_child(program_, files), outcome.config.measure.timeout_s, interrupted_);
+  const ChildEnd end =
+      wait_for(start_child(program_, files, traces_ != Traces::kNone), outcome.config.measure.timeout_s, interrupted_);
   if (end.timed_out) {
     outcome.status = Status::kTimeout;
     outcome.reason =
@@ -162,7 +162,8 @@ CaseOutcome ProcessCaseRunner::run(const sweeps::Point& point, Mode mode) {
 }
 
 /// Of the timeline also what each op took, and its trace.
-Result<void> ProcessCaseRunner::predict_into(CaseOutcome& outcome, const PlacedRun& placed, const std::string& directory) const {
+Result<void> ProcessCaseRunner::predict_into(CaseOutcome& outcome, const PlacedRun& placed, Mode mode,
+                                             const std::string& directory) const {
   if (resolution_ == Resolution::kSegments) {
     const auto figures = predict_case_by_segments(outcome.config, placed);
     if (!figures.ok()) return figures.error();
@@ -173,7 +174,8 @@ Result<void> ProcessCaseRunner::predict_into(CaseOutcome& outcome, const PlacedR
   if (!predicted.ok()) return predicted.error();
   outcome.predicted = predicted->figures;
   outcome.ops = compare_ops(placed, &predicted->trace, nullptr);
-  if (outcome.config.layout.world_size() <= kTraceRanks)
+  const bool kept = traces_ == Traces::kAll || (traces_ == Traces::kMeasured && mode == Mode::kBoth);
+  if (kept && outcome.config.layout.world_size() <= kTraceRanks)
     write_trace_lines(CaseFiles{directory}.predicted(), *placed.plan, placed.programs, predicted->trace);
   return {};
 }
@@ -188,11 +190,13 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   std::filesystem::create_directories(files.directory, failure);
   if (failure)
     throw WorldError(fmt::format("{}: {}", files.directory, failure.message()), "give the case a folder that can be made");
+  // Of an earlier attempt: they would not be of the plan that is written here.
+  for (const std::string& trace : {files.predicted(), files.measured(), files.chrome()}) std::filesystem::remove(trace, failure);
   write_file_atomically(files.config(), to_yaml(config));
   write_file_atomically(files.plan(), print(*placed->plan));
   if (placed->warm_up) write_file_atomically(files.warm_up_plan(), print(*placed->warm_up->plan));
   if (mode != Mode::kMeasure) {
-    if (const auto predicted = predict_into(outcome, *placed, files.directory); !predicted.ok())
+    if (const auto predicted = predict_into(outcome, *placed, mode, files.directory); !predicted.ok())
       return refused(std::move(outcome), predicted.error());
   }
   if (const auto fit = fits(config, *placed); !fit.ok()) {

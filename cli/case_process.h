@@ -8,6 +8,7 @@
 #include "plan/outcome.h"
 #include "sweeps/driver.h"
 #include "sweeps/resolution.h"
+#include "sweeps/traces.h"
 
 namespace shardlab::cli {
 
@@ -18,12 +19,14 @@ class ProcessCaseRunner final : public CaseRunner {
  public:
   /// `program` is this executable. `interrupted` ends a running child early. `replay` is a run directory whose logs of arrivals are
   /// repeated by the cases that have any; empty: gradients are applied as they come. `resolution` has a plan.
+  /// `traces` says which cases leave their traces.
   ProcessCaseRunner(std::string directory, std::string program, const std::atomic<bool>& interrupted, std::string replay = {},
-                    Resolution resolution = Resolution::kTimeline)
+                    Resolution resolution = Resolution::kTimeline, Traces traces = Traces::kMeasured)
       : directory_(std::move(directory)),
         program_(std::move(program)),
         replay_(std::move(replay)),
         resolution_(resolution),
+        traces_(traces),
         interrupted_(interrupted) {}
 
   /// The outcome's case is the decided one: recompute by budget as the list that was chosen.
@@ -31,12 +34,13 @@ class ProcessCaseRunner final : public CaseRunner {
 
  private:
   CaseOutcome run_decided(CaseOutcome outcome, Mode mode);
-  Result<void> predict_into(CaseOutcome& outcome, const PlacedRun& placed, const std::string& directory) const;
+  Result<void> predict_into(CaseOutcome& outcome, const PlacedRun& placed, Mode mode, const std::string& directory) const;
   Result<void> lay_out_replay(const Case& config, const std::string& directory) const;
   void measure(CaseOutcome& outcome, const std::string& directory) const;
 
   std::string directory_, program_, replay_;
   Resolution resolution_;
+  Traces traces_;
   bool machine_written_ = false;  ///< measured cases run one at a time
   const std::atomic<bool>& interrupted_;
 };

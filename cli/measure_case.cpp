@@ -9,13 +9,14 @@
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
 #include "plan/base/world_error.h"
+#include "plan/trace_steps.h"
 #include "profiler/trace_file.h"
 #include "reports/store.h"
 
 namespace shardlab::cli {
 namespace {
 
-Result<ExitCode> measure_case(const std::string& directory) {
+Result<ExitCode> measure_case(const std::string& directory, bool traces) {
   const CaseFiles files{directory};
   auto config = load_case(files.config(), load_options(files.machine()));
   if (!config.ok()) return config.error();
@@ -39,9 +40,12 @@ Result<ExitCode> measure_case(const std::string& directory) {
   }
   const auto predicted = predict_case(*config, *placed);
   outcome.ops = compare_ops(*placed, predicted.ok() ? &predicted->trace : nullptr, &executed->trace);
-  const Trace step = median_step(executed->trace);
-  write_trace_lines(files.measured(), *placed->plan, placed->programs, step);
-  write_chrome_trace(files.chrome(), *placed->plan, placed->programs, step);
+  if (traces) {
+    // One step: all of a run fill a disk quickly.
+    const Trace step = only_step(executed->trace, median_step(executed->trace));
+    write_trace_lines(files.measured(), *placed->plan, placed->programs, step);
+    write_chrome_trace(files.chrome(), *placed->plan, placed->programs, step);
+  }
   auto store = Store::open(files.outcome());
   if (!store.ok()) return store.error();
   store->append(outcome);
@@ -54,7 +58,10 @@ void add_measure_case(CLI::App& app, Action& action, const Invocation&) {
   auto* verb = app.add_subcommand("measure-case", "runs one measured case; started by `run`")->group("");
   auto directory = std::make_shared<std::string>();
   verb->add_option("directory", *directory)->required();
-  verb->callback([&action, directory] { action = [directory] { return measure_case(*directory); }; });
+  auto untraced = std::make_shared<bool>(false);
+  verb->add_flag("--no-traces", *untraced);
+  verb->callback(
+      [&action, directory, untraced] { action = [directory, untraced] { return measure_case(*directory, !*untraced); }; });
 }
 
 }  // namespace shardlab::cli

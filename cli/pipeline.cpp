@@ -574,29 +574,6 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   return result;
 }
 
-Trace median_step(const Trace& trace) {
-  const size_t ranks = static_cast<size_t>(trace.world_size);
-  std::vector<std::pair<double, int>> lengths;
-  for (int step = 0; step < trace.steps; ++step) {
-    double longest = 0;
-    for (size_t rank = 0; rank < ranks; ++rank) {
-      const auto& interval = trace.step_interval[static_cast<size_t>(step) * ranks + rank];
-      longest = std::max(longest, interval[1] - interval[0]);
-    }
-    lengths.emplace_back(longest, step);
-  }
-  if (lengths.empty()) return trace;
-  std::ranges::sort(lengths);
-  const int chosen = lengths[lengths.size() / 2].second;
-  Trace one = trace;
-  one.steps = 1;
-  const auto first = trace.step_interval.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(chosen) * ranks);
-  one.step_interval.assign(first, first + static_cast<std::ptrdiff_t>(ranks));
-  std::erase_if(one.events, [&](const TraceEvent& e) { return e.step != chosen; });
-  for (TraceEvent& e : one.events) e.step = 0;
-  return one;
-}
-
 std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* predicted, const Trace* measured) {
   const Plan& plan = *placed.plan;
   const Trace none;

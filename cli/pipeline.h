@@ -79,9 +79,6 @@ struct Executed {
 /// over.
 Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory);
 
-/// The step of a trace whose duration is the median, alone: what is kept on disk, since all steps of a run fill it quickly.
-Trace median_step(const Trace& trace);
-
 /// Predicted and measured seconds by op label and stage, for one step of one rank. Either trace may be null.
 std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* predicted, const Trace* measured);
 
@@ -93,9 +90,9 @@ struct CaseFiles {
   std::string plan() const { return directory + "/plan.txt"; }
   std::string warm_up_plan() const { return directory + "/plan.warm-up.txt"; }  ///< of a run of two phases
   std::string outcome() const { return directory + "/outcome.sqlite"; }
-  std::string predicted() const { return directory + "/predicted.trace.jsonl"; }
-  std::string measured() const { return directory + "/measured.trace.jsonl"; }
-  std::string chrome() const { return directory + "/trace.json"; }
+  std::string predicted() const { return directory + "/predicted.trace.jsonl.gz"; }
+  std::string measured() const { return directory + "/measured.trace.jsonl.gz"; }
+  std::string chrome() const { return directory + "/trace.json.gz"; }
   std::string checkpoints() const { return directory + "/checkpoints"; }  ///< where the case names no other folder
   std::string log() const { return directory + "/log.txt"; }
   /// Of a parameter server with a staleness: the order in which gradients came, and the order in which they are to come.

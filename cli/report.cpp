@@ -1,6 +1,7 @@
 // report DIR and explain DIR[/CASE]: what a run directory says.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "cli/claims.h"
@@ -8,13 +9,15 @@
 #include "cli/environment.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
+#include "cli/recorded_case.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/pending_file.h"
-#include "profiler/trace_reader.h"
 #include "reports/columns.h"
 #include "reports/explain.h"
+#include "reports/format.h"
 #include "reports/html.h"
+#include "reports/selection.h"
 #include "reports/store.h"
 #include "reports/summary.h"
 
@@ -28,6 +31,8 @@ struct ReportFlags {
 /// A report holds at most this many timelines, each of at most so many intervals: a page stays below a few megabytes.
 constexpr int kTimelines = 24;
 constexpr int64_t kIntervals = 8000;
+/// And of more cases the fastest.
+constexpr size_t kPageCases = 2000;
 
 Result<Store> open_store(const std::string& directory) {
   if (!is_there(directory + "/results.sqlite"))
@@ -41,46 +46,122 @@ struct CaseTimeline {
   int64_t dropped_events = 0;  ///< by the recorder, while the case was measured
 };
 
-/// The timeline of a case from the traces it left; nothing when it left none.
-std::optional<CaseTimeline> timeline_of(const std::string& directory, const CaseOutcome& outcome) {
-  const CaseFiles files{directory + "/" + outcome.case_id};
-  const auto measured = read_trace_lines(files.measured());
-  const auto predicted = read_trace_lines(files.predicted());
-  for (const auto* trace : {&measured, &predicted})
-    if (!trace->ok() && is_there(trace == &measured ? files.measured() : files.predicted()))
-      fmt::print(stderr, "warning: no timeline from {}\n", to_string(trace->error()));
-  if (!measured.ok() && !predicted.ok()) return std::nullopt;
-  const auto placed = prepare(outcome.config);
-  if (!placed.ok()) return std::nullopt;
+std::string case_folder(const std::string& directory, const CaseOutcome& outcome) { return directory + "/" + outcome.case_id; }
+
+/// The timeline of a case from the plan and the traces it left; nothing when it left none.
+std::optional<CaseTimeline> timeline_of(const RecordedCase& recorded, const CaseOutcome& outcome) {
+  if (!recorded.plan) return std::nullopt;
   TimelineOptions options;
   options.max_intervals = kIntervals;
-  Timeline timeline = make_timeline(*placed->plan, placed->programs, predicted.ok() ? &*predicted : nullptr,
-                                    measured.ok() ? &*measured : nullptr, options);
+  Timeline timeline = make_timeline(*recorded.plan, recorded.programs, recorded.predicted ? &*recorded.predicted : nullptr,
+                                    recorded.measured ? &*recorded.measured : nullptr, options);
   timeline.case_id = outcome.case_id;
   timeline.label = outcome.config.name;
-  return CaseTimeline{std::move(timeline), measured.ok() ? measured->dropped : 0};
+  return CaseTimeline{std::move(timeline), recorded.measured ? recorded.measured->dropped : 0};
+}
+
+/// What of the files of cases could not be read or joined with the plan that ran. One sentence where one reason holds for many
+/// cases.
+class Problems {
+ public:
+  void add(const CaseOutcome& outcome, const std::vector<std::string>& problems) {
+    for (const std::string& problem : problems) {
+      const auto found = std::ranges::find(reasons_, problem, &Reason::text);
+      Reason& reason = found != reasons_.end() ? *found : reasons_.emplace_back(Reason{problem, case_title(outcome.config), 0});
+      ++reason.cases;
+    }
+  }
+  std::vector<Statement> statements() const {
+    std::vector<Statement> all;
+    for (const Reason& r : reasons_)
+      all.push_back(
+          {Statement::Mood::kBad, fmt::format("{}{}: {}. Its figures below are those that the run recorded.", r.first,
+                                              r.cases > 1 ? fmt::format(" and {} more cases", r.cases - 1) : "", r.text)});
+    return all;
+  }
+
+ private:
+  struct Reason {
+    std::string text, first;
+    int cases = 0;
+  };
+  std::vector<Reason> reasons_;
+};
+
+/// What a page says of the timelines that it does not show.
+void say_of_timelines(size_t cases, size_t shown, const std::string& kept, std::vector<Statement>& notes) {
+  if (cases == 0 || shown == cases) return;
+  const std::string how = "keep them with `shardlab run --traces all`";
+  if (shown == 0)
+    notes.push_back({Statement::Mood::kNote, kept == "none" ? fmt::format("No timelines: this run kept no traces; {}.", how)
+                                                            : fmt::format("No timelines: no case has traces; {}.", how)});
+  else
+    notes.push_back({Statement::Mood::kNote, fmt::format("Timelines of {} of {} cases: a page holds at most {}, of cases that have "
+                                                         "traces.",
+                                                         shown, cases, kTimelines)});
+}
+
+/// "1.2 MB" of a file; of a pipe or a device, which has no size, what it is.
+std::string size_text(const std::string& path) {
+  std::error_code failure;
+  const auto bytes = std::filesystem::file_size(path, failure);
+  return failure ? std::string("not a file") : bytes_text(static_cast<int64_t>(bytes));
 }
 
 Result<Report> build_report(const ReportFlags& flags, bool timelines) {
   const auto store = open_store(flags.directory);
   if (!store.ok()) return store.error();
   Report report;
-  report.cases = store->outcomes();
+  Selector selector(kPageCases);
+  store->for_each([&](CaseOutcome outcome) { selector.add(std::move(outcome)); });
+  Selection selection = selector.take();
+  report.cases = std::move(selection.cases);
+  report.left_out = selection.left_out;
+  const bool complete = static_cast<int64_t>(report.cases.size()) == selection.total;
   report.title =
       flags.title.empty() ? std::filesystem::absolute(flags.directory).lexically_normal().filename().string() : flags.title;
   const auto runs = store->runs();
   if (!runs.empty()) report.metadata = runs.back();
   report.verdicts = verdicts(report.metadata.claims, report.cases);
-  if (!timelines) return report;
+  const std::string& kept = report.metadata.traces;
+  Problems problems;
+  size_t ran = 0;
   for (const CaseOutcome& outcome : report.cases) {
-    if (outcome.status != Status::kOk || static_cast<int>(report.timelines.size()) >= kTimelines) continue;
-    if (auto found = timeline_of(flags.directory, outcome)) {
+    if (outcome.status != Status::kOk) continue;
+    ++ran;
+    const CaseFiles files{case_folder(flags.directory, outcome)};
+    if (!timelines || static_cast<int>(report.timelines.size()) >= kTimelines) {
+      problems.add(outcome, recorded_problems(files, outcome, kept));
+      continue;
+    }
+    const RecordedCase recorded = read_recorded(files, outcome, kept);
+    problems.add(outcome, recorded.problems);
+    if (auto found = timeline_of(recorded, outcome)) {
       report.timelines.push_back(std::move(found->timeline));
       report.metadata.dropped_events += found->dropped_events;
     }
     if (outcome.measured) report.metadata.recorder_overhead_s = outcome.measured->recorder_overhead_s;
   }
+  report.notes = problems.statements();
+  if (!complete)
+    report.notes.push_back(
+        {Statement::Mood::kNote,
+         fmt::format("Shown are the {} fastest of {} cases and the smallest; results.csv has all.", kPageCases, selection.total)});
+  if (timelines) say_of_timelines(ran, report.timelines.size(), kept, report.notes);
   return report;
+}
+
+/// Every case and every column: of more cases than a page shows, row by row.
+Result<void> write_csv(const ReportFlags& flags, const Report& report) {
+  const bool complete = std::ranges::all_of(report.left_out, [](int64_t n) { return n == 0; });
+  if (complete) {
+    write_output(flags.csv, csv_of(report.cases));
+    return {};
+  }
+  const auto store = open_store(flags.directory);
+  if (!store.ok()) return store.error();
+  write_results_csv(flags.csv, *store);
+  return {};
 }
 
 Result<ExitCode> report(const ReportFlags& flags) {
@@ -90,15 +171,19 @@ Result<ExitCode> report(const ReportFlags& flags) {
   if (!built.ok()) return built.error();
   const bool to_files = !flags.html.empty() || !flags.csv.empty() || !flags.markdown.empty();
   if (!flags.html.empty()) write_output(flags.html, render_html(*built));
-  if (!flags.csv.empty()) write_output(flags.csv, csv_of(built->cases));
+  if (!flags.csv.empty()) SHARDLAB_TRY(write_csv(flags, *built));
   if (!flags.markdown.empty()) write_output(flags.markdown, render_markdown(*built));
   for (const std::string& file : {flags.html, flags.csv, flags.markdown})
-    if (!file.empty()) fmt::print(stderr, "wrote {}\n", file);
+    if (!file.empty()) fmt::print(stderr, "wrote {}, {}\n", file, size_text(file));
+  if (to_files)
+    for (const Statement& s : built->notes)
+      if (s.mood == Statement::Mood::kBad) fmt::print(stderr, "warning: {}\n", s.text);
   if (to_files) return ExitCode::kDone;
   print(case_table(built->cases, summary_columns()), *format);
   if (*format != TableFormat::kTable) return ExitCode::kDone;
-  for (const Statement& s : built->verdicts) fmt::print("{}\n", s.text);
-  for (const Statement& s : statements(built->cases, summarise(built->cases))) fmt::print("{}\n", s.text);
+  for (const auto* said : {&built->notes, &built->verdicts})
+    for (const Statement& s : *said) fmt::print("{}\n", s.text);
+  for (const Statement& s : statements(built->cases, summarise(built->cases, built->left_out))) fmt::print("{}\n", s.text);
   return ExitCode::kDone;
 }
 
@@ -137,10 +222,17 @@ Result<ExitCode> explain_verb(const ExplainFlags& flags) {
   const auto [directory, name] = split_case(flags.where);
   const auto store = open_store(directory);
   if (!store.ok()) return store.error();
-  const auto cases = store->outcomes();
+  Selector selector(kPageCases);
+  std::vector<CaseOutcome> named;
+  store->for_each([&](CaseOutcome outcome) {
+    if (!name.empty() && (outcome.case_id.starts_with(name) || outcome.config.name == name)) named.push_back(outcome);
+    selector.add(std::move(outcome));
+  });
+  Selection selection = selector.take();
+  const std::vector<CaseOutcome>& cases = named.empty() ? selection.cases : named;
   const CaseOutcome* chosen = nullptr;
   if (name.empty()) {
-    const Summary summary = summarise(cases);
+    const Summary summary = summarise(cases, selection.left_out);
     const bool prose = *format == TableFormat::kTable;  // other formats are for programs: the table of ops alone
     if (prose)
       for (const Statement& s : statements(cases, summary)) fmt::print("{}\n", s.text);
@@ -152,10 +244,15 @@ Result<ExitCode> explain_verb(const ExplainFlags& flags) {
     if (!found.ok()) return found.error();
     chosen = *found;
   }
-  if (*format != TableFormat::kTable)
+  if (*format != TableFormat::kTable) {
     print(op_table(*chosen, flags.rows), *format);
-  else
-    fmt::print("{}", explain(*chosen, {flags.rows, terminal_width()}));
+    return ExitCode::kDone;
+  }
+  const auto runs = store->runs();
+  const CaseFiles files{case_folder(directory, *chosen)};
+  for (const std::string& problem : read_recorded(files, *chosen, runs.empty() ? "" : runs.back().traces).problems)
+    fmt::print("{}. The figures here are those that the run recorded.\n\n", problem);
+  fmt::print("{}", explain(*chosen, {flags.rows, terminal_width()}));
   return ExitCode::kDone;
 }
 

@@ -3,8 +3,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <set>
 #include <span>
@@ -24,17 +26,19 @@
 #include "plan/base/world_error.h"
 #include "reports/columns.h"
 #include "reports/format.h"
+#include "reports/selection.h"
 #include "reports/store.h"
 #include "reports/summary.h"
 #include "runtime/crew.h"
 #include "runtime/dataset.h"
 #include "sweeps/resolution.h"
+#include "sweeps/traces.h"
 
 namespace shardlab::cli {
 namespace {
 
 struct RunFlags {
-  std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay;
+  std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay, traces;
   std::vector<std::string> set;
   bool dry_run = false, resume = false;
   int jobs = 1;
@@ -95,42 +99,6 @@ double expected_seconds(const Expansion& expansion) {
   return seconds;
 }
 
-/// Counts, reasons and the expected time; nothing runs.
-ExitCode dry_run(const Sweep& sweep, const Expansion& expansion, Mode mode, TableFormat format) {
-  if (format != TableFormat::kTable) {
-    std::vector<CaseOutcome> rows;
-    for (const Point& point : expansion.points) {
-      CaseOutcome row;
-      row.case_id = point.id;
-      row.config = point.config;
-      row.status = point.refusal ? Status::kRefused : Status::kOk;
-      if (point.refusal) row.reason = point.refusal->message;
-      rows.push_back(std::move(row));
-    }
-    constexpr std::string_view kColumns[] = {"case_id", "name", "status", "reason",   "model",       "world_size",       "dp",
-                                             "tp",      "pp",   "zero",   "schedule", "micro_batch", "grad_accumulation"};
-    print(case_table(rows, kColumns), format);
-    return expansion.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
-  }
-  fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(),
-             expansion.combinations, expansion.excluded, expansion.included, expansion.duplicates, expansion.points.size(),
-             expansion.runnable(), expansion.refused());
-  Table reasons{
-      {{"points", Unit::kNone, "points"}, {"reason", Unit::kNone, "refused because"}, {"example", Unit::kNone, "for example"}}, {}};
-  for (const ReasonCount& r : refusals(expansion)) reasons.rows.push_back({r.points, r.reason, r.example});
-  if (!reasons.rows.empty()) print(reasons, format);
-  const bool timed = std::ranges::all_of(expansion.points,
-                                         [](const Point& p) { return p.refusal || check_calibrated(p.config.machine, "").ok(); });
-  if (mode != Mode::kSimulate && expansion.runnable() > 0 && !timed) {
-    fmt::print("expected time: not known, as this machine is not calibrated (`shardlab calibrate`)\n");
-  } else if (mode != Mode::kSimulate && expansion.runnable() > 0) {
-    const double training = expected_seconds(expansion);
-    fmt::print("expected time: {} of training steps, and about {} to start the cases\n", seconds_text(training),
-               seconds_text(0.3 * static_cast<double>(expansion.runnable())));
-  }
-  return expansion.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
-}
-
 /// What predicts the sweep: the flag, or the file. Only the timeline predicts what can be laid beside a measurement.
 Result<Resolution> resolution_for(const RunFlags& flags, const Sweep& sweep, Mode mode) {
   const auto named = resolution_named(flags.resolution);
@@ -146,9 +114,31 @@ Result<Resolution> resolution_for(const RunFlags& flags, const Sweep& sweep, Mod
                {}};
 }
 
+/// Which cases keep their traces: the flag, or the file.
+Result<Traces> traces_for(const RunFlags& flags, const Sweep& sweep) {
+  if (flags.traces.empty()) return traces_of(sweep);
+  if (const auto named = traces_named(flags.traces)) return *named;
+  return Error{ExitCode::kUsage, fmt::format("--traces {} is unknown", flags.traces), "use none, measured or all", {}};
+}
+
+/// Says what the traces of these points take on disk. They are much the largest of a run's files.
+void announce_traces(std::span<const Point> points, const std::string& out) {
+  int64_t files = 0, bytes = 0;
+  for (const Point& point : points) {
+    const CaseFiles of_case{out + "/" + point.id};
+    for (const std::string& trace : {of_case.predicted(), of_case.measured(), of_case.chrome()}) {
+      std::error_code failure;
+      const auto size = std::filesystem::file_size(trace, failure);
+      if (!failure) ++files, bytes += static_cast<int64_t>(size);
+    }
+  }
+  if (files > 0)
+    fmt::print(stderr, "traces: {} files, {}, in {}/*/; --traces none leaves them out\n", files, bytes_text(bytes), out);
+}
+
 /// A directory holds one sweep, which --resume goes on with. A run that ended before its first case left nothing to go on with.
 Result<void> check_directory(const RunFlags& flags, const std::string& out, const RunDirectory& directory, const Sweep& sweep) {
-  if (directory.cases().empty()) return {};
+  if (directory.size() == 0) return {};
   if (!flags.resume)
     return Error{ExitCode::kUsage, fmt::format("{} already holds results", out), "go on with --resume, or name another --out", {}};
   const auto runs = directory.store().runs();
@@ -158,15 +148,18 @@ Result<void> check_directory(const RunFlags& flags, const std::string& out, cons
                "name another --out", sweep.file()};
 }
 
-/// Of what the directory holds, the points of this expansion. The rest are of an earlier text of the sweep.
-std::vector<CaseOutcome> of_expansion(std::vector<CaseOutcome> outcomes, const Expansion& expansion) {
-  std::set<std::string_view> ids;
-  for (const Point& point : expansion.points) ids.insert(point.id);
-  const auto others = std::erase_if(outcomes, [&](const CaseOutcome& o) { return !ids.contains(o.case_id); });
-  if (others > 0)
-    fmt::print(stderr, "{} of the directory's results are of points that this sweep no longer has: they stay in results.csv\n",
-               others);
-  return outcomes;
+/// The ids of the sweep's points where the directory holds others beside them, of an earlier text of the sweep; else none.
+std::set<std::string> ids_beside_others(const Sweep& sweep, Resolution resolution, const ExpansionCounts& counts,
+                                        const RunDirectory& directory) {
+  std::set<std::string> ids;
+  if (resolution == Resolution::kAnalytic && directory.size() <= counts.points) return ids;  // every one of them was saved
+  (void)expand_each(sweep, resolution, [&](const Point& point) { return ids.insert(point.id), true; });
+  int64_t others = 0;
+  directory.for_each([&](const CaseOutcome& outcome) { others += ids.contains(outcome.case_id) ? 0 : 1; });
+  if (others == 0) return {};
+  fmt::print(stderr, "{} of the directory's results are of points that this sweep no longer has: they stay in results.csv\n",
+             others);
+  return ids;
 }
 
 /// Opens every data set that the sweep trains on: what no case could read, or validate on, is refused before anything runs.
@@ -229,24 +222,68 @@ std::vector<CaseOutcome> fastest(const std::vector<CaseOutcome>& outcomes, size_
   return some;
 }
 
-void print_results(const std::vector<CaseOutcome>& outcomes, const std::vector<Claim>& claims, TableFormat format) {
-  constexpr size_t kReadable = 2000, kShown = 20;
-  if (format == TableFormat::kTable && outcomes.size() > kReadable) {
-    print(case_table(fastest(outcomes, kShown), summary_columns()), format);
-    fmt::print("\nthe fastest of {} cases\n", outcomes.size());
-  } else {
-    print(case_table(outcomes, summary_columns()), format);
+/// Names of cases that the claims speak of: CASE.COLUMN.
+std::set<std::string> named_in(const std::vector<Claim>& claims) {
+  std::set<std::string> names;
+  for (const Claim& claim : claims) {
+    std::string word;
+    for (const char c : claim.check + " ") {
+      if (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-') {
+        word += c;
+        continue;
+      }
+      if (c == '.' && !word.empty()) names.insert(word);
+      word.clear();
+    }
   }
-  if (format != TableFormat::kTable) return;
+  return names;
+}
+
+constexpr size_t kReadable = 2000, kShown = 20;
+
+/// For other programs: every case, a few at a time.
+void print_every_case(const RunDirectory& directory, const std::function<bool(const CaseOutcome&)>& wanted, TableFormat format) {
+  std::vector<CaseOutcome> all;
+  bool begun = false;
+  const auto flush = [&] {
+    std::string text = print_table(case_table(all, summary_columns()), format);
+    if (begun) text = text.substr(print_table(case_table({}, summary_columns()), format).size());
+    fmt::print("{}", text);
+    begun = true;
+    all.clear();
+  };
+  directory.for_each([&](const CaseOutcome& outcome) {
+    if (!wanted(outcome)) return;
+    all.push_back(outcome);
+    all.back().ops.clear();
+    if (format == TableFormat::kCsv && all.size() == kReadable) flush();
+  });
+  if (!begun || !all.empty()) flush();
+}
+
+void print_results(const RunDirectory& directory, const std::function<bool(const CaseOutcome&)>& wanted,
+                   const std::vector<Claim>& claims, TableFormat format) {
+  if (format != TableFormat::kTable) return print_every_case(directory, wanted, format);
+  Selector selector(kReadable, named_in(claims));
+  directory.for_each([&](const CaseOutcome& outcome) {
+    if (wanted(outcome)) selector.add(outcome);
+  });
+  const Selection selection = selector.take();
+  if (!selection.complete()) {
+    print(case_table(fastest(selection.cases, kShown), summary_columns()), format);
+    fmt::print("\nthe fastest of {} cases\n", selection.total);
+  } else {
+    print(case_table(selection.cases, summary_columns()), format);
+  }
   fmt::print("\n");
-  for (const Statement& s : verdicts(claims, outcomes)) fmt::print("{}\n", s.text);
-  for (const Statement& s : statements(outcomes, summarise(outcomes))) fmt::print("{}\n", s.text);
+  for (const Statement& s : verdicts(claims, selection.cases)) fmt::print("{}\n", s.text);
+  for (const Statement& s : statements(selection.cases, summarise(selection.cases, selection.left_out))) fmt::print("{}\n", s.text);
 }
 
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
-                                 const Invocation& invocation, const RunFlags& flags, Resolution resolution,
+                                 const Invocation& invocation, const RunFlags& flags, Resolution resolution, Traces traces,
                                  const DriveOptions& options) {
-  ProcessCaseRunner runner(out, invocation.program, interrupted, flags.replay, resolution);
+  ProcessCaseRunner runner(out, invocation.program, interrupted, flags.replay, resolution, traces);
   DirectorySink sink(directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
@@ -255,14 +292,133 @@ Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& di
   return summary;
 }
 
-Result<DriveSummary> drive_analytic(std::span<const Point> points, RunDirectory& directory, const DriveOptions& options) {
+/// Progress of one part of many, told as that of the whole.
+class PartProgress final : public ProgressSink {
+ public:
+  PartProgress(ProgressSink& whole, const Clock& clock, int64_t total) : whole_(whole), clock_(clock), begin_(clock.now()) {
+    before_.total = total;
+  }
+  void started(const Point& point, const Progress& part) override { whole_.started(point, sum(part)); }
+  void finished(const CaseOutcome& outcome, const Progress& part) override { whole_.finished(outcome, sum(part)); }
+  void end_part(const Progress& part) { before_ = sum(part); }
+  const Progress& done() const { return before_; }
+
+ private:
+  Progress sum(const Progress& part) const {
+    Progress p = before_;
+    for (int64_t Progress::*count : {&Progress::done, &Progress::skipped, &Progress::ok, &Progress::refused, &Progress::oom,
+                                     &Progress::timeout, &Progress::failed})
+      p.*count += part.*count;
+    p.elapsed_s = clock_.now() - begin_;
+    p.remaining_s.reset();
+    if (p.done > 0) p.remaining_s = p.elapsed_s / static_cast<double>(p.done) * static_cast<double>(p.total - p.done);
+    return p;
+  }
+
+  ProgressSink& whole_;
+  const Clock& clock_;
+  double begin_;
+  Progress before_;
+};
+
+/// Makes, estimates and saves the points of a sweep a part at a time, so that a million take the memory of a few thousand.
+Result<DriveSummary> drive_analytic(const Sweep& sweep, const ExpansionCounts& counts, RunDirectory& directory,
+                                    const DriveOptions& options) {
+  constexpr size_t kPart = 2048;
   AnalyticCaseRunner runner;
   BatchSink sink(directory);
-  SparseProgress progress;
+  SparseProgress told;
   const SteadyClock clock;
-  auto summary = drive(points, runner, sink, progress, clock, options);
+  PartProgress progress(told, clock, counts.points);
+  DriveSummary whole;
+  whole.exit = ExitCode::kNo;
+  std::vector<Point> part;
+  std::optional<Error> failure;
+  const auto drive_part = [&] {
+    auto summary = drive(part, runner, sink, progress, clock, options);
+    part.clear();
+    if (!summary.ok()) {
+      failure = summary.error();
+      return false;
+    }
+    progress.end_part(summary->progress);
+    whole.interrupted = summary->interrupted;
+    // Failures outweigh cases that are ok, and these what could not run.
+    if (summary->interrupted || summary->exit == ExitCode::kSomeFailed || whole.exit == ExitCode::kNo) {
+      if (whole.exit != ExitCode::kSomeFailed || summary->interrupted) whole.exit = summary->exit;
+    }
+    return !summary->interrupted;
+  };
+  const auto expanded = expand_each(sweep, Resolution::kAnalytic, [&](Point point) {
+    part.push_back(std::move(point));
+    return part.size() < kPart || drive_part();
+  });
+  if (!expanded.ok()) return expanded.error();
+  if (!failure && !whole.interrupted && !part.empty()) drive_part();
   sink.flush();
-  return summary;
+  if (failure) return *failure;
+  whole.progress = progress.done();
+  return whole;
+}
+
+/// Rows that go beyond what a person reads are counted first and made when they are asked for; of fewer points all are kept.
+struct Points {
+  Expansion kept;  ///< at the timeline's and segments' resolutions
+  ExpansionCounts counts;
+  std::vector<ReasonCount> refusals;
+  std::string calibration_id;
+};
+
+Result<Points> points_of(const Sweep& sweep, Resolution resolution, bool keep) {
+  Points points;
+  auto counts = expand_each(sweep, resolution, [&](Point point) {
+    count_refusal(point, points.refusals);
+    if (point.config.machine.calibration) points.calibration_id = point.config.machine.calibration->id;
+    if (keep) points.kept.points.push_back(std::move(point));
+    return true;
+  });
+  if (!counts.ok()) return counts.error();
+  points.counts = *counts;
+  std::ranges::stable_sort(points.refusals, std::greater(), &ReasonCount::points);
+  return points;
+}
+
+/// Counts, reasons and the expected time; nothing runs.
+ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableFormat format) {
+  const Expansion& expansion = points.kept;
+  const ExpansionCounts& counts = points.counts;
+  if (format != TableFormat::kTable) {
+    std::vector<CaseOutcome> rows;
+    for (const Point& point : expansion.points) {
+      CaseOutcome row;
+      row.case_id = point.id;
+      row.config = point.config;
+      row.status = point.refusal ? Status::kRefused : Status::kOk;
+      if (point.refusal) row.reason = point.refusal->message;
+      rows.push_back(std::move(row));
+    }
+    constexpr std::string_view kColumns[] = {"case_id", "name", "status", "reason",   "model",       "world_size",       "dp",
+                                             "tp",      "pp",   "zero",   "schedule", "micro_batch", "grad_accumulation"};
+    print(case_table(rows, kColumns), format);
+    return counts.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
+  }
+  fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(),
+             counts.combinations, counts.excluded, counts.included, counts.duplicates, counts.points, counts.runnable(),
+             counts.refused);
+  Table reasons{
+      {{"points", Unit::kNone, "points"}, {"reason", Unit::kNone, "refused because"}, {"example", Unit::kNone, "for example"}}, {}};
+  for (const ReasonCount& r : points.refusals) reasons.rows.push_back({r.points, r.reason, r.example});
+  if (!reasons.rows.empty()) print(reasons, format);
+  const bool timed = std::ranges::all_of(expansion.points,
+                                         [](const Point& p) { return p.refusal || check_calibrated(p.config.machine, "").ok(); });
+  if (mode != Mode::kSimulate && counts.runnable() > 0 && !timed) {
+    fmt::print("expected time: not known, as this machine is not calibrated (`shardlab calibrate`)\n");
+  } else if (mode != Mode::kSimulate && counts.runnable() > 0) {
+    const double training = expected_seconds(expansion);
+    fmt::print("expected time: {} of training steps, and about {} to start the cases\n", seconds_text(training),
+               seconds_text(0.3 * static_cast<double>(counts.runnable())));
+  }
+  return counts.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
 }
 
 Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
@@ -276,26 +432,32 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const Mode mode = options->mode.value_or(sweep->mode());
   const auto resolution = resolution_for(flags, *sweep, mode);
   if (!resolution.ok()) return resolution.error();
-  const auto expansion = expand(*sweep, *resolution);
-  if (!expansion.ok()) return expansion.error();
-  if (flags.dry_run) return dry_run(*sweep, *expansion, mode, *format);
+  const auto traces = traces_for(flags, *sweep);
+  if (!traces.ok()) return traces.error();
+  const bool analytic = *resolution == Resolution::kAnalytic;
+  // Of closed forms there may be a million: those are made again, a part at a time, where they are needed.
+  const bool rows = flags.dry_run && *format != TableFormat::kTable;
+  const auto points = points_of(*sweep, *resolution, !analytic || rows);
+  if (!points.ok()) return points.error();
+  if (flags.dry_run) return dry_run(*sweep, *points, mode, *format);
+  const Expansion& expansion = points->kept;
 
   if (flags.out.empty() && (sweep->name().find('/') != std::string::npos || sweep->name().starts_with(".")))
     return Error{ExitCode::kUsage, fmt::format("the sweep's name `{}` cannot be that of a run directory", sweep->name()),
                  "call it by a word without slashes, or name the directory with --out", sweep->file()};
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
-  SHARDLAB_TRY(check_backends(*expansion, mode));
-  SHARDLAB_TRY(check_speed_known(*expansion, mode));
-  SHARDLAB_TRY(check_data(*expansion, mode));
-  SHARDLAB_TRY(check_checkpoint_folders(*expansion));
+  SHARDLAB_TRY(check_backends(expansion, mode));
+  SHARDLAB_TRY(check_speed_known(expansion, mode));
+  SHARDLAB_TRY(check_data(expansion, mode));
+  SHARDLAB_TRY(check_checkpoint_folders(expansion));
   RunMetadata metadata = describe_environment(invocation.command());
   // Rows of another resolution are asked again.
   if (*resolution != Resolution::kTimeline) metadata.program_version += fmt::format(" {}", name_of(*resolution));
   metadata.sweep = sweep->name();
+  metadata.traces = name_of(*resolution == Resolution::kTimeline ? *traces : Traces::kNone);
   metadata.claims = sweep->claims();
   metadata.loss_target = sweep->loss_target();
-  for (const Point& point : expansion->points)
-    if (point.config.machine.calibration) metadata.calibration_id = point.config.machine.calibration->id;
+  metadata.calibration_id = points->calibration_id;
   DriveOptions drive_options;
   drive_options.mode = mode;
   drive_options.resume = flags.resume;
@@ -311,14 +473,17 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   directory->begin(metadata);
 
   end_on_interrupt();
-  const auto summary = *resolution == Resolution::kAnalytic
-                           ? drive_analytic(expansion->points, *directory, drive_options)
-                           : drive_cases(expansion->points, *directory, out, invocation, flags, *resolution, drive_options);
+  const auto summary = analytic
+                           ? drive_analytic(*sweep, points->counts, *directory, drive_options)
+                           : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options);
   directory->finish();
   if (!summary.ok()) return summary.error();
-  print_results(of_expansion(directory->cases(), *expansion), sweep->claims(), *format);
+  const auto ids = ids_beside_others(*sweep, *resolution, points->counts, *directory);
+  const auto of_sweep = [&](const CaseOutcome& outcome) { return ids.empty() || ids.contains(outcome.case_id); };
+  print_results(*directory, of_sweep, sweep->claims(), *format);
   std::fflush(stdout);  // both may go to one file
   fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);
+  if (*resolution == Resolution::kTimeline) announce_traces(expansion.points, out);
   if (summary->interrupted)
     fmt::print(stderr, "interrupted; to go on: {}{}\n", invocation.command(), flags.resume ? "" : " --resume");
   return summary->exit;
@@ -335,6 +500,10 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
                    "timeline, segments (the same figures sooner, no trace) or analytic (closed forms: many points, other "
                    "frameworks), instead of the file's");
   verb->add_option("--out", flags->out, "the run directory; runs/NAME by default");
+  verb->add_option(
+      "--traces", flags->traces,
+      "which cases keep their traces, of which a report draws timelines: none, measured or all, instead of the file's; "
+      "measured by default, so that simulated sweeps keep none");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--backend", flags->backend,
                    "cpu, cuda or dry, instead of the file's; cuda with transport one-gpu, or --transport");

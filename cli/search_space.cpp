@@ -11,6 +11,7 @@
 #include "cli/common.h"
 #include "cli/model_shape.h"
 #include "cli/namespaces.h"
+#include "plan/automatic.h"
 #include "cli/words.h"
 #include "sweeps/keys.h"
 #include "sweeps/machines.h"
@@ -366,7 +367,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
     if (machine->local && task.machine.nodes > 1)
       return usage(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
     // What shardlab's own executor has besides is as sweep files have it where they do not say.
-    auto prepared = prepare(shape, task.machine, *profile, {}, {.bucket_bytes = Layout{}.bucket_bytes});
+    auto prepared = prepare(shape, task.machine, *profile, {}, {.bucket_bytes = kBucketBytes});
     if (!prepared.ok()) return prepared.error();
     task.studies.push_back({devices, *prepared});
   }

@@ -62,8 +62,9 @@ std::vector<Figure> figures_of(const SearchTask& task, const Candidate& c) {
       {"predicted_compute_s", Unit::kSeconds, "compute",
        seconds_in(c, {TimePart::kForward, TimePart::kBackward, TimePart::kRecompute, TimePart::kUpdate})},
       {"predicted_exposed_comm_s", Unit::kSeconds, "exposed comm",
-       seconds_in(c, {TimePart::kTensorParallel, TimePart::kContextParallel, TimePart::kExpertParallel, TimePart::kDataParallel})},
-      {"predicted_bubble_fraction", Unit::kFraction, "bubble", e.part(TimePart::kPipeline) / e.step_s},
+       seconds_in(c, {TimePart::kTensorParallel, TimePart::kContextParallel, TimePart::kExpertParallel, TimePart::kDataParallel}) +
+           e.sends_s},
+      {"predicted_bubble_fraction", Unit::kFraction, "bubble", e.bubble_s() / e.step_s},
       {"predicted_device_s", Unit::kSeconds, "device time", c.device_seconds()}};
   if (task.tokens <= 0) return figures;
   const analytic::RunBill bill = analytic::bill(task.study_of(c.point).prepared, c.point, e, task.tokens, task.price);

@@ -174,6 +174,14 @@ Result<void> check_device_libraries(const Case& c) {
                     "on 2-byte elements",
                     c.backend, c.canonical, c.train.precision),
         "use attention: auto, or backend: cuda with precision: bf16 and canonical: false");
+  constexpr int64_t kMostHeadDim = 256;  // kernels/cuda/geometry.cpp
+  if (c.backend == "cuda" && (c.model.head_dim > kMostHeadDim || c.model.head_dim % 2 != 0))
+    return refusal(fmt::format("head_dim={} with backend=cuda: attention on a GPU takes even ones up to {}", c.model.head_dim, kMostHeadDim),
+                   "use backend: cpu, or a model with other heads");
+  constexpr int kMostOnOneGpu = 64;  // kernels/cuda/kernels.h, Combine
+  if (const int most = std::max({c.layout.dp, c.layout.tp, c.layout.pp}); c.transport == "one-gpu" && most > kMostOnOneGpu)
+    return refusal(fmt::format("a group of {} ranks with transport=one-gpu, which adds up to {} parts at once", most, kMostOnOneGpu),
+                   "use fewer ranks, or transport: nccl");
   if (c.tf32 && (c.backend != "cuda" || c.canonical || c.train.precision != "fp32"))
     return refusal(
         fmt::format("tf32 with backend={}, canonical={}, precision={}: it is a way of the GPU's library to multiply fp32",

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <initializer_list>
 #include <map>
+#include <numeric>
 
 #include "reports/columns.h"
 #include "reports/format.h"
@@ -20,11 +22,6 @@ double seconds_of(const OpComparison& op, bool measured) { return measured ? op.
 
 /// What a figure of a step is worth mentioning for: its share of the step.
 constexpr double kWorthSaying = 0.02;
-
-/// "41.2 ms (74.00 % of the step)"
-std::string share_text(double seconds, double step_s) {
-  return fmt::format("{} ({} of the step)", seconds_text(seconds), percent_text(seconds / step_s));
-}
 
 bool is_communication(const std::string& kind) {
   for (const std::string_view word : {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send", "recv"})
@@ -69,48 +66,53 @@ void step_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   }
 }
 
-/// Where the time of the slowest rank goes, with what could be done about each part.
+/// The sentence of all parts, whose shares add up to 100.0 %, and what could be done about each.
 void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
   const bool measured = o.measured.has_value();
   const double step = measured ? o.measured->step_s : o.predicted->step_s;
-  const double compute = measured ? o.measured->compute_s : o.predicted->compute_s;
-  const double exposed = measured ? o.measured->exposed_comm_s : o.predicted->exposed_comm_s;
-  const double copies = measured ? o.measured->exposed_copy_s : o.predicted->exposed_copy_s;
   const double bubble = measured ? o.measured->bubble_fraction : o.predicted->bubble_fraction;
   const Layout& l = o.config.layout;
-  if (step <= 0) return;
-  out.push_back(fmt::format("Compute runs for {}.", share_text(compute, step)));
-  if (exposed / step > kWorthSaying) {
-    std::string text = fmt::format("Communication that no compute covers takes {}", share_text(exposed, step));
+  const std::vector<StepPart> parts = step_parts(o);
+  if (parts.empty()) return;
+  std::string text;
+  for (const StepPart& part : parts)
+    if (part.tenths > 0)
+      text += fmt::format("{}{} {}.{} % ({})", text.empty() ? "" : ", ", part.name, part.tenths / 10, part.tenths % 10,
+                          seconds_text(part.seconds));
+  out.push_back(fmt::format("{} step is made of {}.", measured ? "A" : "The predicted", text));
+  const auto worth = [&](StepPart::Kind kind) { return parts[static_cast<size_t>(kind)].tenths > 1000 * kWorthSaying; };
+  if (worth(StepPart::kCommunication)) {
     if (l.tp > 1)
-      text += fmt::format("; tp {} communicates inside every layer: try a smaller tp", l.tp);
+      out.push_back(fmt::format("tp {} communicates inside every layer: try a smaller tp.", l.tp));
     else if (l.dp > 1 && !l.overlap)
-      text += "; overlap is off: try overlap: true with bucket_bytes";
+      out.push_back("Gradients are reduced with nothing beside: try overlap: true with bucket_bytes.");
     else if (l.dp > 1)
-      text += "; try another bucket_bytes, or more grad_accumulation for the same reduction";
-    out.push_back(text + ".");
+      out.push_back("Less communication of gradients: try another bucket_bytes, or more grad_accumulation for the same reduction.");
   }
-  if (copies / step > kWorthSaying) {
-    std::string text = fmt::format("Copies to and from the host or a drive that neither compute nor communication covers take {}",
-                                   share_text(copies, step));
+  if (worth(StepPart::kCopies)) {
+    std::string copies = "Copies of what is offloaded";
     if (measured && o.predicted && o.predicted->step_s > 0)
-      text += fmt::format(" ({} predicted)", share_text(o.predicted->exposed_copy_s, o.predicted->step_s));
-    text += l.overlap ? "; a larger micro_batch computes longer beside the same state" : "; overlap is off: try overlap: true";
-    out.push_back(text + ".");
+      copies += fmt::format(" were predicted to take {}", seconds_text(o.predicted->exposed_copy_s)) + (l.overlap ? "; a" : "; o");
+    else
+      copies += l.overlap ? ": a" : ": o";
+    out.push_back(copies +
+                  (l.overlap ? " larger micro_batch computes longer beside the same state." : "verlap is off: try overlap: true."));
   }
-  if (bubble > kWorthSaying) {
-    std::string text = fmt::format("The pipeline's bubble takes {} of the step", percent_text(bubble));
-    const double ideal = static_cast<double>(l.pp - 1) / static_cast<double>(o.config.train.grad_accumulation + l.pp - 1);
-    if (l.pp > 1)
-      text +=
-          fmt::format("; (pp - 1) / (micro-batches + pp - 1) is {}: more grad_accumulation makes it smaller", percent_text(ideal));
-    out.push_back(text + ".");
+  if (bubble > kWorthSaying && l.pp > 1) {
+    const double slots = static_cast<double>(o.config.train.grad_accumulation * std::max(1, l.vpp));
+    const double ideal = static_cast<double>(l.pp - 1) / (slots + static_cast<double>(l.pp - 1));
+    out.push_back(
+        fmt::format("Within it the pipeline's bubble, compute that waits for another stage, is {}, {} of the step; an even "
+                    "pipeline's, (pp - 1) / "
+                    "({}micro-batches + pp - 1), is {}: more grad_accumulation makes it smaller.",
+                    seconds_text(bubble * step), percent_text(bubble), l.vpp > 1 ? "vpp * " : "", percent_text(ideal)));
   }
   if (measured) {
     const double unplanned = o.measured->unplanned_time_s;
-    out.push_back(fmt::format(
-        "Unplanned, in no op and no wait: {}{}", share_text(unplanned, step),
-        unplanned / step > 0.05 ? "; above 5 %: the host or other programs took the cores, or ops are too small." : "."));
+    out.push_back(fmt::format("Unplanned, in no op and no wait, are {} of the idle time{}", seconds_text(unplanned),
+                              unplanned / step > 0.05
+                                  ? ", above 5 % of the step: the host or other programs took the cores, or ops are too small."
+                                  : "."));
   }
 }
 
@@ -138,8 +140,8 @@ void idle_reason(const CaseOutcome& o, std::vector<std::string>& out) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", seconds_text(idle.*c.part), c.says);
     if (measured && predicted && predicted->idle_s > 0) text += fmt::format(" (predicted {})", seconds_text(predicted->*c.part));
   }
-  out.push_back(fmt::format("{} for {}{}{}.", measured ? "Idle" : "Predicted to be idle", share_text(idle.idle_s, step),
-                            text.empty() ? "" : ": ", text));
+  if (!text.empty())
+    out.push_back(fmt::format("{} for {}: {}.", measured ? "Idle" : "Predicted to be idle", seconds_text(idle.idle_s), text));
 }
 
 /// What takes a device's memory beside the arenas, the most first.
@@ -229,10 +231,10 @@ Table op_table(const CaseOutcome& outcome, int rows) {
                    {"residual_pct", Unit::kPercent, "of predicted"},
                    {"share", Unit::kFraction},
                    {"flops_per_s", Unit::kCount, "flop/s"}};
-  std::map<int, double> stage_seconds;
+  double whole = 0;
   std::vector<const OpComparison*> ops;
   for (const OpComparison& op : outcome.ops) {
-    stage_seconds[op.stage] += seconds_of(op, measured);
+    whole += seconds_of(op, measured);
     ops.push_back(&op);
   }
   std::stable_sort(ops.begin(), ops.end(), [&](const OpComparison* a, const OpComparison* b) {
@@ -240,7 +242,7 @@ Table op_table(const CaseOutcome& outcome, int rows) {
   });
   if (rows > 0 && ops.size() > static_cast<size_t>(rows)) ops.resize(static_cast<size_t>(rows));
   for (const OpComparison* op : ops) {
-    const double seconds = seconds_of(*op, measured), whole = stage_seconds[op->stage];
+    const double seconds = seconds_of(*op, measured);
     auto& row = table.rows.emplace_back(std::vector<Value>{int64_t{op->stage}, op->label, op->kind, int64_t{op->count}, op->flops,
                                                            op->memory_bytes, op->payload_bytes});
     row.push_back(predicted ? Value(op->predicted_s) : Value());
@@ -252,6 +254,36 @@ Table op_table(const CaseOutcome& outcome, int rows) {
     row.push_back(op->flops > 0 && seconds > 0 ? Value(op->flops / seconds) : Value());
   }
   return table;
+}
+
+std::vector<StepPart> step_parts(const CaseOutcome& o) {
+  if (!o.measured && !o.predicted) return {};
+  const auto of = [](const auto& figures) {
+    const double compute = figures.compute_s, copies = figures.exposed_copy_s, idle = figures.idle.idle_s;
+    const double bubble = figures.bubble_fraction * figures.step_s;
+    // Idle time has the waits of collectives in it, which `exposed_comm_s` has too: what is left is bytes on their way. Closed
+    // forms have no idle time by cause: there the bubble and the communication are apart.
+    if (idle > 0) return std::array{compute, std::max(0.0, figures.step_s - compute - copies - idle), copies, 0.0, idle};
+    const double known = compute + figures.exposed_comm_s + copies + bubble;
+    return std::array{compute, figures.exposed_comm_s, copies, bubble, std::max(0.0, figures.step_s - known)};
+  };
+  const std::array seconds = o.measured ? of(*o.measured) : of(*o.predicted);
+  const double whole = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  if (whole <= 0) return {};
+  constexpr std::array<std::string_view, 5> kNames = {"compute", "communication that nothing covers", "copies that nothing covers",
+                                                      "the pipeline's bubble", "idle time"};
+  std::vector<StepPart> parts;
+  int left = 1000;
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    parts.push_back({kNames[i], seconds[i], static_cast<int>(1000 * seconds[i] / whole)});
+    left -= parts.back().tenths;
+  }
+  // Rounded by largest remainder, so that what is printed adds up too.
+  std::vector<size_t> order{0, 1, 2, 3, 4};
+  std::ranges::stable_sort(order, std::greater(),
+                           [&](size_t i) { return 1000 * seconds[i] / whole - static_cast<double>(parts[i].tenths); });
+  for (int i = 0; i < left; ++i) ++parts[order[static_cast<size_t>(i)]].tenths;
+  return parts;
 }
 
 std::vector<std::string> reasons(const CaseOutcome& o) {
@@ -272,6 +304,20 @@ std::vector<std::string> reasons(const CaseOutcome& o) {
   return out;
 }
 
+namespace {
+
+/// Of the time of all ops, the share of those after the first `rows`.
+double share_below(const CaseOutcome& outcome, int rows) {
+  const Table all = op_table(outcome);
+  const size_t column = static_cast<size_t>(std::ranges::find(all.columns, "share", &TableColumn::name) - all.columns.begin());
+  double sum = 0;
+  for (size_t r = static_cast<size_t>(rows); r < all.rows.size(); ++r)
+    if (const double* share = std::get_if<double>(&all.rows[r][column])) sum += *share;
+  return sum;
+}
+
+}  // namespace
+
 std::string explain(const CaseOutcome& outcome, const ExplainOptions& options) {
   std::string out = headline(outcome) + "\n\n";
   if (!outcome.ops.empty()) {
@@ -279,11 +325,11 @@ std::string explain(const CaseOutcome& outcome, const ExplainOptions& options) {
                                                                  "residual_s", "residual_pct", "share", "flops_per_s"});
     out += print_aligned(ops, options.width);
     if (options.rows > 0 && outcome.ops.size() > static_cast<size_t>(options.rows))
-      out +=
-          fmt::format("({} more ops take less time; --rows 0 shows all)\n", outcome.ops.size() - static_cast<size_t>(options.rows));
+      out += fmt::format("({} more ops take {}; --rows 0 shows all)\n", outcome.ops.size() - static_cast<size_t>(options.rows),
+                         percent_text(share_below(outcome, options.rows)));
     out +=
-        "Seconds are summed over a step of one rank of the stage; residual is measured minus predicted; a wait for peers belongs "
-        "to no op.\n\n";
+        "Seconds are summed over a step of one rank of the stage, shares are of all ops of all stages; residual is measured minus "
+        "predicted; a wait for peers belongs to no op.\n\n";
   }
   for (const std::string& reason : reasons(outcome)) out += "- " + reason + "\n";
   return out;

@@ -1,7 +1,9 @@
 // Why a case is as fast as it is: the text of `shardlab explain`.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "plan/outcome.h"
@@ -10,9 +12,22 @@
 namespace shardlab::reports {
 
 /// One row per op label and stage, the greatest time first: stage, op, kind, count, flops, bytes, payload, predicted_s, measured_s,
-/// residual_s (measured - predicted), residual_pct (of predicted), share (of the time of all ops of the stage), flops_per_s
+/// residual_s (measured - predicted), residual_pct (of predicted), share (of the time of all ops of all stages), flops_per_s
 /// (measured, else predicted). `rows` 0 gives all.
 Table op_table(const CaseOutcome& outcome, int rows = 0);
+
+/// A part of the step of the slowest rank.
+struct StepPart {
+  enum Kind : uint8_t { kCompute, kCommunication, kCopies, kBubble, kIdle };
+  std::string_view name;
+  double seconds = 0;
+  int tenths = 0;  ///< of a percent of the step
+};
+
+/// Where a step's time goes, measured where it was: one part a kind, which share nothing, so that the tenths add up to 1000. What
+/// waits for a peer or for another stage is idle; a bubble of its own has only the closed form, which does not tell idle time
+/// apart. None where nothing is known of a step.
+std::vector<StepPart> step_parts(const CaseOutcome& outcome);
 
 /// Sentences: where the step's time goes (compute, exposed communication, bubble, unplanned), which op kinds lose most against the
 /// prediction, what takes memory that no plan has (on devices), whether ranks share cores, whether the prediction extrapolates, and

@@ -182,14 +182,15 @@ Json timeline_json(const Timeline& t) {
                      {"stream", lane.stream},
                      {"measured", intervals_json(lane.measured)},
                      {"predicted", intervals_json(lane.predicted)}});
-  return {{"case_id", t.case_id},   {"label", t.label}, {"step", t.measured_step},
-          {"left_out", t.left_out}, {"ops", ops},       {"lanes", lanes}};
+  return {{"case_id", t.case_id},          {"label", t.label}, {"step", t.measured_step}, {"left_out", t.left_out},
+          {"shown_s", json_of(t.shown_s)}, {"ops", ops},       {"lanes", lanes}};
 }
 
-/// The verdicts on claims, then the answer.
+/// The verdicts on claims, then the answer, then what is to be known of the files.
 std::vector<Statement> said_of(const Report& report, const Summary& summary) {
   std::vector<Statement> all = report.verdicts;
   for (Statement& s : statements(report.cases, summary)) all.push_back(std::move(s));
+  all.insert(all.end(), report.notes.begin(), report.notes.end());
   return all;
 }
 
@@ -276,12 +277,12 @@ std::string script_safe(std::string_view json) {
 }
 
 std::string report_json(const Report& report) {
-  const Summary summary = summarise(report.cases);
+  const Summary summary = summarise(report.cases, report.left_out);
   return dumped(report_document(report, summary, said_of(report, summary)));
 }
 
 std::string render_html(const Report& report) {
-  const Summary summary = summarise(report.cases);
+  const Summary summary = summarise(report.cases, report.left_out);
   const std::vector<Statement> sentences = said_of(report, summary);
   const std::string subtitle =
       fmt::format("{}{}{}", report.metadata.date, report.metadata.processor.empty() ? "" : " · ", report.metadata.processor);
@@ -295,7 +296,7 @@ std::string render_html(const Report& report) {
 }
 
 std::string render_markdown(const Report& report) {
-  const Summary summary = summarise(report.cases);
+  const Summary summary = summarise(report.cases, report.left_out);
   std::string out = fmt::format("# {}\n\n", report.title);
   for (const Statement& s : said_of(report, summary)) out += fmt::format("- {}\n", s.text);
   if (summary.all.cases > 0) {

@@ -26,6 +26,7 @@ struct RunMetadata {
   std::string calibration_id;
   double recorder_overhead_s = 0;
   int64_t dropped_events = 0;
+  std::string traces;         ///< which cases keep their traces: "none", "measured", "all"; empty where an older run does not say
   std::vector<Claim> claims;  ///< what the sweep tests
   LossTarget loss_target;     ///< whose time the sweep asks for
   friend bool operator==(const RunMetadata&, const RunMetadata&) = default;

@@ -152,8 +152,7 @@ namespace {
 void check_integrity(sqlite3* handle, const std::string& path) {
   Statement check(handle, "PRAGMA quick_check(1)");
   const std::string found = check.step() ? check.text(0) : "nothing";
-  if (found != "ok")
-    throw WorldError(fmt::format("{} is damaged: {}", path, found), sqlite::remedy(SQLITE_CORRUPT));
+  if (found != "ok") throw WorldError(fmt::format("{} is damaged: {}", path, found), sqlite::remedy(SQLITE_CORRUPT));
 }
 
 }  // namespace
@@ -213,6 +212,67 @@ bool Store::has_columns_of_this_build() const {
   return there == wanted;
 }
 
+namespace {
+
+void write_case(Statement& row, const CaseOutcome& outcome, std::string_view machine_key, std::string_view json) {
+  int index = 0;
+  for (const CaseColumn& c : case_columns()) bind_value(row, ++index, c.get(outcome));
+  row.bind(index + 1, machine_key).bind(index + 2, json).run();
+}
+
+/// Writes outcomes with statements that are prepared once: preparing them takes longer than running them.
+class CaseWriter {
+ public:
+  explicit CaseWriter(sqlite3* handle)
+      : machine_(handle, "INSERT OR IGNORE INTO machines VALUES (?, ?)"),
+        row_(handle, upsert_case_sql()),
+        no_losses_(handle, "DELETE FROM losses WHERE case_id = ?"),
+        no_ops_(handle, "DELETE FROM ops WHERE case_id = ?"),
+        loss_(handle, "INSERT INTO losses VALUES (?, ?, ?, ?)"),
+        op_(handle, "INSERT INTO ops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") {}
+
+  void write(const CaseOutcome& outcome) {
+    const std::string machine = machine_to_json(outcome.config.machine);
+    if (machine != machine_text_) {
+      machine_text_ = machine, machine_key_ = fmt::format("{:016x}", hash_text(machine));
+      machine_.bind(1, machine_key_).bind(2, machine).run();
+    }
+    write_case(row_, outcome, machine_key_, outcome_to_json(outcome));
+    no_losses_.bind(1, outcome.case_id).run();
+    no_ops_.bind(1, outcome.case_id).run();
+    write_losses(outcome);
+    write_ops(outcome);
+  }
+
+ private:
+  void write_losses(const CaseOutcome& outcome) {
+    if (!outcome.measured) return;
+    for (size_t i = 0; i < outcome.measured->losses.size(); ++i) {
+      const double v = outcome.measured->losses[i];
+      loss_.bind(1, outcome.case_id).bind(2, static_cast<int64_t>(i)).bind(3, v).bind_null(4);
+      if (!std::isfinite(v)) loss_.bind(4, std::isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
+      loss_.run();
+    }
+  }
+  void write_ops(const CaseOutcome& outcome) {
+    for (size_t i = 0; i < outcome.ops.size(); ++i) {
+      const OpComparison& o = outcome.ops[i];
+      op_.bind(1, outcome.case_id)
+          .bind(2, static_cast<int64_t>(i))
+          .bind(3, int64_t{o.stage})
+          .bind(4, o.label)
+          .bind(5, o.kind)
+          .bind(6, int64_t{o.count});
+      op_.bind(7, o.flops).bind(8, o.memory_bytes).bind(9, o.payload_bytes).bind(10, o.predicted_s).bind(11, o.measured_s).run();
+    }
+  }
+
+  Statement machine_, row_, no_losses_, no_ops_, loss_, op_;
+  std::string machine_text_, machine_key_;
+};
+
+}  // namespace
+
 /// Every column of `cases` is a projection of the outcome beside it. The outcomes' own texts are kept as they are: they may hold
 /// what only the other build understands.
 void Store::project_cases_anew() {
@@ -223,7 +283,8 @@ void Store::project_cases_anew() {
   sqlite::Transaction transaction(handle_.get());
   sqlite::execute(handle_.get(), "DROP TABLE cases");
   create_cases();
-  for (size_t i = 0; i < outcomes.size(); ++i) write_case(outcomes[i], kept[i].first, kept[i].second);
+  Statement row(handle_.get(), upsert_case_sql());
+  for (size_t i = 0; i < outcomes.size(); ++i) write_case(row, outcomes[i], kept[i].first, kept[i].second);
   transaction.commit();
 }
 
@@ -235,13 +296,6 @@ void Store::create_cases() {
       handle_.get(),
       fmt::format("CREATE TABLE cases (position INTEGER PRIMARY KEY, {} machine_key TEXT NOT NULL, outcome TEXT NOT NULL)",
                   columns));
-}
-
-void Store::write_case(const CaseOutcome& outcome, std::string_view machine_key, std::string_view json) {
-  Statement row(handle_.get(), upsert_case_sql());
-  int index = 0;
-  for (const CaseColumn& c : case_columns()) bind_value(row, ++index, c.get(outcome));
-  row.bind(index + 1, machine_key).bind(index + 2, json).run();
 }
 
 void Store::create_schema() {
@@ -270,41 +324,17 @@ void Store::append(const CaseOutcome& outcome) { append({&outcome, 1}); }
 
 void Store::append(std::span<const CaseOutcome> outcomes) {
   sqlite::Transaction transaction(handle_.get());
+  CaseWriter writer(handle_.get());
   for (const CaseOutcome& given : outcomes) {
+    if (!given.program_version.empty()) {
+      writer.write(given);
+      continue;
+    }
     CaseOutcome outcome = given;
-    if (outcome.program_version.empty()) outcome.program_version = program_version_;
-    const std::string machine = machine_to_json(outcome.config.machine);
-    const std::string machine_key = fmt::format("{:016x}", hash_text(machine));
-    Statement(handle_.get(), "INSERT OR IGNORE INTO machines VALUES (?, ?)").bind(1, machine_key).bind(2, machine).run();
-    write_case(outcome, machine_key, outcome_to_json(outcome));
-    replace_details(outcome);
+    outcome.program_version = program_version_;
+    writer.write(outcome);
   }
   transaction.commit();
-}
-
-void Store::replace_details(const CaseOutcome& outcome) {
-  for (const char* table : {"losses", "ops"})
-    Statement(handle_.get(), fmt::format("DELETE FROM {} WHERE case_id = ?", table)).bind(1, outcome.case_id).run();
-  if (outcome.measured) {
-    Statement loss(handle_.get(), "INSERT INTO losses VALUES (?, ?, ?, ?)");
-    for (size_t i = 0; i < outcome.measured->losses.size(); ++i) {
-      const double v = outcome.measured->losses[i];
-      loss.bind(1, outcome.case_id).bind(2, static_cast<int64_t>(i)).bind(3, v);
-      if (!std::isfinite(v)) loss.bind(4, std::isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
-      loss.run();
-    }
-  }
-  Statement op(handle_.get(), "INSERT INTO ops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)");
-  for (size_t i = 0; i < outcome.ops.size(); ++i) {
-    const OpComparison& o = outcome.ops[i];
-    op.bind(1, outcome.case_id)
-        .bind(2, static_cast<int64_t>(i))
-        .bind(3, int64_t{o.stage})
-        .bind(4, o.label)
-        .bind(5, o.kind)
-        .bind(6, int64_t{o.count});
-    op.bind(7, o.flops).bind(8, o.memory_bytes).bind(9, o.payload_bytes).bind(10, o.predicted_s).bind(11, o.measured_s).run();
-  }
 }
 
 std::optional<CaseOutcome> Store::recorded(std::string_view case_id, std::string_view program_version) const {
@@ -331,6 +361,58 @@ std::vector<RunMetadata> Store::runs() const {
 
 std::string csv_of(const std::vector<CaseOutcome>& cases) { return print_csv(case_table(cases)); }
 
+void Store::for_each(const std::function<void(CaseOutcome)>& visit) const {
+  std::map<std::string, Machine> machines;
+  const bool has_ops = Statement(handle_.get(), "SELECT 1 FROM ops LIMIT 1").step();
+  for (Statement s(
+           handle_.get(),
+           "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases "
+           "ORDER BY position");
+       s.step();) {
+    CaseOutcome outcome = stored(outcome_from_json(s.text(0)));
+    const auto [machine, fresh] = machines.try_emplace(s.text(1));
+    if (fresh) machine->second = stored(machine_from_json(s.text(2)));
+    outcome.config.machine = machine->second;
+    const ById one{{outcome.case_id, &outcome}};
+    if (outcome.measured) read_losses(handle_.get(), outcome.case_id, one);
+    if (has_ops) read_ops(handle_.get(), outcome.case_id, one);
+    visit(std::move(outcome));
+  }
+}
+
+int64_t Store::size() const {
+  Statement s(handle_.get(), "SELECT count(*) FROM cases");
+  return s.step() ? s.integer(0) : 0;
+}
+
+namespace {
+
+/// Lines of these cases, without the head that the columns make.
+std::string csv_rows(const std::vector<CaseOutcome>& cases) {
+  const std::string text = csv_of(cases);
+  return text.substr(csv_of({}).size());
+}
+
+}  // namespace
+
+void write_results_csv(const std::string& path, const Store& store) {
+  constexpr size_t kRows = 256;
+  PendingFile file(path);
+  file.write(csv_of({}));
+  std::vector<CaseOutcome> rows;
+  const auto flush = [&] {
+    file.write(csv_rows(rows));
+    rows.clear();
+  };
+  store.for_each([&](CaseOutcome outcome) {
+    outcome.ops.clear();
+    rows.push_back(std::move(outcome));
+    if (rows.size() == kRows) flush();
+  });
+  flush();
+  file.place();
+}
+
 Result<RunDirectory> RunDirectory::open(RunLock lock) {
   const std::string directory = lock.directory();
   // Nobody else writes here: whatever has a temporary name was left by a process that was killed.
@@ -339,7 +421,8 @@ Result<RunDirectory> RunDirectory::open(RunLock lock) {
   Result<Store> store = Store::open(directory + "/results.sqlite");
   if (!store) return store.error();
   RunDirectory out(std::move(lock), std::move(store).value());
-  out.cases_ = out.store_.outcomes();
+  out.in_memory_ = out.store_.size() <= static_cast<int64_t>(kInMemory);
+  if (out.in_memory_) out.cases_ = out.store_.outcomes();
   for (size_t i = 0; i < out.cases_.size(); ++i) out.position_.emplace(out.cases_[i].case_id, i);
   return out;
 }
@@ -367,20 +450,55 @@ void RunDirectory::keep(CaseOutcome outcome) {
 void RunDirectory::append(const CaseOutcome& given) {
   CaseOutcome outcome = given;
   outcome.loss_target = loss_target_;
+  if (!in_memory_) return append(std::span<const CaseOutcome>(&outcome, 1));
   store_.append({&outcome, 1});
   keep(std::move(outcome));
+  if (cases_.size() > kInMemory) return leave_memory();
   // Rewriting n rows after each of n cases is n^2: long sweeps rewrite once for every hundredth more, and in `finish`.
   if (unwritten_ >= static_cast<int64_t>(cases_.size()) / 100) finish();
 }
 
 void RunDirectory::append(std::span<const CaseOutcome> outcomes) {  // predicted without training: there is no loss to ask for
   store_.append(outcomes);
+  if (!in_memory_) {
+    if (!csv_) return;  // a directory that was large when it was opened: rows may be replaced, and are written at the end
+    std::vector<CaseOutcome> rows(outcomes.begin(), outcomes.end());
+    for (CaseOutcome& o : rows)
+      if (o.program_version.empty()) o.program_version = program_version_;
+    csv_->write(csv_rows(rows));
+    csv_rows_ += static_cast<int64_t>(rows.size());
+    return;
+  }
   for (const CaseOutcome& outcome : outcomes) keep(outcome);
+  if (cases_.size() > kInMemory) return leave_memory();
   if (2 * unwritten_ >= static_cast<int64_t>(cases_.size())) finish();
 }
 
+void RunDirectory::leave_memory() {
+  csv_ = std::make_unique<PendingFile>(lock_.directory() + "/results.csv");
+  csv_->write(csv_of(cases_));
+  csv_rows_ = static_cast<int64_t>(cases_.size());
+  in_memory_ = false;
+  std::vector<CaseOutcome>().swap(cases_);
+  position_ = {};
+}
+
+void RunDirectory::for_each(const std::function<void(const CaseOutcome&)>& visit) const {
+  if (!in_memory_) return store_.for_each(visit);
+  for (const CaseOutcome& outcome : cases_) visit(outcome);
+}
+
 void RunDirectory::finish() {
-  write_file_atomically(lock_.directory() + "/results.csv", csv_of(cases_));
+  const std::string path = lock_.directory() + "/results.csv";
+  if (in_memory_) {
+    write_file_atomically(path, csv_of(cases_));
+  } else if (csv_ && csv_rows_ == store_.size()) {
+    csv_->place();
+  } else {  // some rows took the place of others
+    csv_.reset();
+    write_results_csv(path, store_);
+  }
+  csv_.reset();
   unwritten_ = 0;
 }
 

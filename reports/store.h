@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "plan/base/pending_file.h"
 #include "plan/base/result.h"
 #include "plan/outcome.h"
 #include "reports/metadata.h"
@@ -49,6 +51,9 @@ class Store {
   std::optional<CaseOutcome> recorded(std::string_view case_id, std::string_view program_version) const;
   /// Every outcome, in the order of first appending.
   std::vector<CaseOutcome> outcomes() const;
+  /// The same one by one, in the memory of one.
+  void for_each(const std::function<void(CaseOutcome)>& visit) const;
+  int64_t size() const;
   /// The ids of every stored case, in the same order.
   std::vector<std::string> case_ids() const;
   /// Metadata of every run, oldest first.
@@ -66,8 +71,6 @@ class Store {
   void create_cases();
   bool has_columns_of_this_build() const;
   void project_cases_anew();
-  void write_case(const CaseOutcome& outcome, std::string_view machine_key, std::string_view json);
-  void replace_details(const CaseOutcome& outcome);
 
   std::unique_ptr<sqlite3, Close> handle_;
   std::string path_;
@@ -75,6 +78,9 @@ class Store {
 };
 
 /// The text of results.csv: every column, one row a case.
+/// Writes results.csv of a store, in the memory of a few rows.
+void write_results_csv(const std::string& path, const Store& store);
+
 std::string csv_of(const std::vector<CaseOutcome>& cases);
 
 /// Keeps results.sqlite and results.csv of one run directory in step.
@@ -94,16 +100,26 @@ class RunDirectory {
   /// Brings the CSV up to date; to be called once at the end.
   void finish();
   const Store& store() const { return store_; }
-  /// Every stored case, in order.
-  const std::vector<CaseOutcome>& cases() const { return cases_; }
+  const std::string& directory() const { return lock_.directory(); }
+  /// Stored cases.
+  int64_t size() const { return in_memory_ ? static_cast<int64_t>(cases_.size()) : store_.size(); }
+  /// Every stored case, in order: from memory, or one by one from the store where there are more than a person reads.
+  void for_each(const std::function<void(const CaseOutcome&)>& visit) const;
 
  private:
+  /// Directories of more cases than this are not held in memory, and their CSV is written as cases come.
+  static constexpr size_t kInMemory = 5000;
+  void leave_memory();
+
   RunDirectory(RunLock lock, Store store) : lock_(std::move(lock)), store_(std::move(store)) {}
   RunLock lock_;
   Store store_;
   std::string program_version_;
   LossTarget loss_target_;
   void keep(CaseOutcome outcome);
+  bool in_memory_ = true;
+  std::unique_ptr<PendingFile> csv_;  ///< rows of the cases so far, where they are not in memory
+  int64_t csv_rows_ = 0;
   std::vector<CaseOutcome> cases_;                    ///< every stored case, in order
   std::unordered_map<std::string, size_t> position_;  ///< of a case in `cases_`, by its id
   int64_t unwritten_ = 0;                             ///< cases appended since the CSV was written

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <numeric>
 
 #include "reports/columns.h"
 #include "reports/format.h"
@@ -82,15 +83,28 @@ void measure_deviation(std::span<const CaseOutcome> cases, LossGroup& group) {
   }
   group.steps = static_cast<int>(steps);
   group.last = median(std::move(last));
-  for (size_t step = 0; step < steps; ++step) {
-    double low = HUGE_VAL, high = -HUGE_VAL;
-    for (const int i : group.cases) {
-      const double loss = cases[static_cast<size_t>(i)].measured->losses[step];
-      low = std::min(low, loss);
-      high = std::max(high, loss);
+  const auto spread_of = [&](auto&& among) {
+    LossSpread spread;
+    for (const int i : group.cases) spread.cases += among(i);
+    for (size_t step = 0; step < steps; ++step) {
+      double low = HUGE_VAL, high = -HUGE_VAL;
+      for (const int i : group.cases) {
+        if (!among(i)) continue;
+        const double loss = cases[static_cast<size_t>(i)].measured->losses[step];
+        low = std::min(low, loss);
+        high = std::max(high, loss);
+      }
+      if (spread.cases > 0 && (spread.at_step < 0 || high - low > spread.largest))
+        spread.largest = high - low, spread.at_step = static_cast<int>(step);
     }
-    if (group.at_step < 0 || high - low > group.largest_deviation)
-      group.largest_deviation = high - low, group.at_step = static_cast<int>(step);
+    return spread;
+  };
+  const LossSpread all = spread_of([](int) { return true; });
+  group.largest_deviation = all.largest, group.at_step = all.at_step;
+  for (const LossPromise promise : {LossPromise::kExact, LossPromise::kRounded, LossPromise::kDesigned}) {
+    const LossSpread own = spread_of([&](int i) { return loss_promise(cases[static_cast<size_t>(i)].config) == promise; });
+    LossSpread& spread = group.spread[static_cast<size_t>(promise)] = promise == LossPromise::kDesigned ? all : own;
+    spread.cases = own.cases;
   }
 }
 
@@ -163,17 +177,51 @@ Statement exactness_statement(const Accuracy& a) {
                       a.peak_exact, a.cases, a.peak_largest_miss, a.wire_exact, a.wire_cases, a.wire_largest_miss)};
 }
 
-Statement loss_statement(const LossGroup& g) {
-  if (!g.finite) return {Statement::Mood::kBad, fmt::format("Some loss is not finite ({}).", g.label)};
-  std::string text = fmt::format("Losses ({}): ", g.label);
-  if (g.cases.size() > 1)
-    text += fmt::format("the curves of {} layouts lie within {:.2g} of one another over {} steps; ", g.cases.size(),
-                        g.largest_deviation, g.steps);
-  text += fmt::format("the last loss is {:.4f}", g.last);
-  if (!g.unigram) return {Statement::Mood::kNote, text + "."};
+/// How the curves of one promise lie, and whether that is what was promised.
+Statement spread_statement(const LossGroup& g, LossPromise promise) {
+  const LossSpread& s = g.spread[static_cast<size_t>(promise)];
+  const std::string layouts = counted(s.cases, "layout", "layouts"), over = counted(g.steps, "step", "steps");
+  switch (promise) {
+    case LossPromise::kExact:
+      if (s.largest == 0)
+        return {Statement::Mood::kGood, fmt::format("Losses ({}): {} in canonical mode are equal to the bit over {}, as promised.",
+                                                    g.label, layouts, over)};
+      return {Statement::Mood::kBad,
+              fmt::format("Losses ({}): {} in canonical mode lie up to {:.2g} apart, at step {}, where equal bits are promised.",
+                          g.label, layouts, s.largest, s.at_step)};
+    case LossPromise::kRounded:
+      return {Statement::Mood::kNote,
+              fmt::format("Losses ({}): {} lie within {:.2g} of one another over {}. They add in different orders, and no bound is "
+                          "promised; with canonical: true the bits are equal.",
+                          g.label, layouts, s.largest, over)};
+    case LossPromise::kDesigned:
+      return {Statement::Mood::kNote,
+              fmt::format(
+                  "Losses ({}): {} of another method (compression, staleness, delayed or local updates) lie within {:.2g} of the "
+                  "rest over {}: the method's own difference, for which no bound is promised.",
+                  g.label, layouts, s.largest, over)};
+  }
+  return {};
+}
+
+void loss_statements(const LossGroup& g, std::vector<Statement>& out) {
+  if (!g.finite) {
+    out.push_back({Statement::Mood::kBad, fmt::format("Some loss is not finite ({}).", g.label)});
+    return;
+  }
+  for (const LossPromise promise : {LossPromise::kExact, LossPromise::kRounded, LossPromise::kDesigned}) {
+    const int cases = g.spread[static_cast<size_t>(promise)].cases;
+    if (cases > (promise == LossPromise::kDesigned && static_cast<int>(g.cases.size()) > cases ? 0 : 1))
+      out.push_back(spread_statement(g, promise));
+  }
+  std::string text = fmt::format("The last loss ({}) is {:.4f}", g.label, g.last);
+  if (!g.unigram) {
+    out.push_back({Statement::Mood::kNote, text + "."});
+    return;
+  }
   const bool below = g.last < *g.unigram;
   text += fmt::format(", {} the unigram model's {:.4f}.", below ? "below" : "not below", *g.unigram);
-  return {below ? Statement::Mood::kGood : Statement::Mood::kBad, text};
+  out.push_back({below ? Statement::Mood::kGood : Statement::Mood::kBad, text});
 }
 
 Statement status_statement(const Summary& s) {
@@ -190,9 +238,18 @@ Statement status_statement(const Summary& s) {
 
 }  // namespace
 
-Summary summarise(std::span<const CaseOutcome> cases) {
+LossPromise loss_promise(const Case& c) {
+  const Layout& l = c.layout;
+  if (l.compression.kind != CompressionKind::kNone || l.zero_plus_plus.weights || l.zero_plus_plus.gradients ||
+      l.diloco.steps > 0 || l.offload.delayed_update || (l.parameter_server.servers > 0 && l.parameter_server.staleness >= 0))
+    return LossPromise::kDesigned;
+  return c.canonical && c.train.precision == "fp32" ? LossPromise::kExact : LossPromise::kRounded;
+}
+
+Summary summarise(std::span<const CaseOutcome> cases, const std::array<int64_t, 5>& left_out) {
   Summary s;
-  s.total = static_cast<int>(cases.size());
+  s.total = static_cast<int64_t>(cases.size()) + std::accumulate(left_out.begin(), left_out.end(), int64_t{0});
+  s.by_status = left_out;
   for (const CaseOutcome& o : cases) {
     ++s.by_status[static_cast<size_t>(o.status)];
     s.by_measurement = s.by_measurement || (is_ok(o) && o.measured);
@@ -259,7 +316,7 @@ std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summ
     out.push_back(step_time_statement(cases, s));
     out.push_back(exactness_statement(s.all));
   }
-  for (const LossGroup& g : s.losses) out.push_back(loss_statement(g));
+  for (const LossGroup& g : s.losses) loss_statements(g, out);
   if (auto time = time_to_loss_statement(cases)) out.push_back(*std::move(time));
   if (s.total > 0) out.push_back(status_statement(s));
   return out;

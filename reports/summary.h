@@ -27,30 +27,47 @@ struct Accuracy {
   int64_t wire_largest_miss = 0;
 };
 
-/// Cases whose losses must lie on one another: same model, data, batch, optimizer and seed.
+/// What is promised of a case's losses (ARCHITECTURE.md, "How equal is equal").
+enum class LossPromise : uint8_t {
+  kExact,    ///< canonical mode in fp32: the same bits in every layout
+  kRounded,  ///< sums in another order, or fewer bits: near, and no bound is promised
+  kDesigned  ///< another method by design: compression, staleness, diloco, delayed updates, quantised weights or gradients
+};
+LossPromise loss_promise(const Case& config);
+
+/// How far apart losses lie: the most over steps of (largest - smallest).
+struct LossSpread {
+  int cases = 0;
+  double largest = 0;
+  int at_step = -1;
+};
+
+/// Cases that train the same: same model, data, batch, optimizer and seed.
 struct LossGroup {
   std::string label;             ///< "quick-gpt, 4096 tokens a step, adamw, seed 1"
   std::vector<int> cases;        ///< indices into the outcomes
   double largest_deviation = 0;  ///< max over steps of (max - min) over cases, on the steps that all have
   int at_step = -1;
-  int steps = 0;                  ///< steps that all have
-  bool finite = true;             ///< no loss is nan or infinite
-  std::optional<double> unigram;  ///< the largest of the cases' unigram losses
-  double last = 0;                ///< median of the last losses
+  int steps = 0;                     ///< steps that all have
+  std::array<LossSpread, 3> spread;  ///< by LossPromise: of those of the promise among one another; of kDesigned, of all cases
+  bool finite = true;                ///< no loss is nan or infinite
+  std::optional<double> unigram;     ///< the largest of the cases' unigram losses
+  double last = 0;                   ///< median of the last losses
 };
 
 struct Summary {
-  int total = 0;
-  std::array<int, 5> by_status{};  ///< by Status
-  bool by_measurement = false;     ///< fastest and smallest are measured; else predicted
-  int fastest = -1;                ///< most tokens/s among the ok cases, index or -1
-  int smallest = -1;               ///< least peak bytes of a rank
+  int64_t total = 0;
+  std::array<int64_t, 5> by_status{};  ///< by Status
+  bool by_measurement = false;         ///< fastest and smallest are measured; else predicted
+  int fastest = -1;                    ///< most tokens/s among the ok cases, index or -1
+  int smallest = -1;                   ///< least peak bytes of a rank
   Accuracy all;
   std::vector<std::pair<int, Accuracy>> by_world_size;  ///< ascending
   std::vector<LossGroup> losses;
 };
 
-Summary summarise(std::span<const CaseOutcome> cases);
+/// `left_out` counts cases, by Status, that `cases` stand for without being among them (`Selection`).
+Summary summarise(std::span<const CaseOutcome> cases, const std::array<int64_t, 5>& left_out = {});
 
 /// A sentence of the answer with what kind of news it is.
 struct Statement {

@@ -6,29 +6,12 @@
 #include <cmath>
 #include <map>
 
+#include "plan/trace_steps.h"
 #include "plan/work.h"
 
 namespace shardlab::reports {
 
 namespace {
-
-/// The step that stands for all: the one whose duration, over ranks, is the median.
-int median_step(const Trace& trace) {
-  std::vector<std::pair<double, int>> durations;
-  for (int step = 0; step < trace.steps; ++step) {
-    double begin = HUGE_VAL, end = -HUGE_VAL;
-    for (int rank = 0; rank < trace.world_size; ++rank) {
-      const size_t at = static_cast<size_t>(step) * static_cast<size_t>(trace.world_size) + static_cast<size_t>(rank);
-      if (at >= trace.step_interval.size()) continue;
-      begin = std::min(begin, trace.step_interval[at][0]);
-      end = std::max(end, trace.step_interval[at][1]);
-    }
-    durations.emplace_back(end - begin, step);
-  }
-  if (durations.empty()) return 0;
-  std::sort(durations.begin(), durations.end());
-  return durations[durations.size() / 2].second;
-}
 
 /// When the step began on its first rank; 0 for a trace whose times start with the step.
 double origin_of(const Trace& trace, int step) {
@@ -64,8 +47,9 @@ class Builder {
         out_.left_out += count;
         continue;
       }
+      const double until = rank == 0 ? end_of_room(theirs, ours) : HUGE_VAL;
       shown += count;
-      add_rank(rank, theirs, ours);
+      add_rank(rank, theirs, ours, until);
     }
     return std::move(out_);
   }
@@ -95,14 +79,31 @@ class Builder {
     return rank;
   }
 
-  void add_rank(int rank, const std::vector<Event>* predicted, const std::vector<Event>* measured) {
+  /// When the interval that is one too many begins; never, where there is room for all.
+  double end_of_room(const std::vector<Event>* predicted, const std::vector<Event>* measured) {
+    std::vector<double> begins;
+    for (const auto* events : {predicted, measured})
+      if (events != nullptr)
+        for (const auto& [e, origin] : *events) begins.push_back(e.begin - origin);
+    if (static_cast<int64_t>(begins.size()) <= options_.max_intervals) return HUGE_VAL;
+    const auto last = begins.begin() + static_cast<std::ptrdiff_t>(options_.max_intervals);
+    std::nth_element(begins.begin(), last, begins.end());
+    return out_.shown_s = *last;
+  }
+
+  void add_rank(int rank, const std::vector<Event>* predicted, const std::vector<Event>* measured, double until) {
     std::map<int, TimelineLane> lanes;
     const auto add = [&](const std::vector<Event>* events, std::vector<TimelineInterval> TimelineLane::*side) {
       if (events == nullptr) return;
-      for (const auto& [e, origin] : *events)
+      for (const auto& [e, origin] : *events) {
+        if (e.begin - origin >= until) {
+          ++out_.left_out;
+          continue;
+        }
         (lanes[e.stream].*side)
             .push_back({op_of(role_of(rank), e.instruction), e.begin - origin, e.end - origin, e.peer_wait,
                         e.kind == TraceEvent::Kind::kWait});
+      }
     };
     add(measured, &TimelineLane::measured);
     add(predicted, &TimelineLane::predicted);

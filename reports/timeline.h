@@ -43,11 +43,13 @@ struct Timeline {
   std::vector<TimelineLane> lanes;  ///< by rank, then by stream
   int measured_step = -1;           ///< which step of the trace is shown
   int64_t left_out = 0;             ///< intervals left out to respect the limit
+  double shown_s = 0;               ///< where a single rank has too many: intervals that begin later are left out; 0: none are
 };
 
 struct TimelineOptions {
   int max_ranks = 8;
-  int64_t max_intervals = 60'000;  ///< of measured and predicted together; whole ranks are left out from the end
+  /// Of measured and predicted together. Whole ranks are left out from the end, and of the first rank what begins last.
+  int64_t max_intervals = 60'000;
 };
 
 /// Builds the timeline of a case from its traces, either of which may be null. Of the measured trace, the step whose duration is

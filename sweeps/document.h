@@ -10,6 +10,7 @@
 #include "sweeps/resolution.h"
 #include "sweeps/settings.h"
 #include "sweeps/sweep.h"
+#include "sweeps/traces.h"
 
 namespace shardlab::sweeps {
 
@@ -49,6 +50,7 @@ struct Sweep::Content {
   std::string description;
   Mode mode = Mode::kSimulate;
   Resolution resolution = Resolution::kTimeline;
+  Traces traces = Traces::kMeasured;
   Sources sources;
   Settings base;
   std::vector<SweepAxis> axes;

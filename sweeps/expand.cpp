@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
+#include <functional>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "plan/base/hash.h"
 #include "plan/base/limits.h"
@@ -33,17 +36,21 @@ size_t word_in(std::string_view text, std::string_view word) {
 
 class Expander {
  public:
-  Expander(const Sweep::Content& content, Resolution resolution)
-      : content_(content), resolution_(resolution), problems_(content.file) {}
+  Expander(const Sweep::Content& content, Resolution resolution, const std::function<bool(Point)>& visit)
+      : content_(content), resolution_(resolution), problems_(content.file), visit_(visit) {}
 
-  Result<Expansion> run() {
+  Result<ExpansionCounts> run() {
     if (!count_combinations()) return problems_.take();
+    // First, since their names are those of equal points of the axes too.
+    std::vector<Point> inclusions;
+    for (const SweepInclusion& inclusion : content_.inclusions) inclusions.push_back(included(inclusion));
     std::vector<size_t> row(content_.axes.size(), 0);
-    for (int64_t i = 0; i < expansion_.combinations && problems_.empty(); ++i) {
+    for (int64_t i = 0; i < expansion_.combinations && problems_.empty() && !ended_; ++i) {
       add_combination(row);
       advance(row);
     }
-    for (const SweepInclusion& inclusion : content_.inclusions) add_inclusion(inclusion);
+    for (Point& point : inclusions)
+      if (problems_.empty() && !ended_) hand_over(std::move(point));
     if (!problems_.empty()) return problems_.take();
     return std::move(expansion_);
   }
@@ -91,17 +98,19 @@ class Expander {
     if (is_excluded(candidate.settings))
       ++expansion_.excluded;
     else
-      add_point(std::move(candidate));
+      hand_over(resolved(std::move(candidate)));
   }
 
-  void add_inclusion(const SweepInclusion& inclusion) {
+  Point included(const SweepInclusion& inclusion) {
     Candidate candidate{inclusion.name, content_.base};
     merge(candidate.settings, inclusion.settings);
     if (candidate.name.empty())
       for (const auto& [path, setting] : inclusion.settings)
         candidate.name += fmt::format("{}{}={}", candidate.name.empty() ? "" : " ", short_name(path), setting.text);
     ++expansion_.included;
-    add_point(std::move(candidate), !inclusion.name.empty() && !content_.overrides.contains("name"), inclusion.mark);
+    Point point = resolved(std::move(candidate));
+    if (!inclusion.name.empty() && !content_.overrides.contains("name")) take_name(point, inclusion.mark);
+    return point;
   }
 
   bool holds(const Expression& expression, Mark mark, const Draft& draft, const Settings* given) {
@@ -138,8 +147,7 @@ class Expander {
 
   /// Resolves a candidate; a refused point keeps the first reason in the order: derived values, constraints, what this version and
   /// the machine can do, what a plan can be made of.
-  /// Of points equal but for their names the first stays. `named`: by the sweep file, at `mark`, and not by the values of its axes.
-  void add_point(Candidate candidate, bool named = false, Mark mark = {}) {
+  Point resolved(Candidate candidate) {
     merge(candidate.settings, content_.overrides);
     if (const auto name = content_.overrides.find("name"); name != content_.overrides.end()) candidate.name = name->second.text;
     Draft draft = draft_of(candidate.settings, content_.sources);
@@ -155,29 +163,30 @@ class Expander {
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
     if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
     point.id = id_of(draft);
-    if (const auto [first, fresh] = seen_.emplace(point.id, Seen{expansion_.points.size(), named}); !fresh) {
-      if (named) take_name(expansion_.points[first->second.point], first->second, point.name, mark);
-      ++expansion_.duplicates;
-      return;
-    }
     point.config = std::move(draft.config);
     point.unheld = std::move(draft.unheld);
     point.model = std::move(draft.model);
-    expansion_.points.push_back(std::move(point));
+    return point;
   }
 
-  struct Seen {
-    size_t point;  ///< in Expansion::points
-    bool named;
-  };
+  /// Of points equal but for their names the first stays, under the name that the file gives one of them.
+  void hand_over(Point point) {
+    if (!seen_.insert(std::strtoull(point.id.c_str(), nullptr, 16)).second) {
+      ++expansion_.duplicates;
+      return;
+    }
+    if (const auto given = names_.find(point.id); given != names_.end()) point.name = point.config.name = given->second;
+    ++expansion_.points;
+    expansion_.refused += point.refusal ? 1 : 0;
+    ended_ = !visit_(std::move(point));
+  }
 
   /// A name that the file gives replaces one made of values. Of two that the file gives one would be lost without a word.
-  void take_name(Point& point, Seen& seen, const std::string& name, Mark mark) {
-    if (seen.named && point.name != name)
-      problems_.add(mark, fmt::format("`{}` and `{}` are one case: they differ in their name only", point.name, name),
+  void take_name(const Point& point, Mark mark) {
+    const auto [first, fresh] = names_.emplace(point.id, point.name);
+    if (!fresh && first->second != point.name)
+      problems_.add(mark, fmt::format("`{}` and `{}` are one case: they differ in their name only", first->second, point.name),
                     "results and claims tell points by their names: change a key of one of the two, or leave one out");
-    point.name = point.config.name = name;
-    seen.named = true;
   }
 
   /// Where the file (or the command line) says what a refusal is about: the setting that its message names first, else the file.
@@ -219,8 +228,11 @@ class Expander {
   const Sweep::Content& content_;
   const Resolution resolution_;
   Problems problems_;
-  Expansion expansion_;
-  std::unordered_map<std::string, Seen> seen_;  ///< by id
+  const std::function<bool(Point)>& visit_;
+  ExpansionCounts expansion_;
+  bool ended_ = false;                                  ///< the visitor wants no more
+  std::unordered_set<uint64_t> seen_;                   ///< ids, which are 16 hex digits
+  std::unordered_map<std::string, std::string> names_;  ///< that the file gives, by id
 };
 
 }  // namespace
@@ -255,6 +267,21 @@ std::optional<Resolution> resolution_named(std::string_view name) {
   return std::nullopt;
 }
 
+std::string_view name_of(Traces traces) {
+  switch (traces) {
+    case Traces::kNone: return "none";
+    case Traces::kMeasured: return "measured";
+    case Traces::kAll: return "all";
+  }
+  return "?";
+}
+
+std::optional<Traces> traces_named(std::string_view name) {
+  for (const Traces traces : {Traces::kNone, Traces::kMeasured, Traces::kAll})
+    if (name_of(traces) == name) return traces;
+  return std::nullopt;
+}
+
 std::string short_name(std::string_view path) {
   if (const std::string_view group = source_group(path); !group.empty()) return std::string(group);
   const CaseKey* key = find_key(path);
@@ -266,15 +293,17 @@ int64_t Expansion::refused() const {
   return std::count_if(points.begin(), points.end(), [](const Point& p) { return p.refusal.has_value(); });
 }
 
+void count_refusal(const Point& point, std::vector<ReasonCount>& counts) {
+  if (!point.refusal) return;
+  const auto same = [&](const ReasonCount& c) { return c.reason == point.refusal->message; };
+  auto it = std::find_if(counts.begin(), counts.end(), same);
+  if (it == counts.end()) it = counts.insert(counts.end(), {point.refusal->message, 0, point.name});
+  ++it->points;
+}
+
 std::vector<ReasonCount> refusals(const Expansion& expansion) {
   std::vector<ReasonCount> counts;
-  for (const Point& point : expansion.points) {
-    if (!point.refusal) continue;
-    const auto same = [&](const ReasonCount& c) { return c.reason == point.refusal->message; };
-    auto it = std::find_if(counts.begin(), counts.end(), same);
-    if (it == counts.end()) it = counts.insert(counts.end(), {point.refusal->message, 0, point.name});
-    ++it->points;
-  }
+  for (const Point& point : expansion.points) count_refusal(point, counts);
   std::stable_sort(counts.begin(), counts.end(), [](const ReasonCount& a, const ReasonCount& b) { return a.points > b.points; });
   return counts;
 }
@@ -287,8 +316,24 @@ const std::string& Sweep::file() const { return content_->file; }
 Mode Sweep::mode() const { return content_->mode; }
 
 Resolution resolution_of(const Sweep& sweep) { return sweep.content().resolution; }
+Traces traces_of(const Sweep& sweep) { return sweep.content().traces; }
 
 Result<Expansion> expand(const Sweep& sweep) { return expand(sweep, resolution_of(sweep)); }
-Result<Expansion> expand(const Sweep& sweep, Resolution resolution) { return Expander(sweep.content(), resolution).run(); }
+
+Result<Expansion> expand(const Sweep& sweep, Resolution resolution) {
+  Expansion expansion;
+  const auto counts = expand_each(sweep, resolution, [&](Point point) {
+    expansion.points.push_back(std::move(point));
+    return true;
+  });
+  if (!counts.ok()) return counts.error();
+  expansion.combinations = counts->combinations, expansion.excluded = counts->excluded;
+  expansion.included = counts->included, expansion.duplicates = counts->duplicates;
+  return expansion;
+}
+
+Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point)>& visit) {
+  return Expander(sweep.content(), resolution, visit).run();
+}
 
 }  // namespace shardlab::sweeps

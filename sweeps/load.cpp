@@ -37,13 +37,14 @@ const std::vector<std::string>& top_keys() {
                                                 "include",
                                                 "claims",
                                                 "resolution",
+                                                "traces",
                                                 "time_to_loss",
                                                 "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 
-const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",   "zip",        "when",        "constraints",
-                                             "exclude",     "include", "claims", "resolution", "time_to_loss"};
+const std::vector<std::string> kSweepOnly = {"description", "mode",    "axes",   "zip",        "when",   "constraints",
+                                             "exclude",     "include", "claims", "resolution", "traces", "time_to_loss"};
 
 /// `{pow2: [a, b]}` and `{range: [a, b]}` or `{range: [a, b, step]}`, both ends included: at most `room` values.
 std::optional<std::vector<std::string>> generated(const YamlNode& map, int64_t room, Problems& problems) {
@@ -119,6 +120,7 @@ class Loader {
     if (const YamlNode* d = root.find("description")) content_.description = d->text;
     read_mode(root.find("mode"));
     read_resolution(root.find("resolution"));
+    read_traces(root.find("traces"));
     if (const YamlNode* axes = root.find("axes")) read_axes(*axes);
     each(root.find("zip"), "zip", [&](const YamlNode& n) { read_zip(n); });
     each(root.find("when"), "when", [&](const YamlNode& n) { read_when(n); });
@@ -180,6 +182,14 @@ class Loader {
     else
       problems_.add(resolution->mark, fmt::format("`resolution` is `{}`", to_flow(*resolution)),
                     "one of: timeline segments analytic");
+  }
+
+  void read_traces(const YamlNode* traces) {
+    if (!traces) return;
+    if (const auto named = traces_named(traces->text))
+      content_.traces = *named;
+    else
+      problems_.add(traces->mark, fmt::format("`traces` is `{}`", to_flow(*traces)), "one of: none measured all");
   }
 
   /// Calls `read` for every item of a list; anything but a list is a problem.

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "plan/base/files.h"
+#include "plan/base/json_depth.h"
 #include "plan/base/limits.h"
 #include "sweeps/names.h"
 #include "sweeps/presets.h"
@@ -34,15 +35,11 @@ Json parse_json(std::string_view text, std::string& error) {
     error = fmt::format("has {} bytes, more than the {} that are read of a config.json", text.size(), limits::kModelFileBytes);
     return Json(Json::value_t::discarded);
   }
-  // The library parses without recursion, and prints and destroys with it: what is nested too deeply is not even built.
-  const auto bounded = [&](int depth, Json::parse_event_t event, Json&) {
-    const bool opens = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
-    if (!opens || depth < limits::kJsonDepth) return true;
+  if (json_depth(text) > limits::kJsonDepth) {
     error = fmt::format("is nested more than {} levels deep", limits::kJsonDepth);
-    return false;
-  };
-  Json json = Json::parse(text, bounded, /*allow_exceptions=*/false);
-  return error.empty() ? json : Json(Json::value_t::discarded);
+    return Json(Json::value_t::discarded);
+  }
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
 /// Reads keys of one config.json; the first thing wrong is kept.

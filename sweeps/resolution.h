@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "sweeps/sweep.h"
 
@@ -22,5 +24,20 @@ Resolution resolution_of(const Sweep& sweep);
 /// The points of `sweep`, as `expand(sweep)`. Under kAnalytic no plan is made: whether a layout is legal is for the estimate to
 /// say, and what this version does not execute is not refused for that.
 Result<Expansion> expand(const Sweep& sweep, Resolution resolution);
+
+/// What a sweep comes to.
+struct ExpansionCounts {
+  int64_t combinations = 0;  ///< of axes and zip blocks
+  int64_t excluded = 0, included = 0, duplicates = 0;
+  int64_t points = 0, refused = 0;
+  int64_t runnable() const { return points - refused; }
+};
+
+/// The points of `expand`, each handed to `visit` as it is made, in order, and none of them kept: a million points take the memory
+/// of their ids. `visit` returns false to end it. An expression that cannot be evaluated is found at the point where it cannot.
+Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point)>& visit);
+
+/// Counts a refused point under its reason.
+void count_refusal(const Point& point, std::vector<ReasonCount>& counts);
 
 }  // namespace shardlab::sweeps

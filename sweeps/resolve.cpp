@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
+#include "plan/automatic.h"
 #include "plan/case.h"
 #include "sweeps/values.h"
 
@@ -14,8 +14,6 @@ namespace {
 
 constexpr int64_t kLongestDefaultSequence = 4096;
 constexpr int64_t kMostMeasuredSteps = 1'000'000;
-constexpr std::array<std::string_view, 5> kDerived = {"layout.dp", "layout.schedule", "train.seq_len", "train.global_batch_tokens",
-                                                      "train.grad_accumulation"};
 
 Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
 
@@ -105,9 +103,8 @@ ExpressionValue Draft::lookup(std::string_view word, const Settings* given) cons
   SHARDLAB_CHECK(key != nullptr && key->get != nullptr, "an expression asks for {}", word);
   for (const auto& [path, text] : unheld)
     if (path == key->path) return expression_value(*key, text);
-  const bool derived = std::find(kDerived.begin(), kDerived.end(), key->path) != kDerived.end();
-  if (derived && given && !given->contains(key->path)) return std::monostate{};
   if (key->path == "train.precision" && given && !given->contains(key->path)) return default_precision(config.machine);
+  if (is_derived(key->path) && given && !given->contains(key->path)) return std::monostate{};
   return expression_value(*key, key->get(config));
 }
 
@@ -134,6 +131,7 @@ Result<void> derive(Case& c, const Settings& given) {
   if (!given.contains("layout.schedule")) c.layout.schedule = c.layout.pp > 1 ? Schedule::k1F1B : Schedule::kNone;
   if (!given.contains("train.precision")) c.train.precision = default_precision(c.machine);
   if (!given.contains("layout.dp")) SHARDLAB_TRY(derive_dp(c));
+  if (!given.contains("layout.bucket_bytes")) c.layout.bucket_bytes = automatic_bucket_bytes(c);
   return derive_batch(c, given.contains("train.grad_accumulation"), given.contains("train.global_batch_tokens"));
 }
 

@@ -30,6 +30,7 @@ Draft draft_of(const Settings& settings, const Sources& sources);
 ///   schedule             none for pp = 1, 1f1b above
 ///   precision            bf16 on a described machine whose device multiplies in it, fp32 on a local one
 ///   dp                   devices of the machine / (tp pp cp)
+///   bucket_bytes         25 MiB where buckets of gradients travel between data-parallel ranks, else 0 (plan/automatic.h)
 ///   grad_accumulation    global_batch_tokens / (seq_len micro_batch dp), or 1 where no global batch is given
 ///   global_batch_tokens  seq_len micro_batch grad_accumulation dp
 /// Refuses what does not divide.

@@ -18,8 +18,9 @@ constexpr std::array<std::string_view, 6> kSources = {"model.preset", "model.hf"
                                                       "machine.file", "machine.local", "machine.inline"};
 
 /// Keys that are derived where nothing is given, so that `auto` means something.
-constexpr std::array<std::string_view, 6> kDerived = {
-    "layout.dp", "layout.schedule", "train.seq_len", "train.global_batch_tokens", "train.grad_accumulation", "train.precision"};
+constexpr std::array<std::string_view, 7> kDerived = {"layout.dp",          "layout.schedule",             "layout.bucket_bytes",
+                                                      "train.seq_len",      "train.global_batch_tokens",   "train.grad_accumulation",
+                                                      "train.precision"};
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& list, std::string_view word) {
@@ -55,6 +56,8 @@ std::vector<std::string> keys_of_section(const std::string& section) {
 
 }  // namespace
 
+bool is_derived(std::string_view path) { return contains(kDerived, path); }
+
 std::string_view source_group(std::string_view path) {
   if (!contains(kSources, path)) return {};
   return path.substr(0, path.find('.'));
@@ -68,7 +71,7 @@ void put(Settings& into, const std::string& path, const Setting& setting) {
 
 void merge(Settings& into, const Settings& from) {
   for (const auto& [path, setting] : from) {
-    if (setting.text == "auto" && contains(kDerived, path))
+    if (setting.text == "auto" && is_derived(path))
       into.erase(path);
     else
       put(into, path, setting);
@@ -159,7 +162,7 @@ std::optional<Setting> SettingsReader::value_of(const std::string& path, std::st
   if (!source_group(path).empty()) return source_value(path, std::move(setting));
   const CaseKey* key = find_key(path);
   SHARDLAB_CHECK(key != nullptr, "no key has the path {}", path);
-  if (setting.text == "auto" && contains(kDerived, path)) return setting;
+  if (setting.text == "auto" && is_derived(path)) return setting;
   const bool scalar = value.is_scalar() || (takes_more_than_a_scalar(*key) && !value.is_null());
   if (key->form == Form::kMap && value.is_map() && !check_map(*key, word, value)) return std::nullopt;
   if (!scalar || !has_form(*key, setting.text)) {

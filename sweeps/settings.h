@@ -29,6 +29,9 @@ using Settings = std::map<std::string, Setting, std::less<>>;
 /// "model" or "machine" when `path` says where that comes from; else empty.
 std::string_view source_group(std::string_view path);
 
+/// Is the key with this path derived where nothing is given, so that `auto` means something?
+bool is_derived(std::string_view path);
+
 /// Sets one key; a source unsets the others of its group.
 void put(Settings& into, const std::string& path, const Setting& setting);
 

@@ -505,7 +505,7 @@
     const button = (text, label, act) => el('button', { type: 'button', 'aria-label': label, onclick: act }, text);
     const note = el('p', { class: 'note' });
     node.append(el('div', { class: 'bar' }, el('label', {}, 'Case', pick), button('+', 'Zoom in', () => view.zoom(0.5)), button('−', 'Zoom out', () => view.zoom(2)), button('◀', 'Earlier', () => view.pan(-0.25)),
-      button('▶', 'Later', () => view.pan(0.25)), button('All', 'Whole step', () => view.fit()), range), canvas,
+      button('▶', 'Later', () => view.pan(0.25)), button('Whole step', 'Whole step', () => view.fit()), range), canvas,
       el('ul', { class: 'legend' }, kGroups.map(g => el('li', {}, el('i', { style: 'background:var(' + g[2] + ')' }), g[0])), el('li', {}, el('i', { class: 'hatch' }), 'waiting')), note);
     const view = timelineView(canvas, range, note);
     view.show(timelines[0]);
@@ -535,7 +535,7 @@
         return sums;
       }));
       canvas.setAttribute('aria-label', 'Timeline of ' + t.label + ', ' + t.lanes.length + ' streams, ' + seconds(end * 1e-6));
-      note.textContent = (t.step >= 0 ? 'Measured is step ' + t.step + ', whose duration is the median. ' : '') + (t.left_out > 0 ? t.left_out.toLocaleString('en') + ' intervals of further ranks are left out; the trace in the case\'s folder has them.' : '');
+      note.textContent = (t.step >= 0 ? 'Measured is step ' + t.step + ', whose duration is the median. ' : '') + (t.left_out > 0 ? t.left_out.toLocaleString('en') + ' intervals ' + (t.shown_s > 0 ? 'from ' + seconds(t.shown_s) + ' on and of further ranks' : 'of further ranks') + ' are left out; the trace in the case\'s folder has them.' : '');
       fit();
     }
     function clamp() {

@@ -164,11 +164,13 @@ struct Estimate {
   std::array<double, kWireUses> wire{};
   double model_flops = 0;  ///< of the step, all ranks, no recompute
   double hidden_comm_s = 0;
+  double sends_s = 0;        ///< of `kPipeline`, the exposed sends between stages; the rest is bubble
   bool transferred = false;  ///< built on a constant that nobody measured on this device
 
   bool legal() const { return refusal == Refusal::kNone; }
   double part(TimePart p) const { return parts[static_cast<size_t>(p)]; }
   double wire_total() const;
+  double bubble_s() const { return part(TimePart::kPipeline) - sends_s; }
   double tokens_per_s(const Point& point) const { return static_cast<double>(point.tokens_per_step()) / step_s; }
 };
 

@@ -121,7 +121,8 @@ const ExecutorBytes* ExecutorForm::of(const Point& point) {
   last_ = point, have_last_ = true;
   form_.reset();
   case_.layout.fsdp = fsdp_;
-  case_.layout.bucket_bytes = point.zero == 3 ? 0 : bucket_bytes_;
+  const bool apart = point.zero == 3 || (point.dp == 1 && !of_case_);  // no bucket travels: plan/automatic.h
+  case_.layout.bucket_bytes = apart ? 0 : bucket_bytes_;
   case_.train.fp8_scaling = point.precision == Precision::kFp8 ? fp8_scaling_ : Train{}.fp8_scaling;
   case_.train.loss_scale = point.precision == Precision::kFp16 ? loss_scale_ : 0;
   set_layout(point, case_);
@@ -175,6 +176,7 @@ void estimate_time(const Prepared::Inside& in, const Point& point, const Executo
   part(TimePart::kUpdate) = time.update, part(TimePart::kLaunch) = time.launch;
   part(TimePart::kTensorParallel) = time.tensor, part(TimePart::kDataParallel) = time.data;
   part(TimePart::kPipeline) = time.pipeline;
+  e.sends_s = 0;  // the walk tells waits and sends not apart
   e.hidden_comm_s = time.hidden;
   e.step_s = 0;
   for (const double s : e.parts) e.step_s += s;

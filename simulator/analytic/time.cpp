@@ -495,7 +495,8 @@ void estimate_time(Frame& f, Estimate& e) {
     const double each = left / p.pp;
     times.sum *= left, times.forward *= each, times.input *= each, times.weight *= each;
     times.longest = slowest->micro_batch_s - alone * slowest->late_s;
-    part(TimePart::kPipeline) = bubble_s(p.schedule, p.pp, p.vpp, times) + sends_of(f);
+    e.sends_s = sends_of(f);
+    part(TimePart::kPipeline) = bubble_s(p.schedule, p.pp, p.vpp, times) + e.sends_s;
   }
   part(TimePart::kUpdate) = update;
   if (p.pp > 1 && f.in.shape.tied_embeddings) {

@@ -24,14 +24,34 @@ Device hopper() {
   return d;
 }
 
+/// Every number as "#", so that refusals of one kind count as one.
+std::string without_numbers(const std::string& message) {
+  std::string out;
+  for (const char c : message) {
+    const bool digit = (c >= '0' && c <= '9') || (c == '.' && !out.empty() && out.back() == '#');
+    if (!digit)
+      out += c;
+    else if (out.empty() || out.back() != '#')
+      out += '#';
+  }
+  return out;
+}
+
 }  // namespace
 
 uint64_t CaseDealer::draw(uint64_t n) { return mix(drawn_++) % n; }
 
 Case CaseDealer::next() {
-  for (;; ++refused_) {
+  for (;;) {
     Case c = deal();
-    if (check(c).ok() && analytic::point_of(c).ok()) return c;
+    const auto legal = check(c);
+    if (!legal.ok()) {
+      ++refused_[without_numbers(legal.error().message)];
+      continue;
+    }
+    const auto point = analytic::point_of(c);
+    if (point.ok()) return c;
+    ++refused_["estimate: " + without_numbers(point.error().message)];
   }
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "plan/case.h"
 #include "tests/namespaces.h"
@@ -14,9 +16,10 @@ class CaseDealer {
  public:
   explicit CaseDealer(uint64_t seed) : drawn_(seed << 32) {}
 
-  /// The next case that `check` passes and the analytic estimate can say. `refused` counts those that were thrown away.
+  /// The next case that `check` passes and the analytic estimate can say.
   Case next();
-  int64_t refused() const { return refused_; }
+  /// Cases that were drawn and thrown away, by the message that refused them, its numbers left out.
+  const std::map<std::string, int64_t>& refused() const { return refused_; }
 
  private:
   Case deal();
@@ -38,7 +41,7 @@ class CaseDealer {
   uint64_t draw(uint64_t n);
 
   uint64_t drawn_;
-  int64_t refused_ = 0;
+  std::map<std::string, int64_t> refused_;
 };
 
 }  // namespace shardlab::testing

@@ -44,8 +44,8 @@ TEST_CASE("the segments resolution says what the timeline says, and leaves no tr
                                           "mode: simulate\nresolution: segments\n"
                                           "train: {seq_len: 128, global_batch_tokens: 8Ki}\naxes:\n  tp: [1, 2]\n  pp: [1, 2]\n  "
                                           "zero: [0, 1, 2, 3]\n");
-  REQUIRE(shardlab_program(scratch, "run " + sweep + " --resolution timeline --out " + (scratch / "timeline")).code == 0);
-  REQUIRE(shardlab_program(scratch, "run " + sweep + " --out " + (scratch / "segments")).code == 0);
+  REQUIRE(shardlab_program(scratch, "run " + sweep + " --resolution timeline --traces all --out " + (scratch / "timeline")).code == 0);
+  REQUIRE(shardlab_program(scratch, "run " + sweep + " --traces all --out " + (scratch / "segments")).code == 0);
   const auto timeline = rows_of(scratch / "timeline"), segments = rows_of(scratch / "segments");
   REQUIRE(timeline.size() == 16);
   REQUIRE(segments.size() == 16);
@@ -58,7 +58,7 @@ TEST_CASE("the segments resolution says what the timeline says, and leaves no tr
     CHECK(number(other, "predicted_step_s") == Approx(number(row, "predicted_step_s")).epsilon(1e-3));
     CHECK(number(other, "predicted_compute_s") == Approx(number(row, "predicted_compute_s")).epsilon(1e-2));
     CHECK(row.at("program_version") != other.at("program_version"));
-    const std::string file = row.at("case_id") + "/predicted.trace.jsonl";
+    const std::string file = row.at("case_id") + "/predicted.trace.jsonl.gz";
     CHECK(std::filesystem::exists(scratch / "timeline/" + file));
     CHECK_FALSE(std::filesystem::exists(scratch / "segments/" + file));
     CHECK(std::filesystem::exists(scratch / "segments/" + row.at("case_id") + "/plan.txt"));

@@ -240,9 +240,10 @@ TEST_CASE("queue times and the accounting survive a trace file", "[profiler_gpu]
   const Trace t = assemble(*e.plan, e.programs, reduce_run(), reduce_ops(), a);
   const std::string path = (std::filesystem::temp_directory_path() / ("shardlab-gpu-" + std::to_string(getpid()))).string();
   write_trace_lines(path, *e.plan, e.programs, t);
-  const auto read = read_trace_lines(path);
+  const auto recorded = read_trace_lines(path);
   std::filesystem::remove(path);
-  REQUIRE(read.ok());
+  REQUIRE(recorded.ok());
+  const Trace* read = &recorded->trace;
   CHECK(unexplained(read->accounting) == unexplained(t.accounting));
   CHECK(read->accounting.clock == "CUPTI");
   CHECK(read->accounting.clock_error_s == 1.25e-7);

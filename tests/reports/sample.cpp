@@ -123,9 +123,12 @@ CaseOutcome ok_outcome(const std::string& name, const Layout& layout) {
   m.compute_s = p.compute_s * m.step_s / p.step_s;
   m.exposed_comm_s = p.exposed_comm_s * 1.1;
   m.bubble_fraction = p.bubble_fraction * 1.05;
-  p.idle = {.idle_s = 0.09 * p.step_s, .peer_s = 0.06 * p.step_s, .other_s = 0.03 * p.step_s};
-  m.idle = {.idle_s = 0.12 * m.step_s, .peer_s = 0.02 * m.step_s, .dependency_s = 0.09 * m.step_s, .tail_s = 0.01 * m.step_s};
   m.unplanned_time_s = m.step_s * (ranks <= 2 ? 0.012 : 0.06);
+  // Idle is what neither compute nor half of the communication, whose other half waits, fills.
+  p.idle.idle_s = p.step_s - p.compute_s - 0.5 * p.exposed_comm_s;
+  p.idle.peer_s = 0.75 * p.idle.idle_s, p.idle.other_s = 0.25 * p.idle.idle_s;
+  m.idle.idle_s = std::max(m.step_s - m.compute_s - 0.5 * m.exposed_comm_s, 1.25 * m.unplanned_time_s);
+  m.idle.peer_s = 0.25 * m.idle.idle_s, m.idle.dependency_s = 0.625 * m.idle.idle_s, m.idle.tail_s = 0.125 * m.idle.idle_s;
   m.peak_bytes = p.peak_bytes;
   m.arena_bytes = p.arena_bytes;
   m.resident_bytes = p.arena_bytes * ranks + (38 << 20);

@@ -8,7 +8,7 @@
 using namespace shardlab;
 using namespace shardlab::testing;
 
-TEST_CASE("the op table: greatest first, residuals, shares of the stage") {
+TEST_CASE("the op table: greatest first, residuals, shares of all ops") {
   const Table t = op_table(small_outcome());
   REQUIRE(t.rows.size() == 3);
   const auto at = [&](size_t row, const char* name) {
@@ -24,6 +24,33 @@ TEST_CASE("the op table: greatest first, residuals, shares of the stage") {
   CHECK(std::get<double>(at(0, "share")) == 0.06 / (0.06 + 0.01 + 0.027));
   CHECK(std::get<double>(at(0, "flops_per_s")) == 3e8 / 0.06);
   CHECK(op_table(small_outcome(), 2).rows.size() == 2);
+}
+
+TEST_CASE("shares add up: those of the ops of all stages, and those of the parts of a step") {
+  for (const CaseOutcome& o : sweep_outcomes()) {
+    const Table t = op_table(o);
+    const auto column = static_cast<size_t>(std::ranges::find(t.columns, "share", &TableColumn::name) - t.columns.begin());
+    double shares = 0;
+    for (const auto& row : t.rows) shares += std::get<double>(row[column]);
+    if (!t.rows.empty()) CHECK(shares == Approx(1));
+    int tenths = 0;
+    for (const StepPart& part : step_parts(o)) tenths += part.tenths;
+    CHECK(tenths == (o.predicted || o.measured ? 1000 : 0));
+  }
+  // Of a closed form: no idle time by cause, so that bubble and communication are parts of their own.
+  CaseOutcome o = small_outcome();
+  o.measured.reset();
+  o.predicted->step_s = 3, o.predicted->compute_s = 1, o.predicted->exposed_comm_s = 1, o.predicted->bubble_fraction = 1.0 / 6;
+  o.predicted->exposed_copy_s = 0, o.predicted->idle = {};
+  std::vector<int> tenths;
+  for (const StepPart& part : step_parts(o)) tenths.push_back(part.tenths);
+  CHECK(tenths == std::vector<int>{334, 333, 0, 167, 166});
+  // Of a timeline: what waits is idle, and communication only what is on its way.
+  o.predicted->exposed_comm_s = 1.5, o.predicted->idle.idle_s = 1.5, o.predicted->idle.peer_s = 1;
+  const std::vector<StepPart> parts = step_parts(o);
+  CHECK(parts[StepPart::kCommunication].seconds == 0.5);
+  CHECK(parts[StepPart::kBubble].seconds == 0);
+  CHECK(parts[StepPart::kIdle].seconds == 1.5);
 }
 
 TEST_CASE("explanations of the sample sweep") {

@@ -342,8 +342,43 @@ TEST_CASE("many outcomes saved in one go are those saved one by one") {
   const std::vector<CaseOutcome> stored = directory.store().outcomes();
   REQUIRE(stored.size() == cases.size());
   for (size_t i = 0; i < cases.size(); ++i) CHECK(fingerprint(stored[i]) == fingerprint(cases[i]));
-  REQUIRE(directory.cases().size() == cases.size());
-  CHECK(directory.cases()[2].reason == "said again");
+  CHECK(directory.size() == static_cast<int64_t>(cases.size()));
+  std::vector<std::string> reasons;
+  directory.for_each([&](const CaseOutcome& o) { reasons.push_back(o.reason); });
+  REQUIRE(reasons.size() == cases.size());
+  CHECK(reasons[2] == "said again");
+}
+
+TEST_CASE("a directory of more cases than are held in memory has the same rows, and replaces rows like any other") {
+  const Folder folder;
+  const RunMetadata metadata = sweep_report().metadata;
+  std::vector<CaseOutcome> cases;
+  for (int i = 0; i < 5600; ++i) {
+    CaseOutcome o = small_outcome();
+    o.case_id = fmt::format("{:016x}", i), o.program_version = metadata.program_version, o.config.name = fmt::format("case {}", i);
+    o.ops.clear();
+    cases.push_back(std::move(o));
+  }
+  const std::span<const CaseOutcome> all(cases);
+  {
+    RunDirectory directory = opened_directory(folder / "run", metadata);
+    for (const size_t first : {size_t{0}, size_t{4000}}) directory.append(all.subspan(first, first == 0 ? 4000 : 1100));
+    directory.append(all.subspan(5100, 400));  // after the directory has left memory
+    directory.append(cases[5500]);
+    directory.append(all.subspan(5501));
+    directory.finish();
+    CHECK(directory.size() == 5600);
+    CHECK(contents(folder / "run/results.csv") == print_csv(case_table(cases)));
+  }
+  cases[17].reason = "said again";
+  RunDirectory directory = opened_directory(folder / "run", metadata);
+  directory.append(all.subspan(17, 1));
+  directory.finish();
+  CHECK(directory.size() == 5600);
+  CHECK(contents(folder / "run/results.csv") == print_csv(case_table(cases)));
+  size_t at = 0;
+  directory.for_each([&](const CaseOutcome& o) { CHECK(o.case_id == cases[at++].case_id); });
+  CHECK(at == 5600);
 }
 
 TEST_CASE("writing into a missing directory throws and leaves nothing") {
@@ -356,6 +391,9 @@ TEST_CASE("stored JSON of a wrong kind is refused") {
   CHECK_FALSE(outcome_from_json("{\"parameters\": \"many\"}").ok());
   CHECK_FALSE(outcome_from_json("{\"status\": \"splendid\"}").ok());
   CHECK_FALSE(machine_from_json("{").ok());
+  CHECK_FALSE(outcome_from_json("{\"status\": " + std::string(200'000, '[') + std::string(200'000, ']') + "}").ok());
+  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout\": {\"dp\": 18446744073709551615}}}").ok());
+  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout\": {\"dp\": 4294967296}}}").ok());
   const Result<CaseOutcome> older =
       outcome_from_json("{\"case_id\": \"a1\", \"config\": {\"layout\": {\"dp\": 2}}, \"unknown\": 3}");
   REQUIRE(older.ok());

@@ -1,6 +1,9 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
+#include "reports/selection.h"
 #include "reports/summary.h"
 #include "tests/namespaces.h"
 #include "tests/reports/sample.h"
@@ -134,4 +137,56 @@ TEST_CASE("the answer of the sample sweep") {
   for (const Statement& s : statements(cases, summarise(cases)))
     text += std::string(kMoods[static_cast<size_t>(s.mood)]) + ": " + s.text + "\n";
   REQUIRE_GOLDEN("reports/statements.txt", text);
+}
+
+TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mode, and no bound where none is promised") {
+  const auto said = [](const std::vector<CaseOutcome>& cases) {
+    std::vector<std::pair<Statement::Mood, std::string>> all;
+    for (const Statement& s : statements(cases, summarise(cases)))
+      if (s.text.starts_with("Losses (")) all.emplace_back(s.mood, s.text.substr(s.text.find("): ") + 3));
+    return all;
+  };
+  using Mood = Statement::Mood;
+  using Said = std::vector<std::pair<Mood, std::string>>;
+  std::vector<CaseOutcome> cases{variant("a", 0.1), variant("b", 0.1, 2), variant("c", 0.1, 4), variant("d", 0.1, 4)};
+  for (CaseOutcome& o : cases) o.measured->losses = {5.5, 4.25, 3.5}, o.config.canonical = true;
+  CHECK(said(cases) == Said{{Mood::kGood, "4 layouts in canonical mode are equal to the bit over 3 steps, as promised."}});
+  cases[1].measured->losses[2] = 3.75;
+  CHECK(said(cases) ==
+        Said{{Mood::kBad, "4 layouts in canonical mode lie up to 0.25 apart, at step 2, where equal bits are promised."}});
+  cases[1].config.canonical = cases[2].config.canonical = false;
+  cases[3].config.layout.compression.kind = CompressionKind::kTopK;
+  cases[3].measured->losses[1] = 5.25;
+  CHECK(said(cases) ==
+        Said{{Mood::kNote,
+              "2 layouts lie within 0.25 of one another over 3 steps. They add in different orders, and no bound is promised; with "
+              "canonical: true the bits are equal."},
+             {Mood::kNote,
+              "1 layout of another method (compression, staleness, delayed or local updates) lie within 1 of the rest over 3 "
+              "steps: the "
+              "method's own difference, for which no bound is promised."}});
+}
+
+TEST_CASE("of many cases the fastest, the smallest and those that claims name stand for all, which are counted") {
+  Selector selector(10, {"case 3"});
+  for (int i = 0; i < 1000; ++i) {
+    CaseOutcome o = variant(fmt::format("case {}", i), 1.0 / (1 + (i * 37) % 1000));
+    o.status = i % 4 == 0 ? Status::kRefused : Status::kOk;
+    if (i == 5) o.measured->peak_bytes = 1;
+    selector.add(std::move(o));
+  }
+  const Selection s = selector.take();
+  CHECK(s.total == 1000);
+  CHECK_FALSE(s.complete());
+  std::vector<std::string> names;
+  for (const CaseOutcome& o : s.cases) names.push_back(o.config.name);
+  // 37 i = 999 mod 1000 at i = 27, then 26 less for each next: every fourth is refused.
+  CHECK(names.size() == 12);
+  for (const char* name : {"case 27", "case 3", "case 5"}) CHECK(std::ranges::count(names, name) == 1);
+  const Summary summary = summarise(s.cases, s.left_out);
+  CHECK(summary.total == 1000);
+  CHECK(summary.by_status[static_cast<size_t>(Status::kOk)] == 750);
+  CHECK(summary.by_status[static_cast<size_t>(Status::kRefused)] == 250);
+  CHECK(s.cases[static_cast<size_t>(summary.fastest)].config.name == "case 27");
+  CHECK(s.cases[static_cast<size_t>(summary.smallest)].config.name == "case 5");
 }

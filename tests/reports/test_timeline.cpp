@@ -90,3 +90,18 @@ TEST_CASE("a timeline above its limits leaves whole ranks out and counts what it
   CHECK(t.lanes.size() == 1);
   CHECK(t.left_out == 1);
 }
+
+TEST_CASE("a rank of more intervals than a timeline holds shows those that begin first, and says from when on none are shown") {
+  const Plan plan = fill_plan();
+  const std::vector<Program> programs{expand_program(plan, 0)};
+  Trace measured;
+  measured.world_size = 2;
+  measured.steps = 1;
+  for (int i = 0; i < 100; ++i) measured.events.push_back(event(0, 0, i, i + 1));
+  measured.step_interval = {{0, 100}, {0, 100}};
+  const Timeline t = make_timeline(plan, programs, nullptr, &measured, {8, 30});
+  REQUIRE(t.lanes.size() == 1);
+  CHECK(t.lanes[0].measured.size() == 30);
+  CHECK(t.left_out == 70);
+  CHECK(t.shown_s == 30);
+}

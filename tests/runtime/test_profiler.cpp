@@ -7,9 +7,12 @@
 #include <fstream>
 #include <set>
 
+#include "plan/text.h"
+#include "plan/trace_steps.h"
 #include "profiler/process.h"
 #include "profiler/recorder.h"
 #include "profiler/trace_file.h"
+#include "profiler/trace_reader.h"
 #include "tests/namespaces.h"
 #include "tests/runtime/rig.h"
 #include "tests/test.h"
@@ -94,16 +97,121 @@ TEST_CASE("traces are written whole or not at all", "[profiler]") {
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) lines.push_back(line);
   REQUIRE(lines.size() == 1 + 2 + trace.events.size());
-  REQUIRE(contains(lines[0], R"("producer":"executor","world_size":2,"steps":1,"streams":["compute","comm"],"dropped":0)"));
+  REQUIRE(contains(lines[0], R"("producer":"executor","plan":")" + plan_digest(print(rig.plan()))));
+  REQUIRE(contains(lines[0], fmt::format(R"("world_size":2,"steps":1,"events":{},"streams":["compute","comm"],"dropped":0)",
+                                         trace.events.size())));
   int fills = 0;
   for (const std::string& line : lines)
     fills += contains(line, R"({"kind":"op","rank":1,"instruction":0,"op":"s one fill","stream":"compute","step":0,)");
   REQUIRE(fills == 1);
-  REQUIRE_FALSE(std::filesystem::exists(path + ".part"));
+  REQUIRE(std::distance(std::filesystem::directory_iterator(folder.path), {}) == 1);  // no temporary file stays
   REQUIRE(contains(world_error([&] {
                      write_trace_lines((folder.path / "no" / "such" / "folder").string(), rig.plan(), rig.placed.programs, trace);
                    }),
-                   "cannot be written: No such file or directory"));
+                   "No such file or directory while creating it"));
+}
+
+TEST_CASE("a packed trace reads back as it was, and one that is cut off is refused", "[profiler]") {
+  const Folder folder;
+  CpuRecorder recorder(2, {"compute", "comm"}, 100);
+  Rig rig(reduce_plan(), {.recorder = &recorder});
+  for (int64_t step = 0; step < 4; ++step) rig.session->step(step);
+  const Trace trace = recorder.take();
+  const std::string plain = (folder.path / "t.jsonl").string(), packed = plain + ".gz";
+  const int64_t plain_bytes = write_trace_lines(plain, rig.plan(), rig.placed.programs, trace);
+  const int64_t packed_bytes = write_trace_lines(packed, rig.plan(), rig.placed.programs, trace);
+  CHECK(plain_bytes == static_cast<int64_t>(std::filesystem::file_size(plain)));
+  CHECK(packed_bytes == static_cast<int64_t>(std::filesystem::file_size(packed)));
+  CHECK(packed_bytes < plain_bytes / 4);
+  for (const std::string& path : {plain, packed}) {
+    const auto read = read_trace_lines(path);
+    REQUIRE(read.ok());
+    CHECK(read->plan == plan_digest(print(rig.plan())));
+    CHECK(read_trace_plan(path).value() == read->plan);
+    REQUIRE(read->trace.events.size() == trace.events.size());
+    for (size_t i = 0; i < trace.events.size(); ++i) {
+      CHECK(read->trace.events[i].instruction == trace.events[i].instruction);
+      CHECK(read->trace.events[i].end == trace.events[i].end);
+    }
+    CHECK(read->trace.step_interval == trace.step_interval);
+  }
+  // Cut off anywhere, within a line or between two, packed or not.
+  const auto contents = [](const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string((std::istreambuf_iterator<char>(file)), {});
+  };
+  const std::string text = contents(plain), bytes = contents(packed);
+  for (const size_t kept : {text.size() - 1, text.rfind('\n', text.size() - 2) + 1, text.find('\n') + 1, size_t{0}}) {
+    write(plain, text.substr(0, kept));
+    INFO(kept);
+    CHECK(read_trace_lines(plain).ok() == (kept == text.size() - 1));  // the last line may lack its end
+  }
+  for (const size_t kept : {bytes.size() - 1, bytes.size() / 2, size_t{30}}) {
+    write(packed, bytes.substr(0, kept));
+    INFO(kept);
+    const auto read = read_trace_lines(packed);
+    REQUIRE_FALSE(read.ok());
+    CHECK(contains(to_string(read.error()), "t.jsonl.gz:"));
+  }
+  write(plain,
+        "{\"version\":1,\"producer\":\"x\",\"world_size\":1000000,\"steps\":1000000,\"streams\":[],\"dropped\":0,\"recorder_"
+        "overhead_s\":0}\n");
+  CHECK(contains(to_string(read_trace_lines(plain).error()), "1000000 ranks and 1000000 steps, where a trace has"));
+}
+
+TEST_CASE("a trace joins a plan by the text of its ops, whatever their numbers were", "[profiler]") {
+  const Folder folder;
+  CpuRecorder recorder(2, {"compute", "comm"}, 100);
+  Rig rig(reduce_plan(), {.recorder = &recorder});
+  rig.session->step(0);
+  const Trace trace = recorder.take();
+  const std::string path = (folder.path / "t.jsonl").string();
+  write_trace_lines(path, rig.plan(), rig.placed.programs, trace);
+  const auto joined = [&](const std::string& text) {
+    const auto plan = parse_plan(text);
+    REQUIRE(plan.ok());
+    auto read = read_trace_lines(path);
+    REQUIRE(read.ok());
+    return join_by_text(std::move(*read), *plan, {expand_program(*plan, 0)});
+  };
+  const auto replaced = [](std::string text, const std::string& from, const std::string& to) {
+    text.replace(text.find(from), from.size(), to);
+    return text;
+  };
+  const JoinedTrace same = joined(reduce_plan());
+  CHECK(same.left_out == 0);
+  CHECK(same.trace.events.size() == trace.events.size());
+
+  // An op more at the front: every number is another, and every event still lies on its op.
+  const JoinedTrace shifted = joined(replaced(reduce_plan(), "  fill one", "  fill zero () -> (%x) value=0\n  fill one"));
+  CHECK(shifted.left_out == 0);
+  REQUIRE(shifted.trace.events.size() == trace.events.size());
+  for (size_t i = 0; i < trace.events.size(); ++i) CHECK(shifted.trace.events[i].instruction == trace.events[i].instruction + 1);
+
+  const JoinedTrace renamed = joined(replaced(reduce_plan(), "add twice", "add double"));
+  CHECK(renamed.unknown == std::vector<std::string>{"s twice add"});
+  CHECK(renamed.left_out == std::ranges::count(trace.events, 2, &TraceEvent::instruction));
+  CHECK(renamed.left_out + static_cast<int64_t>(renamed.trace.events.size()) == static_cast<int64_t>(trace.events.size()));
+  // Which of two ops of one text an event is of cannot be said.
+  const JoinedTrace twice = joined(replaced(reduce_plan(), "  add twice (%y, %y) -> (%x)\n", ""));
+  CHECK(twice.unknown == std::vector<std::string>{"s twice add"});
+}
+
+TEST_CASE("the median step is that of the longest rank, and alone it is step 0", "[profiler]") {
+  Trace trace;
+  trace.world_size = 2;
+  trace.steps = 3;
+  // From the first begin to the last end the steps take 9, 3 and 4; their longest ranks 5, 3 and 2.
+  trace.step_interval = {{0, 5}, {4, 9}, {0, 3}, {0, 3}, {0, 2}, {2, 4}};
+  for (int step = 0; step < 3; ++step) trace.events.push_back({.rank = 1, .instruction = step, .step = step});
+  CHECK(median_step(trace) == 1);
+  const Trace one = only_step(trace, 2);
+  CHECK(one.steps == 1);
+  CHECK(one.step_interval == std::vector<std::array<double, 2>>{{0, 2}, {2, 4}});
+  REQUIRE(one.events.size() == 1);
+  CHECK(one.events[0].instruction == 2);
+  CHECK(one.events[0].step == 0);
+  CHECK(median_step(Trace{}) == 0);
 }
 
 TEST_CASE("energy is summed over packages, wrapped counters put right", "[profiler]") {

@@ -168,6 +168,24 @@ TEST_CASE("dp, grad_accumulation, the global batch, seq_len and schedule are der
   CHECK(points_of(small("layout: {dp: 1}\n"), with_local({"dp=auto"})).points[0].config.layout.dp == 2);
 }
 
+TEST_CASE("bucket_bytes is 25 MiB where buckets of gradients travel and nobody says otherwise") {
+  const Expansion e = points_of(small(
+      "layout: {dp: 2}\ninclude:\n  - {name: plain}\n  - {name: none, bucket_bytes: 0}\n  - {name: said, bucket_bytes: 1Mi}\n"
+      "  - {name: auto, zero: 1, bucket_bytes: auto}\n  - {name: units, zero: 3}\n  - {name: apart, diloco.steps: 4, measure.warmup: 4, measure.steps: 4}\n"
+      "  - {name: one, dp: 1}\n"));
+  std::vector<int64_t> bytes;
+  for (const Point& p : e.points) {
+    INFO((p.refusal ? p.refusal->message : ""));
+    CHECK_FALSE(p.refusal);
+    bytes.push_back(p.config.layout.bucket_bytes);
+  }
+  CHECK(bytes == std::vector<int64_t>{26214400, 0, 1 << 20, 26214400, 0, 0, 0});
+  CHECK(to_yaml(e.points[0].config).find("bucket_bytes: 26214400") != std::string::npos);  // the resolved value is seen
+  // Another framework's buckets are its own.
+  const Expansion other = points_of("model: gpt2\nmachine: hgx-h100-ndr\nresolution: analytic\nprofile: megatron\nlayout: {dp: 8}\n");
+  CHECK(other.points.at(0).config.layout.bucket_bytes == 0);
+}
+
 TEST_CASE("time_to_loss is a loss above 0, or a map of a loss and the steps whose mean counts") {
   const auto target = [](const std::string& value) {
     const auto sweep = load_sweep_text(small("time_to_loss: " + value + "\n"), "s.yaml", with_local());

@@ -1,0 +1,47 @@
+// The cases of a large directory that a person looks at, chosen as all of them go by.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "plan/outcome.h"
+
+namespace shardlab::reports {
+
+/// What stands for many cases.
+struct Selection {
+  std::vector<CaseOutcome> cases;     ///< in the order of the directory
+  std::array<int64_t, 5> left_out{};  ///< cases that are not among them, by Status
+  int64_t total = 0;                  ///< all cases
+  bool complete() const { return static_cast<int64_t>(cases.size()) == total; }
+};
+
+/// Keeps all of up to `most` cases. Of more it keeps the fastest, the one with the smallest peak, and those with these names; its
+/// memory is that of twice as many.
+class Selector {
+ public:
+  explicit Selector(size_t most, std::set<std::string> names = {}) : most_(most), names_(std::move(names)) {}
+  void add(CaseOutcome outcome);
+  /// To be called once, last.
+  Selection take();
+
+ private:
+  struct Kept {
+    CaseOutcome outcome;
+    int64_t position = 0;
+    double rate = 0;     ///< tokens a second, 0 where it is not known
+    bool named = false;  ///< stays, whatever its rate
+  };
+  void shrink();
+
+  size_t most_;
+  std::set<std::string> names_;
+  std::vector<Kept> kept_;
+  std::array<int64_t, 5> seen_{};
+  int64_t total_ = 0;
+};
+
+}  // namespace shardlab::reports
