@@ -416,7 +416,12 @@ std::vector<LayoutWord> layout_parts(const search::Point& p) {
   add("sequence_parallel", p.sequence_parallel, "sp");
   add("cp_kind", p.cp > 1, std::string(name_of(p.cp_kind)));
   add("recompute", p.recompute.modules != 0, "recompute-" + name_of(p.recompute));
-  add("offload", offload_words(p) != "none", "offload:" + offload_words(p));
+  std::string offloads;  // short: it is one of many words of a line
+  for (const auto& [what, medium] :
+       {std::pair{"act", p.offload_activations}, {"opt", p.offload_optimizer}, {"par", p.offload_parameters}})
+    if (medium != search::Medium::kDevice)
+      offloads += (offloads.empty() ? "" : "+") + std::string(what) + (medium == search::Medium::kNvme ? "-nvme" : "");
+  add("offload", !offloads.empty(), "offload:" + offloads);
   add("micro_batch", true, fmt::format("mb{}", p.micro_batch));
   add("grad_accumulation", true, fmt::format("x{}", p.grad_accumulation));
   return words;

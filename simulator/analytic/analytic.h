@@ -253,6 +253,11 @@ class Estimator {
 
   Estimate operator()(const Point& point);
 
+  /// Whether the memory of a point is walked, as of all that shardlab's executor runs: a thousand times the work of its time.
+  bool walks(const Point& point);
+  /// Seconds of a step of a legal point of a study of no case, without its memory.
+  double step_s(const Point& point);
+
   /// Memory of one stage at its peak.
   MemoryBytes stage_memory(const Point& point, int32_t stage);
 
