@@ -435,9 +435,11 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const auto traces = traces_for(flags, *sweep);
   if (!traces.ok()) return traces.error();
   const bool analytic = *resolution == Resolution::kAnalytic;
-  // Of closed forms there may be a million: those are made again, a part at a time, where they are needed.
-  const bool rows = flags.dry_run && *format != TableFormat::kTable;
-  const auto points = points_of(*sweep, *resolution, !analytic || rows);
+  // Of closed forms there may be a million: those are made again, a part at a time, where they are needed. A dry run needs points
+  // for the rows that it prints and for the time that measuring takes; else it counts.
+  const bool rows = *format != TableFormat::kTable;
+  const bool keep = flags.dry_run ? rows || mode != Mode::kSimulate : !analytic;
+  const auto points = points_of(*sweep, *resolution, keep);
   if (!points.ok()) return points.error();
   if (flags.dry_run) return dry_run(*sweep, *points, mode, *format);
   const Expansion& expansion = points->kept;
