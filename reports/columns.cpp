@@ -401,7 +401,7 @@ std::optional<double> peak_flops(const Case& config) {
 std::optional<double> mfu(const CaseOutcome& o, double step_s) {
   const Case& config = o.config;
   // Of a model that no case can hold (a mixture of experts) the case has the body alone.
-  if (o.parameters > 0 && o.parameters != parameter_count(config.model)) return std::nullopt;
+  if (config.profile != "shardlab" && o.parameters > 0 && o.parameters != parameter_count(config.model)) return std::nullopt;
   const std::optional<double> peak = peak_flops(config);
   if (!peak || step_s <= 0) return std::nullopt;
   const double tokens_per_s = static_cast<double>(config.train.global_batch_tokens) / step_s;

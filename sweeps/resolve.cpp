@@ -141,8 +141,8 @@ Result<void> check_point(const Draft& draft, Mode mode, Resolution resolution) {
   const bool estimated = resolution == Resolution::kAnalytic && c.profile != "shardlab";
   if (draft.model && !estimated)
     return refusal(fmt::format("{} is not executed: {}", c.model.name, draft.model->unexecuted),
-                   "it is predicted as a framework runs it: `shardlab search`, `shardlab memory`, or resolution: analytic with "
-                   "profile: megatron");
+                   "it is estimated as a framework runs it: --profile megatron with `shardlab search` or `shardlab memory`; in a sweep "
+                   "profile: megatron and resolution: analytic");
   if (!draft.unheld.empty() && !estimated) {
     const auto& [path, text] = draft.unheld.front();
     const CaseKey* key = find_key(path);

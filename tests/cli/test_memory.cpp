@@ -74,7 +74,7 @@ TEST_CASE(
     "nobody names a profile or a precision: a framework's run in bf16 on a described machine, and fp32 is the first thing to "
     "leave") {
   const Scratch scratch;
-  const std::string words = "--model llama-3-8b --machine H100 --devices 8 --zero 1 --seq-len 4096";
+  const std::string words = "--model llama-3.2-3b --machine H100 --devices 8 --zero 1 --seq-len 4096";
   const auto json = json_of(scratch, words, 0);
   CHECK(json["profile"] == "megatron");
   CHECK(json["layout"]["precision"] == "bf16");
