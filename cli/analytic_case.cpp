@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "cli/model_shape.h"
 #include "cli/namespaces.h"
 #include "reports/format.h"
 
@@ -87,23 +88,26 @@ Prediction prediction_of(const analytic::Estimate& e) {
   return p;
 }
 
-Result<AnalyticCaseRunner::Study*> AnalyticCaseRunner::study_of(const Case& config) {
+Result<AnalyticCaseRunner::Study*> AnalyticCaseRunner::study_of(const Case& config, const analytic::ModelShape& shape) {
   for (size_t i = studies_.size(); i-- > 0;)  // the last is the likeliest
-    if (same_study(studies_[i]->config, config)) return studies_[i].get();
-  auto prepared = analytic::prepare(config);
+    if (studies_[i]->prepared.shape() == shape && same_study(studies_[i]->config, config)) return studies_[i].get();
+  auto prepared = analytic::prepare(config, shape);
   if (!prepared.ok()) return prepared.error();
   studies_.push_back(std::make_unique<Study>(Study{config, *prepared, analytic::Estimator(*prepared)}));
   return studies_.back().get();
 }
 
-CaseOutcome AnalyticCaseRunner::run(const Case& config, Mode) {
+CaseOutcome AnalyticCaseRunner::run(const sweeps::Point& said, Mode) {
+  const Case& config = said.config;
+  const analytic::ModelShape shape = model_shape(said);
   const std::lock_guard lock(mutex_);
   CaseOutcome outcome;
   outcome.config = config;
-  outcome.parameters = parameter_count(config.model);
-  const auto study = study_of(config);
+  if (const auto checked = check(shape); !checked.ok()) return refused(std::move(outcome), checked.error());
+  outcome.parameters = parameter_count(shape);
+  const auto study = study_of(config, shape);
   if (!study.ok()) return refused(std::move(outcome), study.error());
-  const auto point = analytic::point_of(config);
+  const auto point = estimated_layout(said);
   if (!point.ok()) return refused(std::move(outcome), point.error());
   if (const auto legal = explain((*study)->prepared, *point); !legal.ok()) return refused(std::move(outcome), legal.error());
   const analytic::Estimate estimate = (*study)->estimator(*point);

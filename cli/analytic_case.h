@@ -22,11 +22,11 @@ class AnalyticCaseRunner final : public CaseRunner {
  public:
   AnalyticCaseRunner();
   ~AnalyticCaseRunner() override;
-  CaseOutcome run(const Case& config, Mode mode) override;
+  CaseOutcome run(const sweeps::Point& point, Mode mode) override;
 
  private:
   struct Study;
-  Result<Study*> study_of(const Case& config);
+  Result<Study*> study_of(const Case& config, const analytic::ModelShape& shape);
   std::mutex mutex_;
   std::vector<std::unique_ptr<Study>> studies_;
 };

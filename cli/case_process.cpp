@@ -149,7 +149,8 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
   outcome.ops = measured.front().ops;
 }
 
-CaseOutcome ProcessCaseRunner::run(const Case& config, Mode mode) {
+CaseOutcome ProcessCaseRunner::run(const sweeps::Point& point, Mode mode) {
+  const Case& config = point.config;
   CaseOutcome outcome;
   outcome.case_id = case_id(config);
   outcome.config = config;

@@ -30,7 +30,7 @@ class ProcessCaseRunner final : public CaseRunner {
         interrupted_(interrupted) {}
 
   /// The outcome's case is the decided one: recompute by budget as the list that was chosen.
-  CaseOutcome run(const Case& config, Mode mode) override;
+  CaseOutcome run(const sweeps::Point& point, Mode mode) override;
 
  private:
   CaseOutcome run_decided(CaseOutcome outcome, Mode mode);

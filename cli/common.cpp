@@ -184,6 +184,7 @@ void add_case_flags(CLI::App& verb, CaseFlags& flags) {
   verb.add_option("--machine-file", flags.machine_file, "calibrated machine file that `local` means");
   verb.add_option("--devices", flags.devices, "devices to use; dp is what tp, pp and cp leave of them")
       ->check(number_in(1, 1 << 20));
+  verb.add_option("--assume", flags.assume, "read a config.json of an unknown model_type as this one: llama");
   flags.layout.reserve(kLayoutFlags.size());
   for (const auto& [key, help] : kLayoutFlags) {
     flags.layout.emplace_back(key, "");
@@ -197,6 +198,7 @@ void add_case_flags(CLI::App& verb, CaseFlags& flags) {
 
 Result<std::vector<std::string>> words_from_flags(const CaseFlags& flags) {
   std::vector<std::string> words{"model=" + flags.model, "machine=" + flags.machine};
+  if (!flags.assume.empty()) words.push_back("model.assume=" + flags.assume);
   for (const auto& [key, value] : flags.layout)
     if (!value.empty()) words.push_back(key + "=" + value);
   // What is no rank count is 1 here, and refused in words when the case is read.

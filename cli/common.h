@@ -43,7 +43,7 @@ Result<void> check_calibrated(const Machine& machine, const std::string& what);
 /// The words of a case on the command line: model, machine, devices, the layout flags of ARCHITECTURE.md section 3, and
 /// `--set key=value` for every other key.
 struct CaseFlags {
-  std::string model, machine, machine_file;
+  std::string model, machine, machine_file, assume;
   int64_t devices = 0;
   std::vector<std::pair<std::string, std::string>> layout;  ///< key and value, in the words of the sweep file
   std::vector<std::string> set;

@@ -16,7 +16,7 @@ namespace shardlab::cli {
 namespace {
 
 struct ListFlags {
-  std::string name, format;
+  std::string name, format, assume;
   bool pairs = false;
 };
 
@@ -105,7 +105,7 @@ Table layer_table(const ModelConfig& c) {
 Result<ExitCode> show_model(const ListFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
-  const auto model = load_model_config(flags.name);
+  const auto model = load_model_config(flags.name, flags.assume);
   if (!model.ok()) return model.error();
   if (const auto checked = check(model_shape(*model)); !checked.ok()) return checked.error();  // before anything is multiplied
   const bool executed = model->unexecuted.empty();
@@ -210,6 +210,8 @@ void add_handler(CLI::App& parent, const char* name, const char* help, const cha
   auto flags = std::make_shared<ListFlags>();
   flags->format = "table";
   if (argument != nullptr) verb->add_option("name", flags->name, argument)->required();
+  if (handler == show_model)
+    verb->add_option("--assume", flags->assume, "read a config.json of an unknown model_type as this one: llama");
   if (handler == list_strategies) verb->add_flag("--pairs", flags->pairs, "which of them go together, and why others do not");
   add_format(*verb, flags->format);
   verb->callback([&action, flags, handler] { action = [flags, handler] { return handler(*flags); }; });

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "cli/environment.h"
+#include "cli/help.h"
 #include "cli/namespaces.h"
 #include "cli/verbs.h"
 #include "cli/words.h"
@@ -54,6 +55,7 @@ int run(int argc, char** argv) {
   for (const auto add : {add_run, add_report, add_memory, add_plan, add_diff, add_explain, add_calibrate, add_model, add_machine,
                          add_search, add_validate, add_strategies, add_doctor, add_measure_case})
     add(app, action, invocation);
+  add_help(app);
   if (argc > 1 && argv[1][0] != '-')
     if (const auto known = check_verb(app, argv[1]); !known.ok()) return report(known.error());
   try {

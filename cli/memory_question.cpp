@@ -38,23 +38,6 @@ Result<void> check_told(const Case& c) {
                "leave it out");
 }
 
-Result<void> apply_unheld(const std::vector<std::pair<std::string, std::string>>& unheld, const std::string& profile, Point& p) {
-  for (const auto& [path, value] : unheld) {
-    const bool known = path == "layout.schedule"    ? read(value, &p.schedule)
-                       : path == "layout.cp_kind"   ? read(value, &p.cp_kind)
-                       : path == "layout.recompute" ? read(value, &p.recompute)
-                                                    : false;
-    const std::string word = path.substr(path.find('.') + 1);
-    if (known) continue;
-    if (word == "recompute")
-      return usage(
-          fmt::format("recompute={} is unknown", value),
-          "use none, selective, full, or modules joined by +: norms attention-core qkv attention-out activation up experts");
-    return usage(fmt::format("{}={} cannot be told by the profile {}", word, value, profile), "leave it out");
-  }
-  return {};
-}
-
 analytic::Medium medium_of(OffloadTo to) {
   return to == OffloadTo::kCpu    ? analytic::Medium::kCpu
          : to == OffloadTo::kNvme ? analytic::Medium::kNvme
@@ -109,29 +92,26 @@ Result<void> check_sizes(const Case& c) {
   return {};
 }
 
-Result<MemoryQuestion> framework_question(const CaseFlags& flags, ModelConfig model, const sweeps::Point& said) {
+Result<MemoryQuestion> framework_question(const CaseFlags& flags, const sweeps::Point& said) {
   MemoryQuestion q;
   q.config = said.config;
-  model.model = said.config.model;  // with what `--set` changes of it
-  q.shape = model_shape(model);
+  q.shape = model_shape(said);
   if (!said.derived) return *said.refusal;
   const auto profile = profile_for(q.config);
   if (!profile.ok()) return profile.error();
   SHARDLAB_TRY(check_told(q.config));
   SHARDLAB_TRY(check_sizes(q.config));
-  auto point = analytic::point_of(q.config);
+  auto point = estimated_layout(said);
   if (!point.ok()) return point.error();
   q.point = *point;
   for (const auto& [what, to] : {std::pair{&Point::offload_activations, q.config.layout.offload.activations},
                                  {&Point::offload_optimizer, q.config.layout.offload.optimizer},
                                  {&Point::offload_parameters, q.config.layout.offload.parameters}})
     q.point.*what = medium_of(to);
-  SHARDLAB_TRY(apply_unheld(said.unheld, q.config.profile, q.point));
   apply_defaults(flags, q.config, q.point, q.notes);
   q.config.train.precision = name_of(q.point.precision);
   auto prepared = analytic::prepare(q.shape, q.config.machine, *profile);
   if (!prepared.ok()) return prepared.error();
-  if (prepared->shape().moe()) q.point.expert_tp = q.point.tp;
   if (auto legal = explain(*prepared, q.point); !legal.ok()) {
     Error error = legal.error();
     error.code = ExitCode::kUsage;
@@ -177,7 +157,9 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   if (chosen) q.notes.push_back(chosen_text(q.config));
   auto prepared = analytic::prepare(alike);
   if (by_layer)
-    q.untimed = "layers that differ are timed as a whole case: ask `shardlab run --resolution analytic`, or for one recompute for all layers";
+    q.untimed =
+        "layers that differ are timed as a whole case: ask `shardlab run --resolution analytic`, or for one recompute for all "
+        "layers";
   else if (prepared.ok())
     q.prepared = std::move(*prepared);
   else if (q.config.machine.local)
@@ -302,35 +284,38 @@ Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerO
 
 namespace {
 
-/// A model that no case can hold, as words: the sizes of its body, key by key, on a preset that every key of them replaces.
-void say_body(const Model& m, std::vector<std::string>& words) {
-  std::vector<std::string> body{"model=tiny-llama",
-                                fmt::format("model.name={}", m.name),
-                                fmt::format("model.layers={}", m.layers),
-                                fmt::format("model.hidden={}", m.hidden),
-                                fmt::format("model.heads={}", m.heads),
-                                fmt::format("model.kv_heads={}", m.kv_heads),
-                                fmt::format("model.head_dim={}", m.head_dim),
-                                fmt::format("model.ffn={}", m.ffn),
-                                fmt::format("model.vocab={}", m.vocab),
-                                fmt::format("model.max_positions={}", m.max_positions),
-                                fmt::format("model.tied_embeddings={}", m.tied_embeddings)};
-  words.erase(words.begin());  // "model=..."
-  words.insert(words.begin(), body.begin(), body.end());
+/// Where nobody named a framework and the machine has not all rates that a framework's profile asks for: the bytes of our own
+/// executor, which need none. Nothing where it has them.
+std::optional<Result<MemoryQuestion>> untimed_question(const CaseFlags& flags, const Case& config) {
+  const auto profile = analytic::profile_named(config.profile);
+  if (!profile.ok() || !check(config.model).ok()) return std::nullopt;
+  const auto prepared = analytic::prepare(analytic::shape_of(config.model), config.machine, *profile);
+  if (prepared.ok()) return std::nullopt;
+  auto own = executor_question(flags);
+  if (own.ok())
+    own->notes.insert(own->notes.begin(), fmt::format("no --profile: our own executor, as {} is not told apart by {}: {}",
+                                                      config.machine.id, config.profile, prepared.error().message));
+  return own;
 }
 
 }  // namespace
 
 Result<MemoryQuestion> memory_question(const CaseFlags& flags) {
-  auto model = load_model_config(flags.model);
-  if (!model.ok()) return model.error();
   auto words = words_from_flags(flags);
   if (!words.ok()) return words.error();
-  if (!model->unexecuted.empty()) say_body(model->model, *words);
-  const auto said = point_from_words(load_options(flags.machine_file, std::move(*words)));
+  auto said = point_from_words(load_options(flags.machine_file, std::move(*words)));
   if (!said.ok()) return said.error();
+  const bool assumed = !given(flags, "profile");
+  if (assumed) said->config.profile = default_profile(said->config.machine);
+  if (assumed && !said->config.machine.local && !said->model)
+    if (auto own = untimed_question(flags, said->config)) return *own;
   if (said->config.profile == "shardlab") return executor_question(flags);
-  auto question = framework_question(flags, std::move(*model), *said);
+  auto question = framework_question(flags, *said);
+  if (question.ok() && assumed)
+    question->notes.insert(
+        question->notes.begin(),
+        fmt::format("no --profile: {}, as {} is described and not this machine (--profile shardlab: our own executor)",
+                    said->config.profile, said->config.machine.id));
   if (question.ok() && flags.devices > 0 && question->point.world_size() != flags.devices)
     return usage(fmt::format("--devices {} and a layout of dp*tp*pp*cp = {} ranks", flags.devices, question->point.world_size()),
                  "leave out --devices, or --dp, which then follows from it");
@@ -346,7 +331,9 @@ Result<whatif::Answer> memory_answer(const MemoryQuestion& q, const MemoryAnswer
 whatif::Advice memory_advice(const MemoryQuestion& q) {
   if (!q.prepared || q.capacity <= 0) return {};
   analytic::Estimator estimator(*q.prepared);
-  return whatif::advise(estimator, q.prepared->profile(), q.point, {.capacity = q.capacity, .exact_only = q.exact});
+  return whatif::advise(
+      estimator, q.prepared->profile(), q.point,
+      {.capacity = q.capacity, .exact_only = q.exact, .bf16 = q.config.machine.device.peak_flops.contains("bf16")});
 }
 
 std::string why_not_ranked(const MemoryQuestion& q) {

@@ -27,9 +27,11 @@ struct MemoryQuestion {
   std::vector<std::string> notes;              ///< what was assumed in reading the question
 };
 
-/// Under the profile `shardlab` what `check(Case)` refuses is refused; under others what the analytic estimate refuses, or cannot
-/// tell apart (`compression` kinds, `diloco`, `parameter_server`, `zero_plus_plus`). What a framework does by default is filled in
-/// where no flag says otherwise: bf16, zero 3 under FSDP, sequence parallelism of torchtitan, interleaved where vpp is above 1.
+/// Where no profile is named: that of a framework (`default_profile`) on a machine that is described and has all rates that it asks
+/// for, else shardlab's own; said in `notes`. Under the profile `shardlab` what `check(Case)` refuses is refused; under others what
+/// the analytic estimate refuses, or cannot tell apart (`compression` kinds, `diloco`, `parameter_server`, `zero_plus_plus`). What
+/// a framework does by default is filled in where no flag says otherwise: bf16, zero 3 under FSDP, sequence parallelism of
+/// torchtitan, interleaved where vpp is above 1.
 Result<MemoryQuestion> memory_question(const CaseFlags& flags);
 
 /// How much work an exact answer may be: the plan is built where layers times micro-batches are at most this, and else only when

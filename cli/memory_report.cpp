@@ -101,6 +101,7 @@ std::string layout_line(const analytic::Point& p) {
   if (p.recompute.modules != 0) add("recompute-" + name_of(p.recompute));
   for (const auto& [key, value] : whatif::words_of(p))
     if (key == "offload" && value != "none") add("offload " + value);
+  add(name_of(p.precision));
   return out;
 }
 

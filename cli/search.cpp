@@ -158,9 +158,10 @@ void print_question(const SearchFlags& flags, const SearchTask& task, const sear
   if (task.tokens > 0)
     say(fmt::format("A run is {} tokens{}.", count_words(task.tokens),
                     task.price_note.empty() ? "; the price of a device is not known: --price USD" : ", at " + task.price_note));
-  say(fmt::format("Looked for the least {}: {} layouts, of which {} estimated, {} dismissed by bounds and {} no layouts, in {}.",
-                  name_of(task.options.objective), count_words(static_cast<double>(n.points)), count_words(static_cast<double>(n.evaluated)),
-                  count_words(static_cast<double>(n.bounded)), count_words(static_cast<double>(n.refused)), brief_seconds(seconds)));
+  const auto words = [](int64_t n) { return count_words(static_cast<double>(n)); };
+  say(fmt::format("Looked for the least {} among {} layouts in {}: {} were estimated, {} dismissed by bounds{}.",
+                  name_of(task.options.objective), words(n.points), brief_seconds(seconds), words(n.evaluated), words(n.bounded),
+                  n.refused > 0 ? fmt::format(", {} cannot be", words(n.refused)) : ""));
 }
 
 void print_layouts(const SearchTask& task, std::span<const search::Candidate> layouts, bool ranked) {
@@ -200,11 +201,12 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
     say(fmt::format("\nBuilt on constants that nobody measured on this device: shardlab machine show {}", shell_word(flags.machine)));
 }
 
-Result<ExitCode> run_search(const SearchFlags& flags, const Invocation& invocation) {
+Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   const auto task = search_task(flags);
   if (!task.ok()) return task.error();
+  flags.profile = task->studies.front().prepared.profile().name;  // what it is by default is said with the rest
   Folder folder(flags, *task);
   ProgressWatcher watcher(stderr_is_terminal(), folder);
   end_search_on_interrupt();

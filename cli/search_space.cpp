@@ -9,7 +9,9 @@
 #include <limits>
 
 #include "cli/common.h"
+#include "cli/model_shape.h"
 #include "cli/namespaces.h"
+#include "plan/automatic.h"
 #include "cli/words.h"
 #include "sweeps/keys.h"
 #include "sweeps/machines.h"
@@ -267,7 +269,11 @@ void add_search_flags(CLI::App& verb, SearchFlags& flags) {
   verb.add_option("--global-batch-tokens,--global_batch_tokens", flags.global_batch_tokens, "tokens of a step over all ranks")
       ->required();
   verb.add_option("--seq-len,--seq_len", flags.seq_len, "tokens of a sequence; the model's positions, at most 4096, by default");
-  verb.add_option("--profile", flags.profile, "the framework whose run is predicted")->default_val("shardlab");
+  verb.add_option("--profile", flags.profile,
+                  "the framework whose run is predicted; megatron where nobody says, on the local machine shardlab's own executor");
+  verb.add_option("--assume", flags.assume, "read a config.json of an unknown model_type as this one: llama");
+  verb.add_option("--set", flags.set,
+                  "model.KEY=VALUE or machine.KEY=VALUE in place of what the model or machine has; may be repeated");
   verb.add_option("--objective", flags.objective, "time, memory or cost (device hours)")->default_val("time");
   verb.add_option("--top", flags.top, "layouts to rank")->default_val(10)->check(number_in(1, 100'000));
   verb.add_option("--tokens", flags.tokens, "tokens of a whole training run: adds its days, cost, energy and CO2");
@@ -304,23 +310,43 @@ const search::Study& SearchTask::study_of(const search::Point& point) const {
   return studies.front();
 }
 
+namespace {
+
+/// Model and machine of the flags, with what `--set` and `--assume` change of them.
+Result<sweeps::Point> searched_point(const SearchFlags& flags) {
+  std::vector<std::string> words{"model=" + flags.model, "machine=" + flags.machine, "dp=1"};
+  if (!flags.assume.empty()) words.push_back("model.assume=" + flags.assume);
+  for (const std::string& word : flags.set) {
+    if (!word.starts_with("model.") && !word.starts_with("machine."))
+      return usage(fmt::format("--set {}", word), "--set model.KEY=VALUE or machine.KEY=VALUE; layouts have flags of their own");
+    words.push_back(word);
+  }
+  return point_from_words(load_options(flags.machine_file, std::move(words)));
+}
+
+}  // namespace
+
 Result<SearchTask> search_task(const SearchFlags& flags) {
   const auto objective = search::objective_named(flags.objective);
   if (!objective) return usage(fmt::format("--objective {} is unknown", flags.objective), "use time, memory or cost");
-  const auto model = load_model(flags.model);
-  if (!model.ok()) return model.error();
-  auto machine = flags.machine == "local" ? find_local_machine(flags.machine_file) : load_machine(flags.machine);
-  if (!machine.ok()) return machine.error();
-  const auto profile = analytic::profile_named(flags.profile);
+  const auto said = searched_point(flags);
+  if (!said.ok()) return said.error();
+  const Model* model = &said->config.model;
+  const Machine* machine = &said->config.machine;
+  const analytic::ModelShape shape = model_shape(*said);
+  const auto profile = analytic::profile_named(flags.profile.empty() ? default_profile(*machine) : flags.profile);
   if (!profile.ok()) return profile.error();
-  const analytic::ModelShape shape = analytic::shape_of(*model);
+  if (profile->name == "shardlab" && said->model)
+    return usage(fmt::format("{} is not executed by shardlab: {}", model->name, said->model->unexecuted),
+                 "name a framework that runs it: --profile megatron");
+  SHARDLAB_TRY(check(shape));  // before anything is multiplied
   const auto space = space_of(flags, *model, shape, profile->can);
   if (!space.ok()) return space.error();
   SHARDLAB_TRY(check_pins(*space, *profile));
   const auto tokens = tokens_of(flags);
   if (!tokens.ok()) return tokens.error();
 
-  SearchTask task{.model_name = model->name, .machine = *machine, .parameters = parameter_count(*model), .space = *space};
+  SearchTask task{.model_name = model->name, .machine = *machine, .parameters = parameter_count(shape), .space = *space};
   task.tokens = *tokens;
   const auto listed = flags.machine == "local" ? Result<Price>(Price{}) : load_price(flags.machine);
   if (!listed.ok()) return listed.error();
@@ -341,7 +367,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
     if (machine->local && task.machine.nodes > 1)
       return usage(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
     // What shardlab's own executor has besides is as sweep files have it where they do not say.
-    auto prepared = prepare(shape, task.machine, *profile, {}, {.bucket_bytes = Layout{}.bucket_bytes});
+    auto prepared = prepare(shape, task.machine, *profile, {}, {.bucket_bytes = kBucketBytes});
     if (!prepared.ok()) return prepared.error();
     task.studies.push_back({devices, *prepared});
   }
@@ -390,7 +416,12 @@ std::vector<LayoutWord> layout_parts(const search::Point& p) {
   add("sequence_parallel", p.sequence_parallel, "sp");
   add("cp_kind", p.cp > 1, std::string(name_of(p.cp_kind)));
   add("recompute", p.recompute.modules != 0, "recompute-" + name_of(p.recompute));
-  add("offload", offload_words(p) != "none", "offload:" + offload_words(p));
+  std::string offloads;  // short: it is one of many words of a line
+  for (const auto& [what, medium] :
+       {std::pair{"act", p.offload_activations}, {"opt", p.offload_optimizer}, {"par", p.offload_parameters}})
+    if (medium != search::Medium::kDevice)
+      offloads += (offloads.empty() ? "" : "+") + std::string(what) + (medium == search::Medium::kNvme ? "-nvme" : "");
+  add("offload", !offloads.empty(), "offload:" + offloads);
   add("micro_batch", true, fmt::format("mb{}", p.micro_batch));
   add("grad_accumulation", true, fmt::format("x{}", p.grad_accumulation));
   return words;
@@ -407,20 +438,26 @@ std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const sea
   const auto named = [](const std::string& name, bool is_path) {
     return is_path ? std::filesystem::absolute(name).string() : name;
   };
-  const bool model_file = flags.model.find('/') != std::string::npos || flags.model.ends_with(".json");
+  const bool model_file = is_model_path(flags.model, "");
   const bool machine_file =
       flags.machine.find('/') != std::string::npos || flags.machine.ends_with(".yaml") || flags.machine.ends_with(".yml");
   const Machine& machine = task.study_of(point).prepared.machine();
   std::string text = fmt::format("version: 1\nname: {}-on-{}\nmode: simulate\n", task.model_name, point.world_size());
-  text += fmt::format("model: {}\n", named(flags.model, model_file));
+  text += flags.assume.empty() ? fmt::format("model: {}\n", named(flags.model, model_file))
+                               : fmt::format("model: {{hf: {}, assume: {}}}\n", named(flags.model, model_file), flags.assume);
   if (flags.machine == "local")
     text += "machine: {local: true}\n";
   else
     text += fmt::format("machine: {{{}: {}, nodes: {}}}\n", machine_file ? "file" : "preset", named(flags.machine, machine_file),
                         machine.nodes);
-  text += fmt::format("profile: {}\n", flags.profile);
+  const std::string& profile = task.study_of(point).prepared.profile().name;
+  text += fmt::format("profile: {}\n", profile);
+  for (const std::string& word : flags.set) {
+    const size_t equals = std::min(word.find('='), word.size());
+    if (equals < word.size()) text += fmt::format("{}: {}\n", word.substr(0, equals), word.substr(equals + 1));
+  }
   // No plan is made of another framework's run.
-  if (flags.profile != "shardlab") text += "resolution: analytic\n";
+  if (profile != "shardlab") text += "resolution: analytic\n";
   for (const auto& [key, value] : words_of(point)) {
     if (key == "offload" && value != "none") {
       std::string map = value;
@@ -438,7 +475,9 @@ std::string options_of(const SearchFlags& flags, const search::Point& point) {
   std::string text = fmt::format("--model {} --machine {} --devices {}", shell_word(flags.model), shell_word(flags.machine),
                                  point.world_size());
   if (!flags.machine_file.empty()) text += " --machine-file " + shell_word(flags.machine_file);
-  text += " --profile " + flags.profile;
+  if (!flags.profile.empty()) text += " --profile " + flags.profile;
+  if (!flags.assume.empty()) text += " --assume " + flags.assume;
+  for (const std::string& word : flags.set) text += " --set " + shell_word(word);
   for (const auto& [key, value] : words_of(point)) {
     // What is left out is what it is without a flag, under every profile.
     const bool plain = (value == "1" && (key == "vpp" || key == "cp" || key == "ep")) || value == "none" ||

@@ -15,9 +15,10 @@
 namespace shardlab::cli {
 
 struct SearchFlags {
-  std::string model, machine, machine_file, profile = "shardlab", objective = "time", out, format;
+  std::string model, machine, machine_file, profile, assume, objective = "time", out, format;
   std::string devices, global_batch_tokens, seq_len, tokens, margin;
   std::vector<std::pair<std::string, std::string>> axes;  ///< key and values, in the words of the sweep file
+  std::vector<std::string> set;                           ///< "model.KEY=VALUE" and "machine.KEY=VALUE"
   int top = 10;
   double price_usd = 0, max_days = 0, site_overhead = 1.5, kg_co2_per_kwh = 0.4;
 };

@@ -265,17 +265,20 @@ Table loser_table(const search::Found& found) {
 }
 
 Table loser_summary(const search::Found& found) {
-  Table table{{{.name = "points", .right = true}, {.name = "why"}, {.name = "nearest of them", .shortens = true}, {.name = "its step", .right = true},
-               {.name = "its memory", .right = true}},
+  Table table{{{.name = "layouts", .right = true},
+               {.name = "why", .wraps = true},
+               {.name = "step", .right = true},
+               {.name = "memory", .right = true},
+               {.name = "of the nearest", .wraps = true}},
               {}};
   constexpr int kCauses = 3;  // of losing by time or memory that have a row of their own
   int causes = 0;
   search::Loser rest;
   std::string rest_names;
   const auto add = [&](const search::Loser& l, std::string why) {
-    table.rows.push_back({brief_count(static_cast<double>(l.points)), std::move(why), layout_words(l.nearest),
+    table.rows.push_back({brief_count(static_cast<double>(l.points)), std::move(why),
                           l.seconds > 0 ? Value(brief_seconds(l.seconds)) : Value(),
-                          l.bytes > 0 ? Value(brief_bytes(l.bytes)) : Value()});
+                          l.bytes > 0 ? Value(brief_bytes(l.bytes)) : Value(), layout_words(l.nearest)});
   };
   for (const search::Loser& l : found.losers) {
     const bool outdone = l.loss == search::Loss::kSlower || l.loss == search::Loss::kLarger;

@@ -9,6 +9,7 @@
 #include <numbers>
 
 #include "plan/base/tree.h"
+#include "plan/limits.h"
 #include "plan/treatment.h"
 
 namespace shardlab {
@@ -150,6 +151,16 @@ Result<void> check_products(const Case& c) {
   const double attention = static_cast<double>(m.heads) * static_cast<double>(m.head_dim);
   const double widest = std::max({static_cast<double>(m.qkv_rows()), static_cast<double>(m.up_rows()), attention, vocab});
   const double op_flops = 2 * tokens * std::max(hidden * widest, 2 * static_cast<double>(t.seq_len) * attention);
+  if (m.heads > kMaxHeads || m.kv_heads > kMaxHeads || m.head_dim > kMaxHeads)
+    return refusal(fmt::format("model.heads={}, kv_heads={}, head_dim={}: one is absurdly large", m.heads, m.kv_heads, m.head_dim),
+                   fmt::format("set each to {} or less", kMaxHeads));
+  const double rows = std::max({tokens, hidden, static_cast<double>(m.max_positions)});
+  const double elements = std::max(rows * std::max(widest, hidden), static_cast<double>(parameter_count(m)));
+  if (elements > static_cast<double>(kMaxElements))
+    return refusal(
+        fmt::format("a tensor or bucket of {:.3g} elements: seq_len {} * micro_batch {}, and a model of {:.3g} parameters",
+                    elements, t.seq_len, t.micro_batch, static_cast<double>(parameter_count(m))),
+        fmt::format("at most {} are planned in one buffer: lower seq_len, micro_batch or the model", kMaxElements));
   const double layer_widths =
       16 * hidden + 4 * static_cast<double>(m.qkv_rows()) + 4 * attention + 4 * static_cast<double>(m.up_rows());
   const double activations =
@@ -174,6 +185,14 @@ Result<void> check_device_libraries(const Case& c) {
                     "on 2-byte elements",
                     c.backend, c.canonical, c.train.precision),
         "use attention: auto, or backend: cuda with precision: bf16 and canonical: false");
+  constexpr int64_t kMostHeadDim = 256;  // kernels/cuda/geometry.cpp
+  if (c.backend == "cuda" && (c.model.head_dim > kMostHeadDim || c.model.head_dim % 2 != 0))
+    return refusal(fmt::format("head_dim={} with backend=cuda: attention on a GPU takes even ones up to {}", c.model.head_dim, kMostHeadDim),
+                   "use backend: cpu, or a model with other heads");
+  constexpr int kMostOnOneGpu = 64;  // kernels/cuda/kernels.h, Combine
+  if (const int most = std::max({c.layout.dp, c.layout.tp, c.layout.pp}); c.transport == "one-gpu" && most > kMostOnOneGpu)
+    return refusal(fmt::format("a group of {} ranks with transport=one-gpu, which adds up to {} parts at once", most, kMostOnOneGpu),
+                   "use fewer ranks, or transport: nccl");
   if (c.tf32 && (c.backend != "cuda" || c.canonical || c.train.precision != "fp32"))
     return refusal(
         fmt::format("tf32 with backend={}, canonical={}, precision={}: it is a way of the GPU's library to multiply fp32",

@@ -64,8 +64,8 @@ class DeviceTracer {
   /// thread, any time before the recorder's `take`.
   virtual void op_carried(const OpKey& op, const OpKey& by, double now) = 0;
 
-  /// The op's pair of device events, in milliseconds after the step's reference event, as cudaEventElapsedTime gives them. Only
-  /// where `wants_events()`.
+  /// The op's pair of device events, in milliseconds after the step's reference event, as cudaEventElapsedTime gives them: where
+  /// `wants_events()`, and, by the host's clock after the step's begin, of ops that the host does itself.
   virtual void op_timed(const OpKey& op, double begin_ms, double end_ms) = 0;
 };
 

@@ -23,10 +23,10 @@ inline constexpr int64_t kMaxHeads = int64_t{1} << 20;
 inline constexpr int64_t kMaxOperands = 65535;
 /// Elements of one buffer on one rank.
 inline constexpr int64_t kMaxElements = int64_t{1} << 42;
-/// Bytes of all buffers of a role, and of all locals of a segment: 1 PiB.
-inline constexpr int64_t kMaxRoleBytes = int64_t{1} << 50;
+/// Bytes of all buffers of a role, and of all locals of a segment; the sum of both fits in 63 bits.
+inline constexpr int64_t kMaxRoleBytes = 4'500'000'000'000'000'000;
 /// Floating-point operations of one op on one rank.
-inline constexpr int64_t kMaxFlops = int64_t{1} << 60;
+inline constexpr int64_t kMaxFlops = 9'000'000'000'000'000'000;
 /// Numerator and denominator of a scale.
 inline constexpr int64_t kMaxScale = (int64_t{1} << 31) - 1;
 /// Target tokens of a step, and the numbers by which losses are multiplied and divided.

@@ -1,12 +1,14 @@
 // Proves a plan before anything runs. Every finding names the rule, the role, the call and the op.
 //
 //  1. form        operands exist, bindings have exactly the slot's type, class and space, views lie inside their base,
-//                 in-place writes are views of the named read, shapes and settings fit the op, names are unique.
+//                 in-place writes are views of the named read, shapes and settings fit the op, names are unique,
+//                 sizes are within plan/limits.h.
 //  2. types       the placement, scale and micro-batch type of every write follows from the op's reads; reads of partial
 //                 values by nonlinear ops, mixed placements and unreduced sums are found here.
 //  3. values      no read before a write, of a stale name (overwritten since), outside the buffer's life, or after free;
 //                 persistent storage ends the period with the type it began with; ops that go back, and forward ops that run again,
 //                 read what the forward op of their label, layer and micro-batch read and made.
+//                 What a step changes is kept, and no copy of it that is kept is older (plan/verify_state.cpp).
 //  4. gradients   before an optimizer op, a gradient has the parameter's own placement, scale 1, and every micro-batch of the
 //                 step exactly once; every parameter is updated exactly once; a squared norm counts each element once. As the
 //                 gradient of a result an op reads the sum of the terms of all that read the result going forward.

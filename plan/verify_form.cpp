@@ -362,9 +362,9 @@ class FormChecker {
     if (std::holds_alternative<Linear>(op.work)) {  // two factors of a x b and b x c elements, and a result of a x c
       const SlotId result = op.writes[0];
       flops = 2 * std::sqrt(extent(op.reads[0]) * extent(op.reads[1]) * extent(result));
-    } else if (const auto* w = std::get_if<Attention>(&op.work)) {
-      const SlotId qkv = op.reads[w->phase == Phase::kI ? 3 : 0];
-      flops = 16 * extent(qkv) * static_cast<double>(segment.slots[qkv.index()].type.shape[1]);
+    } else if (const auto* w = std::get_if<Attention>(&op.work)) {  // five products of every query with half of the keys
+      const SlotId out = w->phase == Phase::kI ? op.reads[0] : op.writes[0];
+      flops = 8 * extent(out) * static_cast<double>(segment.slots[out.index()].type.shape[1]);
     } else if (const auto* k = std::get_if<Kernel>(&op.work)) {
       flops = static_cast<double>(k->flops);
     }

@@ -1,6 +1,7 @@
 // The machine of rules 3 and 4: what storages hold from one call to the next, and what a period must leave behind.
 #include <algorithm>
 
+#include "plan/period.h"
 #include "plan/run_state.h"
 #include "plan/verify_replay.h"
 
@@ -20,7 +21,9 @@ bool is_state(BufferClass c) { return c != BufferClass::kActivation && c != Buff
 
 void Replay::run() {
   prepare();
-  for (const Item& item : role_.program) {
+  steps_ = steps_of_calls(plan_, role_);
+  for (item_ = 0; item_ < role_.program.size(); ++item_) {
+    const Item& item = role_.program[item_];
     if (report_.full()) return;
     act_ = nullptr;
     if (const Call* call = std::get_if<Call>(&item)) {
@@ -240,9 +243,10 @@ bool Replay::read_piece(int32_t slot, const Region& at, const Piece& p) {
   return true;
 }
 
-void Replay::note_use(const Region& at, int32_t ordinal) {
+void Replay::note_use(int32_t slot, const Region& at, int32_t ordinal) {
   if (ordinal < 0) return;
   for_pieces(at, [&](const Piece& p) {
+    if (p.parameter >= 0) check_age(p, slot);
     if (p.parameter >= 0) ledger_.use(p.parameter, source_of(*act_, 0, ordinal));
   });
 }
@@ -313,7 +317,7 @@ void Replay::write(const Region& at, int32_t sum) {
   const bool partial = !axes_placed(language_.types.value_type(at.value_type), plan_.mesh, Place::kPartial).empty();
   if (partial && loss != nullptr && loss->part == CrossEntropy::Part::kMax) whole.pending = Pending::kMax;
   if (partial && kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted))
-    whole.pending = kernel->name == "found_inf" || kernel->name == "amax" ? Pending::kMax  // no counts
+    whole.pending = is_maximum(*kernel) ? Pending::kMax  // no counts
                     : language_.types.value_type(at.value_type).micro == Micro::kSum
                         ? Pending::kSum  // of micro-batches and of ranks
                         : Pending::kEither;

@@ -51,6 +51,9 @@ struct Link {
   int32_t value_type;
 };
 
+/// A kernel that takes a maximum, so that more of the same changes nothing.
+inline bool is_maximum(const Kernel& kernel) { return kernel.name == "found_inf" || kernel.name == "amax"; }
+
 /// What all roles share: types by number, the scripts of segments, and which type may be read where which was written.
 class Language {
  public:
@@ -121,6 +124,7 @@ class Replay {
   void play_transfer(const Act& act);
   void spread_out(Region& at, AxisSet axes, int64_t length);
   void play_add(const Act& act);
+  int32_t parted(int32_t parameter, int32_t gradient);
   void play_optimizer(const Act& act);
   std::optional<Region> factor_of(const Act& act);
   void check_factor_of_step(const Act& act, const Region& grad);
@@ -136,6 +140,7 @@ class Replay {
   void begin_run(const Act& act);
   void check_repeated(const Act& act);
   void check_predicate(const Act& act);
+  void check_age(const Piece& p, int32_t slot);
   bool changes_in_place(const Act& act, const Region& at);
   void supersede(const Region& at);
   void change(const Region& at, size_t result);
@@ -153,7 +158,7 @@ class Replay {
   void read(int32_t slot, const Region& at);
   bool read_piece(int32_t slot, const Region& at, const Piece& p);
   bool name_is_dead(const Region& at, const Piece& p, int32_t slot) const;
-  void note_use(const Region& at, int32_t ordinal);
+  void note_use(int32_t slot, const Region& at, int32_t ordinal);
   /// Replaces the pieces of the region by one fresh piece, or by one per parameter that lies there.
   void write(const Region& at, int32_t sum);
   void put(Storage& storage, int64_t begin, int64_t end, std::vector<Piece>& fresh);
@@ -238,6 +243,10 @@ class Replay {
   };
   std::vector<std::vector<Superseded>> superseded_;                     ///< by number of the value
   std::map<std::pair<const Op*, std::vector<int64_t>>, int32_t> last_;  ///< run of a kernel that changes storage in place, by where
+  std::map<int32_t, std::pair<int32_t, int32_t>>
+      ages_;                    ///< by step: updates of what forward ops read, and the first parameter read
+  std::vector<int32_t> steps_;  ///< of the period, by item of the program
+  size_t item_ = 0;
   std::map<int32_t, std::pair<int32_t, int32_t>> predicates_;  ///< by root: the run that wrote it, and the first run under it
   std::vector<Piece> scratch_;
   // The call in play.

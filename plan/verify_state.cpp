@@ -1,6 +1,7 @@
 // State, in rules 3 and 4: what a period changes must come back to where it is kept, as it was last changed, and be of use.
 //
-//  - Where a plan trains, every op makes something that another op reads, or that outlives the period; an update, each of its results.
+//  - Where a plan trains, every op makes something that another op reads, or that outlives the period; an update, each of its
+//  results.
 //    The gradient of a model's input alone leads nowhere.
 //  - A VALUE has a number, which copies, roundings and gathers carry along. An op that changes storage in place makes another value
 //  of it, and
@@ -10,7 +11,7 @@
 //  run
 //    (plan/run_state.h); a moment is written or, if frozen, read; what else is kept is written if it is read.
 //  - A kernel that changes storage in place runs again only where something else that it reads has changed: a step counts once.
-//  - The ops of a step that run under one predicate see it alike.
+//  - The ops of a step that run under one predicate see it alike, and its forward ops read parameters after equally many updates.
 #include <algorithm>
 
 #include "plan/run_state.h"
@@ -41,7 +42,11 @@ void Replay::begin_run(const Act& act) {
   first_run_ = static_cast<int32_t>(runs_.size());
   const size_t results = is_optimizer(act) ? act.writes.size() : 1;
   // What a trimmed act writes beside is judged in the first call.
-  const bool exempt = act.op->writes.empty() || act.writes.size() != act.op->writes.size() || phase_of(act.op->work) == Phase::kI;
+  // A copy to where state is kept may be renewed before anybody reads it.
+  const bool renewed =
+      std::holds_alternative<Copy>(act.op->work) && !act.writes.empty() && region(act.writes[0]).storage->persistent;
+  const bool exempt =
+      renewed || act.op->writes.empty() || act.writes.size() != act.op->writes.size() || phase_of(act.op->work) == Phase::kI;
   for (size_t i = 0; i < results; ++i) runs_.push_back({segment_, &act, call_, exempt});
 }
 
@@ -85,7 +90,8 @@ void Replay::change(const Region& at, size_t result) {
 
 /// Twice the same change of the same thing: a counter that counts a step twice, an average that takes a value in twice.
 void Replay::check_repeated(const Act& act) {
-  if (!std::holds_alternative<Kernel>(act.op->work) || rounds(act.op->work) || !is_whole(act)) return;
+  const auto* kernel = std::get_if<Kernel>(&act.op->work);
+  if (kernel == nullptr || rounds(act.op->work) || is_maximum(*kernel) || !is_whole(act)) return;
   bool in_place = false;
   std::pair<const Op*, std::vector<int64_t>> key{act.op, {}};
   for (const int32_t slot : act.writes) {
@@ -118,6 +124,14 @@ void Replay::check_predicate(const Act& act) {
   fault(Rule::kValues, "runs where %{} says so, and {} has changed it since {} ran by its word", slot_name(act.op->when.value),
         run_name(written), run_name(known->second.second));
   known->second.first = written;
+}
+
+/// A forward op reads this piece of a parameter.
+void Replay::check_age(const Piece& p, int32_t slot) {
+  const auto [age, first] = ages_.try_emplace(steps_[item_], std::pair{p.version, p.parameter});
+  if (first || age->second.first == p.version || report_.full()) return;
+  fault(Rule::kValues, "reads %{} after {} updates of the period, and {} was read after {} in the same step", slot_name(slot),
+        p.version, plan_.parameters[static_cast<size_t>(age->second.second)].name, age->second.first);
 }
 
 /// What a role keeps, when the period ends.
@@ -159,8 +173,8 @@ void Replay::finish_runs() {
     while (is_optimizer(*run.act) && i > result && runs_[i - result - 1].act == run.act && runs_[i - result - 1].call == run.call)
       ++result;
     ledger_.lost(role_index_, op_name(*run.segment, *run.act->op, *run.call),
-                fmt::format("nothing reads the %{} that it makes, and it is not kept",
-                            run.segment->slots[static_cast<size_t>(run.act->writes[result])].name));
+                 fmt::format("nothing reads the %{} that it makes, and it is not kept",
+                             run.segment->slots[static_cast<size_t>(run.act->writes[result])].name));
   }
 }
 

@@ -121,7 +121,7 @@ void Replay::perform(const Act& act) {
   for (size_t i = 0; i < act.reads.size(); ++i) {
     const Region at = region(act.reads[i]);
     read(act.reads[i], at);
-    if (act.uses_parameters && at.storage->alive) note_use(at, act.ordinals[i]);
+    if (act.uses_parameters && at.storage->alive) note_use(act.reads[i], at, act.ordinals[i]);
   }
   for (const int32_t slot : act.writes) {
     const Region at = region(slot);
@@ -147,7 +147,7 @@ void Replay::play_sum(const Act& act) {
     const Region at = region(act.reads[i]);
     read(act.reads[i], at);
     if (!at.storage->alive) continue;
-    if (act.uses_parameters) note_use(at, act.ordinals[i]);
+    if (act.uses_parameters) note_use(act.reads[i], at, act.ordinals[i]);
     int32_t parameter = -1, last = -1;  // of the pieces before
     for_pieces(at, [&](const Piece& p) {
       if (by_kernel && p.sum >= 0) {
@@ -419,6 +419,21 @@ void Replay::demand(const Act& act, const Piece& p, bool complete, bool before_t
   ledger_.demand(std::move(d));
 }
 
+/// The type of a parameter after an update: ranks that had it in common and update it with gradients of their own have parted.
+int32_t Replay::parted(int32_t parameter, int32_t gradient) {
+  Type t = language_.types.value_type(parameter);
+  const Type& g = language_.types.value_type(gradient);
+  bool differs = false;
+  for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
+    if (t.place[a].kind == Place::kReplicate && g.place[a].kind == Place::kLocal) {
+      t.place[a] = Placement::local();
+      differs = true;
+    }
+  if (!differs) return parameter;
+  t.shape = Shape{0, 0};
+  return language_.types.value(t);
+}
+
 void Replay::play_optimizer(const Act& act) {
   if (!read_all(act)) return;
   const Region grad = region(act.reads[0]);
@@ -477,6 +492,7 @@ void Replay::play_optimizer(const Act& act) {
       q.state_origin = param.begin;
       ++q.version;
       if (!(param.shard == p.shard)) q.value_type = retyped(p.value_type, param.value_type, param.shard);
+      if (g.parameter >= 0) q.value_type = parted(q.value_type, g.value_type);
       updated.push_back(q);
       if (p.parameter < 0) return;
       const std::string& name = plan_.parameters[static_cast<size_t>(p.parameter)].name;
@@ -492,6 +508,8 @@ void Replay::play_optimizer(const Act& act) {
       int64_t ranks = 1;
       for (size_t a = 0; a < plan_.mesh.axes.size(); ++a) {
         const Placement gp = gt.place[a], pp = pt.place[a];
+        if (pp.is_partial())
+          return fault(Rule::kGradients, "along {}: updates {}, which is an unreduced sum", plan_.mesh.axes[a].name, name);
         if (gp.is_partial() && !g.zero)
           return fault(Rule::kGradients, "along {}: the gradient of {} was never reduced", plan_.mesh.axes[a].name, name);
         const bool fine =

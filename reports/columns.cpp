@@ -180,10 +180,10 @@ constexpr std::array kColumns = {
                [](Outcome o) { return o.measured ? tokens_per_s(o, o.measured->step_s) : kNotApplicable; }},
     CaseColumn{"predicted_mfu", Unit::kFraction, "predicted MFU",
                "model flops (no recompute) against the dense peak of the precision",
-               [](Outcome o) { return o.predicted ? maybe(mfu(o.config, o.predicted->step_s)) : kNotApplicable; }},
+               [](Outcome o) { return o.predicted ? maybe(mfu(o, o.predicted->step_s)) : kNotApplicable; }},
     CaseColumn{"measured_mfu", Unit::kFraction, "measured MFU",
                "model flops (no recompute) against the dense peak of the precision",
-               [](Outcome o) { return o.measured ? maybe(mfu(o.config, o.measured->step_s)) : kNotApplicable; }},
+               [](Outcome o) { return o.measured ? maybe(mfu(o, o.measured->step_s)) : kNotApplicable; }},
     CaseColumn{"predicted_peak_bytes", Unit::kBytes, "predicted peak", "largest sum of live bytes over ranks",
                PREDICTED(peak_bytes)},
     CaseColumn{"measured_peak_bytes", Unit::kBytes, "measured peak", "largest sum of live bytes over ranks, as the ops ran",
@@ -371,6 +371,8 @@ std::string layout_text(const Case& config) {
   if (l.schedule != Schedule::kNone) add(name_of(l.schedule));
   if (l.sequence_parallel) add("sequence-parallel");
   if (l.recompute != Recompute::kNone) add(fmt::format("recompute-{}", name_of(l.recompute)));
+  // This machine's cores train in fp32 unless a case says otherwise.
+  if (config.train.precision != "fp32" || !config.machine.local) add(config.train.precision);
   return out;
 }
 
@@ -396,7 +398,10 @@ std::optional<double> peak_flops(const Case& config) {
   return peak->second * devices;
 }
 
-std::optional<double> mfu(const Case& config, double step_s) {
+std::optional<double> mfu(const CaseOutcome& o, double step_s) {
+  const Case& config = o.config;
+  // Of a model that no case can hold (a mixture of experts) the case has the body alone.
+  if (o.parameters > 0 && o.parameters != parameter_count(config.model)) return std::nullopt;
   const std::optional<double> peak = peak_flops(config);
   if (!peak || step_s <= 0) return std::nullopt;
   const double tokens_per_s = static_cast<double>(config.train.global_batch_tokens) / step_s;

@@ -44,7 +44,7 @@ std::string case_title(const Case& config);
 std::optional<double> peak_flops(const Case& config);
 
 /// Model flop utilisation at `step_s` seconds a step: model_flops_per_token * tokens/s / peak_flops. No recompute counted.
-std::optional<double> mfu(const Case& config, double step_s);
+std::optional<double> mfu(const CaseOutcome& outcome, double step_s);
 
 /// Optimizer steps of the run, its warm-up included, until the training loss reached `loss_target`. Nothing where no loss is asked
 /// for, nothing was trained, or the run ended before.

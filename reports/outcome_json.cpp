@@ -8,12 +8,17 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <type_traits>
+#include <utility>
+
+#include "plan/base/json_depth.h"
+#include "plan/base/limits.h"
 
 namespace shardlab::reports {
 
 namespace {
 
 using Json = nlohmann::ordered_json;
+using Parsed = nlohmann::json;  ///< finds a key among many in good time; the order that a text came in says nothing
 
 constexpr std::array<std::string_view, 4> kProvenances{"datasheet", "measured", "fitted", "transferred"};
 
@@ -487,7 +492,7 @@ class Writer {
 /// Reads an object. The first value of a wrong kind is remembered; everything else keeps its default.
 class Reader {
  public:
-  Reader(const Json& object, std::string& fault) : object_(object), fault_(fault) {}
+  Reader(const Parsed& object, std::string& fault) : object_(object), fault_(fault) {}
 
   template <class T>
   void operator()(const char* key, T& value) {
@@ -497,7 +502,7 @@ class Reader {
   }
 
   template <class T>
-  bool read(const Json& json, T& value) {
+  bool read(const Parsed& json, T& value) {
     if constexpr (std::is_same_v<T, std::string>) {
       if (json.is_string()) value = json.get<std::string>();
       return json.is_string();
@@ -505,8 +510,10 @@ class Reader {
       if (json.is_boolean()) value = json.get<bool>();
       return json.is_boolean();
     } else if constexpr (std::is_integral_v<T>) {
-      if (json.is_number_integer()) value = json.get<T>();
-      return json.is_number_integer();
+      if (!json.is_number_integer()) return false;
+      const bool fits = json.is_number_unsigned() ? std::in_range<T>(json.get<uint64_t>()) : std::in_range<T>(json.get<int64_t>());
+      if (fits) value = json.get<T>();
+      return fits;
     } else if constexpr (std::is_floating_point_v<T>) {
       return read_float(json, value);
     } else if constexpr (std::is_enum_v<T>) {
@@ -542,8 +549,11 @@ class Reader {
 
  private:
   template <class T>
-  static bool read_float(const Json& json, T& value) {
-    if (json.is_number()) return value = static_cast<T>(json.get<double>()), true;
+  static bool read_float(const Parsed& json, T& value) {
+    if (json.is_number()) {
+      const double number = json.get<double>();
+      return std::abs(number) <= std::numeric_limits<T>::max() && (value = static_cast<T>(number), true);
+    }
     if (!json.is_string()) return false;
     const std::string& word = json.get_ref<const std::string&>();
     const T infinity = std::numeric_limits<T>::infinity();
@@ -553,7 +563,7 @@ class Reader {
     return false;
   }
 
-  const Json& object_;
+  const Parsed& object_;
   std::string& fault_;
 };
 
@@ -564,7 +574,8 @@ std::string to_text(const T& value) {
 
 template <class T>
 Result<T> from_text(std::string_view text, std::string_view what) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const bool deep = json_depth(text) > limits::kJsonDepth;  // what is quoted of it is printed with recursion
+  const Parsed json = deep ? Parsed() : Parsed::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object())
     return Error{ExitCode::kUsage, fmt::format("the stored {} is no JSON object", what),
                  "the store is damaged; run the sweep again into a new directory"};

@@ -133,7 +133,7 @@ Statement fastest_statement(std::span<const CaseOutcome> cases, const Summary& s
   std::string text = fmt::format("Fastest: {}, {} {}, {} a step", case_title(o.config),
                                  tokens_per_second_text(static_cast<double>(o.config.train.global_batch_tokens) / step),
                                  s.by_measurement ? "measured" : "predicted", seconds_text(step));
-  if (const auto use = mfu(o.config, step)) text += fmt::format(", MFU {}", percent_text(*use));
+  if (const auto use = mfu(o, step)) text += fmt::format(", MFU {}", percent_text(*use));
   return {Statement::Mood::kAnswer, text + fmt::format(", {} for the largest rank.", bytes_text(peak_of(o, s.by_measurement)))};
 }
 

@@ -432,9 +432,11 @@ void Rank::issue(const BoundInstruction& bound, int stream, const StepFrame& fra
       tracer->op_carried(key, {frame.number, moved.carrier_rank, moved.carrier_instruction}, now);
     } else {
       if (tracer != nullptr) tracer->begin_op(key, now);
-      if (timed) device_->mark(mark_of(bound), stream);
+      if (timed && !bound.on_host) device_->mark(mark_of(bound), stream);
       run_one(bound, stream, frame, task);
-      if (timed) {
+      if (tracer != nullptr && bound.on_host)
+        tracer->op_timed(key, 1e3 * (now - frame.begin), 1e3 * (options_.clock->now() - frame.begin));
+      if (timed && !bound.on_host) {
         device_->mark(mark_of(bound) + 1, stream);
         marked_[static_cast<size_t>(bound.id)] = 1;
       }

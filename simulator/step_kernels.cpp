@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "plan/automatic.h"
 #include "plan/collective_steps.h"
 #include "plan/treatment.h"
 
@@ -16,11 +17,6 @@ std::vector<int> group(int size, int stride, int first = 0) {
   std::vector<int> ranks(static_cast<size_t>(size));
   for (int i = 0; i < size; ++i) ranks[static_cast<size_t>(i)] = first + i * stride;
   return ranks;
-}
-
-Algorithm algorithm_of(const Case& c) {
-  if (c.canonical || c.layout.collective_algorithm == AlgorithmChoice::kDirect) return Algorithm::kDirect;
-  return c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling ? Algorithm::kHalvingDoubling : Algorithm::kRing;
 }
 
 /// A ring's steps follow one another around it; other algorithms' are counted where they are listed.
@@ -84,7 +80,7 @@ Task StepKernels::kernel(const DatasheetRates::Kernel& k, Spent spent) const {
 
 Task StepKernels::exchange(const Exchange& e, const Ways::Way& way, Spent spent) const {
   if (e.ranks == 1) return {.seconds = 0, .spent = spent};
-  const Algorithm algorithm = algorithm_of(c_);
+  const Algorithm algorithm = algorithm_of(c_, e.kind, e.ranks);
   const double sent = of(sent_elements(e.kind, algorithm, e.elements, e.ranks, 0) * e.element);
   return {.seconds = rates_.collective_seconds(steps_of(e.kind, algorithm, e.ranks), sent, way),
           .demand = rates_.collective_demand(use_of(e.kind), sent, way),

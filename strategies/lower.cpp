@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "plan/automatic.h"
 #include "plan/base/check.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
@@ -42,6 +43,19 @@ VerifyOptions verify_options(const Case& config, const LowerOptions& options) {
   return v;
 }
 
+/// `collective_algorithm: auto` by kind and group of each collective, where strategies left a ring. A parameter server's exchanges are
+/// direct, whatever the key says.
+void choose_algorithms(const Case& config, Plan& plan) {
+  if (config.canonical || config.layout.collective_algorithm != AlgorithmChoice::kAuto) return;
+  for (Segment& segment : plan.segments)
+    for (Step& step : segment.steps) {
+      Op* op = std::get_if<Op>(&step);
+      auto* c = op != nullptr ? std::get_if<Collective>(&op->work) : nullptr;
+      if (c != nullptr && c->algorithm == Algorithm::kRing)
+        c->algorithm = automatic_algorithm(c->kind, group_size(plan.mesh, plan.comms[c->comm.index()]));
+    }
+}
+
 Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool training) {
   SHARDLAB_TRY(check(config));
   SHARDLAB_TRY(check_decided(config));
@@ -55,6 +69,7 @@ Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool tr
     }
     passed = passed || strategy.name == options.after;
   }
+  choose_algorithms(config, draft.plan);
   Plan plan = emit(std::move(draft));
   if (options.verify && options.after.empty()) SHARDLAB_TRY(verify(plan, verify_options(config, options)));
   return plan;

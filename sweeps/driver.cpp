@@ -50,7 +50,7 @@ std::string one_line(const Error& e) {
 /// One case, whatever happens to it: the boundary where the world's failures end.
 CaseOutcome run_point(const Point& point, CaseRunner& runner, Mode mode) {
   try {
-    CaseOutcome outcome = runner.run(point.config, mode);
+    CaseOutcome outcome = runner.run(point, mode);
     outcome.case_id = point.id;
     return outcome;
   } catch (const WorldError& e) {

@@ -19,7 +19,7 @@ class CaseRunner {
   virtual ~CaseRunner() = default;
   /// Called for points that are not refused. Must be safe to call from several threads when `mode` is simulate and
   /// DriveOptions::jobs is above 1. A WorldError thrown here costs this case only.
-  virtual CaseOutcome run(const Case& config, Mode mode) = 0;
+  virtual CaseOutcome run(const Point& point, Mode mode) = 0;
 };
 
 /// Where outcomes are kept. Called from one thread only.

@@ -158,13 +158,14 @@ class Expander {
     point.derived = !point.refusal;
     if (!point.refusal) point.refusal = broken_constraint(draft);
     if (!point.refusal)
-      if (auto possible = check_point(draft, content_.mode); !possible.ok()) point.refusal = possible.error();
+      if (auto possible = check_point(draft, content_.mode, resolution_); !possible.ok()) point.refusal = possible.error();
     if (!point.refusal && resolution_ != Resolution::kAnalytic)
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
     if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
     point.id = id_of(draft);
     point.config = std::move(draft.config);
     point.unheld = std::move(draft.unheld);
+    point.model = std::move(draft.model);
     return point;
   }
 
@@ -217,8 +218,9 @@ class Expander {
 
   static std::string id_of(const Draft& draft) {
     const std::string id = case_id(draft.config);
-    if (draft.unheld.empty()) return id;
+    if (draft.unheld.empty() && !draft.model) return id;
     std::string text = id;
+    if (draft.model) text += "\n" + describe(*draft.model);
     for (const auto& [path, value] : draft.unheld) text += fmt::format("\n{}={}", path, value);
     return fmt::format("{:016x}", hash_text(text));
   }

@@ -113,6 +113,7 @@ class Loader {
 
   void load_sweep(const YamlNode& root) {
     read_version(root);
+    read_assumption(root);
     std::vector<std::string> skip = kSweepOnly;
     skip.emplace_back("version");
     reader_.read(root, content_.base, skip, top_keys());
@@ -133,6 +134,7 @@ class Loader {
 
   void load_case(const YamlNode& root) {
     read_version(root);
+    read_assumption(root);
     for (const std::string& key : kSweepOnly)
       if (const YamlNode* value = root.find(key))
         problems_.add(value->mark, fmt::format("`{}` belongs to a sweep file; a case file has single values", key),
@@ -152,6 +154,15 @@ class Loader {
     const YamlNode* version = root.find("version");
     if (version && version->text != "1")
       problems_.add(version->mark, fmt::format("version {} is not known", to_flow(*version)), "this program reads version 1");
+  }
+
+  /// `model: {hf: FILE, assume: llama}`, or model.assume=llama on the command line.
+  void read_assumption(const YamlNode& root) {
+    const YamlNode* model = root.find("model");
+    if (const YamlNode* assume = model && model->is_map() ? model->find("assume") : nullptr) assume_ = assume->text;
+    for (const std::string& text : options_.overrides)
+      if (text.starts_with(kAssume)) assume_ = text.substr(kAssume.size());
+    reader_.assume(assume_);
   }
 
   void read_mode(const YamlNode* mode) {
@@ -396,6 +407,9 @@ class Loader {
 
   void finish(Mark root) {
     read_overrides();
+    Settings given;  // `auto` gives nothing
+    merge(given, content_.base);
+    content_.base = std::move(given);
     if (const auto name = content_.base.find("name"); name != content_.base.end()) content_.name = name->second.text;
     if (content_.name.empty()) content_.name = std::filesystem::path(content_.file).stem().string();
     if (!problems_.empty()) return;  // what is missing may be what could not be read
@@ -423,7 +437,9 @@ class Loader {
   void read_overrides() {
     Problems here("command line");
     SettingsReader reader(here, content_.sources, std::filesystem::current_path().string(), options_.local_machine);
+    reader.assume(assume_);
     for (const std::string& text : options_.overrides) {
+      if (text.starts_with(kAssume)) continue;
       const size_t equals = text.find('=');
       std::string word = text.substr(0, equals);
       std::replace(word.begin(), word.end(), '-', '_');
@@ -484,6 +500,8 @@ class Loader {
   int64_t generated_ = 0;         ///< values of axes made by pow2 and range
   const LoadOptions& options_;
   Vocabulary vocabulary_;
+  static constexpr std::string_view kAssume = "model.assume=";
+  std::string assume_;
   SettingsReader reader_;
   std::set<std::string> included_names_;
 };

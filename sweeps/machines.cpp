@@ -6,6 +6,7 @@
 #include <limits>
 #include <optional>
 
+#include "sweeps/names.h"
 #include "sweeps/presets.h"
 #include "sweeps/values.h"
 
@@ -277,15 +278,33 @@ std::vector<std::string> list_machines() {
   return names;
 }
 
+namespace {
+
+/// What people call a machine that has one device of this kind, or several, by the commonest one: nodes of eight, joined by
+/// InfiniBand.
+constexpr Alias kAliases[] = {{"h100", "hgx-h100-ndr"},     {"dgx-h100", "hgx-h100-ndr"}, {"hgx-h100", "hgx-h100-ndr"},
+                              {"h200", "hgx-h200-ndr"},     {"dgx-h200", "hgx-h200-ndr"}, {"a100", "hgx-a100-hdr"},
+                              {"dgx-a100", "hgx-a100-hdr"}, {"b200", "hgx-b200-ndr"},     {"dgx-b200", "hgx-b200-ndr"},
+                              {"gb200", "gb200-nvl72"},     {"gh200", "gh200-1-ndr"},     {"mi300x", "mi300x-8"},
+                              {"mi355x", "mi355x-8"}};
+
+}  // namespace
+
+Result<std::string> machine_name(const std::string& said) {
+  auto meant = name_meant(said, list_machines(), kAliases);
+  if (meant.ok()) return meant;
+  Error error = meant.error();
+  error.message = "no machine is " + error.message;
+  error.hint =
+      "`shardlab machine list` prints the names; a path to a machine file is also a machine (write ./NAME for a file "
+      "without .yaml)";
+  return error;
+}
+
 Result<std::string> machine_text(const std::string& name) {
-  for (const Preset& preset : machine_presets())
-    if (preset.name == name) return std::string(preset.text);
-  const std::string close = nearest(name, list_machines());
-  return Error{ExitCode::kUsage,
-               fmt::format("no machine is named `{}`{}", name, close.empty() ? "" : fmt::format(", did you mean `{}`?", close)),
-               "`shardlab machine list` prints the names; a path to a machine file is also a machine (write ./NAME for a file "
-               "without .yaml)",
-               {}};
+  const auto meant = machine_name(name);
+  if (!meant.ok()) return meant.error();
+  return std::string(std::ranges::find(machine_presets(), *meant, &Preset::name)->text);
 }
 
 Result<Machine> parse_machine(std::string_view yaml, const std::string& file) {

@@ -17,6 +17,9 @@ std::string_view name_of(Provenance p);
 /// Names of the machines that ship with the program (sweeps/machines/*.yaml, compiled in), sorted.
 std::vector<std::string> list_machines();
 
+/// The shipped machine that is meant by a name as people write it: "H100", "dgx-h100", "4090" (sweeps/names.h).
+Result<std::string> machine_name(const std::string& said);
+
 /// The text of a shipped machine, with the source of every constant; for `machine show`.
 Result<std::string> machine_text(const std::string& name);
 

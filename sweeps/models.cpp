@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "plan/base/files.h"
+#include "plan/base/json_depth.h"
 #include "plan/base/limits.h"
+#include "sweeps/names.h"
 #include "sweeps/presets.h"
 #include "sweeps/yaml.h"
 
@@ -32,15 +35,11 @@ Json parse_json(std::string_view text, std::string& error) {
     error = fmt::format("has {} bytes, more than the {} that are read of a config.json", text.size(), limits::kModelFileBytes);
     return Json(Json::value_t::discarded);
   }
-  // The library parses without recursion, and prints and destroys with it: what is nested too deeply is not even built.
-  const auto bounded = [&](int depth, Json::parse_event_t event, Json&) {
-    const bool opens = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
-    if (!opens || depth < limits::kJsonDepth) return true;
+  if (json_depth(text) > limits::kJsonDepth) {
     error = fmt::format("is nested more than {} levels deep", limits::kJsonDepth);
-    return false;
-  };
-  Json json = Json::parse(text, bounded, /*allow_exceptions=*/false);
-  return error.empty() ? json : Json(Json::value_t::discarded);
+    return Json(Json::value_t::discarded);
+  }
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
 /// Reads keys of one config.json; the first thing wrong is kept.
@@ -48,11 +47,17 @@ class ConfigReader {
  public:
   static constexpr uint64_t kMostSize = uint64_t{1} << 48;
 
-  ConfigReader(const Json& json, const std::string& name) : json_(json), name_(name) {}
+  /// `lenient`: a size that is missing is looked for under the names that other files have for it, and else 0.
+  ConfigReader(const Json& json, const std::string& name, bool lenient) : json_(json), name_(name), lenient_(lenient) {}
 
   bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
 
   int64_t size(const char* key) {
+    if (!has(key) && lenient_) {
+      for (const auto& [known, other] : kOtherNames)
+        if (std::string_view(known) == key && has(other)) return size_or(other, 0);
+      return 0;
+    }
     if (!has(key)) {
       refuse(fmt::format("`{}` is missing", key), "a Hugging Face config.json of this model_type has it");
       return 0;
@@ -79,6 +84,23 @@ class ConfigReader {
     if (std::abs(value) <= std::numeric_limits<float>::max()) return static_cast<float>(value);
     refuse(fmt::format("`{}` is {}, not a number of single precision", key, shown(json_[key])), "write a number");
     return otherwise;
+  }
+  bool lenient() const { return lenient_; }
+  /// Layers with a sliding window: by `layer_types`, else all but every `pattern`-th.
+  int64_t windowed_layers(int64_t layers, int64_t pattern) {
+    if (!has("layer_types")) return layers - layers / std::max<int64_t>(1, pattern);
+    const Json& list = json_["layer_types"];
+    int64_t windowed = 0;
+    if (list.is_array() && static_cast<int64_t>(list.size()) == layers) {
+      for (const Json& type : list)
+        if (type == "sliding_attention")
+          ++windowed;
+        else if (type != "full_attention")
+          return refuse(fmt::format("`layer_types` has {}", shown(type)), "implemented: sliding_attention and full_attention"), 0;
+      return windowed;
+    }
+    refuse(fmt::format("`layer_types` is {}, no list of {} layers", shown(list), layers), "one word a layer");
+    return 0;
   }
   bool flag_or(const char* key, bool otherwise) {
     if (!has(key)) return otherwise;
@@ -119,8 +141,15 @@ class ConfigReader {
   const std::optional<Error>& error() const { return error_; }
 
  private:
+  static constexpr std::pair<const char*, const char*> kOtherNames[] = {
+      {"num_hidden_layers", "num_layers"}, {"num_hidden_layers", "n_layer"},     {"num_hidden_layers", "n_layers"},
+      {"hidden_size", "n_embd"},           {"hidden_size", "d_model"},           {"num_attention_heads", "n_head"},
+      {"num_attention_heads", "n_heads"},  {"num_attention_heads", "num_heads"}, {"intermediate_size", "ffn_hidden_size"},
+      {"intermediate_size", "ffn_dim"},    {"intermediate_size", "n_inner"},     {"vocab_size", "padded_vocab_size"}};
+
   const Json& json_;
   const std::string& name_;
+  bool lenient_;
   std::optional<Error> error_;
 };
 
@@ -142,7 +171,8 @@ void read_gpt(ConfigReader& in, Model& m) {
   m.head_dim = m.heads > 0 ? m.hidden / m.heads : 0;
 }
 
-void read_llama_sizes(ConfigReader& in, Model& m) {
+/// Sizes in the words of most files.
+void read_sizes(ConfigReader& in, Model& m) {
   m.family = Family::kLlama;
   m.layers = in.size("num_hidden_layers");
   m.hidden = in.size("hidden_size");
@@ -154,17 +184,22 @@ void read_llama_sizes(ConfigReader& in, Model& m) {
   m.ffn = in.size("intermediate_size");
   m.vocab = in.size("vocab_size");
   m.max_positions = in.size_or("max_position_embeddings", 0);
+  m.norm_epsilon = in.number_or("rms_norm_eps", 1e-6f);
+  m.rope_theta = in.number_or("rope_theta", 10000.0f);
+}
+
+void read_llama_sizes(ConfigReader& in, Model& m) {
+  read_sizes(in, m);
   // Qwen states a window beside the switch that leaves it off.
   if (const int64_t window = in.size_or("sliding_window", 0); window > 0 && in.flag_or("use_sliding_window", true))
     m.max_positions = m.max_positions > 0 ? std::min(m.max_positions, window) : window;
   m.tied_embeddings = in.flag_or("tie_word_embeddings", false);
-  m.norm_epsilon = in.number_or("rms_norm_eps", 1e-6f);
-  m.rope_theta = in.number_or("rope_theta", 10000.0f);
-  in.must_be("hidden_act", {"silu", "swish"});
+  if (!in.lenient()) in.must_be("hidden_act", {"silu", "swish"});
 }
 
 void read_llama(ConfigReader& in, ModelConfig& c) {
   read_llama_sizes(in, c.model);
+  if (in.lenient()) return;
   in.must_be_off("attention_bias");
   in.must_be_off("mlp_bias");
 }
@@ -182,8 +217,6 @@ void read_qwen3(ConfigReader& in, ModelConfig& c) {
   c.qk_norm = true;
   c.unexecuted = "it has norms over the heads of q and k";
 }
-
-constexpr const char* kMixture = "its layers are mixtures of experts";
 
 void read_mixtral(ConfigReader& in, ModelConfig& c) {
   read_llama(in, c);
@@ -219,6 +252,105 @@ void read_deepseek(ConfigReader& in, ModelConfig& c) {
   c.unexecuted = "its attention is latent and its layers are mixtures of experts";
 }
 
+void read_gemma2(ConfigReader& in, ModelConfig& c) {
+  read_sizes(in, c.model);
+  c.model.head_dim = in.size_or("head_dim", 256);
+  c.model.tied_embeddings = in.flag_or("tie_word_embeddings", true);
+  in.must_be("hidden_activation", {"gelu_pytorch_tanh"});
+  in.must_be_off("attention_bias");
+  c.window = in.size_or("sliding_window", 4096);
+  c.windowed_layers = in.windowed_layers(c.model.layers, 2);
+  c.post_norms = true;
+  c.unexecuted = "its feed-forward is gated by gelu, and norms follow attention and feed-forward";
+}
+
+/// Files leave out what their library has by default (transformers, Gemma3TextConfig).
+void read_gemma3(ConfigReader& in, ModelConfig& c) {
+  Model& m = c.model;
+  m.family = Family::kLlama;
+  m.layers = in.size("num_hidden_layers"), m.hidden = in.size("hidden_size"), m.ffn = in.size("intermediate_size");
+  m.heads = in.size_or("num_attention_heads", 8), m.kv_heads = in.size_or("num_key_value_heads", 4);
+  m.head_dim = in.size_or("head_dim", 256);
+  m.vocab = in.size_or("vocab_size", 262208), m.max_positions = in.size_or("max_position_embeddings", 131072);
+  m.tied_embeddings = in.flag_or("tie_word_embeddings", true);
+  m.norm_epsilon = in.number_or("rms_norm_eps", 1e-6f), m.rope_theta = in.number_or("rope_theta", 1e6f);
+  in.must_be("hidden_activation", {"gelu_pytorch_tanh"});
+  in.must_be_off("attention_bias");
+  c.window = in.size_or("sliding_window", 1024);
+  c.windowed_layers = in.windowed_layers(m.layers, in.size_or("sliding_window_pattern", 6));
+  c.post_norms = c.qk_norm = true;
+  c.unexecuted = "its feed-forward is gated by gelu, and norms follow attention and feed-forward";
+}
+
+/// The share of each head that is rotated changes neither size nor work that counts.
+bool rotates_part(ConfigReader& in) { return in.number_or("partial_rotary_factor", 1.0f) != 1.0f; }
+
+void read_phi3(ConfigReader& in, ModelConfig& c) {
+  read_sizes(in, c.model);
+  c.model.tied_embeddings = in.flag_or("tie_word_embeddings", false);
+  in.must_be("hidden_act", {"silu", "swish"});
+  in.must_be_off("attention_bias");
+  if (rotates_part(in)) c.unexecuted = "it rotates a part of each head";
+  const int64_t window = in.size_or("sliding_window", 0);
+  if (window == 0 || (c.model.max_positions > 0 && window >= c.model.max_positions)) return;
+  c.window = window, c.windowed_layers = c.model.layers;
+  c.unexecuted = "its attention has a window";
+}
+
+void read_olmo2(ConfigReader& in, ModelConfig& c) {
+  read_llama(in, c);
+  c.qk_norm_whole = true;
+  c.unexecuted = "its norms follow attention and feed-forward, and it has norms over q and k";
+}
+
+void read_glm(ConfigReader& in, ModelConfig& c) {
+  read_llama_sizes(in, c.model);
+  c.qkv_biases = in.flag_or("attention_bias", false);
+  c.unexecuted = "it rotates a part of each head";
+}
+
+void read_glm4(ConfigReader& in, ModelConfig& c) {
+  read_glm(in, c);
+  c.post_norms = true;
+  c.unexecuted = "it rotates a part of each head, and norms follow attention and feed-forward";
+}
+
+void read_glm4_moe(ConfigReader& in, ModelConfig& c) {
+  read_glm(in, c);
+  c.experts = in.size("n_routed_experts"), c.top_k = in.size("num_experts_per_tok");
+  c.moe_ffn = in.size("moe_intermediate_size");
+  c.shared_experts = in.size_or("n_shared_experts", 0);
+  c.dense_layers = in.size_or("first_k_dense_replace", 0);
+  c.qk_norm = in.flag_or("use_qk_norm", false);
+  c.router_bias = true;
+  c.unexecuted = kMixture;
+}
+
+void read_gpt_oss(ConfigReader& in, ModelConfig& c) {
+  read_sizes(in, c.model);
+  c.model.tied_embeddings = in.flag_or("tie_word_embeddings", false);
+  in.must_be("hidden_act", {"silu"});
+  c.qkv_biases = c.out_bias = in.flag_or("attention_bias", true);
+  c.sinks = c.expert_biases = true;
+  c.experts = in.size("num_local_experts"), c.top_k = in.size("num_experts_per_tok");
+  c.moe_ffn = c.model.ffn;
+  c.window = in.size_or("sliding_window", 128);
+  c.windowed_layers = in.windowed_layers(c.model.layers, 2);
+  c.unexecuted = kMixture;
+}
+
+void read_gpt_neox(ConfigReader& in, ModelConfig& c) {
+  read_sizes(in, c.model);
+  c.model.family = Family::kGpt;
+  c.model.kv_heads = c.model.heads;
+  c.model.tied_embeddings = in.flag_or("tie_word_embeddings", false);
+  c.model.norm_epsilon = in.number_or("layer_norm_eps", 1e-5f);
+  in.must_be("hidden_act", {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"});
+  if (!in.flag_or("attention_bias", true)) in.refuse("`attention_bias` is false, which is not implemented", "implemented: true");
+  c.rotary = true;
+  c.unexecuted = "its positions are rotary, and attention and feed-forward read the same input";
+}
+
 /// Sizes that only a prediction reads: none negative or so large that products overflow.
 Result<void> check_sizes(const ModelConfig& c) {
   const auto refusal = [](std::string message, std::string hint) {
@@ -233,7 +365,8 @@ Result<void> check_sizes(const ModelConfig& c) {
                                     {"kv_lora_rank", c.kv_rank},
                                     {"qk_nope_head_dim", c.nope_dim},
                                     {"qk_rope_head_dim", c.rope_dim},
-                                    {"v_head_dim", c.v_dim}})
+                                    {"v_head_dim", c.v_dim},
+                                    {"sliding_window", c.window}})
     if (value < 0 || value >= int64_t{1} << 31)
       return refusal(fmt::format("{}={} is outside [0, 2^31)", name, value), "write a size that a model can have");
   const bool mixture = c.unexecuted.find("experts") != std::string::npos;
@@ -254,7 +387,16 @@ constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"mixtral", read_mixtral},
     {"qwen3_moe", read_qwen3_moe},
     {"deepseek_v3", read_deepseek},
-    {"kimi_k2", read_deepseek}};
+    {"kimi_k2", read_deepseek},
+    {"gemma2", read_gemma2},
+    {"gemma3_text", read_gemma3},
+    {"phi3", read_phi3},
+    {"olmo2", read_olmo2},
+    {"glm", read_glm},
+    {"glm4", read_glm4},
+    {"glm4_moe", read_glm4_moe},
+    {"gpt_oss", read_gpt_oss},
+    {"gpt_neox", read_gpt_neox}};
 
 }  // namespace
 
@@ -264,7 +406,21 @@ std::vector<std::string> list_models() {
   return names;
 }
 
-Result<ModelConfig> parse_model_config(std::string_view text, const std::string& name) {
+std::vector<std::string> model_types() {
+  std::vector<std::string> types;
+  for (const auto& [type, read] : kReaders) types.emplace_back(type);
+  return types;
+}
+
+std::string describe(const ModelConfig& c) {
+  return fmt::format(
+      "{} {} biases {} {} {} norms {} {} {} sinks {} rotary {} window {} of {} experts {} {} {} {} {} {} latent {} {} {} {} {}",
+      c.type, c.unexecuted, c.qkv_biases, c.out_bias, c.expert_biases, c.qk_norm, c.qk_norm_whole, c.post_norms, c.sinks, c.rotary,
+      c.window, c.windowed_layers, c.experts, c.top_k, c.moe_ffn, c.shared_experts, c.dense_layers, c.router_bias, c.q_rank,
+      c.kv_rank, c.nope_dim, c.rope_dim, c.v_dim);
+}
+
+Result<ModelConfig> parse_model_config(std::string_view text, const std::string& name, const std::string& assume) {
   const auto refusal = [&](std::string message, std::string hint) {
     return Error{ExitCode::kUsage, std::move(message), std::move(hint), name};
   };
@@ -274,22 +430,34 @@ Result<ModelConfig> parse_model_config(std::string_view text, const std::string&
   if (!file.is_object()) return refusal("is not a JSON object", "a Hugging Face config.json is expected");
   const bool nested = file.contains("text_config") && file["text_config"].is_object();
   const Json& json = nested ? file["text_config"] : file;
-  ConfigReader in(json, name);
+  const auto reader_of = [](const std::string& type) {
+    return std::ranges::find(kReaders, type, &std::pair<std::string_view, Reader>::first);
+  };
   ModelConfig config;
   config.model.name = name;
-  const std::string type = in.text_or("model_type", "");
-  const auto reader = std::ranges::find(kReaders, type, &std::pair<std::string_view, Reader>::first);
-  if (reader == std::end(kReaders)) {
-    std::string known;
-    for (const auto& [word, read] : kReaders) known += fmt::format(" {}", word);
-    return refusal(type.empty() ? "`model_type` is missing" : fmt::format("`model_type` \"{}\" is not implemented", type),
-                   fmt::format("implemented:{}; describe other models with `inline`", known));
-  }
-  config.type = type;
+  ConfigReader head(json, name, false);
+  config.type = head.text_or("model_type", "");
+  if (!assume.empty() && reader_of(assume) == std::end(kReaders))
+    return refusal(fmt::format("read as `{}`, which is no model_type that is known", assume),
+                   fmt::format("implemented: {}", fmt::join(model_types(), " ")));
+  const bool assumed = reader_of(config.type) == std::end(kReaders) && !assume.empty();
+  const auto reader = reader_of(assumed ? assume : config.type);
+  if (reader == std::end(kReaders))
+    return refusal(
+        config.type.empty() ? "`model_type` is missing" : fmt::format("`model_type` \"{}\" is not implemented", config.type),
+        fmt::format("implemented: {}; others are estimated by the sizes that they share with one of these: --assume llama, and "
+                    "--set model.KEY=VALUE for what differs",
+                    fmt::join(model_types(), " ")));
+  ConfigReader in(json, name, assumed);
   reader->second(in, config);
   config.model.init_deviation = in.number_or("initializer_range", 0.02f);
+  if (head.error()) return *head.error();
   if (in.error()) return *in.error();
-  if (const auto checked = check(config.model); !checked.ok()) return refusal(checked.error().message, checked.error().hint);
+  if (assumed) config.unexecuted = fmt::format("it is read as if it were a {}", assume);
+  Model sizes = config.model;
+  if (config.rotary) sizes.max_positions = std::max<int64_t>(1, sizes.max_positions);  // no table
+  if (assumed) return config;  // what it lacks is given later, and refused where it is used
+  if (const auto checked = check(sizes); !checked.ok()) return refusal(checked.error().message, checked.error().hint);
   if (const auto checked = check_sizes(config); !checked.ok()) return refusal(checked.error().message, checked.error().hint);
   return config;
 }
@@ -310,30 +478,70 @@ Result<Model> executed(Result<ModelConfig> config) {
 Result<Model> parse_model(std::string_view text, const std::string& name) { return executed(parse_model_config(text, name)); }
 Result<Model> load_model(const std::string& name_or_path) { return executed(load_model_config(name_or_path)); }
 
-Result<ModelConfig> load_model_config(const std::string& name_or_path) {
-  if (name_or_path.find('/') != std::string::npos || name_or_path.ends_with(".json")) {
-    auto text = read_file_within(name_or_path, limits::kModelFileBytes);
-    if (!text.ok()) return text.error();
-    auto model = parse_model_config(*text, name_or_path);
-    if (!model.ok()) return model.error();
-    // A config.json is named by its folder, as on the hub.
-    std::string stem =
-        name_or_path.substr(0, name_or_path.find_last_of('/') == std::string::npos ? 0 : name_or_path.find_last_of('/'));
-    const std::string file = name_or_path.substr(stem.empty() ? 0 : stem.size() + 1);
-    if (file == "config.json" && !stem.empty() && stem != "." && stem != "..")
-      model->model.name = stem.substr(stem.find_last_of('/') + 1);
-    else
-      model->model.name = file.ends_with(".json") ? file.substr(0, file.size() - 5) : file;
-    return model;
+namespace {
+
+bool is_folder(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(path, ignored);
+}
+
+/// "meta-llama/Llama-3.1-8B": as models are named where they are published.
+bool is_published_name(const std::string& text) {
+  return std::ranges::count(text, '/') == 1 && !text.starts_with('/') && !text.starts_with('.') && !text.ends_with('/') &&
+         !text.ends_with(".json");
+}
+
+Result<ModelConfig> read_config_file(const std::string& path, const std::string& assume) {
+  auto text = read_file_within(path, limits::kModelFileBytes);
+  if (!text.ok()) return text.error();
+  auto model = parse_model_config(*text, path, assume);
+  if (!model.ok()) return model.error();
+  // A config.json is named by its folder, as on the hub.
+  const std::filesystem::path file(path);
+  const std::string folder = file.parent_path().filename().string();
+  const bool in_folder = file.filename() == "config.json" && !folder.empty() && folder != "." && folder != "..";
+  model->model.name = in_folder ? folder : file.extension() == ".json" ? file.stem().string() : file.filename().string();
+  return model;
+}
+
+}  // namespace
+
+bool is_model_path(const std::string& text, const std::string& folder) {
+  const std::string path = (std::filesystem::path(folder) / text).string();
+  if (is_published_name(text)) return is_there(path) || !name_meant(text.substr(text.find('/') + 1), list_models()).ok();
+  if (text.find('/') != std::string::npos || text.ends_with(".json")) return true;
+  return !name_meant(text, list_models()).ok() && is_folder(path) && is_there(path + "/config.json");
+}
+
+Result<ModelConfig> load_model_config(const std::string& name_or_path, const std::string& assume) {
+  if (is_model_path(name_or_path, "")) {
+    if (is_folder(name_or_path)) {
+      const std::string file = (std::filesystem::path(name_or_path) / "config.json").lexically_normal().string();
+      if (is_there(file)) return read_config_file(file, assume);
+      return Error{ExitCode::kUsage, fmt::format("the folder {} has no config.json", name_or_path), "put the model's there", {}};
+    }
+    if (is_published_name(name_or_path) && !is_there(name_or_path))
+      return Error{
+          ExitCode::kUsage,
+          fmt::format("`{}` is no folder here, and no shipped model is called so", name_or_path),
+          fmt::format("nothing is downloaded: put its config.json at {}/config.json; `shardlab model list` prints the names",
+                      name_or_path),
+          {}};
+    return read_config_file(name_or_path, assume);
   }
-  for (const Preset& preset : model_presets())
-    if (preset.name == name_or_path) return parse_model_config(preset.text, name_or_path);
-  const std::string close = nearest(name_or_path, list_models());
-  return Error{
-      ExitCode::kUsage,
-      fmt::format("no model is named `{}`{}", name_or_path, close.empty() ? "" : fmt::format(", did you mean `{}`?", close)),
-      "`shardlab model list` prints the names; a path to a config.json is also a model (write ./NAME for a file without .json)",
-      {}};
+  const size_t slash = name_or_path.find('/');
+  const std::string said = slash == std::string::npos ? name_or_path : name_or_path.substr(slash + 1);
+  const auto meant = name_meant(said, list_models());
+  if (!meant.ok()) {
+    Error error = meant.error();
+    error.message = "no model is " + error.message;
+    error.hint =
+        "`shardlab model list` prints the names; a path to a config.json, or to its folder, is also a model (write ./NAME for a "
+        "file without .json)";
+    return error;
+  }
+  const auto preset = std::ranges::find(model_presets(), *meant, &Preset::name);
+  return parse_model_config(preset->text, *meant, assume);
 }
 
 }  // namespace shardlab::sweeps

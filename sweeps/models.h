@@ -20,29 +20,53 @@ struct ModelConfig {
   std::string type;        ///< `model_type` of the file
   std::string unexecuted;  ///< why no plan is made of it ("its layers are mixtures of experts"); empty where one is
 
-  bool qkv_biases = false;  ///< of q, k and v alone (Qwen2)
-  bool qk_norm = false;     ///< a norm over each head of q and k (Qwen3)
+  bool qkv_biases = false;     ///< of q, k and v alone (Qwen2)
+  bool out_bias = false;       ///< of attention's output projection (gpt-oss)
+  bool qk_norm = false;        ///< a norm over each head of q and k (Qwen3)
+  bool qk_norm_whole = false;  ///< one over all heads of q together, and one over those of k (OLMo 2)
+  bool post_norms = false;     ///< norms after attention and feed-forward, beside those before (Gemma 2)
+  bool sinks = false;          ///< a learned logit a head that takes attention from the tokens (gpt-oss)
+  bool rotary = false;         ///< of the gpt family: rotary positions in place of a learned table (GPT-NeoX)
+
+  /// In `windowed_layers` of the layers a token sees `window` tokens, itself included.
+  int64_t window = 0, windowed_layers = 0;
 
   /// Layers from `dense_layers` on have `experts` of width `moe_ffn`, `top_k` for a token, and `shared_experts` of the same width
   /// that every token passes; `router_bias`: a learned correction an expert. 0 experts: dense.
   int64_t experts = 0, top_k = 0, moe_ffn = 0, shared_experts = 0, dense_layers = 0;
   bool router_bias = false;
+  bool expert_biases = false;  ///< of the router and of each expert's projections (gpt-oss)
 
   /// Multi-head latent attention (DeepSeek-V2, section 2.1): ranks of the compressed q (0: not compressed) and kv, widths a head of
   /// q and k without rotation, of their rotary part, and of v. 0 kv_rank: plain attention.
   int64_t q_rank = 0, kv_rank = 0, nope_dim = 0, rope_dim = 0, v_dim = 0;
 };
 
-/// A preset by name, or the config.json at a path (anything with a '/' or ending in ".json"). `model_type` gpt2, llama, mistral,
-/// qwen2, qwen3, mixtral, qwen3_moe and deepseek_v3 are read, the text part of a multimodal file as well; what changes the sizes
-/// and is not known (biases in llama, other activations, dense layers between mixtures) is refused by key. Not read, as they change
-/// no shape, flop or byte: dropout probabilities, rope_scaling, token ids, how experts are chosen; nor the layers that predict
-/// further tokens (num_nextn_predict_layers), which published counts leave out. A sliding window is a limit on seq_len, below which
-/// attention is full.
-Result<ModelConfig> load_model_config(const std::string& name_or_path);
+/// Why a mixture of experts is not executed, in words.
+inline constexpr const char* kMixture = "its layers are mixtures of experts";
+
+/// All that a config says beside Model, as one line: part of the id of a case.
+std::string describe(const ModelConfig& config);
+
+/// A preset by name, as people write it ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B": sweeps/names.h); the config.json at a path
+/// (anything with a '/' or ending in ".json"); or the one in a folder, which `org/name` is too. The `model_type`s of
+/// `model_types()` are read, the text part of a multimodal file as well; what changes the sizes and is not known (biases in llama,
+/// other activations, dense layers between mixtures) is refused by key. Not read, as they change no shape, flop or byte: dropout
+/// probabilities, rope_scaling, token ids, how experts are chosen; nor the layers that predict further tokens
+/// (num_nextn_predict_layers), which published counts leave out. A sliding window of all layers is a limit on seq_len, below which
+/// attention is full; of some layers (Gemma, gpt-oss) and of Phi-3 it is counted. `assume`: the model_type that files of an unknown
+/// one are read as, with the names that other files have for sizes. A size that such a file lacks is 0, for `--set model.KEY` to
+/// give; what is missing is then refused where the model is used.
+Result<ModelConfig> load_model_config(const std::string& name_or_path, const std::string& assume = "");
+
+/// Whether `load_model_config` reads a file for this text, or a preset. Paths are relative to `folder`.
+bool is_model_path(const std::string& text, const std::string& folder);
+
+/// Every `model_type` that is read.
+std::vector<std::string> model_types();
 
 /// The same from text; `name` becomes Model::name and stands in messages.
-Result<ModelConfig> parse_model_config(std::string_view json, const std::string& name);
+Result<ModelConfig> parse_model_config(std::string_view json, const std::string& name, const std::string& assume = "");
 
 /// The same for what is executed; the rest is refused with its reason.
 Result<Model> load_model(const std::string& name_or_path);

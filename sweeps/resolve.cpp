@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
+#include "plan/automatic.h"
 #include "plan/case.h"
+#include "sweeps/values.h"
 
 namespace shardlab::sweeps {
 
@@ -13,15 +14,33 @@ namespace {
 
 constexpr int64_t kLongestDefaultSequence = 4096;
 constexpr int64_t kMostMeasuredSteps = 1'000'000;
-constexpr std::array<std::string_view, 5> kDerived = {"layout.dp", "layout.schedule", "train.seq_len", "train.global_batch_tokens",
-                                                      "train.grad_accumulation"};
 
 Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
+
+void take_model(const ModelConfig& model, Draft& draft) {
+  draft.config.model = model.model;
+  if (!model.unexecuted.empty()) draft.model = std::make_shared<ModelConfig>(model);
+}
+
+/// Keys of mixtures of experts, which no case holds and every estimate knows.
+bool set_experts(std::string_view path, const std::string& text, Draft& draft) {
+  int64_t ModelConfig::*const field = path == "model.experts"   ? &ModelConfig::experts
+                                      : path == "model.top_k"   ? &ModelConfig::top_k
+                                      : path == "model.moe_ffn" ? &ModelConfig::moe_ffn
+                                                                : nullptr;
+  if (field == nullptr || (!draft.model && parse_count(text).value() <= 1)) return false;
+  if (!draft.model) draft.model = std::make_shared<ModelConfig>();
+  ModelConfig& m = *draft.model;
+  m.*field = parse_count(text).value();
+  if (m.unexecuted.empty()) m.unexecuted = kMixture;
+  return true;
+}
 
 void apply(const Settings& settings, Draft& draft) {
   for (const CaseKey& key : case_keys()) {
     const auto it = settings.find(key.path);
     if (it == settings.end() || it->second.text == "auto") continue;
+    if (set_experts(key.path, it->second.text, draft)) continue;
     if (!key.set(draft.config, it->second.text)) draft.unheld.emplace_back(key.path, it->second.text);
   }
 }
@@ -40,6 +59,12 @@ const Setting* source_of(const Settings& settings, std::string_view group) {
   for (const auto& [path, setting] : settings)
     if (source_group(path) == group) return &setting;
   return nullptr;
+}
+
+/// What people train in: 16 bits where the device has them. A local machine's results are compared bit by bit.
+std::string default_precision(const Machine& m) {
+  const auto bf16 = m.device.peak_flops.find("bf16");
+  return !m.local && bf16 != m.device.peak_flops.end() && bf16->second > 0 ? "bf16" : "fp32";
 }
 
 Result<void> derive_dp(Case& c) {
@@ -78,15 +103,15 @@ ExpressionValue Draft::lookup(std::string_view word, const Settings* given) cons
   SHARDLAB_CHECK(key != nullptr && key->get != nullptr, "an expression asks for {}", word);
   for (const auto& [path, text] : unheld)
     if (path == key->path) return expression_value(*key, text);
-  const bool derived = std::find(kDerived.begin(), kDerived.end(), key->path) != kDerived.end();
-  if (derived && given && !given->contains(key->path)) return std::monostate{};
+  if (key->path == "train.precision" && given && !given->contains(key->path)) return default_precision(config.machine);
+  if (is_derived(key->path) && given && !given->contains(key->path)) return std::monostate{};
   return expression_value(*key, key->get(config));
 }
 
 Draft draft_of(const Settings& settings, const Sources& sources) {
   Draft draft;
   if (const Setting* model = source_of(settings, "model"))
-    draft.config.model = sources.models.at(model->text);
+    take_model(sources.models.at(model->text), draft);
   else
     apply(sources.inline_model, draft);
   if (const Setting* machine = source_of(settings, "machine")) {
@@ -95,6 +120,7 @@ Draft draft_of(const Settings& settings, const Sources& sources) {
   }
   apply(settings, draft);
   if (!source_of(settings, "model")) complete_inline(draft.config.model, sources.inline_model, settings);
+  if (draft.model) draft.model->model = draft.config.model;
   return draft;
 }
 
@@ -103,13 +129,21 @@ Result<void> derive(Case& c, const Settings& given) {
     c.train.seq_len =
         c.model.max_positions > 0 ? std::min(c.model.max_positions, kLongestDefaultSequence) : kLongestDefaultSequence;
   if (!given.contains("layout.schedule")) c.layout.schedule = c.layout.pp > 1 ? Schedule::k1F1B : Schedule::kNone;
+  if (!given.contains("train.precision")) c.train.precision = default_precision(c.machine);
   if (!given.contains("layout.dp")) SHARDLAB_TRY(derive_dp(c));
+  if (!given.contains("layout.bucket_bytes")) c.layout.bucket_bytes = automatic_bucket_bytes(c);
   return derive_batch(c, given.contains("train.grad_accumulation"), given.contains("train.global_batch_tokens"));
 }
 
-Result<void> check_point(const Draft& draft, Mode mode) {
+Result<void> check_point(const Draft& draft, Mode mode, Resolution resolution) {
   const Case& c = draft.config;
-  if (!draft.unheld.empty()) {
+  // shardlab's executor is estimated as it runs.
+  const bool estimated = resolution == Resolution::kAnalytic && c.profile != "shardlab";
+  if (draft.model && !estimated)
+    return refusal(fmt::format("{} is not executed: {}", c.model.name, draft.model->unexecuted),
+                   "it is predicted as a framework runs it: `shardlab search`, `shardlab memory`, or resolution: analytic with "
+                   "profile: megatron");
+  if (!draft.unheld.empty() && !estimated) {
     const auto& [path, text] = draft.unheld.front();
     const CaseKey* key = find_key(path);
     const std::string word(path.substr(path.find('.') + 1));

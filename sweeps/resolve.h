@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "sweeps/resolution.h"
 #include "sweeps/settings.h"
 #include "sweeps/sweep.h"
 
@@ -15,6 +16,7 @@ namespace shardlab::sweeps {
 struct Draft {
   Case config;
   std::vector<std::pair<std::string, std::string>> unheld;  ///< keys whose value no case of this version can hold, with that value
+  std::shared_ptr<ModelConfig> model;                       ///< Point::model
 
   /// The value of a key for expressions; no value for a derived key that `given` does not set (pass null for a complete case).
   ExpressionValue lookup(std::string_view word, const Settings* given) const;
@@ -26,14 +28,16 @@ Draft draft_of(const Settings& settings, const Sources& sources);
 /// Fills in what is not given:
 ///   seq_len              the model's max_positions, at most 4096
 ///   schedule             none for pp = 1, 1f1b above
+///   precision            bf16 on a described machine whose device multiplies in it, fp32 on a local one
 ///   dp                   devices of the machine / (tp pp cp)
+///   bucket_bytes         25 MiB where buckets of gradients travel between data-parallel ranks, else 0 (plan/automatic.h)
 ///   grad_accumulation    global_batch_tokens / (seq_len micro_batch dp), or 1 where no global batch is given
 ///   global_batch_tokens  seq_len micro_batch grad_accumulation dp
 /// Refuses what does not divide.
 Result<void> derive(Case& c, const Settings& given);
 
-/// Refuses what cannot be had whatever the plan: values no case can hold, more ranks than devices, measuring what is not this
-/// machine.
-Result<void> check_point(const Draft& draft, Mode mode);
+/// Refuses what cannot be had whatever the plan: more ranks than devices, measuring what is not this machine; and, unless the point
+/// is only estimated (kAnalytic), values and models that no case can hold.
+Result<void> check_point(const Draft& draft, Mode mode, Resolution resolution);
 
 }  // namespace shardlab::sweeps

@@ -6,6 +6,7 @@
 #include <array>
 #include <filesystem>
 
+#include "plan/base/files.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 
@@ -17,8 +18,9 @@ constexpr std::array<std::string_view, 6> kSources = {"model.preset", "model.hf"
                                                       "machine.file", "machine.local", "machine.inline"};
 
 /// Keys that are derived where nothing is given, so that `auto` means something.
-constexpr std::array<std::string_view, 5> kDerived = {"layout.dp", "layout.schedule", "train.seq_len", "train.global_batch_tokens",
-                                                      "train.grad_accumulation"};
+constexpr std::array<std::string_view, 7> kDerived = {"layout.dp",          "layout.schedule",             "layout.bucket_bytes",
+                                                      "train.seq_len",      "train.global_batch_tokens",   "train.grad_accumulation",
+                                                      "train.precision"};
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& list, std::string_view word) {
@@ -30,8 +32,8 @@ bool looks_like_path(std::string_view text, std::string_view ending) {
 }
 
 /// Where a bare `model: X` or `machine: X` comes from.
-std::string source_path(std::string_view group, std::string_view text) {
-  if (group == "model") return looks_like_path(text, ".json") ? "model.hf" : "model.preset";
+std::string source_path(std::string_view group, std::string_view text, const std::string& folder) {
+  if (group == "model") return is_model_path(std::string(text), folder) ? "model.hf" : "model.preset";
   if (text == "local") return "machine.local";
   return looks_like_path(text, ".yaml") || text.ends_with(".yml") ? "machine.file" : "machine.preset";
 }
@@ -47,12 +49,14 @@ std::string guess(const std::string& text, const std::vector<std::string>& words
 
 std::vector<std::string> keys_of_section(const std::string& section) {
   std::vector<std::string> words = keys_under(section);
-  if (section == "model") words.insert(words.begin(), {"preset", "hf", "inline"});
+  if (section == "model") words.insert(words.begin(), {"preset", "hf", "assume", "inline"});
   if (section == "machine") words.insert(words.begin(), {"preset", "file", "local", "inline"});
   return words;
 }
 
 }  // namespace
+
+bool is_derived(std::string_view path) { return contains(kDerived, path); }
 
 std::string_view source_group(std::string_view path) {
   if (!contains(kSources, path)) return {};
@@ -67,7 +71,7 @@ void put(Settings& into, const std::string& path, const Setting& setting) {
 
 void merge(Settings& into, const Settings& from) {
   for (const auto& [path, setting] : from) {
-    if (setting.text == "auto" && contains(kDerived, path))
+    if (setting.text == "auto" && is_derived(path))
       into.erase(path);
     else
       put(into, path, setting);
@@ -93,6 +97,7 @@ void SettingsReader::read_section(const YamlNode& map, const std::string& sectio
 void SettingsReader::read_entry(const YamlEntry& entry, const std::string& section, Settings& out,
                                 const std::vector<std::string>& listed) {
   const std::string path = section.empty() ? entry.key : section + "." + entry.key;
+  if (path == "model.assume") return;  // was read before everything
   const bool group = path == "model" || path == "machine";
   if ((group && entry.value.is_scalar()) || contains(kSources, path) || path == "model.inline")
     return read_source(entry, path, out);
@@ -125,7 +130,7 @@ void SettingsReader::read_source(const YamlEntry& entry, const std::string& path
     problems_.add(value.mark, fmt::format("`{}` is {}", entry.key, name_of(value.kind)), "a name or path is expected");
   } else {
     const bool group = path == "model" || path == "machine";
-    assign(out, group ? source_path(path, value.text) : path, entry.key, value);
+    assign(out, group ? source_path(path, value.text, folder_) : path, entry.key, value);
   }
 }
 
@@ -141,7 +146,7 @@ void SettingsReader::assign(Settings& out, const std::string& path, std::string_
 }
 
 std::string SettingsReader::path_of(std::string_view word, const std::string& text, Mark mark) {
-  if (word == "model" || word == "machine") return source_path(word, text);
+  if (word == "model" || word == "machine") return source_path(word, text, folder_);
   if (contains(kSources, word) && word != "machine.inline") return std::string(word);
   if (const CaseKey* key = find_key(word); key && key->path != "name") return std::string(key->path);
   std::vector<std::string> listed = keys_under("");
@@ -157,7 +162,7 @@ std::optional<Setting> SettingsReader::value_of(const std::string& path, std::st
   if (!source_group(path).empty()) return source_value(path, std::move(setting));
   const CaseKey* key = find_key(path);
   SHARDLAB_CHECK(key != nullptr, "no key has the path {}", path);
-  if (setting.text == "auto" && contains(kDerived, path)) return setting;
+  if (setting.text == "auto" && is_derived(path)) return setting;
   const bool scalar = value.is_scalar() || (takes_more_than_a_scalar(*key) && !value.is_null());
   if (key->form == Form::kMap && value.is_map() && !check_map(*key, word, value)) return std::nullopt;
   if (!scalar || !has_form(*key, setting.text)) {
@@ -194,7 +199,9 @@ bool SettingsReader::check_map(const CaseKey& key, std::string_view word, const 
 
 /// Loads what a source names; a model or machine that cannot be loaded is a problem where it is named.
 std::optional<Setting> SettingsReader::source_value(const std::string& path, Setting setting) {
-  if (path == "model.hf" || path == "machine.file") setting.text = absolute(setting.text);
+  // "org/name" that is no folder here stays what it is, for the message.
+  const bool published = path == "model.hf" && !setting.text.ends_with(".json") && !is_there(absolute(setting.text));
+  if ((path == "model.hf" || path == "machine.file") && !published) setting.text = absolute(setting.text);
   // A preset is a word, whatever it looks like: `./x.json` under `preset` is a slip.
   const auto refuse = [&](const Error& e) {
     problems_.add(setting.mark, e.where.empty() ? e.message : e.where + ": " + e.message, e.hint);
@@ -202,7 +209,7 @@ std::optional<Setting> SettingsReader::source_value(const std::string& path, Set
   };
   if (path.starts_with("model.")) {
     if (sources_.models.contains(setting.text)) return setting;
-    auto model = load_model(setting.text);
+    auto model = load_model_config(setting.text, assume_);
     if (!model.ok()) return refuse(model.error());
     sources_.models.emplace(setting.text, *std::move(model));
     return setting;

@@ -12,6 +12,7 @@
 #include "plan/machine.h"
 #include "plan/model.h"
 #include "sweeps/keys.h"
+#include "sweeps/models.h"
 #include "sweeps/yaml.h"
 
 namespace shardlab::sweeps {
@@ -28,6 +29,9 @@ using Settings = std::map<std::string, Setting, std::less<>>;
 /// "model" or "machine" when `path` says where that comes from; else empty.
 std::string_view source_group(std::string_view path);
 
+/// Is the key with this path derived where nothing is given, so that `auto` means something?
+bool is_derived(std::string_view path);
+
 /// Sets one key; a source unsets the others of its group.
 void put(Settings& into, const std::string& path, const Setting& setting);
 
@@ -36,8 +40,8 @@ void merge(Settings& into, const Settings& from);
 
 /// The models and machines that settings name, loaded once; and those written inline.
 struct Sources {
-  std::map<std::string, Model, std::less<>> models;      ///< by text of model.preset or model.hf
-  std::map<std::string, Machine, std::less<>> machines;  ///< by text of machine.preset or machine.file; "local"
+  std::map<std::string, ModelConfig, std::less<>> models;  ///< by text of model.preset or model.hf
+  std::map<std::string, Machine, std::less<>> machines;    ///< by text of machine.preset or machine.file; "local"
   std::optional<Machine> inline_machine;
   Settings inline_model;
 };
@@ -47,6 +51,9 @@ class SettingsReader {
  public:
   SettingsReader(Problems& problems, Sources& sources, std::string folder, std::function<Result<Machine>()> local_machine)
       : problems_(problems), sources_(sources), folder_(std::move(folder)), local_machine_(std::move(local_machine)) {}
+
+  /// What models of an unknown model_type are read as (`load_model_config`); to be said before they are named.
+  void assume(std::string type) { assume_ = std::move(type); }
 
   /// Reads every entry of `map`, but for the keys in `skip`, which the caller reads. `listed` are the keys an error message lists
   /// at the top of the map (all keys where empty).
@@ -72,7 +79,7 @@ class SettingsReader {
 
   Problems& problems_;
   Sources& sources_;
-  std::string folder_;
+  std::string folder_, assume_;
   std::function<Result<Machine>()> local_machine_;
 };
 

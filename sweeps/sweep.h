@@ -15,6 +15,7 @@
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/outcome.h"
+#include "sweeps/models.h"
 
 namespace shardlab::sweeps {
 
@@ -37,8 +38,12 @@ struct Point {
   std::string name;  ///< given by `include`, or the values of the axes: "tp=2 pp=1"
   Case config;       ///< of a refused point: as far as it can be said
   std::optional<Error> refusal;
-  /// Keys whose value no case of this version can hold ("layout.offload" -> "{optimizer: cpu}"): their point is refused.
+  /// Keys whose value no case of this version can hold ("layout.schedule" -> "zb-h1"): their point is refused, unless it is only
+  /// estimated.
   std::vector<std::pair<std::string, std::string>> unheld;
+  /// The model, where no case can hold all of it (mixtures of experts, ...): `config.model` has the sizes of its body. Null: it
+  /// can.
+  std::shared_ptr<const ModelConfig> model;
   bool derived = false;  ///< what was not given is filled in: `config` is whole, but for `unheld`
 };
 

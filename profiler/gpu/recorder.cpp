@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <optional>
@@ -109,6 +110,7 @@ class Recording final : public GpuRecorder {
       const ClockAlignment alignment(first_pairs_, last);
       first_pairs_ = last;
       Correlated correlated = correlate(plan, programs, host, *log_, alignment);
+      std::ranges::copy(timed_, std::back_inserter(correlated.ops));  // what the host did itself
       trace = assemble(plan, programs, host, correlated.ops, std::move(correlated.accounting));
       trace.producer = "cupti";
       trace.detail_lanes = std::move(correlated.lanes);

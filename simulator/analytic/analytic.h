@@ -237,6 +237,9 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
 
 /// The study and the point of a resolved case. Refuses a case whose words this engine does not know.
 Result<Prepared> prepare(const Case& config, const MeasuredFabric& measured = {});
+/// The same of a model that no case can hold: `shape` in place of the case's. Refuses the profile "shardlab", whose executor has no
+/// plan of it.
+Result<Prepared> prepare(const Case& config, const ModelShape& shape, const MeasuredFabric& measured = {});
 Result<Point> point_of(const Case& config);
 
 /// Estimates points of one study. Not thread-safe: one a thread. Remembers the cost of a layer by (tp, cp, ep, micro_batch, ...),
@@ -249,6 +252,11 @@ class Estimator {
   Estimator& operator=(Estimator&&) noexcept;
 
   Estimate operator()(const Point& point);
+
+  /// Whether the memory of a point is walked, as of all that shardlab's executor runs: a thousand times the work of its time.
+  bool walks(const Point& point);
+  /// Seconds of a step of a legal point of a study of no case, without its memory.
+  double step_s(const Point& point);
 
   /// Memory of one stage at its peak.
   MemoryBytes stage_memory(const Point& point, int32_t stage);

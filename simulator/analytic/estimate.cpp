@@ -315,6 +315,15 @@ Estimate Estimator::operator()(const Point& point) {
   return estimate;
 }
 
+bool Estimator::walks(const Point& point) { return state_->executor.possible(point.precision); }
+
+double Estimator::step_s(const Point& point) {
+  Estimate estimate;
+  Frame frame = state_->frame(point);
+  estimate_time(frame, estimate);
+  return estimate.step_s;
+}
+
 MemoryBytes Estimator::stage_memory(const Point& point, int32_t stage) {
   if (refusal_of(state_->prepared.inside(), point) != Refusal::kNone || stage < 0 || stage >= point.pp) return {};
   if (const ExecutorBytes* form = state_->executor.of(point))

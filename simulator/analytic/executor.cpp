@@ -15,7 +15,9 @@ namespace {
 std::optional<Model> model_of(const ModelShape& s) {
   const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
   const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
-  if ((!llama && !gpt) || s.moe() || s.latent() || s.qk_norm || s.qkv_biases) return std::nullopt;
+  if ((!llama && !gpt) || s.moe() || s.latent() || s.qk_norm || s.qkv_biases || s.qk_norm_whole || s.post_norms ||
+      s.windowed_layers > 0)
+    return std::nullopt;
   Model m{
       .name = "shape", .family = llama ? Family::kLlama : Family::kGpt, .layers = s.layers, .hidden = s.hidden, .heads = s.heads};
   m.kv_heads = s.kv_heads, m.head_dim = s.head_dim, m.ffn = s.ffn, m.vocab = s.vocab, m.max_positions = s.max_positions;
@@ -119,7 +121,8 @@ const ExecutorBytes* ExecutorForm::of(const Point& point) {
   last_ = point, have_last_ = true;
   form_.reset();
   case_.layout.fsdp = fsdp_;
-  case_.layout.bucket_bytes = point.zero == 3 ? 0 : bucket_bytes_;
+  const bool apart = point.zero == 3 || (point.dp == 1 && !of_case_);  // no bucket travels: plan/automatic.h
+  case_.layout.bucket_bytes = apart ? 0 : bucket_bytes_;
   case_.train.fp8_scaling = point.precision == Precision::kFp8 ? fp8_scaling_ : Train{}.fp8_scaling;
   case_.train.loss_scale = point.precision == Precision::kFp16 ? loss_scale_ : 0;
   set_layout(point, case_);
@@ -273,7 +276,10 @@ Result<Point> point_of(const Case& c) {
   return p;
 }
 
-Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
+namespace {
+
+/// The profile with what the case says beside it.
+Result<FrameworkProfile> profile_for(const Case& c) {
   Result<FrameworkProfile> profile = profile_named(c.profile);
   if (!profile) return profile.error();
   const auto bytes = [](const std::string& dtype) { return dtype == "fp32" ? 4.0 : 2.0; };
@@ -285,6 +291,26 @@ Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
     if (c.layout.bucket_bytes > 0) profile->overlap_bucket_bytes = static_cast<double>(c.layout.bucket_bytes);
     if (c.layout.fsdp.unit > 1) profile->overlap_unit_layers = c.layout.fsdp.unit;
   }
+  return profile;
+}
+
+}  // namespace
+
+Result<Prepared> prepare(const Case& c, const ModelShape& shape, const MeasuredFabric& measured) {
+  if (c.profile == "shardlab" && shape != shape_of(c.model))
+    return Error{.code = ExitCode::kUsage,
+                 .message = fmt::format("shardlab's executor has no plan of {}", c.model.name),
+                 .hint = "name a framework that runs it: profile: megatron (--profile megatron)",
+                 .where = {}};
+  const Result<FrameworkProfile> profile = profile_for(c);
+  if (!profile) return profile.error();
+  if (shape != shape_of(c.model)) return prepare(shape, c.machine, *profile, measured);
+  return prepare(c, measured);
+}
+
+Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
+  const Result<FrameworkProfile> profile = profile_for(c);
+  if (!profile) return profile.error();
   return prepare(shape_of(c.model), c.machine, *profile, measured,
                  {.bucket_bytes = c.layout.bucket_bytes,
                   .fsdp = c.layout.fsdp,

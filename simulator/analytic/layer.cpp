@@ -97,7 +97,9 @@ void Pricer::add_core(LayerCost& cost) const {
     a.queries = of(key_.seq_len), a.heads /= n_.c, a.kv_heads = std::max(a.kv_heads / n_.c, 1.0);
   // The last rank of a contiguous ring masks half of one block of c: it does (c - 1/2) / (c/2) of the mean.
   const double uneven = key_.cp > 1 && key_.cp_kind == CpKind::kRing && a.causal ? (2 * n_.c - 1) / n_.c : 1;
-  const double slower = uneven / (p_.attention_fused ? attention_rate_ : 1);
+  // Fused kernels leave out what a window hides; others compute all scores.
+  const double seen = p_.attention_fused ? shape_.attention_share(key_.seq_len) : 1;
+  const double slower = uneven * seen / (p_.attention_fused ? attention_rate_ : 1);
   const double forward = slower * device_.attention_seconds(a);
   a.pass = Pass::kBackward;
   const double back = slower * device_.attention_seconds(a);

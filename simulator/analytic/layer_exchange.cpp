@@ -158,12 +158,13 @@ void Pricer::add_host(bool moe, LayerCost& cost) const {
   const double inner = moe ? 1 + (2 + gate) * (shape_.shared_experts > 0 ? 2 : 1) : 2 + gate;
   const double rotation = shape_.max_positions > 0 ? 0 : 1;
   const double apart = softmax_apart() ? kSoftmaxSteps : 0;
-  const double forward = apart + 2 * (p_.launch_norm + p_.launch_residual) + rotation * p_.launch_rotation + p_.launch_layout +
-                         p_.launch_activation + p_.launch_core + (matmuls + inner) * (1 + p_.launch_matmul_extra) +
-                         (moe ? p_.launch_experts : 0);
-  const double back = apart + 2 * (p_.launch_norm_backward + p_.launch_residual_backward) + rotation * p_.launch_rotation_backward +
-                      p_.launch_layout_backward + p_.launch_activation_backward + p_.launch_core_backward +
-                      (matmuls + inner) * (2 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
+  const double norms = shape_.post_norms ? 4 : 2;
+  const double forward = apart + norms * p_.launch_norm + 2 * p_.launch_residual + rotation * p_.launch_rotation +
+                         p_.launch_layout + p_.launch_activation + p_.launch_core +
+                         (matmuls + inner) * (1 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
+  const double back = apart + norms * p_.launch_norm_backward + 2 * p_.launch_residual_backward +
+                      rotation * p_.launch_rotation_backward + p_.launch_layout_backward + p_.launch_activation_backward +
+                      p_.launch_core_backward + (matmuls + inner) * (2 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
   const double exchanges = (key_.tp > 1 ? (key_.sequence_parallel ? 4 : 2) : 0) + (key_.cp > 1 ? n_.c : 0) +
                            (moe && key_.ep > 1 ? 2 : 0) + (moe && key_.expert_tp > 1 ? 2 : 0);
   const double once = p_.host_layer_s + exchanges * p_.host_collective_s;

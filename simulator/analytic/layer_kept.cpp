@@ -29,6 +29,11 @@ void Pricer::kept_by_attention(KeptTensors& kept) const {
 
 void Pricer::kept_by_feed_forward(bool moe, KeptTensors& kept) const {
   const double t = n_.tokens;
+  if (shape_.post_norms) {  // what they read, and their statistics
+    kept.add("inputs of norms after", 2 * p_.saved_norm * wide_ * n_.residual, 0);
+    kept.add("norm in fp32", 2 * p_.saved_norm_fp32 * n_.residual, Recompute::kNorms);
+    kept.add("norm statistics", 2 * p_.saved_statistics * n_.residual / n_.h, Recompute::kNorms);
+  }
   const uint16_t whole = moe ? Recompute::kExperts : 0;
   kept.add("residual", p_.saved_residual * wide_ * n_.residual, 0);
   kept.add("norm output", p_.saved_norm * wide_ * n_.residual, Recompute::kNorms);

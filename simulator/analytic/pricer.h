@@ -181,9 +181,10 @@ class Pricer {
     const double back = norm_backward();
     const double add = moved(n_.residual, p_.passes_residual, p_.launch_residual);
     const double add_back = moved(n_.residual, p_.passes_residual_backward, p_.launch_residual_backward);
-    cost.forward.compute_s += 2 * (forward + add);
-    cost.input.compute_s += 2 * (back + add_back);
-    if (remade(Recompute::kNorms) || alternate()) cost.recompute.compute_s += 2 * forward;
+    const double norms = shape_.post_norms ? 4 : 2;
+    cost.forward.compute_s += norms * forward + 2 * add;
+    cost.input.compute_s += norms * back + 2 * add_back;
+    if (remade(Recompute::kNorms) || alternate()) cost.recompute.compute_s += norms * forward;
     if (key_.recompute.full()) cost.recompute.compute_s += 2 * add;
     if (alternate()) cost.recompute.compute_s += add;
   }

@@ -12,10 +12,16 @@ namespace {
 int64_t mlp_matrices(const ModelShape& s) { return s.swiglu ? 3 : 2; }
 int64_t norm_width(const ModelShape& s) { return s.rms_norm ? 1 : 2; }
 
+/// Of one expert.
+int64_t expert_parameters(const ModelShape& s) {
+  const int64_t biases = s.expert_biases ? (mlp_matrices(s) - 1) * s.moe_ffn + s.hidden : 0;
+  return mlp_matrices(s) * s.hidden * s.moe_ffn + biases;
+}
+
 /// Of attention and both norms: what dense and mixture layers share.
 LayerParameters attention_parameters(const ModelShape& s) {
   LayerParameters p;
-  p.replicated = 2 * norm_width(s) * s.hidden;
+  p.replicated = (s.post_norms ? 4 : 2) * norm_width(s) * s.hidden;
   if (s.latent()) {
     const int64_t query = s.heads * s.qk_dim();
     p.matrix =
@@ -26,7 +32,8 @@ LayerParameters attention_parameters(const ModelShape& s) {
   }
   const int64_t rows = (s.heads + 2 * s.kv_heads) * s.head_dim;
   p.matrix = rows * s.hidden + s.heads * s.head_dim * s.hidden + (s.biases || s.qkv_biases ? rows : 0);
-  p.replicated += (s.biases ? s.hidden : 0) + (s.qk_norm ? 2 * s.head_dim : 0);
+  p.matrix += (s.qk_norm_whole ? (s.heads + s.kv_heads) * s.head_dim : 0) + (s.sinks ? s.heads : 0);
+  p.replicated += (s.biases || s.out_bias ? s.hidden : 0) + (s.qk_norm ? 2 * s.head_dim : 0);
   return p;
 }
 
@@ -60,7 +67,9 @@ Result<void> check(const ModelShape& s) {
     if (value < 1 || value >= kLargest)
       return Error{
           .message = fmt::format("model: {} is {}", name, value), .hint = "a whole number from 1 to 2^31 - 1", .where = {}};
-  const std::array<std::pair<std::string_view, int64_t>, 11> possible{{{"ffn", s.ffn},
+  const std::array<std::pair<std::string_view, int64_t>, 13> possible{{{"ffn", s.ffn},
+                                                                       {"window", s.window},
+                                                                       {"windowed_layers", s.windowed_layers},
                                                                        {"max_positions", s.max_positions},
                                                                        {"experts", s.experts},
                                                                        {"top_k", s.top_k},
@@ -75,6 +84,10 @@ Result<void> check(const ModelShape& s) {
     if (value < 0 || value >= kLargest)
       return Error{
           .message = fmt::format("model: {} is {}", name, value), .hint = "a whole number from 0 to 2^31 - 1", .where = {}};
+  if (s.windowed_layers > s.layers || (s.windowed_layers > 0 && s.window < 1))
+    return Error{.message = fmt::format("model: a window of {} tokens in {} of {} layers", s.window, s.windowed_layers, s.layers),
+                 .hint = "a window has a token, and is of some of the layers",
+                 .where = {}};
   if (s.heads % s.kv_heads != 0)
     return Error{
         .message = fmt::format("model: {} heads are no multiple of {} kv heads", s.heads, s.kv_heads), .hint = {}, .where = {}};
@@ -107,9 +120,9 @@ LayerParameters dense_layer_parameters(const ModelShape& s) {
 
 LayerParameters moe_layer_parameters(const ModelShape& s) {
   LayerParameters p = attention_parameters(s);
-  p.replicated += s.hidden * s.experts + (s.router_bias ? s.experts : 0);
+  p.replicated += s.hidden * s.experts + (s.router_bias ? s.experts : 0) + (s.expert_biases ? s.experts : 0);
   p.matrix += mlp_matrices(s) * s.hidden * s.shared_experts * s.moe_ffn;
-  p.expert = s.experts * mlp_matrices(s) * s.hidden * s.moe_ffn;
+  p.expert = s.experts * expert_parameters(s);
   return p;
 }
 
@@ -120,7 +133,7 @@ int64_t parameter_count(const ModelShape& s) {
 }
 
 int64_t active_parameter_count(const ModelShape& s) {
-  const int64_t idle = s.moe() ? (s.experts - s.top_k) * mlp_matrices(s) * s.hidden * s.moe_ffn : 0;
+  const int64_t idle = s.moe() ? (s.experts - s.top_k) * expert_parameters(s) : 0;
   return parameter_count(s) - s.moe_layers() * idle;
 }
 
@@ -128,7 +141,8 @@ double model_flops_per_token(const ModelShape& s, int64_t seq_len) {
   const auto of = [](int64_t v) { return static_cast<double>(v); };
   // Tables are looked up, not multiplied; a tied one is multiplied by the head.
   const double tables = of(s.hidden) * of(s.max_positions + (s.tied_embeddings ? 0 : s.vocab));
-  const double attention = 3 * of(s.layers) * of(s.heads) * of(s.qk_dim() + s.value_dim()) * of(seq_len);
+  const double attention =
+      3 * of(s.layers) * of(s.heads) * of(s.qk_dim() + s.value_dim()) * of(seq_len) * s.attention_share(seq_len);
   return 6 * (of(active_parameter_count(s)) - tables) + attention;
 }
 

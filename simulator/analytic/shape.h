@@ -17,12 +17,20 @@ struct ModelShape {
   int64_t vocab = 0;
   int64_t max_positions = 0;  ///< rows of a learned position table; 0 for rotary positions
   bool tied_embeddings = false;
-  bool swiglu = false;       ///< else gelu
-  bool rms_norm = false;     ///< else LayerNorm with bias
-  bool biases = false;       ///< of the projections
-  bool qk_norm = false;      ///< a norm over each head of q and k
-  bool qkv_biases = false;   ///< of q, k and v alone
-  bool router_bias = false;  ///< a learned correction of each expert's score (DeepSeek-V3)
+  bool swiglu = false;         ///< else gelu
+  bool rms_norm = false;       ///< else LayerNorm with bias
+  bool biases = false;         ///< of the projections
+  bool qk_norm = false;        ///< a norm over each head of q and k
+  bool qkv_biases = false;     ///< of q, k and v alone
+  bool router_bias = false;    ///< a learned correction of each expert's score (DeepSeek-V3)
+  bool out_bias = false;       ///< of attention's output projection (gpt-oss)
+  bool expert_biases = false;  ///< of the router and of each expert's projections (gpt-oss)
+  bool qk_norm_whole = false;  ///< a norm over all heads of q together, and one over those of k (OLMo 2)
+  bool post_norms = false;     ///< a norm after attention and one after the feed-forward, beside those before (Gemma 2)
+  bool sinks = false;          ///< a learned logit a head that takes attention from the tokens (gpt-oss)
+
+  /// Of `windowed_layers` layers a token sees so many tokens, itself included; of the others all before it.
+  int64_t window = 0, windowed_layers = 0;
 
   // Mixture of experts. Layers from `dense_layers` on have `experts` of width `moe_ffn`, `top_k` of them for a token, and
   // `shared_experts` that every token passes.
@@ -36,6 +44,14 @@ struct ModelShape {
   bool moe() const { return experts > 0; }
   int64_t moe_layers() const { return moe() ? layers - dense_layers : 0; }
   int64_t qk_dim() const { return latent() ? head_dim + rope_dim : head_dim; }
+  /// Share of causal attention that is left within the windows, over all layers. Formula: a window w of s tokens has w s - w^2 / 2
+  /// of s^2 / 2 pairs.
+  double attention_share(int64_t seq_len) const {
+    if (windowed_layers == 0 || seq_len <= window) return 1;
+    const double w = static_cast<double>(window) / static_cast<double>(seq_len);
+    const double windowed = static_cast<double>(windowed_layers) / static_cast<double>(layers);
+    return 1 - windowed + windowed * (2 - w) * w;
+  }
   int64_t value_dim() const { return latent() ? v_dim : head_dim; }
   friend bool operator==(const ModelShape&, const ModelShape&) = default;
 };
@@ -61,7 +77,8 @@ int64_t parameter_count(const ModelShape& shape);
 int64_t active_parameter_count(const ModelShape& shape);
 
 /// Training flops of one token without recompute: 6 a matmul parameter that the token passes, head included, and causal attention
-/// 3 * s * heads * (qk_dim + value_dim) a layer. Source: Narayanan et al. 2021, appendix, with the causal half.
+/// 3 * s * heads * (qk_dim + value_dim) a layer, of which windows leave `attention_share`. Source: Narayanan et al. 2021, appendix,
+/// with the causal half.
 double model_flops_per_token(const ModelShape& shape, int64_t seq_len);
 
 }  // namespace shardlab::simulator::analytic

@@ -85,7 +85,7 @@ Steps offload_steps() {
 
 /// In this order: ranks of the model before those of the sequence before those of the experts, so that each combination is made
 /// once.
-std::vector<Steps> all_steps(const FrameworkProfile& profile, const Point& point) {
+std::vector<Steps> all_steps(const FrameworkProfile& profile, const Point& point, bool bf16) {
   std::vector<Steps> keys{recompute_steps(profile),
                           zero_steps(),
                           micro_batch_steps(point.micro_batch),
@@ -96,6 +96,7 @@ std::vector<Steps> all_steps(const FrameworkProfile& profile, const Point& point
                           offload_steps()};
   keys.push_back({[](Point& p) { return p.tp > 1 && !p.sequence_parallel && (p.sequence_parallel = true, true); }});
   keys.push_back({[](Point& p) { return p.schedule == Schedule::kAfab && (p.schedule = Schedule::k1F1B, true); }});
+  if (bf16) keys.push_back({[](Point& p) { return p.precision == Precision::kFp32 && (p.precision = Precision::kBf16, true); }});
   keys.push_back({[](Point& p) { return p.zero == 3 && p.reshard == 0 && (p.reshard = 1, true); }});
   return keys;
 }
@@ -176,7 +177,7 @@ Advice advise(Estimator& estimator, const FrameworkProfile& profile, const Point
   advice.looked_at = 1;
   std::vector<Change> fitting;
   const double limit = 0.98 * static_cast<double>(options.capacity);
-  combine(all_steps(profile, point), 0, kMostSteps, point, [&](const Point& changed) {
+  combine(all_steps(profile, point, options.bf16), 0, kMostSteps, point, [&](const Point& changed) {
     const Estimate e = estimator(changed);
     if (!usable(changed, e)) return;
     ++advice.looked_at;

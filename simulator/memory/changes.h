@@ -35,6 +35,7 @@ struct Change {
 struct ChangeOptions {
   int64_t capacity = 0;     ///< bytes that one rank may use
   bool exact_only = false;  ///< only layouts that shardlab's executor runs
+  bool bf16 = false;        ///< the device multiplies in bf16: what is fp32 may become that
   size_t most = 6;          ///< changes that are listed
 };
 
@@ -46,9 +47,9 @@ struct Advice {
 
 /// Layouts on the same devices and with the same tokens a step that fit. Looks at every combination of at most three of:
 /// recompute (none, selective, full), zero raised, micro-batches halved and accumulated more, tp, cp and pp doubled up to eightfold
-/// at the expense of dp, ep doubled, sequence parallelism, 1f1b in place of afab, weights given back after forward, optimizer and
-/// activations offloaded to the host. One that contains all that a faster one changes is left out, and so is one within 2 % of the
-/// capacity: what is predicted to fit so narrowly may not.
+/// at the expense of dp, bf16 in place of fp32, ep doubled, sequence parallelism, 1f1b in place of afab, weights given back after
+/// forward, optimizer and activations offloaded to the host. One that contains all that a faster one changes is left out, and so is
+/// one within 2 % of the capacity: what is predicted to fit so narrowly may not.
 Advice advise(analytic::Estimator& estimator, const analytic::FrameworkProfile& profile, const analytic::Point& point,
               const ChangeOptions& options);
 

@@ -161,7 +161,8 @@ class Searcher {
         continue;
       }
       if (options_.prune && dismissed(cut, p, points)) continue;
-      for (const Order& order : in_order) estimate(study, with(p, order));
+      for (const Order& order : in_order)
+        if (const Point point = with(p, order); !options_.prune || !slow(study, point)) estimate(study, point);
       tell(points);
       if (found_.stopped) return;
     }
@@ -188,6 +189,21 @@ class Searcher {
     if (!fronts_[study].covers(cut.least_s, static_cast<int64_t>(bytes))) return false;
     found_.counts.bounded += points;
     losers_.bounded(points, p, cut.least_s);
+    return true;
+  }
+
+  /// Whether the time of `p` alone says that it is no better than what is known in anything: its memory need not be walked.
+  bool slow(size_t study, const Point& p) {
+    analytic::Estimator& estimator = estimators_[study];
+    if (options_.objective == Objective::kMemory || !best_.full() || !estimator.walks(p)) return false;
+    const double seconds = estimator.step_s(p);
+    const double least = options_.objective == Objective::kCost ? seconds * static_cast<double>(p.world_size()) : seconds;
+    if (least <= sought(options_.objective, best_.back())) return false;
+    Point plain = p;
+    plain.schedule = p.pp == 1 ? Schedule::kNone : Schedule::k1F1B, plain.vpp = 1;
+    if (!fronts_[study].covers(seconds, static_cast<int64_t>(estimator.least_device_bytes(plain)))) return false;
+    ++found_.counts.bounded;
+    losers_.bounded(1, p, seconds);
     return true;
   }
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "plan/base/limits.h"
+
 namespace shardlab::simulator {
 namespace {
 
@@ -33,6 +35,12 @@ class CsvReader {
 
  private:
   void read_header(const std::vector<CsvField>& record, CsvTable& table) {
+    if (record.size() > limits::kRowsColumns) {
+      refuse(record.front().line, 1, fmt::format("{} columns, more than {}", record.size(), limits::kRowsColumns),
+             "write one column a property of a run");
+      at_ = text_.size();
+      return;
+    }
     for (const CsvField& field : record) {
       if (field.text.empty())
         refuse(field.line, field.column, fmt::format("column {} has no name", table.columns.size() + 1), "name it, or remove it");
@@ -132,13 +140,17 @@ class CsvReader {
   }
 
   void refuse(int line, int column, const std::string& message, const std::string& hint) {
+    if (errors_.size() >= kMostErrors) {
+      ++untold_;
+      return;
+    }
     errors_.push_back({ExitCode::kUsage, message, hint, fmt::format("{}:{}:{}", file_, line, column)});
   }
 
   Error error() const {
     Error all = errors_.front();
-    for (size_t i = 1; i < std::min(errors_.size(), kMostErrors); ++i) all.hint += "\n" + to_string(errors_[i]);
-    if (errors_.size() > kMostErrors) all.hint += fmt::format("\n... and {} more", errors_.size() - kMostErrors);
+    for (size_t i = 1; i < errors_.size(); ++i) all.hint += "\n" + to_string(errors_[i]);
+    if (untold_ > 0) all.hint += fmt::format("\n... and {} more", untold_);
     return all;
   }
 
@@ -147,6 +159,7 @@ class CsvReader {
   size_t at_ = 0;
   int line_ = 1, column_ = 1;
   std::vector<Error> errors_;
+  int64_t untold_ = 0;
 };
 
 }  // namespace

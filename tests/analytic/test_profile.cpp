@@ -53,6 +53,38 @@ TEST_CASE("what is wrong in a profile is refused with its place") {
   refused("based_on: nothing\n", "no framework profile `nothing`");
   refused("state: {gradient: 2\n", "mine.yaml");
   refused("- 1\n", "map of sections");
+  refused("can: 3\n", "no map of lists");
+  refused("can: {zero: 1}\n", "mine.yaml:1:13: `can.zero` is no list");
+  refused("can: {zeros: [1]}\n", "`can.zeros` is no key of a profile");
+  refused("can: {zero: [4]}\n", "`4` is nothing of `can.zero`");
+  refused("can: {zero: [1], zero: [2]}\n", "twice");
+}
+
+TEST_CASE("every profile says what its framework can do, and takes over what it does not say") {
+  for (const std::string_view name : profile_names()) {
+    INFO(name);
+    CHECK(profile_named(name)->can != Abilities{});
+  }
+  const auto mine = read_profile("name: mine\nbased_on: megatron\ncan: {schedules: [afab]}\n", "mine.yaml");
+  REQUIRE(mine.ok());
+  Abilities expected = profile_named("megatron")->can;
+  CHECK(ability_words("schedules")[1] == "afab");
+  expected.schedules = 2;
+  CHECK(mine->can == expected);
+  CHECK(read_profile("name: mine\n", "mine.yaml")->can == Abilities{});
+}
+
+TEST_CASE("words of abilities are those of layouts") {
+  const auto all_read = [](std::string_view key, auto value) {
+    for (const std::string& word : ability_words(key)) {
+      INFO(key << " " << word);
+      CHECK(read(word, &value));
+      CHECK(name_of(value) == word);
+    }
+  };
+  all_read("schedules", Schedule{}), all_read("cp_kind", CpKind{}), all_read("compression", Compression{});
+  all_read("recompute", Recompute{});
+  for (const std::string& word : ability_words("precision")) CHECK(precision_named(word));
 }
 
 TEST_CASE("words of recompute go there and back") {

@@ -122,10 +122,66 @@ TEST_CASE("impossible points are refused, each for its reason") {
   CHECK(refusal([](Point& p) { p.ep = 3; }) == Refusal::kExperts);
   CHECK(refusal([](Point& p) { p.precision = Precision::kFp4; }) == Refusal::kPrecision);
   CHECK(refusal([](Point& p) { p.precision = Precision::kFp8; }) == Refusal::kNone);
-  CHECK(refusal([](Point& p) { p.zero = 2; }) == Refusal::kZero);
   CHECK(refusal([](Point& p) { p.hybrid_shard = 2; }) == Refusal::kZero);
   CHECK(refusal([](Point& p) { p.offload_parameters = Medium::kCpu; }) == Refusal::kCombination);
   CHECK(refusal([](Point& p) { p.compression = Compression::kPowerSgd; }) == Refusal::kCombination);
+}
+
+TEST_CASE("what a framework does not have is refused by name, with what it has and who has the rest") {
+  struct Case {
+    std::string_view profile, says;
+    Point point;
+  };
+  const Point pipeline{.dp = 2, .pp = 2, .schedule = Schedule::k1F1B, .grad_accumulation = 4};
+  const auto with = [&](auto change) {
+    Point p = pipeline;
+    change(p);
+    return p;
+  };
+  const Case cases[] = {
+      {"megatron", "megatron has no zb-h1 among its schedules: 1f1b, interleaved", with([](Point& p) { p.schedule = Schedule::kZbH1; })},
+      {"deepspeed", "deepspeed has no 2 among its stages of ZeRO in a pipeline: 0, 1", with([](Point& p) { p.zero = 2; })},
+      {"nanotron", "nanotron has no optimizer=cpu among its offloads: none", with([](Point& p) { p.offload_optimizer = Medium::kCpu; })},
+      {"nanotron", "nanotron has no cp among its axes: tp, sequence_parallel, pp, ep", with([](Point& p) { p.dp = 1, p.cp = 2; })},
+      {"torchtitan", "torchtitan has no fp16 among its precisions: fp32, bf16, fp8", with([](Point& p) { p.precision = Precision::kFp16; })},
+      {"llm.c", "llm.c has no pp among its axes: none", pipeline},
+      {"shardlab", "shardlab has no zb-v among its schedules: afab, 1f1b", with([](Point& p) { p.schedule = Schedule::kZbV; })}};
+  for (const Case& c : cases) {
+    const auto prepared = prepare(llama_8b(), testing::machine(1), *profile_named(c.profile));
+    REQUIRE(prepared.ok());
+    INFO(c.says);
+    CHECK(refusal_of(*prepared, c.point) == Refusal::kAbility);
+    CHECK(estimate(*prepared, c.point).refusal == Refusal::kAbility);
+    const auto said = explain(*prepared, c.point);
+    REQUIRE(!said.ok());
+    CHECK(said.error().message == c.says);
+    CHECK(!said.error().hint.empty());
+  }
+  const auto zero_bubble = prepare(llama_8b(), testing::machine(1), *profile_named("megatron-zero-bubble"));
+  CHECK(refusal_of(*zero_bubble, cases[0].point) == Refusal::kNone);
+  CHECK(explain(*prepare(llama_8b(), testing::machine(1), *profile_named("megatron")), cases[0].point).error().hint.find("megatron-zero-bubble") !=
+        std::string::npos);
+}
+
+TEST_CASE("of a model that shardlab runs, a layout is legal exactly where its executor runs it") {
+  const auto prepared = prepare(llama_8b(), testing::machine(1), *profile_named("shardlab"));
+  REQUIRE(prepared.ok());
+  Estimator estimator(*prepared);
+  int legal = 0, refused = 0;
+  for (const int tp : {1, 2})
+    for (const int zero : {0, 1, 3})
+      for (const Medium parameters : {Medium::kDevice, Medium::kCpu})
+        for (const Medium activations : {Medium::kDevice, Medium::kNvme})
+          for (const bool sequence_parallel : {false, true}) {
+            Point p{.dp = 4, .tp = tp, .zero = zero, .sequence_parallel = sequence_parallel, .grad_accumulation = 4};
+            p.offload_parameters = parameters, p.offload_activations = activations;
+            const Estimate e = estimator(p);
+            CHECK(e.legal() == estimator.exact(p));
+            CHECK(e.legal() == explain(*prepared, p).ok());
+            ++(e.legal() ? legal : refused);
+          }
+  CHECK(legal > 0);
+  CHECK(refused > 0);
 }
 
 TEST_CASE("the bubble's share is (p - 1) / (m + p - 1) of the pipeline's work") {

@@ -48,7 +48,8 @@ void check_answer(const nlohmann::json& json) {
 
 TEST_CASE("memory tells of shardlab's run to the byte, of a framework's with an interval, and what to change") {
   const Scratch scratch;
-  const auto own = json_of(scratch, "--model gpt2 --machine a100-sxm4-80gb --devices 8 --pp 2 --seq-len 1024", 0);
+  const auto own =
+      json_of(scratch, "--model gpt2 --machine a100-sxm4-80gb --devices 8 --pp 2 --seq-len 1024 --profile shardlab", 0);
   check_answer(own);
   CHECK(own["exact"] == true);
   CHECK(own["interval"]["live"]["low"] == own["interval"]["live"]["high"]);
@@ -67,6 +68,30 @@ TEST_CASE("memory tells of shardlab's run to the byte, of a framework's with an 
   for (const auto& [key, value] : framework["changes"][0]["set"].items())
     changed += key == "dp" ? "" : fmt::format(" --{} {}", key, value.get<std::string>());
   CHECK(json_of(scratch, changed, 0)["fits"] == true);
+}
+
+TEST_CASE(
+    "nobody names a profile or a precision: a framework's run in bf16 on a described machine, and fp32 is the first thing to "
+    "leave") {
+  const Scratch scratch;
+  const std::string words = "--model llama-3-8b --machine H100 --devices 8 --zero 1 --seq-len 4096";
+  const auto json = json_of(scratch, words, 0);
+  CHECK(json["profile"] == "megatron");
+  CHECK(json["layout"]["precision"] == "bf16");
+  CHECK(json["assumptions"].dump().find("no --profile: megatron") != std::string::npos);
+  const Output page = shardlab_program(scratch, "memory " + words);
+  CHECK(page.out.find("dp8 zero1 bf16") != std::string::npos);
+  const auto wide = json_of(
+      scratch, "--model llama-3.1-8b --machine H100 --devices 8 --zero 2 --micro-batch 2 --seq-len 8192 --precision fp32", 3);
+  bool proposed = false;
+  for (const auto& change : wide["changes"])
+    proposed |= change["set"].contains("precision") && change["set"]["precision"] == "bf16";
+  CHECK(proposed);
+  // A device alone has no network that a framework's step could be timed by: the bytes of our own executor need none.
+  const auto own = json_of(scratch, "--model gpt2 --machine a100-sxm4-80gb --devices 8 --seq-len 1024", 0);
+  CHECK(own["profile"] == "shardlab");
+  CHECK(own["layout"]["precision"] == "bf16");
+  CHECK(own["assumptions"].dump().find("no --profile: our own executor") != std::string::npos);
 }
 
 TEST_CASE("where changes cannot be ranked, what the machine lacks is named") {
@@ -119,7 +144,7 @@ TEST_CASE("packing adds less to the live peak than memory assumes where it does 
         "--model tiny-gpt --machine a100-sxm4-80gb --devices 4 --pp 2 --grad-accumulation 4 --seq-len 128",
         "--model gpt2 --machine a100-sxm4-80gb --devices 8 --zero 3 --seq-len 512",
         "--model smollm-1.7b --machine hgx-h100-ndr --devices 8 --tp 2 --pp 2 --grad-accumulation 2 --seq-len 256"}) {
-    const auto json = json_of(scratch, std::string(words) + " --plan", 0);
+    const auto json = json_of(scratch, std::string(words) + " --profile shardlab --plan", 0);
     for (const auto& stage : json["stages"]) {
       INFO(words << ", stage " << stage["stage"]);
       CHECK(stage["reserved"].get<double>() <= 1.05 * stage["peak"].get<double>());
@@ -136,15 +161,15 @@ TEST_CASE("memory of models that are only predicted") {
   check_answer(v3);
   CHECK(v3["parameters"] == 671'026'419'200);
   CHECK(v3["stages"].size() == 16);
-  const Output own = shardlab_program(scratch, "memory --model mixtral-8x7b --machine hgx-h100-ndr --devices 8");
+  const Output own = shardlab_program(scratch, "memory --model mixtral-8x7b --machine hgx-h100-ndr --devices 8 --profile shardlab");
   CHECK(own.code == 2);
   CHECK(own.err.find("is not executed: its layers are mixtures of experts") != std::string::npos);
   CHECK(own.err.find("--profile") != std::string::npos);
-  // A case of a sweep that names one is refused the same way, before anything runs.
+  // A point of a sweep that names one is refused the same way, before anything runs.
   const std::string sweep = scratch.write("moe.yaml", "mode: simulate\nmodel: mixtral-8x7b\nmachine: hgx-h100-ndr\n");
   const Output run = shardlab_program(scratch, "run " + sweep + " --dry-run");
-  CHECK(run.code == 2);
-  CHECK(run.err.find("mixtral-8x7b is not executed: its layers are mixtures of experts") != std::string::npos);
+  CHECK(run.code == 3);
+  CHECK(run.out.find("mixtral-8x7b is not executed: its layers are mixtures of experts") != std::string::npos);
 }
 
 TEST_CASE("model list and show tell what is executed and what is only predicted") {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "reports/format.h"
 #include "reports/table.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
@@ -20,7 +21,7 @@ using testing::slurp;
 
 /// What shardlab's own executor runs: its memory and wire bytes are exact.
 constexpr const char* kExecuted =
-    "--model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 256 --precision fp32 --schedule "
+    "--profile shardlab --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 256 --precision fp32 --schedule "
     "none,1f1b --recompute none,full --offload none --cp 1 --sequence-parallel false --hybrid-shard 0 ";
 
 std::map<std::string, std::string> first_row(const std::string& path) {
@@ -190,7 +191,7 @@ TEST_CASE("one command says layout, step, MFU, memory, days and dollars on termi
     const std::vector<std::string> lines = lines_of(o.out);
     for (const std::string& line : lines) {
       INFO(line);
-      CHECK(static_cast<int>(line.size()) <= columns);
+      CHECK(display_width(line) <= columns);
     }
     const auto head = std::ranges::find_if(lines, [](const std::string& l) { return l.find("tok/s/dev") != std::string::npos; });
     REQUIRE(head != lines.end());

@@ -170,8 +170,8 @@ void read_trace(std::string_view bytes) {
   std::istringstream lines{std::string(bytes)};
   const auto trace = read_trace_lines(lines, "fuzz.trace.jsonl");
   if (!trace.ok()) return;
-  for (const TraceEvent& e : trace->events)
-    SHARDLAB_CHECK(e.rank >= 0 && e.rank < trace->world_size && e.step >= 0 && e.step < trace->steps && e.instruction >= 0,
+  for (const TraceEvent& e : trace->trace.events)
+    SHARDLAB_CHECK(e.rank >= 0 && e.rank < trace->trace.world_size && e.step >= 0 && e.step < trace->trace.steps && e.instruction >= 0,
                    "rank {} step {}", e.rank, e.step);
 }
 

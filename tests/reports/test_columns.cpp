@@ -128,13 +128,13 @@ TEST_CASE("the console summary of the sample sweep at 160 columns") {
 
 TEST_CASE("layouts in words") {
   Case c = small_outcome().config;
-  CHECK(layout_text(c) == "1 rank");
+  CHECK(layout_text(c) == "1 rank fp32");
   c.layout.dp = 2;
   c.layout.pp = 2;
   c.layout.zero = 1;
   c.layout.schedule = Schedule::k1F1B;
   c.layout.recompute = Recompute::kFull;
-  CHECK(layout_text(c) == "dp2 pp2 zero1 1f1b recompute-full");
+  CHECK(layout_text(c) == "dp2 pp2 zero1 1f1b recompute-full fp32");
   CHECK(case_title(c) == "one (dp2 pp2 zero1 1f1b recompute-full)");
   c.name = "dp2-pp2-zero1-1f1b-recompute-full";
   CHECK(case_title(c) == c.name);

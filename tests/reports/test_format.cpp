@@ -61,7 +61,7 @@ TEST_CASE("sentences have three digits") {
   CHECK(brief_seconds(0.9999) == "1000 ms");
   CHECK(brief_count(1189.6) == "1.19 k");
   CHECK(brief_count(64) == "64");
-  CHECK(count_words(70.55e9) == "70.6 billion");
+  CHECK(count_words(70.6e9) == "70.6 billion");
   CHECK(count_words(4194304) == "4.19 million");
   CHECK(count_words(8192) == "8192");
   CHECK(money_text(584'123) == "$584k");

@@ -391,6 +391,9 @@ TEST_CASE("stored JSON of a wrong kind is refused") {
   CHECK_FALSE(outcome_from_json("{\"parameters\": \"many\"}").ok());
   CHECK_FALSE(outcome_from_json("{\"status\": \"splendid\"}").ok());
   CHECK_FALSE(machine_from_json("{").ok());
+  CHECK_FALSE(outcome_from_json("{\"status\": " + std::string(200'000, '[') + std::string(200'000, ']') + "}").ok());
+  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout\": {\"dp\": 18446744073709551615}}}").ok());
+  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout\": {\"dp\": 4294967296}}}").ok());
   const Result<CaseOutcome> older =
       outcome_from_json("{\"case_id\": \"a1\", \"config\": {\"layout\": {\"dp\": 2}}, \"unknown\": 3}");
   REQUIRE(older.ok());

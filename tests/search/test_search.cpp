@@ -181,6 +181,59 @@ TEST_CASE("where nothing fits, the least excess is shown") {
   CHECK(at->nearest.world_size() == 8);
 }
 
+TEST_CASE("what fits by less than predictions are off is ranked below what fits, and accounted for") {
+  const Space space{.devices = {16}, .seq_len = 4096, .sequences = 64};
+  const auto studies = studies_on(llama_8b(), "megatron", space.devices);
+  const int64_t capacity = 40'000'000'000;
+  const Options bare{.top = 8, .capacity_bytes = capacity}, careful{.top = 8, .capacity_bytes = capacity, .reserved_error = 0.1},
+      margin{.top = 8, .capacity_bytes = capacity, .margin_bytes = 4'000'000'000};
+  const Found all = search(studies, space, bare), sure = search(studies, space, careful), free = search(studies, space, margin);
+  CHECK(all.tight.empty());
+  REQUIRE(!sure.tight.empty());
+  for (const Candidate& c : sure.best) {
+    CHECK(static_cast<double>(c.estimate.memory.reserved()) * 1.1 < static_cast<double>(capacity));
+    CHECK(verdict_of(c.estimate.memory, careful) == whatif::Verdict::kFits);
+  }
+  for (const Candidate& c : sure.tight) CHECK(verdict_of(c.estimate.memory, careful) == whatif::Verdict::kTight);
+  for (const Candidate& c : free.best) CHECK(c.bytes() + 4'000'000'000 <= capacity);
+  // The best of both lists together is the best of what is predicted to fit.
+  const double first = std::min(sure.best[0].seconds(), sure.tight[0].seconds());
+  CHECK(first == all.best[0].seconds());
+  for (const Found* found : {&sure, &free}) {
+    int64_t lost = 0;
+    for (const Loser& l : found->losers) lost += l.points;
+    CHECK(lost + static_cast<int64_t>(found->best.size()) == found->counts.points);
+  }
+}
+
+TEST_CASE("what takes longer than it may is lost as that") {
+  const Space space{.devices = {16}, .seq_len = 4096, .sequences = 64};
+  const auto studies = studies_on(llama_8b(), "megatron", space.devices);
+  const double best = search(studies, space, {.top = 1}).best[0].seconds();
+  const Found few = search(studies, space, {.top = 1000, .most_s = 1.1 * best});
+  REQUIRE(!few.best.empty());
+  for (const Candidate& c : few.best) CHECK(c.seconds() <= 1.1 * best);
+  CHECK(std::ranges::any_of(few.losers, [](const Loser& l) { return l.loss == Loss::kLate; }));
+  CHECK(search(studies, space, {.most_s = 0.5 * best}).best.empty());
+}
+
+TEST_CASE("a long ranking is the short one and what follows it, each layout replayed once") {
+  const Space space{.devices = {16}, .seq_len = 4096, .sequences = 64};
+  const auto studies = studies_on(llama_8b(), "megatron", space.devices);
+  Options options{.top = 5, .capacity_bytes = 40'000'000'000, .reserved_error = 0.1};
+  const Ranked few = rank(studies, space, options);
+  options.top = 60;
+  const Ranked many = rank(studies, space, options);
+  REQUIRE(few.found.best.size() == 5);
+  REQUIRE(many.found.best.size() == 60);
+  for (size_t i = 0; i < 5; ++i) CHECK(few.found.best[i].point == many.found.best[i].point);
+  for (size_t i = 1; i < 60; ++i) {
+    const auto verdict = [&](size_t k) { return verdict_of(many.found.best[k].estimate.memory, options); };
+    CHECK((verdict(i - 1) == whatif::Verdict::kFits || verdict(i) == whatif::Verdict::kTight));
+    if (verdict(i) == verdict(i - 1)) CHECK(many.found.best[i - 1].seconds() <= many.found.best[i].seconds());
+  }
+}
+
 class StopAfter final : public Watcher {
  public:
   explicit StopAfter(int calls) : left_(calls) {}

@@ -1,4 +1,8 @@
 // What lowering refuses, and properties that every plan has.
+#include <set>
+
+#include "plan/automatic.h"
+#include "plan/collective_steps.h"
 #include "plan/memory.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
@@ -15,6 +19,56 @@ using testing::with_pipeline;
 std::string refusal(const Case& c) {
   const auto plan = lower(c);
   return plan.ok() ? "lowered" : plan.error().message;
+}
+
+/// The algorithms of the plan's collectives of one label.
+std::set<Algorithm> algorithms_of(const Case& c, std::string_view label) {
+  const auto plan = lower(c);
+  REQUIRE(plan.ok());
+  std::set<Algorithm> found;
+  for (const Segment& segment : plan->segments)
+    for (const Step& step : segment.steps)
+      if (const Op* op = std::get_if<Op>(&step); op != nullptr && op->label == label)
+        if (const auto* collective = std::get_if<Collective>(&op->work)) found.insert(collective->algorithm);
+  return found;
+}
+
+TEST_CASE("collective_algorithm auto: halving-doubling in groups of a power of two above two, else a ring") {
+  using Found = std::set<Algorithm>;
+  Case c = tiny_case();
+  c.layout.dp = 4;
+  CHECK(algorithms_of(c, "gradients") == Found{Algorithm::kHalvingDoubling});
+  c.layout.collective_algorithm = AlgorithmChoice::kRing;  // what is asked for stays
+  CHECK(algorithms_of(c, "gradients") == Found{Algorithm::kRing});
+  c.layout.collective_algorithm = AlgorithmChoice::kAuto;
+  for (const int dp : {2, 3, 6}) {
+    c.layout.dp = dp;
+    CHECK(algorithms_of(c, "gradients") == Found{Algorithm::kRing});
+  }
+  c.layout.dp = 6;
+  c.layout.tp = 4;  // each group by its own size
+  CHECK(algorithms_of(c, "gradients") == Found{Algorithm::kRing});
+  CHECK(algorithms_of(c, "g") == Found{Algorithm::kHalvingDoubling});
+  c.layout.dp = 4;
+  c.canonical = true;
+  CHECK(algorithms_of(c, "gradients") == Found{Algorithm::kDirect});
+}
+
+TEST_CASE("what auto chooses sends what a ring sends, in fewer steps") {
+  for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather})
+    for (const int ranks : {4, 8, 64, 256})
+      for (const int64_t elements : {int64_t{1}, int64_t{1001}, int64_t{1} << 24}) {
+        CAPTURE(static_cast<int>(kind), ranks, elements);
+        const Algorithm chosen = automatic_algorithm(kind, ranks);
+        CHECK(collective_steps(kind, chosen, ranks, 0).size() < collective_steps(kind, Algorithm::kRing, ranks, 0).size());
+        int64_t sent = 0, by_ring = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          sent += sent_elements(kind, chosen, elements, ranks, rank);
+          by_ring += sent_elements(kind, Algorithm::kRing, elements, ranks, rank);
+        }
+        CHECK(sent == by_ring);
+      }
+  CHECK(automatic_algorithm(CollectiveKind::kAllToAll, 8) == Algorithm::kRing);  // by halving a part travels several times
 }
 
 TEST_CASE("illegal layouts are refused with their values") {

@@ -23,7 +23,8 @@ class FakeClock : public Clock {
 
 class FakeRunner : public CaseRunner {
  public:
-  CaseOutcome run(const Case& config, Mode) override {
+  CaseOutcome run(const sweeps::Point& point, Mode) override {
+    const Case& config = point.config;
     const std::lock_guard lock(mutex);
     ran.push_back(config.name);
     if (clock) clock->time += 2;

@@ -67,7 +67,7 @@ TEST_CASE("a shipped node has the figures of its sources") {
   CHECK(h100->device.power_w == 700);
   CHECK(h100->device.memory_bytes == 84'932'558'848);
   CHECK(load_machine("gb200-nvl72")->devices() == 72);
-  CHECK(load_machine("hgx-h100").error().message == "no machine is named `hgx-h100`, did you mean `hgx-h100-ndr`?");
+  CHECK(load_machine("hgx-h100-nrd").error().message == "no machine is named `hgx-h100-nrd`, did you mean `hgx-h100-ndr`?");
 }
 
 TEST_CASE("a node takes its device from a preset and adds to it") {
@@ -106,10 +106,10 @@ fabric: {rails_per_node: 2, oversubscription: {value: 3, provenance: measured}}
 }
 
 TEST_CASE("a preset that does not exist, and constants that are no numbers, are told with their places") {
-  const auto m = parse_machine("id: mine\ndevice:\n  preset: a100\n  constants: {sms: many}\nfabric: 3\n", "m.yaml");
+  const auto m = parse_machine("id: mine\ndevice:\n  preset: a1000\n  constants: {sms: many}\nfabric: 3\n", "m.yaml");
   REQUIRE_FALSE(m.ok());
   const std::string text = to_string(m.error());
-  CHECK(text.find("m.yaml:3:11: no machine is named `a100`") != std::string::npos);
+  CHECK(text.find("m.yaml:3:11: no machine is named `a1000`") != std::string::npos);
   CHECK(text.find("m.yaml:4:20: `sms` of `device` is `many`") != std::string::npos);
   CHECK(text.find("m.yaml:5:9: `fabric` of the machine is `3`") != std::string::npos);
 }

@@ -1,6 +1,9 @@
 // Model shapes: counts against those published with the checkpoints, names and order of parameters, config.json reading.
+#include "sweeps/machines.h"
 #include "sweeps/models.h"
+#include "sweeps/sweep.h"
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <set>
@@ -44,7 +47,9 @@ TEST_CASE("parameter counts equal the published ones") {
                                                        {"codellama-34b", 33'743'970'304},
                                                        {"mistral-nemo-12b", 12'247'782'400},
                                                        {"mistral-small-24b", 23'572'403'200},
-                                                       {"mistral-large-123b", 122'610'069'504}};
+                                                       {"mistral-large-123b", 122'610'069'504},
+                                                       {"phi-3-medium-128k", 13'960'238'080},
+                                                       {"phi-4", 14'659'507'200}};
   std::set<std::string> listed;
   for (const std::string& name : list_models())
     if (load_model_config(name)->unexecuted.empty()) listed.insert(name);
@@ -286,9 +291,87 @@ TEST_CASE("a config.json with any value anywhere is read or refused") {
 }
 
 TEST_CASE("models are found by name or path") {
-  CHECK(load_model("gpt-2").error().message == "no model is named `gpt-2`, did you mean `gpt2`?");
+  CHECK(load_model("gptt2").error().message == "no model is named `gptt2`, did you mean `gpt2`?");
   CHECK(load_model("nowhere/config.json").error().where == "nowhere/config.json");
   const auto file = load_model(testing::source_dir() + "/sweeps/models/gpt2.json");
   REQUIRE(file.ok());
   CHECK(*file == *load_model("gpt2"));
+}
+
+TEST_CASE("models and machines are found as people name them") {
+  const auto model = [](const char* said) {
+    const auto found = load_model_config(said);
+    return found.ok() ? found->model.name : found.error().message;
+  };
+  for (const char* said : {"Llama-3.1-8B", "llama3.1 8b", "meta-llama/Llama-3.1-8B", "Meta-Llama-3.1-8B-Instruct", "LLAMA_3.1_8B"})
+    CHECK(model(said) == "llama-3.1-8b");
+  CHECK(model("gpt-2") == "gpt2");
+  CHECK(model("Qwen/Qwen2.5-7B-Instruct") == "qwen2.5-7b");
+  CHECK(model("neox") == "gpt-neox-20b");
+  CHECK(model("gpt-oss") == "no model is named `gpt-oss`: it could be gpt-oss-120b, gpt-oss-20b");
+  CHECK(model("someone/else") == "`someone/else` is no folder here, and no shipped model is called so");
+  CHECK(load_model_config("someone/else").error().hint.find("someone/else/config.json") != std::string::npos);
+  CHECK(load_model_config("./gpt2").error().where == "./gpt2");  // a path, and there is no such file
+  const auto machine = [](const char* said) {
+    const auto found = load_machine(said);
+    return found.ok() ? found->id : found.error().message;
+  };
+  for (const char* said : {"h100", "H100", "dgx-h100", "DGX H100", "hgx-h100", "hgx-h100-ndr"})
+    CHECK(machine(said) == "hgx-h100-ndr");
+  CHECK(machine("4090") == "rtx-4090-24gb");
+  CHECK(machine("RTX 4090") == "rtx-4090-24gb");
+  CHECK(machine("l40") == "l40-48gb");
+  CHECK(machine("h100 pcie") == "h100-pcie-80gb");
+  CHECK(machine("a100-pcie") == "no machine is named `a100-pcie`: it could be a100-pcie-40gb, a100-pcie-80gb");
+  for (const std::string& name : list_machines()) CHECK(machine_name(name).ok());
+  for (const std::string& name : list_models()) CHECK(load_model_config(name)->model.name == name);
+}
+
+TEST_CASE("a folder with a config.json is a model, and an unknown type is read as one that is known") {
+  const std::filesystem::path folder = std::filesystem::temp_directory_path() / "shardlab-model-test" / "My-Model";
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "config.json")
+      << R"({"model_type": "mine", "hidden_act": "relu", "n_layer": 4, "n_embd": 64, "num_attention_heads": 4, "vocab_size": 128})";
+  CHECK(load_model_config(folder.string()).error().message == "`model_type` \"mine\" is not implemented");
+  CHECK(load_model_config(folder.string()).error().hint.find("--assume llama") != std::string::npos);
+  CHECK(load_model_config(folder.string(), "none").error().message == "read as `none`, which is no model_type that is known");
+  const auto assumed = load_model_config(folder.string(), "llama");
+  REQUIRE(assumed.ok());
+  CHECK(assumed->model.name == "My-Model");
+  CHECK(assumed->model.layers == 4);
+  CHECK(assumed->model.hidden == 64);
+  CHECK(assumed->model.ffn == 0);  // for --set model.ffn
+  CHECK(assumed->unexecuted == "it is read as if it were a llama");
+  const auto point =
+      point_from_words({.overrides = {"model=" + folder.string(), "model.assume=llama", "model.ffn=96", "machine=h100", "dp=1"}});
+  REQUIRE(point.ok());
+  REQUIRE(point->model);
+  CHECK(point->model->model.ffn == 96);
+  CHECK(point->refusal->message == "My-Model is not executed: it is read as if it were a llama");
+  std::filesystem::remove_all(folder.parent_path());
+}
+
+TEST_CASE("windows, biases and norms of the families that are estimated") {
+  const ModelConfig gemma = *load_model_config("gemma-3-27b"), oss = *load_model_config("gpt-oss-20b");
+  CHECK(gemma.window == 1024);
+  CHECK(gemma.windowed_layers == 52);  // of 62 every sixth sees all
+  CHECK(gemma.post_norms);
+  CHECK(gemma.qk_norm);
+  CHECK(oss.windowed_layers == 12);
+  CHECK(oss.window == 128);
+  CHECK(load_model_config("olmo-2-7b")->qk_norm_whole);
+  CHECK(load_model_config("pythia-12b")->rotary);
+  CHECK(load_model_config("phi-3-mini-4k")->windowed_layers == 32);
+  CHECK(load_model_config("phi-4")->unexecuted.empty());
+  const auto types = [](const std::string& list) {
+    const auto read =
+        parse_model_config(R"({"model_type": "gpt_oss", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "head_dim": 16, "intermediate_size": 96, "vocab_size": 100, "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": )" +
+                               list + "}",
+                           "m");
+    return read.ok() ? std::to_string(read->windowed_layers) : read.error().message;
+  };
+  CHECK(types(R"(["sliding_attention", "sliding_attention"])") == "2");
+  CHECK(types(R"(["sliding_attention", "linear"])") == "`layer_types` has \"linear\"");
+  CHECK(types("[]").find("no list of 2 layers") != std::string::npos);
 }

@@ -168,6 +168,24 @@ TEST_CASE("dp, grad_accumulation, the global batch, seq_len and schedule are der
   CHECK(points_of(small("layout: {dp: 1}\n"), with_local({"dp=auto"})).points[0].config.layout.dp == 2);
 }
 
+TEST_CASE("bucket_bytes is 25 MiB where buckets of gradients travel and nobody says otherwise") {
+  const Expansion e = points_of(small(
+      "layout: {dp: 2}\ninclude:\n  - {name: plain}\n  - {name: none, bucket_bytes: 0}\n  - {name: said, bucket_bytes: 1Mi}\n"
+      "  - {name: auto, zero: 1, bucket_bytes: auto}\n  - {name: units, zero: 3}\n  - {name: apart, diloco.steps: 4, measure.warmup: 4, measure.steps: 4}\n"
+      "  - {name: one, dp: 1}\n"));
+  std::vector<int64_t> bytes;
+  for (const Point& p : e.points) {
+    INFO((p.refusal ? p.refusal->message : ""));
+    CHECK_FALSE(p.refusal);
+    bytes.push_back(p.config.layout.bucket_bytes);
+  }
+  CHECK(bytes == std::vector<int64_t>{26214400, 0, 1 << 20, 26214400, 0, 0, 0});
+  CHECK(to_yaml(e.points[0].config).find("bucket_bytes: 26214400") != std::string::npos);  // the resolved value is seen
+  // Another framework's buckets are its own.
+  const Expansion other = points_of("model: gpt2\nmachine: hgx-h100-ndr\nresolution: analytic\nprofile: megatron\nlayout: {dp: 8}\n");
+  CHECK(other.points.at(0).config.layout.bucket_bytes == 0);
+}
+
 TEST_CASE("time_to_loss is a loss above 0, or a map of a loss and the steps whose mean counts") {
   const auto target = [](const std::string& value) {
     const auto sweep = load_sweep_text(small("time_to_loss: " + value + "\n"), "s.yaml", with_local());
@@ -210,7 +228,8 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("layout: {offload: {parameters: cpu}}\n")) ==
         "offload.parameters=cpu with zero=0: only zero 3 brings parameters unit by unit to where they compute");
 
-  CHECK(reason("machine: local\nmodel: {preset: tiny-gpt, experts: 8}\n") == "model.experts=8 is not implemented in this version");
+  CHECK(reason("machine: local\nmodel: {preset: tiny-gpt, experts: 8}\n") ==
+        "tiny-gpt is not executed: its layers are mixtures of experts");
   CHECK(reason("model: tiny-gpt\nmachine: {local: true, inter_bandwidth: 5}\n") ==
         "machine.inter_bandwidth=5 is not implemented in this version");
   CHECK(reason("model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 16\n") == "dp*tp*pp*cp = 16 ranks on 8 devices (1 nodes of 8)");
@@ -234,6 +253,17 @@ TEST_CASE("the analytic resolution refuses nothing for want of a plan") {
   CHECK(resolution_of(*said) == Resolution::kAnalytic);
   CHECK(expand(*said)->refused() == 0);
   CHECK(says(errors_of(small("resolution: exact\n")), "one of: timeline segments analytic"));
+  // Nor schedules and models that no case can hold, under a framework's profile; under shardlab's own what it runs is asked.
+  const std::string others = small("axes: {schedule: [1f1b, interleaved]}\nmodel.experts: 8\nmodel.top_k: 2\nmodel.moe_ffn: 64\n");
+  const auto estimated = load_sweep_text(others + "profile: megatron\nresolution: analytic\n", "s.yaml", with_local());
+  REQUIRE(estimated.ok());
+  const auto points = expand(*estimated);
+  CHECK(points->refused() == 0);
+  REQUIRE(points->points.size() == 2);
+  CHECK(points->points[1].model->experts == 8);
+  CHECK(points->points[1].unheld.front().second == "interleaved");
+  CHECK(expand(*estimated, Resolution::kTimeline)->refused() == 2);
+  CHECK(expand(*load_sweep_text(others + "resolution: analytic\n", "s.yaml", with_local()))->refused() == 2);
 }
 
 TEST_CASE("points that differ in a value no case can hold are different points") {
@@ -252,6 +282,15 @@ TEST_CASE("points that differ in a value no case can hold are different points")
   CHECK(reasons[0].reason == "schedule=interleaved is not implemented in this version");
   CHECK(reasons[0].points == 2);
   CHECK(reasons[0].example == "schedule=interleaved cp_kind=none");
+}
+
+TEST_CASE("the precision is that of the device where nobody says one") {
+  const auto precision = [](const std::string& text) { return points_of(text).points.front().config.train.precision; };
+  CHECK(precision("model: tiny-gpt\nmachine: h100\n") == "bf16");
+  CHECK(precision("model: tiny-gpt\nmachine: v100\n") == "fp32");  // fp16 alone needs a scaled loss
+  CHECK(precision("model: tiny-gpt\nmachine: local\n") == "fp32");
+  CHECK(precision("model: tiny-gpt\nmachine: h100\nprecision: fp32\n") == "fp32");
+  CHECK(precision("model: tiny-gpt\nmachine: h100\nprecision: auto\n") == "bf16");
 }
 
 TEST_CASE("constraints refuse with their why") {
@@ -388,7 +427,7 @@ TEST_CASE("a map of named parts takes its own parts and words, and nothing else"
 TEST_CASE("all errors of a file are reported at once, each with its place") {
   const std::string text = errors_of(
       "version: 2\n"                                              // 1
-      "model: {preset: gpt3, layer: 4}\n"                         // 2
+      "model: {preset: gpt9, layer: 4}\n"                         // 2
       "machine: hgx-h100-ndr\n"                                   // 3
       "trian: {seq_len: 4}\n"                                     // 4
       "train: {seq_len: long, global_batch_token: 1Mi}\n"         // 5
@@ -400,7 +439,7 @@ TEST_CASE("all errors of a file are reported at once, each with its place") {
       "include: {tp: 4}\n"                                        // 11
       "tp: 2\nlayout: {tp: 2}\n");                                // 12, 13
   CHECK(says(text, "s.yaml:1:10: version 2 is not known"));
-  CHECK(says(text, "s.yaml:2:17: no model is named `gpt3`, did you mean `gpt2`?"));
+  CHECK(says(text, "s.yaml:2:17: no model is named `gpt9`, did you mean `gpt2`?"));
   CHECK(says(text, "s.yaml:2:23: unknown key `layer`, did you mean `layers`?"));
   CHECK(says(text, "s.yaml:4:1: unknown key `trian`, did you mean `train`?"));
   CHECK(says(text, "s.yaml:5:18: `seq_len` is `long`"));

@@ -46,6 +46,11 @@ TEST_CASE("CSV that is no table is refused where it is wrong") {
   CHECK(refusal("a\n1\"2\n").starts_with("t.csv:2:2: a quote inside a field that does not begin with one"));
 }
 
+TEST_CASE("CSV of too many columns is refused before they are compared") {
+  CHECK(refusal(std::string(5'000'000, ',') + "\n") ==
+        "t.csv:1:1: 5000001 columns, more than 1000\n  write one column a property of a run");
+}
+
 TEST_CASE("CSV errors are reported together, and only so many") {
   std::string text = "a,b\n";
   for (int i = 0; i < 30; ++i) text += "1\n";

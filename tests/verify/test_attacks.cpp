@@ -85,14 +85,14 @@ TEST_CASE("attacks: each limit is refused where it is passed, by number and plac
   refused(one, role + "  %a buffer f32[4] scale 1/4294967296 persistent\n", "expected a scale of numbers up to 2147483647");
   refused(one, role + "  %a buffer f32[4398046511105] persistent\n", "expected at most 4398046511104 elements in a buffer");
   std::string large = role;
-  for (int i = 0; i < 65; ++i) large += "  %a" + std::to_string(i) + " buffer f32[4398046511104] persistent\n";
-  refused(one, large, "takes 1143492092887040 bytes on one rank, more than 1125899906842624");
+  for (int i = 0; i < 127899; ++i) large += "  %a" + std::to_string(i) + " buffer f64[4398046511104] persistent\n";
+  refused(one, large, "bytes on one rank, more than 4500000000000000000");
   refused(one, role + "  %a buffer f32[4] persistent\n  %b buffer f32[4] view %a offset 9223372036854775807\n",
           "%b begins at element 9223372036854775807 of %a, which has 4");
   const std::string product =
       "segment s\n  bound %x buffer f32[2097152,2097152]\n  bound %w buffer f32[2097152,2097152]\n  bound %y buffer "
       "f32[2097152,2097152]\n  linear.F l (%x, %w) -> (%y)\n";
-  refused(one, product + role, "floating-point operations: an op does at most 1152921504606846976");
+  refused(one, product + role, "floating-point operations: an op does at most 9000000000000000000");
   refused(one, "segment s\n  bound %a buffer f32[4]\n" + role + "  %a buffer f32[4] persistent\n  call s l=2147483647 (a=%a)\n",
           "layer 2147483647: a plan has layers 0 to 1048575");
 }

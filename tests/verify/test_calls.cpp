@@ -1,0 +1,120 @@
+// The exhaustive run over the golden plans: whatever one call is dropped, doubled or exchanged, `verify` refuses the plan, or the
+// plan does what it did, or it stands in accepted-calls.txt with its reason.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+#include "plan/text.h"
+#include "plan/verify.h"
+#include "tests/namespaces.h"
+#include "tests/test.h"
+#include "tests/verify/call_mutations.h"
+#include "tests/verify/good_plans.h"
+
+namespace shardlab::testing {
+namespace {
+
+/// Calls that are exchanged are at most so many calls apart. Every two calls of a golden plan are.
+constexpr int kReach = 1000;
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+std::vector<Plan> golden_plans() {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(source_dir() + "/tests/golden/plans")) files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  std::vector<Plan> plans;
+  for (const auto& file : files) {
+    plans.push_back(parse_or_fail(text_of(file)));
+    plans.back().name = file.stem().string();
+  }
+  return plans;
+}
+
+/// The listed mutants, each with its reason, which stands on the lines before it that begin with `#`.
+std::map<std::string, std::string> accepted_calls() {
+  std::map<std::string, std::string> listed;
+  std::istringstream lines(text_of(source_dir() + "/tests/verify/accepted-calls.txt"));
+  std::string reason;
+  bool told = false;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) continue;
+    if (line.starts_with("# ")) {
+      reason = told ? reason + line.substr(1) : line.substr(2);
+      told = true;
+      continue;
+    }
+    told = false;
+    listed[line] = reason;
+  }
+  return listed;
+}
+
+}  // namespace
+
+TEST_CASE("calls: the effect of a program is what it leaves and sends, whatever the order of what does not meet") {
+  const Plan plan = parse_or_fail(training_text());
+  const uint64_t effect = effect_of(plan, 0);
+  const auto& items = plan.roles[0].program;
+  std::vector<size_t> calls;
+  for (size_t i = 0; i < items.size(); ++i)
+    if (std::holds_alternative<Call>(items[i])) calls.push_back(i);
+  for (const size_t i : calls) {
+    Plan without = plan;
+    without.roles[0].program.erase(without.roles[0].program.begin() + static_cast<std::ptrdiff_t>(i));
+    CHECK(effect_of(without, 0) != effect);
+  }
+  Plan exchanged = plan;  // the updates of two parameters
+  std::swap(exchanged.roles[0].program[calls[calls.size() - 1]], exchanged.roles[0].program[calls[calls.size() - 2]]);
+  CHECK(effect_of(exchanged, 0) == effect);
+}
+
+TEST_CASE("calls: dropped, doubled or exchanged in the golden plans, each is refused, equivalent, or listed with its reason") {
+  const std::vector<Plan> plans = golden_plans();
+  REQUIRE(plans.size() >= 46);
+  std::vector<CallScore> scores(plans.size());
+  constexpr size_t kThreads = 2;
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < kThreads; ++t)
+    threads.emplace_back([&, t] {
+      for (size_t i = t; i < plans.size(); i += kThreads) scores[i] = mutate_calls(plans[i], kReach);
+    });
+  for (std::thread& thread : threads) thread.join();
+
+  CallScore all;
+  std::vector<std::string> survivors;
+  for (const CallScore& score : scores) {
+    all.dropped.add(score.dropped);
+    all.doubled.add(score.doubled);
+    all.exchanged.add(score.exchanged);
+    survivors.insert(survivors.end(), score.survivors.begin(), score.survivors.end());
+  }
+  const auto listed = accepted_calls();
+  for (const auto& [name, tally] : {std::pair{"dropped", all.dropped}, {"doubled", all.doubled}, {"exchanged", all.exchanged}})
+    fmt::print("{:<10} {:>6} mutants, {:>6} refused, {:>6} equivalent\n", name, tally.mutants, tally.refused, tally.equivalent);
+  fmt::print("listed     {:>6}\n", listed.size());
+  std::vector<std::string> unlisted, refused;
+  for (const std::string& s : survivors)
+    if (!listed.contains(s)) unlisted.push_back(s);
+  for (const auto& [line, reason] : listed) {
+    CHECK(!reason.empty());
+    if (std::ranges::find(survivors, line) == survivors.end()) refused.push_back(line);
+  }
+  INFO("accepted by `verify`, with another effect, and not in tests/verify/accepted-calls.txt:\n"
+       << fmt::format("{}", fmt::join(unlisted, "\n")));
+  CHECK(unlisted.empty());
+  INFO("listed in tests/verify/accepted-calls.txt, and refused or equivalent:\n" << fmt::format("{}", fmt::join(refused, "\n")));
+  CHECK(refused.empty());
+}
+
+}  // namespace shardlab::testing
