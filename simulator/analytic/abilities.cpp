@@ -64,7 +64,7 @@ std::array<Asked, 10> asked(const Point& p) {
   const uint32_t offloads = offloads_of(p), none = static_cast<int>(Compression::kNone);
   const auto compression = static_cast<uint32_t>(p.compression);
   return {{{"axes", axes},
-           {"schedules", pipelined ? bit(static_cast<int>(p.schedule)) : 0},
+           {"schedules", pipelined && p.schedule != Schedule::kNone ? bit(static_cast<int>(p.schedule)) : 0},
            {"zero", shared ? bit(p.zero) : 0},
            {"zero_with_pp", shared && pipelined ? bit(p.zero) : 0},
            {"offload", offloads},

@@ -248,7 +248,9 @@ Result<Point> point_of(const Case& c) {
   Point p{.dp = c.layout.dp, .tp = c.layout.tp, .pp = c.layout.pp, .vpp = c.layout.vpp, .cp = c.layout.cp, .ep = c.layout.ep};
   p.zero = c.layout.zero;
   p.hybrid_shard = c.layout.hybrid_shard;
-  if (c.layout.zero == 3) p.reshard = c.layout.fsdp.reshard ? 1 : 0;
+  // What a sweep file has where it does not say is, of another framework, as that has it.
+  const int8_t by_default = c.profile == "shardlab" ? 1 : -1;
+  if (c.layout.zero == 3) p.reshard = c.layout.fsdp.reshard ? by_default : 0;
   if (!read(name_of(c.layout.schedule), &p.schedule))
     return no_form(fmt::format("schedule {}", name_of(c.layout.schedule)), "another schedule");
   p.sequence_parallel = c.layout.sequence_parallel;
@@ -260,7 +262,7 @@ Result<Point> point_of(const Case& c) {
     if (!says) return told.error();
     p.as_case = true;
   }
-  p.overlap = c.layout.overlap ? 1 : 0;
+  p.overlap = c.layout.overlap ? by_default : 0;
   const std::optional<Precision> precision = precision_named(c.train.precision);
   if (!precision)
     return Error{.message = fmt::format("precision {}", c.train.precision), .hint = "fp32, bf16, fp16, fp8 or fp4", .where = {}};

@@ -177,10 +177,7 @@ std::vector<State> states_of(const Space& space, const Point& cut, int32_t devic
   int32_t inside = 0;
   for (const int32_t d : divisors(replicas))
     if (d > 1 && d < replicas && int64_t{d} * cut.tp <= devices_per_node) inside = d;
-  const bool shared = replicas > 1, pipelined = cut.pp > 1;
-  const auto has_stage = [&](int32_t zero) {
-    return !shared || (in(space.can.zero, zero) && (!pipelined || in(space.can.zero_with_pp, zero)));
-  };
+  const auto has_stage = [&](int32_t zero) { return in(space.can.zero, zero) && (cut.pp == 1 || in(space.can.zero_with_pp, zero)); };
   std::vector<int32_t> stages = space.zero;
   if (stages.empty())
     for (const int32_t zero : {0, 1, 2, 3})
