@@ -69,8 +69,8 @@ Result<Plan> lower_step(const Case& config, const LowerOptions& options, bool tr
     }
     passed = passed || strategy.name == options.after;
   }
-  choose_algorithms(config, draft.plan);
   Plan plan = emit(std::move(draft));
+  choose_algorithms(config, plan);
   if (options.verify && options.after.empty()) SHARDLAB_TRY(verify(plan, verify_options(config, options)));
   return plan;
 }
