@@ -14,6 +14,8 @@
 #include <thread>
 #include <utility>
 
+#include "cli/common.h"
+#include "cli/interrupt.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/recorded_case.h"
@@ -32,8 +34,15 @@ pid_t start_child(const std::string& program, const CaseFiles& files, bool trace
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) throw WorldError("cannot start a process for the case", "fewer cases at once, or more memory");
-  if (child > 0) return child;
+  if (child > 0) {
+    setpgid(child, child);  // here too: it must be a group before anybody ends that
+    return child;
+  }
   setpgid(0, 0);
+  sigset_t asked;  // blocked from the first moment: see CaseWatch (cli/measure_case.cpp)
+  sigemptyset(&asked);
+  sigaddset(&asked, kAskForPicture);
+  sigprocmask(SIG_BLOCK, &asked, nullptr);
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // a case does not outlive the run that wanted it, however that ended
   if (getppid() != parent) _exit(static_cast<int>(ExitCode::kEnvironment));
   const int log = open(files.log().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
@@ -48,23 +57,56 @@ pid_t start_child(const std::string& program, const CaseFiles& files, bool trace
 
 struct ChildEnd {
   bool timed_out = false, interrupted = false;
+  std::string picture;  ///< of one that timed out: what it was at
   int status = 0;
 };
 
-ChildEnd wait_for(pid_t child, double timeout_s, const std::atomic<bool>& interrupted) {
+/// Whether the child ends before `seconds` have passed or, while it is waited for, `interrupted` is set.
+bool ends_within(pid_t child, double seconds, int& status, const std::atomic<bool>* interrupted) {
   using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
-  ChildEnd end;
-  while (waitpid(child, &end.status, WNOHANG) == 0) {
-    end.timed_out = Clock::now() > deadline;
-    end.interrupted = interrupted.load();
-    if (end.timed_out || end.interrupted) {
-      kill(-child, SIGKILL);
-      waitpid(child, &end.status, 0);
-      return end;
-    }
+  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
+  while (waitpid(child, &status, WNOHANG) == 0) {
+    if (Clock::now() > deadline || (interrupted != nullptr && interrupted->load())) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
+  return true;
+}
+
+/// Threads of a process that a debugger or a signal has stopped, by name; empty: none.
+std::string stopped_threads(pid_t process) {
+  std::string names;
+  std::error_code gone;
+  for (const auto& thread : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", process), gone)) {
+    std::ifstream file(thread.path() / "stat");
+    std::string text;
+    std::getline(file, text);
+    const size_t open = text.find('('), close = text.rfind(')');  // "12 (name) t ..."
+    if (open == std::string::npos || close == std::string::npos || close + 2 >= text.size()) continue;
+    if (text[close + 2] != 't' && text[close + 2] != 'T') continue;
+    names += fmt::format("{}`{}`", names.empty() ? "" : ", ", text.substr(open + 1, close - open - 1));
+  }
+  return names;
+}
+
+/// Waits for the child's end. One that takes too long is asked what it is at, and killed. A dead process can stay a while: a debugger
+/// that holds one of its threads keeps it, and nobody waits for that.
+ChildEnd wait_for(pid_t child, double timeout_s, const CaseFiles& files, const std::atomic<bool>& interrupted) {
+  constexpr double kAnswer_s = 3, kDeath_s = 2;
+  ChildEnd end;
+  if (ends_within(child, timeout_s, end.status, &interrupted)) return end;
+  end.interrupted = interrupted.load();
+  end.timed_out = !end.interrupted;
+  if (end.timed_out) {
+    kill(child, kAskForPicture);
+    const bool ended = ends_within(child, kAnswer_s, end.status, &interrupted);
+    if (const auto picture = read_file(files.picture()); picture.ok()) end.picture = *picture;
+    if (ended) return end;
+    if (end.picture.empty())
+      if (const std::string stopped = stopped_threads(child); !stopped.empty())
+        end.picture = fmt::format("its process does not say what it is at; of its threads {} stand still, stopped", stopped);
+  }
+  kill(-child, SIGKILL);
+  ends_within(child, kDeath_s, end.status, nullptr);
   return end;
 }
 
@@ -124,12 +166,16 @@ Result<void> ProcessCaseRunner::lay_out_replay(const Case& config, const std::st
 void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directory) const {
   const CaseFiles files{directory};
   Store::remove(files.outcome());
-  const ChildEnd end =
-      wait_for(start_child(program_, files, traces_ != Traces::kNone), outcome.config.measure.timeout_s, interrupted_);
+  std::error_code ignored;
+  std::filesystem::remove(files.picture(), ignored);
+  const pid_t child = start_child(program_, files, traces_ != Traces::kNone);
+  interrupt::set_case_group(child);
+  const ChildEnd end = wait_for(child, outcome.config.measure.timeout_s, files, interrupted_);
+  interrupt::set_case_group(0);
   if (end.timed_out) {
     outcome.status = Status::kTimeout;
-    outcome.reason =
-        fmt::format("not done after {} s; raise measure.timeout, or see {}", outcome.config.measure.timeout_s, files.log());
+    outcome.reason = fmt::format("not done after {} s{}{}; raise measure.timeout, or see {}", outcome.config.measure.timeout_s,
+                                 end.picture.empty() ? "" : ": ", end.picture, files.log());
     return;
   }
   outcome.status = Status::kFailed;

@@ -1,6 +1,8 @@
 // Measured cases run in processes of their own: a crash or a hang costs one row, never the sweep.
 #pragma once
 
+#include <signal.h>
+
 #include <atomic>
 #include <string>
 
@@ -13,6 +15,9 @@
 namespace shardlab::cli {
 
 struct PlacedRun;
+
+/// Asks a case process what its ranks are at. It writes that to `CaseFiles::picture`, and ends.
+inline constexpr int kAskForPicture = SIGUSR1;
 
 /// Predicts in this process and measures in a child, leaving the files of each case under `<directory>/<case id>`.
 class ProcessCaseRunner final : public CaseRunner {

@@ -1,11 +1,16 @@
 // shardlab: a laboratory for LLM-training parallelism. Parses the command line and runs one verb.
 #include <fmt/format.h>
+#include <signal.h>
 
+#include <cstring>
 #include <filesystem>
+#include <sstream>
 
 #include "cli/environment.h"
 #include "cli/help.h"
+#include "cli/interrupt.h"
 #include "cli/namespaces.h"
+#include "cli/standard_streams.h"
 #include "cli/verbs.h"
 #include "cli/words.h"
 #include "plan/base/world_error.h"
@@ -47,6 +52,8 @@ int run(int argc, char** argv) {
   invocation.program = std::filesystem::read_symlink("/proc/self/exe", ignored).string();
   if (invocation.program.empty()) invocation.program = argv[0];
 
+  interrupt::end_on_signal(invocation.command());
+
   CLI::App app{"A laboratory for LLM-training parallelism: run, predict and explain training layouts.", "shardlab"};
   app.set_version_flag("--version", version_line());
   app.require_subcommand(1);
@@ -60,18 +67,18 @@ int run(int argc, char** argv) {
     if (const auto known = check_verb(app, argv[1]); !known.ok()) return report(known.error());
   try {
     app.parse(argc, argv);
-  } catch (const CLI::Success& done) { return app.exit(done); } catch (const CLI::ParseError& error) {
-    app.exit(error);
-    return static_cast<int>(ExitCode::kUsage);
+  } catch (const CLI::ParseError& end) {  // help and the version are such an end too
+    std::ostringstream out, err;
+    const int code = app.exit(end, out, err);
+    fmt::print("{}", out.str());
+    fmt::print(stderr, "{}", err.str());
+    return code == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }
   const Result<ExitCode> result = action();
   return result.ok() ? static_cast<int>(*result) : report(result.error());
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  using shardlab::ExitCode;
+int run_and_report(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const shardlab::WorldError& error) {
@@ -86,4 +93,19 @@ int main(int argc, char** argv) {
                    "this is a bug of shardlab's: please report the command",
                    {}});
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  StandardStreams streams;
+  const int code = run_and_report(argc, argv);
+  const int lost = streams.finish();
+  if (lost == 0 || code == static_cast<int>(ExitCode::kInterrupted)) return code;
+  if (lost == EPIPE) {  // the reader has had enough: ended as programs are that write on
+    signal(SIGPIPE, SIG_DFL);
+    raise(SIGPIPE);
+  }
+  return report({ExitCode::kEnvironment, fmt::format("standard output: {}; the answer above is not whole", std::strerror(lost)),
+                 "make room, or send the output elsewhere", {}});
 }

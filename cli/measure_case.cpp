@@ -1,13 +1,20 @@
 // measure-case DIRECTORY: what the child process of a measured case runs. Not for people: hidden from the help.
 #include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <thread>
+#include <utility>
 
+#include "cli/case_process.h"
 #include "cli/common.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/verbs.h"
+#include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/trace_steps.h"
 #include "profiler/trace_file.h"
@@ -16,15 +23,47 @@
 namespace shardlab::cli {
 namespace {
 
+/// Answers `kAskForPicture` from a thread of its own, whatever the others do, and ends the process. Lives as long as that.
+class CaseWatch {
+ public:
+  explicit CaseWatch(std::string path) : path_(std::move(path)) {
+    std::thread([this] { answer(); }).detach();
+  }
+  Watch& watch() { return watch_; }
+
+ private:
+  [[noreturn]] void answer() {
+    sigset_t asked;
+    sigemptyset(&asked);
+    sigaddset(&asked, kAskForPicture);
+    int signal = 0;
+    sigwait(&asked, &signal);
+    constexpr double kLook_s = 0.5;
+    const std::string picture = watch_.picture(kLook_s);
+    try {
+      write_file_atomically(path_, picture);
+    } catch (const WorldError&) {  // the log says it all the same
+    }
+    fmt::print(stderr, "{}\n", picture);
+    _exit(static_cast<int>(ExitCode::kSomeFailed));
+  }
+
+  const std::string path_;
+  Watch watch_;
+};
+
 Result<ExitCode> measure_case(const std::string& directory, bool traces) {
   const CaseFiles files{directory};
+  Watch& watch = (new CaseWatch(files.picture()))->watch();  // never deleted: its thread ends with the process
+  watch.begin("lowers the plan");
   auto config = load_case(files.config(), load_options(files.machine()));
   if (!config.ok()) return config.error();
   const auto placed = prepare(*config);
   if (!placed.ok()) return placed.error();
   Case training = *config;
   if (training.checkpoint.save_every > 0 && training.checkpoint.folder.empty()) training.checkpoint.folder = files.checkpoints();
-  auto executed = execute_case(training, *placed, directory);
+  watch.begin("trains");
+  auto executed = execute_case(training, *placed, directory, &watch);
   if (!executed.ok()) return executed.error();
 
   CaseOutcome outcome;
@@ -38,6 +77,10 @@ Result<ExitCode> measure_case(const std::string& directory, bool traces) {
     outcome.reason = fmt::format("the loss is {} at step {}: lower learning_rate.peak, or raise its warmup_steps", *broken,
                                  broken - losses.begin());
   }
+  if (const int64_t skipped = outcome.measured->skipped_steps; skipped > 0 && outcome.status == Status::kOk)
+    outcome.reason = fmt::format("{} of {} updates were left out{}", skipped, losses.size(),
+                                 executed->first_fault.empty() ? "" : ", the first at " + executed->first_fault);
+  watch.begin("has trained, and compares the ops");
   const auto predicted = predict_case(*config, *placed);
   outcome.ops = compare_ops(*placed, predicted.ok() ? &predicted->trace : nullptr, &executed->trace);
   if (traces) {

@@ -489,7 +489,7 @@ Result<Begun> begin(const Case& config, const std::optional<WarmedUp>& warmed, S
 
 }  // namespace
 
-Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory) {
+Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory, Watch* watch) {
   const int period = placed.plan->period;
   SHARDLAB_TRY(check_periods(config, period));
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
@@ -503,7 +503,8 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   }
   const int64_t measured_steps = config.measure.steps * config.measure.repeat;
   SHARDLAB_TRY(check_recording(placed, measured_steps / period));
-  const RunOptions options = run_options(config, directory);
+  RunOptions options = run_options(config, directory);
+  options.watch = watch;
   Executed result;
   Measurement& m = result.figures;
   std::optional<WarmedUp> warmed;
@@ -538,10 +539,12 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
     if (at == warm) (*execution)->set_recording(true);
     const int64_t count = !apart ? period : at < warm ? warm - at : config.measure.steps;
     int64_t step = at;
+    if (watch != nullptr) watch->begin_step(at, end);
     for (const StepResult& r : (*session)->run(at, count)) {
       for (const auto& loss : r.losses)
         if (loss) m.losses.push_back(*loss);
       m.skipped_steps += r.skipped ? 1 : 0;
+      if (r.fault && result.first_fault.empty()) result.first_fault = fmt::format("step {}: {}", step, r.fault->text);
       stop_at(config.train.guard, r, step);
       m.loss_scale = r.loss_scale;
       step += period;

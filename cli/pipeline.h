@@ -68,7 +68,8 @@ Prediction predict_bytes(const PlacedRun& placed);
 /// What an execution gave.
 struct Executed {
   Measurement figures;
-  Trace trace;  ///< of the measured steps
+  Trace trace;              ///< of the measured steps
+  std::string first_fault;  ///< why the first update was left out, where one was and the guard knows
 };
 
 /// Trains the case as its `measure` block says, in this process: warm-up steps, then `repeat` blocks of `steps` steps, all of one
@@ -77,7 +78,8 @@ struct Executed {
 /// What is offloaded to NVMe is kept in unnamed files in `directory`, where a parameter server with a staleness leaves the logs of
 /// its arrivals. The first phase of a run of two, which lies in the warm-up, has a session of its own, whose state the next takes
 /// over.
-Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory);
+/// `watch`, where one is given, is told what the run is at.
+Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory, Watch* watch = nullptr);
 
 /// Predicted and measured seconds by op label and stage, for one step of one rank. Either trace may be null.
 std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* predicted, const Trace* measured);
@@ -95,6 +97,7 @@ struct CaseFiles {
   std::string chrome() const { return directory + "/trace.json.gz"; }
   std::string checkpoints() const { return directory + "/checkpoints"; }  ///< where the case names no other folder
   std::string log() const { return directory + "/log.txt"; }
+  std::string picture() const { return directory + "/timeout.txt"; }  ///< what a case was at that took too long
   /// Of a parameter server with a staleness: the order in which gradients came, and the order in which they are to come.
   std::string arrivals(int server) const { return directory + "/arrivals." + std::to_string(server) + ".txt"; }
   std::string replay(int server) const { return directory + "/replay." + std::to_string(server) + ".txt"; }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cli/namespaces.h"
+#include "plan/base/utf8.h"
 #include "reports/format.h"
 
 namespace shardlab::cli {
@@ -21,6 +22,7 @@ std::string figures(const CaseOutcome& outcome) {
   if (outcome.status != Status::kOk) return text + ": " + outcome.reason;
   if (outcome.predicted) text += fmt::format(", predicted {}", seconds_text(outcome.predicted->step_s));
   if (outcome.measured) text += fmt::format(", measured {}", seconds_text(outcome.measured->step_s));
+  if (!outcome.reason.empty()) text += "; " + outcome.reason;
   return text;
 }
 
@@ -28,7 +30,7 @@ std::string figures(const CaseOutcome& outcome) {
 
 void ProgressPrinter::started(const Point& point, const Progress& progress) {
   if (!terminal_) return;
-  fmt::print(stderr, "\r\033[K{} {}", counts(progress), point.name);
+  fmt::print(stderr, "\r\033[K{} {}", counts(progress), visible_line(point.name));
   std::fflush(stderr);
   line_open_ = true;
 }
@@ -38,7 +40,7 @@ void ProgressPrinter::finished(const CaseOutcome& outcome, const Progress& progr
       !terminal_ ? outcome.status != Status::kRefused : outcome.status != Status::kOk && outcome.status != Status::kRefused;
   if (!news) return;
   if (terminal_) fmt::print(stderr, "\r\033[K");
-  fmt::print(stderr, "{} {}: {}\n", counts(progress), outcome.config.name, figures(outcome));
+  fmt::print(stderr, "{} {}: {}\n", counts(progress), visible_line(outcome.config.name), visible_line(figures(outcome)));
   line_open_ = false;
 }
 

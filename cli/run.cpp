@@ -1,6 +1,5 @@
 // run SWEEP.yaml: expands a sweep and runs its cases, saving every result as it comes.
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cctype>
@@ -18,11 +17,13 @@
 #include "cli/common.h"
 #include "cli/environment.h"
 #include "cli/execution.h"
+#include "cli/interrupt.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
+#include "plan/base/utf8.h"
 #include "plan/base/world_error.h"
 #include "reports/columns.h"
 #include "reports/format.h"
@@ -43,17 +44,6 @@ struct RunFlags {
   bool dry_run = false, resume = false;
   int jobs = 1;
 };
-
-std::atomic<bool> interrupted{false};
-
-/// The first Ctrl-C ends the sweep after saving what is done; a second one ends the program at once.
-void end_on_interrupt() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { interrupted.store(true); };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
 
 /// Keeps outcomes in the run directory.
 class DirectorySink final : public ResultSink {
@@ -283,7 +273,7 @@ void print_results(const RunDirectory& directory, const std::function<bool(const
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
                                  const Invocation& invocation, const RunFlags& flags, Resolution resolution, Traces traces,
                                  const DriveOptions& options) {
-  ProcessCaseRunner runner(out, invocation.program, interrupted, flags.replay, resolution, traces);
+  ProcessCaseRunner runner(out, invocation.program, interrupt::asked(), flags.replay, resolution, traces);
   DirectorySink sink(directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
@@ -435,16 +425,20 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const auto traces = traces_for(flags, *sweep);
   if (!traces.ok()) return traces.error();
   const bool analytic = *resolution == Resolution::kAnalytic;
-  // Of closed forms there may be a million: those are made again, a part at a time, where they are needed.
-  const bool rows = flags.dry_run && *format != TableFormat::kTable;
-  const auto points = points_of(*sweep, *resolution, !analytic || rows);
+  // Of closed forms there may be a million: those are made again, a part at a time, where they are needed. A dry run needs points
+  // for the rows that it prints and for the time that measuring takes; else it counts.
+  const bool rows = *format != TableFormat::kTable;
+  const bool keep = flags.dry_run ? rows || mode != Mode::kSimulate : !analytic;
+  const auto points = points_of(*sweep, *resolution, keep);
   if (!points.ok()) return points.error();
   if (flags.dry_run) return dry_run(*sweep, *points, mode, *format);
   const Expansion& expansion = points->kept;
 
-  if (flags.out.empty() && (sweep->name().find('/') != std::string::npos || sweep->name().starts_with(".")))
+  const bool plain = sweep->name().find('/') == std::string::npos && !sweep->name().starts_with(".") &&
+                     sweep->name().find_first_of("\n\t") == std::string::npos && visible(sweep->name()) == sweep->name();
+  if (flags.out.empty() && !plain)
     return Error{ExitCode::kUsage, fmt::format("the sweep's name `{}` cannot be that of a run directory", sweep->name()),
-                 "call it by a word without slashes, or name the directory with --out", sweep->file()};
+                 "call it by a word without slashes and control characters, or name the directory with --out", sweep->file()};
   const std::string out = flags.out.empty() ? "runs/" + sweep->name() : flags.out;
   SHARDLAB_TRY(check_backends(expansion, mode));
   SHARDLAB_TRY(check_speed_known(expansion, mode));
@@ -463,7 +457,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   drive_options.resume = flags.resume;
   drive_options.program_version = metadata.program_version;
   drive_options.jobs = flags.jobs;
-  drive_options.interrupted = &interrupted;
+  drive_options.interrupted = &interrupt::asked();
   SHARDLAB_TRY(check(drive_options));
   auto lock = RunLock::take(out, metadata.command);
   if (!lock.ok()) return lock.error();
@@ -472,7 +466,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   SHARDLAB_TRY(check_directory(flags, out, *directory, *sweep));
   directory->begin(metadata);
 
-  end_on_interrupt();
+  interrupt::ask_on_signal(invocation.command() + (flags.resume ? "" : " --resume"));
   const auto summary = analytic
                            ? drive_analytic(*sweep, points->counts, *directory, drive_options)
                            : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options);
@@ -484,8 +478,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   std::fflush(stdout);  // both may go to one file
   fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);
   if (*resolution == Resolution::kTimeline) announce_traces(expansion.points, out);
-  if (summary->interrupted)
-    fmt::print(stderr, "interrupted; to go on: {}{}\n", invocation.command(), flags.resume ? "" : " --resume");
+  if (summary->interrupted) interrupt::say_how_to_go_on();
   return summary->exit;
 }
 

@@ -1,13 +1,12 @@
 // search: the best layouts for a number of devices and a batch, and why all others lost.
 #include <fmt/format.h>
-#include <signal.h>
 
-#include <atomic>
 #include <chrono>
 #include <filesystem>
 
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/interrupt.h"
 #include "cli/namespaces.h"
 #include "cli/search_space.h"
 #include "cli/search_tables.h"
@@ -20,17 +19,6 @@
 
 namespace shardlab::cli {
 namespace {
-
-std::atomic<bool> search_interrupted{false};
-
-/// The first Ctrl-C ends the search with what it has found; a second one ends the program.
-void end_search_on_interrupt() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { search_interrupted.store(true); };
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-}
 
 class Stopwatch {
  public:
@@ -81,7 +69,7 @@ class ProgressWatcher final : public search::Watcher {
   bool going(const search::Counts& counts, std::span<const search::Candidate> best) override {
     const double now = watch_.seconds();
     if (now - told_ >= (terminal_ ? 0.2 : 2.0)) tell(counts, best, now);
-    return !search_interrupted.load();
+    return !interrupt::asked().load();
   }
   void end() {
     if (terminal_ && told_ > 0) fmt::print(stderr, "\r\033[K");
@@ -209,7 +197,7 @@ Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {
   flags.profile = task->studies.front().prepared.profile().name;  // what it is by default is said with the rest
   Folder folder(flags, *task);
   ProgressWatcher watcher(stderr_is_terminal(), folder);
-  end_search_on_interrupt();
+  interrupt::ask_on_signal(invocation.command());
   const Stopwatch watch;
   const search::Ranked ranked = search::rank(task->studies, task->space, task->options, &watcher);
   const search::Found& found = ranked.found;
@@ -230,8 +218,8 @@ Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {
       fmt::print(stderr, "the best as a sweep: shardlab run {}\nall layouts: {}/results.csv\n", shell_word(folder.best_sweep()), flags.out);
   }
   if (found.stopped) {
-    fmt::print(stderr, "interrupted: the best of {} points; the whole search: {}\n",
-               count_text(static_cast<double>(found.counts.evaluated)), invocation.command());
+    fmt::print(stderr, "\nthese are the best of {} points alone", count_text(static_cast<double>(found.counts.evaluated)));
+    interrupt::say_how_to_go_on();
     return ExitCode::kInterrupted;
   }
   return found.best.empty() ? ExitCode::kNo : ExitCode::kDone;

@@ -6,8 +6,12 @@
 #include <unistd.h>
 
 #include <clocale>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <optional>
+#include <utility>
 
 namespace shardlab::cli {
 namespace {
@@ -17,11 +21,14 @@ class FullScreen {
  public:
   static std::optional<FullScreen> enter() {
     std::setlocale(LC_CTYPE, "");
-    SCREEN* screen = newterm(nullptr, stdout, stdin);
+    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);  // curses then puts the terminal in order first
+    // Curses writes to the terminal itself, past the filter of the standard streams.
+    File terminal(fdopen(dup(STDOUT_FILENO), "w"), fclose);
+    SCREEN* screen = terminal == nullptr ? nullptr : newterm(nullptr, terminal.get(), stdin);
     if (screen == nullptr) return std::nullopt;
-    return FullScreen(screen);
+    return FullScreen(screen, std::move(terminal));
   }
-  FullScreen(FullScreen&& other) noexcept : screen_(std::exchange(other.screen_, nullptr)) {}
+  FullScreen(FullScreen&& other) noexcept : terminal_(std::move(other.terminal_)), screen_(std::exchange(other.screen_, nullptr)) {}
   FullScreen& operator=(FullScreen&&) = delete;
   ~FullScreen() {
     if (screen_ == nullptr) return;
@@ -30,7 +37,9 @@ class FullScreen {
   }
 
  private:
-  explicit FullScreen(SCREEN* screen) : screen_(screen) {
+  using File = std::unique_ptr<FILE, int (*)(FILE*)>;
+
+  FullScreen(SCREEN* screen, File terminal) : terminal_(std::move(terminal)), screen_(screen) {
     cbreak();
     noecho();
     keypad(stdscr, true);
@@ -43,6 +52,7 @@ class FullScreen {
     init_pair(2, COLOR_GREEN, -1);
     init_pair(3, COLOR_RED, -1);
   }
+  File terminal_;
   SCREEN* screen_;
 };
 

@@ -14,6 +14,7 @@
 #include "plan/base/limits.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
+#include "reports/escape.h"
 #include "simulator/validate/interval.h"
 #include "simulator/validate/predictor.h"
 #include "simulator/validate/published.h"

@@ -144,15 +144,29 @@ std::string wrapped(std::string_view text, int width, int indent) {
   return out;
 }
 
+namespace {
+
+constexpr std::string_view kIsolate = "\u2068", kEndOfIsolate = "\u2069";
+
+}  // namespace
+
 int display_width(std::string_view text) {
   int width = 0;
-  for (const char c : text) width += (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // continuation bytes take no column
+  for (size_t i = 0; i < text.size(); ++i) {
+    const std::string_view rest = text.substr(i);
+    if (rest.starts_with(kIsolate) || rest.starts_with(kEndOfIsolate)) --width;
+    width += (static_cast<unsigned char>(text[i]) & 0xC0) != 0x80;  // continuation bytes take no column
+  }
   return width;
 }
 
 std::string shortened(std::string_view text, int width) {
   if (display_width(text) <= width) return std::string(text);
   if (width <= 0) return {};
+  if (text.starts_with(kIsolate) && text.ends_with(kEndOfIsolate)) {
+    const std::string_view inside = text.substr(kIsolate.size(), text.size() - kIsolate.size() - kEndOfIsolate.size());
+    return std::string(kIsolate) + shortened(inside, width) + std::string(kEndOfIsolate);
+  }
   std::string out;
   int taken = 0;
   for (size_t i = 0; i < text.size();) {

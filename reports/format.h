@@ -45,7 +45,7 @@ std::string money_text(double usd);
 /// `fraction` 0.542 is "54 %".
 std::string brief_percent(double fraction);
 
-/// Columns that `text` (UTF-8) takes in a terminal, one for every code point.
+/// Columns that `text` (UTF-8) takes in a terminal: one for every code point, none for the marks of `visible_line`.
 int display_width(std::string_view text);
 
 /// `text` with lines of at most `width` columns, broken at blanks; lines after the first begin with `indent` blanks. A word that is

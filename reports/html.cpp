@@ -10,6 +10,7 @@
 #include "plan/op.h"
 #include "reports/assets.h"
 #include "reports/columns.h"
+#include "reports/escape.h"
 #include "reports/explain.h"
 #include "reports/format.h"
 #include "reports/summary.h"
@@ -250,32 +251,6 @@ std::string filled(std::string_view text, const std::vector<std::pair<std::strin
 
 }  // namespace
 
-std::string html_escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
-      default: out += c;
-    }
-  }
-  return out;
-}
-
-std::string script_safe(std::string_view json) {
-  std::string out;
-  for (const char c : json) {
-    if (c == '<')
-      out += "\\u003c";
-    else
-      out += c;
-  }
-  return out;
-}
-
 std::string report_json(const Report& report) {
   const Summary summary = summarise(report.cases, report.left_out);
   return dumped(report_document(report, summary, said_of(report, summary)));
@@ -297,8 +272,8 @@ std::string render_html(const Report& report) {
 
 std::string render_markdown(const Report& report) {
   const Summary summary = summarise(report.cases, report.left_out);
-  std::string out = fmt::format("# {}\n\n", report.title);
-  for (const Statement& s : said_of(report, summary)) out += fmt::format("- {}\n", s.text);
+  std::string out = fmt::format("# {}\n\n", markdown_text(report.title));
+  for (const Statement& s : said_of(report, summary)) out += fmt::format("- {}\n", markdown_text(s.text));
   if (summary.all.cases > 0) {
     Table table;
     table.columns = {{"ranks"},
@@ -322,8 +297,8 @@ std::string render_markdown(const Report& report) {
   const Table unplanned = unplanned_memory_table(report.cases);
   if (!unplanned.rows.empty()) out += "\n" + print_markdown(unplanned);
   const RunMetadata& m = report.metadata;
-  out +=
-      fmt::format("\nshardlab {} {} on {} ({}), {}: `{}`\n", m.program_version, m.commit, m.processor, m.host, m.date, m.command);
+  out += fmt::format("\nshardlab {} {} on {} ({}), {}: {}\n", m.program_version, m.commit, markdown_text(m.processor),
+                     markdown_text(m.host), m.date, markdown_code(m.command));
   return out;
 }
 

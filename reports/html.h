@@ -33,10 +33,4 @@ std::string render_html(const Report& report);
 /// The report as markdown: the answer, accuracy by world size, the table of cases.
 std::string render_markdown(const Report& report);
 
-/// `text` in HTML content or in a quoted attribute.
-std::string html_escaped(std::string_view text);
-
-/// `json` inside a <script> element: "<" is written as \u003c, so neither "</script" nor "<!--" can occur.
-std::string script_safe(std::string_view json);
-
 }  // namespace shardlab::reports

@@ -224,6 +224,17 @@ void loss_statements(const LossGroup& g, std::vector<Statement>& out) {
   out.push_back({below ? Statement::Mood::kGood : Statement::Mood::kBad, text});
 }
 
+/// Of cases that ended well: those whose updates were left out, which no other figure shows.
+std::optional<Statement> skipped_statement(std::span<const CaseOutcome> cases) {
+  std::string text;
+  for (const CaseOutcome& o : cases)
+    if (is_ok(o) && o.measured && o.measured->skipped_steps > 0)
+      text += fmt::format("{}{}: {}", text.empty() ? "Updates were left out. " : "; ", case_title(o.config),
+                          o.reason.empty() ? counted(o.measured->skipped_steps, "update", "updates") : o.reason);
+  if (text.empty()) return std::nullopt;
+  return Statement{Statement::Mood::kBad, text + "."};
+}
+
 Statement status_statement(const Summary& s) {
   std::string text = fmt::format("{}: ", counted(s.total, "case", "cases"));
   bool first = true;
@@ -318,6 +329,7 @@ std::vector<Statement> statements(std::span<const CaseOutcome> cases, const Summ
   }
   for (const LossGroup& g : s.losses) loss_statements(g, out);
   if (auto time = time_to_loss_statement(cases)) out.push_back(*std::move(time));
+  if (auto skipped = skipped_statement(cases)) out.push_back(std::move(*skipped));
   if (s.total > 0) out.push_back(status_statement(s));
   return out;
 }

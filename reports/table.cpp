@@ -9,7 +9,9 @@
 #include <numeric>
 
 #include "plan/base/check.h"
+#include "plan/base/utf8.h"
 #include "plan/op.h"
+#include "reports/escape.h"
 #include "reports/format.h"
 
 namespace shardlab::reports {
@@ -31,12 +33,6 @@ struct Grid {
   std::vector<bool> right;  ///< alignment by column
 };
 
-std::string on_one_line(std::string text) {
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return c == '\n' || c == '\r' || c == '\t'; }, ' ');
-  return text;
-}
-
 Grid grid_of(const Table& table) {
   Grid grid;
   for (const TableColumn& c : table.columns) grid.widths.push_back(display_width(heading_of(c)));
@@ -46,7 +42,7 @@ Grid grid_of(const Table& table) {
                    table.columns.size());
     auto& texts = grid.rows.emplace_back();
     for (size_t c = 0; c < row.size(); ++c) {
-      texts.push_back(on_one_line(human_text(row[c], table.columns[c].unit)));
+      texts.push_back(visible_line(human_text(row[c], table.columns[c].unit)));
       grid.widths[c] = std::max(grid.widths[c], display_width(texts.back()));
       if (is_number(row[c])) grid.right[c] = true;
     }
@@ -126,15 +122,6 @@ nlohmann::ordered_json json_of(const Value& value) {
       value);
 }
 
-std::string markdown_cell(std::string text) {
-  std::string out;
-  for (const char c : on_one_line(std::move(text))) {
-    if (c == '|' || c == '\\' || c == '<') out += '\\';
-    out += c;
-  }
-  return out;
-}
-
 }  // namespace
 
 std::string_view name_of(Unit unit) {
@@ -187,16 +174,6 @@ std::string human_text(const Value& value, Unit unit) {
     case Unit::kNats: return fmt::format("{:.4f}", number);
   }
   return exact_text(value);
-}
-
-std::string csv_field(std::string_view text) {
-  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"') out += '"';
-    out += c;
-  }
-  return out + "\"";
 }
 
 std::vector<std::vector<std::string>> parse_csv(std::string_view text) {
@@ -266,13 +243,13 @@ std::string print_markdown(const Table& table) {
   const Grid grid = grid_of(table);
   std::string out = "|", rule = "|";
   for (size_t c = 0; c < table.columns.size(); ++c) {
-    out += " " + markdown_cell(heading_of(table.columns[c])) + " |";
+    out += " " + markdown_text(heading_of(table.columns[c])) + " |";
     rule += grid.right[c] ? " ---: |" : " --- |";
   }
   out += "\n" + rule + "\n";
   for (const auto& row : grid.rows) {
     out += "|";
-    for (const std::string& cell : row) out += " " + markdown_cell(cell) + " |";
+    for (const std::string& cell : row) out += " " + markdown_text(cell) + " |";
     out += "\n";
   }
   return out;
@@ -285,7 +262,7 @@ std::string print_json(const Table& table) {
     for (size_t c = 0; c < row.size(); ++c) object[table.columns[c].name] = json_of(row[c]);
     rows.push_back(std::move(object));
   }
-  return rows.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  return visible(rows.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace)) + "\n";
 }
 
 std::string print_table(const Table& table, TableFormat format, int width) {

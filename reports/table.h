@@ -55,9 +55,6 @@ std::string exact_text(const Value& value);
 /// With its unit, rounded for reading: "41.20 ms", "1.500 MiB", "+2.31 %", "yes".
 std::string human_text(const Value& value, Unit unit);
 
-/// RFC 4180: a field with a comma, a quote or a line end is quoted, and its quotes doubled.
-std::string csv_field(std::string_view text);
-
 /// Splits CSV text into records of fields; quoted fields may hold commas, doubled quotes and line ends. Accepts LF and CRLF.
 std::vector<std::vector<std::string>> parse_csv(std::string_view text);
 

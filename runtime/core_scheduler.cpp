@@ -142,10 +142,14 @@ void CoreScheduler::take_core(Task& task) {
     cores_.want(task.index_, clock_.now());
     own = note_grants();
   }
-  if (own.empty())
+  if (own.empty()) {
+    const WaitCause cause = task.cause();
+    task.set_cause({WaitCause::Kind::kCore});
     await_turn(e, -1, kNever);
-  else
+    task.set_cause(cause);
+  } else {
     carry_out(own.front());
+  }
 }
 
 // ---- what tasks call
@@ -201,7 +205,9 @@ void CoreScheduler::pause(Task& task) {
     next = note_grants();
   }
   for (const Cores::Grant& g : next) carry_out(g);
+  task.set_cause({WaitCause::Kind::kCore});
   await_turn(e, -1, kNever);
+  task.set_cause({});
 }
 
 void CoreScheduler::reached(Counter& counter) {

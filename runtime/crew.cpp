@@ -1,10 +1,13 @@
 #include "runtime/crew.h"
 
 #include <fmt/format.h>
+#include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <fstream>
 #include <limits>
 #include <map>
 
@@ -33,14 +36,33 @@ std::string ranges(const std::vector<int>& ranks) {
 
 std::string what_for(const WaitCause& cause) {
   switch (cause.kind) {
-    case WaitCause::Kind::kNothing: return "runs";
+    case WaitCause::Kind::kNothing: return "is under way";
     case WaitCause::Kind::kStart: return "waits for the next step";
     case WaitCause::Kind::kStream: return fmt::format("waits for stream {} to complete {} instructions", cause.peer, cause.amount);
     case WaitCause::Kind::kMessage: return fmt::format("waits for rank {} to offer its part", cause.peer);
     case WaitCause::Kind::kTaken: return fmt::format("waits for rank {} to read what it was offered", cause.peer);
     case WaitCause::Kind::kTurn: return fmt::format("waits for its rank to issue what comes before op #{}", cause.amount);
+    case WaitCause::Kind::kCore: return "waits for a core";
   }
   return "";
+}
+
+constexpr const char* kStopped = "its thread is stopped";
+
+/// What the operating system says of a thread of this process.
+std::string state_of_thread(int32_t thread) {
+  std::ifstream file(fmt::format("/proc/self/task/{}/stat", thread));
+  std::string text;
+  std::getline(file, text);
+  const size_t name = text.rfind(')');  // "12 (name) S ..."
+  switch (name == std::string::npos || name + 2 >= text.size() ? '?' : text[name + 2]) {
+    case 'R': return "its thread runs";
+    case 'S': return "its thread sleeps";
+    case 'D': return "its thread is in the kernel";
+    case 'T':
+    case 't': return kStopped;
+    default: return "its thread is gone";
+  }
 }
 
 uint64_t pack(const WaitCause& cause) { return static_cast<uint64_t>(cause.kind) << 32 | static_cast<uint32_t>(cause.peer); }
@@ -52,9 +74,13 @@ WaitCause Task::cause() const {
   return {static_cast<WaitCause::Kind>(packed >> 32), static_cast<int32_t>(packed), amount_.load(std::memory_order_relaxed)};
 }
 
-void Task::wait_slowly(Counter& counter, uint64_t target, const WaitCause& cause) {
+void Task::set_cause(const WaitCause& cause) {
   cause_.store(pack(cause), std::memory_order_relaxed);
   amount_.store(cause.amount, std::memory_order_relaxed);
+}
+
+void Task::wait_slowly(Counter& counter, uint64_t target, const WaitCause& cause) {
+  set_cause(cause);
   const double begin = now();
   const double deadline = cause.kind == WaitCause::Kind::kStart ? kNever : begin + crew_.timeout_s();
   const Waited waited = crew_.scheduler().block(*this, counter, target, deadline);
@@ -62,7 +88,7 @@ void Task::wait_slowly(Counter& counter, uint64_t target, const WaitCause& cause
     crew_.fail(fmt::format("rank {} has waited {:.3g} s, which is the limit\n{}", rank_, now() - begin, crew_.situation()),
                "raise the time-out (measure.timeout) if a step may really take so long");
   if (waited != Waited::kReached) throw Released{};
-  cause_.store(pack({}), std::memory_order_relaxed);
+  set_cause({});
 }
 
 void Task::pause_slowly() {
@@ -227,6 +253,8 @@ void Crew::start(const std::function<void(Task&)>& body) {
   threads_.reserve(tasks_.size());
   for (const auto& task : tasks_) {
     threads_.emplace_back([this, body, &task = *task] {
+      task.thread_.store(static_cast<int32_t>(::gettid()), std::memory_order_relaxed);
+      ::pthread_setname_np(::pthread_self(), fmt::format("rank {}.{}", task.rank(), task.stream()).substr(0, 15).c_str());
       scheduler_.enter(task);
       try {
         if (!failed()) body(task);
@@ -267,13 +295,51 @@ std::string Crew::situation_of(const Task& task) const {
 }
 
 std::string Crew::situation() const {
-  std::map<std::string, std::vector<int>> by_text;
+  std::vector<const Task*> tasks;
   for (const auto& task : tasks_)
-    if (task->cause().kind != WaitCause::Kind::kStart) by_text[situation_of(*task)].push_back(task->rank());
+    if (task->cause().kind != WaitCause::Kind::kStart) tasks.push_back(task.get());
+  return situation_of(tasks, "\n");
+}
+
+std::vector<Crew::Place> Crew::places() const {
+  std::vector<Place> places;
+  for (const auto& task : tasks_) places.push_back({task->place_.load(std::memory_order_relaxed), task->cause()});
+  return places;
+}
+
+std::string Crew::standstill(const std::vector<Place>& before) const {
+  using Kind = WaitCause::Kind;
+  std::string text;
+  std::vector<const Task*> others;
+  bool moved = false;
+  const auto thread_of = [](const Task& task) { return state_of_thread(task.thread_.load(std::memory_order_relaxed)); };
+  // Where a thread is stopped, that is the reason: others may stand in an op too, for a lock that it holds.
+  const bool stopped = std::ranges::any_of(tasks_, [&](const auto& task) { return !task->finished() && thread_of(*task) == kStopped; });
+  for (size_t i = 0; i < tasks_.size(); ++i) {
+    const Task& task = *tasks_[i];
+    if (task.finished()) continue;
+    const Kind waits_for = task.cause().kind;
+    const bool here = task.place_.load(std::memory_order_relaxed) == before[i].place && waits_for == before[i].cause.kind;
+    moved = moved || !here;
+    const std::string thread = thread_of(task);
+    // One may be stopped while it waits for what has come.
+    if (here && (stopped ? thread == kStopped : waits_for == Kind::kNothing))
+      text += fmt::format("{}rank {} stands still at {}, {}", text.empty() ? "" : "; ", task.rank(), describe_(task), thread);
+    else if (waits_for != Kind::kStart)
+      others.push_back(&task);
+  }
+  if (text.empty() && (moved || others.empty())) return "";
+  if (text.empty()) text = "every rank waits";
+  return others.empty() ? text : text + "; " + situation_of(others, "; ");
+}
+
+std::string Crew::situation_of(const std::vector<const Task*>& tasks, std::string_view separator) const {
+  std::map<std::string, std::vector<int>> by_text;
+  for (const Task* task : tasks) by_text[situation_of(*task)].push_back(task->rank());
   std::string text;
   for (auto& [situation, ranks] : by_text) {
     std::ranges::sort(ranks);
-    text += fmt::format("{}{} {}: {}", text.empty() ? "" : "\n", ranks.size() == 1 ? "rank" : "ranks", ranges(ranks), situation);
+    text += fmt::format("{}{} {}: {}", text.empty() ? "" : separator, ranks.size() == 1 ? "rank" : "ranks", ranges(ranks), situation);
   }
   return text;
 }

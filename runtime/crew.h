@@ -13,6 +13,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -33,6 +34,7 @@ struct WaitCause {
     kMessage,  ///< for rank `peer` to offer its part
     kTaken,    ///< for rank `peer` to have read what was offered to it
     kTurn,     ///< for the calls of its rank that come before instruction `amount`
+    kCore,     ///< for a core, of which there are fewer than tasks
   } kind = Kind::kNothing;
   int32_t peer = -1;
   int64_t amount = 0;
@@ -70,8 +72,10 @@ class Task {
   void aside(const Call& call);
 
   /// Instruction::id of what the task works at, for messages; -1 between steps.
-  void set_instruction(int32_t id) { instruction_.store(id, std::memory_order_relaxed); }
-  int32_t instruction() const { return instruction_.load(std::memory_order_relaxed); }
+  void set_instruction(int32_t id) {
+    place_.store(static_cast<uint64_t>(++moves_) << 32 | static_cast<uint32_t>(id), std::memory_order_relaxed);
+  }
+  int32_t instruction() const { return static_cast<int32_t>(place_.load(std::memory_order_relaxed)); }
   WaitCause cause() const;
   bool finished() const { return finished_.load(std::memory_order_acquire); }
 
@@ -84,12 +88,15 @@ class Task {
   void pause_slowly();
   bool pause_wanted() const;
   bool failed() const;
+  void set_cause(const WaitCause& cause);
 
   Crew& crew_;
   const int rank_;
   const int stream_;
   const int index_;  ///< in the crew
-  std::atomic<int32_t> instruction_{-1};
+  uint32_t moves_ = 0;                         ///< calls of `set_instruction`
+  std::atomic<uint64_t> place_{UINT32_MAX};    ///< moves and instruction, packed: what tells a task that goes on from one that does not
+  std::atomic<int32_t> thread_{0};             ///< the operating system's number, once it runs
   std::atomic<bool> finished_{false};
   std::atomic<uint64_t> cause_{0};  ///< kind and peer, packed
   std::atomic<int64_t> amount_{0};
@@ -236,6 +243,16 @@ class Crew {
   /// "rank 5 is at op #14 ...\nranks 0-4 wait for ...", one line for each distinct situation.
   std::string situation() const;
 
+  /// What a task is at.
+  struct Place {
+    uint64_t place = 0;
+    WaitCause cause;
+  };
+  std::vector<Place> places() const;
+  /// "rank 1 stands still at op #12 ..., its thread is stopped; rank 0: op #13 ... waits for rank 1 to ...": the tasks that are where
+  /// they were at `before` and wait for nothing, then what the others wait for. Empty where a task has moved on and none stands still.
+  std::string standstill(const std::vector<Place>& before) const;
+
   Scheduler& scheduler() { return scheduler_; }
   const Clock& clock() const { return scheduler_.clock(); }
   double timeout_s() const { return timeout_s_; }
@@ -243,6 +260,7 @@ class Crew {
 
  private:
   std::string situation_of(const Task& task) const;
+  std::string situation_of(const std::vector<const Task*>& tasks, std::string_view separator) const;
 
   Scheduler& scheduler_;
   const double timeout_s_;

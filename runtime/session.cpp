@@ -191,6 +191,7 @@ void ThreadSession::start_crew() {
       if (work == nullptr) return;
     }
   });
+  if (options_.watch != nullptr) options_.watch->enter(*crew_);
 }
 
 void ThreadSession::run_round(const Round& round) {
@@ -216,6 +217,7 @@ ThreadSession::~ThreadSession() {
     crew_->scheduler().drive(*crew_, done_, (rounds_ + 1) * crew_->tasks().size());
   }
   crew_->join();
+  if (options_.watch != nullptr) options_.watch->leave(*crew_);
 }
 
 std::string ThreadSession::describe_task(const Task& task) const {

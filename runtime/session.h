@@ -28,6 +28,7 @@
 #include "runtime/block_store.h"
 #include "runtime/crew.h"
 #include "runtime/transport.h"
+#include "runtime/watch.h"
 
 namespace shardlab::runtime {
 
@@ -44,6 +45,7 @@ struct RunOptions {
   int staleness = -1;              ///< of a parameter server: steps that a worker may be ahead of the slowest; below 0: in step
   std::vector<ArrivalLog> replay;  ///< by server: arrivals to be repeated; none: gradients are applied as they come
   DeviceTracer* tracer = nullptr;  ///< told which op the work handed to a device belongs to; none: nobody is
+  Watch* watch = nullptr;          ///< may be asked what the tasks are at; none: nobody asks
 };
 
 /// Why the guard (strategies/guard.cpp) left an update out.

@@ -13,6 +13,7 @@
 
 #include "plan/base/files.h"
 #include "plan/base/limits.h"
+#include "plan/base/utf8.h"
 
 namespace shardlab::sweeps {
 
@@ -87,6 +88,8 @@ class Builder : public YAML::EventHandler {
 
   void leaf(YamlNode::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor, const std::string& text) {
     YamlNode node{kind, text, mark_of(mark), {}, {}};
+    if (text.find('\0') != std::string::npos)
+      problems_.add(node.mark, "a NUL character, where the name of a file or folder would end", "take it out");
     count(1, node.mark);
     remember(anchor, node, 1);
     place(std::move(node), 1);
@@ -305,7 +308,9 @@ YamlNode parse_yaml(std::string_view text, Problems& problems) {
   }
   // The library reports with exceptions: they end here.
   try {
-    std::istringstream stream{std::string(text)};
+    // Names go into files, databases and JSON, which hold UTF-8.
+    const bool wide = text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
+    std::istringstream stream{wide ? std::string(text) : to_utf8(text)};
     YAML::Parser parser(stream);
     Builder first(problems), second(problems), third(problems);
     if (!parser.HandleNextDocument(first)) return {};

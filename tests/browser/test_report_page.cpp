@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "reports/escape.h"
 #include "tests/namespaces.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"

@@ -159,12 +159,12 @@ role 0
                    "has an operand of f8e4m3"));
   REQUIRE(contains(refusal(R"(
 segment s
-  bound %x temporary f32[5]
+  bound %x temporary f64[5]
   bound %z temporary bf16[5]
   bound %y temporary f32[5]
   add sum (%x, %z) -> (%y)
 role 0
-  %x temporary f32[5] persistent
+  %x temporary f64[5] persistent
   %z temporary bf16[5] persistent
   %y temporary f32[5] persistent
 
@@ -185,20 +185,14 @@ role 0
                    "converts f32 to i8"));
   REQUIRE(contains(refusal(R"(
 segment s
-  bound %g temporary f32[5]
-  bound %p temporary f32[5]
-  bound %f temporary f32[1]
-  bound %q temporary f32[5]
-  sgd update (%g, %p, %f) -> (%q)
+  bound %x temporary f32[5]
+  kernel route (%x) -> (%x) name=nonesuch
 role 0
-  %g temporary f32[5] persistent
-  %p temporary f32[5] persistent
-  %f temporary f32[1] persistent
-  %q temporary f32[5] persistent
+  %x temporary f32[5] persistent
 
-  call s (g=%g, p=%p, f=%f, q=%q)
+  call s (x=%x)
 )"),
-                   "scales its gradient, for which there is no CUDA kernel"));
+                   "`s route kernel` asks for the kernel `nonesuch`, which the CUDA back end lacks"));
 }
 
 TEST_CASE("a plan that was lowered for the processor has too little workspace for a GPU's kernels, and is refused") {

@@ -18,8 +18,6 @@
 namespace shardlab::testing {
 namespace {
 
-using testing::Scratch;
-using testing::slurp;
 namespace fs = std::filesystem;
 
 int files_in(const std::string& folder) {

@@ -17,12 +17,6 @@
 namespace shardlab::testing {
 namespace {
 
-using testing::cell;
-using testing::Output;
-using testing::Rows;
-using testing::Scratch;
-using testing::shardlab_program;
-using testing::slurp;
 namespace fs = std::filesystem;
 
 std::string simulated(const std::string& more) {

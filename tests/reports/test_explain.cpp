@@ -44,7 +44,7 @@ TEST_CASE("shares add up: those of the ops of all stages, and those of the parts
   o.predicted->exposed_copy_s = 0, o.predicted->idle = {};
   std::vector<int> tenths;
   for (const StepPart& part : step_parts(o)) tenths.push_back(part.tenths);
-  CHECK(tenths == std::vector<int>{334, 333, 0, 167, 166});
+  CHECK(tenths == std::vector<int>{333, 333, 0, 167, 167});
   // Of a timeline: what waits is idle, and communication only what is on its way.
   o.predicted->exposed_comm_s = 1.5, o.predicted->idle.idle_s = 1.5, o.predicted->idle.peer_s = 1;
   const std::vector<StepPart> parts = step_parts(o);

@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "reports/columns.h"
+#include "reports/escape.h"
 #include "reports/html.h"
 #include "tests/namespaces.h"
 #include "tests/reports/sample.h"
