@@ -220,7 +220,7 @@ TEST_CASE("memory refuses what it cannot tell, with the reason") {
                             "--what-if zero=9",
                             "--zero 0,,1",
                             "--zero 0,1 --what-if zero=2",
-                            "--cp 2",
+                            "--profile shardlab --cp 2",
                             "--profile megatron --zero 2 --pp 2",
                             "--profile megatron --micro-batch 1,2,3,4,5,6,7,8,9 --seq-len 1,2,3,4,5,6,7,8,9 --tp 1,2,3,4,5,6,7,8,9 "
                             "--pp 1,2,3,4,5,6,7,8,9"}) {
