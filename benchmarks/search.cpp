@@ -49,7 +49,9 @@ Study study(const analytic::ModelShape& shape, int32_t devices) {
   m.device.id = "h100", m.device.architecture = "hopper", m.device.memory_bytes = 85'030'076'416;
   m.device.memory_bytes_per_s = 3.35e12, m.device.link_bytes_per_s = 450e9, m.device.power_w = 700;
   m.device.peak_flops = {{"fp32", 67e12}, {"bf16", 989e12}, {"fp16", 989e12}, {"fp8", 1979e12}};
-  return {devices, *prepare(shape, m, *analytic::profile_named("megatron"))};
+  analytic::FrameworkProfile profile = *analytic::profile_named("megatron");
+  profile.can = {};  // every layout that can be written down, whoever has it
+  return {devices, *prepare(shape, m, profile)};
 }
 
 void run(benchmark::State& state, const Study& study, const Space& space, bool prune) {
