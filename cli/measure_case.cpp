@@ -18,6 +18,7 @@
 #include "plan/base/world_error.h"
 #include "plan/trace_steps.h"
 #include "profiler/trace_file.h"
+#include "reports/format.h"
 #include "reports/store.h"
 
 namespace shardlab::cli {
@@ -74,12 +75,12 @@ Result<ExitCode> measure_case(const std::string& directory, bool traces) {
   const auto broken = std::ranges::find_if(losses, [](double loss) { return !std::isfinite(loss); });
   if (broken != losses.end()) {
     outcome.status = Status::kFailed;
-    outcome.reason = fmt::format("the loss is {} at step {}: lower learning_rate.peak, or raise its warmup_steps", *broken,
-                                 broken - losses.begin());
+    outcome.reason = fmt::format("the loss is {} at step {}: lower learning_rate.peak, or raise its warmup_steps",
+                                 number_text(*broken), broken - losses.begin());
   }
-  if (const int64_t skipped = outcome.measured->skipped_steps; skipped > 0 && outcome.status == Status::kOk)
-    outcome.reason = fmt::format("{} of {} updates were left out{}", skipped, losses.size(),
-                                 executed->first_fault.empty() ? "" : ", the first at " + executed->first_fault);
+  if (const int64_t skipped = outcome.measured->skipped_steps; skipped > 0)
+    outcome.reason += fmt::format("{}{} of {} updates were left out{}", outcome.reason.empty() ? "" : "; ", skipped, losses.size(),
+                                  executed->first_fault.empty() ? "" : ", the first at " + executed->first_fault);
   watch.begin("has trained, and compares the ops");
   const auto predicted = predict_case(*config, *placed);
   outcome.ops = compare_ops(*placed, predicted.ok() ? &predicted->trace : nullptr, &executed->trace);
