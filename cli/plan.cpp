@@ -88,6 +88,10 @@ Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, Tab
     return Error{ExitCode::kUsage, "--after and --set change a case, and this is a plan's text", "name the case file", flags.file};
   auto plan = parse_plan(text, flags.file);
   if (!plan.ok()) return plan.error();
+  for (size_t role = 0; role < plan->roles.size(); ++role)
+    if (plan->roles[role].program.empty())
+      return Error{ExitCode::kUsage, fmt::format("role {} has no program", role),
+                   "the text is cut off, or lacks the calls of what its ranks do: print the plan again", flags.file};
   std::vector<Finding> findings = find_faults(*plan);
   if (findings.empty())
     for (size_t role = 0; role < plan->roles.size(); ++role) {

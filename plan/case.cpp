@@ -536,6 +536,9 @@ Result<void> check_parameter_server(const Case& c) {
   if (l.diloco.steps > 0)
     return refusal(fmt::format("{} with diloco.steps={}: servers update at every step", what, l.diloco.steps),
                    "set diloco.steps: 0, or parameter_server.servers: 0");
+  if (c.transport == "nccl")
+    return refusal(fmt::format("{} with transport={}, which moves data by a way of its own", what, c.transport),
+                   "use transport: one-gpu or threads, or zero: 1, which shards the optimizer alike");
   return check_staleness(c);
 }
 
