@@ -6,9 +6,10 @@
 namespace shardlab::cli {
 
 /// For the life of this object `stdout` and `stderr` are filters. Control characters and marks of direction in what others named
-/// reach no terminal: they are written as `\u001b` (plan/base/utf8.h), which JSON reads as the same character. Only the program's own
-/// "\r\033[K", which rewrites a line of progress, passes. A stream that is closed when the program begins is opened on /dev/null, so
-/// that no file of the program's takes its number.
+/// reach no terminal: they are written as `\u001b` (plan/base/utf8.h), which JSON reads as the same character. Only the program's
+/// own
+/// "\r\033[K", which rewrites a line of progress, passes. A stream that is closed when the program begins is opened on /dev/null,
+/// so that no file of the program's takes its number.
 ///
 /// Chatter that cannot be written to stderr is lost and ends nothing. An answer that cannot be written to stdout is remembered for
 /// `finish`. A pipe that nobody reads ends no run either: SIGPIPE is ignored.

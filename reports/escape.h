@@ -1,5 +1,5 @@
-// What others named, made harmless where it is written: one function a format. What a terminal shows is `visible` (plan/base/utf8.h),
-// of which all of these make use.
+// What others named, made harmless where it is written: one function a format. What a terminal shows is `visible`
+// (plan/base/utf8.h), of which all of these make use.
 #pragma once
 
 #include <string>

@@ -12,8 +12,8 @@ namespace shardlab::runtime {
 
 class Crew;
 
-/// Told by a training process where it is; asked from a thread that does not train. All calls are safe from any thread, and none waits
-/// for a rank: a rank may stand still for good.
+/// Told by a training process where it is; asked from a thread that does not train. All calls are safe from any thread, and none
+/// waits for a rank: a rank may stand still for good.
 class Watch {
  public:
   /// What the process does now: "lowers the plan". The text must live as long as the watch.

@@ -22,8 +22,8 @@ std::string to_utf8(std::string_view text);
 /// notation of JSON. Line ends and tabs stay.
 std::string visible(std::string_view text);
 
-/// `visible` on one line, blanks in place of line ends and tabs. A text with letters that are written from right to left is isolated
-/// (U+2068, U+2069), so that it does not turn around the numbers beside it.
+/// `visible` on one line, blanks in place of line ends and tabs. A text with letters that are written from right to left is
+/// isolated (U+2068, U+2069), so that it does not turn around the numbers beside it.
 std::string visible_line(std::string_view text);
 
 }  // namespace shardlab

@@ -97,8 +97,9 @@ class Campaign {
     std::ofstream(root_ + "/machine.yaml")
         << "id: here\nlocal: true\ncores: 2\ndevices_per_node: 2\n"
            "device: {memory: 4294967296, memory_bandwidth: 10000000000, peak_flops: {fp32: 100000000000}}\n";
-    const std::string model = "{inline: {family: gpt, layers: 2, hidden: 32, heads: 4, ffn: 64, vocab: 256, max_positions: 32, "
-                              "tied_embeddings: true}}";
+    const std::string model =
+        "{inline: {family: gpt, layers: 2, hidden: 32, heads: 4, ffn: 64, vocab: 256, max_positions: 32, "
+        "tied_embeddings: true}}";
     const std::string train = "train: {seq_len: 16, global_batch_tokens: 64}\n";
     std::ofstream(root_ + "/simulated.yaml") << "version: 1\nname: kills\nmode: simulate\nmodel: " + model +
                                                     "\nmachine: h100-sxm5-80gb\n" + train +
@@ -112,9 +113,10 @@ class Campaign {
   int run() {
     for (const char* kind : {"simulated", "measured"}) time_undisturbed(kind);
     for (int i = 0; killed_ < kills_ && failure_.empty(); ++i) one_directory(i % 2 == 0 ? "simulated" : "measured");
-    fmt::print("{} kills ({} of drivers, {} of case processes) in {} run directories: {} finished cases at the moments of the kills, "
-               "{} lost; {} runs resumed, {} not; {} leftovers\n",
-               killed_, killed_ - killed_cases_, killed_cases_, directories_, finished_, lost_, resumed_, not_resumed_, leftovers_);
+    fmt::print(
+        "{} kills ({} of drivers, {} of case processes) in {} run directories: {} finished cases at the moments of the kills, "
+        "{} lost; {} runs resumed, {} not; {} leftovers\n",
+        killed_, killed_ - killed_cases_, killed_cases_, directories_, finished_, lost_, resumed_, not_resumed_, leftovers_);
     if (failure_.empty()) {
       fs::remove_all(root_);
       return 0;
@@ -212,9 +214,11 @@ class Campaign {
   void check_kept(const std::string& out, const Rows& before, int announced, const Rows& now) {
     for (const auto& [id, row] : before)
       if (!now.contains(id) || now.at(id) != row)
-        return fail(lost_, fmt::format("case {} of {} was finished, and is {} after the kill", id, out, now.contains(id) ? "another" : "lost"));
+        return fail(lost_, fmt::format("case {} of {} was finished, and is {} after the kill", id, out,
+                                       now.contains(id) ? "another" : "lost"));
     if (now.size() < before.size() + static_cast<size_t>(announced))
-      fail(lost_, fmt::format("{}: {} cases were there and {} announced, and {} are there", out, before.size(), announced, now.size()));
+      fail(lost_,
+           fmt::format("{}: {} cases were there and {} announced, and {} are there", out, before.size(), announced, now.size()));
   }
 
   void check_end(const std::string& kind, const std::string& out, const Rows& rows) {

@@ -30,11 +30,12 @@ std::string endless_sweep(const Scratch& scratch, const std::string& timeout) {
   std::string text;
   for (int i = 0; i < 200; ++i) text += fmt::format("line {} of a text that a small model can learn from\n", i % 17);
   scratch.write("text.txt", text);
-  return scratch.write("endless.yaml", "version: 1\nname: endless\nmode: measure\nmodel: {preset: tiny-gpt, layers: 2, hidden: 64}\n"
-                                       "machine: {local: true}\ndata: {text: text.txt}\n"
-                                       "train: {seq_len: 32, global_batch_tokens: 256, micro_batch: 2}\nlayout: {dp: 2}\n"
-                                       "measure: {warmup: 1000000, steps: 2, repeat: 1, timeout: " +
-                                           timeout + "}\n");
+  return scratch.write("endless.yaml",
+                       "version: 1\nname: endless\nmode: measure\nmodel: {preset: tiny-gpt, layers: 2, hidden: 64}\n"
+                       "machine: {local: true}\ndata: {text: text.txt}\n"
+                       "train: {seq_len: 32, global_batch_tokens: 256, micro_batch: 2}\nlayout: {dp: 2}\n"
+                       "measure: {warmup: 1000000, steps: 2, repeat: 1, timeout: " +
+                           timeout + "}\n");
 }
 
 /// Numbers of the processes whose command line has both words.
@@ -88,9 +89,10 @@ TEST_CASE("of ranks of which one stands still, that one is named, its op, and wh
     return crew.tasks()[0]->cause().kind == WaitCause::Kind::kMessage && crew.tasks()[1]->instruction() == 11 &&
            crew.tasks()[2]->cause().kind == WaitCause::Kind::kMessage;
   }));
-  CHECK(watch.picture(0.01) ==
-        "the process trains, step 7 of 20: rank 1 stands still at op #11, its thread runs; rank 0: op #10 waits for rank 1 to offer "
-        "its part; rank 2: op #12 waits for rank 1 to offer its part");
+  CHECK(
+      watch.picture(0.01) ==
+      "the process trains, step 7 of 20: rank 1 stands still at op #11, its thread runs; rank 0: op #10 waits for rank 1 to offer "
+      "its part; rank 2: op #12 waits for rank 1 to offer its part");
   stands = false;
   REQUIRE(becomes([&] { return watch.picture(0.01) == "the process trains, step 7 of 20, and no rank stands still"; }));
   moves = false;
@@ -112,9 +114,12 @@ TEST_CASE("ranks that all wait are said to") {
   });
   Watch watch;
   watch.enter(crew);
-  REQUIRE(becomes([&] { return crew.tasks()[0]->cause().kind != WaitCause::Kind::kNothing && crew.tasks()[1]->cause().kind != WaitCause::Kind::kNothing; }));
-  CHECK(watch.picture(0.01) == "the process begins: every rank waits; rank 1: op #3 waits for rank 0 to offer its part; rank 0: op #3 "
-                               "waits for rank 1 to offer its part");
+  REQUIRE(becomes([&] {
+    return crew.tasks()[0]->cause().kind != WaitCause::Kind::kNothing && crew.tasks()[1]->cause().kind != WaitCause::Kind::kNothing;
+  }));
+  CHECK(watch.picture(0.01) ==
+        "the process begins: every rank waits; rank 1: op #3 waits for rank 0 to offer its part; rank 0: op #3 "
+        "waits for rank 1 to offer its part");
   never.advance();
   crew.join();
   watch.leave(crew);
@@ -122,7 +127,8 @@ TEST_CASE("ranks that all wait are said to") {
 
 TEST_CASE("a case that takes too long says how far it has come") {
   const Scratch scratch;
-  const Output run = shardlab_program(scratch, "run " + endless_sweep(scratch, "15s") + machine_option() + " --out " + (scratch / "out"));
+  const Output run =
+      shardlab_program(scratch, "run " + endless_sweep(scratch, "15s") + machine_option() + " --out " + (scratch / "out"));
   INFO(run.err);
   CHECK(run.code == 4);
   const Rows rows = parse_csv(slurp(scratch / "out/results.csv"));
@@ -134,15 +140,18 @@ TEST_CASE("a case that takes too long says how far it has come") {
 
 TEST_CASE("a rank whose thread is stopped is named, with its op, and the run goes on without waiting for it") {
   const Scratch scratch;
-  const std::string command = "run " + endless_sweep(scratch, "15s") + machine_option() + " --out " + (scratch / "out");
+  const std::string command =
+      "run " + endless_sweep(scratch, "15s") + machine_option() + " --set checkpoint.save_every=1 --out " + (scratch / "out");
   std::future<Output> run = std::async(std::launch::async, [&] { return shardlab_program(scratch, command); });
   pid_t thread = 0;
   REQUIRE(becomes([&] {
-    for (const pid_t process : processes_with("measure-case", scratch / "out"))
-      if (is_there(scratch / "out")) thread = thread_of(process, "rank 1.0");
-    return thread != 0;
+    for (const pid_t process : processes_with("measure-case", scratch / "out")) thread = thread_of(process, "rank 1.0");
+    bool trains = false;  // a saved step tells
+    std::error_code none;
+    for (const auto& entry : fs::directory_iterator(scratch / "out", none))
+      trains = trains || is_there(entry.path() / "checkpoints/step-00000003.manifest");
+    return thread != 0 && trains;
   }));
-  usleep(200'000);  // into its steps
   int frozen[2];
   REQUIRE(pipe(frozen) == 0);
   const pid_t freezer = fork();
@@ -212,8 +221,9 @@ TEST_CASE("SIGTERM and SIGINT end a measured run with 130, the resuming command 
     REQUIRE(becomes([&] { return !processes_with("measure-case", out).empty(); }));
     kill(driver, signal);
     CHECK(exit_code_of(driver) == 130);
-    CHECK(slurp(scratch / "err").find("interrupted; to go on: shardlab run " + file + " --machine-file " + machine + " --out " + out +
-                                      " --resume\n") != std::string::npos);
+    CHECK(slurp(scratch / "err")
+              .find("interrupted; to go on: shardlab run " + file + " --machine-file " + machine + " --out " + out +
+                    " --resume\n") != std::string::npos);
     CHECK(becomes([&] { return processes_with("measure-case", out).empty(); }));
     if (signal == SIGTERM) words.push_back("--resume");
   }
@@ -223,10 +233,12 @@ TEST_CASE("a signal ends every other verb with 130 and the command") {
   const Scratch scratch;
   const std::vector<std::vector<std::string>> verbs = {
       {"calibrate", "--scale", "100", "-o", scratch / "machine.yaml"},
-      {"search", "--model", "llama-3.1-405b", "--machine", "hgx-h100-ndr", "--devices", "512,1024,2048,4096,8192,16384", "--global-batch-tokens",
-       "16Mi", "--top", "3000"},
-      {"run", scratch.write("many.yaml", "version: 1\nname: many\nmode: simulate\nmodel: tiny-gpt\nmachine: h100-sxm5-80gb\n"
-                                         "train: {seq_len: 64, global_batch_tokens: 512}\naxes: {seed: {range: [1, 20000]}}\n"),
+      {"search", "--model", "llama-3.1-405b", "--machine", "hgx-h100-ndr", "--devices", "512,1024,2048,4096,8192,16384",
+       "--global-batch-tokens", "16Mi", "--top", "3000"},
+      {"run",
+       scratch.write("many.yaml",
+                     "version: 1\nname: many\nmode: simulate\nmodel: tiny-gpt\nmachine: h100-sxm5-80gb\n"
+                     "train: {seq_len: 64, global_batch_tokens: 512}\naxes: {seed: {range: [1, 20000]}}\n"),
        "--out", scratch / "out"}};
   for (const auto& words : verbs) {
     const pid_t process = start(scratch, words);

@@ -108,7 +108,9 @@ TEST_CASE("hostile names script no page, drive no terminal, and are no formula")
   CHECK(harmless(slurp(out + "/results.csv")));
   const Rows rows = parse_csv(slurp(out + "/results.csv"));
   CHECK(cell(rows, 2, "name") == "'=cmd|' /C calc'!A0");
-  REQUIRE(shardlab_program(scratch, "report " + out + " --markdown " + (scratch / "r.md") + " --html " + (scratch / "r.html")).code == 0);
+  REQUIRE(
+      shardlab_program(scratch, "report " + out + " --markdown " + (scratch / "r.md") + " --html " + (scratch / "r.html")).code ==
+      0);
   const std::string markdown = slurp(scratch / "r.md"), page = slurp(scratch / "r.html");
   for (const std::string& text : {markdown, page}) {
     CHECK(harmless(text));
@@ -123,11 +125,10 @@ TEST_CASE("an answer that does not reach a full disk is exit code 6, of every ve
   REQUIRE(shardlab_program(scratch, "run " + scratch.write("s.yaml", simulated("")) + " --out " + out).code == 0);
   const std::string config = scratch.write("case.yaml", "model: tiny-gpt\nmachine: hgx-h100-ndr\ndp: 2\nseq_len: 32\n");
   for (const std::string& verb :
-       {"report " + out, "report " + out + " --format json", "explain " + out, std::string("model list"), std::string("machine list"),
-        std::string("model show tiny-gpt"), std::string("strategies"), std::string("doctor"), std::string("--help"),
-        std::string("--version"), "plan " + config, "diff " + config + " " + config,
-        std::string("memory --model tiny-gpt --machine h100-sxm5-80gb"),
-        "run " + (scratch / "s.yaml") + " --dry-run"}) {
+       {"report " + out, "report " + out + " --format json", "explain " + out, std::string("model list"),
+        std::string("machine list"), std::string("model show tiny-gpt"), std::string("strategies"), std::string("doctor"),
+        std::string("--help"), std::string("--version"), "plan " + config, "diff " + config + " " + config,
+        std::string("memory --model tiny-gpt --machine h100-sxm5-80gb"), "run " + (scratch / "s.yaml") + " --dry-run"}) {
     INFO(verb);
     CHECK(exit_code(verb + " >/dev/full 2>" + (scratch / "err")) == 6);
     CHECK(slurp(scratch / "err").find("standard output: No space left on device") != std::string::npos);
@@ -174,11 +175,12 @@ TEST_CASE("updates that were left out are said, in the row and in the answer") {
   std::string text;
   for (int i = 0; i < 200; ++i) text += fmt::format("line {} of a text that a small model can learn from\n", i % 17);
   scratch.write("text.txt", text);
-  const std::string file = scratch.write(
-      "diverge.yaml", "version: 1\nname: diverge\nmode: measure\nmodel: tiny-gpt\nmachine: {local: true}\ndata: {text: text.txt}\n"
-                      "train: {seq_len: 64, global_batch_tokens: 512, micro_batch: 2, optimizer: sgd, learning_rate: 1e2, seed: 1}\n"
-                      "layout: {dp: 1}\nmeasure: {warmup: 2, steps: 10, repeat: 1, timeout: 5m}\n"
-                      "include: [{name: skip, guard.nonfinite: skip}]\n");
+  const std::string file =
+      scratch.write("diverge.yaml",
+                    "version: 1\nname: diverge\nmode: measure\nmodel: tiny-gpt\nmachine: {local: true}\ndata: {text: text.txt}\n"
+                    "train: {seq_len: 64, global_batch_tokens: 512, micro_batch: 2, optimizer: sgd, learning_rate: 1e2, seed: 1}\n"
+                    "layout: {dp: 1}\nmeasure: {warmup: 2, steps: 10, repeat: 1, timeout: 5m}\n"
+                    "include: [{name: skip, guard.nonfinite: skip}]\n");
   const std::string machine = fmt::format(" --machine-file {}/tests/cli/local.yaml ", testing::source_dir());
   const Output run = shardlab_program(scratch, "run " + file + machine + " --out " + (scratch / "out"));
   INFO(run.err << run.out);
