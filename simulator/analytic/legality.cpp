@@ -67,15 +67,24 @@ std::string missing_text(const FrameworkProfile& profile, const Point& p) {
                      what.allowed.empty() ? "none" : fmt::format("{}", fmt::join(what.allowed, ", ")));
 }
 
+/// The shipped profiles, read once: a sweep asks for them at every point that its framework lacks.
+const std::vector<FrameworkProfile>& every_profile() {
+  static const std::vector<FrameworkProfile> profiles = [] {
+    std::vector<FrameworkProfile> all;
+    for (const std::string_view name : profile_names())
+      if (auto found = profile_named(name); found.ok()) all.push_back(std::move(*found));
+    return all;
+  }();
+  return profiles;
+}
+
 /// Profiles that have what is missing.
 std::string missing_hint(const FrameworkProfile& profile, const Point& p) {
   std::string names;
-  for (const std::string_view name : profile_names()) {
-    const auto other = profile_named(name);
+  for (const FrameworkProfile& other : every_profile())
     // Of versions of one framework the first is enough.
-    if (other.ok() && name != profile.name && has(other->can, p) && name.find("-20") == std::string_view::npos)
-      names += (names.empty() ? "" : ", ") + std::string(name);
-  }
+    if (other.name != profile.name && has(other.can, p) && other.name.find("-20") == std::string::npos)
+      names += (names.empty() ? "" : ", ") + other.name;
   return names.empty() ? "choose another; simulator/profiles lists what each framework has"
                        : fmt::format("choose another, or a profile that has all of it: {}", names);
 }
