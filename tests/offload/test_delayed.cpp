@@ -312,9 +312,6 @@ TEST_CASE("delayed updates are refused where they could not run beside the step,
   r.refused("delayed_update with checkpoint");
   r.c.layout.offload.optimizer = OffloadTo::kNone;
   r.refused("offload.delayed_update without offload.optimizer");
-  r.c.backend = "cuda";
-  r.c.transport = "one-gpu";
-  r.refused("backend=cuda");
 }
 
 }  // namespace shardlab::testing

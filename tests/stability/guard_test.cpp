@@ -151,7 +151,7 @@ TEST_CASE("guards that guard nothing are refused", "[guard]") {
   c.train.precision = "fp32";
   c.backend = "cuda";
   c.transport = "one-gpu";
-  CHECK(refusal(c).find("guard with backend=cuda") == 0);
+  CHECK(refusal(c).empty());
 }
 
 }  // namespace shardlab::testing
