@@ -8,8 +8,10 @@
 #include <chrono>
 #include <exception>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <map>
+#include <set>
 
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
@@ -311,26 +313,39 @@ std::string Crew::standstill(const std::vector<Place>& before) const {
   using Kind = WaitCause::Kind;
   std::string text;
   std::vector<const Task*> others;
+  std::set<int> named, done;
   bool moved = false;
   const auto thread_of = [](const Task& task) { return state_of_thread(task.thread_.load(std::memory_order_relaxed)); };
   // Where a thread is stopped, that is the reason: others may stand in an op too, for a lock that it holds.
   const bool stopped = std::ranges::any_of(tasks_, [&](const auto& task) { return !task->finished() && thread_of(*task) == kStopped; });
   for (size_t i = 0; i < tasks_.size(); ++i) {
     const Task& task = *tasks_[i];
-    if (task.finished()) continue;
+    if (task.finished()) {
+      done.insert(task.rank());
+      continue;
+    }
     const Kind waits_for = task.cause().kind;
     const bool here = task.place_.load(std::memory_order_relaxed) == before[i].place && waits_for == before[i].cause.kind;
     moved = moved || !here;
     const std::string thread = thread_of(task);
     // One may be stopped while it waits for what has come.
-    if (here && (stopped ? thread == kStopped : waits_for == Kind::kNothing))
+    const bool stands_still = here && (stopped ? thread == kStopped : waits_for == Kind::kNothing);
+    if (stands_still)
       text += fmt::format("{}rank {} stands still at {}, {}", text.empty() ? "" : "; ", task.rank(), describe_(task), thread);
     else if (waits_for != Kind::kStart)
       others.push_back(&task);
+    (stands_still || waits_for != Kind::kStart ? named : done).insert(task.rank());
   }
   if (text.empty() && (moved || others.empty())) return "";
   if (text.empty()) text = "every rank waits";
-  return others.empty() ? text : text + "; " + situation_of(others, "; ");
+  if (!others.empty()) text += "; " + situation_of(others, "; ");
+  // A rank with nothing of the step left to do waits in no op.
+  std::vector<int> idle;
+  std::ranges::set_difference(done, named, std::back_inserter(idle));
+  if (!idle.empty())
+    text += idle.size() == 1 ? fmt::format("; rank {}: has done its part of the step", idle.front())
+                             : fmt::format("; ranks {}: have done their part of the step", ranges(idle));
+  return text;
 }
 
 std::string Crew::situation_of(const std::vector<const Task*>& tasks, std::string_view separator) const {
