@@ -1,6 +1,7 @@
 #include "reports/escape.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 
 #include "plan/base/utf8.h"
@@ -32,14 +33,18 @@ std::string csv_field(std::string_view text) {
 
 std::string markdown_text(std::string_view text) {
   std::string out;
-  for (const char c : visible_line(text)) {
+  const std::string line = visible_line(text);
+  for (size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
     switch (c) {
-      case '&': out += "&amp;"; break;
+      // Only what could be read as a character reference.
+      case '&':
+        out += i + 1 < line.size() && (line[i + 1] == '#' || std::isalpha(static_cast<unsigned char>(line[i + 1]))) ? "&amp;" : "&";
+        break;
       case '<': out += "&lt;"; break;
       case '>': out += "&gt;"; break;
       case '\\':
       case '|':
-      case '`':
       case '*':
       case '[':
       case ']': out += '\\'; [[fallthrough]];

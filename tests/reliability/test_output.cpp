@@ -68,7 +68,8 @@ TEST_CASE("a name is a name in every format") {
   for (const char* number : {"-2.5", "-1e-300", "-inf", "-9223372036854775808"}) CHECK(csv_field(number) == number);
   CHECK(csv_field("a\x1b,b") == "\"a\\u001b,b\"");
   CHECK(markdown_text("<script>alert(1)</script>") == "&lt;script&gt;alert(1)&lt;/script&gt;");
-  CHECK(markdown_text("[x](javascript:alert(5)) | `a` *b*\n") == "\\[x\\](javascript:alert(5)) \\| \\`a\\` \\*b\\* ");
+  CHECK(markdown_text("[x](javascript:alert(5)) | `a` *b*\n") == "\\[x\\](javascript:alert(5)) \\| `a` \\*b\\* ");
+  CHECK(markdown_text("Press & Wolf &lt; &#60;") == "Press & Wolf &amp;lt; &amp;#60;");
   CHECK(markdown_code("a `b` ``c``") == "``` a `b` ``c`` ```");
   CHECK(markdown_code("plain <b>") == "`plain <b>`");
   CHECK(html_escaped("<img src='x' onerror=\"\u202E\">") == "&lt;img src=&#39;x&#39; onerror=&quot;\\u202e&quot;&gt;");
