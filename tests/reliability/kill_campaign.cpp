@@ -49,6 +49,7 @@ std::string slurp(const std::string& path) {
 
 /// Starts `program arguments...` with its output in `<name>.out` and `<name>.err`.
 pid_t start(const std::vector<std::string>& words, const std::string& name) {
+  for (const char* of : {".out", ".err"}) fs::remove(name + of);  // one that is killed before it opens them has said nothing
   const pid_t child = fork();
   if (child != 0) return child;
   dup2(open((name + ".out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
