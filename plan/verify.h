@@ -7,7 +7,7 @@
 //                 values by nonlinear ops, mixed placements and unreduced sums are found here.
 //  3. values      no read before a write, of a stale name (overwritten since), outside the buffer's life, or after free;
 //                 persistent storage ends the period with the type it began with; ops that go back, and forward ops that run again,
-//                 read what the forward op of their label, layer and micro-batch read and made.
+//                 read what the forward op of their label, layer and micro-batch read and made; layers read one another in order.
 //                 What a step changes is kept, and no copy of it that is kept is older (plan/verify_state.cpp).
 //  4. gradients   before an optimizer op, a gradient has the parameter's own placement, scale 1, and every micro-batch of the
 //                 step exactly once; every parameter is updated exactly once; a squared norm counts each element once. As the

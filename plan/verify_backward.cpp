@@ -7,9 +7,13 @@
 // and makes the same values. What kernels make that the core does not know by name is identified but not derived; sums over
 // micro-batches are followed by rule 4 (plan/verify_gradients.cpp) and not here.
 //
+// Model order, across stages too: an op of layer l reads what layer l - 1 made, or its own layer, and parameters called after
+// layer l. What belongs to no layer stands before the first layer (an embedding) or after the last (a head, a loss).
+//
 // Gradients that the plan takes of a value that was read in parts are not derived either.
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <deque>
 #include <map>
 #include <optional>
@@ -216,40 +220,60 @@ struct Region {
   int32_t root = -1;  ///< role buffer, or -1 for a local
 };
 
-/// What the roles send one another: the n-th send of a communicator from one role to another is for the n-th receive there.
+/// What the roles send one another: the n-th send of a communicator along one line from one role to another is for the n-th receive
+/// there.
 class Mail {
  public:
-  void send(CommId comm, int from, int to, const Held& held) { brought_[next(comm, from, to, 0)] = held; }
+  using Line = std::array<int, 4>;  ///< communicator, roles from and to, and `line_of` the hop
+  void send(const Line& line, const Held& held) { brought_[next(line, 0)] = held; }
   /// The number of a message, which may not have been sent yet.
-  size_t receive(CommId comm, int from, int to) { return next(comm, from, to, 1); }
+  size_t receive(const Line& line) { return next(line, 1); }
   const std::optional<Held>& brought(uint64_t message) const { return brought_[message]; }
   /// It is not known what the message brings.
   void give_up(uint64_t message) { brought_[message] = Held{}; }
 
  private:
-  struct Line {
+  struct Queue {
     std::vector<size_t> messages;
     std::array<size_t, 2> used{};  ///< sends and receives so far
   };
-  size_t next(CommId comm, int from, int to, size_t side) {
-    Line& line = lines_[{comm.value, from, to}];
-    const size_t n = line.used[side]++;
-    if (n == line.messages.size()) {
-      line.messages.push_back(brought_.size());
+  size_t next(const Line& line, size_t side) {
+    Queue& queue = queues_[line];
+    const size_t n = queue.used[side]++;
+    if (n == queue.messages.size()) {
+      queue.messages.push_back(brought_.size());
       brought_.emplace_back();
     }
-    return line.messages[n];
+    return queue.messages[n];
   }
 
-  std::map<std::array<int, 3>, Line> lines_;
+  std::map<Line, Queue> queues_;
   std::vector<std::optional<Held>> brought_;
+};
+
+/// Which layers the model has, and which layer a parameter's name says it belongs to ("layers.3.attn.wqkv"), or -1.
+struct ModelOrder {
+  explicit ModelOrder(const Plan& plan) {
+    for (const Role& role : plan.roles)
+      for (const Item& item : role.program)
+        if (const Call* call = std::get_if<Call>(&item)) layers = std::max(layers, call->layer + 1);
+    for (const Parameter& p : plan.parameters) {
+      constexpr std::string_view kLayers = "layers.";
+      int32_t layer = -1;
+      if (p.name.starts_with(kLayers)) std::from_chars(p.name.data() + kLayers.size(), p.name.data() + p.name.size(), layer);
+      of_parameter.push_back(layer);
+    }
+  }
+
+  int32_t layers = 0;
+  std::vector<int32_t> of_parameter;
 };
 
 /// The program of one role, which stops where it reads what no message has brought yet.
 class Replay {
  public:
-  Replay(const Plan& plan, int role, const Compiler& compiler, const std::vector<Script>& scripts, ChainRule& rule, Mail& mail,
-         Report& report);
+  Replay(const Plan& plan, int role, const Compiler& compiler, const std::vector<Script>& scripts, const ModelOrder& order,
+         ChainRule& rule, Mail& mail, Report& report);
 
   /// Plays on to the end, or to an op whose message is not there yet; with `give_up` past that op. True if it came any further.
   bool advance(bool give_up);
@@ -259,6 +283,7 @@ class Replay {
   bool play_call(bool give_up);
   void play(const Act& act);
   bool has_mail(const Act& act, bool give_up);
+  int32_t check_order(const Act& act);
   void play_load(const Act& act);
   void play_forward(const Act& act);
   void play_again(const Act& act, int32_t node);
@@ -304,6 +329,7 @@ class Replay {
   const int role_index_;
   const Compiler& compiler_;
   const std::vector<Script>& scripts_;
+  const ModelOrder& order_;
   ChainRule& rule_;
   Mail& mail_;
   Report& report_;
@@ -321,13 +347,14 @@ class Replay {
   const Script* script_ = nullptr;
 };
 
-Replay::Replay(const Plan& plan, int role, const Compiler& compiler, const std::vector<Script>& scripts, ChainRule& rule,
-               Mail& mail, Report& report)
+Replay::Replay(const Plan& plan, int role, const Compiler& compiler, const std::vector<Script>& scripts, const ModelOrder& order,
+               ChainRule& rule, Mail& mail, Report& report)
     : plan_(plan),
       role_(plan.roles[static_cast<size_t>(role)]),
       role_index_(role),
       compiler_(compiler),
       scripts_(scripts),
+      order_(order),
       rule_(rule),
       mail_(mail),
       report_(report),
@@ -509,13 +536,44 @@ void Replay::play(const Act& act) {
     if (script_->slots[static_cast<size_t>(slot)].slice) write(slot, {});
 }
 
+/// Holds what a forward op reads to the order of the model's layers. How many of them its results have been through. A kernel by
+/// name that belongs to no layer may stand anywhere.
+int32_t Replay::check_order(const Act& act) {
+  const int32_t layer = call_->layer;
+  const bool anywhere = layer < 0 && act.kind == Act::Kind::kKernel;
+  int32_t depth = anywhere ? -1 : layer + 1;
+  for (const int32_t slot : act.reads)
+    for_values(slot, [&](const Held& value, bool) {
+      const Node& from = rule_.node(rule_.maker(value));
+      if (std::holds_alternative<LoadBatch>(from.op->work)) return;  // every layer may read the batch
+      const bool in_order = anywhere || from.depth < 0 ||
+                            (layer < 0 ? from.depth == 0 || from.depth == order_.layers
+                                       : from.depth == layer || (from.depth == layer + 1 && from.call->layer == layer));
+      depth = std::max(depth, from.depth);
+      if (in_order) return;
+      const std::string where = from.role == role_index_ ? "" : fmt::format(" on stage {} along {}", from.role, kPipelineAxis);
+      if (layer < 0)
+        fault(Rule::kValues, act, "reads %{}, and {}{} is there: it has been through {} of the model's {} layers", name(slot),
+              rule_.name_of(value), where, from.depth, order_.layers);
+      else
+        fault(Rule::kValues, act, "reads %{}, and {}{} is there: layer {} reads what {} made", name(slot), rule_.name_of(value),
+              where, layer, layer == 0 ? "the embedding" : fmt::format("layer {}", layer - 1));
+    });
+  for (size_t i = 0; i < held_.size(); ++i)
+    if (held_[i].kind == Held::Kind::kParameter)
+      if (const int32_t of = order_.of_parameter[held_[i].what]; of >= 0 && of != layer)
+        fault(Rule::kValues, act, "reads %{} in {}, and {} is there", name(act.reads[i]),
+              layer < 0 ? "no layer" : fmt::format("layer {}", layer), plan_.parameters[held_[i].what].name);
+  return depth;
+}
+
 /// The batch of a micro-batch is one, however often it is read.
 void Replay::play_load(const Act& act) {
   Act by_content = act;
   by_content.label = std::get<LoadBatch>(act.op->work).targets ? hash_text("targets") : hash_text("tokens");
   const uint64_t k = key(by_content);
   int32_t node = rule_.find(k);
-  if (node < 0) node = rule_.add(k, site(act), act.settings, {}, 1);
+  if (node < 0) node = rule_.add(k, site(act), act.settings, {}, 1, 0);
   write(act.writes[0], rule_.made(node, 0));
 }
 
@@ -525,7 +583,7 @@ void Replay::play_forward(const Act& act) {
   const uint64_t k = key(act);
   const int32_t first = act.again ? rule_.find(k) : -1;
   if (first >= 0) return play_again(act, first);
-  const int32_t node = rule_.add(k, site(act), act.settings, held_, act.writes.size());
+  const int32_t node = rule_.add(k, site(act), act.settings, held_, act.writes.size(), check_order(act));
   consume(act, node);
   check_batch(act);
   const bool loss = std::holds_alternative<CrossEntropy>(act.op->work);
@@ -669,7 +727,7 @@ void Replay::play_kernel(const Act& act) {
     const uint64_t k = key(act);
     node = act.again ? rule_.find(k) : -1;
     if (node < 0 || rule_.node(node).writes != act.writes.size())
-      node = rule_.add(k, site(act), act.settings, held_, act.writes.size());
+      node = rule_.add(k, site(act), act.settings, held_, act.writes.size(), check_order(act));
   }
   for (size_t i = 0; i < act.writes.size(); ++i) {
     if (!is_slice(act.writes[i])) continue;
@@ -687,7 +745,7 @@ void Replay::play_rounding(const Act& act) {
   if (node >= 0 && rule_.node(node).reads == act.reads.size())
     for (size_t i = 0; i < act.reads.size(); ++i) check_same(act, i, rule_.read(node, i), "what the op read when it first ran");
   if (node < 0) {
-    node = rule_.add(k, site(act), act.settings, held_, act.writes.size());
+    node = rule_.add(k, site(act), act.settings, held_, act.writes.size(), check_order(act));
     for_values(act.reads[0], [&](const Held& value, bool whole) {
       if (whole && from.kind == Held::Kind::kValue)
         rule_.pass(value, node);
@@ -745,14 +803,17 @@ void Replay::play_transfer(const Act& act) {
 }
 
 void Replay::send(const Act& act, const Send& send) {
-  const int to = peer_of(plan_, role_index_, plan_.comms[send.comm.index()], send.hop, send.cyclic);
-  if (to >= 0) mail_.send(send.comm, role_index_, to, read(act.reads[0]));
+  const Comm& comm = plan_.comms[send.comm.index()];
+  const int to = peer_of(plan_, role_index_, comm, send.hop, send.cyclic);
+  if (to >= 0) mail_.send({send.comm.value, role_index_, to, line_of(plan_, comm, send.hop)}, read(act.reads[0]));
 }
 
 void Replay::receive(const Act& act, const Recv& receive) {
-  const int from = peer_of(plan_, role_index_, plan_.comms[receive.comm.index()], receive.hop, receive.cyclic);
+  const Comm& comm = plan_.comms[receive.comm.index()];
+  const int from = peer_of(plan_, role_index_, comm, receive.hop, receive.cyclic);
   if (from < 0) return write(act.writes[0], {});
-  const Held message{Held::Kind::kMessage, mail_.receive(receive.comm, from, role_index_), 0};
+  const size_t brought = mail_.receive({receive.comm.value, from, role_index_, line_of(plan_, comm, -receive.hop)});
+  const Held message{Held::Kind::kMessage, brought, 0};
   write(act.writes[0], script_->slots[static_cast<size_t>(act.writes[0])].slice ? message : Held{});
 }
 
@@ -760,13 +821,14 @@ void Replay::receive(const Act& act, const Recv& receive) {
 
 void check_backward(const Plan& plan, Report& report) {
   Compiler compiler;
+  const ModelOrder order(plan);
   std::vector<Script> scripts;
   for (const Segment& s : plan.segments) scripts.push_back(compiler.compile(s));
   ChainRule rule(report);
   Mail mail;
   std::deque<Replay> roles;
   for (size_t r = 0; r < plan.roles.size(); ++r)
-    roles.emplace_back(plan, static_cast<int>(r), compiler, scripts, rule, mail, report);
+    roles.emplace_back(plan, static_cast<int>(r), compiler, scripts, order, rule, mail, report);
   const size_t before = report.count();
   const auto done = [](const Replay& r) { return r.is_done(); };
   while (!report.full() && !std::ranges::all_of(roles, done)) {

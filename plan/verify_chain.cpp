@@ -11,9 +11,11 @@ int32_t ChainRule::find(uint64_t key) const {
   return found == by_key_.end() ? -1 : found->second;
 }
 
-int32_t ChainRule::add(uint64_t key, const Site& site, int32_t settings, const std::vector<Held>& reads, size_t made) {
+int32_t ChainRule::add(uint64_t key, const Site& site, int32_t settings, const std::vector<Held>& reads, size_t made,
+                       int32_t depth) {
   const auto n = static_cast<int32_t>(nodes_.size());
-  nodes_.push_back({site.op, site.call, settings, held_.size(), static_cast<uint32_t>(reads.size()), static_cast<uint32_t>(made)});
+  nodes_.push_back({site.role, site.op, site.call, settings, held_.size(), static_cast<uint32_t>(reads.size()),
+                    static_cast<uint32_t>(made), depth});
   held_.insert(held_.end(), reads.begin(), reads.end());
   for (size_t i = 0; i < made; ++i) {
     held_.push_back({Held::Kind::kValue, values_.size(), 0});

@@ -45,12 +45,14 @@ struct Site {
 
 /// One run of a forward op.
 struct Node {
+  int role = -1;
   const Op* op = nullptr;
   const Call* call = nullptr;
   int32_t settings = -1;  ///< number of its attributes' text
   size_t first_held = 0;  ///< of its reads and then its writes, in ChainRule::held
   uint32_t reads = 0;
   uint32_t writes = 0;
+  int32_t depth = 0;  ///< layers that its results have been through; -1 where a kernel by name made them of nothing
 };
 
 class ChainRule {
@@ -60,7 +62,7 @@ class ChainRule {
   /// The last node of this key (role, label, layer and micro-batch, as one number), or -1.
   int32_t find(uint64_t key) const;
   /// A new node of the key, with what it read; `made` values follow. It replaces an earlier one: a later step of the period.
-  int32_t add(uint64_t key, const Site& site, int32_t settings, const std::vector<Held>& reads, size_t made);
+  int32_t add(uint64_t key, const Site& site, int32_t settings, const std::vector<Held>& reads, size_t made, int32_t depth);
 
   const Node& node(int32_t n) const { return nodes_[static_cast<size_t>(n)]; }
   const Held& read(int32_t n, size_t i) const { return held_[node(n).first_held + i]; }
@@ -69,6 +71,8 @@ class ChainRule {
   std::string name_of(const Held& value) const;
   /// The node that made a value.
   int32_t maker(const Held& value) const { return values_[value.what].maker; }
+  /// Layers that a value has been through.
+  int32_t depth(const Held& value) const { return node(maker(value)).depth; }
 
   /// The gradient that the backward op of node `n` makes.
   static uint64_t term_of(int32_t n) { return mix_term(n); }

@@ -101,6 +101,12 @@ int peer_of(const Plan& plan, int role, const Comm& comm, int hop, bool cyclic) 
   return at >= 0 && at < roles ? at : -1;
 }
 
+int line_of(const Plan& plan, const Comm& comm, int hop) {
+  if (joins_roles(plan, comm)) return 0;
+  const int n = group_size(plan.mesh, comm);
+  return (hop % n + n) % n;
+}
+
 int order_of(const Op& op) {
   if (const auto* c = std::get_if<Collective>(&op.work)) return 2 * c->comm.value;
   if (const auto* s = std::get_if<Send>(&op.work)) return 2 * s->comm.value;
@@ -111,6 +117,13 @@ int order_of(const Op& op) {
 std::optional<int> role_axis(const Plan& plan) {
   if (plan.roles.size() == 1) return std::nullopt;
   return plan.mesh.find(kPipelineAxis);
+}
+
+std::string axes_text(const Plan& plan, AxisSet axes) {
+  std::string text;
+  for (size_t a = 0; a < plan.mesh.axes.size(); ++a)
+    if (axes.contains(static_cast<int>(a))) text += (text.empty() ? "" : ", ") + plan.mesh.axes[a].name;
+  return text;
 }
 
 bool joins_roles(const Plan& plan, const Comm& comm) {

@@ -108,6 +108,9 @@ std::optional<int> role_axis(const Plan& plan);
 /// A communicator whose groups join several roles.
 bool joins_roles(const Plan& plan, const Comm& comm);
 
+/// "dp, cp".
+std::string axes_text(const Plan& plan, AxisSet axes);
+
 /// Ops of one communicator run in issue order; the receives of a ring are an order of their own. The index of the order that an
 /// op belongs to, below twice the number of communicators, or -1 for an op that does not communicate.
 int order_of(const Op& op);
@@ -115,6 +118,10 @@ int order_of(const Op& op);
 /// The role that a hop from `role` leads to; the role itself where the communicator lies within roles and the hop is cyclic; -1
 /// where there is none.
 int peer_of(const Plan& plan, int role, const Comm& comm, int hop, bool cyclic);
+
+/// Which line of messages between two roles a hop belongs to: sends and receives of one communicator and one pair of ranks match in
+/// order, whatever their hops. Within a role the hop tells the pairs apart, around the ring.
+int line_of(const Plan& plan, const Comm& comm, int hop);
 
 /// The passes. Each reports what it finds; a pass may rely on those before it having found nothing.
 void check_form(const Plan& plan, Report& report);

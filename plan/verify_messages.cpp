@@ -313,16 +313,17 @@ void MessageChecker::record(int role, const Call& call, const Segment& segment, 
   ops_.push_back(c);
 }
 
-/// Sends and receives by communicator, direction and pair; collectives by communicator.
+/// Sends and receives by communicator and pair, in order; collectives by communicator.
 void MessageChecker::match() {
   std::map<std::tuple<int32_t, int, int, int>, std::pair<std::vector<int32_t>, std::vector<int32_t>>> pairs;
   std::map<int32_t, std::map<int, std::vector<int32_t>>> collectives;
   for (size_t i = 0; i < ops_.size(); ++i) {
     const CommOp& c = ops_[i];
+    const int line = c.kind == CommOp::Kind::kCollective ? 0 : line_of(plan_, plan_.comms[c.comm.index()], c.hop);
     if (c.kind == CommOp::Kind::kSend)
-      pairs[{c.comm.value, c.role, c.peer, c.hop}].first.push_back(static_cast<int32_t>(i));
+      pairs[{c.comm.value, c.role, c.peer, line}].first.push_back(static_cast<int32_t>(i));
     else if (c.kind == CommOp::Kind::kRecv)
-      pairs[{c.comm.value, c.peer, c.role, c.hop}].second.push_back(static_cast<int32_t>(i));
+      pairs[{c.comm.value, c.peer, c.role, line}].second.push_back(static_cast<int32_t>(i));
     else
       collectives[c.comm.value][c.role].push_back(static_cast<int32_t>(i));
   }
