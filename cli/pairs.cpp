@@ -23,6 +23,7 @@ struct Choice {
 void stages(Case& c, Schedule schedule) {
   c.layout.pp = 2;
   c.layout.schedule = schedule;
+  c.layout.vpp = is_looped(schedule) ? 2 : 1;
 }
 
 void shard(Case& c, int zero) {
@@ -66,6 +67,9 @@ constexpr std::array kChoices{
     Choice{"tp: 2", [](Case& c) { c.layout.tp = 2; }},
     Choice{"pp: 2, afab", [](Case& c) { stages(c, Schedule::kAfab); }},
     Choice{"pp: 2, 1f1b", [](Case& c) { stages(c, Schedule::k1F1B); }},
+    Choice{"pp: 2, interleaved", [](Case& c) { stages(c, Schedule::kInterleaved); }},
+    Choice{"pp: 2, zb-h1", [](Case& c) { stages(c, Schedule::kZbH1); }},
+    Choice{"pp: 2, zb-v", [](Case& c) { stages(c, Schedule::kZbV); }},
     Choice{"grad_accumulation: 4", [](Case& c) { c.train.grad_accumulation = 4; }},
     Choice{"bucket_bytes: 1Mi", [](Case& c) { c.layout.bucket_bytes = 1 << 20; }},
     Choice{"zero: 1", [](Case& c) { shard(c, 1); }},

@@ -1,6 +1,7 @@
 #include "cli/pipeline.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <fstream>
@@ -17,6 +18,7 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/period.h"
+#include "plan/pipeline_case.h"
 #include "plan/runnable.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
@@ -27,6 +29,7 @@
 #include "runtime/dataset.h"
 #include "runtime/phases.h"
 #include "simulator/cost_model.h"
+#include "simulator/pipeline_choice.h"
 #include "simulator/recompute_budget.h"
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
@@ -64,12 +67,60 @@ int64_t capacity_per_rank(const Case& config, Space space) {
   return static_cast<int64_t>(stated->second / of_node);
 }
 
-Result<Case> decide(const Case& config) {
+namespace {
+
+Result<Plan> lower_probe(const Case& probe) { return lower(probe, {.after = {}, .verify = false}); }
+
+/// The layers of parts in place of `stage_layers`, and for `schedule: auto` the first candidate whose plan fits; where none does the one
+/// that holds least.
+Result<Case> decide_pipeline(const Case& config) {
+  SHARDLAB_TRY(check(config));
+  const auto costs = cost_model_for(config.machine, config.train.precision);
+  if (!costs.ok()) return costs.error();
+  const auto seconds = unit_seconds(config, lower_probe, **costs);
+  if (!seconds.ok()) return seconds.error();
+  const auto listed = [](const std::vector<int>& layers) { return fmt::format("{}", fmt::join(layers, ",")); };
+  Case chosen = config;
+  if (config.layout.schedule != Schedule::kAuto) {
+    chosen.layout.stage_layers = listed(balanced_layers(parts_of(config), static_cast<int>(config.model.layers), *seconds));
+    return chosen;
+  }
+  std::vector<PipelineCandidate> candidates = pipeline_candidates(config, *seconds);
+  const auto take = [&](const PipelineCandidate& c) {
+    chosen.layout.schedule = c.named;
+    chosen.layout.schedule_table = c.named == Schedule::kTable ? to_csv(c.schedule) : "";
+    chosen.layout.vpp = c.virtual_stages;
+    chosen.layout.stage_layers = listed(c.layers);
+  };
+  for (const PipelineCandidate& c : candidates) {
+    take(c);
+    if (!check(chosen).ok()) continue;
+    auto plan = lower_probe(chosen);
+    if (!plan.ok()) continue;
+    PlacedRun placed{place(std::move(*plan)), nullptr};
+    if (fits(chosen, placed).ok()) return chosen;
+  }
+  std::erase_if(candidates, [&](const PipelineCandidate& c) { return take(c), !check(chosen).ok(); });
+  if (candidates.empty())
+    return Error{ExitCode::kUsage, fmt::format("schedule=auto with pp={}: no schedule goes with the rest of the case", config.layout.pp),
+                 "name a schedule, to see what it does not go with", {}};
+  take(*std::ranges::min_element(candidates, {}, &PipelineCandidate::held));
+  return chosen;
+}
+
+}  // namespace
+
+Result<Case> decide(const Case& given) {
+  Case config = given;
+  if (!is_pipeline_decided(config)) {
+    const auto chosen = decide_pipeline(config);
+    if (!chosen.ok()) return chosen.error();
+    config = *chosen;
+  }
   if (is_decided(config)) return config;
   SHARDLAB_TRY(check(config));
   auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
-  const auto lower_probe = [](const Case& probe) { return lower(probe, {.after = {}, .verify = false}); };
   const auto priced = price_treatments(config, candidate_treatments(), lower_probe, **costs);
   if (!priced.ok()) return priced.error();
   const int64_t host = capacity_per_rank(config, Space::kHost);

@@ -24,8 +24,9 @@ inline constexpr double kValidationFraction = 0.1;
 /// the machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
 int64_t capacity_per_rank(const Case& config, Space space);
 
-/// The case with what is left to choose chosen: recompute by budget becomes a list by layer, by the costs of the case's machine.
-/// Refuses a budget that no choice stays within, and one on a machine whose speed nobody knows.
+/// The case with what is left to choose chosen, by the costs of the case's machine: `schedule: auto` becomes the schedule with the
+/// shortest slots whose plan fits, `stage_layers: balanced` a list, recompute by budget a list by layer.
+/// Refuses a budget that no choice stays within, and what is left to choose on a machine whose speed nobody knows.
 Result<Case> decide(const Case& config);
 
 /// A case's plan, ready to run or to be predicted: of a run of two phases (`warm_up_steps`) that of the second, of which seconds

@@ -12,6 +12,7 @@
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/limits.h"
+#include "plan/pipeline_case.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
@@ -25,7 +26,7 @@ namespace {
 
 struct PlanFlags {
   std::string file, after, machine_file, format;
-  bool warm_up = false;
+  bool warm_up = false, grid = false;
   std::vector<std::string> set;
 };
 
@@ -84,8 +85,8 @@ std::optional<std::string> plan_text(const std::string& path) {
 
 /// What `verify` finds in a plan written by hand or left by a run; of a good one what it comes to.
 Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, TableFormat format) {
-  if (!flags.after.empty() || !flags.set.empty())
-    return Error{ExitCode::kUsage, "--after and --set change a case, and this is a plan's text", "name the case file", flags.file};
+  if (!flags.after.empty() || !flags.set.empty() || flags.grid)
+    return Error{ExitCode::kUsage, "--after, --set and --grid are of a case, and this is a plan's text", "name the case file", flags.file};
   auto plan = parse_plan(text, flags.file);
   if (!plan.ok()) return plan.error();
   for (size_t role = 0; role < plan->roles.size(); ++role)
@@ -115,12 +116,63 @@ Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, Tab
   return ExitCode::kDone;
 }
 
+/// "0-4, 13-16": the layers of a stage's parts.
+std::string layers_text(const PipelineSchedule& schedule, int stage, const std::vector<int>& first) {
+  std::string text;
+  for (const int part : schedule.parts_of(stage)) {
+    const int begin = first[static_cast<size_t>(part)], end = first[static_cast<size_t>(part) + 1];
+    if (begin == end) continue;
+    text += (text.empty() ? "" : ", ") + (end - begin == 1 ? fmt::format("{}", begin) : fmt::format("{}-{}", begin, end - 1));
+  }
+  return text.empty() ? "none" : text;
+}
+
+/// The schedule of a case's pipeline: its slots against time, where each takes one unit, and what each stage holds. As csv the slots
+/// themselves, which `schedule` takes.
+ExitCode print_schedule(const Case& config, TableFormat format) {
+  const PipelineSchedule schedule = schedule_of(config);
+  if (format == TableFormat::kCsv) {
+    fmt::print("{}", to_csv(schedule));
+    return ExitCode::kDone;
+  }
+  const SlotCosts costs = SlotCosts::uniform(schedule.parts, 1, 1, 1);
+  const ScheduleTimes times = play(schedule, costs).value();
+  const std::vector<int> first = first_layers(config);
+  Table table{{{"stage"}, {"parts"}, {"layers"}, {"slots"}, {"idle", Unit::kFraction}, {"held"}}, {}};
+  double idle = 0;
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    double busy = 0;
+    for (const SlotTime& slot : times.slots[static_cast<size_t>(stage)]) busy += slot.end - slot.begin;
+    std::string parts;
+    for (const int part : schedule.parts_of(stage)) parts += (parts.empty() ? "" : ", ") + std::to_string(part);
+    idle += (times.end - busy) / times.end / schedule.stages;
+    table.rows.push_back({int64_t{stage}, parts, layers_text(schedule, stage, first),
+                          std::ssize(schedule.order[static_cast<size_t>(stage)]), (times.end - busy) / times.end,
+                          most_held(schedule, stage)});
+  }
+  if (format != TableFormat::kTable) {
+    print(table, format);
+    return ExitCode::kDone;
+  }
+  fmt::print("{}: {} stages, {} parts, {} micro-batches. F: forward, I: gradient of the part's input, W: of its weights, B: both.\n"
+             "With one unit of time a slot, two for B, stages idle for {} of the step.\n\n{}\n",
+             name_of(config.layout.schedule), schedule.stages, schedule.parts, schedule.micro_batches, percent_text(idle),
+             print_grid(schedule, costs));
+  print(table, format);
+  fmt::print("\nheld: activations between a forward and its W or B, in those of a micro-batch on a whole stage\n");
+  return ExitCode::kDone;
+}
+
 Result<ExitCode> plan_verb(const PlanFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   if (const auto text = plan_text(flags.file)) return check_text(flags, *text, *format);
   const auto loaded = load_case(flags.file, load_options(flags.machine_file, flags.set, flags.file));
   if (!loaded.ok()) return loaded.error();
+  if (flags.grid) {
+    SHARDLAB_TRY(check(*loaded));
+    return print_schedule(*loaded, *format);
+  }
   const auto config = decide(*loaded);
   if (!config.ok()) return config.error();
   LowerOptions options;
@@ -234,6 +286,8 @@ void add_plan(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("case", flags->file, "the case file, or a plan's text")->required();
   verb->add_option("--after", flags->after,
                    "leave out the strategies that follow this pass (`shardlab strategies` lists them in order)");
+  verb->add_flag("--grid", flags->grid,
+                 "the pipeline's schedule instead: slots by stage and time; --format csv writes a file that `schedule` takes");
   verb->add_flag("--warm-up", flags->warm_up, "of a run of two phases (compression: one-bit-adam) the plan of the first");
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");

@@ -10,20 +10,12 @@
 
 #include "plan/base/tree.h"
 #include "plan/limits.h"
+#include "plan/pipeline_case.h"
 #include "plan/treatment.h"
 
 namespace shardlab {
 
 std::string_view name_of(Family v) { return v == Family::kGpt ? "gpt" : "llama"; }
-
-std::string_view name_of(Schedule v) {
-  switch (v) {
-    case Schedule::kNone: return "none";
-    case Schedule::kAfab: return "afab";
-    case Schedule::k1F1B: return "1f1b";
-  }
-  return "?";
-}
 
 std::string_view name_of(Recompute v) {
   switch (v) {
@@ -301,7 +293,7 @@ Result<void> check_implemented(const Case& c) {
   const auto missing = [](std::string what, std::string have) {
     return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
   };
-  if (l.vpp != 1) return missing(fmt::format("vpp={} (interleaved stages)", l.vpp), "vpp: 1");
+  if (l.schedule == Schedule::kDualPipe) return missing("schedule=dualpipe", "schedule: dualpipe-v");
   if (l.cp != 1) return missing(fmt::format("cp={} (context parallel)", l.cp), "cp: 1");
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
@@ -323,6 +315,10 @@ Result<void> check_by_layer(const Case& c) {
   if (!by_layer && l.recompute != Recompute::kNone)
     return refusal(fmt::format("{} with recompute={}", what, name_of(l.recompute)),
                    "leave recompute out: what each layer makes again is chosen within the budget");
+  if (!by_layer && (l.schedule > Schedule::k1F1B || !l.stage_layers.empty()))
+    return refusal(fmt::format("{} with {}", what, l.stage_layers.empty() ? fmt::format("schedule={}", name_of(l.schedule))
+                                                                          : fmt::format("stage_layers={}", l.stage_layers)),
+                   "list what each layer makes again under recompute, as 3*full 5*none; or use schedule: 1f1b and even stages");
   if (l.offload.activations != OffloadTo::kNone)
     return refusal(fmt::format("{} with offload.activations={}", what, name_of(l.offload.activations)),
                    by_layer ? "write @cpu after the treatment of each layer that is to wait in host memory"
@@ -602,12 +598,7 @@ Result<void> check_layout(const Case& c) {
     return refusal(
         fmt::format("vocab {} is not divisible by tp={}", m.vocab, l.tp),
         fmt::format("pad the vocabulary: set model.vocab to {}", (m.vocab + 128 * l.tp - 1) / (128 * l.tp) * (128 * l.tp)));
-  if (l.pp > m.layers)
-    return refusal(fmt::format("pp={} stages for {} layers: a stage would be empty", l.pp, m.layers),
-                   fmt::format("set pp to {} or less", m.layers));
-  if ((l.pp == 1) != (l.schedule == Schedule::kNone))
-    return refusal(fmt::format("schedule={} with pp={}", name_of(l.schedule), l.pp),
-                   l.pp == 1 ? "set schedule: none, or pp above 1" : "set schedule: afab or 1f1b");
+  SHARDLAB_TRY(check_pipeline(c));
   if (l.hybrid_shard != 0) {
     if (l.zero == 0)
       return refusal(fmt::format("hybrid_shard={} with zero=0: nothing is sharded", l.hybrid_shard), "set zero: 1, 2 or 3");

@@ -10,10 +10,10 @@
 #include "plan/base/result.h"
 #include "plan/machine.h"
 #include "plan/model.h"
+#include "plan/pipeline_schedule.h"
 
 namespace shardlab {
 
-enum class Schedule : uint8_t { kNone, kAfab, k1F1B };
 enum class Recompute : uint8_t { kNone, kSelective, kFull, kByLayer };
 enum class Optimizer : uint8_t { kAdamW, kSgd };
 enum class OffloadTo : uint8_t { kNone, kCpu, kNvme };
@@ -22,7 +22,6 @@ enum class GuardAction : uint8_t { kNone, kStop, kSkip };
 enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect };
 
 std::string_view name_of(Family v);
-std::string_view name_of(Schedule v);         ///< "none", "afab", "1f1b"
 std::string_view name_of(Recompute v);        ///< "none", "selective", "full", "by-layer"
 std::string_view name_of(Optimizer v);        ///< "adamw", "sgd"
 std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct"
@@ -95,6 +94,8 @@ struct Layout {
   int dp = 1, tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1;
   int zero = 0;
   Schedule schedule = Schedule::kNone;  ///< kNone iff pp == 1
+  std::string schedule_table;           ///< of kTable: the slots, as `from_csv` reads them
+  std::string stage_layers;             ///< layers of each part of the model, in order: "3,4,4,1"; empty: as even as can be
   bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
   RecomputeOptions recompute_options;

@@ -23,7 +23,7 @@ namespace shardlab {
 inline constexpr int kPlanVersion = 1;
 
 /// Streams a plan may name.
-inline constexpr int kMaxStreams = 16;
+inline constexpr int kMaxStreams = 32;
 
 /// What a slot is to its segment; says who allocates it.
 enum class SlotKind : uint8_t {

@@ -10,6 +10,7 @@
 #include <map>
 #include <numeric>
 
+#include "plan/pipeline_case.h"
 #include "reports/columns.h"
 #include "reports/format.h"
 
@@ -99,13 +100,14 @@ void share_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
                   (l.overlap ? " larger micro_batch computes longer beside the same state." : "verlap is off: try overlap: true."));
   }
   if (bubble > kWorthSaying && l.pp > 1) {
-    const double slots = static_cast<double>(o.config.train.grad_accumulation * std::max(1, l.vpp));
-    const double ideal = static_cast<double>(l.pp - 1) / (slots + static_cast<double>(l.pp - 1));
+    // The schedule's own, of parts that are alike and gradients that take as long as forward.
+    const PipelineSchedule schedule = schedule_of(o.config);
+    const double end = play(schedule, SlotCosts::uniform(schedule.parts, 1, 1, 1)).value().end;
+    const double busy = 3.0 * schedule.parts * schedule.micro_batches / schedule.stages;
     out.push_back(
-        fmt::format("Within it the pipeline's bubble, compute that waits for another stage, is {}, {} of the step; an even "
-                    "pipeline's, (pp - 1) / "
-                    "({}micro-batches + pp - 1), is {}: more grad_accumulation makes it smaller.",
-                    seconds_text(bubble * step), percent_text(bubble), l.vpp > 1 ? "vpp * " : "", percent_text(ideal)));
+        fmt::format("Within it the pipeline's bubble, compute that waits for another stage, is {}, {} of the step; that of "
+                    "schedule {} with even stages and slots of equal length is {}: more grad_accumulation makes it smaller.",
+                    seconds_text(bubble * step), percent_text(bubble), name_of(l.schedule), percent_text((end - busy) / end)));
   }
   if (measured) {
     const double unplanned = o.measured->unplanned_time_s;

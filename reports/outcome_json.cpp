@@ -33,7 +33,7 @@ inline constexpr int kValues = 0;  ///< enumerators of E
 template <>
 inline constexpr int kValues<Family> = 2;
 template <>
-inline constexpr int kValues<Schedule> = 3;
+inline constexpr int kValues<Schedule> = kSchedules;
 template <>
 inline constexpr int kValues<Recompute> = 4;
 template <>
@@ -161,6 +161,8 @@ void visit_fields(V& v, T& x) {
   v("ep", x.ep);
   v("zero", x.zero);
   v("schedule", x.schedule);
+  v("schedule_table", x.schedule_table);
+  v("stage_layers", x.stage_layers);
   v("sequence_parallel", x.sequence_parallel);
   v("recompute", x.recompute);
   v("recompute_options", x.recompute_options);

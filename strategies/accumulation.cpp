@@ -12,6 +12,10 @@
 #include "strategies/accumulation.h"
 
 #include <algorithm>
+#include <bit>
+#include <functional>
+#include <map>
+#include <utility>
 
 #include "strategies/state.h"
 
@@ -47,7 +51,7 @@ class CopyAdder {
     auto& copies = stage_.gradient_copies;
     while (static_cast<int>(copies.size()) < index) {
       auto& units = copies.emplace_back();
-      for (int u = stage_.first_unit; u < stage_.end_unit; ++u) {
+      for (const int u : stage_.units) {
         auto& ids = units.emplace_back();
         for (int p = 0; p < static_cast<int>(draft_.of_unit(u).parameters.size()); ++p) {
           Buffer b = stage_.role.buffers[stage_.at(u, p).gradient.index()];
@@ -57,7 +61,7 @@ class CopyAdder {
         }
       }
     }
-    return copies[static_cast<size_t>(index - 1)][static_cast<size_t>(unit - stage_.first_unit)][static_cast<size_t>(parameter)];
+    return copies[static_cast<size_t>(index - 1)][stage_.index_of(unit)][static_cast<size_t>(parameter)];
   }
 
   SegmentId segment(UnitKind kind, int unit) {
@@ -95,15 +99,20 @@ class CopyAdder {
 
 /// Rewrites a stage's timetable: every backward writes a copy of its own, followed by the additions that its carry asks for.
 void count_in_binary(Draft& draft, StageDraft& stage) {
-  const std::vector<Carry> plan = carries(draft.micro_batches(), true);
+  std::map<int, std::vector<int>> order;  // by unit
+  for (const Event& event : stage.events)
+    if (event.makes_gradients()) order[event.unit].push_back(event.micro_batch);
+  std::map<int, std::vector<Carry>> plan;
+  for (const auto& [unit, micro_batches] : order) plan[unit] = carries(micro_batches, draft.micro_batches(), true);
+  std::map<int, size_t> done;  // by unit
   CopyAdder adder(draft, stage);
   std::vector<Event> events;
   for (Event& event : stage.events) {
-    const bool backward = event.kind == Event::Kind::kBackward;
+    const bool gradients = event.makes_gradients();
     const int unit = event.unit, micro = event.micro_batch;
     events.push_back(std::move(event));
-    if (!backward) continue;
-    const Carry& carry = plan[static_cast<size_t>(micro)];
+    if (!gradients) continue;
+    const Carry& carry = plan[unit][done[unit]++];
     events.back().first = true;
     events.back().storage = carry.written;
     for (const auto& [to, from] : carry.added) events.push_back(adder.add(unit, micro, to, from));
@@ -113,19 +122,68 @@ void count_in_binary(Draft& draft, StageDraft& stage) {
 
 }  // namespace
 
-std::vector<Carry> carries(int micro_batches, bool canonical) {
+namespace {
+
+/// A subtree of the canonical sum over micro-batches that has been formed, and the copy that holds it.
+struct Held {
+  int begin = 0, end = 0, copy = 0;
+};
+
+/// Where the tree parts the leaves [begin, end): at the largest power of two below their number.
+int middle(int begin, int end) { return begin + static_cast<int>(std::bit_floor(static_cast<unsigned>(end - begin - 1))); }
+
+/// The other half of the subtree of which [begin, end) of m leaves is one.
+std::pair<int, int> sibling(int begin, int end, int m) {
+  int low = 0, high = m;
+  while (true) {
+    const int cut = middle(low, high);
+    if (begin == low && end == cut) return {cut, high};
+    if (begin == cut && end == high) return {low, cut};
+    (begin < cut ? high : low) = cut;
+  }
+}
+
+}  // namespace
+
+std::vector<Carry> carries(std::span<const int> order, int micro_batches, bool canonical) {
   std::vector<Carry> all;
-  std::vector<int> levels;  // of the copies held, bottom first
-  for (int j = 0; j < micro_batches; ++j) {
-    Carry carry{static_cast<int>(levels.size()), {}};
-    levels.push_back(0);
-    const bool last = j == micro_batches - 1;
-    while (levels.size() >= 2 && (!canonical || last || levels.back() == levels[levels.size() - 2])) {
-      const int top = static_cast<int>(levels.size()) - 1;
-      carry.added.emplace_back(top - 1, top);
-      levels.pop_back();
-      ++levels.back();
+  std::vector<Held> held;
+  const auto at = [&](int begin, int end) {
+    return std::ranges::find_if(held, [&](const Held& h) { return h.begin == begin && h.end == end; });
+  };
+  for (const int j : order) {
+    int copy = 0;  // the lowest that is free behind those to which it is added at once
+    const auto other = [&](const Held& h) {
+      if (h.end - h.begin == micro_batches) return held.end();
+      const auto [begin, end] = sibling(h.begin, h.end, micro_batches);
+      return at(begin, end);
+    };
+    if (!canonical && !held.empty()) {
+      all.push_back({1, {{0, 1}}});
+      continue;
     }
+    Held now{j, j + 1, 0};
+    const bool last = j == order.back();
+    for (const Held& h : held)
+      if (last || (canonical && &h == &*other(now))) copy = std::max(copy, h.copy + 1);
+    while (std::ranges::find(held, copy, &Held::copy) != held.end()) ++copy;
+    now.copy = copy;
+    Carry carry{copy, {}};
+    const auto add = [&](const Held& to) {
+      carry.added.emplace_back(std::min(to.copy, now.copy), std::max(to.copy, now.copy));
+      now = {std::min(to.begin, now.begin), std::max(to.end, now.end), std::min(to.copy, now.copy)};
+    };
+    for (auto found = other(now); found != held.end(); found = other(now)) {
+      const Held to = *found;
+      held.erase(found);
+      add(to);
+    }
+    // Where only some of the micro-batches are summed here, the subtrees that they leave are added at the end.
+    if (last) {
+      std::ranges::sort(held, std::greater(), &Held::begin);
+      for (const Held& to : std::exchange(held, {})) add(to);
+    }
+    held.push_back(now);
     all.push_back(std::move(carry));
   }
   return all;

@@ -1,6 +1,7 @@
 // Gradient accumulation over the micro-batches of a step.
 #pragma once
 
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -17,8 +18,10 @@ struct Carry {
   std::vector<std::pair<int, int>> added;
 };
 
-/// Sums that are kept apart until they are added: one after another (two copies at most), or in canonical mode as a binary counter
-/// carries (floor(log2 m) + 1 copies at most), so that micro-batches are the leaves of a binary tree (docs/canonical-order.md).
-std::vector<Carry> carries(int micro_batches, bool canonical);
+/// Sums that are kept apart until they are added: one after another (two copies at most), or in canonical mode as micro-batches are
+/// the leaves of a binary tree (docs/canonical-order.md), two subtrees as soon as both are there. In order that is a binary counter,
+/// of floor(log2 m) + 1 copies at most. `order` has the micro-batches, of the `micro_batches` of a step, in the order in which their
+/// gradients are made.
+std::vector<Carry> carries(std::span<const int> order, int micro_batches, bool canonical);
 
 }  // namespace shardlab::strategies

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <compare>
 #include <functional>
+#include <ranges>
 
 #include "plan/precision.h"
 #include "strategies/state.h"
@@ -19,14 +20,14 @@ class Bucketing {
  public:
   Bucketing(Draft& draft, StageDraft& stage, const BucketRule& rule) : draft_(draft), stage_(stage), rule_(rule) {}
 
-  /// Backward finishes units from the last to the first, and a unit's parameters together.
+  /// Backward finishes the units of a part from the last to the first, and a unit's parameters together.
   void fill() {
     std::map<Kind, Bucket> open;
     const auto close_all = [&] {
       for (auto& [kind, bucket] : open) stage_.buckets.push_back(std::move(bucket));
       open.clear();
     };
-    for (int unit = stage_.end_unit - 1; unit >= stage_.first_unit; --unit) {
+    for (const int unit : stage_.units | std::views::reverse) {
       for (int p = static_cast<int>(draft_.of_unit(unit).parameters.size()) - 1; p >= 0; --p) {
         if (stage_.at(unit, p).merged) continue;
         const Kind kind = kind_of_parameter(unit, p);
@@ -42,7 +43,7 @@ class Bucketing {
           open.erase(kind);
         }
       }
-      if (rule_.layers > 0 && ends_unit(unit)) close_all();
+      if ((rule_.layers > 0 && ends_unit(unit)) || stage_.begins_part(unit)) close_all();
     }
     close_all();
     std::ranges::stable_sort(stage_.buckets, std::greater(), &Bucket::last_unit);
@@ -133,21 +134,37 @@ std::optional<Event> padding_event(Draft& draft, const StageDraft& stage, const 
 }
 
 BackwardTimes::BackwardTimes(const Draft& draft, const StageDraft& stage)
-    : first_unit_(stage.first_unit),
-      micro_batches_(draft.micro_batches()),
-      times_(stage.state.size() * static_cast<size_t>(draft.micro_batches())),
+    : stage_(stage),
+      micro_batches_(static_cast<size_t>(draft.micro_batches())),
+      times_(stage.units.size() * micro_batches_),
       next_(stage.events.size()) {
   std::optional<size_t> following;
   for (size_t i = stage.events.size(); i-- > 0;) {
     const Event& e = stage.events[i];
     next_[i] = following.value_or(i);
     if (e.computes()) following = i;
-    const bool touches = e.kind == Event::Kind::kBackward || e.kind == Event::Kind::kCall;
+    const bool touches = e.makes_gradients() || e.kind == Event::Kind::kCall;
     if (!touches || !stage.holds(e.unit) || e.micro_batch < 0) continue;
-    Times& t = times_[static_cast<size_t>((e.unit - first_unit_) * micro_batches_ + e.micro_batch)];
+    Times& t = times_[stage.index_of(e.unit) * micro_batches_ + static_cast<size_t>(e.micro_batch)];
     if (t.last == 0) t.last = i;
-    if (e.kind == Event::Kind::kBackward) t.first = i;
+    if (!e.makes_gradients()) continue;
+    t.first = i;
+    t.any = true;
   }
+}
+
+std::vector<int> BackwardTimes::order(const Bucket& bucket) const {
+  std::vector<int> all;
+  for (int j = 0; j < static_cast<int>(micro_batches_); ++j)
+    if (at(bucket.last_unit, j).any) all.push_back(j);
+  std::ranges::sort(all, {}, [&](int j) { return at(bucket.last_unit, j).first; });
+  return all;
+}
+
+size_t BackwardTimes::complete(const Bucket& bucket) const {
+  size_t index = 0;
+  for (const int j : order(bucket)) index = std::max(index, last(bucket, j));
+  return index;
 }
 
 size_t BackwardTimes::first(const Bucket& bucket, int micro_batch) const {
@@ -175,7 +192,7 @@ void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bu
   const BackwardTimes times(draft, stage);
   Insertions insertions;
   for (Bucket& bucket : stage.buckets) {
-    const size_t last = times.last(bucket, draft.micro_batches() - 1);
+    const size_t last = times.complete(bucket);
     insertions.after(draft.config.layout.overlap ? last : stage.events.size() - 1, make(bucket));
   }
   insertions.apply(stage.events);

@@ -29,21 +29,27 @@ std::optional<Event> padding_event(Draft& draft, const StageDraft& stage, const 
 class BackwardTimes {
  public:
   BackwardTimes(const Draft& draft, const StageDraft& stage);
+  /// Micro-batches in the order in which the bucket's gradients are made.
+  std::vector<int> order(const Bucket& bucket) const;
   /// The bucket's first backward of a micro-batch.
   size_t first(const Bucket& bucket, int micro_batch) const;
-  /// Its last: the bucket is complete.
+  /// Its last: the bucket has all of the micro-batch.
   size_t last(const Bucket& bucket, int micro_batch) const { return at(bucket.last_unit, micro_batch).last; }
+  /// Where it has all micro-batches.
+  size_t complete(const Bucket& bucket) const;
   /// The next event that computes after `index`, or `index` itself if there is none.
   size_t next_compute(size_t index) const { return next_[index]; }
 
  private:
   struct Times {
     size_t first = 0, last = 0;
+    bool any = false;  ///< whether the unit goes back for the micro-batch on this stage
   };
   const Times& at(int unit, int micro_batch) const {
-    return times_[static_cast<size_t>((unit - first_unit_) * micro_batches_ + micro_batch)];
+    return times_[stage_.index_of(unit) * micro_batches_ + static_cast<size_t>(micro_batch)];
   }
-  int first_unit_, micro_batches_;
+  const StageDraft& stage_;
+  size_t micro_batches_;
   std::vector<Times> times_;
   std::vector<size_t> next_;
 };

@@ -25,6 +25,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <map>
 
 #include "plan/text.h"
@@ -127,7 +129,11 @@ class OuterStep {
     const auto sums = stage_.named.find("loss.sums");
     std::map<BufferId, BufferId> instead;
     if (sums != stage_.named.end() && i > 0) instead[stage_.named.at("loss")] = element(stage_, sums->second, i);
+    int slots = 0;
+    for (const Event& event : step)
+      if (event.computes()) slots = std::max(slots, event.slot + 1);
     for (Event event : step) {
+      event.slot += i * slots;
       for (BufferId& id : event.call.binding)
         if (const auto found = instead.find(id); found != instead.end()) id = found->second;
       stage_.events.push_back(std::move(event));

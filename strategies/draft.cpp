@@ -51,6 +51,24 @@ void DraftSegment::op(Work work, std::vector<SlotId> reads, std::vector<SlotId> 
   segment.steps.emplace_back(std::move(op));
 }
 
+size_t StageDraft::index_of(int unit) const {
+  const auto found = std::ranges::lower_bound(units, unit);
+  SHARDLAB_CHECK(found != units.end() && *found == unit, "stage {} does not hold unit {}", role.stage, unit);
+  return static_cast<size_t>(found - units.begin());
+}
+
+bool StageDraft::holds(int unit) const { return std::ranges::binary_search(units, unit); }
+
+bool StageDraft::begins_part(int unit) const { return std::ranges::find(parts, unit, &PartDraft::first_unit) != parts.end(); }
+
+StageDraft& Draft::embedding_stage() {
+  return *std::ranges::find_if(stages, [](const StageDraft& stage) { return stage.holds(0); });
+}
+
+StageDraft& Draft::head_stage() {
+  return *std::ranges::find_if(stages, [&](const StageDraft& stage) { return stage.holds(unit_count() - 1); });
+}
+
 StreamId Draft::stream(std::string_view name) {
   const auto found = std::ranges::find(plan.streams, name);
   if (found != plan.streams.end()) return StreamId(static_cast<int32_t>(found - plan.streams.begin()));
@@ -164,23 +182,26 @@ SlotId root_of(const Segment& segment, SlotId slot) {
   return view ? SlotId(view->base) : slot;
 }
 
-/// Does a segment of this role itself allocate the storage of a slot of this use?
-bool allocates(Use use, SegmentRole role) {
-  if (use == Use::kLocal) return true;
+}  // namespace
+
+bool allocates(const SlotUse& slot, SegmentRole role) {
+  const Use use = slot.use;
+  if (slot.earlier) return false;
+  if (use == Use::kLocal || use == Use::kCarried) return true;
   return role == SegmentRole::kBackward ? use == Use::kGradientOut : use == Use::kSaved || use == Use::kActivationOut;
 }
 
-bool frees(Use use, SegmentRole role) {
+bool frees(const SlotUse& slot, SegmentRole role) {
+  const Use use = slot.use;
+  if (slot.later) return false;
+  if (use == Use::kLocal || use == Use::kCarried) return true;
   switch (role) {
-    case SegmentRole::kForward: return use == Use::kLocal;
-    case SegmentRole::kForwardOnly: return use == Use::kLocal || use == Use::kSaved || use == Use::kActivationIn;
-    case SegmentRole::kBackward:
-      return use == Use::kLocal || use == Use::kSaved || use == Use::kGradientIn || use == Use::kActivationIn;
+    case SegmentRole::kForward: return false;
+    case SegmentRole::kForwardOnly: return use == Use::kSaved || use == Use::kActivationIn;
+    case SegmentRole::kBackward: return use == Use::kSaved || use == Use::kGradientIn || use == Use::kActivationIn;
   }
   return false;
 }
-
-}  // namespace
 
 void place_lifetimes(DraftSegment& draft, SegmentRole role) {
   Segment& segment = draft.segment;
@@ -199,18 +220,113 @@ void place_lifetimes(DraftSegment& draft, SegmentRole role) {
   std::vector<Step> steps;
   for (size_t i = 0; i < segment.steps.size(); ++i) {
     for (size_t s = 0; s < slots; ++s)
-      if (first[s] == static_cast<int>(i) && allocates(draft.uses[s].use, role))
+      if (first[s] == static_cast<int>(i) && allocates(draft.uses[s], role))
         steps.emplace_back(AllocSlot{SlotId(static_cast<int32_t>(s))});
     steps.push_back(std::move(segment.steps[i]));
     for (size_t s = 0; s < slots; ++s)
-      if (last[s] == static_cast<int>(i) && frees(draft.uses[s].use, role))
+      if (last[s] == static_cast<int>(i) && frees(draft.uses[s], role))
         steps.emplace_back(FreeSlot{SlotId(static_cast<int32_t>(s))});
   }
   // What backward consumes without reading it (an input that only recompute needed, say) is given back first.
   for (size_t s = 0; s < slots; ++s)
-    if (first[s] < 0 && !segment.slots[s].view && frees(draft.uses[s].use, role) && draft.uses[s].use != Use::kLocal)
+    if (first[s] < 0 && !segment.slots[s].view && frees(draft.uses[s], role) && draft.uses[s].use != Use::kLocal)
       steps.insert(steps.begin(), FreeSlot{SlotId(static_cast<int32_t>(s))});
   segment.steps = std::move(steps);
+}
+
+namespace {
+
+/// Which pieces touch each slot of a segment, by the slot that owns its storage; none: -1.
+struct Touch {
+  int first = -1, last = -1;
+};
+
+std::vector<Touch> touches_of(const DraftSegment& whole, size_t pieces, const std::vector<size_t>& piece) {
+  std::vector<Touch> all(whole.uses.size());
+  for (size_t i = 0; i < whole.segment.steps.size(); ++i) {
+    const Op& op = std::get<Op>(whole.segment.steps[i]);
+    const int p = static_cast<int>(piece[i]);
+    SHARDLAB_CHECK(piece[i] < pieces, "op {} of {} is in piece {} of {}", op.label, whole.segment.name, p, pieces);
+    for (const auto* operands : {&op.reads, &op.writes})
+      for (const SlotId slot : *operands) {
+        Touch& touch = all[root_of(whole.segment, slot).index()];
+        touch.first = touch.first < 0 ? p : std::min(touch.first, p);
+        touch.last = std::max(touch.last, p);
+      }
+  }
+  // What no op touches and the segment still consumes is the first piece's to give up.
+  for (Touch& touch : all)
+    if (touch.first < 0) touch = {0, 0};
+  return all;
+}
+
+/// Ops keep their order within a piece; between pieces only what changes nothing that a later piece reads may come before it.
+void check_order(const DraftSegment& whole, const std::vector<size_t>& piece) {
+  const auto& steps = whole.segment.steps;
+  for (size_t i = 0; i < steps.size(); ++i)
+    for (size_t j = i + 1; j < steps.size(); ++j) {
+      if (piece[i] <= piece[j]) continue;  // j moves to before i
+      const Op &a = std::get<Op>(steps[i]), &b = std::get<Op>(steps[j]);
+      const auto meet = [&](const std::vector<SlotId>& x, const std::vector<SlotId>& y) {
+        return std::ranges::any_of(x, [&](SlotId s) {
+          return std::ranges::any_of(y, [&](SlotId t) { return root_of(whole.segment, s) == root_of(whole.segment, t); });
+        });
+      };
+      SHARDLAB_CHECK(!meet(a.writes, b.reads) && !meet(a.reads, b.writes) && !meet(a.writes, b.writes),
+                     "{}: {} cannot come before {}", whole.segment.name, b.label, a.label);
+    }
+}
+
+}  // namespace
+
+std::vector<DraftSegment> cut(const DraftSegment& whole, const std::vector<std::string>& names,
+                              const std::function<size_t(const Op&)>& piece_of) {
+  std::vector<size_t> piece;
+  for (const Step& step : whole.segment.steps) piece.push_back(piece_of(std::get<Op>(step)));
+  const std::vector<Touch> touches = touches_of(whole, names.size(), piece);
+  check_order(whole, piece);
+  std::vector<DraftSegment> pieces(names.size());
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    DraftSegment& to = pieces[p];
+    to.segment.name = names[p];
+    std::vector<SlotId> moved(whole.uses.size());
+    const auto move = [&](size_t s) {
+      if (moved[s]) return;
+      Slot slot = whole.segment.slots[s];
+      SlotUse use = whole.uses[s];
+      const Touch touch = touches[root_of(whole.segment, SlotId(static_cast<int32_t>(s))).index()];
+      const bool crosses = touch.first != touch.last;
+      if (use.use == Use::kLocal && crosses) {
+        use.use = Use::kCarried;
+        slot.cls = BufferClass::kActivation;
+      }
+      if (crosses) slot.kind = SlotKind::kBound;
+      use.earlier = static_cast<int>(p) > touch.first;
+      use.later = static_cast<int>(p) < touch.last;
+      if (slot.view) slot.view->base = moved[static_cast<size_t>(slot.view->base)].value;
+      to.segment.slots.push_back(std::move(slot));
+      to.uses.push_back(use);
+      moved[s] = SlotId(static_cast<int32_t>(to.uses.size()) - 1);
+    };
+    // Slots in the order of the whole, those of which another is a view before it.
+    std::vector<bool> wanted(whole.uses.size());
+    for (size_t i = 0; i < piece.size(); ++i) {
+      if (piece[i] != p) continue;
+      const Op& op = std::get<Op>(whole.segment.steps[i]);
+      for (const auto* operands : {&op.reads, &op.writes})
+        for (const SlotId slot : *operands) wanted[slot.index()] = wanted[root_of(whole.segment, slot).index()] = true;
+    }
+    for (size_t s = 0; s < wanted.size(); ++s)
+      if (wanted[s] || (p == 0 && !whole.segment.slots[s].view && touches[s].last == 0)) move(s);
+    for (size_t i = 0; i < piece.size(); ++i) {
+      if (piece[i] != p) continue;
+      Op op = std::get<Op>(whole.segment.steps[i]);
+      for (auto* operands : {&op.reads, &op.writes})
+        for (SlotId& slot : *operands) slot = moved[slot.index()];
+      to.segment.steps.emplace_back(std::move(op));
+    }
+  }
+  return pieces;
 }
 
 }  // namespace shardlab::strategies

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -35,12 +36,15 @@ enum class Use : uint8_t {
   kGradientOut,    ///< gradient of the unit's input: the previous unit's kGradientIn
   kLoss,           ///< the micro-batch's losses by sequence
   kNamed,          ///< a buffer of the stage: `StageDraft::named`, by unit and slot ("layers.3.loss_scale"), or by the slot's name
+  kCarried,        ///< made by one piece of a segment that was cut, read by a later one of the same micro-batch
   kView,           ///< a view of another slot
 };
 
 struct SlotUse {
   Use use = Use::kLocal;
-  int parameter = -1;  ///< index into the unit kind's parameters, for kParameter and kGradient
+  int parameter = -1;    ///< index into the unit kind's parameters, for kParameter and kGradient
+  bool earlier = false;  ///< of a segment that was cut: an earlier piece has its storage ...
+  bool later = false;    ///< ... and a later one still needs it
 };
 
 /// A segment with the meaning of its slots, and the small language in which passes write ops.
@@ -72,7 +76,6 @@ struct UnitTemplate {
   std::vector<UnitParameter> parameters;
   DraftSegment forward;
   DraftSegment backward;
-  std::optional<SegmentId> forward_id, backward_id, backward_first_id;  ///< once registered in the plan
 };
 
 /// A unit of the model: which kind, which layer, which of the plan's parameters.
@@ -96,7 +99,9 @@ struct ParameterState {
 struct Event {
   enum class Kind : uint8_t {
     kForward,
-    kBackward,
+    kBackward,  ///< gradients of the unit's input and of its parameters ...
+    kInput,     ///< ... of its input alone ...
+    kWeight,    ///< ... of its parameters alone, from what kInput left
     kReceive,
     kSend,
     kCall,
@@ -112,12 +117,17 @@ struct Event {
   int unit = -1;
   int micro_batch = -1;
   bool gradients = false;  ///< of kReceive and kSend: backward traffic
-  bool first = false;      ///< of kBackward: overwrites the gradients rather than accumulating into them
-  int storage = 0;         ///< of kBackward: which copy of the gradients it writes (canonical accumulation)
+  bool first = false;      ///< of kBackward and kWeight: overwrites the gradients rather than accumulating into them
+  int storage = 0;         ///< of kBackward and kWeight: which copy of the gradients it writes (canonical accumulation)
   Call call;               ///< of kCall: fully bound
+  int slot = 0;            ///< of what computes: the slot of the schedule that it belongs to; of kSend: that with which the copy is given up
   BufferId buffer;         ///< of kAlloc and kFree
 
-  bool computes() const { return kind == Kind::kForward || kind == Kind::kBackward; }
+  bool computes() const { return kind <= Kind::kWeight; }
+  /// Whether it makes the gradient of the unit's input, from what forward left.
+  bool goes_back() const { return kind == Kind::kBackward || kind == Kind::kInput; }
+  /// Whether it makes the gradients of the unit's parameters.
+  bool makes_gradients() const { return kind == Kind::kBackward || kind == Kind::kWeight; }
 };
 
 inline Event alloc_event(BufferId buffer) { return {.kind = Event::Kind::kAlloc, .buffer = buffer}; }
@@ -166,11 +176,18 @@ struct Bucket {
   int last_unit = 0;  ///< the unit whose backward completes it: the lowest
 };
 
+/// A part of the model on a stage: consecutive units.
+struct PartDraft {
+  int part = 0;
+  int first_unit = 0, end_unit = 0;
+};
+
 struct StageDraft {
   Role role;
-  int first_unit = 0, end_unit = 0;
-  std::vector<std::vector<ParameterState>> state;                   ///< [unit - first_unit][parameter]
-  std::vector<std::vector<std::vector<BufferId>>> gradient_copies;  ///< [copy - 1][unit - first_unit][parameter]
+  std::vector<PartDraft> parts;                                     ///< in model order
+  std::vector<int> units;                                           ///< of all parts, ascending
+  std::vector<std::vector<ParameterState>> state;                   ///< [index_of(unit)][parameter]
+  std::vector<std::vector<std::vector<BufferId>>> gradient_copies;  ///< [copy - 1][index_of(unit)][parameter]
   std::vector<BufferId> whole_step;                                 ///< allocated before the first event, freed after the last
   std::vector<BufferId> losses;                                     ///< by micro-batch, on the last stage
   std::vector<Event> events;
@@ -183,11 +200,13 @@ struct StageDraft {
   BufferId go;                  ///< i32[1], 0 where the step makes no update, or none: every step makes one
   std::map<std::string, BufferId, std::less<>> named;  ///< what slots of use kNamed are bound to
 
-  ParameterState& at(int unit, int parameter) {
-    return state[static_cast<size_t>(unit - first_unit)][static_cast<size_t>(parameter)];
-  }
+  /// The place of a unit that the stage holds among all that it holds.
+  size_t index_of(int unit) const;
+  ParameterState& at(int unit, int parameter) { return state[index_of(unit)][static_cast<size_t>(parameter)]; }
   const ParameterState& at(int unit, int parameter) const { return const_cast<StageDraft&>(*this).at(unit, parameter); }
-  bool holds(int unit) const { return unit >= first_unit && unit < end_unit; }
+  bool holds(int unit) const;
+  /// Whether a unit is the first of a part.
+  bool begins_part(int unit) const;
 };
 
 /// The whole draft. Passes are functions `void pass(Draft&)`: what they need was checked before (`check(Case)`).
@@ -205,6 +224,9 @@ struct Draft {
   const UnitTemplate& of_unit(int unit) const { return templates[units[static_cast<size_t>(unit)].form]; }
   int micro_batches() const { return static_cast<int>(config.train.grad_accumulation); }
   int unit_count() const { return static_cast<int>(units.size()); }
+  /// The stage with the embedding, and that with the head, which knows the losses.
+  StageDraft& embedding_stage();
+  StageDraft& head_stage();
 
   /// The stream or communicator called so, made when it is new.
   StreamId stream(std::string_view name);
@@ -238,8 +260,18 @@ Segment one_op_segment(std::string name, const StageDraft& stage, const std::vec
 /// Which of a unit's segments: what it allocates and frees follows from that. `kForwardOnly` (validation) saves nothing.
 enum class SegmentRole : uint8_t { kForward, kBackward, kForwardOnly };
 
+/// Whether a segment of this role allocates, or frees, the storage of a slot of this use. A piece of one leaves that to the first, or
+/// to the last, of the pieces that touch the slot.
+bool allocates(const SlotUse& use, SegmentRole role);
+bool frees(const SlotUse& use, SegmentRole role);
+
 /// Inserts allocations before first writes and frees after last uses into a unit's segment.
 void place_lifetimes(DraftSegment& segment, SegmentRole role);
+
+/// A segment cut in pieces: each has the ops that `piece_of` gives it, 0 to pieces - 1, in the order in which they were. What crosses
+/// from a piece to a later one is bound by both: the first allocates it, the last that touches it frees it.
+std::vector<DraftSegment> cut(const DraftSegment& whole, const std::vector<std::string>& names,
+                              const std::function<size_t(const Op&)>& piece_of);
 
 /// Turns the finished draft into a plan.
 Plan emit(Draft draft);

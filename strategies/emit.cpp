@@ -3,6 +3,8 @@
 // Activations of micro-batches in flight come from pools: a buffer that backward has freed serves a later micro-batch, so a role
 // has as many buffers as micro-batches are in flight at once, not as many as there are micro-batches.
 #include <algorithm>
+#include <array>
+#include <climits>
 #include <map>
 #include <string>
 #include <utility>
@@ -32,24 +34,61 @@ Segment accumulating(const DraftSegment& backward) {
   return segment;
 }
 
-/// Does some backward add to the gradients that an earlier one left?
-bool adds_in_place(const Draft& draft) {
-  return std::ranges::any_of(draft.stages, [](const StageDraft& stage) {
-    return std::ranges::any_of(stage.events, [](const Event& e) { return e.kind == Event::Kind::kBackward && !e.first; });
-  });
-}
-
-void register_units(Draft& draft) {
-  const bool accumulates = draft.training && adds_in_place(draft);
-  for (UnitTemplate& unit : draft.templates) {
-    place_lifetimes(unit.forward, draft.training ? SegmentRole::kForward : SegmentRole::kForwardOnly);
-    unit.forward_id = draft.register_segment(unit.forward.segment);
-    if (!draft.training) continue;
-    place_lifetimes(unit.backward, SegmentRole::kBackward);
-    unit.backward_first_id = draft.register_segment(unit.backward.segment);
-    unit.backward_id = accumulates ? draft.register_segment(accumulating(unit.backward)) : *unit.backward_first_id;
+/// What an event of a unit calls: a segment of its template, or a piece of one. Registered in the plan when it is first called, forward
+/// and backward of a template one after the other.
+class UnitSegments {
+ public:
+  explicit UnitSegments(Draft& draft) : draft_(draft) {
+    for (const StageDraft& stage : draft.stages)
+      for (const Event& e : stage.events) {
+        if (!e.computes()) continue;
+        calls_[static_cast<size_t>(e.kind)] = true;
+        if (e.makes_gradients() && !e.first) accumulates_ = true;
+      }
+    for (const UnitTemplate& unit : draft.templates) {
+      Forms& forms = forms_.emplace_back();
+      const SegmentRole forward = draft.training ? SegmentRole::kForward : SegmentRole::kForwardOnly;
+      forms[Kind::kForward] = {unit.forward, forward};
+      std::vector<DraftSegment> pieces;
+      if (calls(Kind::kInput)) {
+        const std::string& name = unit.backward.segment.name;  // "layer.B"
+        const std::string stem = name.substr(0, name.size() - 1);
+        pieces = cut(unit.backward, {stem + "I", stem + "W"}, [](const Op& op) { return phase_of(op.work) == Phase::kW ? 1U : 0U; });
+        forms[Kind::kInput] = {std::move(pieces[0]), SegmentRole::kBackward};
+        forms[Kind::kWeight] = {std::move(pieces[1]), SegmentRole::kBackward};
+      }
+      forms[Kind::kBackward] = {unit.backward, SegmentRole::kBackward};
+      for (const Kind kind : {Kind::kForward, Kind::kBackward, Kind::kInput, Kind::kWeight})
+        if (calls(kind)) enter(forms[kind]);
+    }
   }
-}
+
+  struct Form {
+    DraftSegment segment;
+    SegmentRole role = SegmentRole::kForward;
+    SegmentId first, again;  ///< overwriting gradients, and adding to them
+  };
+  const Form& form(const Event& e) const { return forms_[draft_.units[static_cast<size_t>(e.unit)].form].at(e.kind); }
+
+ private:
+  using Kind = Event::Kind;
+  using Forms = std::map<Kind, Form>;
+
+  bool calls(Kind kind) const { return calls_[static_cast<size_t>(kind)]; }
+
+  void enter(Form& form) {
+    if (form.segment.segment.steps.empty()) return;  // a piece without ops: an embedding has no gradient of its input
+    place_lifetimes(form.segment, form.role);
+    form.first = form.again = draft_.register_segment(form.segment.segment);
+    const bool gradients = std::ranges::any_of(form.segment.uses, [](const SlotUse& u) { return u.use == Use::kGradient; });
+    if (accumulates_ && gradients) form.again = draft_.register_segment(accumulating(form.segment));
+  }
+
+  Draft& draft_;
+  std::vector<Forms> forms_;  ///< by template
+  std::array<bool, 4> calls_{};
+  bool accumulates_ = false;  ///< whether some gradients are added in place to what an earlier event left
+};
 
 /// Buffers of one kind that tensors pass through, by unit and micro-batch.
 struct Staging {
@@ -67,8 +106,9 @@ struct Pool {
 
 class StageEmitter {
  public:
-  StageEmitter(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage) {
-    const size_t units = static_cast<size_t>(stage.end_unit - stage.first_unit) + 2;  // one beyond each end: messages
+  StageEmitter(Draft& draft, StageDraft& stage, const UnitSegments& segments)
+      : draft_(draft), stage_(stage), segments_(segments) {
+    const size_t units = static_cast<size_t>(draft.unit_count()) + 2;  // one beyond each end: messages
     inputs_.resize(units);
     gradients_.resize(units);
     saved_.resize(units);
@@ -78,14 +118,14 @@ class StageEmitter {
   Role emit() {
     for (const BufferId id : stage_.whole_step) program().emplace_back(Alloc{id});
     for (Event& event : stage_.events) issue(event);
-    free_sent(true);
+    free_sent(INT_MAX);
     for (auto id = stage_.whole_step.rbegin(); id != stage_.whole_step.rend(); ++id) program().emplace_back(Free{*id});
     return std::move(stage_.role);
   }
 
  private:
   std::vector<Item>& program() { return stage_.role.program; }
-  size_t slot_of(int unit) const { return static_cast<size_t>(unit - stage_.first_unit + 1); }
+  static size_t slot_of(int unit) { return static_cast<size_t>(unit + 1); }
   Pool& input_of(int unit) { return inputs_[slot_of(unit)]; }
   Pool& gradient_of(int unit) { return gradients_[slot_of(unit)]; }  ///< gradient of the unit's output
 
@@ -117,7 +157,9 @@ class StageEmitter {
   void issue(Event& event) {
     switch (event.kind) {
       case Event::Kind::kForward:
-      case Event::Kind::kBackward: compute(event); break;
+      case Event::Kind::kBackward:
+      case Event::Kind::kInput:
+      case Event::Kind::kWeight: compute(event); break;
       case Event::Kind::kReceive: receive(event); break;
       case Event::Kind::kSend: send(event); break;
       case Event::Kind::kCall: program().emplace_back(std::move(event.call)); break;
@@ -194,22 +236,34 @@ class StageEmitter {
   }
 
   void compute(const Event& event) {
-    const bool backward = event.kind == Event::Kind::kBackward;
-    if (const std::pair now{backward, event.micro_batch}; now != slot_) {
-      slot_ = now;
-      ++slots_begun_;
-      free_sent(false);
-    }
-    UnitTemplate& unit = draft_.of_unit(event.unit);
-    const DraftSegment& segment = backward ? unit.backward : unit.forward;
-    const SegmentId id = !backward ? *unit.forward_id : event.first ? *unit.backward_first_id : *unit.backward_id;
+    if (event.slot != slot_) free_sent(slot_ = event.slot);
+    const UnitSegments::Form& form = segments_.form(event);
+    const DraftSegment& segment = form.segment;
+    if (segment.segment.steps.empty()) return;
     std::vector<BufferId> binding(segment.uses.size());
-    for (size_t s = 0; s < binding.size(); ++s) binding[s] = bound(event, segment, static_cast<int>(s), backward);
-    program().emplace_back(bind(id, std::move(binding), draft_.units[static_cast<size_t>(event.unit)].layer, event.micro_batch));
-    if (backward || !draft_.training) give_back_consumed(event, segment, backward);
+    for (size_t s = 0; s < binding.size(); ++s) binding[s] = bound(event, segment, static_cast<int>(s), form.role);
+    const Unit& unit = draft_.units[static_cast<size_t>(event.unit)];
+    program().emplace_back(bind(event.first ? form.first : form.again, std::move(binding), unit.layer, event.micro_batch));
+    for (size_t s = 0; s < segment.uses.size(); ++s)
+      if (Pool* pool = pool_of(event.unit, segment, s); pool != nullptr && frees(segment.uses[s], form.role))
+        give_back(*pool, event.micro_batch);
   }
 
-  BufferId bound(const Event& event, const DraftSegment& segment, int s, bool backward) {
+  /// The pool that a slot's storage comes from; none where it comes from elsewhere.
+  Pool* pool_of(int unit, const DraftSegment& segment, size_t slot) {
+    const std::string& name = segment.segment.slots[slot].name;
+    switch (segment.uses[slot].use) {
+      case Use::kActivationIn: return &input_of(unit);
+      case Use::kActivationOut: return &input_of(unit + 1);
+      case Use::kGradientIn: return &gradient_of(unit);
+      case Use::kGradientOut: return &gradient_of(unit - 1);
+      case Use::kCarried:
+      case Use::kSaved: return &saved_pool(unit, name);
+      default: return nullptr;
+    }
+  }
+
+  BufferId bound(const Event& event, const DraftSegment& segment, int s, SegmentRole role) {
     const SlotUse use = segment.uses[static_cast<size_t>(s)];
     const Slot& slot = segment.segment.slots[static_cast<size_t>(s)];
     const int unit = event.unit, micro = event.micro_batch;
@@ -220,14 +274,17 @@ class StageEmitter {
       case Use::kGradient:
         return event.storage == 0
                    ? stage_.at(unit, use.parameter).gradient
-                   : stage_.gradient_copies[static_cast<size_t>(event.storage - 1)][static_cast<size_t>(unit - stage_.first_unit)]
+                   : stage_.gradient_copies[static_cast<size_t>(event.storage - 1)][stage_.index_of(unit)]
                                            [static_cast<size_t>(use.parameter)];
-      case Use::kActivationIn: return held(input_of(unit), micro);
-      case Use::kActivationOut: return take(input_of(unit + 1), micro, slot, unit);
+      case Use::kActivationIn:
+      case Use::kActivationOut:
       case Use::kSaved:
-        return backward ? held(saved_pool(unit, slot.name), micro) : take(saved_pool(unit, slot.name), micro, slot, unit);
-      case Use::kGradientIn: return held(gradient_of(unit), micro);
-      case Use::kGradientOut: return take(gradient_of(unit - 1), micro, slot, unit);
+      case Use::kCarried:
+      case Use::kGradientIn:
+      case Use::kGradientOut: {
+        Pool& pool = *pool_of(unit, segment, static_cast<size_t>(s));
+        return allocates(use, role) ? take(pool, micro, slot, unit) : held(pool, micro);
+      }
       case Use::kNamed: {
         const auto own = stage_.named.find(unit_name(unit) + "." + slot.name);
         if (own != stage_.named.end()) return own->second;
@@ -249,15 +306,6 @@ class StageEmitter {
     return found != pools.end() ? found->second : pools.emplace_back(name, Pool{}).second;
   }
 
-  void give_back_consumed(const Event& event, const DraftSegment& segment, bool backward) {
-    for (size_t s = 0; s < segment.uses.size(); ++s) {
-      const Use use = segment.uses[s].use;
-      if (use == Use::kActivationIn) give_back(input_of(event.unit), event.micro_batch);
-      if (use == Use::kSaved) give_back(saved_pool(event.unit, segment.segment.slots[s].name), event.micro_batch);
-      if (use == Use::kGradientIn && backward) give_back(gradient_of(event.unit), event.micro_batch);
-    }
-  }
-
   void receive(Event& event) {
     Pool& pool = event.gradients ? gradient_of(event.unit) : input_of(event.unit);
     const Segment& segment = draft_.plan.segments[event.call.segment.index()];
@@ -269,45 +317,45 @@ class StageEmitter {
     program().emplace_back(std::move(event.call));
   }
 
-  /// What is sent stays until the compute slot after the next has begun, so that the control stream seldom waits for a message.
+  /// What is sent stays until a later slot begins (`Event::slot`), so that the control stream seldom waits for a message.
   void send(Event& event) {
     Pool& pool = event.gradients ? gradient_of(event.unit - 1) : input_of(event.unit + 1);
     event.call.binding = {held(pool, event.micro_batch)};
     event.call.micro_batch = event.micro_batch;
     program().emplace_back(std::move(event.call));
-    sent_.push_back({&pool, event.micro_batch, slots_begun_});
+    sent_.push_back({&pool, held(pool, event.micro_batch), event.slot});
   }
 
-  void free_sent(bool all) {
+  void free_sent(int slot) {
     std::erase_if(sent_, [&](const Sent& s) {
-      if (!all && slots_begun_ < s.slot + 2) return false;
-      program().emplace_back(Free{held(*s.pool, s.micro_batch)});
-      give_back(*s.pool, s.micro_batch);
+      if (slot < s.slot) return false;
+      program().emplace_back(Free{s.buffer});
+      s.pool->free.push_back(s.buffer);
       return true;
     });
   }
 
   struct Sent {
     Pool* pool;
-    int micro_batch;
+    BufferId buffer;
     int slot;
   };
 
   Draft& draft_;
   StageDraft& stage_;
+  const UnitSegments& segments_;
   std::vector<Pool> inputs_, gradients_;
   std::vector<NamedPools> saved_, parked_;
   std::map<std::string, Staging> staging_;  ///< by slot
   std::vector<Sent> sent_;
-  std::pair<bool, int> slot_{false, -1};
-  int slots_begun_ = 0;
+  int slot_ = -1;  ///< of the schedule
 };
 
 }  // namespace
 
 Plan emit(Draft draft) {
-  register_units(draft);
-  for (StageDraft& stage : draft.stages) draft.plan.roles.push_back(StageEmitter(draft, stage).emit());
+  const UnitSegments segments(draft);
+  for (StageDraft& stage : draft.stages) draft.plan.roles.push_back(StageEmitter(draft, stage, segments).emit());
   if (draft.config.backend == "cuda")
     add_device_workspaces(draft.plan, device_kernels(draft.config));
   else

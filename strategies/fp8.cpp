@@ -288,7 +288,7 @@ class Rounding {
 class History {
  public:
   History(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage) {
-    for (int unit = stage.first_unit; unit < stage.end_unit; ++unit)
+    for (const int unit : stage.units)
       if (draft.units[static_cast<size_t>(unit)].kind == UnitKind::kLayer)
         layers_.push_back(draft.units[static_cast<size_t>(unit)].layer);
     const int64_t rows = kForward + kBackward;

@@ -106,7 +106,7 @@ class FullyShard {
     Needs needs(stage_.state.size());
     for (size_t b = 0; b < stage_.buckets.size(); ++b)
       for (const Bucket::Member& m : stage_.buckets[b].members)
-        if (reads(m, backward)) needs[static_cast<size_t>(m.unit - stage_.first_unit)].push_back(owners_[b]);
+        if (reads(m, backward)) needs[stage_.index_of(m.unit)].push_back(owners_[b]);
     for (auto& list : needs) {
       std::ranges::sort(list);
       list.erase(std::unique(list.begin(), list.end()), list.end());
@@ -125,7 +125,10 @@ class FullyShard {
     for (size_t i = 0; i < stage_.events.size(); ++i) {
       const Event& e = stage_.events[i];
       if (!e.computes()) continue;
-      const auto& needs = (e.kind == Event::Kind::kBackward ? backward : forward)[static_cast<size_t>(e.unit - stage_.first_unit)];
+      // Gradients of parameters are made from what forward saved and from other gradients.
+      static const std::vector<int> nothing;
+      const size_t u = stage_.index_of(e.unit);
+      const auto& needs = e.kind == Event::Kind::kForward ? forward[u] : e.goes_back() ? backward[u] : nothing;
       if (all.empty() || all.back().buckets != needs) all.push_back({needs, i, i});
       all.back().last = i;
     }
@@ -147,7 +150,7 @@ class FullyShard {
         if (!all[b].empty() && (kept || issued <= all[b].back().last))
           all[b].back().last = v;
         else
-          all[b].push_back({issued, v, v, stage_.events[visits[v].first].kind == Event::Kind::kBackward});
+          all[b].push_back({issued, v, v, stage_.events[visits[v].first].goes_back()});
         note(visits[v], lowest_reader(bucket, read_by_backward), awaiting[b]);
       }
     return all;
@@ -158,14 +161,14 @@ class FullyShard {
     for (size_t i = visit.first; i <= visit.last; ++i) {
       const Event& e = stage_.events[i];
       if (e.kind == Event::Kind::kForward) awaiting.insert(e.micro_batch);
-      if (e.kind == Event::Kind::kBackward && e.unit == *lowest) awaiting.erase(e.micro_batch);
+      if (e.goes_back() && e.unit == *lowest) awaiting.erase(e.micro_batch);
     }
   }
   /// The unit whose backward is the last of a micro-batch to read a bucket's values; none if no backward does.
   std::optional<int> lowest_reader(int bucket, const Needs& read_by_backward) const {
     for (size_t u = 0; u < read_by_backward.size(); ++u)
       if (std::ranges::find(read_by_backward[u], bucket) != read_by_backward[u].end())
-        return stage_.first_unit + static_cast<int>(u);
+        return stage_.units[u];
     return std::nullopt;
   }
 

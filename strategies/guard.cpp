@@ -63,7 +63,7 @@ class Guarding {
   }
 
   void judge_loss() {
-    const bool last = &stage_ == &draft_.stages.back();
+    const bool last = &stage_ == &draft_.head_stage();
     const bool stages = draft_.config.layout.pp > 1;
     BufferId flag;
     if (last) {

@@ -6,6 +6,7 @@
 
 #include "plan/automatic.h"
 #include "plan/base/check.h"
+#include "plan/pipeline_case.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
 #include "strategies/build_step.h"
@@ -27,6 +28,12 @@ Result<void> check_pass_name(std::string_view after) {
 
 /// A budget is in bytes and least time in seconds, of which a plan knows nothing: who knows them chooses before.
 Result<void> check_decided(const Case& config) {
+  if (!is_pipeline_decided(config))
+    return Error{ExitCode::kUsage,
+                 fmt::format("{} has not been decided: a plan knows no seconds",
+                             config.layout.schedule == Schedule::kAuto ? "schedule=auto" : "stage_layers=balanced"),
+                 "name a schedule, and write the layers of each part under stage_layers",
+                 {}};
   if (is_decided(config)) return {};
   return Error{ExitCode::kUsage,
                fmt::format("recompute within {} bytes has not been decided: a plan knows no seconds",

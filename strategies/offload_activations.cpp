@@ -55,10 +55,9 @@ class Parking {
       const Event& e = stage_.events[computing_[n]];
       const Unit& unit = draft_.units[static_cast<size_t>(e.unit)];
       if (unit.kind != UnitKind::kLayer || !treatments_[static_cast<size_t>(unit.layer)].parked) continue;
-      if (e.kind == Event::Kind::kForward)
-        forward[{e.unit, e.micro_batch}] = n;
-      else if (const size_t f = forward.at({e.unit, e.micro_batch}); leaves(f, n))
-        park(e.unit, e.micro_batch, f, n);
+      if (e.kind == Event::Kind::kForward) forward[{e.unit, e.micro_batch}] = n;
+      if (!e.goes_back()) continue;
+      if (const size_t f = forward.at({e.unit, e.micro_batch}); leaves(f, n)) park(e.unit, e.micro_batch, f, n);
     }
     insertions_.apply(stage_.events);
   }

@@ -154,8 +154,8 @@ bool touches(const StageDraft& stage, const Event& event, BufferId storage) {
   if (event.kind == Event::Kind::kAlloc) return event.buffer == storage;
   if (event.kind == Event::Kind::kCall)
     return std::ranges::any_of(event.call.binding, [&](BufferId id) { return storage_of(stage, id) == storage; });
-  if (event.kind != Event::Kind::kBackward || event.storage != 0) return false;
-  const auto& states = stage.state[static_cast<size_t>(event.unit - stage.first_unit)];
+  if (!event.makes_gradients() || event.storage != 0) return false;
+  const auto& states = stage.state[stage.index_of(event.unit)];
   return std::ranges::any_of(states, [&](const ParameterState& s) { return storage_of(stage, s.gradient) == storage; });
 }
 

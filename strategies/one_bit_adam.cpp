@@ -89,7 +89,7 @@ class OneBitAdam {
 
   /// fp32, placed as the value that computes, one each of every value.
   void declare_moments() {
-    for (int unit = stage_.first_unit; unit < stage_.end_unit; ++unit)
+    for (const int unit : stage_.units)
       for (int p = 0; p < static_cast<int>(draft_.of_unit(unit).parameters.size()); ++p) {
         const ParameterState& state = stage_.at(unit, p);
         if (state.merged || moments_.contains(state.value)) continue;

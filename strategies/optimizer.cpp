@@ -102,7 +102,7 @@ Event round_event(Draft& draft, StageDraft& stage, const Update& update) {
 
 /// One update a parameter.
 void update_every_parameter(Draft& draft, StageDraft& stage) {
-  for (int unit = stage.first_unit; unit < stage.end_unit; ++unit)
+  for (const int unit : stage.units)
     for (int p = 0; p < static_cast<int>(draft.of_unit(unit).parameters.size()); ++p) {
       const ParameterState& state = stage.at(unit, p);
       if (state.merged) continue;
@@ -346,7 +346,7 @@ void optimizer(Draft& draft) {
 }
 
 void metrics(Draft& draft) {
-  step_loss(draft, draft.stages.back());
+  step_loss(draft, draft.head_stage());
   if (draft.training && draft.config.train.grad_norm)
     for (StageDraft& stage : draft.stages) squared_gradient_norm(draft, stage);
 }

@@ -1,48 +1,49 @@
-// Pipeline parallelism: consecutive layers on each of p stages; micro-batches flow through them. With one stage it is the plain
-// order.
+// Pipeline parallelism: the layers are cut into parts, consecutive runs; each of p stages holds one part or several, and micro-batches
+// flow through them in the order of a schedule (plan/pipeline_schedule.h). With one stage it is the plain order.
 //
-// Each message travels as soon as it is made, on a stream of its own per direction and side, and each receive is posted one compute
-// slot ahead. A communicator joins one directed edge: stages are paired even to odd and odd to even, so that what a stage
-// receives from one neighbour never queues behind what it sends to the other.
+// The schedule says which stage computes what in which order, and nothing else. What travels follows from it: where a part and the
+// next lie on different stages, an activation forward and its gradient back. Each message travels as soon as it is made, on a stream of
+// its own per direction and side, and each receive is posted one compute slot ahead, in the order in which the other side sends.
+// A communicator joins one directed edge: stages are paired even to odd and odd to even, so that what a stage receives never queues
+// behind what it sends.
+//
+// Where a schedule tells gradients of inputs (I) from gradients of weights (W), `emit` cuts each unit's backward in two pieces. What W
+// reads of what I made waits between them, and counts among the activations.
 //
 // Shapes   a message is x[b,s,h] forward and d.x[b,s,h] backward
-// Adds     per micro-batch and boundary one send each way of b*s*h
-// Memory   layers and their states 1/p; activations of the micro-batches in flight: m (afab), min(m, p - stage) (1f1b), and
-//          the messages under way
-// Refuses  more stages than layers
-// Paper    Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019) and "Megatron-LM" (2021), section 2.2
+// Adds     per micro-batch and boundary between stages one send each way of b*s*h: p - 1 boundaries, p v - 1 of v parts a stage in turn
+//          (interleaved, breadth-first), 2 (p - 1) of a V (zb-v, v-half, v-min, dualpipe-v)
+// Memory   layers and their states 1/p; activations in flight by schedule (`most_held`), and the messages under way; between I and W
+//          also the gradients that W reads: b s (4 h + q + u) elements of a layer, q rows of its qkv and u of its up projection
+// Refuses  parts without a layer but for the first and the last; dualpipe, whose parts lie on two stages each
+// Paper    Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019) and "Megatron-LM" (2021), section 2.2; Lamy-Poirier,
+//          "Breadth-First Pipeline Parallelism" (2022); Qi et al., "Zero Bubble Pipeline Parallelism" (2023) and "Pipeline Parallelism
+//          with Controllable Memory" (2024); DeepSeek-AI, "DeepSeek-V3" (2024), section 3.2.1
 #include "strategies/pipeline.h"
 
-#include <algorithm>
-#include <string>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "plan/pipeline_case.h"
 #include "strategies/draft.h"
 
 namespace shardlab::strategies {
-
-std::vector<PipelineSlot> pipeline_order(Schedule schedule, int stages, int stage, int micro_batches) {
-  std::vector<PipelineSlot> order;
-  const int warm_up = schedule == Schedule::kAfab ? micro_batches : std::min(micro_batches, stages - 1 - stage);
-  for (int j = 0; j < warm_up; ++j) order.push_back({false, j});
-  for (int j = warm_up; j < micro_batches; ++j) {
-    order.push_back({false, j});
-    order.push_back({true, j - warm_up});
-  }
-  for (int j = micro_batches - warm_up; j < micro_batches; ++j) order.push_back({true, j});
-  return order;
-}
-
-int first_layer(int layers, int stages, int stage) { return stage * (layers / stages) + std::min(stage, layers % stages); }
 
 namespace {
 
 constexpr std::string_view kName = "pipeline";
 
-/// What a stage alone holds is local to its coordinate on the pipeline axis. A tied table is on both ends of it: its value is
-/// replicated, and its gradient the sum of what the two ends find.
+/// What a stage alone holds is local to its coordinate on the pipeline axis. A tied table whose two users are on different stages is on
+/// both: its value is replicated, and its gradient the sum of what the two find.
 void localise(Draft& draft) {
   const size_t axis = static_cast<size_t>(draft.plan.mesh.axis("pp"));
-  const bool tied = draft.config.model.tied_embeddings;
+  const bool tied = draft.config.model.tied_embeddings && &draft.embedding_stage() != &draft.head_stage();
   const auto placement = [&](std::string_view name) {
     if (tied && name == "embed.tokens") return Placement::replicate();
     if (tied && name == "d.embed.tokens") return Placement::partial();
@@ -60,38 +61,53 @@ void localise(Draft& draft) {
   for (Parameter& p : draft.plan.parameters) p.type.place[axis] = placement(p.name);
 }
 
-void assign_stages(Draft& draft) {
-  const int stages = draft.config.layout.pp, layers = static_cast<int>(draft.config.model.layers);
-  for (int stage = 0; stage < stages; ++stage) {
+/// The parts that a stage holds, and their units.
+void assign_stages(Draft& draft, const PipelineSchedule& schedule) {
+  const std::vector<int> first = first_layers(draft.config);
+  for (int stage = 0; stage < schedule.stages; ++stage) {
     StageDraft s;
     s.role.stage = stage;
-    s.first_unit = stage == 0 ? 0 : 1 + first_layer(layers, stages, stage);  // unit 0 is the embedding
-    s.end_unit = stage == stages - 1 ? draft.unit_count() : 1 + first_layer(layers, stages, stage + 1);
-    for (int unit = s.first_unit; unit < s.end_unit; ++unit)
-      for (const ParameterId id : draft.units[static_cast<size_t>(unit)].parameters) {
-        Parameter& p = draft.plan.parameters[id.index()];
-        if (unit == 0 || draft.units[static_cast<size_t>(unit)].kind != UnitKind::kHead || id.value != 0) p.first_stage = stage;
-        p.last_stage = stage;
-      }
+    for (const int part : schedule.parts_of(stage)) {
+      const int begin = part == 0 ? 0 : 1 + first[static_cast<size_t>(part)];  // unit 0 is the embedding
+      const int end = part == schedule.parts - 1 ? draft.unit_count() : 1 + first[static_cast<size_t>(part) + 1];
+      s.parts.push_back({part, begin, end});
+      for (int unit = begin; unit < end; ++unit) s.units.push_back(unit);
+    }
     draft.stages.push_back(std::move(s));
   }
+  // A tied table is on the stage with the embedding and on that with the head.
+  for (const StageDraft& stage : draft.stages)
+    for (const int unit : stage.units)
+      for (const ParameterId id : draft.units[static_cast<size_t>(unit)].parameters) {
+        Parameter& p = draft.plan.parameters[id.index()];
+        const bool again = unit == draft.unit_count() - 1 && id == draft.units.front().parameters.front();
+        if (!again) p.first_stage = p.last_stage = stage.role.stage;
+      }
+  Parameter& table = draft.plan.parameters[draft.units.front().parameters.front().index()];
+  if (!draft.config.model.tied_embeddings) return;
+  const int head = draft.head_stage().role.stage;
+  table.last_stage = std::max(table.first_stage, head);
+  table.first_stage = std::min(table.first_stage, head);
 }
 
-/// The segment that sends or receives one boundary tensor over the directed edge between two stages.
-SegmentId message_segment(Draft& draft, bool send, bool gradients, int lower_stage) {
-  const std::string parity = lower_stage % 2 == 0 ? "even" : "odd";
-  const std::string edge = std::string(gradients ? "pp.bwd." : "pp.fwd.") + parity;
-  const std::string name = std::string(send ? "send." : "receive.") + edge.substr(3);
+/// The segment that sends or receives one boundary tensor over a directed edge between two stages. Edges that meet on a stage are on
+/// communicators of their own, so that what it receives never queues behind what it sends.
+SegmentId message_segment(Draft& draft, bool send, bool gradients, int from, int to) {
+  const int hop = to - from, usual = gradients ? -1 : 1;
+  std::string traffic = gradients ? "bwd" : "fwd";
+  if (hop == -usual) traffic += ".back";
+  if (std::abs(hop) > 1) traffic += fmt::format(".hop{}", hop);
+  const std::string edge = traffic + (std::min(from, to) / std::abs(hop) % 2 == 0 ? ".even" : ".odd");
+  const std::string name = (send ? "send." : "receive.") + edge;
   return draft.cached(name, [&] {
-    const CommId comm = draft.comm(edge, AxisSet::of(draft.plan.mesh.axis("pp")));
-    const int hop = gradients ? -1 : 1;
+    const CommId comm = draft.comm("pp." + edge, AxisSet::of(draft.plan.mesh.axis("pp")));
     Op op;
     if (send)
       op.work = Send{comm, hop};
     else
       op.work = Recv{comm, -hop};
     (send ? op.reads : op.writes).emplace_back(0);
-    op.stream = draft.stream(std::string(gradients ? "pp.bwd." : "pp.fwd.") + (send ? "send" : "receive"));
+    op.stream = draft.stream("pp." + traffic + (send ? ".send" : ".receive"));
     op.label = send ? "send" : "receive";
     op.strategy = kName;
     const DraftSegment& layer = gradients ? draft.of(UnitKind::kLayer).backward : draft.of(UnitKind::kLayer).forward;
@@ -105,72 +121,172 @@ SegmentId message_segment(Draft& draft, bool send, bool gradients, int lower_sta
   });
 }
 
+/// What crosses from part to part between two stages: the input of `part`, or the gradient of its output.
+struct Message {
+  bool gradients = false;
+  int part = 0, micro_batch = 0;
+  int from = 0, to = 0;
+  friend bool operator==(const Message&, const Message&) = default;
+};
+
+/// The messages of a schedule. Those over one edge are received in the order in which they are sent.
+class Messages {
+ public:
+  explicit Messages(const PipelineSchedule& schedule) : schedule_(schedule) {
+    for (const auto& order : schedule.order)
+      for (const PipelineSlot& slot : order)
+        if (const auto m = made_by(slot)) edges_[edge_of(*m)].push_back(*m);
+  }
+
+  /// What a slot makes for another stage.
+  std::optional<Message> made_by(const PipelineSlot& slot) const {
+    if (slot.work == SlotWork::kF && slot.part + 1 < schedule_.parts) return between(false, slot.part, slot.part + 1, slot.micro_batch);
+    if (slot.goes_back() && slot.part > 0) return between(true, slot.part, slot.part - 1, slot.micro_batch);
+    return std::nullopt;
+  }
+  /// What a slot needs from another stage.
+  std::optional<Message> needed_by(const PipelineSlot& slot) const {
+    if (slot.work == SlotWork::kF && slot.part > 0) return between(false, slot.part - 1, slot.part, slot.micro_batch);
+    if (slot.goes_back() && slot.part + 1 < schedule_.parts) return between(true, slot.part + 1, slot.part, slot.micro_batch);
+    return std::nullopt;
+  }
+
+  /// By slot of a stage: what is received before it begins. Each message is awaited from one slot ahead of its use on.
+  std::vector<std::vector<Message>> received(int stage) const {
+    const auto& order = schedule_.order[static_cast<size_t>(stage)];
+    std::vector<std::vector<Message>> all(order.size());
+    std::map<Edge, size_t> posted;
+    for (size_t i = 0; i < order.size(); ++i) {
+      const auto need = needed_by(order[i]);
+      if (!need) continue;
+      const auto& edge = edges_.at(edge_of(*need));
+      size_t& count = posted[edge_of(*need)];
+      const size_t place = static_cast<size_t>(std::ranges::find(edge, *need) - edge.begin());
+      for (; count <= place; ++count) all[i > 0 ? i - 1 : 0].push_back(edge[count]);
+    }
+    return all;
+  }
+
+ private:
+  using Edge = std::tuple<bool, int, int>;
+  static Edge edge_of(const Message& m) { return {m.gradients, m.from, m.to}; }
+
+  std::optional<Message> between(bool gradients, int maker, int reader, int micro_batch) const {
+    const int from = schedule_.stage_of(maker, micro_batch), to = schedule_.stage_of(reader, micro_batch);
+    if (from == to) return std::nullopt;
+    return Message{gradients, reader, micro_batch, from, to};
+  }
+
+  const PipelineSchedule& schedule_;
+  std::map<Edge, std::vector<Message>> edges_;
+};
+
+/// When what is sent is given up: with a slot of the sender that begins two slots later, and no earlier than that at which the receiver
+/// begins to wait for it, if every slot takes one unit of time. So no two stages wait for each other, whatever the schedule.
+class SendTimes {
+ public:
+  SendTimes(const PipelineSchedule& schedule, const Messages& messages)
+      : times_(play(schedule, SlotCosts::uniform(schedule.parts, 1, 1, 1)).value()) {
+    for (int stage = 0; stage < schedule.stages; ++stage) {
+      const auto received = messages.received(stage);
+      for (size_t i = 0; i < received.size(); ++i)
+        for (const Message& m : received[i]) awaited_[{m.gradients, m.part, m.micro_batch}] = begin(stage, i);
+    }
+  }
+
+  /// The slot with which a message that was made in slot `made` of its sender is given up; beyond the last: after all of them, or where
+  /// a step follows that many slots into it.
+  size_t given_up(const Message& message, size_t made) const {
+    const double awaited = awaited_.at({message.gradients, message.part, message.micro_batch});
+    const size_t slots = times_.slots[static_cast<size_t>(message.from)].size();
+    size_t slot = made + 2;
+    while (slot < slots && begin(message.from, slot) < awaited) ++slot;
+    return slot;
+  }
+
+ private:
+  double begin(int stage, size_t slot) const { return times_.slots[static_cast<size_t>(stage)][slot].begin; }
+
+  ScheduleTimes times_;
+  std::map<std::tuple<bool, int, int>, double> awaited_;
+};
+
 class Timetable {
  public:
-  Timetable(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), stages_(draft.config.layout.pp) {}
+  Timetable(Draft& draft, StageDraft& stage, const PipelineSchedule& schedule, const Messages& messages, const SendTimes& times)
+      : draft_(draft), stage_(stage), order_(schedule.order[static_cast<size_t>(stage.role.stage)]), messages_(messages), times_(times) {}
 
   void build() {
-    const int m = draft_.micro_batches();
-    std::vector<PipelineSlot> order;
-    if (draft_.training)
-      order = pipeline_order(draft_.config.layout.schedule, stages_, stage_.role.stage, m);
-    else
-      for (int j = 0; j < m; ++j) order.push_back({false, j});
-    receive(order.front());
-    for (size_t i = 0; i < order.size(); ++i) {
-      if (i + 1 < order.size()) receive(order[i + 1]);
-      compute(order[i]);
-      send(order[i]);
+    const auto received = messages_.received(stage_.role.stage);
+    for (size_t i = 0; i < order_.size(); ++i) {
+      for (const Message& m : received[i]) receive(m);
+      compute(order_[i], static_cast<int>(i));
+      if (const auto made = messages_.made_by(order_[i])) send(*made, i);
     }
   }
 
  private:
-  bool has_neighbour(bool before) const { return before ? stage_.role.stage > 0 : stage_.role.stage < stages_ - 1; }
+  const PartDraft& part(int number) const { return *std::ranges::find(stage_.parts, number, &PartDraft::part); }
 
-  void message(Event::Kind kind, const PipelineSlot& slot, int unit, int lower_stage) {
+  Event message(Event::Kind kind, const Message& m, int unit) {
     Event e;
     e.kind = kind;
     e.unit = unit;
-    e.micro_batch = slot.micro_batch;
-    e.gradients = slot.backward;
-    e.call.segment = message_segment(draft_, kind == Event::Kind::kSend, slot.backward, lower_stage);
+    e.micro_batch = m.micro_batch;
+    e.gradients = m.gradients;
+    e.call.segment = message_segment(draft_, kind == Event::Kind::kSend, m.gradients, m.from, m.to);
+    return e;
+  }
+  /// `unit` is the one whose input, or the gradient of whose output, arrives.
+  void receive(const Message& m) {
+    const PartDraft& to = part(m.part);
+    stage_.events.push_back(message(Event::Kind::kReceive, m, m.gradients ? to.end_unit - 1 : to.first_unit));
+  }
+  /// `unit` is the one whose output, or the gradient of whose input, leaves.
+  void send(const Message& m, size_t slot) {
+    const PartDraft& from = part(m.gradients ? m.part + 1 : m.part - 1);
+    Event e = message(Event::Kind::kSend, m, m.gradients ? from.first_unit : from.end_unit - 1);
+    e.slot = static_cast<int>(times_.given_up(m, slot));
     stage_.events.push_back(std::move(e));
   }
-  /// Forward comes from the stage before, backward from the stage after. `unit` is the one whose input or output arrives.
-  void receive(const PipelineSlot& slot) {
-    if (!has_neighbour(!slot.backward)) return;
-    const int stage = stage_.role.stage;
-    message(Event::Kind::kReceive, slot, slot.backward ? stage_.end_unit - 1 : stage_.first_unit,
-            slot.backward ? stage : stage - 1);
-  }
-  void send(const PipelineSlot& slot) {
-    if (!has_neighbour(slot.backward)) return;
-    const int stage = stage_.role.stage;
-    message(Event::Kind::kSend, slot, slot.backward ? stage_.first_unit : stage_.end_unit - 1, slot.backward ? stage - 1 : stage);
-  }
-  void compute(const PipelineSlot& slot) {
-    const int units = stage_.end_unit - stage_.first_unit;
-    for (int i = 0; i < units; ++i) {
+  void compute(const PipelineSlot& slot, int index) {
+    static constexpr Event::Kind kKinds[] = {Event::Kind::kForward, Event::Kind::kInput, Event::Kind::kWeight, Event::Kind::kBackward};
+    const PartDraft& p = part(slot.part);
+    const bool first = slot.makes_gradients() && begun_.insert(slot.part).second;
+    for (int i = 0; i < p.end_unit - p.first_unit; ++i) {
       Event e;
-      e.kind = slot.backward ? Event::Kind::kBackward : Event::Kind::kForward;
-      e.unit = slot.backward ? stage_.end_unit - 1 - i : stage_.first_unit + i;
+      e.kind = kKinds[static_cast<size_t>(slot.work)];
+      e.unit = slot.work == SlotWork::kF ? p.first_unit + i : p.end_unit - 1 - i;
       e.micro_batch = slot.micro_batch;
-      e.first = slot.backward && slot.micro_batch == 0;
+      e.first = first;
+      e.slot = index;
       stage_.events.push_back(std::move(e));
     }
   }
 
   Draft& draft_;
   StageDraft& stage_;
-  int stages_;
+  const std::vector<PipelineSlot>& order_;
+  const Messages& messages_;
+  const SendTimes& times_;
+  std::set<int> begun_;  ///< parts whose gradients have a first term
 };
+
+/// What a validation step runs: the forwards, in their order.
+PipelineSchedule forwards_of(PipelineSchedule schedule) {
+  for (auto& order : schedule.order) std::erase_if(order, [](const PipelineSlot& s) { return s.work != SlotWork::kF; });
+  return schedule;
+}
 
 }  // namespace
 
 void pipeline(Draft& draft) {
-  if (draft.config.layout.pp > 1) localise(draft);
-  assign_stages(draft);
-  for (StageDraft& stage : draft.stages) Timetable(draft, stage).build();
+  const PipelineSchedule schedule = draft.training ? schedule_of(draft.config) : forwards_of(schedule_of(draft.config));
+  assign_stages(draft, schedule);
+  if (schedule.stages > 1) localise(draft);
+  const Messages messages(schedule);
+  const SendTimes times(schedule, messages);
+  for (StageDraft& stage : draft.stages) Timetable(draft, stage, schedule, messages, times).build();
 }
 
 }  // namespace shardlab::strategies

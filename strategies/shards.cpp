@@ -85,10 +85,11 @@ class Scatter {
         leaves_(parks_parameters(draft.config) && !bucket.tied) {}
 
   void run() {
-    const std::vector<Carry> plan = carries(draft_.micro_batches(), draft_.config.canonical);
+    order_ = times_.order(bucket_);
+    const std::vector<Carry> plan = carries(order_, draft_.micro_batches(), draft_.config.canonical);
     slice_ = shards_.slice_of(bucket_.gradient, bucket_.name + ".grad.slice");
     bucket_.reduced = copy(0);
-    for (int j = 0; j < draft_.micro_batches(); ++j) micro_batch(j, plan[static_cast<size_t>(j)]);
+    for (size_t i = 0; i < order_.size(); ++i) micro_batch(i, plan[i]);
   }
 
  private:
@@ -105,12 +106,13 @@ class Scatter {
     return copies_[static_cast<size_t>(index)];
   }
 
-  /// The slice is scattered in place, and then added to a sum, or kept as the first of one. With overlap what is done with is freed
-  /// one unit of backward later, so that no free waits for a collective that just began.
-  void micro_batch(int j, const Carry& carry) {
+  /// The i-th micro-batch in the order of backward. The slice is scattered in place, and then added to a sum, or kept as the first of
+  /// one. With overlap what is done with is freed one unit of backward later, so that no free waits for a collective that just began.
+  void micro_batch(size_t i, const Carry& carry) {
+    const int j = order_[i];
     const size_t first = times_.first(bucket_, j), last = times_.last(bucket_, j);
     const size_t release = draft_.config.layout.overlap ? times_.next_compute(last) : last;
-    const size_t again = j + 1 < draft_.micro_batches() ? times_.first(bucket_, j + 1) : SIZE_MAX;
+    const size_t again = i + 1 < order_.size() ? times_.first(bucket_, order_[i + 1]) : SIZE_MAX;
     const auto free_at_release = [&](BufferId id) {
       if (release >= again)
         insertions_.before(again, free_event(id));  // before it is allocated for the next micro-batch
@@ -179,6 +181,7 @@ class Scatter {
   const BackwardTimes& times_;
   Insertions& insertions_;
   const bool leaves_;  ///< whether sums over micro-batches are formed in host memory
+  std::vector<int> order_;  ///< micro-batches as backward takes them
   BufferId slice_, arriving_;
   std::vector<BufferId> copies_;
 };
@@ -188,7 +191,7 @@ class Scatter {
 void scatter_every_micro_batch(Draft& draft, StageDraft& stage, Shards& shards, std::string_view strategy,
                                const ScatterEvent& scatter) {
   for (Event& e : stage.events)
-    if (e.kind == Event::Kind::kBackward) e.first = true;  // each micro-batch has the bucket to itself
+    if (e.makes_gradients()) e.first = true;  // each micro-batch has the bucket to itself
   const BackwardTimes times(draft, stage);
   Insertions insertions;
   for (Bucket& bucket : stage.buckets) Scatter(draft, stage, bucket, shards, strategy, scatter, times, insertions).run();

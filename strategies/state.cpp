@@ -27,15 +27,15 @@ Type gradient_type(Draft& draft, int unit, int parameter) {
 
 void declare_state(Draft& draft) {
   for (StageDraft& stage : draft.stages)
-    for (int unit = stage.first_unit; unit < stage.end_unit; ++unit) {
+    for (const int unit : stage.units) {
       const Unit& u = draft.units[static_cast<size_t>(unit)];
       auto& states = stage.state.emplace_back();
       for (int p = 0; p < static_cast<int>(u.parameters.size()); ++p) {
         const ParameterId id = u.parameters[static_cast<size_t>(p)];
         const std::string name = state_name(draft, unit, p);
         ParameterState state;
-        if (is_tied_head(draft, unit, p) && stage.first_unit == 0) {
-          state.value = stage.state[0][0].value;
+        if (is_tied_head(draft, unit, p) && stage.holds(0)) {
+          state.value = stage.at(0, 0).value;
         } else {
           Buffer value;
           value.name = draft.plan.parameters[id.index()].name;

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "plan/pipeline_case.h"
 #include "strategies/state.h"
 
 namespace shardlab::strategies {
@@ -81,11 +82,11 @@ void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) 
 
 }  // namespace
 
-bool tied_gradients_meet_early(const Case& c) { return c.layout.pp == 1 && !c.canonical && c.layout.zero < 2; }
+bool tied_gradients_meet_early(const Case& c) { return !c.canonical && c.layout.zero < 2 && ends_share_stage(c); }
 
 void tie_before_reduction(Draft& draft) {
   if (!adds_early(draft)) return;
-  StageDraft& stage = draft.stages.front();
+  StageDraft& stage = draft.embedding_stage();
   const int head = draft.unit_count() - 1;
   ParameterState& second = stage.at(head, head_parameter(draft));
   second.merged = true;
@@ -95,12 +96,12 @@ void tie_before_reduction(Draft& draft) {
 void tie_after_reduction(Draft& draft) {
   if (adds_early(draft)) return;
   const int head = draft.unit_count() - 1, parameter = head_parameter(draft);
-  if (draft.config.layout.pp > 1) {
-    reduce_over_ends(draft, draft.stages.front(), 0, 0);
-    reduce_over_ends(draft, draft.stages.back(), head, parameter);
+  StageDraft& stage = draft.embedding_stage();
+  if (StageDraft& other = draft.head_stage(); &other != &stage) {
+    reduce_over_ends(draft, stage, 0, 0);
+    reduce_over_ends(draft, other, head, parameter);
     return;
   }
-  StageDraft& stage = draft.stages.front();
   stage.at(head, parameter).merged = true;
   stage.events.push_back(add_head(draft, stage, reduced_table(stage, 0, 0), reduced_table(stage, head, parameter)));
 }

@@ -118,6 +118,29 @@ void for_each_entry(std::string_view flow, const Use& use) {
   }
 }
 
+/// A name, or a table of slots with ";" between its rows.
+bool set_schedule(Case& c, const std::string& text) {
+  Layout& l = c.layout;
+  l.schedule_table.clear();
+  for (int i = 0; i < kSchedules; ++i)
+    if (const auto named = static_cast<Schedule>(i); named != Schedule::kTable && text == name_of(named)) {
+      l.schedule = named;
+      return true;
+    }
+  l.schedule_table = text;
+  std::ranges::replace(l.schedule_table, ';', '\n');
+  l.schedule = Schedule::kTable;
+  return from_csv(l.schedule_table, "schedule").ok();
+}
+
+std::string get_schedule(const Case& c) {
+  if (c.layout.schedule != Schedule::kTable) return std::string(name_of(c.layout.schedule));
+  std::string text = c.layout.schedule_table;
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  std::ranges::replace(text, '\n', ';');
+  return text;
+}
+
 bool set_recompute(Case& c, const std::string& text) {
   Layout& l = c.layout;
   l.recompute_options.modules.clear();
@@ -248,9 +271,10 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"layout.cp", "cp", Form::kInteger, "", "", FIELD_INT(layout.cp)},
     {"layout.ep", "ep", Form::kInteger, "", "", FIELD_INT(layout.ep)},
     {"layout.zero", "zero", Form::kWord, "0 1 2 3", "", FIELD_INT(layout.zero)},
-    {"layout.schedule", "schedule", Form::kWord,
-     "none afab 1f1b interleaved breadth-first zb-h1 zb-h2 zb-v v-half v-min dualpipe dualpipe-v", "none, afab or 1f1b",
-     FIELD_NAMED(layout.schedule, Schedule::kNone, Schedule::kAfab, Schedule::k1F1B)},
+    {"layout.schedule", "schedule", Form::kAny,
+     "none naive afab 1f1b interleaved breadth-first zb-h1 zb-h2 zb-v v-half v-min dualpipe dualpipe-v auto",
+     "a schedule's name, a .csv file of its slots (one row a stage, cells as 0F0), or these in one line, with ; between rows", set_schedule, get_schedule},
+    {"layout.stage_layers", "stage_layers", Form::kText, "", "", FIELD_TEXT(layout.stage_layers)},
     {"layout.sequence_parallel", "sequence_parallel", Form::kBool, "", "", FIELD_BOOL(layout.sequence_parallel)},
     {"layout.recompute", "recompute", Form::kAny, "none selective full", "none, selective, full, a list of sub-layers, or runs of layers as 3*full 5*none", set_recompute, get_recompute},
     {"layout.recompute_options.every", "recompute_options.every", Form::kInteger, "", "", FIELD_INT(layout.recompute_options.every)},

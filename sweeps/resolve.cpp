@@ -128,7 +128,7 @@ Result<void> derive(Case& c, const Settings& given) {
   if (!given.contains("train.seq_len"))
     c.train.seq_len =
         c.model.max_positions > 0 ? std::min(c.model.max_positions, kLongestDefaultSequence) : kLongestDefaultSequence;
-  if (!given.contains("layout.schedule")) c.layout.schedule = c.layout.pp > 1 ? Schedule::k1F1B : Schedule::kNone;
+  if (!given.contains("layout.schedule")) c.layout.schedule = c.layout.pp == 1 ? Schedule::kNone : c.layout.vpp > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
   if (!given.contains("train.precision")) c.train.precision = default_precision(c.machine);
   if (!given.contains("layout.dp")) SHARDLAB_TRY(derive_dp(c));
   if (!given.contains("layout.bucket_bytes")) c.layout.bucket_bytes = automatic_bucket_bytes(c);

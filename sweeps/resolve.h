@@ -27,7 +27,7 @@ Draft draft_of(const Settings& settings, const Sources& sources);
 
 /// Fills in what is not given:
 ///   seq_len              the model's max_positions, at most 4096
-///   schedule             none for pp = 1, 1f1b above
+///   schedule             none for pp = 1; above 1f1b, or interleaved with vpp above 1
 ///   precision            bf16 on a described machine whose device multiplies in it, fp32 on a local one
 ///   dp                   devices of the machine / (tp pp cp)
 ///   bucket_bytes         25 MiB where buckets of gradients travel between data-parallel ranks, else 0 (plan/automatic.h)

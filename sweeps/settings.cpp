@@ -163,6 +163,7 @@ std::optional<Setting> SettingsReader::value_of(const std::string& path, std::st
   const CaseKey* key = find_key(path);
   SHARDLAB_CHECK(key != nullptr, "no key has the path {}", path);
   if (setting.text == "auto" && is_derived(path)) return setting;
+  if (path == "layout.schedule" && value.is_scalar() && setting.text.ends_with(".csv") && !read_table(setting)) return std::nullopt;
   const bool scalar = value.is_scalar() || (takes_more_than_a_scalar(*key) && !value.is_null());
   if (key->form == Form::kMap && value.is_map() && !check_map(*key, word, value)) return std::nullopt;
   if (!scalar || !has_form(*key, setting.text)) {
@@ -172,6 +173,23 @@ std::optional<Setting> SettingsReader::value_of(const std::string& path, std::st
   }
   if (key->form == Form::kPath) setting.text = absolute(setting.text);
   return setting;
+}
+
+/// A file of slots is read here and stands in the case itself, with ";" between its rows.
+bool SettingsReader::read_table(Setting& setting) {
+  const std::string path = absolute(setting.text);
+  const auto refuse = [&](const Error& e) {
+    problems_.add(setting.mark, e.where.empty() ? e.message : e.where + ": " + e.message, e.hint);
+    return false;
+  };
+  const Result<std::string> text = read_file_within(path, limits::kScheduleBytes);
+  if (!text) return refuse(text.error());
+  const Result<PipelineSchedule> table = from_csv(*text, path);
+  if (!table) return refuse(table.error());
+  setting.text = to_csv(*table);
+  setting.text.pop_back();
+  std::ranges::replace(setting.text, '\n', ';');
+  return true;
 }
 
 bool SettingsReader::check_map(const CaseKey& key, std::string_view word, const YamlNode& map) {

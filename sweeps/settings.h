@@ -73,6 +73,7 @@ class SettingsReader {
   void read_source(const YamlEntry& entry, const std::string& section, Settings& out);
   void assign(Settings& out, const std::string& path, std::string_view word, const YamlNode& value);
   /// Entry by entry; false (and a problem for each) where one names no part of the key, or none of its words.
+  bool read_table(Setting& setting);
   bool check_map(const CaseKey& key, std::string_view word, const YamlNode& map);
   std::optional<Setting> source_value(const std::string& path, Setting setting);
   std::string absolute(const std::string& path) const;

@@ -13,6 +13,7 @@ inline constexpr int64_t kYamlNodes = 1'000'000;         ///< with what anchors 
 inline constexpr int kYamlDepth = 64;
 inline constexpr int64_t kModelFileBytes = int64_t{4} << 20;  ///< a config.json: the longest that ships has 3 KiB
 inline constexpr int kJsonDepth = 64;
+inline constexpr int64_t kScheduleBytes = int64_t{16} << 20;  ///< a pipeline schedule: 64 stages of 4096 slots have 2 MiB
 inline constexpr int64_t kPlanBytes = int64_t{256} << 20;      ///< a plan's text
 inline constexpr int64_t kRowsBytes = int64_t{16} << 20;       ///< a table of measured runs
 inline constexpr size_t kRowsColumns = 1000;                   ///< of such a table

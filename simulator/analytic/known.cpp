@@ -42,6 +42,8 @@ constexpr Unknown kUnknown[] = {
     {"zero_plus_plus", [](const Case& c) { return c.layout.zero_plus_plus != ZeroPlusPlus{}; }},
     {"parameter_server", [](const Case& c) { return c.layout.parameter_server != ParameterServer{}; }},
     {"diloco", [](const Case& c) { return c.layout.diloco != Diloco{}; }},
+    {"schedule", [](const Case& c) { return c.layout.schedule >= Schedule::kNaive; }},  // naive, auto, a table
+    {"stage_layers", [](const Case& c) { return !c.layout.stage_layers.empty(); }},
 };
 
 /// Keys of shardlab's executor, of which a framework's profile says nothing.

@@ -93,6 +93,15 @@ std::vector<Golden> goldens() {
   all.push_back({"accumulation-canonical", accumulation});
   all.push_back({"pipeline-afab", with_pipeline(tiny_case(Family::kLlama), 2, Schedule::kAfab, 2)});
   all.push_back({"pipeline-1f1b", with_pipeline(tiny_case(Family::kLlama), 2, Schedule::k1F1B, 3)});
+  Case parts = with_pipeline(tiny_case(Family::kLlama), 2, Schedule::kInterleaved, 2);
+  parts.model.layers = 4;
+  parts.layout.vpp = 2;
+  all.push_back({"pipeline-interleaved", parts});
+  all.push_back({"pipeline-zb-h1", with_pipeline(tiny_case(Family::kLlama), 2, Schedule::kZbH1, 3)});
+  parts.layout.vpp = 1;
+  parts.layout.schedule = Schedule::kZbV;
+  parts.model.tied_embeddings = true;
+  all.push_back({"pipeline-zb-v", parts});
   Case tied = tiny_case();
   tied.model.tied_embeddings = true;
   all.push_back({"tied-embeddings-early", tied});

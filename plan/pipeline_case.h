@@ -1,0 +1,33 @@
+// The pipeline of a case: its slots, and the layers of each part of the model.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "plan/case.h"
+
+namespace shardlab {
+
+/// Parts of the model under the case's schedule; of kAuto the least that there can be. Of kTable: of a table that `check_pipeline` lets pass.
+int parts_of(const Case& c);
+
+/// The first layer of each part, and the number of layers behind the last: parts + 1 values. Of a pipeline that is decided. The embedding belongs to the first part
+/// and the head to the last. Without `stage_layers` parts are as even as can be, and the first ones take the layers left over.
+std::vector<int> first_layers(const Case& c);
+
+/// What `stage_layers` says where layers are to be dealt out by predicted time.
+inline constexpr std::string_view kBalanced = "balanced";
+
+/// Whether nothing of the pipeline is left to choose by whoever knows seconds: neither `schedule: auto` nor `stage_layers: balanced`.
+bool is_pipeline_decided(const Case& c);
+
+/// Whether the embedding and the head lie on one stage.
+bool ends_share_stage(const Case& c);
+
+/// The slots of the case's pipeline, which `check_pipeline` lets pass. It is decided.
+PipelineSchedule schedule_of(const Case& c);
+
+/// Refuses stages, parts, layers, micro-batches and schedule that do not go together.
+Result<void> check_pipeline(const Case& c);
+
+}  // namespace shardlab

@@ -1,0 +1,350 @@
+#include "plan/pipeline_schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+
+#include "plan/limits.h"
+
+namespace shardlab {
+namespace {
+
+constexpr std::string_view kLetters = "FIWB";
+
+size_t at(int i) { return static_cast<size_t>(i); }
+
+/// A value for each part and micro-batch.
+template <class T>
+class ByPart {
+ public:
+  ByPart(const PipelineSchedule& schedule, T value)
+      : micro_batches_(schedule.micro_batches), values_(at(schedule.parts) * at(schedule.micro_batches), value) {}
+  T& operator()(int part, int micro_batch) { return values_[at(part) * at(micro_batches_) + at(micro_batch)]; }
+
+ private:
+  int micro_batches_;
+  std::vector<T> values_;
+};
+
+Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
+
+std::string cell(int stage, size_t index, const PipelineSlot& slot) {
+  return fmt::format("stage {}, slot {} ({})", stage, index + 1, print(slot));
+}
+
+/// What a slot waits for on whichever stage; nothing of the first forward.
+struct Need {
+  bool any = false;
+  PipelineSlot slot;
+};
+
+Need need_of(const PipelineSchedule& schedule, const PipelineSlot& slot) {
+  PipelineSlot before = slot;
+  switch (slot.work) {
+    case SlotWork::kF: return {slot.part > 0, {SlotWork::kF, slot.part - 1, slot.micro_batch}};
+    case SlotWork::kW: before.work = SlotWork::kI; return {true, before};
+    case SlotWork::kI:
+    case SlotWork::kB:
+      if (slot.part == schedule.parts - 1) return {true, {SlotWork::kF, slot.part, slot.micro_batch}};
+      return {true, {SlotWork::kI, slot.part + 1, slot.micro_batch}};  // or B, which makes as much
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string print(const PipelineSlot& slot) {
+  return fmt::format("{}{}{}", slot.part, kLetters[static_cast<size_t>(slot.work)], slot.micro_batch);
+}
+
+int PipelineSchedule::stage_of(int part, int micro_batch) const {
+  switch (placement) {
+    case PartPlacement::kLooped: return part % stages;
+    case PartPlacement::kFolded: return part < stages ? part : parts - 1 - part;
+    case PartPlacement::kMirrored: return micro_batch < downward() ? part : parts - 1 - part;
+    case PartPlacement::kListed: return listed[at(part)];
+  }
+  return 0;
+}
+
+std::vector<int> PipelineSchedule::parts_of(int stage) const {
+  std::vector<int> all;
+  for (int part = 0; part < parts; ++part)
+    if (stage_of(part, 0) == stage || (placement == PartPlacement::kMirrored && parts - 1 - part == stage)) all.push_back(part);
+  return all;
+}
+
+int parts_of(const PipelineShape& shape) {
+  if (is_folded(shape.schedule)) return 2 * shape.stages;
+  return is_looped(shape.schedule) ? shape.virtual_stages * shape.stages : shape.stages;
+}
+
+Result<void> check(const PipelineShape& s) {
+  const std::string name(name_of(s.schedule));
+  if ((s.stages == 1) != (s.schedule == Schedule::kNone))
+    return refusal(fmt::format("schedule={} with pp={}", name, s.stages),
+                   s.stages == 1 ? "set schedule: none, or pp above 1" : "set schedule: 1f1b, interleaved, zb-h1, ...");
+  if (is_looped(s.schedule) != (s.virtual_stages > 1))
+    return is_looped(s.schedule) ? refusal(fmt::format("schedule={} with vpp=1", name), "set vpp: 2 or more, or schedule: 1f1b")
+                                 : refusal(fmt::format("schedule={} with vpp={}", name, s.virtual_stages),
+                                           is_folded(s.schedule) ? "set vpp: 1: two parts a stage go without saying"
+                                                                 : "set vpp: 1, or schedule: interleaved or breadth-first");
+  if (s.schedule == Schedule::kDualPipe && s.stages % 2 != 0)
+    return refusal(fmt::format("schedule=dualpipe with pp={}: each part lies on two stages, q and p - 1 - q", s.stages),
+                   "set pp: an even number, or schedule: dualpipe-v");
+  return {};
+}
+
+SlotCosts SlotCosts::uniform(int parts, double forward, double input, double weight, double hop) {
+  const auto each = [&](double v) { return std::vector<double>(at(parts), v); };
+  return {each(forward), each(input), each(weight), hop};
+}
+
+double SlotCosts::of(const PipelineSlot& slot) const {
+  const size_t q = at(slot.part);
+  switch (slot.work) {
+    case SlotWork::kF: return forward[q];
+    case SlotWork::kI: return input[q];
+    case SlotWork::kW: return weight[q];
+    case SlotWork::kB: return input[q] + weight[q];
+  }
+  return 0;
+}
+
+Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& costs) {
+  constexpr double kNever = -1;
+  ByPart<double> forward(schedule, kNever), input(schedule, kNever);
+  ScheduleTimes times;
+  times.slots.resize(at(schedule.stages));
+  const auto end_of = [&](const PipelineSlot& slot) {
+    return slot.work == SlotWork::kF ? forward(slot.part, slot.micro_batch) : input(slot.part, slot.micro_batch);
+  };
+  bool moved = true;
+  while (moved) {
+    moved = false;
+    for (int stage = 0; stage < schedule.stages; ++stage) {
+      const auto& order = schedule.order[at(stage)];
+      auto& slots = times.slots[at(stage)];
+      while (slots.size() < order.size()) {
+        const PipelineSlot& slot = order[slots.size()];
+        double begin = slots.empty() ? 0 : slots.back().end;
+        if (const Need need = need_of(schedule, slot); need.any) {
+          const double end = end_of(need.slot);
+          if (end == kNever) break;
+          const bool travels = schedule.stage_of(need.slot.part, slot.micro_batch) != stage;
+          begin = std::max(begin, end + (travels ? costs.hop : 0));
+        }
+        const double end = begin + costs.of(slot);
+        slots.push_back({begin, end});
+        if (slot.work == SlotWork::kF) forward(slot.part, slot.micro_batch) = end;
+        if (slot.goes_back()) input(slot.part, slot.micro_batch) = end;
+        times.end = std::max(times.end, end);
+        moved = true;
+      }
+    }
+  }
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    const size_t done = times.slots[at(stage)].size();
+    if (done == schedule.order[at(stage)].size()) continue;
+    const PipelineSlot& slot = schedule.order[at(stage)][done];
+    const PipelineSlot need = need_of(schedule, slot).slot;
+    return refusal(fmt::format("{} waits for ever: {} of stage {} is never done before it", cell(stage, done, slot), print(need),
+                               schedule.stage_of(need.part, need.micro_batch)),
+                   "put each slot after what it needs: F after F of the part before, I or B after those of the part behind, W after I");
+  }
+  return times;
+}
+
+Result<void> check(const PipelineSchedule& schedule) {
+  enum : unsigned { kForward = 1, kInput = 2, kWeight = 4, kAll = 7 };
+  ByPart<unsigned> done(schedule, 0U);
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    const auto& order = schedule.order[at(stage)];
+    for (size_t i = 0; i < order.size(); ++i) {
+      const PipelineSlot& slot = order[i];
+      const int home = schedule.stage_of(slot.part, slot.micro_batch);
+      if (home != stage)
+        return refusal(fmt::format("{}: part {} for micro-batch {} is on stage {}", cell(stage, i, slot), slot.part, slot.micro_batch, home),
+                       "a part stays on one stage; of a mirrored schedule the first half of the micro-batches goes down");
+      const unsigned makes = slot.work == SlotWork::kF   ? kForward
+                             : slot.work == SlotWork::kI ? kInput
+                             : slot.work == SlotWork::kW ? kWeight
+                                                         : kInput | kWeight;
+      unsigned& made = done(slot.part, slot.micro_batch);
+      if ((made & makes) != 0) return refusal(fmt::format("{} is there twice", cell(stage, i, slot)), "take one of the two out");
+      made |= makes;
+    }
+  }
+  for (int part = 0; part < schedule.parts; ++part)
+    for (int j = 0; j < schedule.micro_batches; ++j) {
+      const unsigned made = done(part, j);
+      if (made == kAll) continue;
+      const std::string_view lacks = (made & kForward) == 0 ? "F" : (made & kInput) == 0 ? "I or B" : "W";
+      return refusal(fmt::format("stage {} has no {} of part {} for micro-batch {}", schedule.stage_of(part, j), lacks, part, j),
+                     fmt::format("add {}{}{}", part, lacks.front(), j));
+    }
+  SHARDLAB_TRY(play(schedule, SlotCosts::uniform(schedule.parts, 1, 1, 1)));
+  return {};
+}
+
+double most_held(const PipelineSchedule& schedule, int stage) {
+  int held = 0, most = 0;
+  for (const PipelineSlot& slot : schedule.order[at(stage)]) {
+    if (slot.work == SlotWork::kF) most = std::max(most, ++held);
+    if (slot.makes_gradients()) --held;
+  }
+  return static_cast<double>(most) * schedule.stages / schedule.parts;
+}
+
+std::string to_csv(const PipelineSchedule& schedule) {
+  std::string text;
+  for (const auto& order : schedule.order) {
+    std::string_view separator;
+    for (const PipelineSlot& slot : order) text += fmt::format("{}{}", std::exchange(separator, ","), print(slot));
+    text += '\n';
+  }
+  return text;
+}
+
+namespace {
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front()))) text.remove_prefix(1);
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.remove_suffix(1);
+  return text;
+}
+
+/// The pieces of a text between separators; the last is empty where the text ends with one.
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> pieces;
+  while (true) {
+    const size_t end = text.find(separator);
+    pieces.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return pieces;
+    text.remove_prefix(end + 1);
+  }
+}
+
+bool read_number(std::string_view& text, int& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || value < 0) return false;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return true;
+}
+
+bool read_slot(std::string_view text, PipelineSlot& slot) {
+  if (!read_number(text, slot.part) || text.empty()) return false;
+  const size_t letter = kLetters.find(text.front());
+  if (letter == std::string_view::npos) return false;
+  slot.work = static_cast<SlotWork>(letter);
+  text.remove_prefix(1);
+  return read_number(text, slot.micro_batch) && text.empty();
+}
+
+/// The stages that each part is on, ascending.
+std::vector<std::vector<int>> stages_by_part(const PipelineSchedule& s) {
+  std::vector<std::vector<int>> stages(at(s.parts));
+  for (int stage = 0; stage < s.stages; ++stage)
+    for (const PipelineSlot& slot : s.order[at(stage)])
+      if (auto& list = stages[at(slot.part)]; list.empty() || list.back() != stage) list.push_back(stage);
+  return stages;
+}
+
+/// By which rule the parts lie, or that they lie by none.
+void find_placement(PipelineSchedule& s, const std::vector<std::vector<int>>& found) {
+  for (const PartPlacement rule : {PartPlacement::kLooped, PartPlacement::kFolded, PartPlacement::kMirrored}) {
+    s.placement = rule;
+    const bool mirrored = rule == PartPlacement::kMirrored;
+    if (rule == PartPlacement::kLooped ? s.parts % s.stages != 0 : s.parts != (mirrored ? 1 : 2) * s.stages) continue;
+    bool holds = true;
+    for (int part = 0; part < s.parts && holds; ++part) {
+      std::vector<int> expected{s.stage_of(part, 0)};
+      if (mirrored && s.parts - 1 - part != part) expected.push_back(s.parts - 1 - part);
+      std::ranges::sort(expected);
+      holds = found[at(part)] == expected;
+    }
+    if (holds) return;
+  }
+  s.placement = PartPlacement::kListed;
+  for (const auto& stages : found) s.listed.push_back(stages.front());
+}
+
+}  // namespace
+
+Result<PipelineSchedule> from_csv(std::string_view text, std::string_view where) {
+  const auto no = [&](size_t row, size_t column, std::string message, std::string hint) {
+    return Error{ExitCode::kUsage, std::move(message), std::move(hint), fmt::format("{}:{}:{}", where, row + 1, column + 1)};
+  };
+  constexpr std::string_view kForm = "a cell is part, F, I, W or B, and micro-batch, as 0F0; one row a stage, cells separated by commas";
+  PipelineSchedule s;
+  s.order.clear();
+  s.parts = s.micro_batches = 0;
+  std::vector<std::string_view> rows = split(text, '\n');
+  while (!rows.empty() && trimmed(rows.back()).empty()) rows.pop_back();
+  if (rows.empty()) return no(0, 0, "no row: a schedule has one for each stage", std::string(kForm));
+  if (std::ssize(rows) > kMaxMicroBatches) return no(0, 0, fmt::format("{} rows, at most {}", rows.size(), kMaxMicroBatches), std::string(kForm));
+  for (size_t row = 0; row < rows.size(); ++row) {
+    auto& order = s.order.emplace_back();
+    const std::vector<std::string_view> cells = split(rows[row], ',');
+    for (size_t column = 0; column < cells.size(); ++column) {
+      const std::string_view word = trimmed(cells[column]);
+      if (word.empty()) continue;
+      PipelineSlot slot;
+      if (!read_slot(word, slot)) return no(row, column, fmt::format("`{}` is no slot", word.substr(0, 40)), std::string(kForm));
+      if (slot.part >= kMaxLayers || slot.micro_batch >= kMaxMicroBatches)
+        return no(row, column, fmt::format("{} is beyond {} parts or {} micro-batches", print(slot), kMaxLayers, kMaxMicroBatches), std::string(kForm));
+      order.push_back(slot);
+      s.parts = std::max(s.parts, slot.part + 1);
+      s.micro_batches = std::max(s.micro_batches, slot.micro_batch + 1);
+    }
+    if (order.empty()) return no(row, 0, fmt::format("stage {} has no slot", row), "every stage computes a part; leave no row empty");
+  }
+  s.stages = static_cast<int>(s.order.size());
+  size_t slots = 0;
+  for (const auto& order : s.order) slots += order.size();
+  // Each part has two or three slots a micro-batch: what is checked by part and micro-batch is no larger than the text.
+  if (at(s.parts) * at(s.micro_batches) > slots)
+    return no(0, 0, fmt::format("{} slots are too few for {} parts and {} micro-batches", slots, s.parts, s.micro_batches), std::string(kForm));
+  const auto found = stages_by_part(s);
+  for (int part = 0; part < s.parts; ++part)
+    if (found[at(part)].empty()) return no(0, 0, fmt::format("part {} is on no stage", part), "number parts from 0, in model order");
+  find_placement(s, found);
+  if (Result<void> ok = check(s); !ok) {
+    Error error = ok.error();
+    error.where = std::string(where);
+    return error;
+  }
+  return s;
+}
+
+std::string print_grid(const PipelineSchedule& schedule, const SlotCosts& costs) {
+  const auto times = play(schedule, costs);
+  SHARDLAB_CHECK(times.ok(), "a schedule that was not checked: {}", times.error().message);
+  size_t width = 1;
+  for (const auto& order : schedule.order)
+    for (const PipelineSlot& slot : order) width = std::max(width, print(slot).size());
+  const size_t labels = fmt::format("{}", schedule.stages - 1).size();
+  std::string text;
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    std::string row = fmt::format("stage {:>{}}", stage, labels);
+    const size_t begin = row.size() + 1;
+    for (size_t i = 0; i < schedule.order[at(stage)].size(); ++i) {
+      const SlotTime& time = times->slots[at(stage)][i];
+      const auto from = begin + static_cast<size_t>(std::llround(time.begin)) * (width + 1);
+      const auto to = begin + static_cast<size_t>(std::llround(time.end)) * (width + 1);
+      row.resize(std::max(row.size(), from), ' ');
+      std::string word = print(schedule.order[at(stage)][i]);
+      word.resize(std::max(word.size(), to - from - 1), '-');
+      row += word;
+      row += ' ';
+    }
+    while (row.back() == ' ') row.pop_back();
+    text += row + "\n";
+  }
+  return text;
+}
+
+}  // namespace shardlab

@@ -1,0 +1,241 @@
+// Schedules as grids: one row a stage, its slots against time. What papers say of each is held by formula.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "plan/pipeline_schedule.h"
+#include "tests/namespaces.h"
+#include "tests/test.h"
+
+namespace shardlab::testing {
+namespace {
+
+constexpr Schedule kNamed[] = {Schedule::kNaive,        Schedule::kAfab, Schedule::k1F1B, Schedule::kInterleaved,
+                               Schedule::kBreadthFirst, Schedule::kZbH1, Schedule::kZbH2, Schedule::kZbV,
+                               Schedule::kVHalf,        Schedule::kVMin, Schedule::kDualPipe, Schedule::kDualPipeV};
+
+PipelineSchedule make(Schedule schedule, int stages, int micro_batches, int virtual_stages = 2) {
+  const PipelineShape shape{schedule, stages, is_looped(schedule) ? virtual_stages : 1, micro_batches};
+  const auto ok = check(shape);
+  INFO(name_of(schedule) << " p " << stages << ": " << (ok ? "" : ok.error().message));
+  REQUIRE(ok.ok());
+  return make_schedule(shape);
+}
+
+/// What a micro-batch of a whole stage takes.
+struct Costs {
+  int forward, input, weight;
+  int all() const { return forward + input + weight; }
+};
+
+/// Parts of a stage that holds several take so much less. Times are in units that make each a whole number, so that sums are exact.
+SlotCosts costs_of(const PipelineSchedule& s, const Costs& c) {
+  const double parts = s.placement == PartPlacement::kMirrored ? 1 : s.parts / s.stages, unit = 12 / parts;
+  return SlotCosts::uniform(s.parts, c.forward * unit, c.input * unit, c.weight * unit);
+}
+constexpr double kUnit = 12;
+
+/// What a step takes beyond what a stage computes, or the time from a stage's first slot to its last, of the stage with the most. In
+/// units of 1/kUnit.
+double bubble(const PipelineSchedule& s, const Costs& c, bool of_stages = false) {
+  const ScheduleTimes times = play(s, costs_of(s, c)).value();
+  double longest = times.end;
+  if (of_stages) {
+    longest = 0;
+    for (const auto& slots : times.slots) longest = std::max(longest, slots.back().end - slots.front().begin);
+  }
+  return longest - kUnit * s.micro_batches * c.all();
+}
+
+double most_held(const PipelineSchedule& s) {
+  double most = 0;
+  for (int stage = 0; stage < s.stages; ++stage) most = std::max(most, shardlab::most_held(s, stage));
+  return most;
+}
+
+std::string grid(Schedule schedule, int stages, int micro_batches, int virtual_stages = 2) {
+  const PipelineSchedule s = make(schedule, stages, micro_batches, virtual_stages);
+  return "\n" + print_grid(s, SlotCosts::uniform(s.parts, 1, 1, 1));
+}
+
+TEST_CASE("schedules as their papers draw them") {
+  REQUIRE(grid(Schedule::kAfab, 2, 3) == R"(
+stage 0 0F0 0F1 0F2             0B0---- 0B1---- 0B2----
+stage 1     1F0 1F1 1F2 1B0---- 1B1---- 1B2----
+)");
+  REQUIRE(grid(Schedule::k1F1B, 3, 4) == R"(
+stage 0 0F0 0F1 0F2                 0B0---- 0F3 0B1----     0B2----     0B3----
+stage 1     1F0 1F1         1B0---- 1F2 1B1---- 1F3 1B2----     1B3----
+stage 2         2F0 2B0---- 2F1 2B1---- 2F2 2B2---- 2F3 2B3----
+)");
+  REQUIRE(grid(Schedule::kInterleaved, 2, 2) == R"(
+stage 0 0F0 0F1 2F0 2F1         2B0----     2B1---- 0B0---- 0B1----
+stage 1     1F0 1F1 3F0 3B0---- 3F1 3B1---- 1B0---- 1B1----
+)");
+  REQUIRE(grid(Schedule::kZbH1, 3, 4) == R"(
+stage 0 0F0 0F1 0F2         0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
+stage 1     1F0 1F1     1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
+stage 2         2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
+)");
+  REQUIRE(grid(Schedule::kZbV, 2, 4) == R"(
+stage 0 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3
+stage 1     1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
+)");
+  REQUIRE(grid(Schedule::kDualPipe, 2, 4) == R"(
+stage 0 0F0 1F2 0F1 1B2---- 1F3 0B0---- 1B3---- 0I1 0W1
+stage 1 0F2 1F0 0F3 1B0---- 1F1 0B2---- 1B1---- 0I3 0W3
+)");
+}
+
+TEST_CASE("every schedule computes each part for each micro-batch once, in an order that ends, whatever the micro-batches") {
+  int schedules = 0;
+  for (const Schedule schedule : kNamed)
+    for (int stages = 2; stages <= 8; ++stages)
+      for (int m = 1; m <= 3 * stages + 1; ++m)
+        for (int v = 2; v <= (is_looped(schedule) ? 4 : 2); ++v) {
+          if (schedule == Schedule::kDualPipe && stages % 2 != 0) continue;
+          const PipelineSchedule s = make(schedule, stages, m, v);
+          const auto ok = check(s);
+          INFO(name_of(schedule) << " p " << stages << " m " << m << " v " << v << ": " << (ok ? "" : ok.error().message));
+          REQUIRE(ok.ok());
+          ++schedules;
+          // Gradients of weights of a part are made in the order of micro-batches: sums over them then have one order.
+          for (const auto& order : s.order) {
+            std::map<int, int> next;
+            for (const PipelineSlot& slot : order) {
+              if (!slot.makes_gradients()) continue;
+              const int first = s.stage_of(slot.part, 0) == static_cast<int>(&order - s.order.data()) ? 0 : s.downward();
+              REQUIRE(slot.micro_batch == first + next[slot.part]++);
+            }
+          }
+        }
+  REQUIRE(schedules > 1500);
+}
+
+TEST_CASE("the bubble of a step is what the papers say, exactly") {
+  for (const Costs& c : {Costs{1, 1, 1}, Costs{2, 2, 1}, Costs{1, 2, 1}})
+    for (int p = 2; p <= 16; ++p)
+      for (const int m : {p, 2 * p, 3 * p, 4 * p}) {
+        const double rest = kUnit * (p - 1);
+        INFO("p " << p << " m " << m << " F " << c.forward << " I " << c.input << " W " << c.weight);
+        REQUIRE(bubble(make(Schedule::kAfab, p, m), c) == rest * c.all());
+        REQUIRE(bubble(make(Schedule::k1F1B, p, m), c) == rest * c.all());
+        REQUIRE(bubble(make(Schedule::kNaive, p, m), c) == m * rest * c.all());
+        for (const int v : {2, 3, 4}) {
+          REQUIRE(bubble(make(Schedule::kInterleaved, p, m, v), c) * v == rest * c.all());
+          REQUIRE(bubble(make(Schedule::kBreadthFirst, p, m, v), c) * v == rest * c.all());
+        }
+        REQUIRE(bubble(make(Schedule::kZbH1, p, m), c) == rest * (c.forward + c.input - c.weight));
+        // Without a meeting of all stages before the update, a step of ZB-H2 and ZB-V begins on each stage where the last ended.
+        if (m >= 2 * p - 1) REQUIRE(bubble(make(Schedule::kZbH2, p, m), c, true) == rest * (c.forward + c.input - 2 * c.weight));
+        if (m >= 2 * p && c.forward == c.input && c.input == c.weight) REQUIRE(bubble(make(Schedule::kZbV, p, m), c, true) == 0);
+        // DeepSeek counts a forward and a backward that overlap as one slot; one after the other, as here, they wait for less.
+        if (p % 2 == 0 && m >= 2 * p)
+          REQUIRE(bubble(make(Schedule::kDualPipe, p, m), c) <= kUnit * (p / 2 - 1) * (c.forward + 2 * c.input - c.weight));
+      }
+}
+
+TEST_CASE("activations held are what the papers say, exactly") {
+  for (int p = 2; p <= 16; ++p)
+    for (const int m : {2 * p, 3 * p, 4 * p}) {
+      INFO("p " << p << " m " << m);
+      REQUIRE(most_held(make(Schedule::kNaive, p, m)) == 1);
+      REQUIRE(most_held(make(Schedule::kAfab, p, m)) == m);
+      REQUIRE(most_held(make(Schedule::kBreadthFirst, p, m)) == m);
+      REQUIRE(most_held(make(Schedule::kZbH1, p, m)) == p);
+      REQUIRE(most_held(make(Schedule::kZbH2, p, m)) == 2 * p - 1);
+      REQUIRE(most_held(make(Schedule::kZbV, p, m)) == p);
+      REQUIRE(most_held(make(Schedule::kVHalf, p, m)) == (p + 2) / 2);
+      REQUIRE(most_held(make(Schedule::kVMin, p, m)) == (p + 4) / 3);
+      REQUIRE(most_held(make(Schedule::kDualPipeV, p, m)) == p + 0.5);
+      if (p % 2 == 0) REQUIRE(most_held(make(Schedule::kDualPipe, p, m)) == p + 1);
+      for (int stage = 0; stage < p; ++stage) REQUIRE(shardlab::most_held(make(Schedule::k1F1B, p, m), stage) == p - stage);
+      for (const int v : {2, 3, 4}) {
+        const PipelineSchedule s = make(Schedule::kInterleaved, p, m, v);
+        REQUIRE(std::abs(most_held(s) - (p + (p - 1.0) / v)) < 1e-9);
+      }
+    }
+}
+
+TEST_CASE("V-Half and V-Min idle for about half and two thirds of 1F1B where slots take as long as each other") {
+  for (int p = 4; p <= 16; p += 2) {
+    const Costs c{1, 1, 1};
+    const double plain = bubble(make(Schedule::k1F1B, p, 4 * p), c);
+    REQUIRE(bubble(make(Schedule::kVHalf, p, 4 * p), c) < 0.70 * plain);
+    REQUIRE(bubble(make(Schedule::kVMin, p, 4 * p), c) < 0.71 * plain);
+  }
+}
+
+TEST_CASE("a list scheduler stays within the activations that it may hold, and idles less the more they are") {
+  const SlotCosts costs = SlotCosts::uniform(8, 3, 4, 2, 1);
+  double before = 1e9;
+  for (const double held : {1.5, 2.0, 3.0, 4.0, 6.0}) {
+    const PipelineSchedule s = list_schedule(PartPlacement::kFolded, 4, 2, 12, costs, held);
+    REQUIRE(check(s).ok());
+    REQUIRE(most_held(s) <= held);
+    const double end = play(s, costs)->end;
+    INFO("held " << held << " end " << end << " before " << before);
+    REQUIRE(end <= before);
+    before = end;
+  }
+  REQUIRE(before < play(make(Schedule::kVMin, 4, 12), costs)->end);
+  const PipelineSchedule plain = list_schedule(PartPlacement::kLooped, 4, 1, 8, SlotCosts::uniform(4, 1, 1, 1), 4);
+  REQUIRE(check(plain).ok());
+  REQUIRE(play(plain, SlotCosts::uniform(4, 1, 1, 1))->end <= play(make(Schedule::k1F1B, 4, 8), SlotCosts::uniform(4, 1, 1, 1))->end);
+}
+
+TEST_CASE("a schedule is read back from its CSV as it was") {
+  for (const Schedule schedule : kNamed)
+    for (const int p : {2, 4, 6})
+      for (const int m : {2, p, 2 * p + 1}) {
+        const PipelineSchedule s = make(schedule, p, m);
+        const auto again = from_csv(to_csv(s), "s.csv");
+        INFO(name_of(schedule) << " p " << p << " m " << m << ": " << (again ? "" : to_string(again.error())));
+        REQUIRE(again.ok());
+        REQUIRE(again->order == s.order);
+        REQUIRE(again->parts == s.parts);
+        REQUIRE(again->micro_batches == s.micro_batches);
+        for (int part = 0; part < s.parts; ++part)
+          for (int j = 0; j < m; ++j) REQUIRE(again->stage_of(part, j) == s.stage_of(part, j));
+      }
+}
+
+std::string refused(std::string_view csv) {
+  const auto read = from_csv(csv, "s.csv");
+  REQUIRE_FALSE(read.ok());
+  return read.error().where + ": " + read.error().message;
+}
+
+TEST_CASE("a CSV that is no schedule is refused with its cell") {
+  // Parts may lie anywhere, and a stage may idle.
+  const auto odd = from_csv("0F0,,2F0, ,2B0,0B0\n1F0,1I0,1W0\n", "s.csv");
+  REQUIRE(odd.ok());
+  REQUIRE(odd->stage_of(2, 0) == 0);
+
+  REQUIRE(refused("") == "s.csv:1:1: no row: a schedule has one for each stage");
+  REQUIRE(refused("0F0,0X0\n") == "s.csv:1:2: `0X0` is no slot");
+  REQUIRE(refused("0F0,0B0\n,\n") == "s.csv:2:1: stage 1 has no slot");
+  REQUIRE(refused("0F0,0B0\n0F1,0B1,1F0,1B0\n") == "s.csv: stage 1, slot 1 (0F1): part 0 for micro-batch 1 is on stage 0");
+  REQUIRE(refused("0F0,0I0\n1F0,1B0\n") == "s.csv: stage 0 has no W of part 0 for micro-batch 0");
+  REQUIRE(refused("0F0\n1F0,1B0\n") == "s.csv: stage 0 has no I or B of part 0 for micro-batch 0");
+  REQUIRE(refused("0F0,0B0,0F0\n1F0,1B0\n") == "s.csv: stage 0, slot 3 (0F0) is there twice");
+  REQUIRE(refused("0F0,0W0,0I0\n1F0,1B0\n") ==
+          "s.csv: stage 0, slot 2 (0W0) waits for ever: 0I0 of stage 0 is never done before it");
+  REQUIRE(refused("0F0,0B0,0F1,0B1\n1F1,1F0,1B0,1B1\n") ==
+          "s.csv: stage 0, slot 2 (0B0) waits for ever: 1I0 of stage 1 is never done before it");
+  REQUIRE(refused("0F0,0B0\n2F0,2B0\n") == "s.csv:1:1: part 1 is on no stage");
+  REQUIRE(refused("0F0,0B0\n999999F999999,1B0\n").starts_with("s.csv:1:1: 4 slots are too few"));
+}
+
+TEST_CASE("what a schedule cannot have is refused") {
+  const auto refusal = [](PipelineShape shape) { return check(shape).error().message; };
+  REQUIRE(refusal({Schedule::k1F1B, 1, 1, 4}) == "schedule=1f1b with pp=1");
+  REQUIRE(refusal({Schedule::kNone, 2, 1, 4}) == "schedule=none with pp=2");
+  REQUIRE(refusal({Schedule::kInterleaved, 2, 1, 4}) == "schedule=interleaved with vpp=1");
+  REQUIRE(refusal({Schedule::kZbV, 2, 2, 4}) == "schedule=zb-v with vpp=2");
+  REQUIRE(refusal({Schedule::kDualPipe, 3, 1, 4}) == "schedule=dualpipe with pp=3: each part lies on two stages, q and p - 1 - q");
+}
+
+}  // namespace
+}  // namespace shardlab::testing
