@@ -70,8 +70,9 @@ void assign_stages(Draft& draft) {
     for (int unit = s.first_unit; unit < s.end_unit; ++unit)
       for (const ParameterId id : draft.units[static_cast<size_t>(unit)].parameters) {
         Parameter& p = draft.plan.parameters[id.index()];
-        if (unit == 0 || draft.units[static_cast<size_t>(unit)].kind != UnitKind::kHead || id.value != 0) p.first_stage = stage;
-        p.last_stage = stage;
+        const bool tied = id.value == 0 && draft.units[static_cast<size_t>(unit)].kind == UnitKind::kHead;
+        if (!tied) p.stages.clear();
+        if (p.stages.empty() || p.stages.back() != stage) p.stages.push_back(stage);
       }
     draft.stages.push_back(std::move(s));
   }
