@@ -47,12 +47,6 @@ Result<void> check_table(const Case& c) {
                    fmt::format("set grad_accumulation: {}", table->micro_batches));
   if (c.layout.vpp != 1)
     return refusal(fmt::format("vpp={} with schedule=table: the table says what parts a stage has", c.layout.vpp), "leave vpp out");
-  // What adds the gradients of a tied table joins the two ends of the pipeline.
-  const int first = table->stage_of(0, 0), last = table->stage_of(table->parts - 1, 0);
-  if (c.model.tied_embeddings && first != last && std::abs(first - last) != c.layout.pp - 1)
-    return refusal(fmt::format("tied_embeddings with a table that has the embedding on stage {} and the head on stage {} of {}", first,
-                               last, c.layout.pp),
-                   "put both on one stage, or on the first and the last; or set tied_embeddings: false");
   return {};
 }
 

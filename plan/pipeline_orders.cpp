@@ -340,7 +340,16 @@ bool is_named(Schedule s) { return static_cast<size_t>(s) < std::size(kNamed); }
 
 std::string_view name_of(Schedule s) { return s == Schedule::kTable ? "table" : s == Schedule::kAuto ? "auto" : row_of(s).name; }
 
+std::optional<Schedule> schedule_named(std::string_view name) {
+  for (const Schedule s : {Schedule::kAuto, Schedule::kTable})
+    if (name == name_of(s)) return s;
+  for (int i = 0; i < named_schedules(); ++i)
+    if (name == kNamed[i].name) return static_cast<Schedule>(i);
+  return std::nullopt;
+}
+
 bool is_folded(Schedule s) { return is_named(s) && row_of(s).placement == kFolded; }
+bool is_mirrored(Schedule s) { return is_named(s) && row_of(s).placement == kMirrored; }
 bool is_looped(Schedule s) { return is_named(s) && row_of(s).looped; }
 bool splits_backward(Schedule s) { return is_named(s) && row_of(s).splits; }
 

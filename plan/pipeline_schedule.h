@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,7 @@
 
 namespace shardlab {
 
+/// Those that the program itself speaks of; further ones that have a name (pipeline_orders.cpp) follow.
 enum class Schedule : uint8_t {
   kNone,  ///< one stage
   kAfab,
@@ -29,15 +31,18 @@ enum class Schedule : uint8_t {
   kVMin,
   kDualPipe,
   kDualPipeV,
-  kNaive,  ///< one micro-batch at a time through all stages
-  kAuto,   ///< not chosen yet: whichever is predicted to be the fastest that fits
-  kTable,  ///< a table of slots, read from a file
+  kNaive,       ///< one micro-batch at a time through all stages
+  kAuto = 254,  ///< not chosen yet: whichever is predicted to be the fastest that fits
+  kTable,       ///< a table of slots, read from a file
 };
-inline constexpr int kSchedules = 15;
 
-std::string_view name_of(Schedule v);  ///< "none", "afab", "1f1b", "interleaved", "breadth-first", ..., "naive", "auto", "table"
+/// How many there are with a name: Schedule(0) and on.
+int named_schedules();
 /// Whether its slots follow from stages, parts and micro-batches: all but kAuto and kTable.
 bool is_named(Schedule schedule);
+/// The schedule with this name, "auto" and "table" included.
+std::optional<Schedule> schedule_named(std::string_view name);
+std::string_view name_of(Schedule v);  ///< "none", "afab", "1f1b", "interleaved", "breadth-first", ..., "naive", "auto", "table"
 
 enum class SlotWork : uint8_t { kF, kI, kW, kB };
 
@@ -92,6 +97,8 @@ struct PipelineShape {
 
 /// Whether a stage holds two parts of the model, of which the second is passed on the way back: kFolded.
 bool is_folded(Schedule schedule);
+/// Whether each part lies on two stages: kMirrored.
+bool is_mirrored(Schedule schedule);
 /// Whether a stage holds `virtual_stages` parts: interleaved and breadth-first.
 bool is_looped(Schedule schedule);
 /// Whether its slots tell the gradient of inputs from the gradient of weights.

@@ -33,8 +33,6 @@ inline constexpr int kValues = 0;  ///< enumerators of E
 template <>
 inline constexpr int kValues<Family> = 2;
 template <>
-inline constexpr int kValues<Schedule> = kSchedules;
-template <>
 inline constexpr int kValues<Recompute> = 4;
 template <>
 inline constexpr int kValues<OffloadTo> = 3;
@@ -518,6 +516,9 @@ class Reader {
       return fits;
     } else if constexpr (std::is_floating_point_v<T>) {
       return read_float(json, value);
+    } else if constexpr (std::is_same_v<T, Schedule>) {
+      const auto named = json.is_string() ? schedule_named(json.get_ref<const std::string&>()) : std::nullopt;
+      return named && (value = *named, true);
     } else if constexpr (std::is_enum_v<T>) {
       for (int i = 0; json.is_string() && i < kValues<T>; ++i)
         if (word_of(static_cast<T>(i)) == json.get_ref<const std::string&>()) return value = static_cast<T>(i), true;

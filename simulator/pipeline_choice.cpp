@@ -111,9 +111,9 @@ std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const Uni
     for (int stage = 0; stage < p; ++stage) held = std::max(held, most_held(schedule, stage));
     all.push_back({std::move(schedule), named, virtual_stages, std::move(parts), times->end, held});
   };
-  for (int i = 0; i < kSchedules; ++i) {
+  for (int i = 0; i < named_schedules(); ++i) {
     const auto schedule = static_cast<Schedule>(i);
-    if (!is_named(schedule) || schedule == Schedule::kDualPipe) continue;
+    if (schedule == Schedule::kNone) continue;
     for (int v = is_looped(schedule) ? 2 : 1; v <= (is_looped(schedule) ? std::min(4, layers / p) : 1); ++v) {
       const PipelineShape shape{schedule, p, v, m};
       if (!check(shape).ok() || parts_of(shape) > layers) continue;

@@ -40,11 +40,14 @@ namespace {
 constexpr std::string_view kName = "pipeline";
 
 /// What a stage alone holds is local to its coordinate on the pipeline axis. A tied table whose two users are on different stages is on
-/// both: its value is replicated, and its gradient the sum of what the two find.
+/// both: its value is replicated, and its gradient the sum of what the two find. So are all parameters of mirrored stages.
 void localise(Draft& draft) {
   const size_t axis = static_cast<size_t>(draft.plan.mesh.axis("pp"));
   const bool tied = draft.config.model.tied_embeddings && &draft.embedding_stage() != &draft.head_stage();
-  const auto placement = [&](std::string_view name) {
+  const bool mirrored = draft.mirrored();
+  const auto is_gradient = [&](std::string_view name) { return name.starts_with("d."); };
+  const auto placement = [&](std::string_view name, bool of_parameter) {
+    if (mirrored && of_parameter) return is_gradient(name) ? Placement::partial() : Placement::replicate();
     if (tied && name == "embed.tokens") return Placement::replicate();
     if (tied && name == "d.embed.tokens") return Placement::partial();
     return Placement::local();
@@ -54,11 +57,12 @@ void localise(Draft& draft) {
       for (size_t s = 0; s < segment->uses.size(); ++s) {
         if (segment->uses[s].use == Use::kNamed) continue;  // the same on every stage
         Slot& slot = segment->segment.slots[s];
-        slot.type.place[axis] = placement(slot.name);
+        const Use use = segment->uses[s].use;
+        slot.type.place[axis] = placement(slot.name, use == Use::kParameter || use == Use::kGradient);
       }
-    for (UnitParameter& p : unit.parameters) p.type.place[axis] = placement(p.name);
+    for (UnitParameter& p : unit.parameters) p.type.place[axis] = placement(p.name, true);
   }
-  for (Parameter& p : draft.plan.parameters) p.type.place[axis] = placement(p.name);
+  for (Parameter& p : draft.plan.parameters) p.type.place[axis] = placement(p.name, true);
 }
 
 /// The parts that a stage holds, and their units.
@@ -75,19 +79,13 @@ void assign_stages(Draft& draft, const PipelineSchedule& schedule) {
     }
     draft.stages.push_back(std::move(s));
   }
-  // A tied table is on the stage with the embedding and on that with the head.
+  // A tied table lies on the stage with the embedding and on that with the head, parts of a mirrored pipeline on two stages each.
+  for (Parameter& p : draft.plan.parameters) p.stages.clear();
   for (const StageDraft& stage : draft.stages)
     for (const int unit : stage.units)
-      for (const ParameterId id : draft.units[static_cast<size_t>(unit)].parameters) {
-        Parameter& p = draft.plan.parameters[id.index()];
-        const bool again = unit == draft.unit_count() - 1 && id == draft.units.front().parameters.front();
-        if (!again) p.first_stage = p.last_stage = stage.role.stage;
-      }
-  Parameter& table = draft.plan.parameters[draft.units.front().parameters.front().index()];
-  if (!draft.config.model.tied_embeddings) return;
-  const int head = draft.head_stage().role.stage;
-  table.last_stage = std::max(table.first_stage, head);
-  table.first_stage = std::min(table.first_stage, head);
+      for (const ParameterId id : draft.units[static_cast<size_t>(unit)].parameters)
+        if (auto& on = draft.plan.parameters[id.index()].stages; on.empty() || on.back() != stage.role.stage)
+          on.push_back(stage.role.stage);
 }
 
 /// The segment that sends or receives one boundary tensor over a directed edge between two stages. Edges that meet on a stage are on

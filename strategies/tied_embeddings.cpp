@@ -52,6 +52,15 @@ BufferId reduced_table(StageDraft& stage, int unit, int parameter) {
   return stage.at(unit, parameter).reduced;
 }
 
+/// The stages with the embedding and with the head, every other by itself.
+Groups ends_of(Draft& draft) {
+  const int first = draft.embedding_stage().role.stage, last = draft.head_stage().role.stage;
+  Groups groups{{std::min(first, last), std::max(first, last)}};
+  for (int stage = 0; stage < draft.config.layout.pp; ++stage)
+    if (stage != first && stage != last) groups.push_back({stage});
+  return groups;
+}
+
 /// The all-reduce between the two ends; what it leaves is a view with the whole type.
 void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) {
   const int pp = draft.plan.mesh.axis("pp");
@@ -63,8 +72,8 @@ void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) 
   const BufferId whole = add_buffer(stage, std::move(sum));
   const SegmentId segment = draft.cached("tie.ends", [&] {
     Op op;
-    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("pp.ends", AxisSet::of(pp), Span::kEnds),
-                         draft.algorithm()};
+    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum,
+                         draft.comm("pp.ends", AxisSet::of(pp), ends_of(draft)), draft.algorithm()};
     op.label = "embed.tokens";
     op.strategy = kName;
     return one_op_segment("tie.ends", stage, {part, whole}, std::move(op), {0}, {1});
@@ -75,7 +84,7 @@ void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) 
   event.call = bind(segment, {part, whole});
   stage.events.push_back(std::move(event));
   stage.at(unit, parameter).reduced = whole;
-  if (unit != 0) stage.counted_elsewhere = whole;
+  if (unit != 0) stage.counted_elsewhere.insert(whole);
   for (Update& update : stage.updates)
     if (update.gradient == part) update.gradient = whole;
 }

@@ -79,9 +79,9 @@ class KeyWriter {
   std::string text_ = "version: 1\n";
 };
 
-/// What says nothing is left out: no path, and no checkpoints.
+/// What says nothing is left out: no path or list, and no checkpoints.
 bool is_unset(const CaseKey& key, const std::string& value) {
-  return (key.form == Form::kPath && value.empty()) || (key.path == "checkpoint.save_every" && value == "0");
+  return value.empty() || (key.path == "checkpoint.save_every" && value == "0");
 }
 
 std::string yaml_of(const Case& config, bool with_name) {

@@ -122,11 +122,10 @@ void for_each_entry(std::string_view flow, const Use& use) {
 bool set_schedule(Case& c, const std::string& text) {
   Layout& l = c.layout;
   l.schedule_table.clear();
-  for (int i = 0; i < kSchedules; ++i)
-    if (const auto named = static_cast<Schedule>(i); named != Schedule::kTable && text == name_of(named)) {
-      l.schedule = named;
-      return true;
-    }
+  if (const auto named = schedule_named(text); named && *named != Schedule::kTable) {
+    l.schedule = *named;
+    return true;
+  }
   l.schedule_table = text;
   std::ranges::replace(l.schedule_table, ';', '\n');
   l.schedule = Schedule::kTable;
@@ -272,7 +271,7 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
     {"layout.ep", "ep", Form::kInteger, "", "", FIELD_INT(layout.ep)},
     {"layout.zero", "zero", Form::kWord, "0 1 2 3", "", FIELD_INT(layout.zero)},
     {"layout.schedule", "schedule", Form::kAny,
-     "none naive afab 1f1b interleaved breadth-first zb-h1 zb-h2 zb-v v-half v-min dualpipe dualpipe-v auto",
+     "auto",
      "a schedule's name, a .csv file of its slots (one row a stage, cells as 0F0), or these in one line, with ; between rows", set_schedule, get_schedule},
     {"layout.stage_layers", "stage_layers", Form::kText, "", "", FIELD_TEXT(layout.stage_layers)},
     {"layout.sequence_parallel", "sequence_parallel", Form::kBool, "", "", FIELD_BOOL(layout.sequence_parallel)},
@@ -526,6 +525,8 @@ MapForm map_form(const CaseKey& key) {
 
 std::vector<std::string> words_of(const CaseKey& key) {
   std::vector<std::string> words;
+  if (key.path == "layout.schedule")
+    for (int i = 0; i < named_schedules(); ++i) words.emplace_back(name_of(static_cast<Schedule>(i)));
   for_each_word(key.words, [&](std::string_view w) { words.emplace_back(w); });
   return words;
 }
@@ -536,7 +537,7 @@ Vocabulary expression_vocabulary() {
     if (key.get == nullptr) continue;
     add_once(v.keys, key.path);
     for_each_word(key.aliases, [&](std::string_view w) { add_once(v.keys, w); });
-    for_each_word(key.words, [&](std::string_view w) { add_once(v.values, w); });
+    for (const std::string& w : words_of(key)) add_once(v.values, w);
   }
   return v;
 }

@@ -54,7 +54,7 @@ TEST_CASE("layers are dealt so that no deal has a shorter longest part") {
         std::vector<int> scratch(static_cast<size_t>(parts));
         REQUIRE(longest(dealt, seconds) == Approx(best(0, parts, layers, scratch, seconds)).epsilon(1e-12));
       }
-  REQUIRE(balanced_layers(4, 12, units(0, 1, 3)) == std::vector{4, 4, 3, 1});
+  REQUIRE(balanced_layers(4, 12, units(0, 1, 3)) == std::vector{3, 4, 4, 1});
 }
 
 TEST_CASE("candidates of a pipeline are ranked by what their slots take") {

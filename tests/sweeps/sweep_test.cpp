@@ -223,7 +223,7 @@ TEST_CASE("what cannot be derived, run or held is refused and stays in the table
   CHECK(reason(small("guard: {window: 5}\n")) ==
         "settings of guard without guard.nonfinite and guard.spike: they would change nothing");
   CHECK(reason(small("precision: fp4\n")) == "precision=fp4 is not implemented in this version");
-  CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved is not implemented in this version");
+  CHECK(reason(small("schedule: interleaved\npp: 2\n")) == "schedule=interleaved with vpp=1");
   CHECK(reason(small("recompute: [attn, mlp]\n")) == "recompute of `attn`, which is no sub-layer that can be made again by itself");
   CHECK(reason(small("layout: {offload: {parameters: cpu}}\n")) ==
         "offload.parameters=cpu with zero=0: only zero 3 brings parameters unit by unit to where they compute");
@@ -261,7 +261,7 @@ TEST_CASE("the analytic resolution refuses nothing for want of a plan") {
   CHECK(points->refused() == 0);
   REQUIRE(points->points.size() == 2);
   CHECK(points->points[1].model->experts == 8);
-  CHECK(points->points[1].unheld.front().second == "interleaved");
+  CHECK(points->points[1].config.layout.schedule == Schedule::kInterleaved);
   CHECK(expand(*estimated, Resolution::kTimeline)->refused() == 2);
   CHECK(expand(*load_sweep_text(others + "resolution: analytic\n", "s.yaml", with_local()))->refused() == 2);
 }
