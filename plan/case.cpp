@@ -287,31 +287,13 @@ Result<void> check_offload(const Case& c) {
   return {};
 }
 
-/// Parts of the model that lie on two stages each.
-Result<void> check_mirrored(const Case& c) {
-  const Layout& l = c.layout;
-  const auto apart = [&](std::string with, std::string why, std::string instead) {
-    return refusal(fmt::format("schedule={} with {}: {}", name_of(l.schedule), with, why), "set schedule: dualpipe-v, or " + instead);
-  };
-  if (l.compression.kind != CompressionKind::kNone)
-    return apart(fmt::format("compression.kind={}", name_of(l.compression.kind)),
-                 "two stages would compress apart what is one gradient", "compression.kind: none");
-  if (l.parameter_server.servers > 0)
-    return apart(fmt::format("parameter_server.servers={}", l.parameter_server.servers),
-                 "a parameter on two stages would have two servers", "parameter_server.servers: 0");
-  if (l.diloco.steps > 0)
-    return apart(fmt::format("diloco.steps={}", l.diloco.steps), "workers that train apart share no gradient, and two stages must",
-                 "diloco.steps: 0");
-  return {};
-}
-
 /// What this version has no strategy for is refused by name, never ignored.
 Result<void> check_implemented(const Case& c) {
   const Layout& l = c.layout;
   const auto missing = [](std::string what, std::string have) {
     return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
   };
-  if (is_mirrored(l.schedule)) SHARDLAB_TRY(check_mirrored(c));
+  if (is_mirrored(l.schedule)) return missing(fmt::format("schedule={}", name_of(l.schedule)), "schedule: dualpipe-v");
   if (l.cp != 1) return missing(fmt::format("cp={} (context parallel)", l.cp), "cp: 1");
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");

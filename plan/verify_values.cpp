@@ -59,13 +59,14 @@ Rational Replay::owed_by_reads(const Act& act) {
   return owed.value_or(Rational(0));
 }
 
-/// How many losses of ranks that train apart become summands of one here: their mean owes a division by as many.
+/// How many losses of ranks that train apart become summands of one here: their mean owes a division by as many. Stages share the
+/// micro-batches of one step among them.
 int64_t Replay::means_joined(const Act& act) {
   int64_t ranks = 1;
   const Type& to = segment_->slots[static_cast<size_t>(act.writes[0])].type;
   const Type& from = segment_->slots[static_cast<size_t>(act.reads[0])].type;
   for (size_t a = 0; a < plan_.mesh.axes.size(); ++a)
-    if (to.place[a].is_partial() && from.place[a].kind == Place::kLocal) ranks *= plan_.mesh.axes[a].size;
+    if (to.place[a].is_partial() && from.place[a].kind == Place::kLocal && plan_.mesh.axes[a].name != kPipelineAxis) ranks *= plan_.mesh.axes[a].size;
   return ranks;
 }
 

@@ -113,7 +113,7 @@ std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const Uni
   };
   for (int i = 0; i < named_schedules(); ++i) {
     const auto schedule = static_cast<Schedule>(i);
-    if (schedule == Schedule::kNone) continue;
+    if (schedule == Schedule::kNone || is_mirrored(schedule)) continue;
     for (int v = is_looped(schedule) ? 2 : 1; v <= (is_looped(schedule) ? std::min(4, layers / p) : 1); ++v) {
       const PipelineShape shape{schedule, p, v, m};
       if (!check(shape).ok() || parts_of(shape) > layers) continue;

@@ -17,7 +17,6 @@
 #include "strategies/guard.h"
 #include "strategies/hybrid_shard.h"
 #include "strategies/loss_scale.h"
-#include "strategies/mirrored_stages.h"
 #include "strategies/mixed_precision.h"
 #include "strategies/offload_activations.h"
 #include "strategies/offload_gradients.h"
@@ -158,9 +157,6 @@ constexpr std::array kCatalogue{
     Strategy{"hybrid-shard", "Hybrid sharding: sets of shards", Tier::kE1, "hybrid_shard: n",
              "per step an all-reduce of the slices over the dp/n sets: 2 Psi/n (sets-1)/sets", "ZeRO's 1/N with N = n",
              "Zhao et al. 2023", [](const Case& c) { return c.layout.hybrid_shard > 0; }, hybrid_shard, true},
-    Strategy{"mirrored-stages", "DualPipe: each part of the model on two stages", Tier::kE1, "schedule: dualpipe",
-             "an all-reduce of 2 ranks of a stage's gradients: 2 Psi/p", "parameters, gradients and moments 2/p", "DeepSeek-AI 2024",
-             [](const Case& c) { return is_mirrored(c.layout.schedule); }, reduce_over_mirrors},
     Strategy{"quantised-weights", "ZeRO++ qwZ: parameters gathered in 8 bits", Tier::kE3, "zero_plus_plus.weights",
              "all-gather of codes and scales in place of parameters: 65/256 of its fp32 bytes", "codes of a bucket",
              "Wang et al. 2023", [](const Case& c) { return c.layout.zero_plus_plus.weights; }, within_other_passes, true},

@@ -12,7 +12,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -194,7 +193,7 @@ struct StageDraft {
   std::vector<Event> events;
   std::vector<Bucket> buckets;
   std::vector<Update> updates;
-  std::set<BufferId> counted_elsewhere;  ///< gradients of what another stage has too and counts in the norm
+  BufferId counted_elsewhere;   ///< the gradient of a tied table that another stage has too and counts in the norm, or none
   BufferId gradient_factor;     ///< f32[1] by which updates multiply gradients, or none
   BufferId unscale;             ///< f32[1] by which the loss scale is divided out of gradients, or none
   std::vector<BufferId> flags;  ///< i32[1], not 0 where the step must make no update, the same on every rank
@@ -225,11 +224,9 @@ struct Draft {
   const UnitTemplate& of_unit(int unit) const { return templates[units[static_cast<size_t>(unit)].form]; }
   int micro_batches() const { return static_cast<int>(config.train.grad_accumulation); }
   int unit_count() const { return static_cast<int>(units.size()); }
-  /// The stage with the embedding, and that with the head, which knows the losses; of mirrored stages the first of the two.
+  /// The stage with the embedding, and that with the head, which knows the losses.
   StageDraft& embedding_stage();
   StageDraft& head_stage();
-  /// Whether each part of the model lies on two stages (DualPipe).
-  bool mirrored() const { return is_mirrored(config.layout.schedule); }
 
   /// The stream or communicator called so, made when it is new.
   StreamId stream(std::string_view name);

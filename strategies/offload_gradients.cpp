@@ -104,7 +104,7 @@ class Leave {
     const BufferId gradient = leaving.update->gradient, storage = storage_of(stage_, gradient);
     const BufferId arrived = host_copy(stage_, gradient, ".host", BufferClass::kGradient);
     leaving.update->gradient = arrived;
-    if (stage_.counted_elsewhere.erase(gradient) > 0) stage_.counted_elsewhere.insert(arrived);
+    if (stage_.counted_elsewhere == gradient) stage_.counted_elsewhere = arrived;
     if (draft_.config.layout.offload.delayed_update)
       stage_.role.buffers[arrived.index()].persistent = true;
     else if (keeps_)

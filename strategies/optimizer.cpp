@@ -156,7 +156,6 @@ std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
   const AxisSet dp = data_axes(draft.plan.mesh);
   std::vector<BufferId> all;
   for (const BufferId part : stage.losses) {
-    if (!part) continue;
     const Buffer& b = stage.role.buffers[part.index()];
     Type type = placed(b.type, dp, Placement::replicate());
     type.shape[0] *= draft.plan.mesh.size(dp);
@@ -169,32 +168,15 @@ std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
   return all;
 }
 
-/// The sum of what a stage and its mirror image have.
-BufferId reduce_over_mirror(Draft& draft, StageDraft& stage, BufferId part) {
-  const int pp = draft.plan.mesh.axis("pp");
-  Buffer sum = stage.role.buffers[part.index()];
-  sum.name += ".mirrored";
-  sum.type = placed(sum.type, pp, Placement::replicate());
-  if (!sum.view) sum.view = View{part.value, 0, {}};
-  const std::string name = sum.name;
-  const BufferId whole = add_buffer(stage, std::move(sum));
-  append(draft, stage, name, {part, whole},
-         Collective{CollectiveKind::kAllReduce, ReduceOp::kSum,
-                    draft.comm("metrics.mirror", AxisSet::of(pp), mirror_pairs(draft.config.layout.pp)), draft.algorithm()},
-         {0}, {1});
-  return whole;
-}
-
 BufferId loss_metric(Draft& draft, StageDraft& stage) {
   const Case& c = draft.config;
   const int64_t targets = c.sequences_per_step() * c.train.seq_len;
-  Type part_type = scalar(draft, DType::f32);
+  const Type whole = scalar(draft, DType::f32);
+  Type part_type = whole;
   for (const std::string_view name : {"replica", "dp", "node"})
     if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
   const bool dealt_together = !draft.plan.together.empty(), apart = draft.training && runs_apart(c);
-  if (draft.mirrored()) part_type = placed(part_type, draft.plan.mesh.axis("pp"), Placement::partial());
   std::vector<BufferId> buffers = dealt_together ? gather_losses(draft, stage) : stage.losses;
-  std::erase(buffers, BufferId());  // of micro-batches that another stage has
   if (dealt_together) part_type = placed(part_type, data_axes(draft.plan.mesh), Placement::replicate());
   std::vector<int> reads(buffers.size());
   for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
@@ -204,9 +186,7 @@ BufferId loss_metric(Draft& draft, StageDraft& stage) {
   if (draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1 && !dealt_together && !apart)
     sum = all_reduce_scalar(draft, stage, sum, "dp");
   if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
-  if (draft.mirrored()) sum = reduce_over_mirror(draft, stage, sum);
-  const Type whole = stage.role.buffers[sum.index()].type;
-  const BufferId mean = metric(stage, "loss", whole, true);  // or a worker's part of it
+  const BufferId mean = metric(stage, "loss", apart ? part_type : whole, true);  // or a worker's part of it
   append(draft, stage, "loss.mean", {sum, mean}, SumScalars{Rational(1, targets)}, {0}, {1});
   return mean;
 }
@@ -269,7 +249,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   const bool sliced_over_dp = updates_slices(draft.config.layout) && draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1;
   std::vector<BufferId> sliced, whole;
   for (const Update& u : stage.updates) {
-    if (stage.counted_elsewhere.contains(u.gradient)) continue;
+    if (u.gradient == stage.counted_elsewhere) continue;
     (stage.role.buffers[u.gradient.index()].type.place[tp].kind == Place::kReplicate ? whole : sliced).push_back(u.gradient);
   }
   Type type = scalar(draft, DType::f64);
@@ -344,11 +324,8 @@ BufferId step_loss(Draft& draft, StageDraft& last) {
   if (found != last.named.end()) return found->second;
   const DraftSegment& head = draft.of(UnitKind::kHead).forward;
   const Type by_sequence = head.segment.slots[head.find("loss").index()].type;
-  last.losses.resize(static_cast<size_t>(draft.micro_batches()));
-  for (const Event& e : last.events)
-    if (e.kind == Event::Kind::kForward && e.unit == draft.unit_count() - 1)
-      last.losses[static_cast<size_t>(e.micro_batch)] =
-          metric(last, "loss.sequences@" + std::to_string(e.micro_batch), by_sequence, false);
+  for (int j = 0; j < draft.micro_batches(); ++j)
+    last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
   return last.named["loss"] = trains_apart(draft) ? worker_loss(draft, last) : loss_metric(draft, last);
 }
 
@@ -369,8 +346,7 @@ void optimizer(Draft& draft) {
 }
 
 void metrics(Draft& draft) {
-  for (StageDraft& stage : draft.stages)
-    if (stage.holds(draft.unit_count() - 1)) step_loss(draft, stage);
+  step_loss(draft, draft.head_stage());
   if (draft.training && draft.config.train.grad_norm)
     for (StageDraft& stage : draft.stages) squared_gradient_norm(draft, stage);
 }

@@ -40,14 +40,11 @@ namespace {
 constexpr std::string_view kName = "pipeline";
 
 /// What a stage alone holds is local to its coordinate on the pipeline axis. A tied table whose two users are on different stages is on
-/// both: its value is replicated, and its gradient the sum of what the two find. So are all parameters of mirrored stages.
+/// both: its value is replicated, and its gradient the sum of what the two find.
 void localise(Draft& draft) {
   const size_t axis = static_cast<size_t>(draft.plan.mesh.axis("pp"));
   const bool tied = draft.config.model.tied_embeddings && &draft.embedding_stage() != &draft.head_stage();
-  const bool mirrored = draft.mirrored();
-  const auto is_gradient = [&](std::string_view name) { return name.starts_with("d."); };
-  const auto placement = [&](std::string_view name, bool of_parameter) {
-    if (mirrored && of_parameter) return is_gradient(name) ? Placement::partial() : Placement::replicate();
+  const auto placement = [&](std::string_view name) {
     if (tied && name == "embed.tokens") return Placement::replicate();
     if (tied && name == "d.embed.tokens") return Placement::partial();
     return Placement::local();
@@ -57,12 +54,11 @@ void localise(Draft& draft) {
       for (size_t s = 0; s < segment->uses.size(); ++s) {
         if (segment->uses[s].use == Use::kNamed) continue;  // the same on every stage
         Slot& slot = segment->segment.slots[s];
-        const Use use = segment->uses[s].use;
-        slot.type.place[axis] = placement(slot.name, use == Use::kParameter || use == Use::kGradient);
+        slot.type.place[axis] = placement(slot.name);
       }
-    for (UnitParameter& p : unit.parameters) p.type.place[axis] = placement(p.name, true);
+    for (UnitParameter& p : unit.parameters) p.type.place[axis] = placement(p.name);
   }
-  for (Parameter& p : draft.plan.parameters) p.type.place[axis] = placement(p.name, true);
+  for (Parameter& p : draft.plan.parameters) p.type.place[axis] = placement(p.name);
 }
 
 /// The parts that a stage holds, and their units.
@@ -79,7 +75,7 @@ void assign_stages(Draft& draft, const PipelineSchedule& schedule) {
     }
     draft.stages.push_back(std::move(s));
   }
-  // A tied table lies on the stage with the embedding and on that with the head, parts of a mirrored pipeline on two stages each.
+  // A tied table lies on the stage with the embedding and on that with the head.
   for (Parameter& p : draft.plan.parameters) p.stages.clear();
   for (const StageDraft& stage : draft.stages)
     for (const int unit : stage.units)

@@ -84,7 +84,7 @@ void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) 
   event.call = bind(segment, {part, whole});
   stage.events.push_back(std::move(event));
   stage.at(unit, parameter).reduced = whole;
-  if (unit != 0) stage.counted_elsewhere.insert(whole);
+  if (unit != 0) stage.counted_elsewhere = whole;
   for (Update& update : stage.updates)
     if (update.gradient == part) update.gradient = whole;
 }

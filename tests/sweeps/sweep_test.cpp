@@ -275,13 +275,13 @@ TEST_CASE("points that differ in a value no case can hold are different points")
   for (const Point& p : e.points) ids.insert(p.id);
   CHECK(ids.size() == 6);
   CHECK(e.points[0].id == case_id(e.points[0].config));
-  CHECK(e.points[3].unheld ==
-        std::vector<std::pair<std::string, std::string>>{{"layout.schedule", "interleaved"}, {"layout.cp_kind", "ring"}});
+  CHECK(e.points[3].config.layout.schedule == Schedule::kInterleaved);
+  CHECK(e.points[3].unheld == std::vector<std::pair<std::string, std::string>>{{"layout.cp_kind", "ring"}});
   const auto reasons = refusals(e);
   REQUIRE(reasons.size() == 3);
-  CHECK(reasons[0].reason == "schedule=interleaved is not implemented in this version");
-  CHECK(reasons[0].points == 2);
-  CHECK(reasons[0].example == "schedule=interleaved cp_kind=none");
+  CHECK(reasons[0].reason == "cp_kind=ring is not implemented in this version");
+  CHECK(reasons[0].points == 3);
+  CHECK(reasons[0].example == "schedule=none cp_kind=ring");
 }
 
 TEST_CASE("the precision is that of the device where nobody says one") {
