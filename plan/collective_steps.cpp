@@ -237,4 +237,16 @@ int64_t sent_elements(CollectiveKind kind, Algorithm algorithm, int64_t elements
   return sent;
 }
 
+int64_t strips_of(const Mesh& mesh, const Comm& comm, CollectiveKind kind, const Type& source, const Type& target) {
+  if (kind != CollectiveKind::kAllGather && kind != CollectiveKind::kReduceScatter) return 1;
+  const Type& part = kind == CollectiveKind::kAllGather ? source : target;
+  int64_t strips = 1;
+  for (size_t a = 0; a < mesh.axes.size(); ++a) {
+    if (!comm.axes.contains(static_cast<int>(a)) || mesh.axes[a].size == 1 || !part.place[a].is_shard()) continue;
+    strips = 1;
+    for (int d = 0; d < part.place[a].dim; ++d) strips *= part.shape[d];
+  }
+  return strips;
+}
+
 }  // namespace shardlab

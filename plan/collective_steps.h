@@ -42,6 +42,10 @@ struct CollectiveStep {
 /// Bytes each rank sends: reduce-scatter and all-gather n - |own part|-like sums (exactly: `sent_elements`); all-reduce both.
 std::vector<CollectiveStep> collective_steps(CollectiveKind kind, Algorithm algorithm, int size, int index, int root = 0);
 
+/// How many strips one rank's part of an all_gather's target or a reduce_scatter's source is: the product of the extents before the
+/// dim that is cut (b for x[b,s,h] cut along s). 1 where parts are contiguous.
+int64_t strips_of(const Mesh& mesh, const Comm& comm, CollectiveKind kind, const Type& source, const Type& target);
+
 /// First element of part `part` of a buffer of `elements` cut for `size` ranks.
 constexpr int64_t part_begin(int64_t elements, int size, int part) { return elements * part / size; }
 

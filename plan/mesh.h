@@ -103,11 +103,12 @@ struct Mesh {
   friend bool operator==(const Mesh&, const Mesh&) = default;
 };
 
-/// Which ranks along its axes a communicator joins.
-enum class Span : uint8_t {
-  kAll,   ///< every rank along the axes
-  kEnds,  ///< the first and the last along one axis (tied embeddings across a pipeline)
-};
+/// Groups of coordinates along one axis: each coordinate once. Groups have one size, but that a coordinate may stand alone.
+using Groups = std::vector<std::vector<int>>;
+
+/// Each of `size` coordinates with its mirror image: the first with the last (a tied embedding's stages), the second with the last
+/// but one (DualPipe's). "ends" in plan text.
+Groups mirror_pairs(int size);
 
 /// A communicator that the plan names. Operations on one communicator run in issue order on every back end, so
 /// traffic that must not wait for other traffic (per direction, gathers apart from scatters) has its own. Only the sends and the
@@ -115,15 +116,25 @@ enum class Span : uint8_t {
 struct Comm {
   std::string name;  ///< "tp", "dp.grads", "pp.fwd"
   AxisSet axes;
-  Span span = Span::kAll;
+  Groups groups;  ///< of the coordinates along the only axis; empty: all ranks along `axes` are one group
   friend bool operator==(const Comm&, const Comm&) = default;
 };
 
-/// The ranks that `rank` meets on `comm`, in group order, itself included. A rank outside an `ends` communicator
-/// gets just itself.
+/// The group of `comm` that coordinate `at` along its only axis is in; nothing where the communicator has no groups.
+const std::vector<int>* group_at(const Comm& comm, int at);
+
+/// Where a rank stands in its group on a communicator.
+struct Seat {
+  int size = 1;
+  int index = 0;
+  friend auto operator<=>(const Seat&, const Seat&) = default;
+};
+Seat seat_of(const Mesh& mesh, const Comm& comm, const Coordinates& c);
+
+/// The ranks that `rank` meets on `comm`, in group order, itself included.
 std::vector<int> group_of(const Mesh& mesh, const Comm& comm, int rank);
 
-/// Number of ranks in a group of `comm`.
+/// Number of ranks in a group of `comm`: of every one, but of those in which a coordinate stands alone.
 int group_size(const Mesh& mesh, const Comm& comm);
 
 }  // namespace shardlab

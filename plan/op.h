@@ -174,8 +174,9 @@ enum class Algorithm : uint8_t {
 };
 
 /// src -> dst. all_reduce: dst in place of src. reduce_scatter: dst is this rank's 1/n of src, a view of it or apart. all_gather:
-/// src is this rank's 1/n of dst. broadcast: from group index `root`. all_to_all: src cut in n. Parts are contiguous: dims before
-/// that of the cut are 1. kSum multiplies nothing: scales live in types. Another read holds row counts (all_to_all with counts).
+/// src is this rank's 1/n of dst. Both may cut any dim; where a dim before it is larger than 1 a part is several strips
+/// (`strips_of`), and src and dst lie apart. broadcast: from group index `root`. all_to_all: src cut in n, parts contiguous. kSum
+/// multiplies nothing: scales live in types. Another read holds row counts (all_to_all with counts).
 struct Collective {
   CollectiveKind kind = CollectiveKind::kAllReduce;
   ReduceOp reduce = ReduceOp::kSum;

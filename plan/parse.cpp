@@ -256,9 +256,26 @@ class Parser {
     if (!name(comm.name, "the name of a communicator") || !define(comms_, at, plan_.comms.size(), "a communicator")) return false;
     if (!take_word("axes")) return expected("`axes`");
     if (!axis_set(comm.axes)) return false;
-    if (take_word("ends")) comm.span = Span::kEnds;
+    grouped_ += is_word("ends") ? plan_.mesh.size(comm.axes) : 0;
+    if (grouped_ > kMaxInstructions)
+      return fail(peek(), fmt::format("expected at most {} coordinates in groups of communicators, found more", kMaxInstructions));
+    if (take_word("ends"))
+      comm.groups = mirror_pairs(plan_.mesh.size(comm.axes));
+    else if (take_word("groups") && !groups(comm.groups))
+      return false;
     plan_.comms.push_back(comm);
     return line_end();
+  }
+
+  /// "0,3 1,2": coordinates along the communicator's axis.
+  bool groups(Groups& out) {
+    do {
+      std::vector<int>& group = out.emplace_back();
+      do {
+        if (!number(group.emplace_back(), "a coordinate along the axis")) return false;
+      } while (take_mark(","));
+    } while (more());
+    return true;
   }
 
   bool parameter_line() {
@@ -267,14 +284,12 @@ class Parser {
     p.decay = false;
     if (!name(p.name, "the name of a parameter") || !define(parameters_, at, plan_.parameters.size(), "a parameter")) return false;
     if (!type(p.type)) return false;
-    if (take_word("stages")) {
-      if (!number(p.first_stage, "the first stage") || !number(p.last_stage, "the last stage")) return false;
-    } else if (take_word("stage")) {
-      if (!number(p.first_stage, "a stage")) return false;
-      p.last_stage = p.first_stage;
-    } else {
-      return expected("`stage` or `stages`");
-    }
+    const bool several = take_word("stages");
+    if (!several && !take_word("stage")) return expected("`stage` or `stages`");
+    p.stages.clear();
+    do {
+      if (!number(p.stages.emplace_back(), "a stage")) return false;
+    } while (several && peek().kind == Token::Kind::kWord && number_in<int>(peek().text));
     if (!one_of(p.initial, kInitialNames, "how the parameter starts")) return false;
     if (take_word("deviation") && !number(p.deviation, "a deviation")) return false;
     if (take_word("decay")) p.decay = true;
@@ -668,6 +683,7 @@ class Parser {
   std::vector<Work> prototypes_;
   size_t at_ = 0;
   int64_t instructions_ = 0;  ///< of all roles so far, calls expanded
+  int64_t grouped_ = 0;       ///< coordinates in groups of communicators that the text does not list
   std::optional<Error> error_;
   Plan plan_;
   bool in_segment_ = false, in_role_ = false;

@@ -87,8 +87,8 @@ enum class Initial : uint8_t { kZeros, kOnes, kNormal };
 struct Parameter {
   std::string name;  ///< "layers.3.attn.wqkv"
   Type type;
-  int first_stage = 0;  ///< stages that hold it: one, or the first and last for a tied embedding
-  int last_stage = 0;
+  /// Stages that hold it, ascending: one, or those of a tied embedding's two uses, or a stage and its mirror image (DualPipe).
+  std::vector<int> stages{0};
   Initial initial = Initial::kNormal;
   float deviation = 0.02f;  ///< of kNormal
   bool decay = true;        ///< takes weight decay: matrices do, norms and biases do not

@@ -71,6 +71,14 @@ std::string axes_text(AxisSet axes, const Mesh& mesh) {
   return out.empty() ? "none" : out;
 }
 
+std::string groups_text(const Comm& comm, const Mesh& mesh) {
+  if (comm.groups.empty()) return "";
+  if (comm.groups == mirror_pairs(mesh.size(comm.axes))) return " ends";
+  std::string out = " groups";
+  for (const std::vector<int>& group : comm.groups) put(out, " {}", fmt::join(group, ","));
+  return out;
+}
+
 /// Writes the attributes that differ from their defaults, and those without which an op cannot be understood.
 struct FieldPrinter {
   std::string& out;
@@ -122,10 +130,7 @@ std::string buffer_line(const Plan& plan, const Role& role, const Buffer& buffer
 std::string parameter_line(const Plan& plan, const Parameter& p, size_t name_width) {
   static constexpr float kDeviation = 0.02f;
   std::string out = fmt::format("parameter {:<{}} {}", name_text(p.name), name_width, print(p.type, plan.mesh));
-  if (p.first_stage == p.last_stage)
-    put(out, " stage {}", p.first_stage);
-  else
-    put(out, " stages {} {}", p.first_stage, p.last_stage);
+  put(out, " {} {}", p.stages.size() == 1 ? "stage" : "stages", fmt::join(p.stages, " "));
   put(out, " {}", kInitialNames[static_cast<size_t>(p.initial)]);
   if (p.initial == Initial::kNormal || !same(p.deviation, kDeviation)) put(out, " deviation {}", number_text(p.deviation));
   if (p.decay) out += " decay";
@@ -187,7 +192,7 @@ void put_head(std::string& out, const Plan& plan) {
   for (const std::string& s : plan.strategies) put(out, " {}", name_text(s));
   out += "\n";
   for (const Comm& c : plan.comms)
-    put(out, "comm {} axes {}{}\n", name_text(c.name), axes_text(c.axes, plan.mesh), c.span == Span::kEnds ? " ends" : "");
+    put(out, "comm {} axes {}{}\n", name_text(c.name), axes_text(c.axes, plan.mesh), groups_text(c, plan.mesh));
   if (!plan.parameters.empty()) out += "\n";
   const size_t width = column_width(plan.parameters, 32);
   for (const Parameter& p : plan.parameters) out += parameter_line(plan, p, width) + "\n";

@@ -37,7 +37,7 @@ struct Shape {
 /// How the copies of a buffer on the ranks along one mesh axis relate to the logical tensor.
 enum class Place : uint8_t {
   kReplicate,  ///< every rank holds the same values
-  kShard,      ///< rank i holds the i-th equal slice of dim `dim`
+  kShard,      ///< rank i holds the i-th equal slice of dim `dim`; where axes share a dim, the mesh's later ones cut within slices
   kPartial,    ///< the logical value is the sum over the ranks
   kLocal,      ///< unrelated: the tensor belongs to this coordinate alone (a stage's own layers along pp)
 };

@@ -10,9 +10,14 @@
 // Model order, across stages too: an op of layer l reads what layer l - 1 made, or its own layer, and parameters called after
 // layer l. What belongs to no layer stands before the first layer (an embedding) or after the last (a head, a loss).
 //
+// Around a ring a block of each rank goes from rank to rank: what it is then is told by its TURN, the hops that it has come. Blocks
+// of one turn meet in an op, one that is read as the rank's own shard has come home, and of a value all of whose blocks are wanted
+// each is read equally often.
+//
 // Gradients that the plan takes of a value that was read in parts are not derived either.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <deque>
 #include <map>
@@ -251,12 +256,18 @@ class Mail {
   std::vector<std::optional<Held>> brought_;
 };
 
-/// Which layers the model has, and which layer a parameter's name says it belongs to ("layers.3.attn.wqkv"), or -1.
+/// Along which axis blocks go round, which layers the model has, and which layer a parameter's name says it belongs to
+/// ("layers.3.attn.wqkv"), or -1.
 struct ModelOrder {
   explicit ModelOrder(const Plan& plan) {
     for (const Role& role : plan.roles)
       for (const Item& item : role.program)
         if (const Call* call = std::get_if<Call>(&item)) layers = std::max(layers, call->layer + 1);
+    for (const Segment& segment : plan.segments)
+      for (const Step& step : segment.steps)
+        if (const Op* op = std::get_if<Op>(&step))
+          if (const auto* r = std::get_if<Recv>(&op->work); r != nullptr && !joins_roles(plan, plan.comms[r->comm.index()]))
+            ring_axis = std::countr_zero(plan.comms[r->comm.index()].axes.mask);
     for (const Parameter& p : plan.parameters) {
       constexpr std::string_view kLayers = "layers.";
       int32_t layer = -1;
@@ -267,6 +278,7 @@ struct ModelOrder {
 
   int32_t layers = 0;
   std::vector<int32_t> of_parameter;
+  int ring_axis = -1;  ///< along which blocks go round within a role, or -1
 };
 
 /// The program of one role, which stops where it reads what no message has brought yet.
@@ -284,6 +296,10 @@ class Replay {
   void play(const Act& act);
   bool has_mail(const Act& act, bool give_up);
   int32_t check_order(const Act& act);
+  void check_turns(const Act& act);
+  void check_counts(const Act& act);
+  void check_sources(const Act& act, int32_t node);
+  Held turned(const Act& act, int32_t slot, Held held);
   void play_load(const Act& act);
   void play_forward(const Act& act);
   void play_again(const Act& act, int32_t node);
@@ -406,7 +422,12 @@ bool Replay::has_mail(const Act& act, bool give_up) {
       if (!mail_.brought(e.held.what) && give_up) mail_.give_up(e.held.what);
       const auto& brought = mail_.brought(e.held.what);
       if (!brought) return false;
+      const Held message = e.held;
       e.held = *brought;
+      if (message.turn == 0) continue;
+      const int32_t size = plan_.mesh.axes[static_cast<size_t>(message.axis)].size;
+      e.held.turn = ((e.held.turn + message.turn) % size + size) % size;
+      e.held.axis = e.held.turn == 0 ? int8_t{-1} : message.axis;
     }
   }
   return true;
@@ -449,7 +470,11 @@ Held Replay::read(int32_t slot) {
   Held held;
   uint64_t several = 0;
   for (const Extent& e : *at.storage) {
-    if (e.end <= at.begin || at.end <= e.begin || e.held.kind == Held::Kind::kUnknown) continue;
+    if (e.end <= at.begin || at.end <= e.begin) continue;
+    if (e.held.kind == Held::Kind::kUnknown) {
+      if (held.kind == Held::Kind::kUnknown) held = e.held;  // its turn is known
+      continue;
+    }
     Held here = e.held;
     here.shift += std::max(at.begin, e.begin) - e.begin;
     several = mix(several ^ mix(here.what) ^ mix(static_cast<uint64_t>(here.shift) * 8 + static_cast<uint64_t>(here.kind)));
@@ -567,6 +592,65 @@ int32_t Replay::check_order(const Act& act) {
   return depth;
 }
 
+/// Blocks that have come round a ring.
+void Replay::check_turns(const Act& act) {
+  int32_t turn = 0;
+  for (size_t i = 0; i < act.reads.size(); ++i) {
+    const Held& held = held_[i];
+    if (held.turn == 0) continue;
+    const auto axis = static_cast<size_t>(held.axis);
+    const MeshAxis& ring = plan_.mesh.axes[axis];
+    if (segment_->slots[static_cast<size_t>(act.reads[i])].type.place[axis].kind != shardlab::Place::kLocal)
+      fault(Rule::kValues, act, "along {}: reads %{} as the rank's own, and it is {} of {} hops away from home", ring.name,
+            name(act.reads[i]), held.turn, ring.size);
+    if (turn != 0 && held.turn != turn)
+      fault(Rule::kValues, act, "along {}: reads %{}, which has come {} hops, with what has come {}", ring.name, name(act.reads[i]),
+            held.turn, turn);
+    turn = held.turn;
+  }
+  if (phase_of(act.op->work) == Phase::kI || phase_of(act.op->work) == Phase::kW || order_.ring_axis < 0) return;
+  const MeshAxis& ring = plan_.mesh.axes[static_cast<size_t>(order_.ring_axis)];
+  for (const Held& held : held_)
+    if (held.kind == Held::Kind::kValue) rule_.read_block(held, ring.size, ring.name, site(act));
+}
+
+/// What is written in place of a block that has come round a ring is of that block.
+Held Replay::turned(const Act& act, int32_t slot, Held held) {
+  const Region out = region(slot);
+  for (size_t i = 0; i < act.reads.size(); ++i) {
+    const Region in = region(act.reads[i]);
+    if (held_[i].turn == 0 || in.storage != out.storage || in.begin != out.begin || in.end != out.end) continue;
+    held.turn = held_[i].turn;
+    held.axis = held_[i].axis;
+  }
+  return held;
+}
+
+/// Rows that arrive are counted by the counts of the rows that were sent, exchanged.
+void Replay::check_counts(const Act& act) {
+  const auto count = [&](int32_t slot) { return segment_->slots[static_cast<size_t>(slot)].count; };
+  const SlotId sent = count(act.reads[0]), came = count(act.writes[0]);
+  if (!sent || !came) return;
+  const Held of_sent = read(sent.value), of_came = read(came.value);
+  if (of_sent.kind != Held::Kind::kValue || of_came.kind != Held::Kind::kValue || of_sent == of_came) return;
+  fault(Rule::kValues, act, "the rows of %{} are counted by %{}, which {}, and those of %{} by %{}, which {}", name(act.reads[0]),
+        name(sent.value), rule_.name_of(of_sent), name(act.writes[0]), name(came.value), rule_.name_of(of_came));
+}
+
+/// A kernel that goes back reads values that its forward op read or made, or what stands in their place since.
+void Replay::check_sources(const Act& act, int32_t node) {
+  for (size_t i = 0; i < held_.size(); ++i) {
+    if (held_[i].kind != Held::Kind::kValue || rule_.is_trusted(held_[i])) continue;
+    const Node& forward = rule_.node(node);
+    bool known = false;
+    for (size_t r = 0; r < forward.reads && !known; ++r) known = rule_.stands_for(held_[i], rule_.read(node, r));
+    for (size_t w = 0; w < forward.writes && !known; ++w) known = rule_.stands_for(held_[i], rule_.made(node, w));
+    if (!known)
+      fault(Rule::kValues, act, "reads %{}, and {} is there: the forward op of this label neither read nor made it",
+            name(act.reads[i]), rule_.name_of(held_[i]));
+  }
+}
+
 /// The batch of a micro-batch is one, however often it is read.
 void Replay::play_load(const Act& act) {
   Act by_content = act;
@@ -580,6 +664,7 @@ void Replay::play_load(const Act& act) {
 void Replay::play_forward(const Act& act) {
   read_all(act);
   check_scales(act);
+  check_turns(act);
   const uint64_t k = key(act);
   const int32_t first = act.again ? rule_.find(k) : -1;
   if (first >= 0) return play_again(act, first);
@@ -637,6 +722,7 @@ void Replay::check_loss_parts(const Act& act, int32_t node) {
 void Replay::play_backward(const Act& act) {
   read_all(act);
   check_scales(act);
+  check_turns(act);
   const int32_t node = rule_.find(key(act));
   const bool of_slice = std::ranges::any_of(act.reads, [&](int32_t s) { return script_->slots[static_cast<size_t>(s)].slice; });
   if (node < 0) {
@@ -714,9 +800,11 @@ void Replay::check_settings(const Act& act, int32_t node) {
 void Replay::play_kernel(const Act& act) {
   if (rounds(act.op->work)) return play_rounding(act);
   read_all(act);
+  check_turns(act);
   const Phase phase = phase_of(act.op->work);
   const bool goes_back = phase == Phase::kI || phase == Phase::kW;
   const bool is_constant = std::get<Kernel>(act.op->work).name == "amax";  // no gradient goes back through a scale
+  if (const int32_t forward = goes_back ? rule_.find(key(act)) : -1; forward >= 0) check_sources(act, forward);
   if (!goes_back && !is_constant)
     for (const int32_t slot : act.reads) for_values(slot, [&](const Held& value, bool) { rule_.hide(value); });
   const auto is_slice = [&](int32_t s) { return script_->slots[static_cast<size_t>(s)].slice; };
@@ -731,7 +819,13 @@ void Replay::play_kernel(const Act& act) {
   }
   for (size_t i = 0; i < act.writes.size(); ++i) {
     if (!is_slice(act.writes[i])) continue;
-    write(act.writes[i], node < 0 ? Held{} : rule_.made(node, i));
+    const Held result = node < 0 ? Held{} : rule_.made(node, i);
+    for (size_t r = 0; r < act.reads.size() && node >= 0; ++r) {
+      const Region in = region(act.reads[r]), out = region(act.writes[i]);
+      if (held_[r].kind == Held::Kind::kValue && in.storage == out.storage && in.begin == out.begin && in.end == out.end)
+        rule_.replace(held_[r], result);
+    }
+    write(act.writes[i], turned(act, act.writes[i], result));
     if (reads_slices && node >= 0 && phase == Phase::kNone) rule_.trust(rule_.made(node, i));
   }
 }
@@ -783,6 +877,7 @@ void Replay::check_scales(const Act& act) {
 void Replay::play_add(const Act& act) {
   if (!script_->slots[static_cast<size_t>(act.writes[0])].slice) return;
   read_all(act);
+  check_turns(act);
   const auto is = [&](Held::Kind kind) { return held_[0].kind == kind && held_[1].kind == kind; };
   const auto zero = [&](size_t i) { return held_[i].kind == Held::Kind::kZero; };
   const bool trusted =
@@ -791,7 +886,7 @@ void Replay::play_add(const Act& act) {
   if (is(Held::Kind::kGradient)) return write(act.writes[0], {Held::Kind::kGradient, held_[0].what + held_[1].what, 0});
   if (is(Held::Kind::kValue) && !trusted) return play_forward(act);
   for (const int32_t slot : act.reads) for_values(slot, [&](const Held& value, bool) { rule_.hide(value); });
-  write(act.writes[0], {});
+  write(act.writes[0], turned(act, act.writes[0], {}));
 }
 
 /// Copies and collectives leave a value what it is. What other roles bring is not known here.
@@ -799,6 +894,7 @@ void Replay::play_transfer(const Act& act) {
   if (!script_->slots[static_cast<size_t>(act.writes[0])].slice) return;
   const auto* collective = std::get_if<Collective>(&act.op->work);
   const bool joins = collective != nullptr && joins_roles(plan_, plan_.comms[collective->comm.index()]);
+  if (collective != nullptr && collective->kind == CollectiveKind::kAllToAll) check_counts(act);
   write(act.writes[0], joins ? Held{} : read(act.reads[0]));
 }
 
@@ -813,7 +909,11 @@ void Replay::receive(const Act& act, const Recv& receive) {
   const int from = peer_of(plan_, role_index_, comm, receive.hop, receive.cyclic);
   if (from < 0) return write(act.writes[0], {});
   const size_t brought = mail_.receive({receive.comm.value, from, role_index_, line_of(plan_, comm, -receive.hop)});
-  const Held message{Held::Kind::kMessage, brought, 0};
+  Held message{Held::Kind::kMessage, brought, 0};
+  if (!joins_roles(plan_, comm)) {
+    message.turn = receive.hop;
+    message.axis = static_cast<int8_t>(std::countr_zero(comm.axes.mask));
+  }
   write(act.writes[0], script_->slots[static_cast<size_t>(act.writes[0])].slice ? message : Held{});
 }
 

@@ -1,5 +1,7 @@
 #include "plan/verify_chain.h"
 
+#include <algorithm>
+
 #include "plan/base/hash.h"
 
 namespace shardlab::verifying {
@@ -39,7 +41,40 @@ std::string ChainRule::name_of(const Held& value) const {
   return text + made_by.op->label + " made";
 }
 
+bool ChainRule::stands_for(const Held& value, const Held& made) const {
+  if (value.kind != Held::Kind::kValue || made.kind != Held::Kind::kValue || value.turn != made.turn) return false;
+  for (auto v = static_cast<int64_t>(value.what); v >= 0; v = values_[static_cast<size_t>(v)].before)
+    if (v == static_cast<int64_t>(made.what)) return true;
+  return false;
+}
+
+void ChainRule::read_block(const Held& value, int32_t size, std::string_view axis, const Site& site) {
+  Ring& ring = rings_[value.what];
+  ring.reads.resize(static_cast<size_t>(size));
+  ++ring.reads[static_cast<size_t>(value.turn)];
+  if (value.turn == 0) return;
+  ring.axis = axis;
+  ring.site = site;
+}
+
+/// Whoever reads a value's blocks around a ring reads each of them, and none more often than another.
+void ChainRule::settle_rings() {
+  for (const auto& [value, ring] : rings_) {
+    if (ring.axis.empty() || report_.full()) continue;
+    const auto first = std::ranges::find_if(ring.reads.begin() + 1, ring.reads.end(), [](int32_t n) { return n > 0; });
+    for (size_t turn = 0; turn < ring.reads.size(); ++turn) {
+      if (turn == 0 ? ring.reads[0] > 0 : ring.reads[turn] == *first) continue;
+      report_.add(
+          Rule::kValues, ring.site.role, op_name(*ring.site.segment, *ring.site.op, *ring.site.call),
+          fmt::format("along {}: {} goes round a ring of {}, and its block {} hops away is read {} times, another {} times",
+                      ring.axis, name_of({Held::Kind::kValue, value, 0}), ring.reads.size(), turn, ring.reads[turn], *first));
+      break;
+    }
+  }
+}
+
 void ChainRule::settle() {
+  settle_rings();
   // A result is numbered after what it was made of, so that one way back through the numbers meets every gradient complete.
   for (size_t v = values_.size(); v-- > 0;)
     for (int32_t p = values_[v].first_pass; p >= 0; p = passes_[static_cast<size_t>(p)].next) {

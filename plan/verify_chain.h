@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -32,6 +33,8 @@ struct Held {
   uint64_t what = 0;
   int64_t shift = 0;
   uint64_t scales = 0;  ///< of what is rounded to 8 bits: which scales it was divided by
+  int32_t turn = 0;     ///< around a ring: rank i holds the block of rank i + turn along `axis`
+  int8_t axis = -1;     ///< of the mesh, where `turn` is not 0
   friend bool operator==(const Held&, const Held&) = default;
 };
 
@@ -87,6 +90,13 @@ class ChainRule {
   void trust(const Held& value) { values_[value.what].trusted = true; }
   bool is_trusted(const Held& value) const { return values_[value.what].trusted; }
 
+  /// What replaces a value in its place, made of it by a kernel (a running result).
+  void replace(const Held& value, const Held& by) { values_[by.what].before = static_cast<int64_t>(value.what); }
+  /// Whether a value is `made` or stands in its place since.
+  bool stands_for(const Held& value, const Held& made) const;
+  /// The op at `site` read the value's blocks, `value.turn` ranks around a ring of `size`. `settle` asks for each block once.
+  void read_block(const Held& value, int32_t size, std::string_view axis, const Site& site);
+
   /// The op at `site` reads a sum of terms as the gradient of the result of node `n`; judged by `settle`, when all readers are
   /// known.
   void expect(int32_t n, uint64_t terms, std::string_view slot, const Site& site) {
@@ -99,8 +109,15 @@ class ChainRule {
     int32_t maker = -1;
     int32_t first_pass = -1;  ///< into passes_
     uint64_t terms = 0;
+    int64_t before = -1;  ///< the value in whose place this one is
     bool hidden = false;
     bool trusted = false;
+  };
+  /// Reads of a value that goes round a ring, by turn.
+  struct Ring {
+    std::vector<int32_t> reads;
+    std::string_view axis;
+    Site site;  ///< of the last read
   };
   struct PassOn {
     uint64_t result;
@@ -113,6 +130,7 @@ class ChainRule {
     Site site;
   };
   static uint64_t mix_term(int32_t n);
+  void settle_rings();
 
   Report& report_;
   std::vector<Node> nodes_;
@@ -120,6 +138,7 @@ class ChainRule {
   std::vector<Value> values_;
   std::vector<PassOn> passes_;
   std::vector<Check> checks_;
+  std::map<uint64_t, Ring> rings_;  ///< by value
   std::unordered_map<uint64_t, int32_t> by_key_;
 };
 

@@ -1,6 +1,8 @@
 // Rule 1, form: ids exist, views lie inside their base, bindings are exact, operands fit the op. What every later rule relies on.
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -88,17 +90,13 @@ bool overlap(const Mesh& mesh, const Window& a, const Window& b) {
 }
 
 int peer_of(const Plan& plan, int role, const Comm& comm, int hop, bool cyclic) {
-  const int roles = static_cast<int>(plan.roles.size());
   if (!joins_roles(plan, comm)) return cyclic ? role : -1;
-  if (comm.span == Span::kEnds) {
-    if (role != 0 && role != roles - 1) return -1;
-    const int index = (role == 0 ? 0 : 1) + hop;
-    const int at = cyclic ? ((index % 2) + 2) % 2 : index;
-    return at == 0 ? 0 : at == 1 ? roles - 1 : -1;
-  }
-  const int at = role + hop;
-  if (cyclic) return ((at % roles) + roles) % roles;
-  return at >= 0 && at < roles ? at : -1;
+  const std::vector<int>* group = group_at(comm, role);
+  const int size = group != nullptr ? static_cast<int>(group->size()) : static_cast<int>(plan.roles.size());
+  int at = hop + (group != nullptr ? static_cast<int>(std::ranges::find(*group, role) - group->begin()) : role);
+  if (cyclic) at = ((at % size) + size) % size;
+  if (at < 0 || at >= size) return -1;
+  return group != nullptr ? (*group)[static_cast<size_t>(at)] : at;
 }
 
 int line_of(const Plan& plan, const Comm& comm, int hop) {
@@ -194,8 +192,7 @@ class FormChecker {
     check_parameter_numbers();
     for (const Comm& c : plan_.comms) {
       if (c.axes.mask >> plan_.mesh.axes.size()) fault(-1, "", "communicator `{}` names an axis that the mesh lacks", c.name);
-      if (c.span == Span::kEnds && c.axes.size() != 1)
-        fault(-1, "", "communicator `{}` joins ends, so it must have one axis", c.name);
+      check_groups(c);
     }
   }
 
@@ -203,10 +200,35 @@ class FormChecker {
     const auto stages = static_cast<int>(plan_.roles.size());
     for (const Parameter& p : plan_.parameters) {
       check_type(p, p.type, -1, "parameters");
-      if (p.first_stage < 0 || p.last_stage < p.first_stage || p.last_stage >= stages)
-        fault(-1, "parameters", "%{} is of stages {} to {}, and the plan has stages 0 to {}", p.name, p.first_stage, p.last_stage,
-              stages - 1);
+      const bool ascending = std::ranges::adjacent_find(p.stages, std::greater_equal{}) == p.stages.end();
+      if (p.stages.empty() || !ascending || p.stages.front() < 0 || p.stages.back() >= stages)
+        fault(-1, "parameters", "%{} is of stages {}, and the plan has stages 0 to {}, each to be named once and in order", p.name,
+              fmt::join(p.stages, " "), stages - 1);
     }
+  }
+
+  /// Only stages are grouped: what they hold is a role's own, and rule 4 knows who gave what to a sum.
+  void check_groups(const Comm& c) {
+    if (c.groups.empty()) return;
+    if (c.axes.size() != 1) return fault(-1, "", "communicator `{}` has groups, so it must have one axis", c.name);
+    const size_t axis = static_cast<size_t>(std::countr_zero(c.axes.mask));
+    const MeshAxis& a = plan_.mesh.axes[axis];
+    if (a.size > 1 && a.name != kPipelineAxis)
+      return fault(-1, "", "communicator `{}` has groups along `{}`: an axis in two, `{}=..` and another, says the same", c.name,
+                   a.name, a.name);
+    std::vector<int> seen(static_cast<size_t>(a.size));
+    const int size = group_size(plan_.mesh, c);
+    for (const std::vector<int>& group : c.groups) {
+      if (static_cast<int>(group.size()) != size && group.size() != 1)
+        fault(-1, "", "communicator `{}` has groups of {} and of {}: one size, but that a stage may stand alone", c.name,
+              group.size(), size);
+      for (const int at : group)
+        if (at < 0 || at >= a.size || seen[static_cast<size_t>(at)]++ != 0)
+          return fault(-1, "", "communicator `{}`: each of the {} coordinates along `{}` is in one group, and {} is not", c.name,
+                       a.size, a.name, at);
+    }
+    if (const auto left = std::ranges::find(seen, 0); left != seen.end())
+      fault(-1, "", "communicator `{}`: coordinate {} along `{}` is in no group", c.name, left - seen.begin(), a.name);
   }
 
   /// Two parameters of one number and one shape would start with equal values.

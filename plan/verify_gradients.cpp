@@ -46,6 +46,15 @@ Contributions GradientLedger::total(const Demand& d) const {
     sum.mixed = sum.mixed || part.mixed;
   };
   take(d.sum);
+  for_given(d, [&](const Given& g, const std::vector<Given>&) {
+    if (g.parameter == d.parameter) take(g.sum);
+  });
+  return sum;
+}
+
+/// Calls f(what another role gave, all that was given there) for each sum over roles that the demanded one went through.
+template <class F>
+void GradientLedger::for_given(const Demand& d, F f) const {
   std::vector<std::pair<CrossRole, int>> open;  // sums over roles to look up, and the role that looks
   for (const CrossRole& key : d.sum.merged) open.emplace_back(key, d.role);
   while (!open.empty()) {
@@ -54,12 +63,22 @@ Contributions GradientLedger::total(const Demand& d) const {
     const auto found = given_.find(key);
     if (found == given_.end()) continue;
     for (const Given& g : found->second) {
-      if (g.role == from || g.parameter != d.parameter) continue;
-      take(g.sum);
+      if (g.role == from) continue;
+      f(g, found->second);
+      if (g.parameter != d.parameter) continue;
       for (const CrossRole& further : g.sum.merged) open.emplace_back(further, g.role);
     }
   }
-  return sum;
+}
+
+const GradientLedger::Given* GradientLedger::stranger(const Demand& d) const {
+  const Given* found = nullptr;
+  for_given(d, [&](const Given& g, const std::vector<Given>& all) {
+    const bool gave =
+        std::ranges::any_of(all, [&](const Given& other) { return other.role == g.role && other.parameter == d.parameter; });
+    if (g.parameter >= 0 && !gave) found = &g;
+  });
+  return found;
 }
 
 /// A squared norm counts whole parameters, each once: not an element twice, and none of a parameter that it counts left out.
@@ -83,6 +102,9 @@ void GradientLedger::settle(const Demand& d) {
   const auto fault = [&](std::string message) {
     report_.add(Rule::kGradients, d.role, op_name(*d.segment, *d.op, *d.call), std::move(message));
   };
+  if (const Given* other = sum.mixed ? nullptr : stranger(d))
+    return fault(fmt::format("the gradient of {} is added up with that of {} from stage {}", name,
+                             plan_.parameters[static_cast<size_t>(other->parameter)].name, other->role));
   const auto& uses = uses_[static_cast<size_t>(d.parameter)];
   for (const Source& use : uses) {
     if (!d.complete) break;
@@ -119,14 +141,13 @@ void GradientLedger::settle() {
   for (size_t p = 0; p < plan_.parameters.size(); ++p) {
     const Parameter& parameter = plan_.parameters[p];
     const int64_t elements = logical_shape(parameter.type, plan_.mesh).elements();
-    for (const int role : {parameter.first_stage, parameter.last_stage}) {
+    for (const int role : parameter.stages) {
       const auto found = updated_.find({role, static_cast<int32_t>(p)});
       const int64_t done = found == updated_.end() ? 0 : found->second;
       const std::string steps = plan_.period > 1 ? fmt::format(", and it has {} steps", plan_.period) : "";
       if (done != elements * plan_.period)
         report_.add(Rule::kGradients, role, "",
                     fmt::format("{} of the {} elements of {} are updated in a period{}", done, elements, parameter.name, steps));
-      if (parameter.first_stage == parameter.last_stage) break;
     }
   }
   for (const Lost& l : lost_) report_.add(Rule::kValues, l.role, l.op, l.message);

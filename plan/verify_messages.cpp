@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "plan/program.h"
@@ -110,6 +111,7 @@ class MessageChecker {
   void match();
   void match_pair(const std::vector<int32_t>& sends, const std::vector<int32_t>& receives);
   void match_collectives(CommId comm, const std::map<int, std::vector<int32_t>>& by_role);
+  void match_group(const Comm& c, const std::vector<int>& group, const std::map<int, std::vector<int32_t>>& by_role);
   void compare(const CommOp& send, const CommOp& receive);
   std::string difference(const CommOp& first, const CommOp& other) const;
   const Type& type(const CommOp& c) const { return c.segment->slots[c.slot.index()].type; }
@@ -412,21 +414,31 @@ std::string MessageChecker::difference(const CommOp& first, const CommOp& other)
 
 void MessageChecker::match_collectives(CommId comm, const std::map<int, std::vector<int32_t>>& by_role) {
   const Comm& c = plan_.comms[comm.index()];
-  std::vector<int> group;
-  for (int r = 0; r < static_cast<int>(plan_.roles.size()); ++r)
-    if (c.span == Span::kAll || r == 0 || r == static_cast<int>(plan_.roles.size()) - 1) group.push_back(r);
-  for (const auto& [role, list] : by_role)
-    if (std::ranges::find(group, role) == group.end())
-      return fault(ops_[static_cast<size_t>(list[0])], "stage {} is no member of `{}`", role, c.name);
+  if (!c.groups.empty()) {
+    for (const std::vector<int>& group : c.groups) match_group(c, group, by_role);
+    return;
+  }
+  std::vector<int> all(plan_.roles.size());
+  std::iota(all.begin(), all.end(), 0);
+  match_group(c, all, by_role);
+}
+
+/// The n-th collective of each role of a group is the n-th of every other.
+void MessageChecker::match_group(const Comm& c, const std::vector<int>& group, const std::map<int, std::vector<int32_t>>& by_role) {
   size_t most = 0;
-  for (const auto& [role, list] : by_role) most = std::max(most, list.size());
+  for (const int role : group)
+    if (const auto found = by_role.find(role); found != by_role.end()) most = std::max(most, found->second.size());
+  if (most > 0 && group.size() == 1)
+    return fault(ops_[static_cast<size_t>(by_role.at(group[0])[0])], "stage {} stands alone in `{}`", group[0], c.name);
   for (size_t i = 0; i < most && !report_.full(); ++i) {
     Meeting m;
     const CommOp* first = nullptr;
     for (const int role : group) {
       const auto found = by_role.find(role);
       if (found == by_role.end() || i >= found->second.size()) {
-        const auto present = std::ranges::find_if(by_role, [&](const auto& entry) { return i < entry.second.size(); });
+        const auto present = std::ranges::find_if(by_role, [&](const auto& entry) {
+          return i < entry.second.size() && std::ranges::find(group, entry.first) != group.end();
+        });
         return fault(ops_[static_cast<size_t>(present->second[i])], "stage {} never joins it: its collective number {} on `{}`",
                      role, i + 1, c.name);
       }

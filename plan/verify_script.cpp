@@ -20,8 +20,10 @@ bool Language::decide(const Type& held, const Type& wanted, AxisSet cut) const {
   const bool flat = wanted.shape.rank <= 1;
   for (size_t a = 0; a < plan.mesh.axes.size(); ++a) {
     const Placement h = held.place[a], w = wanted.place[a];
-    if (cut.contains(static_cast<int>(a))) {  // each rank takes its part of what is whole
+    if (cut.contains(static_cast<int>(a))) {  // each rank takes its part of what is whole, within the cuts that are there
       if (h.kind != Place::kReplicate || !(w.is_shard() || w.kind == Place::kLocal)) return false;
+      for (size_t inner = a + 1; inner < plan.mesh.axes.size() && w.is_shard(); ++inner)
+        if (!cut.contains(static_cast<int>(inner)) && plan.mesh.axes[inner].size > 1 && wanted.place[inner] == w) return false;
       continue;
     }
     if (h == w) continue;

@@ -172,12 +172,12 @@ void Replay::finish_runs() {
     size_t result = 0;
     while (is_optimizer(*run.act) && i > result && runs_[i - result - 1].act == run.act && runs_[i - result - 1].call == run.call)
       ++result;
-    const auto* receive = std::get_if<Recv>(&run.act->op->work);
-    ledger_.lost(
-        role_index_, op_name(*run.segment, *run.act->op, *run.call),
-        fmt::format("nothing reads the %{} that {}, and it is not kept",
-                    run.segment->slots[static_cast<size_t>(run.act->writes[result])].name,
-                    receive == nullptr ? "it makes" : "came along " + axes_text(plan_, plan_.comms[receive->comm.index()].axes)));
+    const int order = order_of(*run.act->op);  // of a message or a collective
+    const std::string source =
+        order < 0 ? "it makes" : "comes along " + axes_text(plan_, plan_.comms[static_cast<size_t>(order / 2)].axes);
+    ledger_.lost(role_index_, op_name(*run.segment, *run.act->op, *run.call),
+                 fmt::format("nothing reads the %{} that {}, and it is not kept",
+                             run.segment->slots[static_cast<size_t>(run.act->writes[result])].name, source));
   }
 }
 

@@ -17,6 +17,7 @@
 #include <bit>
 #include <string_view>
 
+#include "plan/collective_steps.h"
 #include "plan/limits.h"
 #include "plan/verify_internal.h"
 
@@ -581,10 +582,14 @@ class TypeChecker {
   void check_agreed(const Op& op);
   void check_collective(const Op& op, const Collective& c);
   void check_collective_shapes(const Op& op, const Collective& c);
+  void check_counts(const Op& op, const Collective& c);
   void check_cut(const Op& op, const Collective& c);
   void check_load(const Op& op);
   void check_fill(const Op& op, const Fill& fill);
+  int cut_within(SlotId slot, int axis, const Comm& comm) const;
+  Placement grouped_result(const Op& op, const Collective& c, int axis);
   Placement collective_result(const Op& op, const Collective& c, int axis);
+  bool may_be_whole(const Op& op, Placement derived, Placement declared, int axis) const;
   Derived derive(const Equation& equation, const Written& w, int axis) const;
   Derived derive_sharded(const Equation& equation, const Written& w, int axis, char letter) const;
   Derived derive_partial(const Equation& equation, const Written& w, int axis, bool contracts) const;
@@ -640,6 +645,7 @@ void TypeChecker::check_written(const Op& op, const Equation& equation, const Wr
     }
     const Placement declared = place(w.slot, axis);
     if (w.trusted || declared == derived.place || (derived.may_be_partial && declared.is_partial())) continue;
+    if (may_be_whole(op, derived.place, declared, axis)) continue;
     const bool unread = declared.is_shard() && std::ranges::none_of(equation.reads, [&](const Operand& r) {
                           return r.dims.find(w.dims[static_cast<size_t>(declared.dim)]) != std::string::npos;
                         });
@@ -653,6 +659,12 @@ void TypeChecker::check_written(const Op& op, const Equation& equation, const Wr
   if (w.trusted) return;
   check_scale(op, equation, w);
   check_micro(op, equation, w);
+}
+
+/// The summands of stages that sent theirs to one another: rule 4 proves that nothing is missing, and nothing there twice.
+bool TypeChecker::may_be_whole(const Op& op, Placement derived, Placement declared, int axis) const {
+  return std::holds_alternative<Add>(op.work) && type(op.writes[0]).micro == Micro::kSum && role_axis(plan_) == axis &&
+         derived.is_partial() && declared.kind == Place::kReplicate;
 }
 
 Derived TypeChecker::derive(const Equation& equation, const Written& w, int axis) const {
@@ -925,11 +937,57 @@ void TypeChecker::check_collective(const Op& op, const Collective& c) {
           name_of(type(dst).micro));
   if (type(src).dtype != type(dst).dtype) fault(op, Rule::kTypes, "%{} and %{} have different element types", name(src), name(dst));
   check_collective_shapes(op, c);
+  check_counts(op, c);
+}
+
+/// Rows that a buffer counts are moved by their counts.
+void TypeChecker::check_counts(const Op& op, const Collective& c) {
+  const auto count = [&](SlotId slot) { return segment_.slots[slot.index()].count; };
+  const SlotId sent = count(op.reads[0]), came = count(op.writes[0]);
+  const SlotId used = op.reads.size() > 1 ? op.reads[1] : SlotId();
+  if (c.kind != CollectiveKind::kAllToAll || (!sent && !came && !used)) return;
+  const std::string axis = axes_text(plan_, plan_.comms[c.comm.index()].axes);
+  if (!sent || !came)
+    return fault(op, Rule::kTypes, "along {}: of %{} and %{} only one counts its rows", axis, name(op.reads[0]),
+                 name(op.writes[0]));
+  if (used != sent)
+    fault(op, Rule::kTypes, "along {}: the rows of %{} are counted by %{}, and {}", axis, name(op.reads[0]), name(sent),
+          used ? fmt::format("they are moved by %{}", name(used)) : "it reads no counts");
+}
+
+/// Of the axes that share a dim of `slot` with `axis`, one that cuts within its slices and does not take part in the collective:
+/// the mesh's later axes cut the slices of the earlier ones. -1: `axis` is the innermost.
+int TypeChecker::cut_within(SlotId slot, int axis, const Comm& comm) const {
+  for (int inner = axis + 1; inner < axes(); ++inner)
+    if (split(inner) && !comm.axes.contains(inner) && place(slot, inner) == place(slot, axis)) return inner;
+  return -1;
+}
+
+/// Groups of stages hold tensors of their own. What each rank of a group gave is whole within the group: rule 4 proves of a sum
+/// over micro-batches that nothing is missing. Of anything else the whole is the group's alone, and so local.
+Placement TypeChecker::grouped_result(const Op& op, const Collective& c, int axis) {
+  const Placement in = place(op.reads[0], axis);
+  const bool sum = in.is_partial() && c.kind == CollectiveKind::kAllReduce;
+  const bool copy = c.kind == CollectiveKind::kBroadcast && (in.kind == Place::kLocal || in.kind == Place::kReplicate);
+  if (!sum && !copy)
+    fault(op, Rule::kTypes, "along {}: %{} is {}, and {} over some stages makes no whole of it", axis_name(axis), name(op.reads[0]),
+          placement_name(in), kind_of(op.work));
+  return sum && type(op.reads[0]).micro == Micro::kSum ? Placement::replicate() : Placement::local();
 }
 
 Placement TypeChecker::collective_result(const Op& op, const Collective& c, int axis) {
   const Placement in = place(op.reads[0], axis), declared = place(op.writes[0], axis);
   const std::string& src = name(op.reads[0]);
+  const Comm& comm = plan_.comms[c.comm.index()];
+  if (group_size(plan_.mesh, comm) < plan_.mesh.size(comm.axes)) return grouped_result(op, c, axis);
+  for (const SlotId slot : {op.reads[0], op.writes[0]})
+    if (place(slot, axis).is_shard())
+      if (const int inner = cut_within(slot, axis, comm); inner >= 0) {
+        fault(op, Rule::kTypes,
+              "along {}: {} cuts dim {} of %{} within the slices of {}, and only the innermost cut is gathered, made or moved",
+              axis_name(axis), axis_name(inner), place(slot, axis).dim, name(slot), axis_name(axis));
+        return declared;
+      }
   switch (c.kind) {
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kReduceScatter:
@@ -969,10 +1027,15 @@ void TypeChecker::check_collective_shapes(const Op& op, const Collective& c) {
       fault(op, Rule::kTypes, "{} over {} ranks: %{} has {} elements and %{} {}", kind_of(op.work), n, name(op.reads[0]),
             src.length, name(op.writes[0]), dst.length);
   };
+  const int64_t strips = strips_of(plan_.mesh, comm, c.kind, type(op.reads[0]), type(op.writes[0]));
   const auto shard_of = [&](const Window& part, const Window& whole, SlotId part_slot, SlotId whole_slot) {
     const bool own_storage = part.root != whole.root;
     const bool shard_view = part.root == whole.root && part.begin == whole.begin && part.shard == (whole.shard | comm.axes);
-    if (!own_storage && !shard_view && n > 1)
+    if (own_storage || n == 1) return;
+    if (strips > 1)
+      fault(op, Rule::kTypes, "%{} is cut in {} strips, so %{} must have storage of its own", name(whole_slot), strips,
+            name(part_slot));
+    else if (!shard_view)
       fault(op, Rule::kTypes, "%{} must be the rank's shard of %{} or have storage of its own", name(part_slot), name(whole_slot));
   };
   switch (c.kind) {
@@ -999,7 +1062,8 @@ void TypeChecker::check_collective_shapes(const Op& op, const Collective& c) {
   }
 }
 
-/// Collectives cut and join flat buffers: the parts of ranks are contiguous only along a dim before which every extent is 1.
+/// Extents fit the dims that are cut and joined. An all_to_all moves flat parts, which are contiguous only along a dim before which
+/// every extent is 1.
 void TypeChecker::check_cut(const Op& op, const Collective& c) {
   const SlotId src = op.reads[0], dst = op.writes[0];
   const AxisSet over = plan_.comms[c.comm.index()].axes;
@@ -1026,15 +1090,16 @@ void TypeChecker::check_cut(const Op& op, const Collective& c) {
   if (out != expected)
     return fault(op, Rule::kTypes, "%{} has other extents than {} over {} ranks makes of %{}", name(dst), kind_of(op.work), n,
                  name(src));
+  if (!joins || !cuts) return;
   const auto contiguous = [&](SlotId slot, int dim) {
     for (int d = 0; d < dim; ++d)
       if (type(slot).shape[d] != 1)
         fault(op, Rule::kTypes,
-              "%{} is cut along dim {}, but dim {} before it has {} elements: parts of a collective are contiguous", name(slot),
+              "%{} is cut along dim {}, but dim {} before it has {} elements: parts of an all_to_all are contiguous", name(slot),
               dim, d, type(slot).shape[d]);
   };
-  if (joins) contiguous(dst, from);
-  if (cuts) contiguous(src, to);
+  contiguous(dst, from);
+  contiguous(src, to);
 }
 
 }  // namespace

@@ -265,7 +265,9 @@ void Replay::play_transfer(const Act& act) {
   if (collective == nullptr && dst.shard.empty()) spread_out(dst, src.shard, src.end - src.begin);
   const bool joins = reduces && joins_roles(plan_, plan_.comms[collective->comm.index()]) &&
                      language_.types.value_type(src.value_type).micro == Micro::kSum;
-  const CrossRole key{joins ? collective->comm.value : -1, -1, -1, joins ? collectives_[collective->comm.index()]++ : 0};
+  const std::vector<int>* group = joins ? group_at(plan_.comms[collective->comm.index()], role_index_) : nullptr;
+  const CrossRole key{joins ? collective->comm.value : -1, group != nullptr ? group->front() : -1, -1,
+                      joins ? collectives_[collective->comm.index()]++ : 0};
   const bool linked = std::ranges::any_of(src.storage->pieces,
                                           [](const Piece& p) { return p.parameter >= 0 || p.sum >= 0 || p.zero || p.slice >= 0; });
   const bool same_length = src.end - src.begin == dst.end - dst.begin;

@@ -21,11 +21,11 @@ struct Source {
   friend bool operator==(const Source&, const Source&) = default;
 };
 
-/// Where a sum over micro-batches came from another role: the n-th collective of a communicator that joins roles, or the n-th such
-/// message from one role to another.
+/// Where a sum over micro-batches came from another role: the n-th collective of a group of a communicator that joins roles, or the
+/// n-th such message from one role to another.
 struct CrossRole {
   int32_t comm = -1;
-  int32_t from = -1, to = -1;  ///< roles, of a message
+  int32_t from = -1, to = -1;  ///< roles, of a message; of a collective, the first of its group where there are several
   int32_t ordinal = 0;
   friend auto operator<=>(const CrossRole&, const CrossRole&) = default;
 };
@@ -141,6 +141,10 @@ class GradientLedger {
   void settle(const Demand& d);
   void settle_norm(const Demand& d);
   Contributions total(const Demand& d) const;
+  /// Roles that gave a sum over roles another parameter's gradient than the demanded one; nothing where all gave the same.
+  const Given* stranger(const Demand& d) const;
+  template <class F>
+  void for_given(const Demand& d, F f) const;
 
   const Plan& plan_;
   Report& report_;

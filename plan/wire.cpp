@@ -72,22 +72,7 @@ const Role& role_of(const Plan& plan, const Coordinates& c) {
   return plan.roles[index];
 }
 
-/// Where a rank stands in its group on a communicator: all that decides how much it sends there.
-struct Seat {
-  int size = 1;
-  int index = 0;
-  friend auto operator<=>(const Seat&, const Seat&) = default;
-};
-
-Seat seat_of(const Mesh& mesh, const Comm& comm, const Coordinates& c) {
-  const int size = mesh.size(comm.axes);
-  const int index = mesh.index_in_group(comm.axes, c);
-  if (comm.span == Span::kAll || size <= 2) return {size, index};
-  if (index == 0) return {2, 0};
-  if (index == size - 1) return {2, 1};
-  return {1, 0};
-}
-
+/// A seat is all that decides how much a rank sends.
 int64_t bytes_sent(const Message& m, const Seat& seat) {
   if (m.point_to_point) {
     const int to = seat.index + m.hop;

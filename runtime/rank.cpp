@@ -11,6 +11,7 @@
 
 #include "plan/base/check.h"
 #include "plan/base/world_error.h"
+#include "plan/collective_steps.h"
 #include "plan/period.h"
 
 namespace shardlab::runtime {
@@ -231,8 +232,9 @@ Result<void> Rank::bind_collective(const Instruction& instruction, const Collect
         fmt::format("`{}` moves as many rows as a buffer says, which the thread transport does not", describe(plan_, instruction)),
         "predict the plan with mode: simulate", ""};
   const Type& whole = *(work.kind == CollectiveKind::kAllGather ? target : source).type;
-  bound.call = {work.kind, work.reduce,     work.algorithm, whole.dtype, whole.shape.elements(),
-                work.root, address(source), address(target)};
+  const int64_t strips = strips_of(plan_.mesh, plan_.comms[work.comm.index()], work.kind, *source.type, *target.type);
+  bound.call = {work.kind, work.reduce,     work.algorithm,  whole.dtype, whole.shape.elements(),
+                work.root, address(source), address(target), strips};
   const auto prepared = bound.comm->prepare(bound.call);
   if (!prepared.ok()) {
     Error error = prepared.error();

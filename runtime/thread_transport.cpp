@@ -53,10 +53,13 @@ class ThreadCommunicator final : public Communicator {
   };
 
   const Schedule& schedule_of(const CollectiveCall& call);
+  /// Of the first strip.
   int64_t begin_of(const CollectiveCall& call, int part) const {
-    return bytes_of(call.dtype, part_begin(call.elements, size(), part));
+    return bytes_of(call.dtype, part_begin(call.elements / call.strips, size(), part));
   }
-  int64_t bytes_of_part(const CollectiveCall& call, int part) const { return begin_of(call, part + 1) - begin_of(call, part); }
+  int64_t strip_of_part(const CollectiveCall& call, int part) const { return begin_of(call, part + 1) - begin_of(call, part); }
+  int64_t bytes_of_part(const CollectiveCall& call, int part) const { return call.strips * strip_of_part(call, part); }
+  int64_t bytes_of_strip(const CollectiveCall& call) const { return bytes_of(call.dtype, call.elements / call.strips); }
   int64_t bytes_of_parts(const CollectiveCall& call, const std::vector<int>& parts) const;
 
   void start(Run& run) const;
@@ -151,7 +154,9 @@ void ThreadCommunicator::start(Run& run) const {
   if (call.target == nullptr) return;
   if (call.kind == CollectiveKind::kAllGather) {
     std::byte* place = bytes_at(call.target, own_begin);
-    if (place != call.source) std::memcpy(place, call.source, static_cast<size_t>(own_bytes));
+    const int64_t strip = strip_of_part(call, index_);
+    for (int64_t s = 0; s < call.strips && place != call.source; ++s)
+      std::memcpy(place + s * bytes_of_strip(call), bytes_at(call.source, s * strip), static_cast<size_t>(strip));
   } else if (call.kind == CollectiveKind::kAllToAll && call.algorithm != Algorithm::kHalvingDoubling) {
     std::memcpy(bytes_at(call.target, own_begin), bytes_at(call.source, own_begin), static_cast<size_t>(own_bytes));
   } else if (call.target != call.source) {
@@ -199,10 +204,13 @@ void ThreadCommunicator::read_from(Run& run, const CollectiveStep& s, int from, 
     if (theirs == nullptr) break;
     const int64_t there = begin_of(call, call.kind == CollectiveKind::kAllToAll ? index_ : p);
     std::byte* here = bytes_at(run.own, begin_of(call, p));
-    if (s.action == Action::kReduce) {
-      combine(kernels_, call.dtype, call.reduce, here, bytes_at(theirs, there), bytes_of_part(call, p) * 8 / bits_of(call.dtype));
-    } else {
-      std::memcpy(here, bytes_at(theirs, there), static_cast<size_t>(bytes_of_part(call, p)));
+    for (int64_t strip = 0; strip < call.strips; ++strip) {
+      std::byte* to = here + strip * bytes_of_strip(call);
+      const std::byte* source = bytes_at(theirs, there + strip * bytes_of_strip(call));
+      if (s.action == Action::kReduce)
+        combine(kernels_, call.dtype, call.reduce, to, source, strip_of_part(call, p) * 8 / bits_of(call.dtype));
+      else
+        std::memcpy(to, source, static_cast<size_t>(strip_of_part(call, p)));
     }
   }
   release(from);
@@ -211,15 +219,16 @@ void ThreadCommunicator::read_from(Run& run, const CollectiveStep& s, int from, 
 /// The canonical tree over all ranks' copies of `part`, read where they lie.
 void ThreadCommunicator::reduce_from_all(Run& run, int part) {
   const CollectiveCall& call = run.call;
-  const int64_t offset = begin_of(call, part), bytes = bytes_of_part(call, part);
-  std::vector<const void*> leaves(static_cast<size_t>(size()));
-  for (int i = 0; i < size(); ++i) {
-    const void* base = i == index_ ? run.own : await_offer(run.moved, run.task, i, bytes);
-    leaves[static_cast<size_t>(i)] = base == nullptr ? nullptr : bytes_at(base, offset);
-  }
-  if (run.own != nullptr) {
-    void* out = call.kind == CollectiveKind::kReduceScatter ? call.target : bytes_at(run.own, offset);
-    tree_combine(kernels_, call.dtype, call.reduce, leaves, out, bytes * 8 / bits_of(call.dtype));
+  const int64_t offset = begin_of(call, part), strip_bytes = strip_of_part(call, part);
+  std::vector<const void*> bases(static_cast<size_t>(size())), leaves(bases.size());
+  for (int i = 0; i < size(); ++i)
+    bases[static_cast<size_t>(i)] = i == index_ ? run.own : await_offer(run.moved, run.task, i, bytes_of_part(call, part));
+  for (int64_t strip = 0; strip < call.strips && run.own != nullptr; ++strip) {
+    const int64_t there = offset + strip * bytes_of_strip(call);
+    std::ranges::transform(bases, leaves.begin(), [&](const void* base) { return bytes_at(base, there); });
+    const bool apart = call.kind == CollectiveKind::kReduceScatter;
+    void* out = apart ? bytes_at(call.target, strip * strip_bytes) : bytes_at(run.own, there);
+    tree_combine(kernels_, call.dtype, call.reduce, leaves, out, strip_bytes * 8 / bits_of(call.dtype));
   }
   for (int i = 0; i < size(); ++i)
     if (i != index_) release(i);

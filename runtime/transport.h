@@ -24,10 +24,12 @@ struct CollectiveCall {
   ReduceOp reduce = ReduceOp::kSum;
   Algorithm algorithm = Algorithm::kRing;
   DType dtype = DType::f32;
-  int64_t elements = 0;
+  int64_t elements = 0;  ///< of the whole
   int root = 0;
   const void* source = nullptr;
   void* target = nullptr;
+  /// The whole is so many buffers one after the other, each cut for the ranks (`strips_of`); a part lies apart from it then.
+  int64_t strips = 1;
 };
 
 /// What a call did, measured where it was done.

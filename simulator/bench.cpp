@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "plan/work.h"
@@ -53,7 +54,8 @@ Bench::Bench(std::string name, std::string axis, int ranks, const PoolSizes& poo
   noise.name = "noise";
   noise.type = tensor({kNoiseElements});
   noise.deviation = 1;
-  noise.last_stage = static_cast<int>(programs_.size()) - 1;
+  noise.stages.resize(programs_.size());
+  std::iota(noise.stages.begin(), noise.stages.end(), 0);
   plan_.parameters = {noise};
 
   Buffer b;
@@ -183,7 +185,7 @@ void Bench::add_call(const std::string& name, Work work, const std::vector<Buffe
 }
 
 CommId Bench::comm(const std::string& name) {
-  plan_.comms.push_back({name, AxisSet::of(0), Span::kAll});
+  plan_.comms.push_back({name, AxisSet::of(0), {}});
   return CommId(static_cast<int32_t>(plan_.comms.size()) - 1);
 }
 

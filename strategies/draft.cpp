@@ -76,10 +76,10 @@ StreamId Draft::stream(std::string_view name) {
   return StreamId(static_cast<int32_t>(plan.streams.size()) - 1);
 }
 
-CommId Draft::comm(std::string_view name, AxisSet axes, Span span) {
+CommId Draft::comm(std::string_view name, AxisSet axes, Groups groups) {
   const auto found = std::ranges::find(plan.comms, name, &Comm::name);
   if (found != plan.comms.end()) return CommId(static_cast<int32_t>(found - plan.comms.begin()));
-  plan.comms.push_back({std::string(name), axes, span});
+  plan.comms.push_back({std::string(name), axes, std::move(groups)});
   return CommId(static_cast<int32_t>(plan.comms.size()) - 1);
 }
 

@@ -230,7 +230,7 @@ struct Draft {
 
   /// The stream or communicator called so, made when it is new.
   StreamId stream(std::string_view name);
-  CommId comm(std::string_view name, AxisSet axes, Span span = Span::kAll);
+  CommId comm(std::string_view name, AxisSet axes, Groups groups = {});
   /// A registered segment for `key`, built by `build` the first time.
   template <class Build>
   SegmentId cached(const std::string& key, const Build& build) {

@@ -81,13 +81,12 @@ void assign_stages(Draft& draft, const PipelineSchedule& schedule) {
       for (const ParameterId id : draft.units[static_cast<size_t>(unit)].parameters) {
         Parameter& p = draft.plan.parameters[id.index()];
         const bool again = unit == draft.unit_count() - 1 && id == draft.units.front().parameters.front();
-        if (!again) p.first_stage = p.last_stage = stage.role.stage;
+        if (!again) p.stages = {stage.role.stage};
       }
   Parameter& table = draft.plan.parameters[draft.units.front().parameters.front().index()];
   if (!draft.config.model.tied_embeddings) return;
-  const int head = draft.head_stage().role.stage;
-  table.last_stage = std::max(table.first_stage, head);
-  table.first_stage = std::min(table.first_stage, head);
+  const int first = table.stages.front(), head = draft.head_stage().role.stage;
+  if (first != head) table.stages = {std::min(first, head), std::max(first, head)};
 }
 
 /// The segment that sends or receives one boundary tensor over a directed edge between two stages. Edges that meet on a stage are on

@@ -63,8 +63,8 @@ void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) 
   const BufferId whole = add_buffer(stage, std::move(sum));
   const SegmentId segment = draft.cached("tie.ends", [&] {
     Op op;
-    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("pp.ends", AxisSet::of(pp), Span::kEnds),
-                         draft.algorithm()};
+    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum,
+                         draft.comm("pp.ends", AxisSet::of(pp), mirror_pairs(draft.config.layout.pp)), draft.algorithm()};
     op.label = "embed.tokens";
     op.strategy = kName;
     return one_op_segment("tie.ends", stage, {part, whole}, std::move(op), {0}, {1});

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "plan/collective_steps.h"
 #include "runtime/cuda/nccl_api.h"
 
 namespace shardlab::runtime::cuda {
@@ -59,26 +60,43 @@ class Deriver {
     if (bits_of(dtype) < 8) return refusal(i, "parts may end within a byte", "view the buffer as u8");
     if (reduces && (nccl_type(dtype) < 0 || bits_of(dtype) < 16))
       return refusal(i, fmt::format("NCCL does not reduce {}", name_of(dtype)), "reduce in f32, bf16, f16, f64, i32 or i64");
-    if (parts && elements % size != 0)
-      return refusal(i, fmt::format("NCCL cuts {} elements in {} equal parts", elements, size),
+    const int64_t strips =
+        strips_of(plan_.mesh, plan_.comms[c.comm.index()], c.kind, *program_.reads(i)[0].type, *program_.writes(i)[0].type);
+    if (parts && elements % (size * strips) != 0)
+      return refusal(i, fmt::format("NCCL cuts {} elements in {} equal parts", elements / strips, size),
                      "pad the buffer to a multiple of the group's size (bucket_bytes), or use transport: one-gpu");
-    const int64_t bytes = bytes_of(dtype, elements);
+    const int64_t bytes = bytes_of(dtype, elements) / strips;
     auto& calls = (*op)->calls;
     switch (c.kind) {
       case CollectiveKind::kAllReduce: calls = {{Kind::kAllReduce, c.comm, elements, dtype, c.reduce, -1}}; break;
-      case CollectiveKind::kReduceScatter: calls = {{Kind::kReduceScatter, c.comm, elements / size, dtype, c.reduce, -1}}; break;
-      case CollectiveKind::kAllGather: calls = {{Kind::kAllGather, c.comm, bytes / size}}; break;
+      case CollectiveKind::kReduceScatter:
+        calls =
+            in_strips({Kind::kReduceScatter, c.comm, elements / strips / size, dtype, c.reduce, -1}, strips, bytes, bytes / size);
+        break;
+      case CollectiveKind::kAllGather:
+        calls = in_strips({Kind::kAllGather, c.comm, bytes / size}, strips, bytes / size, bytes);
+        break;
       case CollectiveKind::kBroadcast: calls = {{Kind::kBroadcast, c.comm, bytes, DType::u8, ReduceOp::kSum, c.root}}; break;
       case CollectiveKind::kAllToAll:
         calls = {{Kind::kGroupStart, c.comm}};
         for (int peer = 0; peer < size; ++peer) {
-          calls.push_back({Kind::kSend, c.comm, bytes / size, DType::u8, ReduceOp::kSum, peer});
-          calls.push_back({Kind::kReceive, c.comm, bytes / size, DType::u8, ReduceOp::kSum, peer});
+          const int64_t part = bytes / size, at = part * peer;
+          calls.push_back({Kind::kSend, c.comm, part, DType::u8, ReduceOp::kSum, peer, at, at});
+          calls.push_back({Kind::kReceive, c.comm, part, DType::u8, ReduceOp::kSum, peer, at, at});
         }
         calls.push_back({Kind::kGroupEnd, c.comm});
         break;
     }
     return {};
+  }
+
+  /// The call, or one a strip, as a group. `source` and `target`: bytes of a strip of each.
+  static std::vector<NcclCall> in_strips(NcclCall call, int64_t strips, int64_t source, int64_t target) {
+    if (strips == 1) return {call};
+    std::vector<NcclCall> calls{{Kind::kGroupStart, call.comm}};
+    for (int64_t strip = 0; strip < strips; ++strip, call.source += source, call.target += target) calls.push_back(call);
+    calls.push_back({Kind::kGroupEnd, call.comm});
+    return calls;
   }
 
   Result<void> message(const Instruction& i, Kind kind, CommId comm, int hop, bool cyclic, const Operand& operand) {

@@ -18,7 +18,8 @@ struct NcclCall {
   int64_t count = 0;  ///< as NCCL counts: of one rank's part in a reduce_scatter and an all_gather
   DType dtype = DType::u8;
   ReduceOp reduce = ReduceOp::kSum;
-  int peer = -1;  ///< group index: the root of a broadcast, the other side of a message
+  int peer = -1;                   ///< group index: the root of a broadcast, the other side of a message
+  int64_t source = 0, target = 0;  ///< bytes from where the op's operands begin
   friend bool operator==(const NcclCall&, const NcclCall&) = default;
 };
 
@@ -30,7 +31,8 @@ struct NcclOp {
 };
 
 /// The calls of `rank`, in issue order, which is the order in which they are made whatever their streams: NCCL asks for one order
-/// of launches on a device across communicators. An all_to_all is a group of sends and receives. A cyclic send and the receive that
+/// of launches on a device across communicators. An all_to_all is a group of sends and receives, and what is
+/// cut in strips is a group with one collective a strip. A cyclic send and the receive that
 /// goes with it (next to it on its stream and communicator) are one group, opened by the first and closed by the second; so nobody
 /// waits in a ring.
 ///

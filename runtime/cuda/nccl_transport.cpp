@@ -87,11 +87,7 @@ void NcclCommunicator::issue(const NcclCall& call, const void* source, void* tar
 Moved NcclCommunicator::collective(const CollectiveCall& call, Task& task) {
   const NcclOp& op = await_turn(task);
   const StreamHandle stream = transport_.stream(rank_, task.stream());
-  for (const NcclCall& c : op.calls) {
-    const bool part = call.kind == CollectiveKind::kAllToAll && c.peer >= 0;
-    const int64_t offset = part ? c.count * c.peer : 0;
-    issue(c, bytes_at(call.source, offset), bytes_at(call.target, offset), stream);
-  }
+  for (const NcclCall& c : op.calls) issue(c, bytes_at(call.source, c.source), bytes_at(call.target, c.target), stream);
   end_turn();
   Moved moved;
   moved.sent_bytes = sent_elements(call.kind, call.algorithm, call.elements, size(), index_, call.root) * bits_of(call.dtype) / 8;

@@ -33,8 +33,9 @@ class OneGpuCommunicator final : public Communicator {
   Moved receive(void* data, int64_t bytes, int from, Task& task) override;
 
  private:
-  /// The elements of the group's buffer from which a part begins.
-  int64_t begin_of(const CollectiveCall& call, int part) const { return part_begin(call.elements, size(), part); }
+  /// The element of a strip of the group's buffer from which a part begins.
+  int64_t begin_of(const CollectiveCall& call, int part) const { return part_begin(call.elements / call.strips, size(), part); }
+  /// Of a part, in one strip.
   int64_t extent_of(const CollectiveCall& call, int part) const { return begin_of(call, part + 1) - begin_of(call, part); }
   RankDevice& device() { return node_.rank(meeting_.ranks[static_cast<size_t>(index_)]); }
 
@@ -114,7 +115,7 @@ void OneGpuCommunicator::launch(StreamHandle stream) {
   }
   for (int i = 1; i < size(); ++i)
     SHARDLAB_CHECK(call_of(i).kind == call.kind && call_of(i).elements == call.elements && call_of(i).dtype == call.dtype &&
-                       call_of(i).root == call.root,
+                       call_of(i).strips == call.strips && call_of(i).root == call.root,
                    "ranks {} and {} meet in different collectives", meeting_.ranks[0], meeting_.ranks[static_cast<size_t>(i)]);
   switch (call.kind) {
     case CollectiveKind::kAllReduce: return all_reduce(stream);
@@ -143,31 +144,39 @@ void OneGpuCommunicator::all_reduce(StreamHandle stream) {
                           {stream.value, &check_});
 }
 
-/// One launch a rank, on its part of every rank's source: a target inside the source is written by the launch that reads it.
+/// One launch a rank and strip, on its part of every rank's source: a target inside the source is written by the launch that reads
+/// it.
 void OneGpuCommunicator::reduce_scatter(StreamHandle stream) {
   for (int own = 0; own < size(); ++own) {
     const CollectiveCall& call = call_of(own);
-    std::vector<const void*> parts;
-    for (int i = 0; i < size(); ++i) parts.push_back(bytes_at(call_of(i).source, bytes_of(call.dtype, begin_of(call, own))));
-    void* out = call.target;
-    if (extent_of(call, own) == 0) continue;
-    node_.kernels().combine({.parts = parts.data(),
-                             .count = size(),
-                             .outs = &out,
-                             .out_count = 1,
-                             .n = extent_of(call, own),
-                             .dtype = call.dtype,
-                             .maximum = call.reduce == ReduceOp::kMax},
-                            {stream.value, &check_});
+    const int64_t extent = extent_of(call, own);
+    for (int64_t strip = 0; strip < call.strips && extent != 0; ++strip) {
+      const int64_t begin = strip * (call.elements / call.strips) + begin_of(call, own);
+      std::vector<const void*> parts;
+      for (int i = 0; i < size(); ++i) parts.push_back(bytes_at(call_of(i).source, bytes_of(call.dtype, begin)));
+      void* out = bytes_at(call.target, bytes_of(call.dtype, strip * extent));
+      node_.kernels().combine({.parts = parts.data(),
+                               .count = size(),
+                               .outs = &out,
+                               .out_count = 1,
+                               .n = extent,
+                               .dtype = call.dtype,
+                               .maximum = call.reduce == ReduceOp::kMax},
+                              {stream.value, &check_});
+    }
   }
 }
 
 void OneGpuCommunicator::all_gather(StreamHandle stream) {
   for (int from = 0; from < size(); ++from) {
     const CollectiveCall& call = call_of(from);
-    std::vector<void*> targets;
-    for (int i = 0; i < size(); ++i) targets.push_back(bytes_at(call_of(i).target, bytes_of(call.dtype, begin_of(call, from))));
-    spread(call.source, targets, bytes_of(call.dtype, extent_of(call, from)), stream);
+    const int64_t extent = extent_of(call, from);
+    for (int64_t strip = 0; strip < call.strips; ++strip) {
+      const int64_t begin = strip * (call.elements / call.strips) + begin_of(call, from);
+      std::vector<void*> targets;
+      for (int i = 0; i < size(); ++i) targets.push_back(bytes_at(call_of(i).target, bytes_of(call.dtype, begin)));
+      spread(bytes_at(call.source, bytes_of(call.dtype, strip * extent)), targets, bytes_of(call.dtype, extent), stream);
+    }
   }
 }
 

@@ -196,6 +196,38 @@ role 0
   REQUIRE(contains(calls_of(reduce_scatter("i16", 8)).error().message, "NCCL does not reduce i16"));
 }
 
+TEST_CASE("what is cut along a dim within others is one NCCL call a strip, in a group") {
+  const auto ops = calls_of(R"(comm dp axes dp
+segment s
+  bound %part temporary f32[3,2,4] dp:S1
+  bound %all temporary f32[3,4,4]
+  bound %sum temporary f32[3,4,4] dp:P
+  all_gather up (%part) -> (%all) comm=dp
+  reduce_scatter down (%sum) -> (%part) comm=dp algorithm=direct
+role 0
+  %part temporary f32[3,2,4] dp:S1 persistent
+  %all temporary f32[3,4,4] persistent
+  %sum temporary f32[3,4,4] dp:P persistent
+
+  call s (part=%part, all=%all, sum=%sum)
+)");
+  REQUIRE(ops.ok());
+  REQUIRE(ops->size() == 2);
+  const CommId dp(0);
+  const std::vector<cuda::NcclCall> gather{{Kind::kGroupStart, dp},
+                                           {Kind::kAllGather, dp, 32, DType::u8, ReduceOp::kSum, -1, 0, 0},
+                                           {Kind::kAllGather, dp, 32, DType::u8, ReduceOp::kSum, -1, 32, 64},
+                                           {Kind::kAllGather, dp, 32, DType::u8, ReduceOp::kSum, -1, 64, 128},
+                                           {Kind::kGroupEnd, dp}};
+  const std::vector<cuda::NcclCall> scatter{{Kind::kGroupStart, dp},
+                                            {Kind::kReduceScatter, dp, 8, DType::f32, ReduceOp::kSum, -1, 0, 0},
+                                            {Kind::kReduceScatter, dp, 8, DType::f32, ReduceOp::kSum, -1, 64, 32},
+                                            {Kind::kReduceScatter, dp, 8, DType::f32, ReduceOp::kSum, -1, 128, 64},
+                                            {Kind::kGroupEnd, dp}};
+  CHECK((*ops)[0].calls == gather);
+  CHECK((*ops)[1].calls == scatter);
+}
+
 TEST_CASE("NCCL's numbers of types and reductions are those of its header") {
 #ifdef SHARDLAB_TEST_NCCL_HEADER
   REQUIRE(cuda::nccl_type(DType::i8) == ncclInt8);

@@ -101,6 +101,36 @@ TEST_CASE("one-gpu collectives equal their definition for every kind, size and o
         }
 }
 
+TEST_CASE("one-gpu collectives cut a dim within others strip by strip") {
+  constexpr int kRanks = 3;
+  constexpr int64_t kStrips = 2, kPart = 5, kWhole = kStrips * kPart * kRanks;
+  Meetings m(kRanks, 11);
+  cuda::OneGpuTransport transport(m.node);
+  run_tasks(kRanks, 1, [&](Task& task) {
+    const auto comm = transport.join(task.rank(), CommId(0), m.members);
+    float *const part = m.floats(task.rank(), kStrips * kPart), *const all = m.floats(task.rank(), kWhole);
+    cuda::RankDevice& device = m.node.rank(task.rank());
+    std::vector<float> values(kStrips * kPart), got(kWhole);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(100 * task.rank()) + static_cast<float>(i);
+    device.copy(part, values.data(), kStrips * kPart * 4, 0);
+    comm->collective({CollectiveKind::kAllGather, ReduceOp::kSum, Algorithm::kDirect, DType::f32, kWhole, 0, part, all, kStrips},
+                     task);
+    device.copy(got.data(), all, kWhole * 4, 0);
+    comm->collective(
+        {CollectiveKind::kReduceScatter, ReduceOp::kSum, Algorithm::kDirect, DType::f32, kWhole, 0, all, part, kStrips}, task);
+    device.copy(values.data(), part, kStrips * kPart * 4, 0);
+    device.synchronise();
+    for (int64_t strip = 0; strip < kStrips; ++strip)
+      for (int from = 0; from < kRanks; ++from)
+        for (int64_t i = 0; i < kPart; ++i)
+          if (got[static_cast<size_t>((strip * kRanks + from) * kPart + i)] != static_cast<float>(100 * from + strip * kPart + i))
+            throw WorldError("gathered other elements");
+    for (int64_t i = 0; i < kStrips * kPart; ++i)  // every rank gathered the same
+      if (values[static_cast<size_t>(i)] != static_cast<float>(kRanks * (100 * task.rank() + i)))
+        throw WorldError("scattered other elements");
+  });
+}
+
 TEST_CASE("a one-gpu all_to_all") {
   constexpr int kRanks = 4;
   Meetings m(kRanks, 5);

@@ -24,16 +24,23 @@ TEST_CASE("groups join the ranks that share all other coordinates, in group orde
   }
 }
 
-TEST_CASE("an `ends` communicator joins first and last; those between meet themselves") {
-  const Mesh mesh{{{"pp", 4}, {"tp", 2}}};
-  const Comm ends{"tied", AxisSet::of(0), Span::kEnds};
-  REQUIRE(group_of(mesh, ends, 1) == std::vector<int>{1, 7});
-  REQUIRE(group_of(mesh, ends, 7) == std::vector<int>{1, 7});
-  REQUIRE(group_of(mesh, ends, 3) == std::vector<int>{3});
+TEST_CASE("groups along an axis: a coordinate meets its mirror image, or whom the communicator says") {
+  const Mesh mesh{{{"pp", 5}, {"tp", 2}}};
+  const Comm ends{"tied", AxisSet::of(0), mirror_pairs(5)};
+  REQUIRE(ends.groups == Groups{{0, 4}, {1, 3}, {2}});
+  REQUIRE(group_of(mesh, ends, 1) == std::vector<int>{1, 9});
+  REQUIRE(group_of(mesh, ends, 9) == std::vector<int>{1, 9});
+  REQUIRE(group_of(mesh, ends, 3) == std::vector<int>{3, 7});
+  REQUIRE(group_of(mesh, ends, 5) == std::vector<int>{5});
   REQUIRE(group_size(mesh, ends) == 2);
+  REQUIRE(seat_of(mesh, ends, mesh.coordinates(7)) == Seat{2, 1});
+  REQUIRE(seat_of(mesh, ends, mesh.coordinates(5)) == Seat{1, 0});
+  const Comm said{"said", AxisSet::of(0), {{3, 0}, {1, 4}, {2}}};
+  REQUIRE(group_of(mesh, said, 0) == std::vector<int>{6, 0});
   const Mesh flat{{{"pp", 1}, {"tp", 2}}};
-  REQUIRE(group_of(flat, ends, 1) == std::vector<int>{1});
-  REQUIRE(group_size(flat, ends) == 1);
+  const Comm alone{"tied", AxisSet::of(0), mirror_pairs(1)};
+  REQUIRE(group_of(flat, alone, 1) == std::vector<int>{1});
+  REQUIRE(group_size(flat, alone) == 1);
 }
 
 TEST_CASE("the logical shape and origin of a shard, along one axis or several of one dim") {

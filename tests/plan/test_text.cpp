@@ -188,9 +188,9 @@ role 2
   REQUIRE(print(parsed(printed)) == printed);
   REQUIRE(plan.period == 2);
   REQUIRE(plan.comms[0].axes.empty());
-  REQUIRE(plan.comms[1].span == Span::kEnds);
+  REQUIRE(plan.comms[1].groups == mirror_pairs(4));
   REQUIRE(plan.comms[2].axes == (AxisSet::of(0) | AxisSet::of(1)));
-  REQUIRE(plan.parameters[0].last_stage == 3);
+  REQUIRE(plan.parameters[0].stages == std::vector{0, 3});
   REQUIRE(plan.parameters[0].deviation == 0.5f);
   REQUIRE(plan.parameters[0].tensor == 4294967295u);
   const Slot& x = plan.segments[0].slots[0];
@@ -231,7 +231,8 @@ TEST_CASE("a parse error names line, column, the expected and the found") {
           where + "7: expected a new name for a slot, found `%x` a second time");
   REQUIRE(error_of(with_line("bound %y activated f32[2]")) ==
           where +
-              "10: expected a class (parameter, gradient, master, moment, activation, temporary, buffer, input, metric, workspace, other), "
+              "10: expected a class (parameter, gradient, master, moment, activation, temporary, buffer, input, metric, workspace, "
+              "other), "
               "found `activated`");
   REQUIRE(error_of(with_line("bound %y activation f32[2] tp:S1")) ==
           where + "31: expected a placement (R, P, L, or S0 to S0), found `S1`");

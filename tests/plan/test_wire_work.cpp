@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "plan/collective_steps.h"
 #include "plan/wire.h"
 #include "plan/work.h"
@@ -84,10 +86,11 @@ TEST_CASE("a send that leaves the mesh sends nothing unless it wraps") {
   REQUIRE(wire_bytes(plan, {0, 0, 0}).at("pp.fwd") == 0);  // to itself
 }
 
-TEST_CASE("an `ends` communicator costs only its ends") {
+TEST_CASE("a communicator of mirror images costs nothing where a stage stands alone") {
   Plan plan = two_stages();
   plan.mesh.axes[0].size = 3;
   plan.roles.insert(plan.roles.begin() + 1, plan.roles[1]);
+  std::ranges::find(plan.comms, "tied", &Comm::name)->groups = mirror_pairs(3);
   REQUIRE(wire_bytes(plan, {0, 0, 0}).at("tied") == 20);
   REQUIRE(wire_bytes(plan, {1, 0, 0}).at("tied") == 0);
   REQUIRE(wire_bytes(plan, {2, 0, 0}).at("tied") == 20);

@@ -193,6 +193,51 @@ TEST_CASE("other element types are moved and reduced", "[collectives]") {
   }
 }
 
+TEST_CASE("a dim within others is gathered and scattered strip by strip", "[collectives]") {
+  // x[3, 2g, 5] cut along its second dim: a part is 3 strips of 10 elements.
+  constexpr int64_t kStrips = 3, kPart = 10;
+  for (const int g : {1, 2, 3, 4})
+    for (const Algorithm algorithm : kAlgorithms) {
+      if (algorithm == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(g))) continue;
+      ThreadTransport transport(kernels::kernels_for_this_processor());
+      const int64_t whole = kStrips * kPart * g;
+      std::vector<std::string> faults(static_cast<size_t>(g));
+      run_tasks(g, 1, [&](Task& task) {
+        std::vector<int> members;
+        for (int r = 0; r < g; ++r) members.push_back(r);
+        const auto comm = transport.join(task.rank(), CommId(0), members);
+        const auto at = [&](int64_t strip, int part, int64_t i) { return static_cast<size_t>((strip * g + part) * kPart + i); };
+        const auto value = [&](int rank, size_t element) { return static_cast<float>(rank * 1000) + static_cast<float>(element); };
+        std::string& fault = faults[static_cast<size_t>(task.rank())];
+        Values part(static_cast<size_t>(kStrips * kPart)), all(static_cast<size_t>(whole), -1.0f);
+        for (size_t i = 0; i < part.size(); ++i) part[i] = value(task.rank(), i);
+        CollectiveCall gather{
+            CollectiveKind::kAllGather, ReduceOp::kSum, algorithm, DType::f32, whole, 0, part.data(), all.data(), kStrips};
+        if (const auto prepared = comm->prepare(gather); !prepared.ok()) throw WorldError(prepared.error().message);
+        const Moved moved = comm->collective(gather, task);
+        if (moved.sent_bytes != 4 * sent_elements(gather.kind, algorithm, whole, g, task.rank())) fault = "sent other bytes";
+        for (int64_t strip = 0; strip < kStrips; ++strip)
+          for (int p = 0; p < g; ++p)
+            for (int64_t i = 0; i < kPart; ++i)
+              if (all[at(strip, p, i)] != value(p, static_cast<size_t>(strip * kPart + i))) fault = "gathered other elements";
+        if (algorithm != Algorithm::kDirect) return;  // the others scatter into a view of the source
+        for (size_t i = 0; i < all.size(); ++i) all[i] = value(task.rank(), i);
+        CollectiveCall scatter = gather;
+        scatter.kind = CollectiveKind::kReduceScatter;
+        scatter.source = all.data();
+        scatter.target = part.data();
+        comm->collective(scatter, task);
+        for (int64_t strip = 0; strip < kStrips; ++strip)
+          for (int64_t i = 0; i < kPart; ++i) {
+            float sum = 0;
+            for (int r = 0; r < g; ++r) sum += value(r, at(strip, task.rank(), i));
+            if (part[static_cast<size_t>(strip * kPart + i)] != sum) fault = "scattered other elements";
+          }
+      });
+      for (const std::string& fault : faults) CHECK(fault == "");
+    }
+}
+
 TEST_CASE("what the transport cannot do is refused beforehand", "[collectives]") {
   ThreadTransport transport(kernels::kernels_for_this_processor());
   const auto comm = transport.join(0, CommId(0), std::vector<int>{0, 1, 2});

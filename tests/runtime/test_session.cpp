@@ -235,6 +235,46 @@ TEST_CASE("a pipeline passes messages on", "[session][p2p]") {
   }
 }
 
+TEST_CASE("groups along the pipeline meet apart", "[session][collectives]") {
+  std::string text = plan_head(4, 1, 1) + "comm pairs axes pp groups 0,2 1,3\ncomm ends axes pp ends\n";
+  for (int stage = 0; stage < 4; ++stage)
+    text += fmt::format(R"(
+segment start{0}
+  bound %x other f32[5] pp:P
+  bound %y other f32[5] pp:P
+
+  fill x () -> (%x) value={1}
+  fill y () -> (%y) value={1}
+)",
+                        stage, 1 << stage);
+  text += R"(
+segment sum
+  bound %x other f32[5] pp:P
+  bound %y other f32[5] pp:P
+  local %xs other f32[5] pp:L view %x
+  local %ys other f32[5] pp:L view %y
+
+  all_reduce x (%x) -> (%xs) comm=pairs
+  all_reduce y (%y) -> (%ys) comm=ends @comm
+)";
+  for (int stage = 0; stage < 4; ++stage)
+    text += fmt::format(
+        "\nrole {0}\n  %x other f32[5] pp:P persistent\n  %y other f32[5] pp:P persistent\n\n"
+        "  call start{0} (x=%x, y=%y)\n  call sum (x=%x, y=%y)\n",
+        stage);
+  Rig rig(text);
+  rig.session->step(0);
+  const auto held = [&](int stage, std::string_view buffer) { return rig.session->read_buffer(stage, buffer)->front(); };
+  for (int stage = 0; stage < 4; ++stage) {
+    CHECK(held(stage, "x") == static_cast<float>((1 << stage) + (1 << (stage ^ 2))));
+    CHECK(held(stage, "y") == static_cast<float>((1 << stage) + (1 << (3 - stage))));
+    const auto planned = wire_bytes(rig.plan(), rig.plan().mesh.coordinates(stage));
+    CHECK(rig.session->sent_by_comm(stage)[0] == planned.at("pairs"));
+    CHECK(rig.session->sent_by_comm(stage)[1] == planned.at("ends"));
+    CHECK(planned.at("pairs") == 20);
+  }
+}
+
 #if !defined(__SANITIZE_ADDRESS__)
 TEST_CASE("a poisoned arena catches a use after free", "[session][memory]") {
   // %x is read after it was freed; without poison the old values would still lie there and the fault stay silent.

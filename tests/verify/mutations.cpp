@@ -33,9 +33,11 @@ AxisSet real_axes(const Plan& plan, CommId id) {
 }
 
 bool same_ranks(const Plan& plan, CommId a, CommId b) {
-  const bool ends = plan.comms[a.index()].span == Span::kEnds || plan.comms[b.index()].span == Span::kEnds;
-  const bool two = ends && plan.mesh.size(real_axes(plan, a)) == 2;
-  return real_axes(plan, a) == real_axes(plan, b) && (plan.comms[a.index()].span == plan.comms[b.index()].span || two);
+  const auto groups = [&](CommId id) {
+    const Comm& comm = plan.comms[id.index()];
+    return comm.groups.size() == 1 ? Groups{} : comm.groups;
+  };
+  return real_axes(plan, a) == real_axes(plan, b) && groups(a) == groups(b);
 }
 
 class Mutator {

@@ -78,10 +78,13 @@ TEST_CASE("attacks: each limit is refused where it is passed, by number and plac
   };
   refused("mesh pp=1 dp=2048 tp=1024\n", role, "expected at most 1048576 ranks in all, found more with `tp=1024`");
   refused(one, "role 1\n", "roles stand in order, one a stage, from 0");
+  std::string pairs = "mesh pp=1048576\n";
+  for (int i = 0; i < 5; ++i) pairs += "comm c" + std::to_string(i) + " axes pp ends\n";
+  refused(pairs, role, "expected at most 4194304 coordinates in groups of communicators, found more");
   refused(one + "micro_batches 1048577\n", role, "1048577 micro-batches: a plan has 1 to 1048576");
   refused(one + "period 65537\n", role, "a period of 65537 steps: a plan has 1 to 65536");
   refused(one + "sequences_per_micro_batch 0\n", role, "0 sequences a micro-batch");
-  refused(one + "parameter w f32[4] stage 3 ones tensor 0\n", role, "%w is of stages 3 to 3, and the plan has stages 0 to 0");
+  refused(one + "parameter w f32[4] stage 3 ones tensor 0\n", role, "%w is of stages 3, and the plan has stages 0 to 0, each to be named once and in order");
   refused(one, role + "  %a buffer f32[4] scale 1/4294967296 persistent\n", "expected a scale of numbers up to 2147483647");
   refused(one, role + "  %a buffer f32[4398046511105] persistent\n", "expected at most 4398046511104 elements in a buffer");
   std::string large = role;

@@ -117,4 +117,49 @@ TEST_CASE("calls: dropped, doubled or exchanged in the golden plans, each is ref
   CHECK(refused.empty());
 }
 
+namespace {
+
+/// Ops whose result `verify` believes, by the kernel's name and the strategy that put it there.
+std::map<std::string, int> opaque_ops(const Plan& plan) {
+  std::map<std::string, int> ops;
+  for (const Segment& segment : plan.segments)
+    for (const Step& step : segment.steps) {
+      const Op* op = std::get_if<Op>(&step);
+      const auto* kernel = op != nullptr ? std::get_if<Kernel>(&op->work) : nullptr;
+      const bool believed = kernel != nullptr && (kernel->rule == Kernel::Rule::kOpaque || kernel->rule == Kernel::Rule::kTrusted);
+      if (!believed) continue;
+      INFO(plan.name << ": " << op->label << " of " << op->strategy);
+      CHECK(kernel->phase == Phase::kNone);  // the model's mathematics: each op has an equation
+      ++ops[kernel->name];
+    }
+  return ops;
+}
+
+}  // namespace
+
+TEST_CASE("opaque ops: none is of a model's mathematics, and their number in each lowered plan only falls") {
+  std::map<std::string, int> allowed;
+  std::istringstream lines(text_of(source_dir() + "/tests/golden/plan/opaque-ops.txt"));
+  for (std::string plan, line; std::getline(lines, line);) {
+    int ops = 0;
+    if (std::istringstream(line) >> plan >> ops) allowed[plan] = ops;
+  }
+  std::string text;
+  int total = 0;
+  for (const Plan& plan : golden_plans()) {
+    int ops = 0;
+    std::string names;
+    for (const auto& [name, n] : opaque_ops(plan)) {
+      ops += n;
+      names += fmt::format(" {}x{}", n, name);
+    }
+    total += ops;
+    if (ops > 0) text += fmt::format("{} {}{}\n", plan.name, ops, names);
+    INFO(plan.name << " has opaque ops that it had not:" << names << ". Give the kernel an equation in plan/verify_types.cpp");
+    if (allowed.contains(plan.name)) CHECK(ops <= allowed.at(plan.name));
+  }
+  fmt::print("opaque ops in golden plans: {}\n", total);
+  REQUIRE_GOLDEN("plan/opaque-ops.txt", text);
+}
+
 }  // namespace shardlab::testing

@@ -170,7 +170,7 @@ comm ends axes pp ends
 
 segment tie
   local %part  buffer f32[4] pp:P
-  local %whole buffer f32[4] view %part
+  local %whole buffer f32[4] pp:L view %part
 
   alloc %part
   kernel make () -> (%part) name=make rule=trusted
@@ -179,7 +179,7 @@ segment tie
 
 segment other
   local %part  buffer f32[4] pp:P
-  local %whole buffer f32[4] view %part
+  local %whole buffer f32[4] pp:L view %part
 
   alloc %part
   kernel make () -> (%part) name=make rule=trusted
@@ -199,7 +199,7 @@ role 2
   call other ()
 )";
   CHECK(finding(text) == "");
-  CHECK(finding(replaced(text, "role 1\n", "role 1\n\n  call tie ()\n")) == "messages: stage 1 is no member of `ends`");
+  CHECK(finding(replaced(text, "role 1\n", "role 1\n\n  call tie ()\n")) == "messages: stage 1 stands alone in `ends`");
   CHECK(finding(replaced(text, "role 1\n\nrole 2\n\n  call tie ()\n", "role 1\n\nrole 2\n\n")) ==
         "messages: it meets tie tie all_reduce on stage 0, which is another collective");
   CHECK(finding(replaced(text, "role 2\n\n  call tie ()\n  call other ()\n", "role 2\n\n  call tie ()\n")) ==
@@ -208,7 +208,8 @@ role 2
   const auto unlike = [&](const std::string& type) {
     const std::string tie = text.substr(text.find("segment tie"), text.find("segment other") - text.find("segment tie"));
     std::string mine = replaced(replaced(tie, "segment tie", "segment mine"), "f32[4] pp:P", type);
-    mine = replaced(mine, "f32[4] view", type.substr(0, type.find(" pp")) + type.substr(type.find("pp:P") + 4) + " view");
+    const bool sum = type.find("micro:sum") != std::string::npos;  // which rule 4 follows over roles
+    mine = replaced(mine, "f32[4] pp:L view", type.substr(0, type.find(" pp")) + (sum ? " micro:sum view" : " pp:L view"));
     const std::string both = replaced(text, "role 0\n", mine + "role 0\n");
     return finding(replaced(both, "role 2\n\n  call tie ()", "role 2\n\n  call mine ()"));
   };
