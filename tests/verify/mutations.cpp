@@ -9,6 +9,7 @@
 #include "plan/verify.h"
 #include "tests/namespaces.h"
 #include "tests/verify/backward_mutations.h"
+#include "tests/verify/structure_mutations.h"
 
 namespace shardlab::testing {
 namespace {
@@ -48,10 +49,12 @@ class Mutator {
     for (const Plan& plan : plans_) {
       plan_ = &plan;
       mutate_segments();
-      mutate_backward(plan, {[this](const std::string& kind, const std::string& place, const std::function<void(Plan&)>& change) {
-                               judge(kind, place, change);
-                             },
-                             [this](const std::string& kind) { equivalent(kind); }});
+      const Jury jury{[this](const std::string& kind, const std::string& place, const std::function<void(Plan&)>& change) {
+                        judge(kind, place, change);
+                      },
+                      [this](const std::string& kind) { equivalent(kind); }};
+      mutate_backward(plan, jury);
+      mutate_structure(plan, jury);
       for (size_t r = 0; r < plan.roles.size(); ++r) mutate_role(r);
       for (size_t r = 0; r < plan.roles.size(); ++r) skip_waits(static_cast<int>(r));
     }
