@@ -85,8 +85,8 @@ void assign_stages(Draft& draft, const PipelineSchedule& schedule) {
       }
   Parameter& table = draft.plan.parameters[draft.units.front().parameters.front().index()];
   if (!draft.config.model.tied_embeddings) return;
-  const int first = table.stages.front(), head = draft.head_stage().role.stage;
-  if (first != head) table.stages = {std::min(first, head), std::max(first, head)};
+  const int embedding = table.stages.front(), head = draft.head_stage().role.stage;
+  if (embedding != head) table.stages = {std::min(embedding, head), std::max(embedding, head)};
 }
 
 /// The segment that sends or receives one boundary tensor over a directed edge between two stages. Edges that meet on a stage are on

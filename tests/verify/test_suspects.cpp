@@ -101,10 +101,10 @@ TEST_CASE("suspects: stages in groups give one gradient, each micro-batch once")
     return finds("dp4e", "comm ends axes pp ends", "comm ends axes pp groups " + groups, message);
   };
   // A stage meets its neighbour and not its mirror image, nobody, or all.
-  CHECK(with_groups("0,1 2,3", "the gradient of w0 has 2 of the step's 4 micro-batches from proj"));
+  CHECK(with_groups("0,1 2,3", "the gradient of w0 is added up with that of w1 from stage 1"));
   CHECK(with_groups("0,3 1 2", "messages | sum sum all_reduce | stage 1 stands alone in `ends`"));
   CHECK(
-      finds("dp4e", "comm ends axes pp ends", "comm ends axes pp", "the gradient of w0 is added up with that of w1 from stage 1"));
+      finds("dp4e", "comm ends axes pp ends", "comm ends axes pp", "the gradient of w0 is added up with that of w1 from stage 2"));
   // A micro-batch that both holders ran.
   CHECK(finds("dp4e", "  call W+ l=0 m=3 (x=%x@3, dy=%d@3, g=%g)", "  call W+ l=0 m=2 (x=%x@2, dy=%d@3, g=%g)", "micro-batch"));
   // Messages: to the other parameter's stage; twice what came, and nothing of one's own.
