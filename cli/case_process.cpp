@@ -31,6 +31,7 @@ namespace {
 
 /// Starts `program measure-case directory` in a process group of its own, its output in the case's log.
 pid_t start_child(const std::string& program, const CaseFiles& files, bool traces) {
+  const std::string log_path = files.log();
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) throw WorldError("cannot start a process for the case", "fewer cases at once, or more memory");
@@ -45,7 +46,9 @@ pid_t start_child(const std::string& program, const CaseFiles& files, bool trace
   sigprocmask(SIG_BLOCK, &asked, nullptr);
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // a case does not outlive the run that wanted it, however that ended
   if (getppid() != parent) _exit(static_cast<int>(ExitCode::kEnvironment));
-  const int log = open(files.log().c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  // A new file: what is under its name, a link to another one too, is replaced and not written into.
+  unlink(log_path.c_str());
+  const int log = open(log_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0644);
   if (log >= 0) {
     dup2(log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
@@ -88,8 +91,8 @@ std::string stopped_threads(pid_t process) {
   return names;
 }
 
-/// Waits for the child's end. One that takes too long is asked what it is at, and killed. A dead process can stay a while: a debugger
-/// that holds one of its threads keeps it, and nobody waits for that.
+/// Waits for the child's end. One that takes too long is asked what it is at, and killed. A dead process can stay a while: a
+/// debugger that holds one of its threads keeps it, and nobody waits for that.
 ChildEnd wait_for(pid_t child, double timeout_s, const CaseFiles& files, const std::atomic<bool>& interrupted) {
   constexpr double kAnswer_s = 3, kDeath_s = 2;
   ChildEnd end;

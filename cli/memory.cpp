@@ -6,6 +6,7 @@
 
 #include "cli/common.h"
 #include "cli/environment.h"
+#include "cli/interrupt.h"
 #include "cli/memory_report.h"
 #include "cli/memory_screen.h"
 #include "cli/namespaces.h"
@@ -215,7 +216,14 @@ Result<ExitCode> interact(const MemoryFlags& flags, const Variants& variants) {
                  {}};
   auto screen = MemoryScreen::create(flags.words);
   if (!screen.ok()) return screen.error();
+  const auto goes_on = [&] { interrupt::ask_on_signal(screen->command() + " --interactive"); };
+  goes_on();
   SHARDLAB_TRY(show(*screen));
+  if (interrupt::asked()) {
+    goes_on();  // from the layout that was reached
+    interrupt::say_how_to_go_on();
+    return ExitCode::kInterrupted;
+  }
   fmt::print("{}\n{}", screen->command(), verdict_text(screen->told().answer));
   return code_of(screen->told().answer.fits());
 }

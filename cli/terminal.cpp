@@ -1,17 +1,19 @@
-#include "cli/namespaces.h"
 #include "cli/terminal.h"
 
 #include <curses.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <clocale>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
 #include <utility>
+
+#include "cli/interrupt.h"
+#include "cli/namespaces.h"
 
 namespace shardlab::cli {
 namespace {
@@ -21,7 +23,6 @@ class FullScreen {
  public:
   static std::optional<FullScreen> enter() {
     std::setlocale(LC_CTYPE, "");
-    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);  // curses then puts the terminal in order first
     // Curses writes to the terminal itself, past the filter of the standard streams.
     File terminal(fdopen(dup(STDOUT_FILENO), "w"), fclose);
     SCREEN* screen = terminal == nullptr ? nullptr : newterm(nullptr, terminal.get(), stdin);
@@ -43,6 +44,7 @@ class FullScreen {
     cbreak();
     noecho();
     keypad(stdscr, true);
+    nodelay(stdscr, true);
     set_escdelay(50);
     curs_set(0);
     if (!has_colors()) return;
@@ -84,6 +86,20 @@ void paint(const MemoryScreen& screen) {
   refresh();
 }
 
+/// The code of the next key; nothing where the terminal is gone or a signal asks for the end, which is looked for ten times a
+/// second.
+std::optional<int> next_code() {
+  constexpr int kLook_ms = 100;
+  for (;;) {
+    if (const int code = getch(); code != ERR) return code;
+    if (interrupt::asked()) return std::nullopt;
+    pollfd input{STDIN_FILENO, POLLIN, 0};
+    if (poll(&input, 1, kLook_ms) <= 0) continue;
+    const int code = getch();
+    return code == ERR ? std::nullopt : std::optional(code);
+  }
+}
+
 /// Nothing for what is no key of ours: a resize, a function key.
 std::optional<ScreenKey> key_of(int code) {
   using Code = ScreenKey::Code;
@@ -123,9 +139,9 @@ Result<void> show(MemoryScreen& screen) {
   }
   for (;;) {
     paint(screen);
-    const int code = getch();
-    if (code == ERR) return {};  // the terminal is gone
-    if (const auto key = key_of(code); key && !screen.press(*key)) return {};
+    const auto code = next_code();
+    if (!code) return {};
+    if (const auto key = key_of(*code); key && !screen.press(*key)) return {};
   }
 }
 

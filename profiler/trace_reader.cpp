@@ -161,8 +161,9 @@ class Reader {
     event.peer_wait = line.at("peer_wait").get<double>();
     event.sent_bytes = line.at("sent_bytes").get<int64_t>();
     event.queued = line.value("queued", -1.0);
-    if (static_cast<int64_t>(trace.events.size()) == kMostEvents)
-      throw std::out_of_range(fmt::format("the trace has more than {} events", kMostEvents));
+    const int64_t most = header.events < 0 ? kMostEvents : std::min(header.events, kMostEvents);
+    if (static_cast<int64_t>(trace.events.size()) == most)
+      throw std::out_of_range(fmt::format("the trace has more than {} events", most));
     trace.events.push_back(event);
     const auto [op, fresh] = numbers_.try_emplace(line.at("op").get<std::string>(), static_cast<int32_t>(recorded.ops.size()));
     if (fresh) recorded.ops.push_back(op->first);

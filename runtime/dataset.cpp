@@ -56,7 +56,7 @@ Error unreadable(const std::string& path, const std::string& why, const std::str
 }
 
 Result<MappedFile> map_file(const std::string& path, const std::string& key) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused, not waited for
   if (descriptor < 0) return unreadable(path, std::strerror(errno), key);
   struct stat status {};
   if (fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode)) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "plan/base/hash.h"
+#include "sweeps/document.h"
 #include "sweeps/keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/sweep.h"
@@ -27,8 +28,56 @@ std::string constants(const Device& device, std::string_view indent, std::string
   return text;
 }
 
-/// A machine that is described, in full. A local one by what the user can set: its calibration changes from day to day and is
-/// no part of what is asked.
+/// Writes keys in the order of the table, opening a section where the path enters one.
+class KeyWriter {
+ public:
+  void write(const CaseKey& key, const std::string& value) {
+    std::string_view path = key.path;
+    size_t depth = 0;
+    for (size_t dot; (dot = path.find('.')) != std::string_view::npos; ++depth, path.remove_prefix(dot + 1)) {
+      const std::string_view section = path.substr(0, dot);
+      if (depth < open_.size() && open_[depth] == section) continue;
+      open_.resize(depth);
+      open_.push_back(section);
+      text_.append(2 * depth, ' ').append(section).append(":\n");
+    }
+    open_.resize(depth);
+    text_.append(2 * depth, ' ').append(path).append(": ").append(value).append("\n");
+  }
+  void append(std::string_view text) {
+    text_ += text;
+    open_.clear();
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::vector<std::string_view> open_;
+  std::string text_ = "version: 1\n";
+};
+
+/// What says nothing is left out: no path or list, and no checkpoints.
+bool is_unset(const CaseKey& key, const std::string& value) {
+  return value.empty() || (key.path == "checkpoint.save_every" && value == "0");
+}
+
+std::string yaml_of(const Case& config, std::string_view machine, bool with_name) {
+  KeyWriter out;
+  bool machine_written = false;
+  for (const CaseKey& key : case_keys()) {
+    if (key.path.starts_with("machine.")) {
+      if (!machine_written) out.append(machine);
+      machine_written = true;
+      continue;
+    }
+    if (key.get == nullptr || (key.path == "name" && !with_name)) continue;
+    const std::string value = key.get(config);
+    if (!is_unset(key, value)) out.write(key, key.form == Form::kAny || key.form == Form::kMap ? value : yaml_scalar(value));
+  }
+  return out.take();
+}
+
+}  // namespace
+
 std::string machine_yaml(const Machine& m) {
   const Device& d = m.device;
   if (m.local)
@@ -52,58 +101,12 @@ std::string machine_yaml(const Machine& m) {
   return text + constants(d, "      ", "constants", "", d.constants);
 }
 
-/// Writes keys in the order of the table, opening a section where the path enters one.
-class KeyWriter {
- public:
-  void write(const CaseKey& key, const std::string& value) {
-    std::string_view path = key.path;
-    size_t depth = 0;
-    for (size_t dot; (dot = path.find('.')) != std::string_view::npos; ++depth, path.remove_prefix(dot + 1)) {
-      const std::string section(path.substr(0, dot));
-      if (depth < open_.size() && open_[depth] == section) continue;
-      open_.resize(depth);
-      open_.push_back(section);
-      text_ += fmt::format("{:{}}{}:\n", "", 2 * depth, section);
-    }
-    open_.resize(depth);
-    text_ += fmt::format("{:{}}{}: {}\n", "", 2 * depth, path, value);
-  }
-  void append(const std::string& text) {
-    text_ += text;
-    open_.clear();
-  }
-  std::string take() { return std::move(text_); }
+std::string to_yaml(const Case& config) { return yaml_of(config, machine_yaml(config.machine), true); }
 
- private:
-  std::vector<std::string> open_;
-  std::string text_ = "version: 1\n";
-};
+std::string case_id(const Case& config) { return case_id(config, machine_yaml(config.machine)); }
 
-/// What says nothing is left out: no path or list, and no checkpoints.
-bool is_unset(const CaseKey& key, const std::string& value) {
-  return value.empty() || (key.path == "checkpoint.save_every" && value == "0");
+std::string case_id(const Case& config, std::string_view machine) {
+  return fmt::format("{:016x}", hash_text(yaml_of(config, machine, false)));
 }
-
-std::string yaml_of(const Case& config, bool with_name) {
-  KeyWriter out;
-  bool machine_written = false;
-  for (const CaseKey& key : case_keys()) {
-    if (key.path.starts_with("machine.")) {
-      if (!machine_written) out.append(machine_yaml(config.machine));
-      machine_written = true;
-      continue;
-    }
-    if (key.get == nullptr || (key.path == "name" && !with_name)) continue;
-    const std::string value = key.get(config);
-    if (!is_unset(key, value)) out.write(key, key.form == Form::kAny || key.form == Form::kMap ? value : yaml_scalar(value));
-  }
-  return out.take();
-}
-
-}  // namespace
-
-std::string to_yaml(const Case& config) { return yaml_of(config, true); }
-
-std::string case_id(const Case& config) { return fmt::format("{:016x}", hash_text(yaml_of(config, false))); }
 
 }  // namespace shardlab::sweeps

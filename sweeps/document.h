@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -65,5 +66,12 @@ struct Sweep::Content {
 
 /// Short form of a key in names of points: "tp" for layout.tp, "model" for model.preset.
 std::string short_name(std::string_view path);
+
+/// The machine of a case file: one that is described, in full; a local one by what the user can set, since its calibration changes
+/// from day to day and is no part of what is asked.
+std::string machine_yaml(const Machine& machine);
+
+/// `case_id` of a case whose machine has that text: it is much of the case's, and the same for most points of a sweep.
+std::string case_id(const Case& config, std::string_view machine);
 
 }  // namespace shardlab::sweeps

@@ -162,7 +162,7 @@ class Expander {
     if (!point.refusal && resolution_ != Resolution::kAnalytic)
       if (auto checked = check(draft.config); !checked.ok()) point.refusal = checked.error();
     if (point.refusal && point.refusal->where.empty()) point.refusal->where = place_of(*point.refusal, candidate.settings);
-    point.id = id_of(draft);
+    point.id = id_of(draft, candidate.settings);
     point.config = std::move(draft.config);
     point.unheld = std::move(draft.unheld);
     point.model = std::move(draft.model);
@@ -216,8 +216,14 @@ class Expander {
     return std::nullopt;
   }
 
-  static std::string id_of(const Draft& draft) {
-    const std::string id = case_id(draft.config);
+  /// The machine's text is a function of the settings under "machine.": it is written again only where these differ from those of
+  /// the point before.
+  std::string id_of(const Draft& draft, const Settings& settings) {
+    std::string said;
+    for (auto it = settings.lower_bound("machine."); it != settings.end() && it->first.starts_with("machine."); ++it)
+      said.append(it->first).append("=").append(it->second.text).append("\n");
+    if (machine_.empty() || said != machine_said_) machine_ = machine_yaml(draft.config.machine), machine_said_ = std::move(said);
+    const std::string id = case_id(draft.config, machine_);
     if (draft.unheld.empty() && !draft.model) return id;
     std::string text = id;
     if (draft.model) text += "\n" + describe(*draft.model);
@@ -230,6 +236,7 @@ class Expander {
   Problems problems_;
   const std::function<bool(Point)>& visit_;
   ExpansionCounts expansion_;
+  std::string machine_, machine_said_;                  ///< text of the last point's machine, and the settings that made it
   bool ended_ = false;                                  ///< the visitor wants no more
   std::unordered_set<uint64_t> seen_;                   ///< ids, which are 16 hex digits
   std::unordered_map<std::string, std::string> names_;  ///< that the file gives, by id

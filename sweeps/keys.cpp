@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <unordered_map>
 #include <utility>
 
 #include "sweeps/values.h"
@@ -480,9 +481,16 @@ void add_once(std::vector<std::string>& list, std::string_view word) {
 std::span<const CaseKey> case_keys() { return kKeys; }
 
 const CaseKey* find_key(std::string_view word) {
-  for (const CaseKey& key : kKeys)
-    if (key.path == word || has_word(key.aliases, word)) return &key;
-  return nullptr;
+  static const auto by_word = [] {
+    std::unordered_map<std::string_view, const CaseKey*> keys;
+    for (const CaseKey& key : kKeys) {
+      keys.emplace(key.path, &key);
+      for_each_word(key.aliases, [&](std::string_view alias) { keys.emplace(alias, &key); });
+    }
+    return keys;
+  }();
+  const auto found = by_word.find(word);
+  return found == by_word.end() ? nullptr : found->second;
 }
 
 bool is_section(std::string_view path) {
@@ -531,15 +539,18 @@ std::vector<std::string> words_of(const CaseKey& key) {
   return words;
 }
 
-Vocabulary expression_vocabulary() {
-  Vocabulary v;
-  for (const CaseKey& key : kKeys) {
-    if (key.get == nullptr) continue;
-    add_once(v.keys, key.path);
-    for_each_word(key.aliases, [&](std::string_view w) { add_once(v.keys, w); });
-    for (const std::string& w : words_of(key)) add_once(v.values, w);
-  }
-  return v;
+const Vocabulary& expression_vocabulary() {
+  static const Vocabulary vocabulary = [] {
+    Vocabulary v;
+    for (const CaseKey& key : kKeys) {
+      if (key.get == nullptr) continue;
+      add_once(v.keys, key.path);
+      for_each_word(key.aliases, [&](std::string_view w) { add_once(v.keys, w); });
+      for (const std::string& w : words_of(key)) add_once(v.values, w);
+    }
+    return v;
+  }();
+  return vocabulary;
 }
 
 Range range_of(const CaseKey& key) {

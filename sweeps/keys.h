@@ -72,7 +72,7 @@ MapForm map_form(const CaseKey& key);
 std::vector<std::string> words_of(const CaseKey& key);
 
 /// Every path and alias, and every word of a kWord key: what expressions are made of.
-Vocabulary expression_vocabulary();
+const Vocabulary& expression_vocabulary();
 
 /// What a text must look like, for messages: "a whole number from 1 to 1024 (8, 64k, 1Mi)", "one of: none afab 1f1b".
 std::string expected(const CaseKey& key);

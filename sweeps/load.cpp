@@ -106,7 +106,6 @@ class Loader {
         problems_(problems),
         text_(text),
         options_(options),
-        vocabulary_(expression_vocabulary()),
         reader_(problems, content.sources, folder, options.local_machine) {
     for (size_t end = text.find('\n'); end != std::string_view::npos; end = text.find('\n', end + 1)) lines_.push_back(end + 1);
   }
@@ -289,7 +288,7 @@ class Loader {
   // ---- rules ---------------------------------------------------------------------------------------------------------------
 
   std::optional<Expression> read_expression(const YamlNode& rule, const char* key, Mark& mark) {
-    return read_expression(rule, key, mark, vocabulary_, "tp <= 8");
+    return read_expression(rule, key, mark, expression_vocabulary(), "tp <= 8");
   }
   std::optional<Expression> read_expression(const YamlNode& rule, const char* key, Mark& mark, const Vocabulary& vocabulary,
                                             std::string_view example) {
@@ -499,7 +498,6 @@ class Loader {
   std::vector<size_t> lines_{0};  ///< where each line begins
   int64_t generated_ = 0;         ///< values of axes made by pow2 and range
   const LoadOptions& options_;
-  Vocabulary vocabulary_;
   static constexpr std::string_view kAssume = "model.assume=";
   std::string assume_;
   SettingsReader reader_;

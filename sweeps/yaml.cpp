@@ -5,6 +5,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -178,7 +179,8 @@ std::optional<Mark> opened_too_deeply(std::string_view text) {
 }
 
 bool is_plain(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.' || c == '/' || c == '+' || c == '-';
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || c == '.' || c == '/' ||
+         c == '+' || c == '-';
 }
 
 /// A message or hint without most of a value that is longer than anybody reads.
@@ -188,20 +190,25 @@ std::string shown(std::string message) {
   return message.substr(0, kMessage / 2) + rest + message.substr(message.size() - kMessage / 2);
 }
 
-/// Edits (insert, delete, replace, swap of neighbours) from a to b: the restricted Damerau-Levenshtein distance.
-int edits(std::string_view a, std::string_view b) {
-  std::vector<int> before(b.size() + 1), previous(b.size() + 1), row(b.size() + 1);
-  std::iota(previous.begin(), previous.end(), 0);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    row[0] = static_cast<int>(i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
+/// Edits (insert, delete, replace, swap of neighbours) from a to b: the restricted Damerau-Levenshtein distance, or `most` where it
+/// is no less. `a` has at most kSpelled characters.
+int edits(std::string_view a, std::string_view b, int most) {
+  const size_t longer = std::max(a.size(), b.size()), shorter = std::min(a.size(), b.size());
+  if (longer - shorter >= static_cast<size_t>(most)) return most;
+  std::array<std::array<int, kSpelled + 1>, 3>
+      rows{};  // of a prefix of `b` and the two shorter ones, with a column for each prefix of `a`
+  std::iota(rows[0].begin(), rows[0].end(), 0);
+  for (size_t j = 1; j <= b.size(); ++j) {
+    auto &row = rows[j % 3], &previous = rows[(j + 2) % 3], &before = rows[(j + 1) % 3];
+    int least = row[0] = static_cast<int>(j);
+    for (size_t i = 1; i <= a.size(); ++i) {
+      row[i] = std::min({previous[i] + 1, row[i - 1] + 1, previous[i - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[i] = std::min(row[i], before[i - 2] + 1);
+      least = std::min(least, row[i]);
     }
-    std::swap(before, previous);
-    std::swap(previous, row);
+    if (least >= most) return most;  // the least of a row never falls
   }
-  return previous[b.size()];
+  return std::min(rows[b.size() % 3][a.size()], most);
 }
 
 }  // namespace
@@ -337,7 +344,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   std::string best;
   int fewest = std::max<int>(1, static_cast<int>(word.size()) / 3) + 1;
   for (const std::string& candidate : candidates) {
-    const int distance = edits(word, candidate);
+    const int distance = edits(word, candidate, fewest);
     if (distance < fewest) {
       fewest = distance;
       best = candidate;

@@ -65,6 +65,19 @@ void remove_leftovers(const fs::path& path) {
   }
 }
 
+/// What stands for an open file among the paths.
+std::string link_to(int file) { return fmt::format("/proc/self/fd/{}", file); }
+
+/// A file without a name in the folder of `path`, which the operating system frees however the process ends; -1 where the file
+/// system has none such, as those of networks, or where it could not be given a name later.
+int open_nameless(const std::string& path) {
+  const fs::path folder = fs::path(path).parent_path();
+  const int file = ::open(folder.empty() ? "." : folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
+  if (file < 0 || ::access(link_to(file).c_str(), F_OK) == 0) return file;
+  ::close(file);
+  return -1;
+}
+
 /// The descriptor that a path of /dev stands for, "/dev/stdout" and "/dev/fd/7"; -1 for every other path.
 int descriptor_of(std::string_view path) {
   if (path == "/dev/stdout") return STDOUT_FILENO;
@@ -103,16 +116,22 @@ void write_into(const std::string& path, std::string_view text) {
 }  // namespace
 
 PendingFile::PendingFile(std::string path, std::string what, std::string remedy)
-    : path_(std::move(path)), what_(std::move(what)), remedy_(std::move(remedy)) {
-  for (int n = 0; n < kAttempts && file_ < 0; ++n) {
+    : path_(std::move(path)), what_(std::move(what)), remedy_(std::move(remedy)), file_(open_nameless(path_)) {
+  if (file_ < 0)
+    take_temporary_name("creating it", [&](const char* name) {
+      file_ = ::open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+      return file_ >= 0;
+    });
+}
+
+void PendingFile::take_temporary_name(const char* doing, const std::function<bool(const char*)>& make) {
+  for (int n = 0; n < kAttempts; ++n) {
     temporary_ = fmt::format("{}{}{}-{}", path_, kMark, ::getpid(), n);
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (file_ < 0 && errno != EEXIST) break;
+    if (make(temporary_.c_str())) return;
+    if (errno != EEXIST) break;
   }
-  if (file_ < 0) {
-    temporary_.clear();
-    fail("creating it");
-  }
+  temporary_.clear();
+  fail(doing);
 }
 
 PendingFile::~PendingFile() {
@@ -131,6 +150,10 @@ void PendingFile::sync() {
 void PendingFile::place(const std::string& path) {
   struct stat old {};
   if (::lstat(path.c_str(), &old) == 0 && S_ISREG(old.st_mode)) (void)::fchmod(file_, old.st_mode & 07777);
+  if (temporary_.empty())
+    take_temporary_name("naming it", [&](const char* name) {
+      return ::linkat(AT_FDCWD, link_to(file_).c_str(), AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0;
+    });
   if (::close(std::exchange(file_, -1)) != 0) fail("closing it");
   if (::rename(temporary_.c_str(), path.c_str()) != 0) fail("putting it in place");
   temporary_.clear();

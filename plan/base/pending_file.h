@@ -1,13 +1,16 @@
 // Files that are whole or not there: written under a temporary name, renamed when complete.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 
 namespace shardlab {
 
-/// A file that takes its name once it is whole. Before that it goes by `<path>.new-<process>-<n>`, which is made anew: a file or a
-/// link that somebody planted under such a name is left alone. Every function throws WorldError (disk full, no permission).
+/// A file that takes its name once it is whole. Before that it has no name, so that a process that is killed leaves nothing; on
+/// file systems without such files, and for the moment in which it replaces another, it goes by `<path>.new-<process>-<n>`, which
+/// is made anew: a file or a link that somebody planted under such a name is left alone. Every function throws WorldError (disk
+/// full, no permission).
 class PendingFile {
  public:
   /// `what` begins messages ("checkpoint "); `remedy` ends them.
@@ -25,11 +28,13 @@ class PendingFile {
   void place(const std::string& path);
 
  private:
+  /// Calls `make` with one name after another until one is not taken.
+  void take_temporary_name(const char* doing, const std::function<bool(const char*)>& make);
   [[noreturn]] void fail(const char* doing);
 
   const std::string path_, what_, remedy_;
-  std::string temporary_;
-  int file_ = -1;
+  std::string temporary_;  ///< empty: the file has no name
+  int file_;
 };
 
 /// Writes a file of the program's own: a reader sees the old file or the whole new one. Whatever is at `path`, a link too, is

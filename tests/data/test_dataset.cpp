@@ -1,5 +1,6 @@
 // Real input: what is read, what is refused and with which words, how it is split, cut and shuffled.
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -235,6 +236,10 @@ TEST_CASE("what cannot be read is refused with what was seen and what to do") {
   require_contains(refusal({scratch.path() + "/none.txt", ""}, options), "none.txt`: No such file");
   require_contains(refusal({"", scratch.path() + "/none.bin"}, options), "none.bin`: No such file");
   require_contains(refusal({"", scratch.path()}, options), "not a regular file");
+  const std::string pipe = scratch.path() + "/pipe";  // into which nobody writes
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  require_contains(refusal({pipe, ""}, options), "not a regular file");
+  fs::remove(pipe);
   require_contains(refusal({scratch.write("empty.txt", ""), ""}, options), "holds no text");
   fs::create_directories(scratch.path() + "/folder");
   require_contains(refusal({scratch.path() + "/folder", ""}, options), "no file that is not empty, hidden or binary");

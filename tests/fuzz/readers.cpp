@@ -40,7 +40,7 @@
 namespace shardlab::testing::fuzz {
 namespace {
 
-constexpr size_t kExpanded = 64;  ///< points that are resolved; more of them find nothing more
+constexpr size_t kExpanded = 16;  ///< points that are resolved; more of them find nothing more
 
 /// A file in memory that holds the bytes, by the name under which it can be opened.
 class MemoryFile {
@@ -111,8 +111,7 @@ void read_machine_file(std::string_view bytes) {
 void read_profile(std::string_view bytes) { (void)analytic::read_profile(bytes, "fuzz.yaml"); }
 
 void read_expression(std::string_view bytes) {
-  static const Vocabulary vocabulary = expression_vocabulary();
-  const auto parsed = Expression::parse(bytes, vocabulary);
+  const auto parsed = Expression::parse(bytes, expression_vocabulary());
   const auto* expression = std::get_if<Expression>(&parsed);
   if (expression == nullptr) return;
   // A key has a value of any kind, or none.

@@ -49,12 +49,18 @@ TEST_CASE("a trace has the ranks, steps and instructions that it can have") {
   const auto line = [&](int rank, int step, int instruction) {
     return header(2, 3) +
            fmt::format(
-               R"({{"kind": "op", "rank": {}, "step": {}, "begin": 0, "end": 1, "instruction": {}, "stream": "compute", "peer_wait": 0, "sent_bytes": 0}})",
+               R"({{"kind": "op", "rank": {}, "step": {}, "begin": 0, "end": 1, "instruction": {}, "op": "x", "stream": "compute", "peer_wait": 0, "sent_bytes": 0}})",
                rank, step, instruction);
   };
   CHECK(trace_refusal(line(2, 0, 0)).find("rank 2 and step 0 of a trace of 2 ranks and 3 steps") != std::string::npos);
   CHECK(trace_refusal(line(0, -1, 0)).find("rank 0 and step -1 of a trace") != std::string::npos);
   CHECK(trace_refusal(line(0, 0, -7)).find("instruction -7") != std::string::npos);
+  const std::string one = line(0, 0, 0), said = "\"dropped\": 0";
+  CHECK(trace_refusal(one) == "read");
+  const auto promising = [&](const char* events) { return std::string(one).replace(one.find(said), said.size(), said + events); };
+  CHECK(trace_refusal(promising(", \"events\": 1")) == "read");
+  CHECK(trace_refusal(promising(", \"events\": 0")).find("the trace has more than 0 events") != std::string::npos);
+  CHECK(trace_refusal(promising(", \"events\": 2")).find("it has 1 of 2 events") != std::string::npos);
   CHECK(trace_refusal(std::string(17 << 20, 'x')).find("this line has more than 16777216 bytes") != std::string::npos);
 }
 

@@ -53,6 +53,34 @@ TEST_CASE("a pending file is not there, then whole, and a planted name is left a
   CHECK(files_in(scratch / "") == 3);
 }
 
+/// Whether files without names can be made there.
+bool has_nameless_files(const std::string& folder) {
+  const int file = open(folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0600);
+  if (file >= 0) close(file);
+  return file >= 0;
+}
+
+TEST_CASE("a process that is killed amid a write leaves nothing of it") {
+  const Scratch scratch;
+  if (!has_nameless_files(scratch / "")) {
+    WARN("this file system has no files without names: not tried");
+    return;
+  }
+  const std::string path = scratch.write("kept", "old");
+  const pid_t child = fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    PendingFile file(path);
+    file.write("half");
+    kill(getpid(), SIGKILL);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFSIGNALED(status));
+  CHECK(slurp(path) == "old");
+  CHECK(files_in(scratch / "") == 1);
+}
+
 TEST_CASE("a file of the program's own replaces a planted link, and does not write through it") {
   const Scratch scratch;
   const std::string victim = scratch.write("victim", "precious");

@@ -1,12 +1,15 @@
 // What takes too long is named, and what is told to end ends, with everything that it started.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pty.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <future>
 #include <thread>
 
@@ -180,7 +183,8 @@ TEST_CASE("a rank whose thread is stopped is named, with its op, and the run goe
   CHECK(reason.find("rank 1 stands still at stream ") != std::string::npos);
   CHECK(reason.find("its thread is stopped; ") != std::string::npos);
   // The other rank waits for it in an op, or has done its part of the step.
-  CHECK((reason.find("rank 0: stream ") != std::string::npos || reason.find("rank 0: has done its part of the step") != std::string::npos));
+  CHECK((reason.find("rank 0: stream ") != std::string::npos ||
+         reason.find("rank 0: has done its part of the step") != std::string::npos));
 }
 
 /// Starts `shardlab words...` with its error output in a file.
@@ -250,6 +254,47 @@ TEST_CASE("a signal ends every other verb with 130 and the command") {
     CHECK(slurp(scratch / "err").find("interrupted; to go on: shardlab " + words[0]) != std::string::npos);
   }
   CHECK_FALSE(is_there(scratch / "machine.yaml"));
+}
+
+/// What the program writes to its terminal until it says `wanted`, or its end.
+std::string read_until(int terminal, const std::string& wanted) {
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (wanted.empty() || text.find(wanted) == std::string::npos) {
+    const ssize_t n = read(terminal, buffer.data(), buffer.size());
+    if (n <= 0) break;  // a terminal whose program has ended is no longer read from
+    text.append(buffer.data(), static_cast<size_t>(n));
+  }
+  return text;
+}
+
+TEST_CASE("a signal ends a screen with 130, the command of the layout that was reached, and the terminal as it was") {
+  for (const bool typed : {false, true}) {
+    const winsize size{40, 120, 0, 0};
+    int terminal = -1;
+    const pid_t program = forkpty(&terminal, nullptr, nullptr, &size);
+    REQUIRE(program >= 0);
+    if (program == 0) {
+      setenv("TERM", "xterm", 1);
+      execl(testing::program_path().c_str(), "shardlab", "memory", "--model", "gpt2", "--machine", "h100-sxm5-80gb",
+            "--interactive", static_cast<char*>(nullptr));
+      _exit(127);
+    }
+    CHECK(read_until(terminal, "gpt2").find("\x1b[?1049h") != std::string::npos);  // the other screen
+    if (typed)
+      REQUIRE(write(terminal, "\x03", 1) == 1);  // Ctrl-C
+    else
+      kill(program, SIGTERM);
+    const std::string end = read_until(terminal, "");
+    CHECK(exit_code_of(program) == 130);
+    close(terminal);
+    INFO(end);
+    const size_t left = end.find("\x1b[?1049l"), told = end.find("interrupted; to go on: shardlab memory --model gpt2 --machine ");
+    CHECK(left != std::string::npos);
+    CHECK(told != std::string::npos);
+    CHECK(left < told);
+    CHECK(end.find("--interactive", told) != std::string::npos);
+  }
 }
 
 }  // namespace

@@ -140,5 +140,44 @@ TEST_CASE("temporary files of killed processes are gone after the next start") {
   for (const auto& entry : fs::recursive_directory_iterator(out)) CHECK(entry.path().string().find(".new-") == std::string::npos);
 }
 
+TEST_CASE("a log takes the place of a planted link, and is not written through one") {
+  const Scratch scratch;
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += fmt::format("line {} of a text that a small model can learn from\n", i % 17);
+  scratch.write("text.txt", text);
+  const std::string file = scratch.write(
+      "sweep.yaml",
+      "version: 1\nname: tiny\nmode: measure\nmodel: {preset: tiny-gpt, layers: 2, hidden: 64}\nmachine: {local: true}\n"
+      "data: {text: text.txt}\ntrain: {seq_len: 32, global_batch_tokens: 128, micro_batch: 2}\n"
+      "measure: {warmup: 1, steps: 1, repeat: 1, timeout: 5m}\n");
+  const std::string out = scratch / "out", victim = scratch.write("victim", "precious");
+  const std::string command =
+      fmt::format("run {} --machine-file {}/tests/cli/local.yaml --out {}", file, testing::source_dir(), out);
+  REQUIRE(shardlab_program(scratch, command).code == 0);
+  const std::string log = out + "/" + cell(parse_csv(slurp(out + "/results.csv")), 1, "case_id") + "/log.txt";
+  REQUIRE(fs::is_regular_file(log));
+  fs::remove(out + "/results.sqlite");
+  fs::remove(log);
+  fs::create_symlink(victim, log);
+  REQUIRE(shardlab_program(scratch, command).code == 0);
+  CHECK(slurp(victim) == "precious");
+  CHECK(fs::symlink_status(log).type() == fs::file_type::regular);
+}
+
+TEST_CASE("a hundred thousand points are counted in a gibibyte, and a billion are refused") {
+  const Scratch scratch;
+  const std::string bounded = "ulimit -v 1048576 &&";
+  const std::string many = scratch.write("many.yaml", simulated("axes: {seed: {range: [1, 100000]}}\n"));
+  const Output counted = shardlab_program(scratch, "run " + many + " --dry-run", bounded);
+  INFO(counted.err);
+  CHECK(counted.code == 0);
+  CHECK(counted.out ==
+        "tiny: 100000 combinations, 0 excluded, 0 included, 0 duplicates\n100000 points: 100000 to run, 0 refused\n");
+  const std::string more = scratch.write("more.yaml", simulated("axes: {seed: {range: [1, 1000000000]}}\n"));
+  const Output refused = shardlab_program(scratch, "run " + more + " --dry-run", bounded);
+  CHECK(refused.code == 2);
+  CHECK(refused.err.find("takes 999999999 steps, and the axes of a sweep have at most 1000000 values") != std::string::npos);
+}
+
 }  // namespace
 }  // namespace shardlab::testing

@@ -111,6 +111,27 @@ TEST_CASE("traces are written whole or not at all", "[profiler]") {
                    "No such file or directory while creating it"));
 }
 
+TEST_CASE("a trace takes the place of a planted link, and is not written through one", "[profiler]") {
+  const Folder folder;
+  CpuRecorder recorder(2, {"compute", "comm"}, 100);
+  Rig rig(reduce_plan(), {.recorder = &recorder});
+  rig.session->step(0);
+  const Trace trace = recorder.take();
+  for (const char* name : {"trace.jsonl", "trace.jsonl.gz"}) {
+    const std::filesystem::path path = folder.path / name, victim = folder.path / "victim";
+    std::ofstream(victim) << "precious";
+    for (const char* planted : {"", ".part", ".new"}) std::filesystem::create_symlink(victim, path.string() + planted);
+    std::filesystem::create_symlink(victim, fmt::format("{}.new-{}-0", path.string(), getpid()));
+    write_trace_lines(path.string(), rig.plan(), rig.placed.programs, trace);
+    std::ifstream file(victim);
+    std::string kept;
+    std::getline(file, kept);
+    CHECK(kept == "precious");
+    CHECK(std::filesystem::symlink_status(path).type() == std::filesystem::file_type::regular);
+    CHECK(read_trace_lines(path.string()).ok());
+  }
+}
+
 TEST_CASE("a packed trace reads back as it was, and one that is cut off is refused", "[profiler]") {
   const Folder folder;
   CpuRecorder recorder(2, {"compute", "comm"}, 100);
