@@ -34,7 +34,7 @@ Case without_point(Case c) {
   l.zero = l.hybrid_shard = 0;
   l.schedule = plain.schedule, l.sequence_parallel = false;
   l.recompute = plain.recompute, l.recompute_options = {}, l.offload = {};
-  l.overlap = plain.overlap;
+  l.overlap = plain.overlap, l.bucket_bytes = 0, l.collective_algorithm = plain.collective_algorithm;
   c.train.seq_len = c.train.global_batch_tokens = 0;
   c.train.micro_batch = c.train.grad_accumulation = 1;
   c.train.precision = Train().precision;
