@@ -251,20 +251,46 @@ void print_every_case(const RunDirectory& directory, const std::function<bool(co
   if (!begun || !all.empty()) flush();
 }
 
+/// One row a reason, however many cases have it.
+void print_reasons(const Reasons& reasons) {
+  if (reasons.empty()) return;
+  Table table{{{"cases", Unit::kNone, "refused"},
+               {.name = "reason", .heading = "because", .wraps = true},
+               {.name = "example", .heading = "for example", .wraps = true}},
+              {}};
+  for (const Reason& r : reasons.list()) table.rows.push_back({r.cases, r.text, r.example});
+  print(table, TableFormat::kTable);
+}
+
+/// A reason without the line of the sweep file that it is about, which differs from case to case.
+std::string_view without_place(std::string_view reason) {
+  const size_t open = reason.rfind(" (");
+  return open != std::string_view::npos && reason.ends_with(')') && reason.find(".y", open) != std::string_view::npos
+             ? reason.substr(0, open)
+             : reason;
+}
+
 void print_results(const RunDirectory& directory, const std::function<bool(const CaseOutcome&)>& wanted,
                    const std::vector<Claim>& claims, TableFormat format) {
   if (format != TableFormat::kTable) return print_every_case(directory, wanted, format);
   Selector selector(kReadable, named_in(claims));
+  Reasons refused;
   directory.for_each([&](const CaseOutcome& outcome) {
-    if (wanted(outcome)) selector.add(outcome);
+    if (!wanted(outcome)) return;
+    selector.add(outcome);
+    if (outcome.status == Status::kRefused) refused.add(without_place(outcome.reason), outcome.config.name);
   });
   const Selection selection = selector.take();
   if (!selection.complete()) {
     print(case_table(fastest(selection.cases, kShown), summary_columns()), format);
     fmt::print("\nthe fastest of {} cases\n", selection.total);
   } else {
-    print(case_table(selection.cases, summary_columns()), format);
+    std::vector<CaseOutcome> tried;  // with figures to tell
+    std::ranges::copy_if(selection.cases, std::back_inserter(tried), [](const CaseOutcome& o) { return o.status != Status::kRefused; });
+    if (!tried.empty()) print(case_table(tried, summary_columns()), format);
   }
+  if (!refused.empty()) fmt::print("\n");
+  print_reasons(refused);
   fmt::print("\n");
   for (const Statement& s : verdicts(claims, selection.cases)) fmt::print("{}\n", s.text);
   for (const Statement& s : statements(selection.cases, summarise(selection.cases, selection.left_out))) fmt::print("{}\n", s.text);
@@ -355,21 +381,20 @@ Result<DriveSummary> drive_analytic(const Sweep& sweep, const ExpansionCounts& c
 struct Points {
   Expansion kept;  ///< at the timeline's and segments' resolutions
   ExpansionCounts counts;
-  std::vector<ReasonCount> refusals;
+  Reasons refusals;
   std::string calibration_id;
 };
 
 Result<Points> points_of(const Sweep& sweep, Resolution resolution, bool keep) {
   Points points;
   auto counts = expand_each(sweep, resolution, [&](Point point) {
-    count_refusal(point, points.refusals);
+    if (point.refusal) points.refusals.add(point.refusal->message, point.name);
     if (point.config.machine.calibration) points.calibration_id = point.config.machine.calibration->id;
     if (keep) points.kept.points.push_back(std::move(point));
     return true;
   });
   if (!counts.ok()) return counts.error();
   points.counts = *counts;
-  std::ranges::stable_sort(points.refusals, std::greater(), &ReasonCount::points);
   return points;
 }
 
@@ -395,10 +420,7 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
   fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(),
              counts.combinations, counts.excluded, counts.included, counts.duplicates, counts.points, counts.runnable(),
              counts.refused);
-  Table reasons{
-      {{"points", Unit::kNone, "points"}, {"reason", Unit::kNone, "refused because"}, {"example", Unit::kNone, "for example"}}, {}};
-  for (const ReasonCount& r : points.refusals) reasons.rows.push_back({r.points, r.reason, r.example});
-  if (!reasons.rows.empty()) print(reasons, format);
+  print_reasons(points.refusals);
   const bool timed = std::ranges::all_of(expansion.points,
                                          [](const Point& p) { return p.refusal || check_calibrated(p.config.machine, "").ok(); });
   if (mode != Mode::kSimulate && counts.runnable() > 0 && !timed) {

@@ -37,7 +37,4 @@ struct ExpansionCounts {
 /// of their ids. `visit` returns false to end it. An expression that cannot be evaluated is found at the point where it cannot.
 Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point)>& visit);
 
-/// Counts a refused point under its reason.
-void count_refusal(const Point& point, std::vector<ReasonCount>& counts);
-
 }  // namespace shardlab::sweeps

@@ -277,10 +277,10 @@ TEST_CASE("points that differ in a value no case can hold are different points")
   CHECK(e.points[0].id == case_id(e.points[0].config));
   CHECK(e.points[3].unheld ==
         std::vector<std::pair<std::string, std::string>>{{"layout.schedule", "interleaved"}, {"layout.cp_kind", "ring"}});
-  const auto reasons = refusals(e);
-  REQUIRE(reasons.size() == 3);
-  CHECK(reasons[0].reason == "schedule=interleaved is not implemented in this version");
-  CHECK(reasons[0].points == 2);
+  const auto reasons = refusals(e).list();
+  REQUIRE(reasons.size() == 2);
+  CHECK(reasons[0].text == "schedule=interleaved/zb-v is not implemented in this version");
+  CHECK(reasons[0].cases == 4);
   CHECK(reasons[0].example == "schedule=interleaved cp_kind=none");
 }
 
