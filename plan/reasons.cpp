@@ -44,11 +44,18 @@ Parts parts_of(std::string_view text) {
 }  // namespace
 
 void Reasons::add(std::string_view text, std::string_view example) {
-  Parts parts = parts_of(text);
+  const size_t end = std::min(text.find("; "), text.size());
+  const std::string_view advice = text.substr(end);
+  Parts parts = parts_of(text.substr(0, end));
   const auto [at, fresh] = position_.emplace(parts.frame, kinds_.size());
-  if (fresh) kinds_.push_back({std::move(parts.frame), std::vector<Place>(parts.values.size()), 0, std::string(example)});
+  if (fresh) {
+    kinds_.emplace_back();
+    kinds_.back().frame = std::move(parts.frame), kinds_.back().places.resize(parts.values.size());
+    kinds_.back().advice = advice, kinds_.back().example = example;
+  }
   Kind& kind = kinds_[at->second];
   ++kind.cases;
+  kind.one_advice = kind.one_advice && kind.advice == advice;
   for (size_t i = 0; i < parts.values.size(); ++i) {
     Place& place = kind.places[i];
     if (place.last == parts.values[i]) continue;
@@ -76,6 +83,7 @@ std::vector<Reason> Reasons::list() const {
       for (size_t i = 0; i < shown; ++i) reason.text += (i == 0 ? "" : "/") + p.values[i];
       if (p.more) reason.text += "/../" + p.last;
     }
+    if (kind.one_advice) reason.text += kind.advice;
     all.push_back(std::move(reason));
   }
   std::ranges::stable_sort(all, std::greater(), &Reason::cases);

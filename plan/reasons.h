@@ -16,8 +16,9 @@ struct Reason {
   std::string example;  ///< name of the first case
 };
 
-/// Counts reasons that differ in their values alone as one. A value is a word with a digit in it, or one that follows "=". Of more
-/// than four values of a place the first two and the last stand in the text: "tp=1/2/../64".
+/// Counts reasons that differ in their values alone as one. What to do about it, after the first "; ", tells no reasons apart, and
+/// is left out where it is not the same. A value is a word with a digit in it, or one that follows "=". Of more than four values of
+/// a place the first two and the last stand in the text: "tp=1/2/../64".
 class Reasons {
  public:
   /// `text` as it stands in a row of results.
@@ -33,7 +34,9 @@ class Reasons {
     bool more = false;  ///< than `values` has come
   };
   struct Kind {
-    std::string frame;  ///< the text with '\0' where values are
+    std::string frame;  ///< the text before the advice, with '\0' where values are
+    std::string advice;
+    bool one_advice = true;
     std::vector<Place> places;
     int64_t cases = 0;
     std::string example;

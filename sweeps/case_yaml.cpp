@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "plan/base/hash.h"
+#include "plan/same_machine.h"
 #include "sweeps/keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/sweep.h"
@@ -84,12 +85,13 @@ bool is_unset(const CaseKey& key, const std::string& value) {
   return (key.form == Form::kPath && value.empty()) || (key.path == "checkpoint.save_every" && value == "0");
 }
 
-std::string yaml_of(const Case& config, bool with_name) {
+/// `machine` is the machine's text.
+std::string yaml_of(const Case& config, bool with_name, const std::string& machine) {
   KeyWriter out;
   bool machine_written = false;
   for (const CaseKey& key : case_keys()) {
     if (key.path.starts_with("machine.")) {
-      if (!machine_written) out.append(machine_yaml(config.machine));
+      if (!machine_written) out.append(machine);
       machine_written = true;
       continue;
     }
@@ -102,8 +104,13 @@ std::string yaml_of(const Case& config, bool with_name) {
 
 }  // namespace
 
-std::string to_yaml(const Case& config) { return yaml_of(config, true); }
+std::string to_yaml(const Case& config) { return yaml_of(config, true, machine_yaml(config.machine)); }
 
-std::string case_id(const Case& config) { return fmt::format("{:016x}", hash_text(yaml_of(config, false))); }
+std::string case_id(const Case& config) { return CaseIds().of(config); }
+
+std::string CaseIds::of(const Case& config) {
+  if (text_.empty() || !same(machine_, config.machine)) machine_ = config.machine, text_ = machine_yaml(machine_);
+  return fmt::format("{:016x}", hash_text(yaml_of(config, false, text_)));
+}
 
 }  // namespace shardlab::sweeps

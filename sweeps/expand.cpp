@@ -216,8 +216,8 @@ class Expander {
     return std::nullopt;
   }
 
-  static std::string id_of(const Draft& draft) {
-    const std::string id = case_id(draft.config);
+  std::string id_of(const Draft& draft) {
+    const std::string id = ids_.of(draft.config);
     if (draft.unheld.empty() && !draft.model) return id;
     std::string text = id;
     if (draft.model) text += "\n" + describe(*draft.model);
@@ -230,6 +230,7 @@ class Expander {
   Problems problems_;
   const std::function<bool(Point)>& visit_;
   ExpansionCounts expansion_;
+  CaseIds ids_;
   bool ended_ = false;                                  ///< the visitor wants no more
   std::unordered_set<uint64_t> seen_;                   ///< ids, which are 16 hex digits
   std::unordered_map<std::string, std::string> names_;  ///< that the file gives, by id
@@ -308,6 +309,7 @@ const std::string& Sweep::file() const { return content_->file; }
 Mode Sweep::mode() const { return content_->mode; }
 
 Resolution resolution_of(const Sweep& sweep) { return sweep.content().resolution; }
+bool has_rules(const Sweep& sweep) { return !sweep.content().whens.empty() || !sweep.content().constraints.empty(); }
 Traces traces_of(const Sweep& sweep) { return sweep.content().traces; }
 
 Result<Expansion> expand(const Sweep& sweep) { return expand(sweep, resolution_of(sweep)); }

@@ -21,6 +21,9 @@ std::optional<Resolution> resolution_named(std::string_view name);
 /// What the file says; kTimeline where it does not.
 Resolution resolution_of(const Sweep& sweep);
 
+/// Whether expressions of the file decide on points: `when` and `constraints`.
+bool has_rules(const Sweep& sweep);
+
 /// The points of `sweep`, as `expand(sweep)`. Under kAnalytic no plan is made: whether a layout is legal is for the estimate to
 /// say, and what this version does not execute is not refused for that.
 Result<Expansion> expand(const Sweep& sweep, Resolution resolution);

@@ -109,5 +109,14 @@ std::string to_yaml(const Case& config);
 
 /// Hash of `to_yaml` without the name: 16 hex digits.
 std::string case_id(const Case& config);
+/// The ids of many cases: the text of a machine that several share is made once.
+class CaseIds {
+ public:
+  std::string of(const Case& config);
+
+ private:
+  Machine machine_;
+  std::string text_;  ///< of that; empty before the first
+};
 
 }  // namespace shardlab::sweeps

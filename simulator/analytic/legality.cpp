@@ -59,6 +59,12 @@ bool has_algorithm(const FrameworkProfile& profile, const Point& p) {
   return profile.own_collectives || p.algorithm == AlgorithmChoice::kAuto || p.algorithm == AlgorithmChoice::kRing;
 }
 
+std::string no_algorithm_text(const FrameworkProfile& profile, const Point& p) {
+  return fmt::format("{} leaves collectives to NCCL, which has no {}", profile.name, name_of(p.algorithm));
+}
+constexpr std::string_view kNoAlgorithmHint =
+    "collective_algorithm auto (what NCCL chooses), ring (NCCL_ALGO=Ring), or the profile shardlab";
+
 /// Halving-doubling wants groups of a power of two.
 bool algorithm_ok(const Prepared::Inside& in, const Point& p) {
   if (p.algorithm != AlgorithmChoice::kHalvingDoubling) return has_algorithm(in.profile, p);
@@ -130,10 +136,8 @@ Result<void> explain_ability(const FrameworkProfile& profile, const Point& p) {
   if (!has(profile.can, p))
     return Error{.code = ExitCode::kUsage, .message = missing_text(profile, p), .hint = missing_hint(profile, p), .where = {}};
   if (has_algorithm(profile, p)) return {};
-  return Error{.code = ExitCode::kUsage,
-               .message = fmt::format("{} leaves collectives to NCCL, which has no {}", profile.name, name_of(p.algorithm)),
-               .hint = "collective_algorithm auto (what NCCL chooses), ring (NCCL_ALGO=Ring), or the profile shardlab",
-               .where = {}};
+  return Error{
+      .code = ExitCode::kUsage, .message = no_algorithm_text(profile, p), .hint = std::string(kNoAlgorithmHint), .where = {}};
 }
 
 Result<void> explain(const Prepared& prepared, const Point& p) {
@@ -188,7 +192,7 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
     case Refusal::kPrecision:
       return no(fmt::format("{} does not multiply in {}", in.machine.device.id, name_of(p.precision)), "choose a wider precision");
     case Refusal::kAlgorithm:
-      if (!has_algorithm(in.profile, p)) return explain_ability(in.profile, p);
+      if (!has_algorithm(in.profile, p)) return no(no_algorithm_text(in.profile, p), std::string(kNoAlgorithmHint));
       return no(fmt::format("collective_algorithm {} with dp {} cp {} hybrid_shard {} tp {}: not all are powers of two",
                             name_of(p.algorithm), p.dp, p.cp, p.hybrid_shard, p.tp),
                 "use ring or direct");

@@ -237,7 +237,7 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   };
   const Beside beside(f, all);
   const auto place = [&](double total, double window, bool overlaps, double times) {
-    if (!overlaps) {
+    if (!overlaps || buckets <= 1) {
       s.data_once_s += times * total;
       return;
     }

@@ -35,6 +35,18 @@ TEST_CASE("of many values some are shown, words after = are values, words elsewh
   CHECK(list[2].text == "megatron has no afab");
 }
 
+TEST_CASE("advice tells no reasons apart, and stands where it is one") {
+  Reasons reasons;
+  reasons.add("llm.c has no tp; use megatron, torchtitan", "a");
+  reasons.add("llm.c has no tp; use megatron", "b");
+  reasons.add("pp=2 on 1 layer; lower pp", "c");
+  const auto list = reasons.list();
+  REQUIRE(list.size() == 2);
+  CHECK(list[0].text == "llm.c has no tp");
+  CHECK(list[0].cases == 2);
+  CHECK(list[1].text == "pp=2 on 1 layer; lower pp");
+}
+
 TEST_CASE("no reason, no row; an empty one is one") {
   Reasons reasons;
   CHECK(reasons.empty());
