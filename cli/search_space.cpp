@@ -207,10 +207,13 @@ Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& spa
                  "lower --seq-len");
   const auto tokens = read_size("--global-batch-tokens", "global_batch_tokens", flags.global_batch_tokens);
   if (!tokens.ok()) return tokens.error();
+  const bool thousands = flags.seq_len.ends_with('k') || flags.seq_len.ends_with('K');  // where 1024 may have been meant
   if (*tokens % space.seq_len != 0)
     return usage(
         fmt::format("--global-batch-tokens {} is no multiple of seq_len {}", *tokens, space.seq_len),
-        fmt::format("{} and {} are", *tokens / space.seq_len * space.seq_len, (*tokens / space.seq_len + 1) * space.seq_len));
+        fmt::format(
+            "{} and {} are{}", *tokens / space.seq_len * space.seq_len, (*tokens / space.seq_len + 1) * space.seq_len,
+            thousands ? fmt::format("; {0}k is {0}000, and {0}Ki is {1}", space.seq_len / 1000, space.seq_len / 1000 * 1024) : ""));
   space.sequences = *tokens / space.seq_len;
   return {};
 }
