@@ -83,7 +83,7 @@ TEST_CASE("the examples of help do what they say") {
       const Output o = desk.run(words);
       INFO(words << "\n" << o.err);
       CHECK(o.code == 0);
-      CHECK_FALSE(o.out.empty());
+      CHECK_FALSE((o.out + o.err).empty());
     }
   }
 }
