@@ -6,6 +6,7 @@
 
 #include "cli/model_shape.h"
 #include "cli/namespaces.h"
+#include "plan/same_machine.h"
 #include "reports/format.h"
 
 namespace shardlab::cli {
@@ -14,39 +15,33 @@ namespace {
 using analytic::MemoryPart;
 using analytic::TimePart;
 
-bool same(const Device& a, const Device& b) {
-  return a.id == b.id && a.architecture == b.architecture && a.memory_bytes == b.memory_bytes &&
-         a.memory_bytes_per_s == b.memory_bytes_per_s && a.peak_flops == b.peak_flops && a.link_bytes_per_s == b.link_bytes_per_s &&
-         a.power_w == b.power_w && a.constants == b.constants && a.provenance == b.provenance;
-}
-
-/// All that the estimate reads of a machine.
-bool same(const Machine& a, const Machine& b) {
-  return a.id == b.id && a.devices_per_node == b.devices_per_node && a.nodes == b.nodes &&
-         a.inter_bytes_per_s == b.inter_bytes_per_s && a.fabric == b.fabric && a.local == b.local && same(a.device, b.device);
-}
-
-/// A case without what its point says (analytic::point_of).
-Case without_point(Case c) {
-  const Layout plain;
-  Layout& l = c.layout;
-  l.dp = l.tp = l.pp = l.vpp = l.cp = l.ep = 1;
-  l.zero = l.hybrid_shard = 0;
-  l.schedule = plain.schedule, l.sequence_parallel = false;
-  l.recompute = plain.recompute, l.recompute_options = {}, l.offload = {};
-  l.overlap = plain.overlap;
-  c.train.seq_len = c.train.global_batch_tokens = 0;
-  c.train.micro_batch = c.train.grad_accumulation = 1;
-  c.train.precision = Train().precision;
-  return c;
-}
-
-/// Whether two cases differ in their points alone.
-bool same_study(const Case& a, const Case& b) {
-  const Case x = without_point(a), y = without_point(b);
-  return x.profile == y.profile && x.backend == y.backend && x.attention == y.attention && x.canonical == y.canonical &&
-         x.model == y.model && x.layout == y.layout && x.train == y.train && same(x.machine, y.machine);
-}
+/// What of a case its point does not say (analytic::point_of), the machine apart.
+struct Rest {
+  explicit Rest(const Case& c)
+      : profile(c.profile),
+        backend(c.backend),
+        attention(c.attention),
+        canonical(c.canonical),
+        model(c.model),
+        layout(c.layout),
+        train(c.train) {
+    const Layout plain;
+    layout.dp = layout.tp = layout.pp = layout.vpp = layout.cp = layout.ep = 1;
+    layout.zero = layout.hybrid_shard = 0;
+    layout.schedule = plain.schedule, layout.sequence_parallel = false;
+    layout.recompute = plain.recompute, layout.recompute_options = {}, layout.offload = {};
+    layout.overlap = plain.overlap, layout.bucket_bytes = 0, layout.collective_algorithm = plain.collective_algorithm;
+    train.seq_len = train.global_batch_tokens = 0;
+    train.micro_batch = train.grad_accumulation = 1;
+    train.precision = Train().precision;
+  }
+  std::string profile, backend, attention;
+  bool canonical;
+  Model model;
+  Layout layout;
+  Train train;
+  friend bool operator==(const Rest&, const Rest&) = default;
+};
 
 CaseOutcome refused(CaseOutcome outcome, const Error& error) {
   outcome.status = Status::kRefused;
@@ -57,7 +52,8 @@ CaseOutcome refused(CaseOutcome outcome, const Error& error) {
 }  // namespace
 
 struct AnalyticCaseRunner::Study {
-  Case config;  ///< the first of its cases
+  Rest rest;  ///< of its cases
+  Machine machine;
   analytic::Prepared prepared;
   analytic::Estimator estimator;
 };
@@ -89,11 +85,14 @@ Prediction prediction_of(const analytic::Estimate& e) {
 }
 
 Result<AnalyticCaseRunner::Study*> AnalyticCaseRunner::study_of(const Case& config, const analytic::ModelShape& shape) {
-  for (size_t i = studies_.size(); i-- > 0;)  // the last is the likeliest
-    if (studies_[i]->prepared.shape() == shape && same_study(studies_[i]->config, config)) return studies_[i].get();
+  Rest rest(config);
+  for (size_t i = studies_.size(); i-- > 0;) {  // the last is the likeliest
+    Study& study = *studies_[i];
+    if (study.prepared.shape() == shape && study.rest == rest && same(study.machine, config.machine)) return &study;
+  }
   auto prepared = analytic::prepare(config, shape);
   if (!prepared.ok()) return prepared.error();
-  studies_.push_back(std::make_unique<Study>(Study{config, *prepared, analytic::Estimator(*prepared)}));
+  studies_.push_back(std::make_unique<Study>(Study{std::move(rest), config.machine, *prepared, analytic::Estimator(*prepared)}));
   return studies_.back().get();
 }
 
@@ -125,8 +124,9 @@ std::optional<CaseOutcome> BatchSink::recorded(std::string_view id, std::string_
 }
 
 void BatchSink::append(const CaseOutcome& outcome) {
-  constexpr size_t kMost = 4096;
+  constexpr size_t kMost = 1024;
   waiting_.push_back(outcome);
+  if (waiting_.back().program_version.empty()) waiting_.back().program_version = version_;
   if (waiting_.size() >= kMost || std::chrono::steady_clock::now() - saved_ > std::chrono::seconds(1)) flush();
 }
 

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/namespaces.h"
@@ -34,7 +36,8 @@ class AnalyticCaseRunner final : public CaseRunner {
 /// Keeps outcomes in the run directory, many at a time: after a second, or a few thousand.
 class BatchSink final : public ResultSink {
  public:
-  explicit BatchSink(RunDirectory& directory) : directory_(directory) {}
+  /// `version` of the program is that of outcomes which do not say one.
+  BatchSink(RunDirectory& directory, std::string version) : directory_(directory), version_(std::move(version)) {}
   std::optional<CaseOutcome> recorded(std::string_view id, std::string_view version) const override;
   void append(const CaseOutcome& outcome) override;
   /// Saves what is waiting; to be called once at the end.
@@ -42,6 +45,7 @@ class BatchSink final : public ResultSink {
 
  private:
   RunDirectory& directory_;
+  std::string version_;
   std::vector<CaseOutcome> waiting_;
   std::chrono::steady_clock::time_point saved_ = std::chrono::steady_clock::now();
 };

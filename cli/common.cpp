@@ -126,7 +126,7 @@ LoadOptions load_options(const std::string& machine_file, std::vector<std::strin
 namespace {
 
 /// Layout and training keys that are flags of their own, with their help.
-constexpr std::array<std::pair<const char*, const char*>, 18> kLayoutFlags{{
+constexpr std::array<std::pair<const char*, const char*>, 20> kLayoutFlags{{
     {"dp", "data-parallel ranks"},
     {"tp", "tensor-parallel ranks"},
     {"pp", "pipeline stages"},
@@ -145,6 +145,8 @@ constexpr std::array<std::pair<const char*, const char*>, 18> kLayoutFlags{{
     {"global_batch_tokens", "tokens of a step over all ranks"},
     {"hybrid_shard", "ranks that share one copy of the state under ZeRO; 0: all"},
     {"cp_kind", "ring, zigzag, striped, all-gather, ulysses"},
+    {"bucket_bytes", "gradients reduced together; 0: tensor by tensor"},
+    {"collective_algorithm", "auto, ring, halving-doubling, direct"},
 }};
 
 std::string hyphenated(std::string key) {

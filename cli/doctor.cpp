@@ -109,7 +109,7 @@ Result<ExitCode> doctor(const std::string& format_name) {
       {"energy counters", readable ? "readable" : "not readable", energy.why_not()},
   };
   for (Check& c : cuda_checks()) checks.push_back(std::move(c));
-  Table table{{{"what"}, {"state"}, {"remedy"}}, {}};
+  Table table{{{"what"}, {.name = "state", .wraps = true}, {.name = "remedy", .wraps = true}}, {}};
   for (const Check& c : checks) table.rows.push_back({c.what, c.state, c.remedy});
   print(table, *format);
   return ExitCode::kDone;

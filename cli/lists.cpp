@@ -84,6 +84,32 @@ Table parameter_table(const Model& model) {
   return table;
 }
 
+/// The same for people: what every layer has stands once, with the number of layers.
+Table parameter_summary(const Model& model) {
+  Table table{{{"name", Unit::kNone, "parameter"}, {"times"}, {.name = "shape", .right = true}, {"elements", Unit::kNone}}, {}};
+  const Table all = parameter_table(model);
+  constexpr std::string_view kFirst = "layers.0.";
+  for (const auto& row : all.rows) {
+    const std::string& name = std::get<std::string>(row[0]);
+    const bool of_layer = name.starts_with("layers.");
+    if (of_layer && !name.starts_with(kFirst)) continue;
+    table.rows.push_back(
+        {of_layer ? "layers.*." + name.substr(kFirst.size()) : name, of_layer ? model.layers : int64_t{1}, row[1], row[2]});
+  }
+  return table;
+}
+
+/// A table of one row, standing.
+Table upright(const Table& table) {
+  Table out{{{"what"}, {.name = "value"}}, {}};
+  for (size_t c = 0; c < table.columns.size(); ++c) {
+    const TableColumn& column = table.columns[c];
+    const std::string value = human_text(table.rows.at(0)[c], column.unit);
+    if (!value.empty()) out.rows.push_back({column.heading.empty() ? column.name : column.heading, value});
+  }
+  return out;
+}
+
 /// Of what is only predicted: the elements of each kind of layer, by how layouts cut them, and of the ends.
 Table layer_table(const ModelConfig& c) {
   const analytic::ModelShape s = model_shape(c);
@@ -110,8 +136,10 @@ Result<ExitCode> show_model(const ListFlags& flags) {
   if (const auto checked = check(model_shape(*model)); !checked.ok()) return checked.error();  // before anything is multiplied
   const bool executed = model->unexecuted.empty();
   if (*format == TableFormat::kTable) {
-    print(Table{model_columns(), {model_row(*model)}}, *format);
+    print(upright({model_columns(), {model_row(*model)}}), *format);
     fmt::print("{}\n", executed ? "" : fmt::format("\npredicted, not executed: {}\n", model->unexecuted));
+    print(executed ? parameter_summary(model->model) : layer_table(*model), *format);
+    return ExitCode::kDone;
   }
   print(executed ? parameter_table(model->model) : layer_table(*model), *format);
   return ExitCode::kDone;
@@ -195,6 +223,11 @@ Result<ExitCode> list_strategies(const ListFlags& flags) {
     print(strategy_table(), *format);
   } else if (*format == TableFormat::kJson || *format == TableFormat::kCsv) {
     print(pair_list(), *format);
+  } else if (*format == TableFormat::kTable) {
+    Table refused = refused_pairs();
+    for (size_t c = 1; c < refused.columns.size(); ++c) refused.columns[c].wraps = true;
+    fmt::print("These {} pairs do not go together, every other pair does (--format csv lists all):\n\n", refused.rows.size());
+    print(refused, *format);
   } else {
     print(pair_matrix(), *format);
     fmt::print("\n");
@@ -221,6 +254,7 @@ void add_handler(CLI::App& parent, const char* name, const char* help, const cha
 
 Table strategy_table() {
   Table table{{{"pass"}, {"strategy"}, {"tier"}, {"keys"}, {"adds"}, {"memory"}, {"paper"}}, {}};
+  for (const size_t wide : {1, 3, 4, 5, 6}) table.columns[wide].wraps = true;
   for (const Strategy& s : catalogue())
     table.rows.push_back({std::string(s.name), std::string(s.title), std::string(name_of(s.tier)), std::string(s.keys),
                           std::string(s.adds), std::string(s.memory), std::string(s.paper)});

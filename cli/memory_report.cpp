@@ -284,8 +284,8 @@ std::string memory_page(const ToldMemory& told, int width) {
   if (const std::string run = run_text(told); !run.empty()) page += line(run);
   if (!page.empty()) page += "\n";
   page += line(fmt::format("{}, {} parameters, on {} of {}: {}", q.config.model.name,
-                           count_words(static_cast<double>(parameter_count(q.shape))), q.point.world_size(), q.config.machine.id,
-                           layout_line(q.point)));
+                           count_words(static_cast<double>(parameter_count(q.shape))), devices_text(q.point.world_size()),
+                           q.config.machine.id, layout_line(q.point)));
   page += "\nbytes of one rank at its peak, by stage\n" + print_table(stage_summary(told.answer), TableFormat::kTable, width);
   page += fmt::format("\nstage {}, which needs most, item by item\n", worst.stage) +
           print_table(item_table(worst), TableFormat::kTable, width);

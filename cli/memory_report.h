@@ -1,6 +1,7 @@
 // What `memory` prints: tables for people, and the JSON of the contract (ARCHITECTURE.md, section 3) with what was added to it.
 #pragma once
 
+#include <fmt/format.h>
 #include <nlohmann/json_fwd.hpp>
 
 #include <span>
@@ -12,6 +13,9 @@
 #include "reports/table.h"
 
 namespace shardlab::cli {
+
+/// "1 device", "8 devices".
+inline std::string devices_text(int64_t n) { return fmt::format("{} {}", n, n == 1 ? "device" : "devices"); }
 
 /// "dp4 pp2 1f1b", "dp8 tp8 zero1 recompute-selective offload optimizer=cpu".
 std::string layout_line(const analytic::Point& point);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "cli/memory_report.h"
 #include "cli/namespaces.h"
 #include "plan/base/units.h"
 #include "reports/format.h"
@@ -318,7 +319,7 @@ std::vector<ScreenLine> MemoryScreen::draw(int width, int height) const {
   const MemoryQuestion& q = told_.question;
   std::vector<ScreenLine> lines;
   lines.push_back(line(fmt::format("{}, {} parameters, on {} of {}, as {} runs it", q.config.model.name,
-                                   count_text(static_cast<double>(parameter_count(q.shape))), q.point.world_size(),
+                                   count_text(static_cast<double>(parameter_count(q.shape))), devices_text(q.point.world_size()),
                                    q.config.machine.id, q.config.profile),
                        Style::kTitle));
   lines.push_back(line(layout_line(q.point)));

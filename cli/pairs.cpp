@@ -166,6 +166,11 @@ constexpr std::array kChoices{
              c.backend = "cuda";
              c.transport = "one-gpu";
            }},
+    Choice{"transport: nccl",
+           [](Case& c) {
+             c.backend = "cuda";
+             c.transport = "nccl";
+           }},
 };
 
 /// Sizes that no choice by itself is refused for.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "cli/case_rows.h"
 #include "cli/claims.h"
 #include "cli/common.h"
 #include "cli/environment.h"
@@ -179,8 +180,11 @@ Result<ExitCode> report(const ReportFlags& flags) {
     for (const Statement& s : built->notes)
       if (s.mood == Statement::Mood::kBad) fmt::print(stderr, "warning: {}\n", s.text);
   if (to_files) return ExitCode::kDone;
-  print(case_table(built->cases, summary_columns()), *format);
-  if (*format != TableFormat::kTable) return ExitCode::kDone;
+  if (*format != TableFormat::kTable) {
+    print(case_table(built->cases, summary_columns()), *format);
+    return ExitCode::kDone;
+  }
+  print_cases(built->cases);
   for (const auto* said : {&built->notes, &built->verdicts})
     for (const Statement& s : *said) fmt::print("{}\n", s.text);
   for (const Statement& s : statements(built->cases, summarise(built->cases, built->left_out))) fmt::print("{}\n", s.text);

@@ -13,6 +13,7 @@
 
 #include "cli/analytic_case.h"
 #include "cli/case_process.h"
+#include "cli/case_rows.h"
 #include "cli/claims.h"
 #include "cli/common.h"
 #include "cli/environment.h"
@@ -138,11 +139,12 @@ Result<void> check_directory(const RunFlags& flags, const std::string& out, cons
                "name another --out", sweep.file()};
 }
 
-/// The ids of the sweep's points where the directory holds others beside them, of an earlier text of the sweep; else none.
-std::set<std::string> ids_beside_others(const Sweep& sweep, Resolution resolution, const ExpansionCounts& counts,
+/// The ids of the sweep's points where the directory holds others beside the `done` ones, of an earlier text of the sweep; else
+/// none.
+std::set<std::string> ids_beside_others(const Sweep& sweep, Resolution resolution, bool afresh, int64_t done,
                                         const RunDirectory& directory) {
   std::set<std::string> ids;
-  if (resolution == Resolution::kAnalytic && directory.size() <= counts.points) return ids;  // every one of them was saved
+  if (afresh || (resolution == Resolution::kAnalytic && directory.size() <= done)) return ids;  // every one of them was saved
   (void)expand_each(sweep, resolution, [&](const Point& point) { return ids.insert(point.id), true; });
   int64_t others = 0;
   directory.for_each([&](const CaseOutcome& outcome) { others += ids.contains(outcome.case_id) ? 0 : 1; });
@@ -251,19 +253,25 @@ void print_every_case(const RunDirectory& directory, const std::function<bool(co
   if (!begun || !all.empty()) flush();
 }
 
-void print_results(const RunDirectory& directory, const std::function<bool(const CaseOutcome&)>& wanted,
-                   const std::vector<Claim>& claims, TableFormat format) {
-  if (format != TableFormat::kTable) return print_every_case(directory, wanted, format);
-  Selector selector(kReadable, named_in(claims));
-  directory.for_each([&](const CaseOutcome& outcome) {
-    if (wanted(outcome)) selector.add(outcome);
-  });
-  const Selection selection = selector.take();
+/// What a person is shown of a run, however many cases it has.
+struct Digest {
+  explicit Digest(const std::vector<Claim>& claims) : selector(kReadable, named_in(claims)) {}
+  void add(const CaseOutcome& outcome) {
+    selector.add(outcome);
+    count_refused(outcome, refused);
+  }
+  Selector selector;
+  Reasons refused;
+};
+
+void print_results(Digest& digest, const std::vector<Claim>& claims) {
+  const Selection selection = digest.selector.take();
   if (!selection.complete()) {
-    print(case_table(fastest(selection.cases, kShown), summary_columns()), format);
-    fmt::print("\nthe fastest of {} cases\n", selection.total);
+    print_rows(fastest(selection.cases, kShown));
+    fmt::print("\nthe fastest of {} cases\n\n", selection.total);
+    print_reasons(digest.refused);
   } else {
-    print(case_table(selection.cases, summary_columns()), format);
+    print_cases(selection.cases);
   }
   fmt::print("\n");
   for (const Statement& s : verdicts(claims, selection.cases)) fmt::print("{}\n", s.text);
@@ -282,14 +290,18 @@ Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& di
   return summary;
 }
 
-/// Progress of one part of many, told as that of the whole.
+/// Progress of one part of many, told as that of the whole. What is finished goes into the digest, where there is one.
 class PartProgress final : public ProgressSink {
  public:
-  PartProgress(ProgressSink& whole, const Clock& clock, int64_t total) : whole_(whole), clock_(clock), begin_(clock.now()) {
+  PartProgress(ProgressSink& whole, const Clock& clock, int64_t total, Digest* digest)
+      : whole_(whole), clock_(clock), begin_(clock.now()), digest_(digest) {
     before_.total = total;
   }
   void started(const Point& point, const Progress& part) override { whole_.started(point, sum(part)); }
-  void finished(const CaseOutcome& outcome, const Progress& part) override { whole_.finished(outcome, sum(part)); }
+  void finished(const CaseOutcome& outcome, const Progress& part) override {
+    if (digest_ != nullptr) digest_->add(outcome);
+    whole_.finished(outcome, sum(part));
+  }
   void end_part(const Progress& part) { before_ = sum(part); }
   const Progress& done() const { return before_; }
 
@@ -308,18 +320,19 @@ class PartProgress final : public ProgressSink {
   ProgressSink& whole_;
   const Clock& clock_;
   double begin_;
+  Digest* digest_;
   Progress before_;
 };
 
 /// Makes, estimates and saves the points of a sweep a part at a time, so that a million take the memory of a few thousand.
-Result<DriveSummary> drive_analytic(const Sweep& sweep, const ExpansionCounts& counts, RunDirectory& directory,
+Result<DriveSummary> drive_analytic(const Sweep& sweep, const ExpansionCounts& counts, RunDirectory& directory, Digest* digest,
                                     const DriveOptions& options) {
-  constexpr size_t kPart = 2048;
+  constexpr size_t kPart = 512;
   AnalyticCaseRunner runner;
-  BatchSink sink(directory);
+  BatchSink sink(directory, options.program_version);
   SparseProgress told;
   const SteadyClock clock;
-  PartProgress progress(told, clock, counts.points);
+  PartProgress progress(told, clock, counts.points, digest);
   DriveSummary whole;
   whole.exit = ExitCode::kNo;
   std::vector<Point> part;
@@ -355,21 +368,25 @@ Result<DriveSummary> drive_analytic(const Sweep& sweep, const ExpansionCounts& c
 struct Points {
   Expansion kept;  ///< at the timeline's and segments' resolutions
   ExpansionCounts counts;
-  std::vector<ReasonCount> refusals;
+  Reasons refusals;
   std::string calibration_id;
 };
 
-Result<Points> points_of(const Sweep& sweep, Resolution resolution, bool keep) {
+enum class Needed : uint8_t { kOne, kCounts, kAll };
+
+/// kOne: nothing is refused, excluded or told apart by a rule, and the first point tells what the rest has; the counts are then the
+/// most that there can be.
+Result<Points> points_of(const Sweep& sweep, Resolution resolution, Needed needed) {
   Points points;
   auto counts = expand_each(sweep, resolution, [&](Point point) {
-    count_refusal(point, points.refusals);
+    if (point.refusal) points.refusals.add(point.refusal->message, point.name);
     if (point.config.machine.calibration) points.calibration_id = point.config.machine.calibration->id;
-    if (keep) points.kept.points.push_back(std::move(point));
-    return true;
+    if (needed == Needed::kAll) points.kept.points.push_back(std::move(point));
+    return needed != Needed::kOne;
   });
   if (!counts.ok()) return counts.error();
   points.counts = *counts;
-  std::ranges::stable_sort(points.refusals, std::greater(), &ReasonCount::points);
+  if (needed == Needed::kOne) points.counts.points = counts->combinations + counts->included;
   return points;
 }
 
@@ -395,10 +412,7 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
   fmt::print("{}: {} combinations, {} excluded, {} included, {} duplicates\n{} points: {} to run, {} refused\n", sweep.name(),
              counts.combinations, counts.excluded, counts.included, counts.duplicates, counts.points, counts.runnable(),
              counts.refused);
-  Table reasons{
-      {{"points", Unit::kNone, "points"}, {"reason", Unit::kNone, "refused because"}, {"example", Unit::kNone, "for example"}}, {}};
-  for (const ReasonCount& r : points.refusals) reasons.rows.push_back({r.points, r.reason, r.example});
-  if (!reasons.rows.empty()) print(reasons, format);
+  print_reasons(points.refusals);
   const bool timed = std::ranges::all_of(expansion.points,
                                          [](const Point& p) { return p.refusal || check_calibrated(p.config.machine, "").ok(); });
   if (mode != Mode::kSimulate && counts.runnable() > 0 && !timed) {
@@ -428,8 +442,10 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   // Of closed forms there may be a million: those are made again, a part at a time, where they are needed. A dry run needs points
   // for the rows that it prints and for the time that measuring takes; else it counts.
   const bool rows = *format != TableFormat::kTable;
+  // Expressions that cannot be evaluated at some point end the sweep before it begins.
   const bool keep = flags.dry_run ? rows || mode != Mode::kSimulate : !analytic;
-  const auto points = points_of(*sweep, *resolution, keep);
+  const bool one = analytic && !flags.dry_run && !has_rules(*sweep);
+  const auto points = points_of(*sweep, *resolution, keep ? Needed::kAll : one ? Needed::kOne : Needed::kCounts);
   if (!points.ok()) return points.error();
   if (flags.dry_run) return dry_run(*sweep, *points, mode, *format);
   const Expansion& expansion = points->kept;
@@ -467,14 +483,25 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   directory->begin(metadata);
 
   interrupt::ask_on_signal(invocation.command() + (flags.resume ? "" : " --resume"));
+  // What is made here is not read back.
+  Digest digest(sweep->claims());
+  const bool afresh = analytic && directory->size() == 0;
   const auto summary = analytic
-                           ? drive_analytic(*sweep, points->counts, *directory, drive_options)
+                           ? drive_analytic(*sweep, points->counts, *directory, afresh ? &digest : nullptr, drive_options)
                            : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options);
   directory->finish();
   if (!summary.ok()) return summary.error();
-  const auto ids = ids_beside_others(*sweep, *resolution, points->counts, *directory);
+  const auto ids = ids_beside_others(*sweep, *resolution, afresh, summary->progress.done, *directory);
   const auto of_sweep = [&](const CaseOutcome& outcome) { return ids.empty() || ids.contains(outcome.case_id); };
-  print_results(*directory, of_sweep, sweep->claims(), *format);
+  if (*format != TableFormat::kTable) {
+    print_every_case(*directory, of_sweep, *format);
+  } else {
+    if (!afresh)
+      directory->for_each([&](const CaseOutcome& outcome) {
+        if (of_sweep(outcome)) digest.add(outcome);
+      });
+    print_results(digest, sweep->claims());
+  }
   std::fflush(stdout);  // both may go to one file
   fmt::print(stderr, "\nresults: {0}/results.csv, {0}/results.sqlite\n", out);
   if (*resolution == Resolution::kTimeline) announce_traces(expansion.points, out);

@@ -158,6 +158,32 @@ void print_layouts(const SearchTask& task, std::span<const search::Candidate> la
   print(answer.table, TableFormat::kTable);
 }
 
+/// What the words of these layouts stand for.
+void print_legend(std::span<const search::Candidate> layouts) {
+  constexpr std::pair<std::string_view, std::string_view> kMeanings[] = {
+      {"dp", "dp data-parallel ranks"},
+      {"tp", "tp tensor-parallel ranks"},
+      {"pp", "pp pipeline stages"},
+      {"vpp", "vpp virtual stages a rank"},
+      {"cp", "cp context-parallel ranks"},
+      {"ep", "ep expert-parallel ranks"},
+      {"zero", "zeroN stage of ZeRO"},
+      {"hybrid_shard", "shardN ranks that share one copy of the state"},
+      {"sequence_parallel", "sp sequence parallelism"},
+      {"offload", "offload: to host memory, of optimizer, activations, parameters"},
+      {"bucket_bytes", "bucket- gradients reduced together"},
+      {"micro_batch", "mbN sequences a micro-batch"},
+      {"grad_accumulation", "xN micro-batches a step"}};
+  std::string text;
+  for (const auto& [key, meaning] : kMeanings) {
+    const auto has = [&, key = key](const search::Candidate& c) {
+      return std::ranges::any_of(layout_parts(c.point), [&](const LayoutWord& w) { return w.key == key; });
+    };
+    if (std::ranges::any_of(layouts, has)) text += (text.empty() ? "" : ", ") + std::string(meaning);
+  }
+  say("\nlayout: " + text, 8);
+}
+
 void print_front(const SearchTask& task, const std::vector<search::Candidate>& front) {
   constexpr size_t kMost = 6;
   if (front.size() < 2) return;
@@ -181,12 +207,16 @@ void print_found(const SearchFlags& flags, const SearchTask& task, const search:
   if (!found.best.empty()) {
     fmt::print("\n");
     print_layouts(task, found.best, true);
+    print_legend(found.best);
   }
   print_front(task, found.front);
   fmt::print("\nwhy others lost\n");
   print(loser_summary(found), TableFormat::kTable);
   if (!found.best.empty() && found.best.front().estimate.transferred)
-    say(fmt::format("\nBuilt on constants that nobody measured on this device: shardlab machine show {}", shell_word(flags.machine)));
+    say(
+        fmt::format("\nSome of the rates behind these figures were measured on other devices, not on this one: shardlab machine "
+                    "show {} says which.",
+                    shell_word(flags.machine)));
 }
 
 Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {

@@ -11,8 +11,8 @@
 #include "cli/common.h"
 #include "cli/model_shape.h"
 #include "cli/namespaces.h"
-#include "plan/automatic.h"
 #include "cli/words.h"
+#include "plan/automatic.h"
 #include "sweeps/keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
@@ -32,6 +32,10 @@ std::vector<int64_t> sensible_values(const std::string& key, const Space& space,
     for (const int32_t d : search::divisors(n)) values.push_back(d);
   };
   if (key == "zero") return {0, 1, 2, 3};
+  if (key == "bucket_bytes") {
+    for (int64_t n = int64_t{1} << 20; n <= int64_t{1} << 30; n *= 2) values.push_back(n);
+    return values;
+  }
   if (key == "devices") {
     for (int64_t n = 1; n <= 1 << 20; n *= 2) values.push_back(n);
     return values;
@@ -66,14 +70,32 @@ Result<void> read_numbers(const std::string& key, const std::string& text, const
 }
 
 /// Words of one of the estimate's enumerations.
-template <class Enum>
-Result<void> read_words(const std::string& key, const std::string& text, const std::string& known, std::vector<Enum>& values) {
+template <class Enum, class Read>
+Result<void> read_words(const std::string& key, const std::string& text, const std::string& known, std::vector<Enum>& values,
+                        const Read& read) {
   for (const std::string& word : split(text, ',')) {
     Enum value{};
-    if (!analytic::read(word, &value)) return usage(fmt::format("{} `{}` is unknown", key, word), "use " + known);
+    if (!read(word, &value)) return usage(fmt::format("{} `{}` is unknown", key, word), "use " + known);
     values.push_back(value);
   }
   return {};
+}
+
+template <class Enum>
+Result<void> read_words(const std::string& key, const std::string& text, const std::string& known, std::vector<Enum>& values) {
+  return read_words(key, text, known, values, [](const std::string& word, Enum* value) { return analytic::read(word, value); });
+}
+
+Result<void> read_algorithms(const std::string& key, const std::string& text, std::vector<AlgorithmChoice>& values) {
+  constexpr AlgorithmChoice kAll[] = {AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling,
+                                      AlgorithmChoice::kDirect};
+  return read_words(key, text, "auto, ring, halving-doubling, direct", values,
+                    [&](const std::string& word, AlgorithmChoice* value) {
+                      const auto* at = std::ranges::find(kAll, word, [](AlgorithmChoice a) { return name_of(a); });
+                      if (at == std::end(kAll)) return false;
+                      *value = *at;
+                      return true;
+                    });
 }
 
 /// "none", or "optimizer=cpu,activations=cpu".
@@ -109,7 +131,7 @@ struct AxisFlag {
   const char* key;
   const char* help;
 };
-constexpr std::array<AxisFlag, 16> kAxes{{
+constexpr std::array<AxisFlag, 18> kAxes{{
     {"dp", "data-parallel ranks: 8, or 1,2,4, or 1..8, or '<=8', as all sizes below"},
     {"tp", "tensor-parallel ranks"},
     {"pp", "pipeline stages"},
@@ -126,6 +148,8 @@ constexpr std::array<AxisFlag, 16> kAxes{{
     {"grad_accumulation", "micro-batches of a step"},
     {"hybrid_shard", "ranks that share one copy of the state under zero 3; 0: all"},
     {"cp_kind", "ring, zigzag, striped, all-gather, ulysses"},
+    {"bucket_bytes", "gradients reduced together: 25Mi, or 5Mi,25Mi,100Mi; 0: tensor by tensor"},
+    {"collective_algorithm", "auto, ring, halving-doubling, direct; of NCCL auto and ring"},
 }};
 
 Result<void> read_axis(const std::string& key, const std::string& text, const analytic::ModelShape& shape, Space& space) {
@@ -145,6 +169,13 @@ Result<void> read_axis(const std::string& key, const std::string& text, const an
   if (key == "cp_kind") return read_words(key, text, "ring, zigzag, striped, all-gather, ulysses", space.cp_kind);
   if (key == "recompute") return read_words(key, text, "none, selective, full, or modules joined by +", space.recompute);
   if (key == "sequence_parallel") return read_flags(key, text, space.sequence_parallel);
+  if (key == "collective_algorithm") return read_algorithms(key, text, space.collective_algorithm);
+  if (key == "bucket_bytes") {
+    const auto sizes = numbers_of(key, text, sensible_values(key, space, shape));
+    if (!sizes.ok()) return sizes.error();
+    space.bucket_bytes = *sizes;
+    return {};
+  }
   if (key == "offload") return read_offload(text, space);
   const auto precision = precision_named(text);
   if (!precision) return usage(fmt::format("precision `{}` is unknown", text), "use fp32, bf16, fp16, fp8 or fp4");
@@ -176,10 +207,13 @@ Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& spa
                  "lower --seq-len");
   const auto tokens = read_size("--global-batch-tokens", "global_batch_tokens", flags.global_batch_tokens);
   if (!tokens.ok()) return tokens.error();
+  const bool thousands = flags.seq_len.ends_with('k') || flags.seq_len.ends_with('K');  // where 1024 may have been meant
   if (*tokens % space.seq_len != 0)
     return usage(
         fmt::format("--global-batch-tokens {} is no multiple of seq_len {}", *tokens, space.seq_len),
-        fmt::format("{} and {} are", *tokens / space.seq_len * space.seq_len, (*tokens / space.seq_len + 1) * space.seq_len));
+        fmt::format(
+            "{} and {} are{}", *tokens / space.seq_len * space.seq_len, (*tokens / space.seq_len + 1) * space.seq_len,
+            thousands ? fmt::format("; {0}k is {0}000, and {0}Ki is {1}", space.seq_len / 1000, space.seq_len / 1000 * 1024) : ""));
   space.sequences = *tokens / space.seq_len;
   return {};
 }
@@ -215,6 +249,18 @@ Result<void> check_pin(const analytic::FrameworkProfile& profile, const Values& 
   return first;
 }
 
+/// Refuses sizes of buckets that no stage of ZeRO of the space has.
+Result<void> check_buckets(const Space& space, const analytic::FrameworkProfile& profile) {
+  if (space.bucket_bytes.empty()) return {};
+  if (std::ranges::count(space.bucket_bytes, 0) > 0 && !profile.own_collectives)
+    return usage(fmt::format("bucket_bytes 0 with the profile {}, whose buckets have a size", profile.name),
+                 "write 1 for buckets that are full after each tensor");
+  std::vector<int32_t> stages = space.zero;
+  if (stages.empty()) stages = {0, 1, 2};
+  std::erase_if(stages, [&](int32_t v) { return v >= 0 && v <= 3 && (profile.can.zero >> v & 1) == 0; });
+  return check_pin(profile, stages, [&](search::Point& p, int32_t v) { p.zero = v, p.bucket_bytes = space.bucket_bytes.front(); });
+}
+
 Result<void> check_pins(const Space& space, const analytic::FrameworkProfile& profile) {
   using search::Point;
   SHARDLAB_TRY(check_pin(profile, space.tp, [](Point& p, int32_t v) { p.tp = v; }));
@@ -223,12 +269,14 @@ Result<void> check_pins(const Space& space, const analytic::FrameworkProfile& pr
   SHARDLAB_TRY(check_pin(profile, space.ep, [](Point& p, int32_t v) { p.ep = v; }));
   SHARDLAB_TRY(check_pin(profile, space.zero, [](Point& p, int32_t v) { p.zero = v; }));
   SHARDLAB_TRY(check_pin(profile, space.hybrid_shard, [](Point& p, int32_t v) { p.hybrid_shard = v; }));
+  SHARDLAB_TRY(check_buckets(space, profile));
+  SHARDLAB_TRY(check_pin(profile, space.collective_algorithm, [](Point& p, AlgorithmChoice v) { p.algorithm = v; }));
   SHARDLAB_TRY(check_pin(profile, space.recompute, [](Point& p, analytic::Recompute v) { p.recompute = v; }));
-  SHARDLAB_TRY(check_pin(profile, space.offload, [](Point& p, const search::Offload& v) { p = with(p, search::State{.offload = v}); }));
+  SHARDLAB_TRY(
+      check_pin(profile, space.offload, [](Point& p, const search::Offload& v) { p = with(p, search::State{.offload = v}); }));
   SHARDLAB_TRY(check_pin(profile, std::vector{space.precision}, [](Point& p, Precision v) { p.precision = v; }));
-  SHARDLAB_TRY(check_pin(profile, space.schedule, [](Point& p, analytic::Schedule v) {
-    p.pp = v == analytic::Schedule::kNone ? 1 : 2, p.schedule = v;
-  }));
+  SHARDLAB_TRY(check_pin(profile, space.schedule,
+                         [](Point& p, analytic::Schedule v) { p.pp = v == analytic::Schedule::kNone ? 1 : 2, p.schedule = v; }));
   return {};
 }
 
@@ -252,7 +300,8 @@ Result<int64_t> margin_of(const std::string& text, int64_t capacity_bytes) {
 /// The longest step that ends the run in time. 0: no end.
 Result<double> most_seconds(const SearchFlags& flags, double tokens, const Space& space) {
   if (flags.max_days <= 0) return 0.0;
-  if (tokens <= 0) return usage(fmt::format("--max-days {} without --tokens", flags.max_days), "say how long the run is: --tokens 1T");
+  if (tokens <= 0)
+    return usage(fmt::format("--max-days {} without --tokens", flags.max_days), "say how long the run is: --tokens 1T");
   return flags.max_days * 86400 / tokens * static_cast<double>(space.sequences) * static_cast<double>(space.seq_len);
 }
 
@@ -400,8 +449,21 @@ std::vector<std::pair<std::string, std::string>> words_of(const search::Point& p
                                                          {"seq_len", fmt::to_string(p.seq_len)}};
   if (p.hybrid_shard > 0) words.emplace_back("hybrid_shard", fmt::to_string(p.hybrid_shard));
   if (p.cp > 1) words.emplace_back("cp_kind", std::string(name_of(p.cp_kind)));
+  if (p.bucket_bytes >= 0) words.emplace_back("bucket_bytes", fmt::to_string(p.bucket_bytes));
+  if (p.algorithm != AlgorithmChoice::kAuto) words.emplace_back("collective_algorithm", std::string(name_of(p.algorithm)));
   return words;
 }
+
+namespace {
+
+/// "25Mi": a size as a flag takes it.
+std::string size_word(int64_t bytes) {
+  for (const auto& [unit, name] : {std::pair{int64_t{1} << 30, "Gi"}, {int64_t{1} << 20, "Mi"}, {int64_t{1} << 10, "Ki"}})
+    if (bytes > 0 && bytes % unit == 0) return fmt::format("{}{}", bytes / unit, name);
+  return fmt::to_string(bytes);
+}
+
+}  // namespace
 
 std::vector<LayoutWord> layout_parts(const search::Point& p) {
   std::vector<LayoutWord> words{{"dp", fmt::format("dp{}", p.dp)}};
@@ -422,6 +484,8 @@ std::vector<LayoutWord> layout_parts(const search::Point& p) {
     if (medium != search::Medium::kDevice)
       offloads += (offloads.empty() ? "" : "+") + std::string(what) + (medium == search::Medium::kNvme ? "-nvme" : "");
   add("offload", !offloads.empty(), "offload:" + offloads);
+  add("bucket_bytes", p.bucket_bytes >= 0, "bucket-" + size_word(p.bucket_bytes));
+  add("collective_algorithm", p.algorithm != AlgorithmChoice::kAuto, std::string(name_of(p.algorithm)));
   add("micro_batch", true, fmt::format("mb{}", p.micro_batch));
   add("grad_accumulation", true, fmt::format("x{}", p.grad_accumulation));
   return words;
@@ -472,8 +536,8 @@ std::string sweep_of(const SearchFlags& flags, const SearchTask& task, const sea
 }
 
 std::string options_of(const SearchFlags& flags, const search::Point& point) {
-  std::string text = fmt::format("--model {} --machine {} --devices {}", shell_word(flags.model), shell_word(flags.machine),
-                                 point.world_size());
+  std::string text =
+      fmt::format("--model {} --machine {} --devices {}", shell_word(flags.model), shell_word(flags.machine), point.world_size());
   if (!flags.machine_file.empty()) text += " --machine-file " + shell_word(flags.machine_file);
   if (!flags.profile.empty()) text += " --profile " + flags.profile;
   if (!flags.assume.empty()) text += " --assume " + flags.assume;

@@ -13,13 +13,17 @@ int64_t peak_of(const CaseOutcome& o) {
 
 }  // namespace
 
-void Selector::add(CaseOutcome outcome) {
+void Selector::add(const CaseOutcome& outcome) {
   ++seen_[static_cast<size_t>(outcome.status)];
   const double step = step_of(outcome);
   const double rate =
       outcome.status == Status::kOk && step > 0 ? static_cast<double>(outcome.config.train.global_batch_tokens) / step : 0;
   const bool named = names_.contains(outcome.config.name);
-  kept_.push_back({std::move(outcome), total_++, rate, named});
+  if (!named && rate <= least_rate_ && (rate <= 0 || peak_of(outcome) >= least_peak_)) {
+    ++total_;
+    return;
+  }
+  kept_.push_back({outcome, total_++, rate, named});
   if (kept_.size() > 2 * most_ + names_.size() + 1) shrink();
 }
 
@@ -39,6 +43,8 @@ void Selector::shrink() {
   std::ranges::stable_sort(
       order, [&](size_t a, size_t b) { return fixed[a] != fixed[b] ? fixed[a] > fixed[b] : kept_[a].rate > kept_[b].rate; });
   order.resize(std::min(order.size(), most));
+  least_rate_ = fixed[order.back()] ? -1 : kept_[order.back()].rate;
+  if (smallest != kept_.end()) least_peak_ = peak_of(smallest->outcome);
   std::ranges::sort(order);
   std::vector<Kept> left;
   for (const size_t i : order) left.push_back(std::move(kept_[i]));

@@ -24,7 +24,7 @@ struct Selection {
 class Selector {
  public:
   explicit Selector(size_t most, std::set<std::string> names = {}) : most_(most), names_(std::move(names)) {}
-  void add(CaseOutcome outcome);
+  void add(const CaseOutcome& outcome);
   /// To be called once, last.
   Selection take();
 
@@ -42,6 +42,9 @@ class Selector {
   std::vector<Kept> kept_;
   std::array<int64_t, 5> seen_{};
   int64_t total_ = 0;
+  // What a further case must beat to be kept at all, once some were given up.
+  double least_rate_ = -1;
+  int64_t least_peak_ = INT64_MAX;
 };
 
 }  // namespace shardlab::reports

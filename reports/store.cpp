@@ -15,6 +15,7 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/op.h"
+#include "plan/same_machine.h"
 #include "reports/columns.h"
 #include "reports/outcome_json.h"
 #include "reports/sqlite.h"
@@ -232,10 +233,11 @@ class CaseWriter {
         op_(handle, "INSERT INTO ops VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") {}
 
   void write(const CaseOutcome& outcome) {
-    const std::string machine = machine_to_json(outcome.config.machine);
-    if (machine != machine_text_) {
-      machine_text_ = machine, machine_key_ = fmt::format("{:016x}", hash_text(machine));
-      machine_.bind(1, machine_key_).bind(2, machine).run();
+    if (machine_key_.empty() || !same(last_, outcome.config.machine)) {
+      last_ = outcome.config.machine;
+      const std::string text = machine_to_json(last_);
+      machine_key_ = fmt::format("{:016x}", hash_text(text));
+      machine_.bind(1, machine_key_).bind(2, text).run();
     }
     write_case(row_, outcome, machine_key_, outcome_to_json(outcome));
     no_losses_.bind(1, outcome.case_id).run();
@@ -268,7 +270,8 @@ class CaseWriter {
   }
 
   Statement machine_, row_, no_losses_, no_ops_, loss_, op_;
-  std::string machine_text_, machine_key_;
+  Machine last_;
+  std::string machine_key_;  ///< of that
 };
 
 }  // namespace
@@ -359,7 +362,7 @@ std::vector<RunMetadata> Store::runs() const {
   return runs;
 }
 
-std::string csv_of(const std::vector<CaseOutcome>& cases) { return print_csv(case_table(cases)); }
+std::string csv_of(std::span<const CaseOutcome> cases) { return print_csv(case_table(cases)); }
 
 void Store::for_each(const std::function<void(CaseOutcome)>& visit) const {
   std::map<std::string, Machine> machines;
@@ -388,7 +391,7 @@ int64_t Store::size() const {
 namespace {
 
 /// Lines of these cases, without the head that the columns make.
-std::string csv_rows(const std::vector<CaseOutcome>& cases) {
+std::string csv_rows(std::span<const CaseOutcome> cases) {
   const std::string text = csv_of(cases);
   return text.substr(csv_of({}).size());
 }
@@ -462,11 +465,15 @@ void RunDirectory::append(std::span<const CaseOutcome> outcomes) {  // predicted
   store_.append(outcomes);
   if (!in_memory_) {
     if (!csv_) return;  // a directory that was large when it was opened: rows may be replaced, and are written at the end
-    std::vector<CaseOutcome> rows(outcomes.begin(), outcomes.end());
-    for (CaseOutcome& o : rows)
-      if (o.program_version.empty()) o.program_version = program_version_;
-    csv_->write(csv_rows(rows));
-    csv_rows_ += static_cast<int64_t>(rows.size());
+    if (std::ranges::none_of(outcomes, [](const CaseOutcome& o) { return o.program_version.empty(); })) {
+      csv_->write(csv_rows(outcomes));
+    } else {
+      std::vector<CaseOutcome> rows(outcomes.begin(), outcomes.end());
+      for (CaseOutcome& o : rows)
+        if (o.program_version.empty()) o.program_version = program_version_;
+      csv_->write(csv_rows(rows));
+    }
+    csv_rows_ += static_cast<int64_t>(outcomes.size());
     return;
   }
   for (const CaseOutcome& outcome : outcomes) keep(outcome);

@@ -81,7 +81,7 @@ class Store {
 /// Writes results.csv of a store, in the memory of a few rows.
 void write_results_csv(const std::string& path, const Store& store);
 
-std::string csv_of(const std::vector<CaseOutcome>& cases);
+std::string csv_of(std::span<const CaseOutcome> cases);
 
 /// Keeps results.sqlite and results.csv of one run directory in step.
 class RunDirectory {

@@ -228,6 +228,19 @@ std::string print_aligned(const Table& table, int width) {
   return out;
 }
 
+Table without_empty_columns(Table table) {
+  const auto empty = [](const Value& v) {
+    const auto* text = std::get_if<std::string>(&v);
+    return std::holds_alternative<std::monostate>(v) || (text != nullptr && text->empty());
+  };
+  for (size_t c = table.columns.size(); c-- > 0;) {
+    if (!std::ranges::all_of(table.rows, [&](const auto& row) { return empty(row[c]); })) continue;
+    table.columns.erase(table.columns.begin() + static_cast<ptrdiff_t>(c));
+    for (auto& row : table.rows) row.erase(row.begin() + static_cast<ptrdiff_t>(c));
+  }
+  return table;
+}
+
 std::string print_csv(const Table& table) {
   std::string out;
   for (size_t c = 0; c < table.columns.size(); ++c) out += (c > 0 ? "," : "") + csv_field(table.columns[c].name);

@@ -62,6 +62,9 @@ std::vector<std::vector<std::string>> parse_csv(std::string_view text);
 /// all: texts that may be shortened or wrapped give way first, then the last columns are left out, and a line below says which.
 std::string print_aligned(const Table& table, int width = 0);
 
+/// Without the columns in which no row has anything: what a person need not see.
+Table without_empty_columns(Table table);
+
 /// Header and one line a row, LF line ends.
 std::string print_csv(const Table& table);
 

@@ -98,10 +98,8 @@ DatasheetRates::Way DatasheetRates::way_between(std::span<const int> ranks) cons
 }
 
 double DatasheetRates::collective_seconds(double steps, double sent, const Way& way) const {
-  const double latency = way.network() ? efficiency_.network_latency_s : efficiency_.step_latency_s;
-  const double rails = way.inter * way.fewest_on_a_node;
-  const double bandwidth = !way.network() ? way.link : way.link > 0 ? std::min(way.link, rails) : rails;
-  return steps * latency + time_at(sent, bandwidth);
+  const StepRates rates = step_rates(efficiency_, way);
+  return steps * rates.latency_s + time_at(sent, rates.bytes_per_s);
 }
 
 /// Of the k members on a node each has a ring of its own that leaves by its rail: it sends one part in k of its bytes there.

@@ -9,23 +9,11 @@
 
 #include "plan/machine.h"
 #include "plan/op.h"
+#include "simulator/efficiency.h"
 #include "simulator/nccl_model.h"
 #include "simulator/resources.h"
 
 namespace shardlab::simulator {
-
-/// What of a data sheet's peak a real program gets. Stated, never tuned on a case.
-struct Efficiency {
-  double matmul = 0.60;             ///< of the dense peak, on large matrices
-  double memory = 0.80;             ///< of the memory bandwidth, streaming
-  double link = 0.80;               ///< of the links within a node, large messages
-  double network = 0.80;            ///< of the links between nodes
-  double ramp_flops = 2e9;          ///< a matmul of this size reaches half of `matmul`
-  double step_latency_s = 2e-6;     ///< of one step of a collective within a node
-  double network_latency_s = 8e-6;  ///< of one step between nodes
-  double launch_s = 4e-6;           ///< host cost of one launch
-  double wake_s = 2e-6;             ///< an event from one stream to another
-};
 
 /// A plan's collective in the words of the network's models.
 CollectiveUse use_of(CollectiveKind kind);
@@ -47,15 +35,7 @@ class DatasheetRates {
   /// Of multiprocessors and memory.
   Demand kernel_demand(const Kernel& k) const;
 
-  /// What lies between the ranks of a group.
-  struct Way {
-    int nodes = 1;
-    int fewest_on_a_node = 1;
-    double link = 0;   ///< bytes/s of a device within its node
-    double inter = 0;  ///< bytes/s of a device between nodes
-    bool network() const { return nodes > 1; }
-    friend bool operator==(const Way&, const Way&) = default;
-  };
+  using Way = simulator::Way;
   Way way_between(std::span<const int> ranks) const;
 
   /// A collective of `steps` in which a rank sends `sent` bytes.

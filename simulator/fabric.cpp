@@ -6,6 +6,10 @@
 #include <cmath>
 #include <span>
 
+#include "plan/automatic.h"
+#include "plan/collective_steps.h"
+#include "simulator/efficiency.h"
+
 namespace shardlab::simulator {
 
 namespace {
@@ -287,13 +291,14 @@ double Fabric::line_rate(CollectiveUse kind, const Group& group, const Rates& ra
   }
 }
 
-CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group) const {
+CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group, const CollectiveStyle& style) const {
   CollectiveCost cost;
   cost.kind_ = kind;
   cost.generation_ = generation_;
   cost.ranks_ = group.ranks();
   if (group.ranks() <= 1) return cost;
   if (kind == CollectiveUse::kAllToAll) return all_to_all(group);
+  if (style.stepped) return by_steps(kind, group, style.choice);
   const Rates r = rates(group);
   const NcclTopology t = topology(group, r);
   const NcclTable table = nccl_table(kind, t);
@@ -302,6 +307,7 @@ CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group) const {
   const double latency = (group.nodes > 1 ? constants_.inter_latency : constants_.intra_latency) * wrong.latency * kMicro;
   for (int i = 0; i < table.count; ++i) {
     const NcclCell& cell = table.cells[i];
+    if (style.choice == AlgorithmChoice::kRing && cell.algorithm != NcclAlgorithm::kRing) continue;  // NCCL_ALGO=Ring
     // A tree over two nodes sends half of what a ring does, and could be as much faster. Where devices share an interface it is
     // not: 86 and 91 GB/s of bus bandwidth on nodes of 8 A100 with 100 GB/s (NVIDIA/nccl#1048, NVIDIA/nccl-tests#100).
     const bool held = cell.algorithm == NcclAlgorithm::kTree && group.nodes == 2 && constants_.rails_per_node > 0 &&
@@ -310,6 +316,28 @@ CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group) const {
     cost.lines_[cost.count_++] = {cell, cell.latency_us * latency, line_rate(kind, group, r, t, cell) / wrong.seconds_per_byte,
                                   most / wrong.seconds_per_byte};
   }
+  return cost;
+}
+
+/// Formula: steps * latency + bytes sent / rate, of the rank that sends most of the buffer.
+CollectiveCost Fabric::by_steps(CollectiveUse kind, const Group& group, AlgorithmChoice choice) const {
+  const int n = group.ranks();
+  const CollectiveKind plans = kind == CollectiveUse::kAllReduce       ? CollectiveKind::kAllReduce
+                               : kind == CollectiveUse::kReduceScatter ? CollectiveKind::kReduceScatter
+                               : kind == CollectiveUse::kAllGather     ? CollectiveKind::kAllGather
+                                                                       : CollectiveKind::kBroadcast;
+  const Algorithm algorithm = algorithm_among(choice, plans, n);
+  const Efficiency efficiency;
+  const StepRates rates = step_rates(efficiency, {.nodes = group.nodes,
+                                                  .fewest_on_a_node = group.ranks_per_node,
+                                                  .link = link_bytes_per_s_ * efficiency.link,
+                                                  .inter = inter_bytes_per_s_ * efficiency.network});
+  const double latency = static_cast<double>(collective_steps(plans, algorithm, n, 0).size()) * rates.latency_s;
+  const double sent = static_cast<double>(sent_elements(plans, algorithm, n, n, 0)) / n;  // of the buffer
+  CollectiveCost cost;
+  cost.kind_ = kind, cost.generation_ = generation_, cost.ranks_ = n;
+  const double rate = rates.bytes_per_s > 0 && sent > 0 ? rates.bytes_per_s / sent : HUGE_VAL;
+  cost.lines_[cost.count_++] = {{NcclAlgorithm::kPairwise, NcclProtocol::kSimple, latency / kMicro, rate / kGiga}, latency, rate};
   return cost;
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "plan/base/result.h"
+#include "plan/case.h"
 #include "plan/machine.h"
 #include "simulator/nccl_model.h"
 
@@ -115,6 +116,13 @@ struct FabricConstants {
                               ///< locally
 };
 
+/// How the collectives of a group are done.
+struct CollectiveStyle {
+  bool stepped = false;  ///< by shardlab's own algorithms, step by step (plan/collective_steps.h); else by NCCL
+  AlgorithmChoice choice =
+      AlgorithmChoice::kAuto;  ///< NCCL: kAuto is its own choice, kRing leaves it its rings alone; it has no other
+};
+
 /// Messages and collectives of one machine.
 ///
 /// Formula: NCCL's tuning model (src/graph/tuning.cc, 2.28 to 2.30) chooses algorithm and protocol: t = latency * steps + bytes /
@@ -131,10 +139,11 @@ class Fabric {
   /// Machine::fabric that are unknown, not finite or not positive.
   static Result<Fabric> of(const Machine& machine, const MeasuredFabric& measured = {});
 
-  CollectiveCost prepare(CollectiveUse kind, const Group& group) const;
+  /// Stepped: what DatasheetCostModel says of the same steps. An exchange of all with all is priced alike under every style.
+  CollectiveCost prepare(CollectiveUse kind, const Group& group, const CollectiveStyle& style = {}) const;
   /// 0 for a group of one rank.
-  double collective_seconds(CollectiveUse kind, double bytes, const Group& group) const {
-    return group.ranks() <= 1 ? 0 : prepare(kind, group).seconds(bytes);
+  double collective_seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style = {}) const {
+    return group.ranks() <= 1 ? 0 : prepare(kind, group, style).seconds(bytes);
   }
 
   /// One message between two devices of a node.
@@ -170,6 +179,7 @@ class Fabric {
                    const NcclCell& cell) const;
   void correct(const MeasuredFabric& measured, int nodes);
   CollectiveCost all_to_all(const Group& group) const;
+  CollectiveCost by_steps(CollectiveUse kind, const Group& group, AlgorithmChoice choice) const;
 
   int devices_per_node_ = 1;
   GpuGeneration generation_ = GpuGeneration::kAmpere;

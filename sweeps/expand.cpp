@@ -300,19 +300,11 @@ int64_t Expansion::refused() const {
   return std::count_if(points.begin(), points.end(), [](const Point& p) { return p.refusal.has_value(); });
 }
 
-void count_refusal(const Point& point, std::vector<ReasonCount>& counts) {
-  if (!point.refusal) return;
-  const auto same = [&](const ReasonCount& c) { return c.reason == point.refusal->message; };
-  auto it = std::find_if(counts.begin(), counts.end(), same);
-  if (it == counts.end()) it = counts.insert(counts.end(), {point.refusal->message, 0, point.name});
-  ++it->points;
-}
-
-std::vector<ReasonCount> refusals(const Expansion& expansion) {
-  std::vector<ReasonCount> counts;
-  for (const Point& point : expansion.points) count_refusal(point, counts);
-  std::stable_sort(counts.begin(), counts.end(), [](const ReasonCount& a, const ReasonCount& b) { return a.points > b.points; });
-  return counts;
+Reasons refusals(const Expansion& expansion) {
+  Reasons reasons;
+  for (const Point& point : expansion.points)
+    if (point.refusal) reasons.add(point.refusal->message, point.name);
+  return reasons;
 }
 
 const std::string& Sweep::name() const { return content_->name; }
@@ -323,6 +315,7 @@ const std::string& Sweep::file() const { return content_->file; }
 Mode Sweep::mode() const { return content_->mode; }
 
 Resolution resolution_of(const Sweep& sweep) { return sweep.content().resolution; }
+bool has_rules(const Sweep& sweep) { return !sweep.content().whens.empty() || !sweep.content().constraints.empty(); }
 Traces traces_of(const Sweep& sweep) { return sweep.content().traces; }
 
 Result<Expansion> expand(const Sweep& sweep) { return expand(sweep, resolution_of(sweep)); }

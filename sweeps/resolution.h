@@ -21,6 +21,9 @@ std::optional<Resolution> resolution_named(std::string_view name);
 /// What the file says; kTimeline where it does not.
 Resolution resolution_of(const Sweep& sweep);
 
+/// Whether expressions of the file decide on points: `when` and `constraints`.
+bool has_rules(const Sweep& sweep);
+
 /// The points of `sweep`, as `expand(sweep)`. Under kAnalytic no plan is made: whether a layout is legal is for the estimate to
 /// say, and what this version does not execute is not refused for that.
 Result<Expansion> expand(const Sweep& sweep, Resolution resolution);
@@ -36,8 +39,5 @@ struct ExpansionCounts {
 /// The points of `expand`, each handed to `visit` as it is made, in order, and none of them kept: a million points take the memory
 /// of their ids. `visit` returns false to end it. An expression that cannot be evaluated is found at the point where it cannot.
 Result<ExpansionCounts> expand_each(const Sweep& sweep, Resolution resolution, const std::function<bool(Point)>& visit);
-
-/// Counts a refused point under its reason.
-void count_refusal(const Point& point, std::vector<ReasonCount>& counts);
 
 }  // namespace shardlab::sweeps

@@ -15,6 +15,7 @@
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/outcome.h"
+#include "plan/reasons.h"
 #include "sweeps/models.h"
 
 namespace shardlab::sweeps {
@@ -58,13 +59,8 @@ struct Expansion {
   int64_t runnable() const { return static_cast<int64_t>(points.size()) - refused(); }
 };
 
-/// Refused points by reason, the commonest first.
-struct ReasonCount {
-  std::string reason;
-  int64_t points = 0;
-  std::string example;  ///< name of the first such point
-};
-std::vector<ReasonCount> refusals(const Expansion& expansion);
+/// Why points are refused.
+Reasons refusals(const Expansion& expansion);
 
 /// A loaded sweep file: every key known, every value of the right form, every expression parsed. Cheap to copy.
 class Sweep {
@@ -113,5 +109,4 @@ std::string to_yaml(const Case& config);
 
 /// Hash of `to_yaml` without the name: 16 hex digits.
 std::string case_id(const Case& config);
-
 }  // namespace shardlab::sweeps

@@ -315,7 +315,7 @@
     const both = data.cases.map((c, i) => i).filter(i => value(data.cases[i], 'step_error_pct') !== null);
     const withOps = data.cases.map((c, i) => i).filter(i => data.cases[i].ops.length > 0);
     if (both.length === 0 && withOps.length === 0) return;
-    const node = section('prediction', 'Predicted against measured');
+    const node = section('prediction', both.length > 0 ? 'Predicted against measured' : 'Ops of a step');
     const left = el('div'), right = el('div');
     node.append(both.length > 0 ? el('div', { class: 'split' }, left, right) : right);
     if (both.length > 0) scatter(left, both);
@@ -367,7 +367,7 @@
     const box = el('div', { class: 'scroll tall', tabindex: 0, role: 'region', 'aria-label': 'Ops of the case' });
     const more = el('button', { type: 'button', onclick: () => { all = !all; draw(); } });
     const note = el('p', { class: 'note' });
-    node.append(el('h3', {}, 'Ops with the largest residuals'), el('div', { class: 'bar' }, caseSelect('Case', indices), more), note, box);
+    node.append(el('h3', {}, indices.some(i => value(data.cases[i], 'measured_step_s') !== null) ? 'Ops with the largest residuals' : 'Ops that take longest'), el('div', { class: 'bar' }, caseSelect('Case', indices), more), note, box);
     function draw() {
       const c = data.cases[state.selected];
       const ops = c ? c.ops : [];
@@ -498,7 +498,7 @@
   function timelineSection() {
     const timelines = data.timelines.filter(t => t.lanes.length > 0);
     if (timelines.length === 0) return;
-    const node = section('timeline', 'Timeline of one step', 'For each stream of each rank: measured above, predicted below. Drag to move, Ctrl and wheel (or + and -) to zoom, arrow keys to move, 0 to see all. Hatched time is waiting.');
+    const node = section('timeline', 'Timeline of one step', 'For each stream of each rank' + (data.cases.some(c => value(c, 'measured_step_s') !== null) ? ': measured above, predicted below' : ', as predicted') + '. Drag to move, Ctrl and wheel (or + and -) to zoom, arrow keys to move, 0 to see all. Hatched time is waiting.');
     const pick = el('select', { onchange: () => view.show(timelines[+pick.value]) }, timelines.map((t, i) => el('option', { value: i }, t.label)));
     const canvas = el('canvas', { tabindex: 0, role: 'img' });
     const range = el('span', { class: 'note' });
@@ -687,7 +687,7 @@
     const kernels = [...new Set(data.cases.map(c => value(c, 'kernel_variant')).filter(Boolean))];
     if (kernels.length > 0) rows.push(['kernels', kernels.join(', ')]);
     const extrapolated = data.cases.filter(c => value(c, 'extrapolated') === true).length;
-    rows.push(['predictions', extrapolated === 0 ? 'interpolate their calibration in every case' : 'extrapolate beyond their calibration in ' + extrapolated + ' of ' + data.cases.length + ' cases']);
+    if (data.cases.some(c => value(c, 'predicted_step_s') !== null)) rows.push(['predictions', !m.calibration_id ? 'come from data sheets, not from measured rates' : extrapolated === 0 ? 'interpolate their calibration in every case' : 'extrapolate beyond their calibration in ' + extrapolated + ' of ' + data.cases.length + ' cases']);
     node.append(el('dl', { class: 'env' }, rows.filter(r => r[1]).map(([k, v]) => [el('dt', {}, k), el('dd', {}, v)])),
       el('details', {}, el('summary', {}, 'What the columns mean'), el('dl', { class: 'env' }, data.columns.map(c => [el('dt', {}, c.name + (c.unit ? ', ' + c.unit : '')), el('dd', {}, c.help)]))));
   }

@@ -21,11 +21,12 @@ struct Key {
 constexpr std::array<std::string_view, 12> kOffloads{"activations=cpu", "activations=nvme", "optimizer=cpu",
                                                      "optimizer=nvme",  "parameters=cpu",   "parameters=nvme"};
 constexpr std::array<std::string_view, 12> kStages{"0", "1", "2", "3"};
-constexpr std::array<Key, 10> kKeys{{
+constexpr std::array<Key, 11> kKeys{{
     {"axes", &Abilities::axes, {"tp", "sequence_parallel", "pp", "cp", "ep", "hybrid_shard"}},
     {"schedules",
      &Abilities::schedules,
-     {"none", "afab", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe", "dualpipe-v"}},
+     {"none", "afab", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe",
+      "dualpipe-v"}},
     {"zero", &Abilities::zero, kStages},
     {"zero_with_pp", &Abilities::zero_with_pp, kStages},
     {"offload", &Abilities::offload, kOffloads},
@@ -36,12 +37,15 @@ constexpr std::array<Key, 10> kKeys{{
      {"norms", "attention-core", "qkv", "attention-out", "activation", "up", "experts", "alternate", "full", "selective"}},
     {"precision", &Abilities::precision, {"fp32", "bf16", "fp16", "fp8", "fp4"}},
     {"compression", &Abilities::compression, {"none", "powersgd", "top-k", "one-bit", "int8"}},
+    {"bucket_bytes", &Abilities::bucket_bytes, kStages},
 }};
 
 constexpr uint32_t bit(int i) { return 1U << i; }
 
 /// The medium of one kind of state as its bit among `kOffloads`.
-uint32_t offload_bit(int kind, Medium medium) { return medium == Medium::kDevice ? 0 : bit(2 * kind + static_cast<int>(medium) - 1); }
+uint32_t offload_bit(int kind, Medium medium) {
+  return medium == Medium::kDevice ? 0 : bit(2 * kind + static_cast<int>(medium) - 1);
+}
 
 uint32_t offloads_of(const Point& p) {
   return offload_bit(0, p.offload_activations) | offload_bit(1, p.offload_optimizer) | offload_bit(2, p.offload_parameters);
@@ -57,7 +61,7 @@ struct Asked {
   std::string_view key;
   uint32_t bits;
 };
-std::array<Asked, 10> asked(const Point& p) {
+std::array<Asked, 11> asked(const Point& p) {
   const bool shared = int64_t{p.dp} * p.cp > 1, pipelined = p.pp > 1;
   const uint32_t axes = (p.tp > 1 ? bit(0) : 0) | (p.sequence_parallel && p.tp > 1 ? bit(1) : 0) | (pipelined ? bit(2) : 0) |
                         (p.cp > 1 ? bit(3) : 0) | (p.ep > 1 ? bit(4) : 0) | (p.hybrid_shard > 0 ? bit(5) : 0);
@@ -72,7 +76,8 @@ std::array<Asked, 10> asked(const Point& p) {
            {"cp_kind", p.cp > 1 ? bit(static_cast<int>(p.cp_kind)) : 0},
            {"recompute", p.recompute.modules},
            {"precision", precision_bit(p.precision)},
-           {"compression", compression == none ? 0 : bit(static_cast<int>(compression))}}};
+           {"compression", compression == none ? 0 : bit(static_cast<int>(compression))},
+           {"bucket_bytes", shared && p.bucket_bytes >= 0 ? bit(p.zero) : 0}}};
 }
 
 std::vector<std::string> words_of(const Key& key, uint32_t set) {
@@ -92,14 +97,14 @@ Error refuse(const std::string& where, const YAML::Mark& mark, std::string messa
 
 bool has(const Abilities& can, const Point& p) {
   if (p.zero < 0 || p.zero > 3) return true;  // refused as a size
-  const std::array<Asked, 10> all = asked(p);
+  const std::array<Asked, 11> all = asked(p);
   for (size_t i = 0; i < all.size(); ++i)
     if (all[i].bits & ~(can.*(kKeys[i].set))) return false;
   return true;
 }
 
 Missing missing(const Abilities& can, const Point& p) {
-  const std::array<Asked, 10> all = asked(p);
+  const std::array<Asked, 11> all = asked(p);
   for (size_t i = 0; i < all.size(); ++i)
     if (const uint32_t lacks = all[i].bits & ~(can.*(kKeys[i].set)))
       return {kKeys[i].name, words_of(kKeys[i], lacks).front(), words_of(kKeys[i], can.*(kKeys[i].set))};
@@ -133,7 +138,8 @@ Result<void> read_abilities(const YAML::Node& table, const std::string& where, A
       return refuse(where, entry.first.Mark(), fmt::format("`can.{}` is there twice", name), "keep one of the two");
     const std::vector<std::string> words = ability_words(name);
     if (!entry.second.IsSequence())
-      return refuse(where, entry.second.Mark(), fmt::format("`can.{}` is no list", name), fmt::format("of: {}", fmt::join(words, ", ")));
+      return refuse(where, entry.second.Mark(), fmt::format("`can.{}` is no list", name),
+                    fmt::format("of: {}", fmt::join(words, ", ")));
     uint32_t set = 0;
     for (const auto& item : entry.second) {
       const std::string word = item.as<std::string>();

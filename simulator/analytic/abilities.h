@@ -18,23 +18,24 @@ struct Point;
 
 /// Sets of words, a bit each, in the order of the words. Without a table everything is allowed.
 struct Abilities {
-  uint32_t axes = ~0U;            ///< tp sequence_parallel pp cp ep hybrid_shard: above 1, or true
-  uint32_t schedules = ~0U;       ///< of more than one stage
-  uint32_t zero = ~0U;            ///< stages, where ranks share a replica
-  uint32_t zero_with_pp = ~0U;    ///< and in a pipeline
-  uint32_t offload = ~0U;         ///< "optimizer=cpu", ...
+  uint32_t axes = ~0U;          ///< tp sequence_parallel pp cp ep hybrid_shard: above 1, or true
+  uint32_t schedules = ~0U;     ///< of more than one stage
+  uint32_t zero = ~0U;          ///< stages, where ranks share a replica
+  uint32_t zero_with_pp = ~0U;  ///< and in a pipeline
+  uint32_t offload = ~0U;       ///< "optimizer=cpu", ...
   uint32_t offload_with_pp = ~0U;
   uint32_t cp_kind = ~0U;
   uint32_t recompute = ~0U;  ///< modules, "selective" and "full"
   uint32_t precision = ~0U;
   uint32_t compression = ~0U;
+  uint32_t bucket_bytes = ~0U;  ///< stages of ZeRO under which the size of buckets of gradients can be chosen
   friend bool operator==(const Abilities&, const Abilities&) = default;
 };
 
 /// One thing that a point asks for and a framework has not.
 struct Missing {
-  std::string_view key;             ///< of the table
-  std::string word;                 ///< "zb-h1"
+  std::string_view key;              ///< of the table
+  std::string word;                  ///< "zb-h1"
   std::vector<std::string> allowed;  ///< what it has of that kind
 };
 

@@ -70,6 +70,9 @@ struct Point {
   int8_t overlap = -1;        ///< of data-parallel communication with compute: 0, 1, or -1 as the profile has it
   int8_t tensor_overlap = 0;  ///< of tensor-parallel communication with matmuls (async TP)
   int8_t reshard = -1;        ///< zero 3: give weights back after forward; -1 as the profile has it
+  int64_t bucket_bytes = -1;  ///< zero 0 to 2: gradients reduced together; 0: tensor by tensor; -1 as the profile has it
+  /// Of shardlab's own collectives; of NCCL's auto, its own choice, and ring, its rings alone.
+  AlgorithmChoice algorithm = AlgorithmChoice::kAuto;
   Compression compression = Compression::kNone;
   int32_t compression_rank = 0;  ///< of PowerSGD; entries of a thousand kept by top-k
   double expert_skew = 1;        ///< tokens of the busiest expert-parallel rank over the mean
@@ -94,9 +97,10 @@ enum class Refusal : uint8_t {
   kExperts,     ///< experts, ep and expert_tp at odds
   kZero,        ///< a stage of ZeRO that the schedule cannot have
   kPrecision,   ///< a precision that the device has not
+  kAlgorithm,   ///< a collective algorithm that the framework or a group has not
   kCombination  ///< two techniques that exclude each other
 };
-inline constexpr size_t kRefusals = 13;
+inline constexpr size_t kRefusals = 14;
 std::string_view name_of(Refusal v);
 /// What is wrong with such points, as a sentence's end: "tp does not divide the attention heads".
 std::string_view sentence_of(Refusal v);
@@ -268,11 +272,12 @@ class Estimator {
   bool exact(const Point& point);
 
   /// No legal point that shares with `point` the cut of a layer (tp cp ep expert_tp micro_batch seq_len precision recompute
-  /// sequence_parallel cp_kind tensor_overlap), dp, pp and grad_accumulation has a shorter step, whatever its zero, schedule, vpp,
-  /// offload, overlap and compression. `point` itself is legal. Of a study of a case 0: its steps are walked, not bounded.
+  /// sequence_parallel cp_kind tensor_overlap algorithm), dp, pp and grad_accumulation has a shorter step, whatever its zero,
+  /// schedule, vpp, offload, overlap, bucket_bytes and compression. `point` itself is legal. Of a study of a case 0: its steps are
+  /// walked, not bounded.
   double least_step_s(const Point& point);
-  /// No legal point that differs from `point` in schedule, vpp, overlap and reshard alone needs fewer device bytes; 0 where nothing
-  /// is known. `point` itself is legal, its schedule none or 1f1b.
+  /// No legal point that differs from `point` in schedule, vpp, overlap, bucket_bytes and reshard alone needs fewer device bytes; 0
+  /// where nothing is known. `point` itself is legal, its schedule none or 1f1b.
   double least_device_bytes(const Point& point);
 
  private:
@@ -289,7 +294,8 @@ Estimate estimate(const Prepared& prepared, const Point& point);
 /// Why the point is refused, with the values and what to change; ok when it is legal.
 Result<void> explain(const Prepared& prepared, const Point& point);
 
-/// What a framework does not have of what the point asks for, what it has instead, and who has all of it; ok where it has everything.
+/// What a framework does not have of what the point asks for, what it has instead, and who has all of it; ok where it has
+/// everything.
 Result<void> explain_ability(const FrameworkProfile& profile, const Point& point);
 
 /// One line of a table of activations: what a layer of one kind keeps of one micro-batch.

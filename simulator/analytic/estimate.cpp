@@ -18,7 +18,7 @@ uint64_t hash_of(const LayerKey& k) {
   h = mix(h ^ static_cast<uint64_t>(k.devices));
   const uint64_t flags = static_cast<uint64_t>(k.precision) | static_cast<uint64_t>(k.recompute.modules) << 8 |
                          static_cast<uint64_t>(k.cp_kind) << 32 | static_cast<uint64_t>(k.sequence_parallel) << 40 |
-                         static_cast<uint64_t>(k.tensor_overlap) << 41;
+                         static_cast<uint64_t>(k.tensor_overlap) << 41 | static_cast<uint64_t>(k.algorithm) << 42;
   return mix(h ^ flags);
 }
 
@@ -70,6 +70,8 @@ Frame frame_of(const Prepared::Inside& in, const Point& point, const Block& bloc
           .groups = StageGroups(in.shape, point, p.balanced_stages),
           .bytes = StateBytes(p, point),
           .replicas = Replicas(point),
+          .style = {p.own_collectives, point.algorithm},
+          .bucket_bytes = point.bucket_bytes < 0 ? p.overlap_bucket_bytes : static_cast<double>(point.bucket_bytes),
           .overlap_gradients = chosen(point.overlap, p.overlap_gradients && (point.zero == 0 || gathers || p.overlap_zero)),
           .overlap_weights = chosen(point.overlap, p.overlap_weights),
           .gathers = gathers,
@@ -83,8 +85,8 @@ CollectiveMemo::Entry& CollectiveMemo::find(uint64_t key) {
     if (entries_[i].key == 0 || entries_[i].key == key) return entries_[i];
 }
 
-CollectiveMemo::Entry& CollectiveMemo::prepared(CollectiveUse kind, const Group& group) {
-  const uint64_t key = 1 + static_cast<uint64_t>(kind) +
+CollectiveMemo::Entry& CollectiveMemo::prepared(CollectiveUse kind, const Group& group, const CollectiveStyle& style) {
+  const uint64_t key = 1 + static_cast<uint64_t>(kind) + (static_cast<uint64_t>(style.choice) << 60) +
                        8 * (static_cast<uint64_t>(group.ranks_per_node) + (static_cast<uint64_t>(group.groups_per_node) << 14) +
                             (static_cast<uint64_t>(group.nodes) << 28));
   Entry* entry = &find(key);
@@ -96,16 +98,18 @@ CollectiveMemo::Entry& CollectiveMemo::prepared(CollectiveUse kind, const Group&
         if (e.key != 0) find(e.key) = e;
       entry = &find(key);
     }
-    *entry = {key, fabric_->prepare(kind, group), fabric_->contention(kind, group)};
+    *entry = {key, fabric_->prepare(kind, group, style), fabric_->contention(kind, group)};
   }
   return *entry;
 }
 
-double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& group) {
-  return group.ranks() <= 1 || bytes <= 0 ? 0 : prepared(kind, group).cost.seconds(bytes);
+double CollectiveMemo::seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style) {
+  return group.ranks() <= 1 || bytes <= 0 ? 0 : prepared(kind, group, style).cost.seconds(bytes);
 }
 
-const Contention& CollectiveMemo::contention(const Group& group) { return prepared(CollectiveUse::kAllGather, group).contention; }
+const Contention& CollectiveMemo::contention(const Group& group, const CollectiveStyle& style) {
+  return prepared(CollectiveUse::kAllGather, group, style).contention;
+}
 
 StateBytes::StateBytes(const FrameworkProfile& p, const Point& point)
     // Where the master is cut and no rank holds all weights, stages below 3 keep what was gathered.

@@ -122,7 +122,8 @@ const ExecutorBytes* ExecutorForm::of(const Point& point) {
   form_.reset();
   case_.layout.fsdp = fsdp_;
   const bool apart = point.zero == 3 || (point.dp == 1 && !of_case_);  // no bucket travels: plan/automatic.h
-  case_.layout.bucket_bytes = apart ? 0 : bucket_bytes_;
+  case_.layout.bucket_bytes = point.bucket_bytes >= 0 ? point.bucket_bytes : apart ? 0 : bucket_bytes_;
+  case_.layout.collective_algorithm = point.algorithm;
   case_.train.fp8_scaling = point.precision == Precision::kFp8 ? fp8_scaling_ : Train{}.fp8_scaling;
   case_.train.loss_scale = point.precision == Precision::kFp16 ? loss_scale_ : 0;
   set_layout(point, case_);
@@ -135,7 +136,10 @@ Error ExecutorForm::refusal(const Point& point) {
   of(point);
   const auto said = sayable(point) ? shardlab::check(case_) : Result<void>();
   if (!said.ok()) return said.error();
-  return {.code = ExitCode::kNo, .message = "shardlab's executor does not run this layout", .hint = "name another --profile", .where = {}};
+  return {.code = ExitCode::kNo,
+          .message = "shardlab's executor does not run this layout",
+          .hint = "name another --profile",
+          .where = {}};
 }
 
 MemoryBytes memory_of(const Prepared::Inside& in, const ExecutorStage& stage) {
@@ -263,6 +267,10 @@ Result<Point> point_of(const Case& c) {
     p.as_case = true;
   }
   p.overlap = c.layout.overlap ? by_default : 0;
+  // 0 is tensor by tensor, and what a case has where nothing is reduced in buckets or a framework's own size is meant.
+  const bool in_buckets = c.profile == "shardlab" && c.layout.zero < 3 && c.layout.dp > 1;
+  if (c.layout.bucket_bytes > 0 || in_buckets) p.bucket_bytes = c.layout.bucket_bytes;
+  p.algorithm = c.layout.collective_algorithm;
   const std::optional<Precision> precision = precision_named(c.train.precision);
   if (!precision)
     return Error{.message = fmt::format("precision {}", c.train.precision), .hint = "fp32, bf16, fp16, fp8 or fp4", .where = {}};
@@ -290,7 +298,6 @@ Result<FrameworkProfile> profile_for(const Case& c) {
   if (c.train.optimizer == Optimizer::kSgd) profile->state_moments = 0;
   if (c.profile != "shardlab") {  // whose executor has these keys itself
     if (c.train.dropout > 0) profile->dropout = true;
-    if (c.layout.bucket_bytes > 0) profile->overlap_bucket_bytes = static_cast<double>(c.layout.bucket_bytes);
     if (c.layout.fsdp.unit > 1) profile->overlap_unit_layers = c.layout.fsdp.unit;
   }
   return profile;

@@ -42,8 +42,8 @@ class ExecutorForm {
   std::optional<ExecutorTime> time_of(const Point& point) { return of_case_ && of(point) ? executor_time(case_) : std::nullopt; }
   /// Whether any point of the study in this precision has a closed form.
   bool possible(Precision precision) const { return possible_ && precision != Precision::kFp4; }
-  /// Whether `point` is none that the executor runs, of a model that it does; never where the profile lists no abilities: then costs
-  /// alone are asked for.
+  /// Whether `point` is none that the executor runs, of a model that it does; never where the profile lists no abilities: then
+  /// costs alone are asked for.
   bool refuses(const Point& point) { return possible_ && held_ && of(point) == nullptr; }
   /// What the executor says of a point that it refuses.
   Error refusal(const Point& point);
@@ -122,13 +122,13 @@ struct Replicas {
   int64_t shard, expert_shard;  ///< of them, those that cut what is cut
 };
 
-/// Collectives of the fabric by kind and group, worked out once each.
+/// Collectives of the fabric by kind, group and algorithm, worked out once each. Of one study: all are stepped, or none.
 class CollectiveMemo {
  public:
   explicit CollectiveMemo(const Fabric& fabric) : fabric_(&fabric), entries_(64) {}
-  double seconds(CollectiveUse kind, double bytes, const Group& group);
+  double seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style);
   /// What compute and an all-gather of the group do to one another.
-  const Contention& contention(const Group& group);
+  const Contention& contention(const Group& group, const CollectiveStyle& style);
 
  private:
   struct Entry {
@@ -137,7 +137,7 @@ class CollectiveMemo {
     Contention contention;
   };
   Entry& find(uint64_t key);
-  Entry& prepared(CollectiveUse kind, const Group& group);
+  Entry& prepared(CollectiveUse kind, const Group& group, const CollectiveStyle& style);
   const Fabric* fabric_;
   std::vector<Entry> entries_;
   size_t used_ = 0;
@@ -175,10 +175,15 @@ struct Frame {
   StageGroups groups;
   StateBytes bytes;
   Replicas replicas;
+  CollectiveStyle style;
+  double bucket_bytes;  ///< of gradients reduced together under zero 0 to 2; 0: tensor by tensor
   bool overlap_gradients, overlap_weights;
   bool gathers;         ///< zero 3
   bool keeps_gathered;  ///< whole from forward to backward
 
+  double collective_s(CollectiveUse kind, double bytes, const Group& group) const {
+    return collectives.seconds(kind, bytes, group, style);
+  }
   int64_t end_parameters(const StageGroup& g) const;    ///< of embedding and head; a table that is tied on one stage is one
   int64_t dense_parameters(const StageGroup& g) const;  ///< of one rank, without experts
   int64_t expert_parameters(const StageGroup& g) const;

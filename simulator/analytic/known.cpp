@@ -49,7 +49,6 @@ constexpr Unknown kUnknown[] = {
 /// Keys of shardlab's executor, of which a framework's profile says nothing.
 constexpr Unknown kOwn[] = {
     {"canonical", [](const Case& c) { return c.canonical; }},
-    {"collective_algorithm", [](const Case& c) { return c.layout.collective_algorithm != AlgorithmChoice::kAuto; }},
     {"guard", [](const Case& c) { return c.train.guard.any(); }},
 };
 

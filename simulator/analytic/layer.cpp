@@ -22,7 +22,7 @@ Pricer::Quantised Pricer::quantise(const Linear& l, double input, double result,
   q.gradient_s = moved(result / gradient_parts, rounded, 1) + (before ? moved(result, p_.passes_quantise_columns, 1) : 0);
   q.weight_s = moved(weight, p_.passes_quantise_weight + (p_.state_fp8_gather ? 0 : p_.passes_quantise_gathered), 1);
   if (key_.tp == 1 || !p_.state_fp8_exchange) return q;
-  const double agreed = fabric_.collective_seconds(CollectiveUse::kAllReduce, 4, tensor_group_);
+  const double agreed = collective_s(CollectiveUse::kAllReduce, 4, tensor_group_);
   q.agreed_s = (made ? 0 : agreed) + (p_.state_fp8_gather ? 0 : agreed);
   q.gradient_agreed_s = agreed;
   return q;
@@ -159,7 +159,7 @@ void Pricer::add_experts(LayerCost& cost) const {
   if (again) cost.recompute.compute_s += 2 * permute;
   if (key_.ep > 1) {
     const double bytes = e_ * sent * n_.h;
-    const double exchange = key_.expert_skew * fabric_.collective_seconds(CollectiveUse::kAllToAll, bytes, expert_group_);
+    const double exchange = key_.expert_skew * collective_s(CollectiveUse::kAllToAll, bytes, expert_group_);
     cost.forward.expert_s += 2 * exchange;
     cost.input.expert_s += 2 * exchange;
     if (again) cost.recompute.expert_s += 2 * exchange;
@@ -168,8 +168,8 @@ void Pricer::add_experts(LayerCost& cost) const {
   if (key_.expert_tp > 1) {
     const Group group = group_of(key_.expert_tp, 1, fabric_.devices_per_node());
     const double bytes = e_ * received * n_.h;
-    const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, group);
-    const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, group);
+    const double gather = collective_s(CollectiveUse::kAllGather, bytes, group);
+    const double scatter = collective_s(CollectiveUse::kReduceScatter, bytes, group);
     cost.forward.expert_s += gather + scatter;
     cost.input.expert_s += gather + scatter;
     if (again) cost.recompute.expert_s += gather + scatter;
@@ -205,7 +205,8 @@ LayerKey layer_key(const Point& point, const FrameworkProfile& profile) {
                .recompute = point.recompute,
                .cp_kind = point.cp_kind,
                .sequence_parallel = point.sequence_parallel && point.tp > 1,
-               .tensor_overlap = point.tensor_overlap != 0 && profile.overlap_tensor_hidden + profile.overlap_gather_hidden > 0};
+               .tensor_overlap = point.tensor_overlap != 0 && profile.overlap_tensor_hidden + profile.overlap_gather_hidden > 0,
+               .algorithm = point.algorithm};
   if (key.recompute.modules & Recompute::kSelective)
     key.recompute.modules = static_cast<uint16_t>((key.recompute.modules & ~Recompute::kSelective) | profile.selective.modules);
   return key;

@@ -32,6 +32,7 @@ struct LayerKey {
   Recompute recompute;
   CpKind cp_kind = CpKind::kZigzag;
   bool sequence_parallel = false, tensor_overlap = false;
+  AlgorithmChoice algorithm = AlgorithmChoice::kAuto;
   friend bool operator==(const LayerKey&, const LayerKey&) = default;
 };
 LayerKey layer_key(const Point& point, const FrameworkProfile& profile);

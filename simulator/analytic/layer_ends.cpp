@@ -15,10 +15,9 @@ EndCost Pricer::embedding() const {
   cost.kept = 8 * n_.tokens + p_.saved_mask * n_.residual;
   if (key_.tp > 1 && p_.vocab_parallel) {
     const double bytes = e_ * n_.tokens * n_.h;
-    cost.forward.tensor_s = fabric_.collective_seconds(
-        key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, bytes, tensor_group_);
-    if (key_.sequence_parallel)
-      cost.backward.tensor_s = fabric_.collective_seconds(CollectiveUse::kAllGather, bytes, tensor_group_);
+    cost.forward.tensor_s =
+        collective_s(key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce, bytes, tensor_group_);
+    if (key_.sequence_parallel) cost.backward.tensor_s = collective_s(CollectiveUse::kAllGather, bytes, tensor_group_);
     cost.wire.tensor = 2 * ring_bytes(bytes, n_.t);
   }
   return cost;
@@ -57,7 +56,7 @@ EndCost Pricer::head() const {
   cost.input_gradient = e_ * n_.tokens * n_.h;
   if (cut) {
     const double bytes = e_ * n_.tokens * n_.h;
-    const auto seconds = [&](CollectiveUse kind) { return fabric_.collective_seconds(kind, bytes, tensor_group_); };
+    const auto seconds = [&](CollectiveUse kind) { return collective_s(kind, bytes, tensor_group_); };
     if (key_.sequence_parallel) cost.forward.tensor_s = seconds(CollectiveUse::kAllGather);
     cost.backward.tensor_s = seconds(key_.sequence_parallel ? CollectiveUse::kReduceScatter : CollectiveUse::kAllReduce);
     cost.wire.tensor = 2 * bytes * (n_.t - 1) / n_.t;
@@ -76,7 +75,7 @@ EndCost Pricer::loss() const {
   if (key_.tp > 1 && p_.vocab_parallel) {
     // The greatest logit, that of the target, the sum of exponentials.
     const double token = 4 * n_.tokens;
-    cost.forward.tensor_s = 3 * fabric_.collective_seconds(CollectiveUse::kAllReduce, token, tensor_group_);
+    cost.forward.tensor_s = 3 * collective_s(CollectiveUse::kAllReduce, token, tensor_group_);
     cost.wire.tensor = 6 * token * (n_.t - 1) / n_.t;
     cost.forward.host_s += 3 * p_.host_collective_s;
   }

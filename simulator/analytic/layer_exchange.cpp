@@ -16,7 +16,7 @@ void Pricer::add_context_exchange(double core_forward, double core_backward, Lay
   const bool again = remade(Recompute::kAttentionCore);
   const auto add = [&](PhaseCost& phase, double exposed, double hidden) { phase.context_s += exposed, phase.hidden_s += hidden; };
   if (key_.cp_kind == CpKind::kUlysses) {
-    const auto exchange = [&](double bytes) { return fabric_.collective_seconds(CollectiveUse::kAllToAll, bytes, context_group_); };
+    const auto exchange = [&](double bytes) { return collective_s(CollectiveUse::kAllToAll, bytes, context_group_); };
     const double seconds = exchange(e_ * n_.tokens * n_.qkv()) + exchange(e_ * n_.tokens * n_.o);
     add(cost.forward, seconds, 0), add(cost.input, seconds, 0);
     if (again) add(cost.recompute, seconds, 0);
@@ -39,7 +39,7 @@ void Pricer::add_context_exchange(double core_forward, double core_backward, Lay
 /// that the first part is computed meanwhile and gradients travel around beside the others.
 void Pricer::add_context_gather(double core_forward, double core_backward, LayerCost& cost) const {
   const double elements = n_.tokens * (p_.attention_repeats_kv ? 2 * n_.o : n_.k_width + n_.v_width), kv = e_ * elements;
-  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, kv * n_.c, context_group_);
+  const double gather = collective_s(CollectiveUse::kAllGather, kv * n_.c, context_group_);
   const double gathers = remade(Recompute::kAttentionCore) ? 3 : 2;
   const auto add = [&](PhaseCost& phase, double seconds, double beside, double merged) {
     const double hidden = p_.overlap_context ? std::min(seconds, beside) : 0;
@@ -48,7 +48,7 @@ void Pricer::add_context_gather(double core_forward, double core_backward, Layer
     phase.compute_s += moved(n_.c * n_.tokens * n_.o, merged, 4 * n_.c);
   };
   if (p_.passes_merge <= 0) {
-    const double scatter = fabric_.collective_seconds(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
+    const double scatter = collective_s(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
     add(cost.forward, gather, 0, 0), add(cost.input, gather + scatter, 0, 0);
     if (gathers > 2) add(cost.recompute, gather, 0, 0);
     cost.wire.context += (gathers + 1) * ring_bytes(kv * n_.c, n_.c);
@@ -90,7 +90,7 @@ void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
   if (key_.sequence_parallel) return add_sequence_exchange(pairs, moe, cost);
   const double bytes = e_ * n_.tokens * n_.h;
   const double all_again = key_.recompute.full() ? pairs : alternate() ? 1 : 0;
-  const double reduce = fabric_.collective_seconds(CollectiveUse::kAllReduce, bytes, tensor_group_);
+  const double reduce = collective_s(CollectiveUse::kAllReduce, bytes, tensor_group_);
   cost.forward.tensor_s += pairs * reduce;
   cost.recompute.tensor_s += all_again * reduce;
   for (int i = 0; i < static_cast<int>(pairs); ++i) {
@@ -110,12 +110,11 @@ void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) cons
   const auto copied = [&](double part, double hidden) {
     return key_.tensor_overlap && hidden > 0 ? 0 : moved(part * n_.tokens * n_.h, p_.passes_exchanged, 1);
   };
-  const double gather = fabric_.collective_seconds(CollectiveUse::kAllGather, narrow * bytes, tensor_group_) +
-                        copied(narrow, p_.overlap_gather_hidden);
-  const double scatter =
-      fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_) + copied(1, p_.overlap_tensor_hidden);
-  const double scatter_whole = fabric_.collective_seconds(CollectiveUse::kReduceScatter, bytes, tensor_group_) +
-                               moved(n_.tokens * n_.h, p_.passes_exchanged, 1);
+  const double gather =
+      collective_s(CollectiveUse::kAllGather, narrow * bytes, tensor_group_) + copied(narrow, p_.overlap_gather_hidden);
+  const double scatter = collective_s(CollectiveUse::kReduceScatter, bytes, tensor_group_) + copied(1, p_.overlap_tensor_hidden);
+  const double scatter_whole =
+      collective_s(CollectiveUse::kReduceScatter, bytes, tensor_group_) + moved(n_.tokens * n_.h, p_.passes_exchanged, 1);
   const CutMatmuls cut = key_.tensor_overlap ? cut_matmuls() : CutMatmuls{};
   const double beside = cost.forward.compute_s / 4;
   const auto exposed = [&](double exchange, double hidden) {

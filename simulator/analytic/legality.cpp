@@ -1,6 +1,9 @@
 // Which points are no layouts at all, and why.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
+
 #include "simulator/analytic/inside.h"
 
 namespace shardlab::simulator::analytic {
@@ -40,9 +43,7 @@ bool sequence_ok(const Point& p) {
   return !p.sequence_parallel || p.tp == 1 || (p.seq_len / p.cp) % p.tp == 0;
 }
 
-bool zero_ok(const Point& p) {
-  return p.hybrid_shard == 0 || (p.zero > 0 && (int64_t{p.dp} * p.cp) % p.hybrid_shard == 0);
-}
+bool zero_ok(const Point& p) { return p.hybrid_shard == 0 || (p.zero > 0 && (int64_t{p.dp} * p.cp) % p.hybrid_shard == 0); }
 
 bool combination_ok(const Prepared::Inside& in, const Point& p) {
   if (p.as_case && (in.profile.name != "shardlab" || !in.executor.config)) return false;
@@ -51,6 +52,26 @@ bool combination_ok(const Prepared::Inside& in, const Point& p) {
   const int most = in.profile.name == "shardlab" ? 2 : 1;
   if (p.compression != Compression::kNone && p.zero > most) return false;
   return p.compression != Compression::kPowerSgd && p.compression != Compression::kTopK ? true : p.compression_rank > 0;
+}
+
+/// NCCL has rings beside what it chooses itself.
+bool has_algorithm(const FrameworkProfile& profile, const Point& p) {
+  return profile.own_collectives || p.algorithm == AlgorithmChoice::kAuto || p.algorithm == AlgorithmChoice::kRing;
+}
+
+std::string no_algorithm_text(const FrameworkProfile& profile, const Point& p) {
+  return fmt::format("{} leaves collectives to NCCL, which has no {}", profile.name, name_of(p.algorithm));
+}
+constexpr std::string_view kNoAlgorithmHint =
+    "collective_algorithm auto (what NCCL chooses), ring (NCCL_ALGO=Ring), or the profile shardlab";
+
+/// Halving-doubling wants groups of a power of two.
+bool algorithm_ok(const Prepared::Inside& in, const Point& p) {
+  if (p.algorithm != AlgorithmChoice::kHalvingDoubling) return has_algorithm(in.profile, p);
+  if (!in.profile.own_collectives) return false;
+  for (const int64_t size : {int64_t{p.dp} * p.cp, int64_t{std::max(1, p.hybrid_shard)}, int64_t{p.tp}})
+    if (!std::has_single_bit(static_cast<uint64_t>(size))) return false;
+  return true;
 }
 
 /// "megatron has no zb-h1 among its schedules: 1f1b, interleaved".
@@ -62,6 +83,7 @@ std::string missing_text(const FrameworkProfile& profile, const Point& p) {
                            : what.key == "offload_with_pp" ? "offloads in a pipeline"
                            : what.key == "cp_kind"         ? "kinds of context parallelism"
                            : what.key == "compression"     ? "compressions of gradients"
+                           : what.key == "bucket_bytes"    ? "stages of ZeRO whose buckets have a size to choose"
                                                            : std::string(what.key) + (what.key.ends_with('s') ? "" : "s");
   return fmt::format("{} has no {} among its {}: {}", profile.name, what.word, kind,
                      what.allowed.empty() ? "none" : fmt::format("{}", fmt::join(what.allowed, ", ")));
@@ -106,12 +128,16 @@ Refusal refusal_of(const Prepared::Inside& in, const Point& p) {
   if (!zero_ok(p)) return Refusal::kZero;
   if ((p.precision == Precision::kFp8 && !in.has_fp8) || (p.precision == Precision::kFp4 && !in.has_fp4))
     return Refusal::kPrecision;
+  if (!algorithm_ok(in, p)) return Refusal::kAlgorithm;
   return combination_ok(in, p) ? Refusal::kNone : Refusal::kCombination;
 }
 
 Result<void> explain_ability(const FrameworkProfile& profile, const Point& p) {
-  if (has(profile.can, p)) return {};
-  return Error{.code = ExitCode::kUsage, .message = missing_text(profile, p), .hint = missing_hint(profile, p), .where = {}};
+  if (!has(profile.can, p))
+    return Error{.code = ExitCode::kUsage, .message = missing_text(profile, p), .hint = missing_hint(profile, p), .where = {}};
+  if (has_algorithm(profile, p)) return {};
+  return Error{
+      .code = ExitCode::kUsage, .message = no_algorithm_text(profile, p), .hint = std::string(kNoAlgorithmHint), .where = {}};
 }
 
 Result<void> explain(const Prepared& prepared, const Point& p) {
@@ -160,10 +186,16 @@ Result<void> explain(const Prepared& prepared, const Point& p) {
       if (p.zero == 0)
         return no(fmt::format("hybrid_shard {} without ZeRO: there are no shards to share", p.hybrid_shard),
                   "set zero to 1, 2 or 3, or leave out hybrid_shard");
-      return no(fmt::format("hybrid_shard {} does not divide the {} ranks of dp {} x cp {}", p.hybrid_shard, p.dp * p.cp, p.dp, p.cp),
-                "choose a hybrid_shard that divides dp * cp");
+      return no(
+          fmt::format("hybrid_shard {} does not divide the {} ranks of dp {} x cp {}", p.hybrid_shard, p.dp * p.cp, p.dp, p.cp),
+          "choose a hybrid_shard that divides dp * cp");
     case Refusal::kPrecision:
       return no(fmt::format("{} does not multiply in {}", in.machine.device.id, name_of(p.precision)), "choose a wider precision");
+    case Refusal::kAlgorithm:
+      if (!has_algorithm(in.profile, p)) return no(no_algorithm_text(in.profile, p), std::string(kNoAlgorithmHint));
+      return no(fmt::format("collective_algorithm {} with dp {} cp {} hybrid_shard {} tp {}: not all are powers of two",
+                            name_of(p.algorithm), p.dp, p.cp, p.hybrid_shard, p.tp),
+                "use ring or direct");
     case Refusal::kCombination:
       if (p.as_case)
         return no("what only a case of shardlab says, in a study of no such case",

@@ -154,7 +154,7 @@ double buckets_of(const Frame& f, const StageGroup& g) {
   const FrameworkProfile& p = f.in.profile;
   const bool reduces = f.point.zero == 0 && p.memory_reducer > 0;
   const double reducer = reduces ? p.memory_reducer * of(f.dense_parameters(g) + f.expert_parameters(g)) : 0;
-  return p.memory_buckets * p.overlap_bucket_bytes + reducer;
+  return p.memory_buckets * f.bucket_bytes + reducer;
 }
 
 /// Values and gradients that stages exchange, where they stay for each micro-batch of the step: a rank's virtual stages receive and

@@ -85,10 +85,14 @@ class Pricer {
   bool scatters() const { return p_.overlap_scatter_gather && key_.tp > 1 && !key_.sequence_parallel; }
   double boundary() const { return e_ * n_.residual / (scatters() ? n_.t : 1); }
   double boundary_gather_s() const {
-    return scatters() ? fabric_.collective_seconds(CollectiveUse::kAllGather, e_ * n_.residual, tensor_group_) : 0;
+    return scatters() ? collective_s(CollectiveUse::kAllGather, e_ * n_.residual, tensor_group_) : 0;
   }
 
  private:
+  double collective_s(CollectiveUse kind, double bytes, const Group& group) const {
+    return fabric_.collective_seconds(kind, bytes, group, {p_.own_collectives, key_.algorithm});
+  }
+
   // Kernels.
   /// The weight gradient is added into the accumulated one by the matmul itself where the profile fuses it.
   DeviceModel::Waited waited(double m, double n, double k, Product product, double batch = 1) const {

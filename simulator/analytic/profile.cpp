@@ -182,6 +182,7 @@ constexpr std::array kFields{
     Field{"model", "vocab_multiple", &P::vocab_multiple},
     Field{"model", "dropout", &P::dropout},
     Field{"model", "fp32_head", &P::fp32_head},
+    Field{"model", "own_collectives", &P::own_collectives},
 };
 
 struct ModuleName {

@@ -163,7 +163,7 @@ struct FrameworkProfile {
   bool overlap_weights = false;         ///< zero 1: updated weights are gathered while the next forward runs
   bool overlap_pipeline = false;        ///< sends run beside compute
   bool overlap_scatter_gather = false;  ///< of equal tensors on tensor-parallel ranks, each sends its part to the next stage
-  double overlap_bucket_bytes = 40e6;   ///< of gradients reduced together
+  double overlap_bucket_bytes = 40e6;   ///< of gradients reduced together, each tensor in one bucket
   bool overlap_tensor = false;          ///< tensor-parallel all-reduce of backward runs beside the weight gradient
   double overlap_tensor_hidden = 0.5;   ///< of what asynchronous tensor parallelism could hide, what it does
   double overlap_gather_hidden = 0.5;   ///< the same of gathers, which a framework may fail to fuse
@@ -215,7 +215,8 @@ struct FrameworkProfile {
   bool vocab_parallel = true;      ///< embedding and head are cut by tp
   double vocab_multiple = 128;     ///< the vocabulary is padded to a multiple of this times tp
   bool dropout = false;
-  bool fp32_head = false;  ///< the matmul of the head runs in fp32
+  bool fp32_head = false;        ///< the matmul of the head runs in fp32
+  bool own_collectives = false;  ///< collectives are shardlab's, step by step (plan/collective_steps.h); else NCCL's
 
   Abilities can;
 
@@ -223,7 +224,8 @@ struct FrameworkProfile {
 };
 
 /// Reads a profile. `where` names the file in messages. Unknown and duplicate keys, values of the wrong kind, negative and
-/// non-finite numbers are refused. `based_on: NAME` starts from a shipped profile. `can` lists what the framework has (abilities.h).
+/// non-finite numbers are refused. `based_on: NAME` starts from a shipped profile. `can` lists what the framework has
+/// (abilities.h).
 Result<FrameworkProfile> read_profile(std::string_view yaml, const std::string& where);
 
 /// Names of the shipped profiles, sorted: the frameworks of design section 3 and versions of them ("megatron-2022").

@@ -107,7 +107,7 @@ class Beside {
  public:
   Beside(const Frame& f, const Group& group) : device_(f.in.device) {
     if (group.ranks() <= 1) return;
-    const Contention& c = f.collectives.contention(group);
+    const Contention& c = f.collectives.contention(group, f.style);
     communication = std::max(1.0, c.communication), taken_ = c.taken_sms;
     attention_ = device_.held_beside(taken_), others_ = 1 - (1 - device_.share_of(taken_)) / std::max(1.0, c.compute);
   }
@@ -136,7 +136,7 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   const Group shard = data_group(f, r.shard), expert_shard = expert_group(f, r.expert_shard);
   const Beside beside(f, shard);
   const auto seconds = [&](CollectiveUse kind, double elements, double bytes, const Group& group) {
-    return f.collectives.seconds(kind, elements * bytes, group);
+    return f.collective_s(kind, elements * bytes, group);
   };
   const auto gather = [&](double dense, double expert) {
     return seconds(CollectiveUse::kAllGather, dense, f.bytes.weight_wire, shard) +
@@ -195,7 +195,7 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
     const Group copies =
         group_of(static_cast<int>(r.dense / r.shard), static_cast<int>(f.point.tp * r.shard), f.in.fabric.devices_per_node());
     const double all =
-        f.collectives.seconds(CollectiveUse::kAllReduce, of(f.dense_parameters(g)) / of(r.shard) * f.bytes.gradient_wire, copies);
+        f.collective_s(CollectiveUse::kAllReduce, of(f.dense_parameters(g)) / of(r.shard) * f.bytes.gradient_wire, copies);
     PhaseCost back = s.work.backward();
     s.data_once_s += overlaps ? std::max(all / std::max(1.0, of(g.dense + g.moe)), all - back.total_s()) : all;
   }
@@ -207,6 +207,18 @@ void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
 /// Whether a rank receives only the gradients that it updates with.
 bool scatters(const Frame& f) { return f.point.zero > (f.in.profile.overlap_zero_scatters ? 0 : 1); }
 
+/// Buckets into which `bytes` of gradients of a stage go: of the size asked for, but a tensor is in one alone.
+double buckets_of(const Frame& f, const StageGroup& g, double bytes) {
+  const ModelShape& s = f.in.shape;
+  const bool split = f.in.profile.split_projections;
+  const double attention = split ? 4 : 2, mlp = s.swiglu && split ? 3 : 2, vectors = s.biases ? 8 : 2;
+  const double experts = s.moe() ? of(s.experts) / f.point.ep + of(s.shared_experts) : 0;
+  const double ends = (g.holds_embedding ? 1 : 0) + (g.holds_head ? 1 : 0);
+  const double matrices = of(g.dense) * (attention + mlp) + of(g.moe) * (attention + mlp * experts) + ends;
+  if (f.bucket_bytes <= 0) return matrices + vectors * of(g.dense + g.moe);
+  return std::clamp(bytes / f.bucket_bytes, 1.0, std::max(1.0, matrices));
+}
+
 /// Zero 0 to 2: buckets of gradients are reduced while the last backward runs, updated weights gathered while the first forward
 /// does.
 void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
@@ -214,14 +226,18 @@ void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   const Group all = data_group(f, r.dense), experts = expert_group(f, r.expert);
   if (r.dense <= 1 && r.expert <= 1) return;
   const double dense = compressed(f, of(f.dense_parameters(g))), expert = compressed(f, of(f.expert_parameters(g)));
-  const double buckets = std::max(1.0, (dense + expert) * f.bytes.gradient_wire / std::max(1e5, f.in.profile.overlap_bucket_bytes));
+  const double buckets = buckets_of(f, g, (dense + expert) * f.bytes.gradient_wire);
+  // The host starts them one by one, whatever they take.
+  const auto each = [&](CollectiveUse kind, double bytes, const Group& group) {
+    const double seconds = f.collective_s(kind, bytes / buckets, group);
+    return seconds > 0 ? std::max(seconds, f.in.profile.host_collective_s) : 0;
+  };
   const auto seconds = [&](CollectiveUse kind, double bytes_each) {
-    return buckets * (f.collectives.seconds(kind, dense * bytes_each / buckets, all) +
-                      f.collectives.seconds(kind, expert * bytes_each / buckets, experts));
+    return buckets * (each(kind, dense * bytes_each, all) + each(kind, expert * bytes_each, experts));
   };
   const Beside beside(f, all);
   const auto place = [&](double total, double window, bool overlaps, double times) {
-    if (!overlaps) {
+    if (!overlaps || buckets <= 1) {
       s.data_once_s += times * total;
       return;
     }
@@ -503,7 +519,7 @@ void estimate_time(Frame& f, Estimate& e) {
     const int64_t stride = int64_t{p.tp} * p.cp * p.dp;
     const Group ends = group_of(2, static_cast<int>(stride * (p.pp - 1)), f.in.fabric.devices_per_node());
     part(TimePart::kDataParallel) +=
-        f.collectives.seconds(CollectiveUse::kAllReduce, of(f.block.head.matrix) * f.bytes.gradient_wire, ends);
+        f.collective_s(CollectiveUse::kAllReduce, of(f.block.head.matrix) * f.bytes.gradient_wire, ends);
   }
   e.hidden_comm_s += m * (w.forward.hidden_s + back.hidden_s);
   e.step_s = 0;

@@ -13,8 +13,9 @@ constexpr Words12 kSchedules{"none",  "afab", "1f1b",   "interleaved", "breadth-
 constexpr std::array<std::string_view, 5> kCpKinds{"ring", "zigzag", "striped", "all-gather", "ulysses"};
 constexpr std::array<std::string_view, 3> kMedia{"none", "cpu", "nvme"};
 constexpr std::array<std::string_view, 5> kCompressions{"none", "powersgd", "top-k", "one-bit", "int8"};
-constexpr std::array<std::string_view, kRefusals> kRefusalNames{"legal",    "size",     "devices", "ability", "heads",     "width",      "layers",
-                                                                "schedule", "sequence", "experts", "zero",    "precision", "combination"};
+constexpr std::array<std::string_view, kRefusals> kRefusalNames{"legal", "size",      "devices",   "ability",    "heads",
+                                                                "width", "layers",    "schedule",  "sequence",   "experts",
+                                                                "zero",  "precision", "algorithm", "combination"};
 constexpr std::array<std::string_view, kTimeParts> kTimeNames{
     "forward",          "backward",        "recompute",     "launch",   "tensor_parallel",
     "context_parallel", "expert_parallel", "data_parallel", "pipeline", "update"};
@@ -50,6 +51,7 @@ std::string_view sentence_of(Refusal v) {
       "ep does not go with the experts",
       "this stage of ZeRO does not go with pipeline stages or shards",
       "the device has no such precision",
+      "the collective algorithm is not the framework's, or no size of its groups",
       "two techniques exclude each other"};
   return kSentences[static_cast<size_t>(v)];
 }
@@ -67,10 +69,19 @@ std::string_view sentence_of(TimePart v) {
   return kSentences[static_cast<size_t>(v)];
 }
 std::string_view words_of(MemoryPart v) {
-  static constexpr std::array<std::string_view, kMemoryParts> kWords{
-      "weights",    "gradients",        "master weights",   "optimizer moments", "activations",         "memory of the layer that runs",
-      "logits",     "gradient buckets", "gathered weights", "library workspace", "allocator fragments", "driver memory",
-      "NCCL buffers"};
+  static constexpr std::array<std::string_view, kMemoryParts> kWords{"weights",
+                                                                     "gradients",
+                                                                     "master weights",
+                                                                     "optimizer moments",
+                                                                     "activations",
+                                                                     "memory of the layer that runs",
+                                                                     "logits",
+                                                                     "gradient buckets",
+                                                                     "gathered weights",
+                                                                     "library workspace",
+                                                                     "allocator fragments",
+                                                                     "driver memory",
+                                                                     "NCCL buffers"};
   return kWords[static_cast<size_t>(v)];
 }
 std::string_view name_of(TimePart v) { return kTimeNames[static_cast<size_t>(v)]; }

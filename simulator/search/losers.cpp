@@ -67,7 +67,9 @@ int distance(const Point& a, const Point& b) {
                           a.offload_activations != b.offload_activations,
                           a.offload_optimizer != b.offload_optimizer,
                           a.offload_parameters != b.offload_parameters,
-                          a.micro_batch != b.micro_batch};
+                          a.micro_batch != b.micro_batch,
+                          a.algorithm != b.algorithm,
+                          a.bucket_bytes != b.bucket_bytes};
   return static_cast<int>(std::count(std::begin(differs), std::end(differs), true));
 }
 
@@ -137,10 +139,10 @@ void Losers::tight(const Candidate& c) {
 
 void Losers::beaten(const Candidate& c, const Candidate& best) {
   const Loser one = beaten_by(best, c, objective_);
-  Loser& loser = count(one.loss == Loss::kLarger ? kMemoriesAt + static_cast<size_t>(one.memory)
-                                                 : kTimesAt + static_cast<size_t>(one.time),
-                       one.loss, 1)
-                     .loser;
+  Loser& loser =
+      count(one.loss == Loss::kLarger ? kMemoriesAt + static_cast<size_t>(one.memory) : kTimesAt + static_cast<size_t>(one.time),
+            one.loss, 1)
+          .loser;
   loser.time = one.time, loser.memory = one.memory;
   nearer_to_first(loser, c);
 }

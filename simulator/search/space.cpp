@@ -63,16 +63,22 @@ class Cuts {
     for (const int32_t ep : either(space_.ep, shape_.moe() && has_axis(4) ? divisors(shape_.experts) : std::vector<int32_t>{1})) {
       if (space_.ep.empty() && group % ep != 0) continue;
       p.ep = ep;
-      const std::vector<CpKind> kinds = p.cp == 1 ? std::vector<CpKind>{CpKind::kZigzag} : either(space_.cp_kind, kinds_of(space_.can));
-      for (const CpKind kind : kinds) {
-        p.cp_kind = kind;
-        of_layers(p);
-      }
+      const std::vector<CpKind> kinds =
+          p.cp == 1 ? std::vector<CpKind>{CpKind::kZigzag} : either(space_.cp_kind, kinds_of(space_.can));
+      const std::vector<AlgorithmChoice> algorithms =
+          p.world_size() == 1 ? std::vector{AlgorithmChoice::kAuto} : either(space_.collective_algorithm, {AlgorithmChoice::kAuto});
+      for (const CpKind kind : kinds)
+        for (const AlgorithmChoice algorithm : algorithms) {
+          p.cp_kind = kind, p.algorithm = algorithm;
+          of_layers(p);
+        }
     }
   }
 
   void of_layers(Point p) {
-    const std::vector<uint8_t> parallel = p.tp == 1 ? std::vector<uint8_t>{0} : either(space_.sequence_parallel, has_axis(1) ? std::vector<uint8_t>{0, 1} : std::vector<uint8_t>{0});
+    const std::vector<uint8_t> parallel =
+        p.tp == 1 ? std::vector<uint8_t>{0}
+                  : either(space_.sequence_parallel, has_axis(1) ? std::vector<uint8_t>{0, 1} : std::vector<uint8_t>{0});
     for (const uint8_t sequence_parallel : parallel)
       for (const analytic::Recompute recompute : either(space_.recompute, recomputes_of(space_.can))) {
         p.sequence_parallel = sequence_parallel != 0, p.recompute = recompute;
@@ -136,6 +142,8 @@ Result<void> check(const Space& space) {
       if (v < 1 || v > (1 << 20)) return refuse(fmt::format("{} {}", name, v), "sizes are from 1 to 2^20");
   for (const int32_t v : space.zero)
     if (v < 0 || v > 3) return refuse(fmt::format("zero {}", v), "from 0 to 3");
+  for (const int64_t v : space.bucket_bytes)
+    if (v < 0 || v > (int64_t{1} << 40)) return refuse(fmt::format("bucket_bytes {}", v), "from 0 (each tensor by itself) to 2^40");
   for (const int32_t v : space.hybrid_shard)
     if (v < 0 || v > (1 << 20)) return refuse(fmt::format("hybrid_shard {}", v), "from 0 (all of dp) to 2^20");
   return {};
@@ -177,7 +185,9 @@ std::vector<State> states_of(const Space& space, const Point& cut, int32_t devic
   int32_t inside = 0;
   for (const int32_t d : divisors(replicas))
     if (d > 1 && d < replicas && int64_t{d} * cut.tp <= devices_per_node) inside = d;
-  const auto has_stage = [&](int32_t zero) { return in(space.can.zero, zero) && (cut.pp == 1 || in(space.can.zero_with_pp, zero)); };
+  const auto has_stage = [&](int32_t zero) {
+    return in(space.can.zero, zero) && (cut.pp == 1 || in(space.can.zero_with_pp, zero));
+  };
   std::vector<int32_t> stages = space.zero;
   if (stages.empty())
     for (const int32_t zero : {0, 1, 2, 3})
@@ -189,11 +199,13 @@ std::vector<State> states_of(const Space& space, const Point& cut, int32_t devic
       shards = space.hybrid_shard;
     else if (zero == 3 && inside > 0 && in(space.can.axes, 5))
       shards.push_back(inside);
+    // What travels under zero 3 is the unit, and nothing does among one rank.
+    const std::vector<int64_t> buckets = zero == 3 || replicas == 1 ? std::vector<int64_t>{-1} : either(space.bucket_bytes, {-1});
     for (const int32_t shard : shards)
       for (const Offload& offload : offloads) {
         if (space.offload.empty() && offload.parameters != Medium::kDevice && zero != 3) continue;
         if (space.offload.empty() && !has_offload(space.can, cut, offload)) continue;
-        states.push_back({zero, shard, offload});
+        for (const int64_t bucket : buckets) states.push_back({zero, shard, bucket, offload});
       }
   }
   return states;
@@ -225,7 +237,7 @@ std::vector<Order> orders_of(const Space& space, int64_t layers, int32_t stages)
 }
 
 Point with(Point cut, const State& s) {
-  cut.zero = s.zero, cut.hybrid_shard = s.hybrid_shard;
+  cut.zero = s.zero, cut.hybrid_shard = s.hybrid_shard, cut.bucket_bytes = s.bucket_bytes;
   cut.offload_activations = s.offload.activations, cut.offload_optimizer = s.offload.optimizer;
   cut.offload_parameters = s.offload.parameters;
   return cut;

@@ -1,8 +1,8 @@
 // What a search looks through: every way to put a model on a number of devices and to run one batch on them.
 //
-// Points come in two levels. A *cut* fixes devices, dp tp pp cp ep, micro-batch, recompute and sequence parallelism: what layers
-// cost. Its *choices* are state (zero, hybrid_shard, offload) and order (schedule, vpp): every cut with each of its states and
-// orders is a point.
+// Points come in two levels. A *cut* fixes devices, dp tp pp cp ep, micro-batch, recompute, sequence parallelism and the algorithm
+// of collectives: what layers cost. Its *choices* are state (zero, hybrid_shard, bucket_bytes, offload) and order (schedule, vpp):
+// every cut with each of its states and orders is a point.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,10 @@ struct Offload {
 
 /// Values that each axis may take. An empty list stands for every value that could be legal: divisors of what an axis cuts (of the
 /// devices, the layers of a stage, the experts, the sequences of a rank), all stages of ZeRO, all schedules, no offload and offload
-/// to the processor's memory, none, selective and full recompute.
+/// to the processor's memory, none, selective and full recompute. Sizes of buckets and algorithms of collectives are varied only
+/// where they are listed: an empty list is the framework's own size, and `auto`.
 struct Space {
-  analytic::Abilities can;  ///< of the framework: what it does not have is no part of the space, unless a list below names it
+  analytic::Abilities can;       ///< of the framework: what it does not have is no part of the space, unless a list below names it
   std::vector<int32_t> devices;  ///< numbers of ranks; at least one
   int64_t seq_len = 0;
   int64_t sequences = 0;  ///< of a step over all ranks
@@ -39,6 +40,8 @@ struct Space {
   std::vector<analytic::Recompute> recompute;
   std::vector<Offload> offload;
   std::vector<CpKind> cp_kind;
+  std::vector<int64_t> bucket_bytes;                  ///< of what is reduced in buckets: several ranks, zero 0 to 2
+  std::vector<AlgorithmChoice> collective_algorithm;  ///< of more than one rank
 };
 
 /// Refuses a space without devices, with sizes below one or a batch of no sequence.
@@ -47,6 +50,7 @@ Result<void> check(const Space& space);
 /// State of a cut: what of it stays where.
 struct State {
   int32_t zero = 0, hybrid_shard = 0;
+  int64_t bucket_bytes = -1;
   Offload offload;
 };
 /// Order of a cut: when stages compute.

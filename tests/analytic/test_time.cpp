@@ -42,6 +42,8 @@ class Dealer {
     if (p.zero < 2) p.compression = of({Compression::kNone, Compression::kPowerSgd, Compression::kOneBit, Compression::kInt8});
     p.compression_rank = 4;
     p.expert_skew = of({1.0, 1.5});
+    p.bucket_bytes = of<int64_t>({-1, -1, 0, 1 << 16, 1 << 30});
+    p.algorithm = of({AlgorithmChoice::kAuto, AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling});
     return p;
   }
 
@@ -127,6 +129,46 @@ TEST_CASE("impossible points are refused, each for its reason") {
   CHECK(refusal([](Point& p) { p.compression = Compression::kPowerSgd; }) == Refusal::kCombination);
 }
 
+TEST_CASE("smaller buckets cost a collective's latency each and leave less open; larger ones wait for backward") {
+  const auto prepared = prepare(llama_8b(), testing::machine(8), testing::profile("shardlab"));
+  REQUIRE(prepared.ok());
+  const auto part = [&](int64_t bucket, int8_t overlap, AlgorithmChoice algorithm = AlgorithmChoice::kAuto) {
+    const Estimate e = estimate(*prepared, {.dp = 64, .overlap = overlap, .bucket_bytes = bucket, .algorithm = algorithm});
+    REQUIRE(e.legal());
+    return e.part(TimePart::kDataParallel);
+  };
+  // 8.03 G gradients of 4 bytes: of 1 GiB 29.9 buckets, of 1 TiB one, by tensors 32 (4 matrices and 2 norms) and the two ends.
+  const double bytes = 4 * static_cast<double>(parameter_count(llama_8b()));
+  const double by_gib = bytes / static_cast<double>(1 << 30), tensors = 32 * 6 + 2;
+  // Over several nodes a step waits 8 us (simulator/efficiency.h): of a ring 126 of them, of halving-doubling 12.
+  CHECK(part(1 << 30, 0) - part(int64_t{1} << 40, 0) == Approx((by_gib - 1) * 12 * 8e-6).epsilon(1e-6));
+  CHECK(part(0, 0) - part(int64_t{1} << 40, 0) == Approx((tensors - 1) * 12 * 8e-6).epsilon(1e-6));
+  CHECK(part(1 << 30, 0, AlgorithmChoice::kRing) - part(1 << 30, 0) == Approx(by_gib * (126 - 12) * 8e-6).epsilon(1e-6));
+  // Beside backward the last bucket is open, which is complete only when backward is.
+  CHECK(part(int64_t{1} << 40, 1) == Approx(part(int64_t{1} << 40, 0)));
+  CHECK(part(1 << 30, 1) < part(int64_t{1} << 40, 1));
+  // A tensor is in one bucket alone: there are no more buckets than tensors, however small.
+  CHECK(part(1 << 20, 0) == part(1 << 10, 0));
+}
+
+TEST_CASE("a size of buckets or an algorithm that a framework or a group has not is refused") {
+  const auto refusal = [&](std::string_view profile, const Point& p) {
+    const auto prepared = prepare(llama_8b(), testing::machine(8), *profile_named(profile));
+    REQUIRE(prepared.ok());
+    const Refusal r = refusal_of(*prepared, p);
+    if (r != Refusal::kNone) CHECK(!explain(*prepared, p).error().hint.empty());
+    return r;
+  };
+  using enum AlgorithmChoice;
+  CHECK(refusal("megatron", {.dp = 8, .zero = 1, .bucket_bytes = 1 << 26, .algorithm = kRing}) == Refusal::kNone);
+  CHECK(refusal("megatron", {.dp = 8, .algorithm = kHalvingDoubling}) == Refusal::kAlgorithm);
+  CHECK(refusal("megatron", {.dp = 8, .zero = 3, .bucket_bytes = 1 << 26}) == Refusal::kAbility);
+  CHECK(refusal("torchtitan", {.dp = 8, .bucket_bytes = 1 << 26}) == Refusal::kAbility);
+  CHECK(refusal("shardlab", {.dp = 8, .bucket_bytes = 0, .algorithm = kDirect}) == Refusal::kNone);
+  CHECK(refusal("shardlab", {.dp = 6, .algorithm = kHalvingDoubling}) == Refusal::kAlgorithm);
+  CHECK(refusal("shardlab", {.dp = 6, .algorithm = kRing}) == Refusal::kNone);
+}
+
 TEST_CASE("what a framework does not have is refused by name, with what it has and who has the rest") {
   struct Case {
     std::string_view profile, says;
@@ -139,11 +181,14 @@ TEST_CASE("what a framework does not have is refused by name, with what it has a
     return p;
   };
   const Case cases[] = {
-      {"megatron", "megatron has no zb-h1 among its schedules: 1f1b, interleaved", with([](Point& p) { p.schedule = Schedule::kZbH1; })},
+      {"megatron", "megatron has no zb-h1 among its schedules: 1f1b, interleaved",
+       with([](Point& p) { p.schedule = Schedule::kZbH1; })},
       {"deepspeed", "deepspeed has no 2 among its stages of ZeRO in a pipeline: 0, 1", with([](Point& p) { p.zero = 2; })},
-      {"nanotron", "nanotron has no optimizer=cpu among its offloads: none", with([](Point& p) { p.offload_optimizer = Medium::kCpu; })},
+      {"nanotron", "nanotron has no optimizer=cpu among its offloads: none",
+       with([](Point& p) { p.offload_optimizer = Medium::kCpu; })},
       {"nanotron", "nanotron has no cp among its axes: tp, sequence_parallel, pp, ep", with([](Point& p) { p.dp = 1, p.cp = 2; })},
-      {"torchtitan", "torchtitan has no fp16 among its precisions: fp32, bf16, fp8", with([](Point& p) { p.precision = Precision::kFp16; })},
+      {"torchtitan", "torchtitan has no fp16 among its precisions: fp32, bf16, fp8",
+       with([](Point& p) { p.precision = Precision::kFp16; })},
       {"llm.c", "llm.c has no pp among its axes: none", pipeline},
       {"shardlab", "shardlab has no zb-v among its schedules: afab, 1f1b", with([](Point& p) { p.schedule = Schedule::kZbV; })}};
   for (const Case& c : cases) {
@@ -159,8 +204,9 @@ TEST_CASE("what a framework does not have is refused by name, with what it has a
   }
   const auto zero_bubble = prepare(llama_8b(), testing::machine(1), *profile_named("megatron-zero-bubble"));
   CHECK(refusal_of(*zero_bubble, cases[0].point) == Refusal::kNone);
-  CHECK(explain(*prepare(llama_8b(), testing::machine(1), *profile_named("megatron")), cases[0].point).error().hint.find("megatron-zero-bubble") !=
-        std::string::npos);
+  CHECK(explain(*prepare(llama_8b(), testing::machine(1), *profile_named("megatron")), cases[0].point)
+            .error()
+            .hint.find("megatron-zero-bubble") != std::string::npos);
 }
 
 TEST_CASE("of a model that shardlab runs, a layout is legal exactly where its executor runs it") {

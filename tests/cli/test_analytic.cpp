@@ -86,7 +86,6 @@ TEST_CASE("the analytic estimate takes over each key of layout and train, or ref
   // What only shardlab's executor has is not passed over under another's profile.
   for (const auto& [set, word] : std::vector<std::pair<void (*)(Case&), std::string>>{
            {[](Case& c) { c.canonical = true; }, "canonical"},
-           {[](Case& c) { c.layout.collective_algorithm = AlgorithmChoice::kRing; }, "collective_algorithm"},
            {[](Case& c) { c.train.guard.nonfinite = GuardAction::kStop; }, "guard"}}) {
     Case c;
     set(c);

@@ -21,7 +21,8 @@ using testing::slurp;
 
 /// What shardlab's own executor runs: its memory and wire bytes are exact.
 constexpr const char* kExecuted =
-    "--profile shardlab --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 256 --precision fp32 --schedule "
+    "--profile shardlab --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 256 --precision "
+    "fp32 --schedule "
     "none,1f1b --recompute none,full --offload none --cp 1 --sequence-parallel false --hybrid-shard 0 ";
 
 std::map<std::string, std::string> first_row(const std::string& path) {
@@ -195,7 +196,8 @@ TEST_CASE("one command says layout, step, MFU, memory, days and dollars on termi
     }
     const auto head = std::ranges::find_if(lines, [](const std::string& l) { return l.find("tok/s/dev") != std::string::npos; });
     REQUIRE(head != lines.end());
-    for (const char* column : {"#", "layout", "step", "MFU", "memory", "fits", "days", "cost"}) CHECK(head->find(column) != std::string::npos);
+    for (const char* column : {"#", "layout", "step", "MFU", "memory", "fits", "days", "cost"})
+      CHECK(head->find(column) != std::string::npos);
     CHECK(o.out.find("not fit into") == std::string::npos);
     CHECK(o.out.find("lambda.ai/instances") != std::string::npos);  // where the price comes from
   }
@@ -244,7 +246,8 @@ TEST_CASE("what search prints to go on with runs as it is printed, under every f
     CHECK(run.code == 0);
     const auto row = first_row(found + "-run/results.csv");
     CHECK(row.at("status") == "ok");
-    CHECK(std::stod(row.at("predicted_step_s")) == Approx(std::stod(first_row(found + "/results.csv").at("predicted_step_s"))).epsilon(0.02));
+    CHECK(std::stod(row.at("predicted_step_s")) ==
+          Approx(std::stod(first_row(found + "/results.csv").at("predicted_step_s"))).epsilon(0.02));
   }
 }
 
@@ -271,15 +274,66 @@ TEST_CASE("a framework is proposed what it can do, and what it cannot is refused
   CHECK(o.err.find("megatron has no zb-h1 among its schedules: 1f1b, interleaved") != std::string::npos);
   CHECK(o.err.find("megatron-zero-bubble") != std::string::npos);
   CHECK(shardlab_program(scratch, "search --profile megatron-zero-bubble --pp 2 --schedule zb-h1 " + question).code == 0);
-  const Output memory = shardlab_program(scratch, "memory --profile nanotron --zero 3 --model llama-3.1-8b --machine hgx-h100-ndr --devices 8");
+  const Output memory =
+      shardlab_program(scratch, "memory --profile nanotron --zero 3 --model llama-3.1-8b --machine hgx-h100-ndr --devices 8");
   CHECK(memory.code == 2);
   CHECK(memory.err.find("nanotron has no 3 among its stages of ZeRO: 0, 1") != std::string::npos);
 }
 
+TEST_CASE("sizes of buckets and algorithms of collectives are varied where they are named, and what is found runs") {
+  const Scratch scratch;
+  const std::string question =
+      "--model gpt2 --machine hgx-h100-ndr --devices 64 --global-batch-tokens 64Ki --seq-len 1024 --tp 1 --pp 1 --cp 1 --zero 0 "
+      "--offload none --recompute none --precision bf16 --top 50 ";
+  const Output o = shardlab_program(scratch, "search --format json --profile shardlab " + question +
+                                                 "--bucket-bytes 1Mi,25Mi,1Gi --collective-algorithm ring,halving-doubling,direct");
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  const auto json = nlohmann::json::parse(o.out);
+  std::map<std::string, std::map<int64_t, double>> seconds;
+  for (const auto& l : json["layouts"])
+    if (l["micro_batch"] == 1) seconds[l["collective_algorithm"]][l["bucket_bytes"].get<int64_t>()] = l["predicted_step_s"];
+  REQUIRE(seconds.size() == 3);
+  for (const auto& [algorithm, by_bucket] : seconds) CHECK(by_bucket.size() == 3);
+  // 64 ranks: a ring has ten times the steps of halving-doubling, which many small buckets pay each.
+  for (const auto& [bucket, s] : seconds["ring"]) CHECK(s > seconds["halving-doubling"][bucket]);
+  CHECK(seconds["ring"][1 << 20] > seconds["ring"][25 << 20]);
+  CHECK(json["layouts"][0]["collective_algorithm"] != "ring");
+  // What it prints and writes says both.
+  for (const std::string profile : {"shardlab", "megatron"}) {
+    const std::string found = scratch / profile;
+    const Output table = shardlab_program(
+        scratch, "search --profile " + profile + " " + question + "--bucket-bytes 25Mi --collective-algorithm ring --out " + found);
+    INFO(table.out << table.err);
+    REQUIRE(table.code == 0);
+    CHECK(table.out.find("bucket-25Mi ring") != std::string::npos);
+    const std::string words = command_after(table.err, "shardlab memory ");
+    CHECK(words.find("--bucket-bytes 26214400 --collective-algorithm ring") != std::string::npos);
+    CHECK(shardlab_program(scratch, "memory " + words).code == 0);
+    CHECK(shardlab_program(scratch, "run " + command_after(table.err, "shardlab run ") + " --out " + found + "-run").code == 0);
+    const auto row = first_row(found + "-run/results.csv");
+    CHECK(row.at("bucket_bytes") == "26214400");
+    CHECK(row.at("collective_algorithm") == "ring");
+  }
+  for (const auto& [words, says] : std::vector<std::pair<std::string, std::string>>{
+           {"--profile megatron --collective-algorithm halving-doubling",
+            "leaves collectives to NCCL, which has no halving-doubling"},
+           {"--profile torchtitan --bucket-bytes 25Mi",
+            "torchtitan has no 0 among its stages of ZeRO whose buckets have a size to choose"},
+           {"--profile megatron --bucket-bytes 0", "whose buckets have a size"},
+           {"--profile shardlab --collective-algorithm tree", "collective_algorithm `tree` is unknown"}}) {
+    const Output refused = shardlab_program(scratch, "search " + question + words);
+    INFO(refused.err);
+    CHECK(refused.code == 2);
+    CHECK(refused.err.find(says) != std::string::npos);
+  }
+}
+
 TEST_CASE("under shardlab every layout that is proposed is one that shardlab runs") {
   const Scratch scratch;
-  const Output o = shardlab_program(
-      scratch, "search --format json --profile shardlab --top 40 --model tiny-llama --machine hgx-h100-ndr --devices 8 --global-batch-tokens 16Ki --seq-len 256");
+  const Output o = shardlab_program(scratch,
+                                    "search --format json --profile shardlab --top 40 --model tiny-llama --machine hgx-h100-ndr "
+                                    "--devices 8 --global-batch-tokens 16Ki --seq-len 256");
   INFO(o.err);
   REQUIRE(o.code == 0);
   const auto json = nlohmann::json::parse(o.out);
@@ -289,7 +343,8 @@ TEST_CASE("under shardlab every layout that is proposed is one that shardlab run
     std::string words = "memory --format json --profile shardlab --model tiny-llama --machine hgx-h100-ndr --devices 8";
     for (const char* key : {"dp", "tp", "pp", "zero", "micro_batch", "grad_accumulation", "seq_len"})
       words += fmt::format(" --{} {}", key, l[key].get<int64_t>());
-    for (const char* key : {"schedule", "recompute", "offload", "precision"}) words += fmt::format(" --{} {}", key, l[key].get<std::string>());
+    for (const char* key : {"schedule", "recompute", "offload", "precision"})
+      words += fmt::format(" --{} {}", key, l[key].get<std::string>());
     words += fmt::format(" --sequence_parallel {}", l["sequence_parallel"].get<bool>());
     if (l.contains("hybrid_shard")) words += fmt::format(" --hybrid_shard {}", l["hybrid_shard"].get<int>());
     const Output memory = shardlab_program(scratch, words);
@@ -302,7 +357,8 @@ TEST_CASE("under shardlab every layout that is proposed is one that shardlab run
 TEST_CASE("ranges name the sizes that can be in them") {
   const Scratch scratch;
   const std::string question =
-      "search --format json --profile megatron --top 300 --model llama-3.1-8b --machine hgx-h100-ndr --devices 16 --global-batch-tokens 512Ki ";
+      "search --format json --profile megatron --top 300 --model llama-3.1-8b --machine hgx-h100-ndr --devices 16 "
+      "--global-batch-tokens 512Ki ";
   const auto json = [&](const std::string& words) {
     const Output o = shardlab_program(scratch, question + words);
     INFO(words << o.err);
@@ -340,9 +396,10 @@ TEST_CASE("a deadline makes a search for cost take the cheapest in time") {
   CHECK(soon["predicted_usd"].get<double>() >= any["predicted_usd"].get<double>());
   const Output never = shardlab_program(scratch, question + "--max-days 0.001");
   CHECK(never.code == 3);
-  const Output no_run = shardlab_program(scratch,
-                                         "search --model llama-3.1-8b --machine hgx-h100-ndr --devices 8 --global-batch-tokens 512Ki "
-                                         "--profile megatron --max-days 3");
+  const Output no_run =
+      shardlab_program(scratch,
+                       "search --model llama-3.1-8b --machine hgx-h100-ndr --devices 8 --global-batch-tokens 512Ki "
+                       "--profile megatron --max-days 3");
   CHECK(no_run.code == 2);
   CHECK(no_run.err.find("--tokens 1T") != std::string::npos);
 }

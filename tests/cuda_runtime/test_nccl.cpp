@@ -3,8 +3,10 @@
 
 #include <algorithm>
 
+#include "cli/pairs.h"
 #include "plan/text.h"
 #include "runtime/cuda/nccl_transport.h"
+#include "strategies/lower.h"
 #include "tests/cuda_runtime/fake_nccl.h"
 #include "tests/cuda_runtime/queued_kernels.h"
 #include "tests/cuda_runtime/rig.h"
@@ -116,6 +118,31 @@ TEST_CASE("the transport makes the calls that the plan comes to, on each device 
       REQUIRE(have == want);
     }
   }
+}
+
+TEST_CASE("every yes of transport nccl makes its calls, and every pair that NCCL cannot do is refused before") {
+  int stepped = 0;
+  for (const LegalPair& pair : legal_pairs()) {
+    if (pair.config.transport != "nccl") continue;
+    INFO(pair.first << " with " << pair.second);
+    Case c = pair.config;
+    c.train.seq_len = 16;
+    c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
+    REQUIRE(check(c).ok());
+    auto plan = lower(c);
+    REQUIRE(plan.ok());
+    const PlacedPlan placed = place(std::move(*plan));
+    for (int rank = 0; rank < placed.plan->mesh.world_size(); ++rank) {
+      const auto ops = cuda::nccl_calls(*placed.plan, program_of(placed, rank), rank);
+      INFO((ops.ok() ? std::string() : to_string(ops.error())));
+      REQUIRE(ops.ok());
+    }
+    DryNccl dry(placed);
+    dry.session->step(0);
+    ++stepped;
+  }
+  fmt::print("{} pairs on NCCL\n", stepped);
+  CHECK(stepped >= 40);
 }
 
 TEST_CASE("communicators are warmed up before the first step, and destroyed or aborted once") {

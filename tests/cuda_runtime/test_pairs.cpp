@@ -57,7 +57,7 @@ TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU 
   double farthest = 0;
   std::string farthest_pair;
   for (const LegalPair& pair : legal_pairs()) {
-    if (pair.config.backend != "cuda") continue;
+    if (pair.config.transport != "one-gpu") continue;
     const Case c = small(pair.config);
     INFO(pair.first << " with " << pair.second);
     CHECK(difference_from_closed_form(plan_of(c), c) == "");

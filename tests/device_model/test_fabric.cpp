@@ -3,6 +3,10 @@
 
 #include <limits>
 
+#include "plan/automatic.h"
+#include "plan/collective_steps.h"
+#include "simulator/datasheet_rates.h"
+
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -152,6 +156,48 @@ TEST_CASE("a tree over two nodes outruns the network, but not where devices shar
   CHECK(bus(4, 2) == Approx(0.9 * 100e9).epsilon(0.001));
   CHECK(bus(4, 2) < bus(8, 2));
   CHECK(bus(4, 4) == Approx(bus(8, 4)));
+}
+
+TEST_CASE("collectives of our own take what the cost model of plans says of the same steps") {
+  const Machine m = cluster();
+  const Fabric fabric = fabric_of(m);
+  const DatasheetRates rates(m, "bf16");
+  const std::pair<CollectiveUse, CollectiveKind> kinds[] = {{CollectiveUse::kAllReduce, CollectiveKind::kAllReduce},
+                                                            {CollectiveUse::kReduceScatter, CollectiveKind::kReduceScatter},
+                                                            {CollectiveUse::kAllGather, CollectiveKind::kAllGather},
+                                                            {CollectiveUse::kBroadcast, CollectiveKind::kBroadcast}};
+  for (const auto& [use, kind] : kinds)
+    for (const auto& [size, inner] : {std::pair{2, 1}, {8, 1}, {16, 8}, {64, 1}, {4, 2}})
+      for (const AlgorithmChoice choice :
+           {AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect}) {
+        std::vector<int> ranks;
+        for (int i = 0; i < size; ++i) ranks.push_back(i * inner);
+        const Algorithm algorithm = algorithm_among(choice, kind, size);
+        const int64_t elements = int64_t{size} << 20;
+        const auto steps = static_cast<double>(collective_steps(kind, algorithm, size, 0).size());
+        const auto sent = static_cast<double>(4 * sent_elements(kind, algorithm, elements, size, 0));
+        const double expected = rates.collective_seconds(steps, sent, rates.way_between(ranks));
+        INFO(name_of(use) << " of " << size << " ranks, " << name_of(choice));
+        const Group group = group_of(size, inner, m.devices_per_node);
+        CHECK(fabric.collective_seconds(use, static_cast<double>(4 * elements), group, {true, choice}) == Approx(expected));
+      }
+}
+
+TEST_CASE("of NCCL a choice of rings leaves its rings alone, and is never faster than what is fastest") {
+  Machine m = cluster();
+  m.fabric["nvls"] = 1;
+  const Fabric fabric = fabric_of(m);
+  const Group node{8, 1}, all{8, 16};
+  for (const Group& group : {node, all}) {
+    const CollectiveCost rings = fabric.prepare(CollectiveUse::kAllReduce, group, {false, AlgorithmChoice::kRing});
+    const CollectiveCost any = fabric.prepare(CollectiveUse::kAllReduce, group);
+    REQUIRE(rings.lines() > 0);
+    CHECK(rings.lines() < any.lines());
+    for (int i = 0; i < rings.lines(); ++i) CHECK(rings.line(i).tuned.algorithm == NcclAlgorithm::kRing);
+  }
+  // Over many nodes a tree has fewer steps: what is small is slower by rings.
+  CHECK(fabric.collective_seconds(CollectiveUse::kAllReduce, 8192, all, {false, AlgorithmChoice::kRing}) >
+        fabric.collective_seconds(CollectiveUse::kAllReduce, 8192, all));
 }
 
 TEST_CASE("messages of one node share its rails") {

@@ -200,7 +200,7 @@ void read_outcome(std::string_view bytes) {
   (void)run_from_json(bytes);
   const auto outcome = outcome_from_json(bytes);
   if (!outcome.ok()) return;
-  (void)csv_of({*outcome});
+  (void)csv_of({&*outcome, 1});
   const std::string text = outcome_to_json(*outcome);
   const auto again = outcome_from_json(text);
   SHARDLAB_CHECK(again.ok() && outcome_to_json(*again) == text, "{}", text);

@@ -20,6 +20,9 @@ void check_bounds(const analytic::ModelShape& shape, std::string_view profile, u
   Space space{.devices = {64}, .seq_len = 4096, .sequences = 64};
   std::mt19937 random(seed);
   space.precision = seed % 2 == 0 ? Precision::kBf16 : Precision::kFp32;
+  space.bucket_bytes = {1 << 20, 400 << 20};
+  space.collective_algorithm = {AlgorithmChoice::kAuto, AlgorithmChoice::kRing};
+  if (profile == "shardlab") space.collective_algorithm.push_back(AlgorithmChoice::kHalvingDoubling);
   std::vector<Point> cuts;
   for_each_cut(
       space, shape, 64, [&](const Point& p) { cuts.push_back(p); }, [](const Point&) {});

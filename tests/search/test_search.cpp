@@ -83,6 +83,9 @@ class Dealer {
     s.offload = of<std::vector<Offload>>({{{}}, {{}, {.optimizer = Medium::kCpu}}, {{}, {.activations = Medium::kCpu}}});
     s.sequence_parallel = of<std::vector<uint8_t>>({{0}, {1}, {0, 1}});
     s.precision = of({Precision::kBf16, Precision::kBf16, Precision::kFp32});
+    s.bucket_bytes = of<std::vector<int64_t>>({{}, {}, {1 << 20, 200 << 20}});
+    s.collective_algorithm = of<std::vector<AlgorithmChoice>>(
+        {{}, {}, {AlgorithmChoice::kRing, AlgorithmChoice::kAuto}, {AlgorithmChoice::kHalvingDoubling}});
     return s;
   }
   unsigned operator()() { return random_(); }
@@ -98,7 +101,7 @@ analytic::ModelShape small(analytic::ModelShape shape, int64_t layers) {
 
 TEST_CASE("bounds never dismiss the best nor a point of the front") {
   Dealer deal(11);
-  int64_t bounded = 0, fitting = 0, searches = 0;
+  int64_t bounded = 0, fitting = 0, searches = 0, varied = 0;
   for (int i = 0; i < 60; ++i) {
     const Space space = deal.space();
     const analytic::ModelShape shape = deal.of({small(llama_8b(), 12), small(gpt_175b(), 8), small(mixtral_8x7b(), 6)});
@@ -110,6 +113,7 @@ TEST_CASE("bounds never dismiss the best nor a point of the front") {
     std::sort(all.begin(), all.end(), [&](const Candidate& a, const Candidate& b) { return better(options.objective, a, b); });
     const Found found = search(studies, space, options);
     INFO("search " << i << " for " << name_of(options.objective) << ", " << all.size() << " layouts fit");
+    for (const Candidate& c : all) varied += c.point.bucket_bytes >= 0 || c.point.algorithm != AlgorithmChoice::kAuto;
     REQUIRE(found.best.size() == std::min(all.size(), static_cast<size_t>(options.top)));
     for (size_t k = 0; k < found.best.size(); ++k) {
       REQUIRE(found.best[k].point == all[k].point);
@@ -123,6 +127,7 @@ TEST_CASE("bounds never dismiss the best nor a point of the front") {
   }
   CHECK(bounded > 10'000);
   CHECK(fitting > 10'000);
+  CHECK(varied > 3'000);
 }
 
 TEST_CASE("every point is accounted for once") {

@@ -1,0 +1,53 @@
+#include "cli/case_rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include "cli/common.h"
+#include "reports/columns.h"
+#include "reports/table.h"
+
+namespace shardlab::cli {
+namespace {
+
+/// "... (sweep.yaml:12:7)" without what stands in the parentheses.
+std::string_view without_place(std::string_view reason) {
+  const size_t open = reason.rfind(" (");
+  const bool place = open != std::string_view::npos && reason.ends_with(')') && reason.find(".y", open) != std::string_view::npos;
+  return place ? reason.substr(0, open) : reason;
+}
+
+}  // namespace
+
+void print_reasons(const Reasons& reasons) {
+  if (reasons.empty()) return;
+  Table table{{{"cases", Unit::kNone, "refused"},
+               {.name = "reason", .heading = "because", .wraps = true},
+               {.name = "example", .heading = "for example", .wraps = true}},
+              {}};
+  for (const Reason& r : reasons.list()) table.rows.push_back({r.cases, r.text, r.example});
+  print(table, TableFormat::kTable);
+}
+
+void count_refused(const CaseOutcome& outcome, Reasons& reasons) {
+  if (outcome.status == Status::kRefused) reasons.add(without_place(outcome.reason), outcome.config.name);
+}
+
+void print_rows(std::span<const CaseOutcome> cases) {
+  if (!cases.empty()) print(without_empty_columns(case_table(cases, summary_columns())), TableFormat::kTable);
+}
+
+void print_cases(std::span<const CaseOutcome> cases) {
+  std::vector<CaseOutcome> rows;
+  std::ranges::copy_if(cases, std::back_inserter(rows), [](const CaseOutcome& o) { return o.status != Status::kRefused; });
+  Reasons refused;
+  for (const CaseOutcome& outcome : cases) count_refused(outcome, refused);
+  print_rows(rows);
+  if (!rows.empty() && !refused.empty()) fmt::print("\n");
+  print_reasons(refused);
+}
+
+}  // namespace shardlab::cli

@@ -1,0 +1,92 @@
+// `--help`: two examples a verb that do what they say, in lines that a terminal of 100 columns shows whole.
+#include <set>
+
+#include "cli/help.h"
+#include "cli/namespaces.h"
+#include "tests/cli/program.h"
+#include "tests/namespaces.h"
+#include "tests/paths.h"
+#include "tests/test.h"
+
+namespace shardlab::testing {
+namespace {
+
+/// A folder with everything that the examples name: the shipped sweeps, a calibration, a run of a few cases, two cases, measured rows.
+class Desk {
+ public:
+  Desk() {
+    fs::create_directories(scratch_ / "runs");
+    fs::create_directory_symlink(source_dir() + "/sweeps", scratch_ / "sweeps");
+    fs::copy_file(source_dir() + "/tests/cli/calibrated.yaml", scratch_ / "runs/local.yaml");
+    fs::copy_file(source_dir() + "/simulator/published/runs/korthikanti_2022.csv", scratch_ / "rows.csv");
+    const std::string head = "model: tiny-gpt\nmachine: {preset: hgx-h100-ndr, nodes: 1}\nglobal_batch_tokens: 2Ki\nseq_len: 256\n";
+    scratch_.write("small.yaml", head + "mode: simulate\ntraces: all\naxes: {dp: [1, 2]}\n");
+    scratch_.write("a.yaml", head + "dp: 2\n");
+    scratch_.write("b.yaml", head + "dp: 2\nzero: 1\n");
+    REQUIRE(run("run small.yaml --out runs/quickstart").code == 0);
+    for (const auto& entry : fs::directory_iterator(scratch_ / "runs/quickstart"))
+      if (fs::exists(entry.path() / "case.yaml")) case_ = entry.path().filename().string();
+    REQUIRE_FALSE(case_.empty());
+  }
+  Output run(const std::string& arguments) const {
+    return shardlab_program(scratch_, arguments, fmt::format("cd {0} && HOME={0} XDG_CONFIG_HOME={0}", scratch_ / "."));
+  }
+  std::string named(std::string command) const {
+    if (const size_t at = command.find("CASE"); at != std::string::npos) command.replace(at, 4, case_);
+    return command;
+  }
+
+ private:
+  Scratch scratch_;
+  std::string case_;
+};
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+TEST_CASE("every verb's help has two examples and lines of at most 100 characters") {
+  const Scratch scratch;
+  const Output all = shardlab_program(scratch, "--help");
+  REQUIRE(all.code == 0);
+  std::set<std::string> verbs;
+  bool listed = false;
+  for (const std::string& line : lines_of(all.out)) {
+    CHECK(line.size() <= 100);
+    if (listed && line.starts_with("  ") && line.size() > 2 && line[2] != ' ') verbs.insert(line.substr(2, line.find(' ', 2) - 2));
+    listed = listed || line.starts_with("Subcommands");
+  }
+  CHECK(verbs.size() == cli::examples().size());
+  for (const cli::Examples& e : cli::examples()) {
+    INFO(e.verb);
+    CHECK(verbs.contains(std::string(e.verb)));
+    const Output help = shardlab_program(scratch, std::string(e.verb) + " --help");
+    REQUIRE(help.code == 0);
+    for (const std::string& line : lines_of(help.out)) {
+      INFO(line);
+      CHECK(line.size() <= 100);
+    }
+    for (const std::string_view command : e.commands) CHECK(help.out.find(std::string(command)) != std::string::npos);
+  }
+}
+
+TEST_CASE("the examples of help do what they say") {
+  const Desk desk;
+  for (const cli::Examples& e : cli::examples()) {
+    if (e.verb == "calibrate") continue;  // a minute of measuring
+    for (const std::string_view command : e.commands) {
+      std::string words = desk.named(std::string(command));
+      if (words.find("sweeps/quickstart.yaml") != std::string::npos) words += " --dry-run";  // it trains for minutes
+      const Output o = desk.run(words);
+      INFO(words << "\n" << o.err);
+      CHECK(o.code == 0);
+      CHECK_FALSE((o.out + o.err).empty());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardlab::testing
