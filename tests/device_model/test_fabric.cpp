@@ -1,5 +1,5 @@
 // Seconds of messages and collectives: derived cases, monotony, sharing, what is refused.
-#include "simulator/fabric.h"
+#include "simulator/interpreter/fabric.h"
 
 #include <limits>
 
