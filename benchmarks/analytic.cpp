@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "simulator/analytic/analytic.h"
+#include "simulator/estimator/analytic/analytic.h"
 
 namespace shardlab::simulator::analytic {
 namespace {

@@ -4,9 +4,11 @@
 // Target (release build, one core): an answer with its advice in under 50 ms.
 #include <benchmark/benchmark.h>
 
-#include "simulator/analytic/analytic.h"
-#include "simulator/memory/answer.h"
-#include "simulator/memory/changes.h"
+#include "simulator/estimator/analytic/analytic.h"
+#include "simulator/estimator/memory/answer.h"
+#include "simulator/estimator/memory/changes.h"
+#include "simulator/interpreter/case_plan.h"
+#include "strategies/lower.h"
 
 namespace shardlab::simulator::whatif {
 namespace {
@@ -49,6 +51,23 @@ void memory_answer(benchmark::State& state, const char* profile) {
     benchmark::DoNotOptimize(advise(estimator, prepared.profile(), point, {.capacity = kCapacity}));
   }
 }
+/// Of shardlab's own executor: the fold of a plan, and what is held at the peak of each stage.
+void planned_answer(benchmark::State& state) {
+  Case c;
+  c.name = "405b";
+  c.model = {.name = "405b", .family = Family::kLlama, .layers = 126, .hidden = 16384, .heads = 128, .kv_heads = 8, .head_dim = 128, .ffn = 53248};
+  c.model.vocab = 128256;
+  c.layout.dp = 4, c.layout.tp = 8, c.layout.pp = 16, c.layout.zero = 1;
+  c.layout.schedule = Schedule::k1F1B;
+  c.layout.bucket_bytes = 25 << 20;
+  c.train.seq_len = 8192, c.train.grad_accumulation = 64, c.train.precision = "bf16";
+  for (auto _ : state) {
+    const auto plan = CasePlan::of(c, [](const Case& few) { return strategies::lower(few, {.after = {}, .verify = false}); });
+    SHARDLAB_CHECK(plan.ok(), "{}", to_string(plan.error()));
+    for (int stage = 0; stage < c.layout.pp; ++stage) benchmark::DoNotOptimize(held_at_peak(plan->plan(), stage));
+  }
+}
+BENCHMARK(planned_answer)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(memory_answer, megatron, "megatron")->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(memory_answer, torchtitan, "torchtitan")->Unit(benchmark::kMillisecond);
 

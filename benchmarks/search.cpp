@@ -3,7 +3,7 @@
 // Targets (release build, one core): the first, every point estimated, under 5 s; the second under 60 s.
 #include <benchmark/benchmark.h>
 
-#include "simulator/search/search.h"
+#include "simulator/estimator/search/search.h"
 
 namespace shardlab::simulator::search {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "benchmarks/gpt3.h"
 #include "plan/program.h"
-#include "simulator/cost_model.h"
-#include "simulator/segments/segments.h"
-#include "simulator/timeline.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/segments/segments.h"
+#include "simulator/interpreter/timeline.h"
 #include "strategies/lower.h"
 
 namespace shardlab {

@@ -6,8 +6,11 @@
 
 #include "cli/model_shape.h"
 #include "cli/namespaces.h"
+#include "cli/pipeline.h"
+#include "plan/runnable.h"
 #include "plan/same_machine.h"
 #include "reports/format.h"
+#include "simulator/interpreter/case_plan.h"
 
 namespace shardlab::cli {
 namespace {
@@ -96,6 +99,41 @@ Result<AnalyticCaseRunner::Study*> AnalyticCaseRunner::study_of(const Case& conf
   return studies_.back().get();
 }
 
+Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::estimated(const sweeps::Point& said, const analytic::ModelShape& shape) {
+  const auto study = study_of(said.config, shape);
+  if (!study.ok()) return study.error();
+  const auto point = estimated_layout(said);
+  if (!point.ok()) return point.error();
+  if (const auto legal = explain((*study)->prepared, *point); !legal.ok()) return legal.error();
+  const analytic::Estimate estimate = (*study)->estimator(*point);
+  return Predicted{prediction_of(estimate), estimate.memory.device()};
+}
+
+Result<AnalyticCaseRunner::Predicted> AnalyticCaseRunner::planned(const sweeps::Point& said, const analytic::ModelShape& shape) {
+  const auto config = decide(said.config);
+  if (!config.ok()) return config.error();
+  const auto plan = CasePlan::of(*config, lower_unverified);
+  if (!plan.ok()) return plan.error();
+  if (config->machine.local) {  // its ranks share cores, which segments do not know
+    auto p = estimated(said, shape);
+    if (!p.ok()) return p.error();
+    const Prediction bytes = plan->bytes();
+    Prediction& figures = p->figures;
+    figures.peak_bytes = figures.arena_bytes = p->device_bytes = bytes.peak_bytes, figures.wire_bytes = bytes.wire_bytes;
+    figures.memory = bytes.memory, figures.host_memory = bytes.host_memory, figures.nvme_memory = bytes.nvme_memory;
+    return p;
+  }
+  SHARDLAB_TRY(check_runnable(plan->plan()));
+  const auto costs = cost_model_for(config->machine, config->train.precision);
+  if (!costs.ok()) return costs.error();
+  const auto profile = analytic::profile_named(config->profile);
+  if (!profile.ok()) return profile.error();
+  Predicted p{plan->predict(*config, **costs)};
+  p.figures.arena_bytes = p.figures.peak_bytes;
+  p.device_bytes = p.figures.peak_bytes + static_cast<int64_t>(profile->memory_context);
+  return p;
+}
+
 CaseOutcome AnalyticCaseRunner::run(const sweeps::Point& said, Mode) {
   const Case& config = said.config;
   const analytic::ModelShape shape = model_shape(said);
@@ -104,14 +142,11 @@ CaseOutcome AnalyticCaseRunner::run(const sweeps::Point& said, Mode) {
   outcome.config = config;
   if (const auto checked = check(shape); !checked.ok()) return refused(std::move(outcome), checked.error());
   outcome.parameters = parameter_count(shape);
-  const auto study = study_of(config, shape);
-  if (!study.ok()) return refused(std::move(outcome), study.error());
-  const auto point = estimated_layout(said);
-  if (!point.ok()) return refused(std::move(outcome), point.error());
-  if (const auto legal = explain((*study)->prepared, *point); !legal.ok()) return refused(std::move(outcome), legal.error());
-  const analytic::Estimate estimate = (*study)->estimator(*point);
-  outcome.predicted = prediction_of(estimate);
-  const int64_t need = estimate.memory.device(), have = memory_per_rank(config);
+  const bool own = config.profile == "shardlab" && shape == analytic::shape_of(config.model);
+  const auto predicted = own ? planned(said, shape) : estimated(said, shape);
+  if (!predicted.ok()) return refused(std::move(outcome), predicted.error());
+  outcome.predicted = predicted->figures;
+  const int64_t need = predicted->device_bytes, have = memory_per_rank(config);
   if (have <= 0 || need <= have) return outcome;
   outcome.status = Status::kOom;
   outcome.reason =

@@ -1,4 +1,5 @@
-// A sweep's cases at the analytic resolution: no plan, no files of their own, saved in batches.
+// A sweep's cases at the analytic resolution: no files of their own, saved in batches. Other frameworks are estimated; shardlab's own
+// executor is read from each case's plan.
 #pragma once
 
 #include <chrono>
@@ -10,7 +11,7 @@
 
 #include "cli/namespaces.h"
 #include "reports/store.h"
-#include "simulator/analytic/analytic.h"
+#include "simulator/estimator/analytic/analytic.h"
 #include "sweeps/driver.h"
 
 namespace shardlab::cli {
@@ -19,7 +20,7 @@ namespace shardlab::cli {
 /// framework's allocator holds; `extrapolated` says that a constant was transferred from another device.
 Prediction prediction_of(const analytic::Estimate& estimate);
 
-/// Estimates cases. Remembers what cases of one model, machine and profile share.
+/// Predicts cases. Remembers what cases of one model, machine and profile share.
 class AnalyticCaseRunner final : public CaseRunner {
  public:
   AnalyticCaseRunner();
@@ -28,6 +29,15 @@ class AnalyticCaseRunner final : public CaseRunner {
 
  private:
   struct Study;
+  struct Predicted {
+    Prediction figures;
+    int64_t device_bytes = 0;  ///< of the rank that needs most, with what no allocator sees
+  };
+  /// Of a framework's run.
+  Result<Predicted> estimated(const sweeps::Point& said, const analytic::ModelShape& shape);
+  /// Of shardlab's own executor: bytes by the case's plan, seconds by its segments. On a local machine, whose ranks share cores,
+  /// seconds are estimated.
+  Result<Predicted> planned(const sweeps::Point& said, const analytic::ModelShape& shape);
   Result<Study*> study_of(const Case& config, const analytic::ModelShape& shape);
   std::mutex mutex_;
   std::vector<std::unique_ptr<Study>> studies_;

@@ -15,8 +15,8 @@
 #include "runtime/core_scheduler.h"
 #include "runtime/cuda/api.h"
 #include "runtime/session.h"
-#include "simulator/calibrate.h"
-#include "simulator/machine_yaml.h"
+#include "simulator/interpreter/calibrate.h"
+#include "simulator/interpreter/machine_yaml.h"
 
 namespace shardlab::cli {
 namespace {

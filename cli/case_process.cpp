@@ -24,7 +24,7 @@
 #include "plan/text.h"
 #include "profiler/trace_file.h"
 #include "reports/store.h"
-#include "simulator/machine_yaml.h"
+#include "simulator/interpreter/machine_yaml.h"
 
 namespace shardlab::cli {
 namespace {

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <map>
+#include <memory>
 
 #include "cli/model_shape.h"
 #include "cli/namespaces.h"
@@ -11,9 +14,10 @@
 #include "cli/search_space.h"
 #include "plan/device_words.h"
 #include "plan/memory.h"
+#include "plan/runnable.h"
 #include "plan/treatment.h"
 #include "sweeps/machines.h"
-#include "simulator/closed_form.h"
+#include "simulator/interpreter/case_plan.h"
 
 namespace shardlab::cli {
 namespace {
@@ -129,6 +133,17 @@ std::string chosen_text(const Case& c) {
                      c.layout.recompute_options.budget_bytes, c.layout.recompute_options.layers);
 }
 
+/// The case without techniques that points do not tell apart: what is left is its layout in words.
+Case without_unsayable(Case c) {
+  if (analytic::point_of(c).ok()) return c;
+  c.layout.recompute = Recompute::kNone, c.layout.recompute_options = {};
+  c.layout.offload.delayed_update = false;
+  c.layout.stage_layers.clear(), c.layout.schedule_table.clear();
+  if (c.layout.schedule >= Schedule::kNaive) c.layout.schedule = Schedule::k1F1B;
+  c.layout.compression = {}, c.layout.zero_plus_plus = {}, c.layout.parameter_server = {}, c.layout.diloco = {};
+  return c;
+}
+
 Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   auto config = case_from_flags(flags);
   if (!config.ok()) {
@@ -144,24 +159,16 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   q.config = std::move(*config);
   q.shape = analytic::shape_of(q.config.model);
   q.exact = true;
-  Case alike = q.config;  // where layers differ no estimate has a form: then the point says the rest, and nothing is timed
-  const bool by_layer = alike.layout.recompute == Recompute::kByLayer;
-  if (by_layer) alike.layout.recompute = Recompute::kNone, alike.layout.recompute_options = {};
-  auto point = analytic::point_of(alike);
-  if (!point.ok()) return point.error();
-  if (point->as_case)
-    return usage("recompute, offload or compression of a kind of which no alternatives can be weighed",
-                 "ask `shardlab run --mode simulate` for this case, or name a kind that `shardlab search` has");
-  q.point = *point;
   q.capacity = memory_per_rank(q.config);
   if (chosen) q.notes.push_back(chosen_text(q.config));
-  auto prepared = analytic::prepare(alike);
-  if (by_layer)
-    q.untimed =
-        "layers that differ are timed as a whole case: ask `shardlab run --resolution analytic`, or for one recompute for all "
-        "layers";
+  const auto point = analytic::point_of(q.config), plain = analytic::point_of(without_unsayable(q.config));
+  if (!plain.ok()) return plain.error();
+  q.point = *plain;
+  const auto prepared = analytic::prepare(q.config);
+  if (!point.ok())
+    q.untimed = point.error().message + ": layouts like it cannot be weighed; ask `shardlab run --mode simulate` for its time";
   else if (prepared.ok())
-    q.prepared = std::move(*prepared);
+    q.prepared = *prepared;
   else if (q.config.machine.local)
     q.untimed = "this machine is measured by its calibration and not described by rates; name one that is";
   else
@@ -169,25 +176,24 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
   return q;
 }
 
-/// Activations of a stage by tensor; what the kinds of a layer do not explain is of the ends and of messages under way.
-void add_activations(const Case& c, const LayerActivations& layer, const StageForm& form, int64_t activations, StageAnswer& s) {
-  const bool full = c.layout.recompute == Recompute::kFull;
-  const bool core =
-      c.layout.recompute == Recompute::kSelective &&
-      (c.layout.recompute_options.modules.empty() || c.layout.recompute_options.modules.find("attn.core") != std::string::npos);
-  const int64_t runs = form.layers * form.in_flight;
-  int64_t left = activations;
-  const auto add = [&](const char* name, int64_t bytes, bool kept) {
-    const int64_t all = kept ? std::min(left, bytes * runs) : 0;
-    s.add(ItemGroup::kActivations, name, all);
-    left -= all;
-  };
-  add("layer input", layer.input, true);
-  add("norm outputs", layer.norms, !full), add("norm statistics", layer.statistics, !full);
-  add("qkv", layer.qkv, !full);
-  add("attention", layer.attention, !full && !core), add("log-sum-exp", layer.log_sum_exp, !full && !core);
-  add("residual", layer.residual, !full);
-  add("up", layer.up, !full), add("activated", layer.activated, !full);
+/// Tensors of a layer in words. Others are of the ends of the model and of the boundaries between stages.
+constexpr std::pair<std::string_view, const char*> kTensorWords[] = {
+    {"y", "layer input"},         {"x", "layer input"},        {"attn.norm.y", "norm outputs"}, {"mlp.norm.y", "norm outputs"},
+    {"attn.norm.stats", "norm statistics"}, {"mlp.norm.stats", "norm statistics"}, {"qkv", "qkv"},    {"o", "attention"},
+    {"lse", "log-sum-exp"},       {"x1", "residual"},          {"u", "up"},                     {"a", "activated"}};
+
+/// Activations of a stage at its peak by tensor.
+void add_activations(const Plan& plan, int32_t stage, const MemoryByClass& at_peak, StageAnswer& s) {
+  int64_t left = at_peak.bytes[static_cast<size_t>(BufferClass::kActivation)];
+  std::map<std::string_view, int64_t> bytes;
+  for (const HeldTensor& held : held_at_peak(plan, stage))
+    if (held.cls == BufferClass::kActivation && held.of_layer)
+      for (const auto& [tensor, words] : kTensorWords)
+        if (held.name == tensor) bytes[words] += held.bytes, left -= held.bytes;
+  for (const auto& [tensor, words] : kTensorWords) {
+    s.add(ItemGroup::kActivations, words, bytes[words]);
+    bytes[words] = 0;
+  }
   s.add(ItemGroup::kActivations, "embedding, head and stage boundary", left);
 }
 
@@ -208,26 +214,28 @@ std::vector<whatif::Item> outside_items(const MemoryByClass& memory) {
   return items;
 }
 
-StageAnswer exact_stage(const Case& c, const LayerActivations& layer, const StageForm& form, const MemoryByClass& at_peak,
-                        int32_t stage) {
+StageAnswer exact_stage(const Case& c, const CasePlan& plan, int32_t stage) {
   StageAnswer s;
   s.stage = stage;
+  const auto peak = [&](Space space) -> const MemoryPeak& {
+    return plan.stages()[static_cast<size_t>(stage)][static_cast<size_t>(space)];
+  };
+  const MemoryByClass& at_peak = peak(Space::kDevice).at_peak;
   const auto of = [&](BufferClass b) { return at_peak.bytes[static_cast<size_t>(b)]; };
   s.add(ItemGroup::kParameters, "parameters", of(BufferClass::kParameter));
   s.add(ItemGroup::kGradients, "gradients", of(BufferClass::kGradient));
   s.add(ItemGroup::kOptimizer, "master weights", of(BufferClass::kMaster));
   s.add(ItemGroup::kOptimizer, "optimizer moments", of(BufferClass::kMoment));
-  add_activations(c, layer, form, of(BufferClass::kActivation), s);
+  add_activations(plan.plan(), stage, at_peak, s);
   s.add(ItemGroup::kActivations, "token ids and targets", of(BufferClass::kInput));
   s.add(ItemGroup::kBuffers, c.layout.zero == 3 ? "gathered parameters" : "buckets and messages", of(BufferClass::kBuffer));
   s.add(ItemGroup::kBuffers, "losses and norms", of(BufferClass::kMetric));
   s.add(ItemGroup::kBuffers, "counters and scales", of(BufferClass::kOther));
   s.add(ItemGroup::kWorkspace, "the layer that runs", of(BufferClass::kTemporary));
   s.add(ItemGroup::kWorkspace, "kernel workspace", of(BufferClass::kWorkspace));
-  s.host_bytes = form.host.peak, s.nvme_bytes = form.nvme.peak;
-  s.host_items = outside_items(form.host.at_peak), s.nvme_items = outside_items(form.nvme.at_peak);
-  s.moment = name_of(form.moment);
-  s.op = name_of(form.moment);
+  s.host_bytes = peak(Space::kHost).peak_bytes, s.nvme_bytes = peak(Space::kNvme).peak_bytes;
+  s.host_items = outside_items(peak(Space::kHost).at_peak), s.nvme_items = outside_items(peak(Space::kNvme).at_peak);
+  s.moment = s.op = peak(Space::kDevice).moment;
   // On a described machine a driver's context takes its part; ranks on this machine's cores have none.
   if (!c.machine.local)
     if (const auto profile = analytic::profile_named("shardlab"); profile.ok())
@@ -235,18 +243,33 @@ StageAnswer exact_stage(const Case& c, const LayerActivations& layer, const Stag
   return s;
 }
 
-whatif::Answer from_closed_form(const MemoryQuestion& q) {
-  const ClosedForm form = closed_form(q.config);
+/// Seconds of a step of a case by its plan; nothing where the machine's speed is not known or its ranks share cores.
+std::function<double(const Case&, const CasePlan&)> seconds_on(const Case& config) {
+  if (config.machine.local) return {};
+  auto costs = cost_model_for(config.machine, config.train.precision);
+  if (!costs.ok()) return {};
+  return [shared = std::shared_ptr<const PlacedCostModel>(std::move(*costs)), precision = config.train.precision](
+             const Case& c, const CasePlan& plan) {
+    return c.train.precision == precision ? plan.predict(c, *shared).step_s
+                                          : plan.predict(c, **cost_model_for(c.machine, c.train.precision)).step_s;
+  };
+}
+
+/// Folds of the case's plan.
+Result<whatif::Answer> from_plan(const MemoryQuestion& q) {
+  const auto plan = CasePlan::of(q.config, lower_unverified);
+  if (!plan.ok()) return plan.error();
   whatif::Answer answer;
   answer.exact = true, answer.capacity = q.capacity;
   answer.host_capacity = capacity_per_rank(q.config, Space::kHost),
   answer.nvme_capacity = capacity_per_rank(q.config, Space::kNvme);
-  for (size_t i = 0; i < form.stages.size(); ++i)
-    answer.stages.push_back(exact_stage(q.config, form.layer, form.stages[i], form.stages[i].at_peak, static_cast<int32_t>(i)));
+  for (size_t i = 0; i < plan->stages().size(); ++i) answer.stages.push_back(exact_stage(q.config, *plan, static_cast<int32_t>(i)));
+  const auto seconds = check_runnable(plan->plan()).ok() ? seconds_on(q.config) : nullptr;
+  if (seconds) answer.step_s = seconds(q.config, *plan);
   return answer;
 }
 
-/// The plan's own fold, the op at the peak and what packing makes of it.
+/// What packing makes of the peaks of the plan, proven and whole.
 Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
   const auto placed = prepare(q.config);
   if (!placed.ok()) return placed.error();
@@ -254,12 +277,10 @@ Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
   for (StageAnswer& s : answer.stages) {
     const auto peaks = memory_peak(*placed->plan, s.stage);
     const MemoryPeak& peak = peaks[static_cast<size_t>(Space::kDevice)];
-    SHARDLAB_CHECK(peaks[static_cast<size_t>(Space::kHost)].peak_bytes == s.host_bytes &&
+    SHARDLAB_CHECK(peak.peak_bytes == s.live() && peaks[static_cast<size_t>(Space::kHost)].peak_bytes == s.host_bytes &&
                        peaks[static_cast<size_t>(Space::kNvme)].peak_bytes == s.nvme_bytes,
-                   "stage {}: the closed form has {} and {} bytes of host memory and NVMe", s.stage, s.host_bytes, s.nvme_bytes);
-    SHARDLAB_CHECK(peak.peak_bytes == s.live(), "stage {}: the plan's peak is {}, the closed form's {}", s.stage, peak.peak_bytes,
-                   s.live());
-    s.op = peak.moment;
+                   "stage {}: the whole plan's peak is {}, the short one's {}", s.stage, peak.peak_bytes, s.live());
+    s.moment = s.op = peak.moment;
     s.add(ItemGroup::kReserved, "gaps of the arena",
           placed->arenas[static_cast<size_t>(s.stage)].bytes[static_cast<size_t>(Space::kDevice)] - s.live());
   }
@@ -267,7 +288,9 @@ Result<void> add_plan(const MemoryQuestion& q, whatif::Answer& answer) {
 }
 
 Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerOptions& options) {
-  whatif::Answer answer = from_closed_form(q);
+  auto told = from_plan(q);
+  if (!told.ok()) return told.error();
+  whatif::Answer answer = std::move(*told);
   const bool small = q.config.model.layers * q.config.train.grad_accumulation <= options.planned_layer_runs;
   const double device = static_cast<double>(answer.worst().device());
   const bool close =
@@ -275,7 +298,8 @@ Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerO
   if (small || close || options.always_plan) SHARDLAB_TRY(add_plan(q, answer));
   if (q.prepared) {
     const analytic::Estimate estimate = analytic::estimate(*q.prepared, q.point);
-    if (estimate.legal()) answer.step_s = estimate.step_s, answer.transferred = estimate.transferred;
+    if (estimate.legal()) answer.transferred = estimate.transferred;
+    if (estimate.legal() && answer.step_s == 0) answer.step_s = estimate.step_s;
   }
   return answer;
 }
@@ -333,7 +357,9 @@ whatif::Advice memory_advice(const MemoryQuestion& q) {
   analytic::Estimator estimator(*q.prepared);
   return whatif::advise(
       estimator, q.prepared->profile(), q.point,
-      {.capacity = q.capacity, .exact_only = q.exact, .bf16 = q.config.machine.device.peak_flops.contains("bf16")});
+      {.capacity = q.capacity, .lower = q.exact ? Lower(lower_unverified) : Lower(),
+       .seconds = q.exact ? seconds_on(q.config) : nullptr,
+       .bf16 = q.config.machine.device.peak_flops.contains("bf16")});
 }
 
 std::string why_not_ranked(const MemoryQuestion& q) {

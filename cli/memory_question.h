@@ -9,9 +9,9 @@
 #include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
-#include "simulator/analytic/analytic.h"
-#include "simulator/memory/answer.h"
-#include "simulator/memory/changes.h"
+#include "simulator/estimator/analytic/analytic.h"
+#include "simulator/estimator/memory/answer.h"
+#include "simulator/estimator/memory/changes.h"
 
 namespace shardlab::cli {
 

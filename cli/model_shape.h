@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cli/namespaces.h"
-#include "simulator/analytic/analytic.h"
+#include "simulator/estimator/analytic/analytic.h"
 #include "sweeps/models.h"
 #include "sweeps/sweep.h"
 

@@ -28,9 +28,9 @@
 #include "runtime/checkpoint.h"
 #include "runtime/dataset.h"
 #include "runtime/phases.h"
-#include "simulator/cost_model.h"
-#include "simulator/pipeline_choice.h"
-#include "simulator/recompute_budget.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/pipeline_choice.h"
+#include "simulator/interpreter/recompute_budget.h"
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 
@@ -67,9 +67,9 @@ int64_t capacity_per_rank(const Case& config, Space space) {
   return static_cast<int64_t>(stated->second / of_node);
 }
 
-namespace {
+Result<Plan> lower_unverified(const Case& config) { return lower(config, {.after = {}, .verify = false}); }
 
-Result<Plan> lower_probe(const Case& probe) { return lower(probe, {.after = {}, .verify = false}); }
+namespace {
 
 /// The layers of parts in place of `stage_layers`, and for `schedule: auto` the first candidate whose plan fits; where none does the one
 /// that holds least.
@@ -77,7 +77,7 @@ Result<Case> decide_pipeline(const Case& config) {
   SHARDLAB_TRY(check(config));
   const auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
-  const auto seconds = unit_seconds(config, lower_probe, **costs);
+  const auto seconds = unit_seconds(config, lower_unverified, **costs);
   if (!seconds.ok()) return seconds.error();
   const auto listed = [](const std::vector<int>& layers) { return fmt::format("{}", fmt::join(layers, ",")); };
   Case chosen = config;
@@ -95,7 +95,7 @@ Result<Case> decide_pipeline(const Case& config) {
   for (const PipelineCandidate& c : candidates) {
     take(c);
     if (!check(chosen).ok()) continue;
-    auto plan = lower_probe(chosen);
+    auto plan = lower_unverified(chosen);
     if (!plan.ok()) continue;
     PlacedRun placed{place(std::move(*plan)), nullptr};
     if (fits(chosen, placed).ok()) return chosen;
@@ -121,10 +121,11 @@ Result<Case> decide(const Case& given) {
   SHARDLAB_TRY(check(config));
   auto costs = cost_model_for(config.machine, config.train.precision);
   if (!costs.ok()) return costs.error();
-  const auto priced = price_treatments(config, candidate_treatments(), lower_probe, **costs);
+  const auto priced = price_treatments(config, candidate_treatments(), lower_unverified, **costs);
   if (!priced.ok()) return priced.error();
   const int64_t host = capacity_per_rank(config, Space::kHost);
-  const auto choice = choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced);
+  const auto choice = choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced,
+                                    lower_unverified);
   if (!choice.ok()) return choice.error();
   if (!choice->proven)
     fmt::print(stderr, "recompute within {}: the best of {} assignments of layers; another may take a little less\n",

@@ -13,7 +13,7 @@
 #include "plan/outcome.h"
 #include "plan/trace.h"
 #include "runtime/session.h"
-#include "simulator/predict.h"
+#include "simulator/interpreter/predict.h"
 
 namespace shardlab::cli {
 
@@ -23,6 +23,9 @@ inline constexpr double kValidationFraction = 0.1;
 /// Bytes of one rank in a space, where somebody stated them: the device's (`memory_per_rank`), or its part of what its node has by
 /// the machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
 int64_t capacity_per_rank(const Case& config, Space space);
+
+/// The plan of a decided case, which nobody has proven: for folds and predictions, not to be run.
+Result<Plan> lower_unverified(const Case& config);
 
 /// The case with what is left to choose chosen, by the costs of the case's machine: `schedule: auto` becomes the schedule with the
 /// shortest slots whose plan fits, `stage_layers: balanced` a list, recompute by budget a list by layer.

@@ -439,7 +439,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const auto traces = traces_for(flags, *sweep);
   if (!traces.ok()) return traces.error();
   const bool analytic = *resolution == Resolution::kAnalytic;
-  // Of closed forms there may be a million: those are made again, a part at a time, where they are needed. A dry run needs points
+  // Of analytic points there may be a million: those are made again, a part at a time, where they are needed. A dry run needs points
   // for the rows that it prints and for the time that measuring takes; else it counts.
   const bool rows = *format != TableFormat::kTable;
   // Expressions that cannot be evaluated at some point end the sweep before it begins.
@@ -517,7 +517,7 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("sweep", flags->sweep, "the sweep file (sweeps/README.md is its reference)")->required();
   verb->add_option("--mode", flags->mode, "simulate, measure or both, instead of the file's");
   verb->add_option("--resolution", flags->resolution,
-                   "timeline, segments (the same figures sooner, no trace) or analytic (closed forms: many points, other "
+                   "timeline, segments (the same figures sooner, no trace) or analytic (no folders: many points, other "
                    "frameworks), instead of the file's");
   verb->add_option("--out", flags->out, "the run directory; runs/NAME by default");
   verb->add_option(

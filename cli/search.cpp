@@ -15,7 +15,7 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/format.h"
-#include "simulator/search/replayed.h"
+#include "simulator/estimator/search/replayed.h"
 
 namespace shardlab::cli {
 namespace {

@@ -11,6 +11,7 @@
 #include "cli/common.h"
 #include "cli/model_shape.h"
 #include "cli/namespaces.h"
+#include "cli/pipeline.h"
 #include "cli/words.h"
 #include "plan/automatic.h"
 #include "sweeps/keys.h"
@@ -411,12 +412,15 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   const auto most_s = most_seconds(flags, *tokens, *space);
   if (!most_s.ok()) return most_s.error();
   task.options.most_s = *most_s;
+  if (profile->name == "shardlab") task.options.lower = lower_unverified;
   for (const int32_t devices : space->devices) {
     task.machine.nodes = (devices + machine->devices_per_node - 1) / machine->devices_per_node;
     if (machine->local && task.machine.nodes > 1)
       return usage(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
     // What shardlab's own executor has besides is as sweep files have it where they do not say.
-    auto prepared = prepare(shape, task.machine, *profile, {}, {.bucket_bytes = kBucketBytes});
+    auto rest = std::make_shared<Case>();
+    rest->layout.bucket_bytes = kBucketBytes;
+    auto prepared = prepare(shape, task.machine, *profile, {}, rest);
     if (!prepared.ok()) return prepared.error();
     task.studies.push_back({devices, *prepared});
   }

@@ -9,7 +9,7 @@
 
 #include "cli/namespaces.h"
 #include "plan/base/result.h"
-#include "simulator/search/search.h"
+#include "simulator/estimator/search/search.h"
 #include "sweeps/machines.h"
 
 namespace shardlab::cli {

@@ -15,10 +15,10 @@
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "reports/escape.h"
-#include "simulator/validate/interval.h"
-#include "simulator/validate/predictor.h"
-#include "simulator/validate/published.h"
-#include "simulator/validate/score.h"
+#include "simulator/estimator/validate/interval.h"
+#include "simulator/estimator/validate/predictor.h"
+#include "simulator/estimator/validate/published.h"
+#include "simulator/estimator/validate/score.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 
@@ -157,8 +157,8 @@ Table score_table(std::span<const Score> scores) {
   return table;
 }
 
-/// Columns that no group has a value in say nothing to people.
-Table without_empty_columns(const Table& table) {
+/// Columns in which no group has a value, or a count above 0, say nothing to people.
+Table without_idle_columns(const Table& table) {
   Table kept;
   kept.rows.resize(table.rows.size());
   for (size_t c = 0; c < table.columns.size(); ++c) {
@@ -230,7 +230,7 @@ Result<ExitCode> validate(const ValidateFlags& flags) {
   std::vector<Score> scores = score_groups(rows, flags.by);
   if (scores.size() > 1) scores.push_back(score_all(rows, "all"));
   const Table table = score_table(scores);
-  print(*format == TableFormat::kTable || *format == TableFormat::kMarkdown ? without_empty_columns(table) : table, *format);
+  print(*format == TableFormat::kTable || *format == TableFormat::kMarkdown ? without_idle_columns(table) : table, *format);
   if (!flags.out.empty()) {
     std::error_code failure;
     std::filesystem::create_directories(flags.out, failure);

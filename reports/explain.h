@@ -25,7 +25,7 @@ struct StepPart {
 };
 
 /// Where a step's time goes, measured where it was: one part a kind, which share nothing, so that the tenths add up to 1000. What
-/// waits for a peer or for another stage is idle; a bubble of its own has only the closed form, which does not tell idle time
+/// waits for a peer or for another stage is idle; a bubble of its own has only the analytic estimate, which does not tell idle time
 /// apart. None where nothing is known of a step.
 std::vector<StepPart> step_parts(const CaseOutcome& outcome);
 

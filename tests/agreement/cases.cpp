@@ -2,7 +2,6 @@
 
 #include "plan/base/hash.h"
 #include "plan/treatment.h"
-#include "simulator/analytic/analytic.h"
 #include "tests/namespaces.h"
 
 namespace shardlab::testing {
@@ -45,13 +44,8 @@ Case CaseDealer::next() {
   for (;;) {
     Case c = deal();
     const auto legal = check(c);
-    if (!legal.ok()) {
-      ++refused_[without_numbers(legal.error().message)];
-      continue;
-    }
-    const auto point = analytic::point_of(c);
-    if (point.ok()) return c;
-    ++refused_["estimate: " + without_numbers(point.error().message)];
+    if (legal.ok()) return c;
+    ++refused_[without_numbers(legal.error().message)];
   }
 }
 

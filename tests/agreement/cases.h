@@ -16,7 +16,7 @@ class CaseDealer {
  public:
   explicit CaseDealer(uint64_t seed) : drawn_(seed << 32) {}
 
-  /// The next case that `check` passes and the analytic estimate can say.
+  /// The next case that `check` passes.
   Case next();
   /// Cases that were drawn and thrown away, by the message that refused them, its numbers left out.
   const std::map<std::string, int64_t>& refused() const { return refused_; }

@@ -8,10 +8,10 @@
 #include "plan/memory.h"
 #include "plan/program.h"
 #include "plan/wire.h"
-#include "simulator/analytic/analytic.h"
-#include "simulator/cost_model.h"
-#include "simulator/step_form.h"
-#include "simulator/timeline.h"
+#include "simulator/estimator/analytic/analytic.h"
+#include "simulator/interpreter/case_plan.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/timeline.h"
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
 
@@ -39,15 +39,20 @@ Compared compare(const Case& c) {
         std::max(out.timeline_peak, memory_peak(plan, static_cast<int>(role))[static_cast<size_t>(Space::kDevice)].peak_bytes);
   for (const auto& [comm, bytes] : total_wire_bytes(plan)) out.timeline_wire += bytes;
 
+  const CasePlan folded = must(CasePlan::of(c, [](const Case& few) { return lower(few, {.after = {}, .verify = false}); }));
+  const Prediction predicted = folded.predict(c, *costs);
+  out.analytic_s = predicted.step_s;
+  out.analytic_peak = predicted.peak_bytes;
+  for (const auto& [comm, bytes] : folded.wire()) out.analytic_wire += bytes;
+
+  const auto point = analytic::point_of(c);
+  if (!point.ok()) return out;
   analytic::Estimator estimator(must(analytic::prepare(c)));
-  const analytic::Point point = must(analytic::point_of(c));
-  const analytic::Estimate e = estimator(point);
-  if (!e.legal()) throw std::runtime_error("the estimate refuses it: " + std::string(name_of(e.refusal)));
-  out.analytic_s = e.step_s;
-  out.analytic_peak = e.memory.live();
-  out.analytic_wire = std::llround(e.wire_total());
-  out.exact = estimator.exact(point);
-  out.timed = has_step_form(c);
+  const analytic::Estimate e = estimator(*point);
+  if (!e.legal() || estimator.executed(*point) == nullptr)
+    throw std::runtime_error("the estimate refuses it: " + std::string(name_of(e.refusal)));
+  out.estimated_s = e.step_s;
+  out.estimated_peak = e.memory.live();
   return out;
 }
 

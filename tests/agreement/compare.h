@@ -1,4 +1,4 @@
-// One case at both resolutions.
+// One case at both resolutions, and by the estimate that ranks layouts.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,9 @@ struct Compared {
   double timeline_s = 0, analytic_s = 0;
   int64_t timeline_peak = 0, analytic_peak = 0;
   int64_t timeline_wire = 0, analytic_wire = 0;
-  bool exact = false;  ///< the estimate says that its bytes are the plan's
-  bool timed = false;  ///< its time is the closed form of the executor's step, not that of a framework like it
+  /// By the estimate that ranks layouts of a search; 0 where a point cannot say the case.
+  double estimated_s = 0;
+  int64_t estimated_peak = 0;
 
   /// Of the analytic step time, relative to the timeline's.
   double error() const { return analytic_s / timeline_s - 1; }

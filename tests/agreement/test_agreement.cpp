@@ -58,25 +58,22 @@ std::vector<std::string> words_of(const Row& row) {
   add(c.train.guard.any(), "guard");
   add(c.canonical, "canonical");
   add(c.train.dropout > 0, "dropout");
-  add(row.both.timed, "closed form of time");
   return w;
 }
 
 void print(const std::vector<Row>& rows) {
   std::map<std::string, std::vector<double>> errors;
-  std::map<std::string, std::array<int, 3>> bytes;
+  std::map<std::string, std::array<int, 2>> bytes;
   for (const Row& r : rows)
     for (const std::string& w : words_of(r)) {
       errors[w].push_back(std::abs(r.both.error()));
       auto& b = bytes[w];
-      b[0] += r.both.timeline_peak == r.both.analytic_peak, b[1] += r.both.timeline_wire == r.both.analytic_wire,
-          b[2] += r.both.exact;
+      b[0] += r.both.timeline_peak == r.both.analytic_peak, b[1] += r.both.timeline_wire == r.both.analytic_wire;
     }
-  fmt::print("{:<28} {:>7} {:>9} {:>9} {:>9}   {:>7} {:>7} {:>7}\n", "", "cases", "median %", "p99 %", "worst %", "memory", "wire",
-             "exact");
+  fmt::print("{:<28} {:>7} {:>9} {:>9} {:>9}   {:>7} {:>7}\n", "", "cases", "median %", "p99 %", "worst %", "memory", "wire");
   for (const auto& [w, e] : errors)
-    fmt::print("{:<28} {:>7} {:>9.3f} {:>9.3f} {:>9.3f}   {:>7} {:>7} {:>7}\n", w, e.size(), 100 * quantile(e, 0.5),
-               100 * quantile(e, 0.99), 100 * quantile(e, 1), bytes[w][0], bytes[w][1], bytes[w][2]);
+    fmt::print("{:<28} {:>7} {:>9.3f} {:>9.3f} {:>9.3f}   {:>7} {:>7}\n", w, e.size(), 100 * quantile(e, 0.5),
+               100 * quantile(e, 0.99), 100 * quantile(e, 1), bytes[w][0], bytes[w][1]);
 }
 
 struct Dealt {
@@ -118,6 +115,23 @@ constexpr int kCases = 6000;
 constexpr double kThrownAway = 0.41;
 constexpr size_t kReasons = 57;
 
+/// What the estimate that ranks layouts is off by: a figure may fall, and then is lowered here.
+constexpr double kEstimatedBytes = 0.1, kEstimatedMedian = 0.2;
+
+void hold_estimates(const std::vector<Row>& rows) {
+  std::vector<double> bytes, seconds;
+  for (const Row& r : rows) {
+    if (r.both.estimated_s == 0) continue;
+    bytes.push_back(std::abs(static_cast<double>(r.both.estimated_peak) / static_cast<double>(r.both.timeline_peak) - 1));
+    seconds.push_back(std::abs(r.both.estimated_s / r.both.timeline_s - 1));
+  }
+  fmt::print("{} estimated: bytes median {:.1f} %, 90th percentile {:.1f} %, worst {:.1f} %; time median {:.1f} %\n", bytes.size(),
+             100 * quantile(bytes, 0.5), 100 * quantile(bytes, 0.9), 100 * quantile(bytes, 1), 100 * quantile(seconds, 0.5));
+  CHECK(bytes.size() > rows.size() / 2);
+  CHECK(quantile(bytes, 0.5) <= kEstimatedBytes);
+  CHECK(quantile(seconds, 0.5) <= kEstimatedMedian);
+}
+
 TEST_CASE("in every case memory and wire bytes are the same, and step times agree") {
   std::vector<double> errors;
   std::string worst;
@@ -126,16 +140,10 @@ TEST_CASE("in every case memory and wire bytes are the same, and step times agre
   REQUIRE(dealt.rows.size() == static_cast<size_t>(kCases));
   CHECK(static_cast<double>(dealt.thrown_away()) / kCases <= kThrownAway);
   CHECK(dealt.refused.size() <= kReasons);
-  // All of them are combinations that `check` refuses for everybody: what only the estimate cannot say would be a gap between the
-  // two.
-  for (const auto& [why, n] : dealt.refused)
-    if (why.starts_with("estimate: ")) FAIL_CHECK(n << " cases were thrown away: " << why);
   for (const Row& r : dealt.rows) {
     INFO(line_of_case(r.config));
-    REQUIRE(r.both.exact);
     REQUIRE(r.both.analytic_peak == r.both.timeline_peak);
     REQUIRE(r.both.analytic_wire == r.both.timeline_wire);
-    REQUIRE(r.both.timed);
     const double error = std::abs(r.both.error());
     if (errors.empty() || error > *std::ranges::max_element(errors)) worst = line_of_case(r.config);
     errors.push_back(error);
@@ -143,6 +151,7 @@ TEST_CASE("in every case memory and wire bytes are the same, and step times agre
   fmt::print("{} cases: median {:.3f} %, 99th percentile {:.2f} %, worst {:.2f} %: {}\n", errors.size(),
              100 * quantile(errors, 0.5), 100 * quantile(errors, 0.99), 100 * quantile(errors, 1), worst);
   INFO("worst: " << worst);
+  hold_estimates(dealt.rows);
   CHECK(quantile(errors, 0.5) <= kMedian);
   CHECK(quantile(errors, 0.99) <= kP99);
   CHECK(quantile(errors, 1) <= kWorst);
@@ -158,7 +167,6 @@ TEST_CASE("report", "[.]") {
     if (r.both.timeline_peak != r.both.analytic_peak || r.both.timeline_wire != r.both.analytic_wire)
       fmt::print("memory {:+} wire {:+}  {}\n", r.both.analytic_peak - r.both.timeline_peak,
                  r.both.analytic_wire - r.both.timeline_wire, line_of_case(r.config));
-  if (std::getenv("TIMED")) std::erase_if(rows, [](const Row& r) { return !r.both.timed; });
   std::ranges::sort(rows, std::greater(), [](const Row& r) { return std::abs(r.both.error()); });
   for (size_t i = 0; i < std::min<size_t>(rows.size(), 15); ++i)
     fmt::print("{:+7.2f} % {:.6f} s against {:.6f} s  {}\n", 100 * rows[i].both.error(), rows[i].both.analytic_s,

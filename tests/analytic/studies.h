@@ -1,7 +1,7 @@
 // Machines, models and points that the tests share.
 #pragma once
 
-#include "simulator/analytic/analytic.h"
+#include "simulator/estimator/analytic/analytic.h"
 
 namespace shardlab::simulator::analytic::testing {
 

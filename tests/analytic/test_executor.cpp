@@ -1,9 +1,6 @@
-// Under the profile "shardlab" the estimate's memory and wire bytes are those of the closed forms, and so of the plans, to the
-// byte.
-#include <algorithm>
+// Points of shardlab's own executor, and the cases that they stand for.
 #include <vector>
 
-#include "tests/analytic/expected.h"
 #include "tests/analytic/studies.h"
 #include "tests/laws/grid.h"
 #include "tests/test.h"
@@ -11,69 +8,32 @@
 namespace shardlab::simulator::analytic {
 namespace {
 
-using testing::expected_of;
-
-TEST_CASE("memory and wire bytes of every legal case equal the closed forms") {
-  int64_t stages = 0;
+TEST_CASE("the case that a point stands for is the case that the point was made of") {
+  size_t number = 0, same = 0;
   for (Case c : shardlab::testing::legal_cases()) {
-    const auto expected = expected_of(c);
+    if (number++ % 7 != 0) continue;
     c.machine = testing::machine(16);
+    if (c.layout.zero == 3 || c.layout.dp == 1) c.layout.bucket_bytes = 0;
+    c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
+    if (!check(c).ok()) continue;
     const auto prepared = prepare(c);
     const auto point = point_of(c);
     INFO(c.name);
     REQUIRE(prepared.ok());
     REQUIRE(point.ok());
     Estimator estimator(*prepared);
-    const Estimate e = estimator(*point);
-    REQUIRE(e.legal());
-    REQUIRE(e.wire_total() == static_cast<double>(expected.wire_total));
-    REQUIRE(e.wire[static_cast<size_t>(WireUse::kTensor)] == static_cast<double>(expected.tensor_wire));
-    REQUIRE(e.wire[static_cast<size_t>(WireUse::kGradients)] == static_cast<double>(expected.gradient_wire));
-    int64_t worst = 0;
-    for (size_t i = 0; i < expected.stages.size(); ++i, ++stages) {
-      const MemoryBytes m = estimator.stage_memory(*point, static_cast<int32_t>(i));
-      REQUIRE(m.live() == expected.stages[i].peak);
-      REQUIRE(m[MemoryPart::kParameters] == expected.stages[i].parameters);
-      REQUIRE(m[MemoryPart::kGradients] == expected.stages[i].gradients);
-      REQUIRE(m[MemoryPart::kMoments] == expected.stages[i].moments);
-      REQUIRE(m[MemoryPart::kActivations] == expected.stages[i].activations);
-      worst = std::max(worst, m.live());
-    }
-    REQUIRE(e.memory.live() == worst);
-    REQUIRE(e.memory.reserved() == worst);
+    REQUIRE(estimator(*point).legal());
+    const Case* executed = estimator.executed(*point);
+    REQUIRE(executed != nullptr);
+    Case expected = c;
+    if (c.layout.zero != 3) expected.layout.fsdp = {};
+    REQUIRE(executed->layout == expected.layout);
+    REQUIRE(executed->train == expected.train);
+    REQUIRE(executed->canonical == c.canonical);
+    REQUIRE(parameter_count(executed->model) == parameter_count(c.model));
+    ++same;
   }
-  CHECK(stages == 23256);
-}
-
-TEST_CASE("fp8: memory and wire bytes equal the closed forms under every way of scaling") {
-  const std::vector<Case> grid = shardlab::testing::legal_cases();
-  int compared = 0;
-  for (const char* scaling : {"current", "delayed", "block"})
-    for (size_t i = 0; i < grid.size(); i += 97) {
-      Case c = grid[i];
-      c.train.precision = "fp8";
-      c.train.fp8_scaling = scaling;
-      if (!check(c).ok()) continue;
-      const auto expected = expected_of(c);
-      c.machine = testing::machine(16);
-      const auto prepared = prepare(c);
-      const auto point = point_of(c);
-      INFO(scaling << " " << c.name);
-      REQUIRE(prepared.ok());
-      REQUIRE(point.ok());
-      Estimator estimator(*prepared);
-      const Estimate e = estimator(*point);
-      REQUIRE(e.legal());
-      REQUIRE(estimator.exact(*point));
-      REQUIRE(e.wire_total() == static_cast<double>(expected.wire_total));
-      for (size_t s = 0; s < expected.stages.size(); ++s) {
-        const MemoryBytes m = estimator.stage_memory(*point, static_cast<int32_t>(s));
-        REQUIRE(m.live() == expected.stages[s].peak);
-        REQUIRE(m[MemoryPart::kActivations] == expected.stages[s].activations);
-      }
-      ++compared;
-    }
-  CHECK(compared > 100);
+  CHECK(same > 1000);
 }
 
 TEST_CASE("what a case says arrives in the point") {

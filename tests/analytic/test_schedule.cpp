@@ -1,5 +1,5 @@
 // Schedules against the tables of their papers.
-#include "simulator/analytic/schedule.h"
+#include "simulator/estimator/analytic/schedule.h"
 
 #include "tests/test.h"
 

@@ -1,11 +1,10 @@
-// Recompute layer by layer: bytes of every space to the closed form, as measured and as planned; the same bits as without.
+// Recompute layer by layer: bytes of every space to the replay, as measured and as planned; the same bits as without.
 #include <string>
 #include <vector>
 
 #include "plan/memory.h"
 #include "plan/treatment.h"
-#include "simulator/closed_form.h"
-#include "simulator/recompute_budget.h"
+#include "simulator/interpreter/recompute_budget.h"
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
 #include "tests/offload/cases.h"
@@ -47,7 +46,7 @@ Case listed(Case c, std::string layers) {
 
 }  // namespace
 
-TEST_CASE("by layer: the plan's bytes are the closed form's in every space") {
+TEST_CASE("by layer: the plan's bytes are its replay's in every space") {
   for (const Family family : {Family::kGpt, Family::kLlama})
     for (const Ranks& ranks : kRanks)
       for (const char* list : kLists)
@@ -58,7 +57,7 @@ TEST_CASE("by layer: the plan's bytes are the closed form's in every space") {
             c.layout.overlap = overlap;
             c.train.precision = precision;
             c.train.dropout = overlap ? 0.1f : 0;
-            require_closed_form(c);
+            require_replayed(c);
           }
 }
 

@@ -2,15 +2,17 @@
 // or the timeline's; and what it says is the least is.
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "plan/memory.h"
 #include "plan/program.h"
-#include "simulator/closed_form.h"
-#include "simulator/recompute_budget.h"
-#include "simulator/timeline.h"
+#include "simulator/interpreter/recompute_budget.h"
+#include "simulator/interpreter/stage_peaks.h"
+#include "simulator/interpreter/timeline.h"
 #include "strategies/lower.h"
+#include "tests/laws/replay.h"
 #include "tests/namespaces.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
@@ -49,25 +51,29 @@ struct Outcome {
   int64_t peak;
   std::string layers;
 };
-std::vector<Outcome> all_of_stage(const Case& c, int64_t stage, const std::vector<PricedTreatment>& priced) {
-  const StageForm form = closed_form_of_stage(c, stage);
-  size_t first = 0;
-  for (int64_t before = 0; before < stage; ++before) first += static_cast<size_t>(closed_form_of_stage(c, before).layers);
-  std::vector<Outcome> all;
-  for_each_assignment(priced, static_cast<size_t>(form.layers), [&](const std::vector<LayerTreatment>& assigned, double sum) {
-    std::vector<LayerTreatment> layers(static_cast<size_t>(c.model.layers));
-    std::ranges::copy(assigned, layers.begin() + static_cast<std::ptrdiff_t>(first));
-    all.push_back({sum, closed_form_of_stage(decided(c, layers), stage).peak, {}});
-  });
-  return all;
+Result<Plan> unverified(const Case& c) { return lower(c, {.after = {}, .verify = false}); }
+
+/// Peaks of a space by stage.
+std::vector<int64_t> peaks_of(const Case& c, Space space = Space::kDevice) {
+  const auto plan = unverified(c);
+  REQUIRE(plan.ok());
+  std::vector<int64_t> peaks;
+  for (size_t role = 0; role < plan->roles.size(); ++role)
+    peaks.push_back(memory_peak(*plan, static_cast<int>(role))[static_cast<size_t>(space)].peak_bytes);
+  return peaks;
 }
 
-int64_t plan_peak(const Case& c) {
-  const Plan plan = plan_of(c);
-  int64_t peak = 0;
-  for (size_t role = 0; role < plan.roles.size(); ++role)
-    peak = std::max(peak, memory_peak(plan, static_cast<int>(role))[static_cast<size_t>(Space::kDevice)].peak_bytes);
-  return peak;
+std::vector<Outcome> all_of_stage(const Case& c, int64_t stage, const std::vector<PricedTreatment>& priced) {
+  const auto layers_of = [&](int64_t s) { return c.model.layers / c.layout.pp + (s < c.model.layers % c.layout.pp ? 1 : 0); };
+  int64_t first = 0;
+  for (int64_t before = 0; before < stage; ++before) first += layers_of(before);
+  std::vector<Outcome> all;
+  for_each_assignment(priced, static_cast<size_t>(layers_of(stage)), [&](const std::vector<LayerTreatment>& assigned, double sum) {
+    std::vector<LayerTreatment> layers(static_cast<size_t>(c.model.layers));
+    std::ranges::copy(assigned, layers.begin() + first);
+    all.push_back({sum, peaks_of(decided(c, layers))[static_cast<size_t>(stage)], {}});
+  });
+  return all;
 }
 
 /// The choice at budgets from what is too small to what is more than enough, against all assignments.
@@ -90,16 +96,15 @@ void require_best(const Case& c, const std::vector<PricedTreatment>& priced) {
         if (o.peak <= budget) best = std::min(best, o.seconds);
       seconds += best;
     }
-    const auto choice = choose_within(c, {.device = budget}, priced);
+    const auto choice = choose_within(c, {.device = budget}, priced, unverified);
     CAPTURE(i, budget);
     INFO((choice.ok() ? treatments_text(choice->layers) : to_string(choice.error())));
     REQUIRE(choice.ok());
     CHECK(choice->seconds == Approx(seconds).epsilon(1e-9));
     CHECK(choice->peak_bytes <= budget);
-    CHECK(choice->peak_bytes == closed_form(decided(c, choice->layers)).peak());
-    if (i % 4 == 0) CHECK(choice->peak_bytes == plan_peak(decided(c, choice->layers)));
+    CHECK(choice->peak_bytes == peak_of_case(decided(c, choice->layers)));
   }
-  const auto refused = choose_within(c, {.device = least - 1}, priced);
+  const auto refused = choose_within(c, {.device = least - 1}, priced, unverified);
   REQUIRE_FALSE(refused.ok());
   CHECK(refused.error().code == ExitCode::kNo);
   INFO(refused.error().message);
@@ -136,6 +141,43 @@ double step_of(const Case& c, const FixedCostModel& model) {
 
 }  // namespace
 
+TEST_CASE("peaks folded from a plan a treatment are those of the plan of each assignment") {
+  const std::vector<LayerTreatment> treatments = candidate_treatments();
+  uint64_t drawn = 1;
+  const auto draw = [&](uint64_t n) { return ((drawn = drawn * 6364136223846793005u + 1442695040888963407u) >> 33) % n; };
+  for (const Ranks& ranks :
+       {Ranks{}, Ranks{.accumulation = 3}, Ranks{.dp = 2, .zero = 1}, Ranks{.dp = 2, .zero = 2, .accumulation = 4},
+        Ranks{.dp = 2, .zero = 3, .tp = 2, .accumulation = 2}, Ranks{.pp = 2, .schedule = Schedule::k1F1B, .accumulation = 4},
+        Ranks{.pp = 2, .schedule = Schedule::k1F1B, .accumulation = 19}, Ranks{.pp = 3, .schedule = Schedule::kAfab, .accumulation = 3}})
+    for (const Family family : {Family::kGpt, Family::kLlama})
+      for (const bool overlap : {false, true}) {
+        Case c = small_case(family, 7);
+        set(c, ranks);
+        c.layout.overlap = overlap;
+        c.train.precision = family == Family::kGpt ? "fp32" : "bf16";
+        c.train.dropout = overlap ? 0.1f : 0;
+        INFO(line_of(c));
+        const auto peaks = StagePeaks::of(c, treatments, unverified);
+        REQUIRE(peaks.ok());
+        for (int i = 0; i < 25; ++i) {
+          std::vector<size_t> numbers(7);
+          std::vector<LayerTreatment> layers(7);
+          for (size_t l = 0; l < 7; ++l) numbers[l] = draw(treatments.size()), layers[l] = treatments[numbers[l]];
+          const Case assigned = decided(c, layers);
+          INFO(treatments_text(layers));
+          const auto device = peaks_of(assigned), host = peaks_of(assigned, Space::kHost);
+          size_t first = 0;
+          for (int64_t stage = 0; stage < c.layout.pp; ++stage) {
+            const size_t count = peaks->layers(stage).size();
+            const StagePeaks::Peak peak = peaks->peak(stage, std::span(numbers).subspan(first, count));
+            REQUIRE(peak.device == device[static_cast<size_t>(stage)]);
+            REQUIRE(peak.host == host[static_cast<size_t>(stage)]);
+            first += count;
+          }
+        }
+      }
+}
+
 TEST_CASE("no assignment fits in less time than the one that is chosen") {
   struct Shape {
     Ranks ranks;
@@ -167,12 +209,12 @@ TEST_CASE("no assignment takes less time on the timeline than the one that is ch
     std::vector<Outcome> all;
     for_each_assignment(*priced, 4, [&](const std::vector<LayerTreatment>& layers, double) {
       const Case assigned = decided(c, layers);
-      all.push_back({step_of(assigned, model), closed_form(assigned).peak(), treatments_text(layers)});
+      all.push_back({step_of(assigned, model), peak_of_case(assigned), treatments_text(layers)});
     });
     const int64_t least = std::ranges::min(all, {}, &Outcome::peak).peak, most = std::ranges::max(all, {}, &Outcome::peak).peak;
     for (int i = 0; i <= 8; ++i) {
       const int64_t budget = least + (most - least) * i / 8;
-      const auto choice = choose_within(c, {.device = budget}, *priced);
+      const auto choice = choose_within(c, {.device = budget}, *priced, unverified);
       REQUIRE(choice.ok());
       Outcome best{std::numeric_limits<double>::infinity(), 0, {}};
       for (const Outcome& o : all)
@@ -212,11 +254,11 @@ TEST_CASE("a price is what the ops that are made again take, and what of the cop
 TEST_CASE("memory falls from keeping all to the least, and time never falls with it") {
   Case c = small_case(Family::kLlama, 24);
   set(c, {.pp = 2, .schedule = Schedule::k1F1B, .accumulation = 8});
-  const int64_t all = closed_form(c).peak();
+  const int64_t all = peak_of_case(c);
   for (const bool parking : {false, true}) {
     double last = 0;
     for (int64_t budget = all;; budget -= all / 16) {
-      const auto choice = choose_within(c, {.device = budget}, some_prices(parking));
+      const auto choice = choose_within(c, {.device = budget}, some_prices(parking), unverified);
       if (!choice.ok()) break;
       CAPTURE(parking, budget, choice->looked_at, treatments_text(choice->layers));
       CHECK(choice->peak_bytes <= budget);
@@ -234,8 +276,8 @@ TEST_CASE("many treatments of prices that lie close are looked at for so long an
   double price = 0.1;
   for (const LayerTreatment& t : candidate_treatments()) priced.push_back({t, t == LayerTreatment{} ? 0 : price *= 1.13});
   const std::vector<LayerTreatment> full(24, {.full = true});
-  const int64_t budget = (closed_form(c).peak() + closed_form(decided(c, full)).peak()) / 2;
-  const auto choice = choose_within(c, {.device = budget}, priced);
+  const int64_t budget = (peak_of_case(c) + peak_of_case(decided(c, full))) / 2;
+  const auto choice = choose_within(c, {.device = budget}, priced, unverified);
   REQUIRE(choice.ok());
   CHECK(choice->peak_bytes <= budget);
   CHECK(choice->looked_at <= kMostLookedAt + 34 * 34 * 6);
@@ -245,14 +287,14 @@ TEST_CASE("what host memory cannot hold is not parked") {
   Case c = small_case(Family::kGpt, 6);
   const std::vector<PricedTreatment> priced{{{}, 0}, {{.full = true}, 9}, {{.parked = true}, 1}};
   const std::vector<LayerTreatment> away(6, {.parked = true});
-  const int64_t budget = closed_form(decided(c, away)).peak();
-  const auto roomy = choose_within(c, {.device = budget}, priced);
+  const int64_t budget = peak_of_case(decided(c, away));
+  const auto roomy = choose_within(c, {.device = budget}, priced, unverified);
   REQUIRE(roomy.ok());
-  const int64_t parked = closed_form(decided(c, roomy->layers)).stages[0].host.peak;
+  const int64_t parked = peaks_of(decided(c, roomy->layers), Space::kHost)[0];
   REQUIRE(parked > 0);
-  const auto tight = choose_within(c, {.device = budget, .host = parked - 1}, priced);
+  const auto tight = choose_within(c, {.device = budget, .host = parked - 1}, priced, unverified);
   REQUIRE(tight.ok());
-  CHECK(closed_form(decided(c, tight->layers)).stages[0].host.peak < parked);
+  CHECK(peaks_of(decided(c, tight->layers), Space::kHost)[0] < parked);
   CHECK(tight->seconds > roomy->seconds);
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "reports/table.h"
-#include "simulator/analytic/analytic.h"
+#include "simulator/estimator/analytic/analytic.h"
 #include "sweeps/keys.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"

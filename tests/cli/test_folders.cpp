@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Folders that the files of a folder may include, beside their own. "plan/base" is a folder of its own.
+/// Folders that the files of a folder may include, beside their own. A folder within another, as "plan/base", is one of its own.
 const std::map<std::string, std::set<std::string>, std::less<>> kMay = {
     {"plan/base", {}},
     {"plan", {"plan/base"}},
@@ -25,17 +25,19 @@ const std::map<std::string, std::set<std::string>, std::less<>> kMay = {
     {"strategies", {"plan", "plan/base"}},
     {"runtime", {"plan", "plan/base", "kernels"}},
     {"profiler", {"plan", "plan/base"}},
-    {"simulator", {"plan", "plan/base"}},
+    {"simulator/interpreter", {"plan", "plan/base"}},
+    {"simulator/estimator", {"plan", "plan/base", "simulator/interpreter"}},
     {"sweeps", {"plan", "plan/base"}},
     {"reports", {"plan", "plan/base"}},
-    {"cli", {"plan", "plan/base", "strategies", "kernels", "runtime", "profiler", "simulator", "sweeps", "reports"}},
+    {"cli", {"plan", "plan/base", "strategies", "kernels", "runtime", "profiler", "simulator/interpreter", "simulator/estimator", "sweeps", "reports"}},
 };
 
-/// The folder of the table that a path, relative to the root, lies in; empty where it is in none.
+/// The folder of the table that a path, relative to the root, lies in, the innermost; empty where it is in none.
 std::string folder_of(std::string_view path) {
-  const std::string_view first = path.substr(0, path.find('/'));
-  const std::string folder(path.starts_with("plan/base/") ? "plan/base" : first.size() < path.size() ? first : "");
-  return kMay.contains(folder) ? folder : "";
+  const size_t first = path.find('/'), second = first == path.npos ? first : path.find('/', first + 1);
+  for (const size_t end : {second, first})
+    if (end != path.npos && kMay.contains(path.substr(0, end))) return std::string(path.substr(0, end));
+  return "";
 }
 
 /// Paths that a text includes in quotes.
@@ -64,9 +66,10 @@ bool may_include(const std::string& from, const std::string& path) {
 bool may_open(std::string_view folder, std::string_view opened) {
   const auto within = [&](std::string_view home) { return opened == home || opened.starts_with(std::string(home) + "::"); };
   if (folder == "plan" || folder == "plan/base")
-    return std::none_of(kMay.begin(), kMay.end(), [&](const auto& other) { return within("shardlab::" + other.first); });
+    return std::none_of(kMay.begin(), kMay.end(),
+                        [&](const auto& other) { return within("shardlab::" + other.first.substr(0, other.first.find('/'))); });
   if (folder == "kernels" && (within("shardlab::gpu") || within("shardlab::elementary"))) return true;
-  return within("shardlab::" + std::string(folder));
+  return within("shardlab::" + std::string(folder.substr(0, folder.find('/'))));
 }
 
 /// Namespaces that a text opens at its left margin, but for blocks that only declare names in advance.
@@ -95,12 +98,12 @@ TEST_CASE("the namespace rule tells a folder's own names from another's") {
   CHECK(may_open("plan", "shardlab"));
   CHECK(may_open("plan/base", "shardlab"));
   CHECK(may_open("sweeps", "shardlab::sweeps"));
-  CHECK(may_open("simulator", "shardlab::simulator::search"));
+  CHECK(may_open("simulator/estimator", "shardlab::simulator::search"));
   CHECK(may_open("kernels", "shardlab::gpu::cudnn"));
   CHECK_FALSE(may_open("sweeps", "shardlab"));
   CHECK_FALSE(may_open("sweeps", "shardlab::strategies"));
   CHECK_FALSE(may_open("plan", "shardlab::sweeps"));
-  CHECK_FALSE(may_open("simulator", "shardlab::simulators"));
+  CHECK_FALSE(may_open("simulator/interpreter", "shardlab::simulators"));
   std::istringstream text(
       "namespace shardlab {\nstruct Case;\nclass Plan;\n}\n\nnamespace shardlab::sweeps {\nstruct Draft {\n  int i;\n};\n}  // namespace shardlab::sweeps\n");
   CHECK(opened_namespaces(text) == std::vector<std::string>{"shardlab::sweeps"});
@@ -108,12 +111,14 @@ TEST_CASE("the namespace rule tells a folder's own names from another's") {
 
 TEST_CASE("the folder rule tells what may be included from what may not") {
   CHECK(may_include("runtime", "kernels/kernels.h"));
-  CHECK(may_include("cli", "simulator/analytic/analytic.h"));
+  CHECK(may_include("cli", "simulator/estimator/analytic/analytic.h"));
   CHECK(may_include("plan", "plan/base/result.h"));
   CHECK(may_include("sweeps", "nlohmann/json.hpp"));
   CHECK_FALSE(may_include("plan/base", "plan/case.h"));
   CHECK_FALSE(may_include("kernels", "plan/op.h"));
-  CHECK_FALSE(may_include("simulator", "strategies/lower.h"));
+  CHECK_FALSE(may_include("simulator/interpreter", "strategies/lower.h"));
+  CHECK(may_include("simulator/estimator", "simulator/interpreter/fabric.h"));
+  CHECK_FALSE(may_include("simulator/interpreter", "simulator/estimator/analytic/analytic.h"));
   CHECK_FALSE(may_include("strategies", "kernels/kernels.h"));
   CHECK_FALSE(may_include("reports", "cli/common.h"));
   CHECK_FALSE(may_include("runtime", "tests/test.h"));

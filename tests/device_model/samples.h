@@ -7,8 +7,8 @@
 
 #include "plan/base/result.h"
 #include "plan/machine.h"
-#include "simulator/device_model.h"
-#include "simulator/fabric.h"
+#include "simulator/interpreter/device_model.h"
+#include "simulator/interpreter/fabric.h"
 #include "tests/namespaces.h"
 
 namespace shardlab::testing {

@@ -1,5 +1,5 @@
 // Seconds of kernels: derived cases, monotony, what is refused.
-#include "simulator/device_model.h"
+#include "simulator/interpreter/device_model.h"
 
 #include <cmath>
 #include <limits>

@@ -1,11 +1,11 @@
 // Seconds of messages and collectives: derived cases, monotony, sharing, what is refused.
-#include "simulator/fabric.h"
+#include "simulator/interpreter/fabric.h"
 
 #include <limits>
 
 #include "plan/automatic.h"
 #include "plan/collective_steps.h"
-#include "simulator/datasheet_rates.h"
+#include "simulator/interpreter/datasheet_rates.h"
 
 #include "tests/namespaces.h"
 #include "tests/test.h"

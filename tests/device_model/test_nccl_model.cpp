@@ -1,5 +1,5 @@
 // NCCL's model, held to what NCCL itself printed and to its constants.
-#include "simulator/nccl_model.h"
+#include "simulator/interpreter/nccl_model.h"
 
 #include "tests/namespaces.h"
 #include "tests/test.h"

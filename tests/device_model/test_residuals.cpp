@@ -4,7 +4,7 @@
 #include <cmath>
 #include <set>
 
-#include "simulator/analytic/profile.h"
+#include "simulator/estimator/analytic/profile.h"
 #include "sweeps/machines.h"
 #include "tests/device_model/samples.h"
 #include "tests/namespaces.h"

@@ -1,8 +1,8 @@
-// Workers that train apart under the closed forms: the grid's layouts without sharding, each with a period of its own; and the
+// Workers that train apart, their folds replayed: the grid's layouts without sharding, each with a period of its own; and the
 // volume that the literature says.
 #include <string>
 
-#include "simulator/closed_form.h"
+#include "plan/wire.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
 #include "tests/namespaces.h"
@@ -31,7 +31,7 @@ std::vector<Case> apart() {
   return all;
 }
 
-TEST_CASE("apart: peak, classes and wire bytes of the plan equal the closed forms") {
+TEST_CASE("apart: peak, classes and wire bytes of the plan equal their replay") {
   const std::vector<Case> cases = apart();
   CHECK(cases.size() > 200);
   for (const Case& c : cases) testing::require_equal(c);
@@ -39,14 +39,17 @@ TEST_CASE("apart: peak, classes and wire bytes of the plan equal the closed form
 
 TEST_CASE("apart: gradients never travel, and parameters once a period whatever its length") {
   Case c = apart().front();
-  const auto sent = [&](Channel channel) { return closed_form(c).wire[static_cast<size_t>(channel)]; };
+  const auto sent = [](const Case& of, const std::string& comm) {
+    const auto wire = total_wire_bytes(plan_of(of));
+    return wire.contains(comm) ? wire.at(comm) : 0;
+  };
   Case plain = c;
   plain.layout.diloco = {};
-  const int64_t together = closed_form(plain).wire[static_cast<size_t>(Channel::kDpGradients)];
+  const int64_t together = sent(plain, "dp.grads");
   for (const int steps : {1, 2, 8}) {
     c.layout.diloco.steps = steps;
-    CHECK(sent(Channel::kDpGradients) == 0);
-    CHECK(sent(Channel::kDpParameters) == together);  // of `steps` steps: 1 / steps of the volume
+    CHECK(sent(c, "dp.grads") == 0);
+    CHECK(sent(c, "dp.parameters") == together);  // of `steps` steps: 1 / steps of the volume
     testing::require_equal(c, true);
   }
 }

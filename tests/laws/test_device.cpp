@@ -1,4 +1,4 @@
-// A GPU's plans under the closed forms: the grid's layouts, dealt over precisions and kinds of attention. Its kernels and libraries
+// A GPU's plans with their folds replayed: the grid's layouts, dealt over precisions and kinds of attention. Its kernels and libraries
 // need other workspaces than the processor's; all else is the same.
 #include <map>
 #include <string>
@@ -45,7 +45,7 @@ int64_t workspace(const Case& c) {
   return bytes;
 }
 
-TEST_CASE("on a GPU: peak, classes and wire bytes of the plan equal the closed forms") {
+TEST_CASE("on a GPU: peak, classes and wire bytes of the plan equal its replay") {
   const std::vector<Case> cases = device_cases();
   CHECK(cases.size() > 700);
   for (const Case& c : cases) testing::require_equal(c);

@@ -1,4 +1,4 @@
-// Parameter servers under the closed forms: the grid's data-parallel layouts with a server on every worker's rank; and what the
+// Parameter servers with their folds replayed: the grid's data-parallel layouts with a server on every worker's rank; and what the
 // literature says of their bytes.
 #include <functional>
 #include <map>
@@ -7,7 +7,6 @@
 
 #include "plan/memory.h"
 #include "plan/wire.h"
-#include "simulator/closed_form.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
 #include "tests/namespaces.h"
@@ -33,13 +32,13 @@ std::vector<Case> served_cases() {
   return all;
 }
 
-TEST_CASE("parameter server: peak, classes and wire bytes of the plan equal the closed forms") {
+TEST_CASE("parameter server: peak, classes and wire bytes of the plan equal its replay") {
   const std::vector<Case> cases = served_cases();
   CHECK(cases.size() == 1512);
   for (const Case& c : cases) testing::require_equal(c);
 }
 
-TEST_CASE("workers apart: what servers keep of their own and what is sent equal the closed forms") {
+TEST_CASE("workers apart: what servers keep of their own and what is sent equal their replay") {
   int number = 0;
   for (Case& c : served_cases()) {
     if (c.layout.tp > 1 || c.layout.pp > 1 || c.model.tied_embeddings) continue;
@@ -72,22 +71,21 @@ Case even_case(int dp) {
 
 TEST_CASE("each worker pushes and pulls its parameters less its own slice, and moments are the servers'") {
   const int64_t psi = parameter_count(even_case(2).model);
-  const int64_t alone = closed_form(even_case(2)).stages[0].parameters;
+  const int64_t alone = standing_bytes(plan_of(even_case(2)), 0, BufferClass::kParameter);
   for (const int dp : {2, 4, 8}) {
     const Case c = even_case(dp);
     const Plan plan = plan_of(c, true);
     const std::map<std::string, int64_t> sent = total_wire_bytes(plan);
     CHECK(sent.at("dp.grads") == 4 * psi * (dp - 1));  // over all ranks: Psi (N-1)/N each
     CHECK(sent.at("dp.parameters") == 4 * psi * (dp - 1));
-    const StageForm stage = closed_form(c).stages[0];
-    CHECK(stage.parameters == alone);
-    CHECK(stage.moments == 2 * stage.parameters / dp);
+    CHECK(standing_bytes(plan, 0, BufferClass::kParameter) == alone);
+    CHECK(standing_bytes(plan, 0, BufferClass::kMoment) == 2 * alone / dp);
     Case apart = c;
     apart.layout.parameter_server.staleness = 1;
-    const StageForm own = closed_form(apart).stages[0];
-    CHECK(own.masters == stage.parameters / dp);  // what is served
-    CHECK(own.buffers == stage.parameters / dp);  // and where its gradients are added up
-    CHECK(closed_form(apart).wire[static_cast<size_t>(Channel::kDpGradients)] == 4 * psi * (dp - 1));
+    const Plan own = plan_of(apart);
+    CHECK(standing_bytes(own, 0, BufferClass::kMaster) == alone / dp);  // what is served
+    CHECK(standing_bytes(own, 0, BufferClass::kBuffer) == alone / dp);  // and where its gradients are added up
+    CHECK(total_wire_bytes(own).at("dp.grads") == 4 * psi * (dp - 1));
   }
 }
 

@@ -1,4 +1,4 @@
-// Clipping and mixed precision under the closed forms: the grid's layouts, dealt over precisions; and what the literature says of
+// Clipping and mixed precision with their folds replayed: the grid's layouts, dealt over precisions; and what the literature says of
 // bytes.
 #include <map>
 #include <string>
@@ -6,7 +6,6 @@
 #include "plan/memory.h"
 #include "plan/precision.h"
 #include "plan/wire.h"
-#include "simulator/closed_form.h"
 #include "strategies/lower.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
@@ -41,7 +40,7 @@ std::vector<Case> precision_cases() {
   return all;
 }
 
-TEST_CASE("clipped and in 16 bits: peak, classes and wire bytes of the plan equal the closed forms") {
+TEST_CASE("clipped and in 16 bits: peak, classes and wire bytes of the plan equal its replay") {
   for (const Case& c : precision_cases()) { testing::require_equal(c); }
 }
 

@@ -1,13 +1,12 @@
-// Selective recompute held to its closed forms: peak, classes and wire bytes of the plan, zero bytes off, for every set of
-// sub-layers.
+// Selective recompute: folds of the plan replayed for every set of sub-layers, and what the literature says of bytes.
 #include <map>
 #include <string>
 
 #include "plan/collective_steps.h"
 #include "plan/memory.h"
 #include "plan/wire.h"
-#include "simulator/closed_form.h"
 #include "strategies/lower.h"
+#include "tests/laws/replay.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -47,21 +46,7 @@ Plan plan_of(const Case& c) {
   return std::move(plan).value();
 }
 
-void require_equal(const Case& c) {
-  const Plan plan = plan_of(c);
-  const ClosedForm form = closed_form(c);
-  for (size_t stage = 0; stage < plan.roles.size(); ++stage) {
-    const MemoryPeak peak = memory_peak(plan, static_cast<int>(stage))[static_cast<size_t>(Space::kDevice)];
-    INFO("stage " << stage << ", the plan's peak at " << peak.moment << ", the formula's at "
-                  << name_of(form.stages[stage].moment));
-    REQUIRE(form.stages[stage].peak == peak.peak_bytes);
-    REQUIRE(form.stages[stage].at_peak.bytes == peak.at_peak.bytes);
-  }
-  std::map<std::string, int64_t> wire;
-  for (size_t i = 0; i < kChannels; ++i)
-    if (form.wire[i] != 0) wire.emplace(name_of(static_cast<Channel>(i)), form.wire[i]);
-  REQUIRE(wire == total_wire_bytes(plan));
-}
+void require_replayed(const Case& c) { REQUIRE(difference_from_replay(plan_of(c)) == ""); }
 
 /// Activation bytes that one more layer keeps, per element of b s, for a GPT with a d = h and f = 4 h.
 double kept_per_token(Recompute recompute, const std::string& sub_layers = "") {
@@ -89,7 +74,7 @@ double kept_per_token(Recompute recompute, const std::string& sub_layers = "") {
 
 }  // namespace
 
-TEST_CASE("selective recompute: the plan's peak and wire bytes are the closed form's for every set of sub-layers") {
+TEST_CASE("selective recompute: the plan's peak and wire bytes are those of its replay for every set of sub-layers") {
   struct Shape {
     int dp = 1, zero = 0, tp = 1, pp = 1;
     Schedule schedule = Schedule::kNone;
@@ -120,7 +105,7 @@ TEST_CASE("selective recompute: the plan's peak and wire bytes are the closed fo
         c.layout.recompute = Recompute::kSelective;
         c.layout.recompute_options.modules = modules(set);
         CAPTURE(name_of(family), s.dp, s.zero, s.tp, s.pp, s.accumulation, s.dropout, modules(set));
-        require_equal(c);
+        require_replayed(c);
       }
 }
 
@@ -133,7 +118,7 @@ TEST_CASE("the residual stream wider than attention, and attention wider than it
       c.layout.recompute = Recompute::kSelective;
       c.layout.recompute_options.modules = modules(set);
       CAPTURE(head_dim, modules(set));
-      require_equal(c);
+      require_replayed(c);
     }
 }
 

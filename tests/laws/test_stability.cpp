@@ -1,11 +1,10 @@
-// Guards, loss scales and layers of which every k-th is made again, under the closed forms: part of the grid's layouts, dealt over
+// Guards, loss scales and layers of which every k-th is made again, with their folds replayed: part of the grid's layouts, dealt over
 // them.
 #include <map>
 #include <string>
 
 #include "plan/memory.h"
 #include "plan/wire.h"
-#include "simulator/closed_form.h"
 #include "strategies/lower.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
@@ -24,7 +23,7 @@ void make_legal(Case& c) {
 
 }  // namespace
 
-TEST_CASE("guards and loss scales: peak, classes and wire bytes of the plan equal the closed forms") {
+TEST_CASE("guards and loss scales: peak, classes and wire bytes of the plan equal its replay") {
   const std::vector<Case> grid = testing::legal_cases();
   for (size_t i = 0; i < grid.size(); i += 11) {
     Case c = grid[i];
@@ -42,7 +41,7 @@ TEST_CASE("guards and loss scales: peak, classes and wire bytes of the plan equa
   }
 }
 
-TEST_CASE("every k-th layer made again: peak, classes and wire bytes of the plan equal the closed forms") {
+TEST_CASE("every k-th layer made again: peak, classes and wire bytes of the plan equal its replay") {
   const std::vector<Case> grid = testing::legal_cases();
   int64_t compared = 0;
   for (size_t i = 0; i < grid.size(); ++i) {
@@ -64,7 +63,7 @@ TEST_CASE("every k-th layer made again: activations of the others stay, and k = 
   const auto peak = [&](Recompute recompute, int every) {
     c.layout.recompute = recompute;
     c.layout.recompute_options.every = every;
-    return closed_form(c).peak();
+    return peak_of_case(c);
   };
   const int64_t none = peak(Recompute::kNone, 1), full = peak(Recompute::kFull, 1);
   int64_t last = full;

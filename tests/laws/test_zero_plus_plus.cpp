@@ -1,4 +1,4 @@
-// ZeRO++ under the closed forms: the grid's ZeRO-3 layouts, dealt over its parts; what the paper says of bytes; and what is
+// ZeRO++ with their folds replayed: the grid's ZeRO-3 layouts, dealt over its parts; what the paper says of bytes; and what is
 // refused.
 #include <fmt/format.h>
 
@@ -6,7 +6,6 @@
 
 #include "plan/memory.h"
 #include "plan/wire.h"
-#include "simulator/closed_form.h"
 #include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
 #include "tests/laws/refusals.h"
@@ -48,7 +47,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-TEST_CASE("ZeRO++: peak, classes and wire bytes of the plan equal the closed forms, channel by channel") {
+TEST_CASE("ZeRO++: peak, classes and wire bytes of the plan equal its replay, channel by channel") {
   const std::vector<Case> all = cases();
   size_t secondary = 0, both = 0;
   for (const Case& c : all) {
@@ -85,46 +84,49 @@ Case even_case(const ZeroPlusPlus& z, bool reshard = true) {
   c.layout.zero_plus_plus = z;
   return c;
 }
-ClosedForm form_of(const ZeroPlusPlus& z, bool reshard = true) {
-  const Case c = even_case(z, reshard);
-  testing::require_equal(c, true);
-  return closed_form(c);
+Plan plan_under(const ZeroPlusPlus& z, bool reshard = true) {
+  Plan plan = plan_of(even_case(z, reshard), true);
+  REQUIRE(difference_from_replay(plan) == "");
+  return plan;
 }
-int64_t wire(const ClosedForm& form, Channel channel) { return form.wire[static_cast<size_t>(channel)]; }
+int64_t wire(const Plan& plan, const std::string& comm) {
+  const auto bytes = total_wire_bytes(plan);
+  return bytes.contains(comm) ? bytes.at(comm) : 0;
+}
 
 TEST_CASE("what ZeRO++ sends is what ZeRO-3 sends by the width of an element, scales counted, over the ranks that it says") {
-  const ClosedForm plain = form_of({}), kept = form_of({}, false);
-  const int64_t gathers = wire(plain, Channel::kDpParameters), forward = wire(kept, Channel::kDpParameters);
-  const int64_t scatters = wire(plain, Channel::kDpGradients);
+  const Plan plain = plan_under({}), kept = plan_under({}, false);
+  const int64_t gathers = wire(plain, "dp.parameters"), forward = wire(kept, "dp.parameters");
+  const int64_t scatters = wire(plain, "dp.grads");
   SECTION("8 bits and a scale of 32 for each 256 elements: 65 / 128 of 16 bits") {
-    const ClosedForm form = form_of({.weights = true});
-    CHECK(wire(form, Channel::kDpParameters) * 128 == gathers * 65);
-    CHECK(wire(form, Channel::kDpGradients) == scatters);
+    const Plan form = plan_under({.weights = true});
+    CHECK(wire(form, "dp.parameters") * 128 == gathers * 65);
+    CHECK(wire(form, "dp.grads") == scatters);
   }
   SECTION("backward gathers over 2 of 4 ranks: 2 groups of 1 hop in place of 3") {
-    const ClosedForm form = form_of({.secondary = 2});
-    CHECK(wire(form, Channel::kDpParameters) == forward);
-    CHECK(wire(form, Channel::kDpSecondary) * 3 == (gathers - forward) * 2);
-    CHECK(wire(form, Channel::kDpGradients) == scatters);
+    const Plan form = plan_under({.secondary = 2});
+    CHECK(wire(form, "dp.parameters") == forward);
+    CHECK(wire(form, "dp.secondary") * 3 == (gathers - forward) * 2);
+    CHECK(wire(form, "dp.grads") == scatters);
   }
   SECTION("4 bits and a scale for each 256: 33 / 256 of the fp32 that is scattered") {
-    const ClosedForm form = form_of({.gradients = true});
-    CHECK(wire(form, Channel::kDpGradients) * 256 == scatters * 33);
-    CHECK(wire(form, Channel::kDpParameters) == gathers);
+    const Plan form = plan_under({.gradients = true});
+    CHECK(wire(form, "dp.grads") * 256 == scatters * 33);
+    CHECK(wire(form, "dp.parameters") == gathers);
   }
   SECTION("in two hops: all of it within nodes, 2 groups of 1 hop; a half of it between, by 2 groups") {
-    const ClosedForm form = form_of({.secondary = 2, .gradients = true});
-    CHECK(wire(form, Channel::kDpGradients) == 0);
-    CHECK(wire(form, Channel::kDpGradientsNode) * 256 * 3 == scatters * 33 * 2);
-    CHECK(wire(form, Channel::kDpGradientsCross) * 256 * 3 == scatters * 33);
+    const Plan form = plan_under({.secondary = 2, .gradients = true});
+    CHECK(wire(form, "dp.grads") == 0);
+    CHECK(wire(form, "dp.grads.node") * 256 * 3 == scatters * 33 * 2);
+    CHECK(wire(form, "dp.grads.cross") * 256 * 3 == scatters * 33);
   }
 }
 
 TEST_CASE("a secondary shard holds 1/G of what backward gathers, padding included") {
-  const ClosedForm plain = form_of({}), form = form_of({.secondary = 2});
-  const int64_t forward = wire(form_of({}, false), Channel::kDpParameters);
-  const int64_t regathered = (wire(plain, Channel::kDpParameters) - forward) / 3;  // bytes, by 3 hops
-  CHECK(form.stages[0].buffers - plain.stages[0].buffers == regathered / 2);
+  const Plan plain = plan_under({}), form = plan_under({.secondary = 2});
+  const int64_t forward = wire(plan_under({}, false), "dp.parameters");
+  const int64_t regathered = (wire(plain, "dp.parameters") - forward) / 3;  // bytes, by 3 hops
+  CHECK(standing_bytes(form, 0, BufferClass::kBuffer) - standing_bytes(plain, 0, BufferClass::kBuffer) == regathered / 2);
 }
 
 TEST_CASE("ZeRO++ is refused where it has no meaning, with what to do instead") {

@@ -3,8 +3,8 @@
 #include <map>
 #include <random>
 
-#include "simulator/memory/caching_allocator.h"
-#include "simulator/memory/replay.h"
+#include "simulator/estimator/memory/caching_allocator.h"
+#include "simulator/estimator/memory/replay.h"
 #include "tests/test.h"
 
 namespace shardlab::simulator::whatif {

@@ -1,9 +1,9 @@
 // Answers of the memory calculator: items that add up, moments, intervals and verdicts.
-#include "simulator/memory/answer.h"
+#include "simulator/estimator/memory/answer.h"
 
 #include <algorithm>
 
-#include "simulator/memory/replay.h"
+#include "simulator/estimator/memory/replay.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 

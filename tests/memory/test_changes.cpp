@@ -1,5 +1,7 @@
 // What to change to fit: every proposal fits, keeps devices and tokens, and none that is cheaper was overlooked.
-#include "simulator/memory/changes.h"
+#include "simulator/estimator/memory/changes.h"
+
+#include "strategies/lower.h"
 
 #include <algorithm>
 
@@ -82,11 +84,16 @@ TEST_CASE("shardlab's own proposals are layouts that it runs") {
   const analytic::Prepared prepared = study(llama_8b(), "shardlab", 1);
   Estimator estimator(prepared);
   const Point point{.dp = 8, .precision = Precision::kFp32, .micro_batch = 1};
-  REQUIRE(estimator.exact(point));
-  const Advice advice = advise(estimator, prepared.profile(), point, {.capacity = 80'000'000'000, .exact_only = true});
+  REQUIRE(estimator.executed(point) != nullptr);
+  const auto lower = [](const Case& c) { return strategies::lower(c, {.after = {}, .verify = false}); };
+  const Advice advice = advise(estimator, prepared.profile(), point, {.capacity = 80'000'000'000, .lower = lower});
   REQUIRE_FALSE(advice.changes.empty());
   for (const Change& c : advice.changes) {
-    CHECK(estimator.exact(c.point));
+    const Case* config = estimator.executed(c.point);
+    REQUIRE(config != nullptr);
+    const Prediction bytes = CasePlan::of(*config, lower)->bytes();
+    CHECK(c.device_bytes == bytes.peak_bytes + static_cast<int64_t>(prepared.profile().memory_context));
+    CHECK(c.device_bytes <= 80'000'000'000);
     CHECK(c.point.cp == 1);
     CHECK_FALSE(c.point.sequence_parallel);
   }

@@ -2,12 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <map>
-
-#include "plan/memory.h"
-#include "plan/wire.h"
-#include "simulator/closed_form.h"
 #include "strategies/lower.h"
+#include "tests/laws/replay.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -59,28 +55,9 @@ Plan plan_of(const Case& c) {
   return std::move(plan).value();
 }
 
-void require_closed_form(const Case& c) {
-  const Plan plan = plan_of(c);
-  const ClosedForm form = closed_form(c);
+void require_replayed(const Case& c) {
   INFO(line_of(c));
-  for (size_t stage = 0; stage < plan.roles.size(); ++stage) {
-    const auto peaks = memory_peak(plan, static_cast<int>(stage));
-    const StageForm& f = form.stages[stage];
-    const MemoryPeak& device = peaks[static_cast<size_t>(Space::kDevice)];
-    INFO("stage " << stage << ", the plan's peak at " << device.moment << ", the formula's at " << name_of(f.moment));
-    REQUIRE(f.at_peak.bytes == device.at_peak.bytes);
-    REQUIRE(f.peak == device.peak_bytes);
-    REQUIRE(f.persistent == device.persistent_bytes);
-    for (const auto& [space, outside] : {std::pair{Space::kHost, &f.host}, {Space::kNvme, &f.nvme}}) {
-      INFO(name_of(space) << ", the plan's peak at " << peaks[static_cast<size_t>(space)].moment);
-      REQUIRE(outside->at_peak.bytes == peaks[static_cast<size_t>(space)].at_peak.bytes);
-      REQUIRE(outside->peak == peaks[static_cast<size_t>(space)].peak_bytes);
-    }
-  }
-  std::map<std::string, int64_t> wire;
-  for (size_t i = 0; i < kChannels; ++i)
-    if (form.wire[i] != 0) wire.emplace(name_of(static_cast<Channel>(i)), form.wire[i]);
-  REQUIRE(wire == total_wire_bytes(plan));
+  REQUIRE(difference_from_replay(plan_of(c)) == "");
 }
 
 }  // namespace shardlab::testing

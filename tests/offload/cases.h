@@ -1,4 +1,4 @@
-// Cases of the offload tests, and the plan of one held to its closed form.
+// Cases of the offload tests, and the plan of one held to its replay.
 #pragma once
 
 #include <string>
@@ -28,8 +28,8 @@ std::string line_of(const Case& c);
 /// Verified; a refusal fails the test with its text.
 Plan plan_of(const Case& c);
 
-/// Peak and classes in every space, and wire bytes, of the plan and of the closed form: fails where they differ.
-void require_closed_form(const Case& c);
+/// Peak and classes in every space, and wire bytes, folded and replayed (tests/laws/replay.h): fails where they differ.
+void require_replayed(const Case& c);
 
 /// Trains for three steps and holds the high-water marks of every rank and space, and the bytes sent, to the plan.
 void require_measured_as_planned(const Case& c);

@@ -1,11 +1,11 @@
-// Activations in host memory: bytes of every space to the closed form, as measured and as planned; the same bits as without.
+// Activations in host memory: bytes of every space to the replay, as measured and as planned; the same bits as without.
 #include <algorithm>
 #include <string>
 
 #include "plan/memory.h"
-#include "simulator/closed_form.h"
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
+#include "tests/laws/replay.h"
 #include "tests/offload/cases.h"
 #include "tests/test.h"
 
@@ -43,7 +43,7 @@ int64_t activations(const Case& c) {
 
 }  // namespace
 
-TEST_CASE("activations on the host: the plan's bytes are the closed form's in every space") {
+TEST_CASE("activations on the host: the plan's bytes are its replay's in every space") {
   for (const Family family : {Family::kGpt, Family::kLlama})
     for (const Ranks& ranks : kRanks)
       for (const int64_t layers : {3, 5, 8})
@@ -56,9 +56,9 @@ TEST_CASE("activations on the host: the plan's bytes are the closed form's in ev
               c.train.precision = precision;
               c.layout.overlap = overlap;
               c.train.dropout = layers == 5 ? 0.1f : 0;
-              for (const OffloadTo where : kPlaces) require_closed_form(offloaded(c, where));
+              for (const OffloadTo where : kPlaces) require_replayed(offloaded(c, where));
               c.layout.offload.optimizer = OffloadTo::kNvme;  // which shares host memory and the drive
-              if (layers == 5 && recompute == Recompute::kNone) require_closed_form(offloaded(c, OffloadTo::kNvme));
+              if (layers == 5 && recompute == Recompute::kNone) require_replayed(offloaded(c, OffloadTo::kNvme));
             }
 }
 
@@ -97,22 +97,22 @@ TEST_CASE("the device's activations do not grow with depth once there are more l
 
 TEST_CASE("host memory holds what every layer but the last keeps, of every micro-batch in flight") {
   Case c = offloaded(small_case(Family::kGpt, 6));
-  const LayerActivations layer = closed_form(c).layer;
-  CHECK(peak(c, Space::kHost) == 5 * (layer.input + layer.inner()));
+  const Plan plan = plan_of(c);
+  const int64_t input = kept_by_layer(plan).at("y");
+  CHECK(peak(c, Space::kHost) == 5 * kept_bytes_of_layer(plan));
   c.layout.recompute = Recompute::kFull;
-  CHECK(peak(c, Space::kHost) == 5 * layer.input);
+  CHECK(peak(c, Space::kHost) == 5 * input);
   c.train.grad_accumulation = 4;
-  CHECK(peak(c, Space::kHost) == 5 * layer.input);  // one micro-batch at a time
+  CHECK(peak(c, Space::kHost) == 5 * input);  // one micro-batch at a time
   set(c, {.pp = 2, .schedule = Schedule::kAfab, .accumulation = 4});
   // Every micro-batch but the last of stage 0, whose last layer's backward is the first to come.
-  CHECK(peak(c, Space::kHost) == 4 * 3 * layer.input);
+  CHECK(peak(c, Space::kHost) == 4 * 3 * input);
 }
 
 TEST_CASE("on the way to NVMe host memory holds two layers or four, whatever the depth and the micro-batches in flight") {
   for (const int64_t layers : {8, 16}) {
     Case c = offloaded(small_case(Family::kGpt, layers), OffloadTo::kNvme);
-    const LayerActivations layer = closed_form(c).layer;
-    const int64_t one = layer.input + layer.inner();
+    const int64_t one = kept_bytes_of_layer(plan_of(c));
     CHECK(peak(c, Space::kHost) == 2 * one);
     CHECK(peak(c, Space::kNvme) == (layers - 1) * one);
     CHECK(peak(c, Space::kDevice) == peak(offloaded(c, OffloadTo::kCpu), Space::kDevice));

@@ -11,8 +11,8 @@
 
 #include "plan/memory.h"
 #include "plan/verify.h"
-#include "simulator/cost_model.h"
-#include "simulator/timeline.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/timeline.h"
 #include "strategies/lower.h"
 #include "tests/laws/refusals.h"
 #include "tests/namespaces.h"
@@ -98,12 +98,12 @@ void for_each_mix(const Visit& visit) {
 
 }  // namespace
 
-TEST_CASE("delayed updates: the plan's bytes are the closed form's in every space") {
-  for_each_case(require_closed_form);
+TEST_CASE("delayed updates: the plan's bytes are its replay's in every space") {
+  for_each_case(require_replayed);
   for_each_mix([](Case c) {
-    require_closed_form(c);
+    require_replayed(c);
     c.layout.offload.delayed_update = false;
-    require_closed_form(c);
+    require_replayed(c);
   });
 }
 

@@ -1,4 +1,4 @@
-// The optimizer on the host: bytes of every space to the closed form, as measured and as planned; the same bits as without.
+// The optimizer on the host: bytes of every space to the replay, as measured and as planned; the same bits as without.
 #include <algorithm>
 #include <string>
 
@@ -60,14 +60,14 @@ MemoryPeak peak(const Case& c, Space space) { return memory_peak(plan_of(c), 0)[
 
 }  // namespace
 
-TEST_CASE("the optimizer on the host: the plan's bytes are the closed form's in every space") {
+TEST_CASE("the optimizer on the host: the plan's bytes are its replay's in every space") {
   for_each_case([](Case c) {
-    for (const OffloadTo where : kPlaces) require_closed_form(offloaded(c, where));
+    for (const OffloadTo where : kPlaces) require_replayed(offloaded(c, where));
     c.layout.recompute = Recompute::kFull;
     c.train.optimizer = Optimizer::kSgd;
     c.layout.offload.activations = OffloadTo::kCpu;
     c.canonical = c.layout.dp != 3;
-    for (const OffloadTo where : kPlaces) require_closed_form(offloaded(c, where));
+    for (const OffloadTo where : kPlaces) require_replayed(offloaded(c, where));
   });
 }
 
@@ -110,7 +110,7 @@ constexpr Judge kJudges[] = {
      }},
 };
 
-TEST_CASE("gradients judged on the host: the plan's bytes are the closed form's in every space") {
+TEST_CASE("gradients judged on the host: the plan's bytes are its replay's in every space") {
   int number = 0;
   for_each_case([&](const Case& plain) {
     if (plain.train.precision != "fp32") return;
@@ -118,7 +118,7 @@ TEST_CASE("gradients judged on the host: the plan's bytes are the closed form's 
       Case c = offloaded(plain, kPlaces[number++ % 2]);
       judge.set(c);
       INFO(judge.name);
-      require_closed_form(c);
+      require_replayed(c);
     }
   });
 }

@@ -1,4 +1,4 @@
-// Parameters in host memory and on NVMe: bytes of every space to the closed form, as measured and as planned; the bits of ZeRO-3,
+// Parameters in host memory and on NVMe: bytes of every space to the replay, as measured and as planned; the bits of ZeRO-3,
 // and with one rank those of a run without anything outside the device.
 #include <algorithm>
 #include <string>
@@ -72,7 +72,7 @@ int64_t of(const MemoryPeak& p, BufferClass cls) { return p.peak_by_class.bytes[
 
 }  // namespace
 
-TEST_CASE("parameters outside the device: the plan's bytes are the closed form's in every space") {
+TEST_CASE("parameters outside the device: the plan's bytes are its replay's in every space") {
   size_t number = 0;
   for_each_case([&](Case c) {
     c.canonical = number % 3 == 1 && c.layout.dp != 3;
@@ -80,7 +80,7 @@ TEST_CASE("parameters outside the device: the plan's bytes are the closed form's
     c.train.clip_norm = number % 5 == 2 ? 0.1f : 0;
     c.layout.recompute = number % 7 == 3 ? Recompute::kFull : Recompute::kNone;
     for (size_t i = 0; i < std::size(kPlaces); ++i)
-      if ((number + i) % 2 == 0) require_closed_form(offloaded(c, kPlaces[i]));
+      if ((number + i) % 2 == 0) require_replayed(offloaded(c, kPlaces[i]));
     ++number;
   });
 }

@@ -1,7 +1,7 @@
 // Lower bounds bound: over random legal points of every framework, nothing is faster or smaller than what a bound says.
 #include <random>
 
-#include "simulator/search/space.h"
+#include "simulator/estimator/search/space.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 

@@ -3,9 +3,10 @@
 #include <random>
 #include <set>
 
-#include "simulator/memory/answer.h"
-#include "simulator/search/replayed.h"
-#include "simulator/search/search.h"
+#include "simulator/estimator/memory/answer.h"
+#include "simulator/estimator/search/replayed.h"
+#include "simulator/estimator/search/search.h"
+#include "strategies/lower.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 
@@ -264,6 +265,34 @@ TEST_CASE("a search that is stopped has an answer already") {
   CHECK(!found.best.empty());
   CHECK(found.counts.cuts_done < found.counts.cuts);
   CHECK(found.counts.evaluated < found.counts.points);
+}
+
+TEST_CASE("what is said of layouts that shardlab runs is their plans', and what their plans do not fit is not listed") {
+  const Lower lower = [](const Case& c) { return strategies::lower(c, {.after = {}, .verify = false}); };
+  const auto studies = studies_on(small(llama_8b(), 16), "shardlab", {8});
+  const Space space{.devices = {8}, .seq_len = 4096, .sequences = 32};
+  Estimator estimator(studies[0].prepared);
+  const auto planned = [&](const Point& p) {
+    const Case* config = estimator.executed(p);
+    REQUIRE(config != nullptr);
+    return CasePlan::of(*config, lower)->bytes();
+  };
+  const int64_t context = static_cast<int64_t>(studies[0].prepared.profile().memory_context);
+  for (const Objective objective : {Objective::kTime, Objective::kMemory}) {
+    const int64_t capacity = 40'000'000'000;
+    const Ranked ranked = rank(studies, space, {.objective = objective, .top = 12, .capacity_bytes = capacity, .lower = lower});
+    REQUIRE(ranked.found.best.size() == 12);
+    REQUIRE(!ranked.found.front.empty());
+    for (const std::vector<Candidate>* list : {&ranked.found.best, &ranked.found.front})
+      for (const Candidate& c : *list) {
+        const Prediction bytes = planned(c.point);
+        REQUIRE(c.bytes() == bytes.peak_bytes + context);
+        REQUIRE(c.estimate.wire_total() == static_cast<double>(bytes.wire_bytes));
+        REQUIRE(c.bytes() <= capacity);
+      }
+    for (size_t i = 1; i < 12; ++i) REQUIRE(!better(objective, ranked.found.best[i], ranked.found.best[i - 1]));
+    for (const Candidate& c : ranked.misfits) REQUIRE(planned(c.point).peak_bytes + context > capacity);
+  }
 }
 
 TEST_CASE("ranked layouts have the bytes that `memory` tells of them, and what then does not fit is taken out") {

@@ -2,7 +2,7 @@
 #include <set>
 #include <tuple>
 
-#include "simulator/search/space.h"
+#include "simulator/estimator/search/space.h"
 #include "tests/analytic/studies.h"
 #include "tests/test.h"
 

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "simulator/timeline.h"
+#include "simulator/interpreter/timeline.h"
 #include "strategies/lower.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"

@@ -9,8 +9,8 @@
 #include "plan/plan.h"
 #include "plan/program.h"
 #include "plan/trace.h"
-#include "simulator/cost_model.h"
-#include "simulator/segments/segments.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/segments/segments.h"
 #include "tests/namespaces.h"
 
 namespace shardlab::testing {

@@ -2,7 +2,7 @@
 #include <array>
 #include <vector>
 
-#include "simulator/segments/beside.h"
+#include "simulator/interpreter/segments/beside.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "plan/pipeline_case.h"
-#include "simulator/timeline.h"
+#include "simulator/interpreter/timeline.h"
 #include "tests/namespaces.h"
 #include "tests/segments/both.h"
 #include "tests/test.h"

@@ -3,10 +3,10 @@
 #include <set>
 
 #include "plan/base/attention_calls.h"
-#include "simulator/calibrate.h"
-#include "simulator/cost_model.h"
-#include "simulator/machine_yaml.h"
-#include "simulator/timeline.h"
+#include "simulator/interpreter/calibrate.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/machine_yaml.h"
+#include "simulator/interpreter/timeline.h"
 #include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"

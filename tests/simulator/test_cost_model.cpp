@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "simulator/cost_model.h"
-#include "simulator/rate_table.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/rate_table.h"
 #include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"

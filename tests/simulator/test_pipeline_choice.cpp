@@ -1,7 +1,7 @@
 // What of a pipeline is chosen where costs are known.
 #include <algorithm>
 
-#include "simulator/pipeline_choice.h"
+#include "simulator/interpreter/pipeline_choice.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 

@@ -1,9 +1,9 @@
 // The figures of a prediction, against the plan's own folds and a timeline worked out by hand.
 
 #include "plan/memory.h"
-#include "simulator/cost_model.h"
-#include "simulator/predict.h"
-#include "simulator/timeline.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/predict.h"
+#include "simulator/interpreter/timeline.h"
 #include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"

@@ -4,11 +4,11 @@
 
 #include <map>
 
-#include "simulator/cost_model.h"
-#include "simulator/device_model.h"
-#include "simulator/fabric.h"
-#include "simulator/resources.h"
-#include "simulator/timeline.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/device_model.h"
+#include "simulator/interpreter/fabric.h"
+#include "simulator/interpreter/resources.h"
+#include "simulator/interpreter/timeline.h"
 #include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"

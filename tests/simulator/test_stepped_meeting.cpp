@@ -1,6 +1,6 @@
 // Meetings on a local machine: who may go on when.
 
-#include "simulator/stepped_meeting.h"
+#include "simulator/interpreter/stepped_meeting.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 

@@ -4,8 +4,8 @@
 
 #include <map>
 
-#include "simulator/cost_model.h"
-#include "simulator/timeline.h"
+#include "simulator/interpreter/cost_model.h"
+#include "simulator/interpreter/timeline.h"
 #include "tests/namespaces.h"
 #include "tests/simulator/plans.h"
 #include "tests/test.h"

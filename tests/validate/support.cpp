@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "simulator/validate/published.h"
+#include "simulator/estimator/validate/published.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 #include "tests/test.h"

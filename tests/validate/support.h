@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "simulator/validate/validate.h"
+#include "simulator/estimator/validate/validate.h"
 
 namespace shardlab::simulator::validation::testing {
 

@@ -1,4 +1,4 @@
-#include "simulator/validate/csv.h"
+#include "simulator/estimator/validate/csv.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 

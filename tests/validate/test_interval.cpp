@@ -1,8 +1,8 @@
-#include "simulator/validate/interval.h"
+#include "simulator/estimator/validate/interval.h"
 
 #include <cmath>
 
-#include "simulator/validate/score.h"
+#include "simulator/estimator/validate/score.h"
 #include "tests/test.h"
 #include "tests/validate/support.h"
 

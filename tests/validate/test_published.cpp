@@ -1,4 +1,4 @@
-#include "simulator/validate/published.h"
+#include "simulator/estimator/validate/published.h"
 
 #include <algorithm>
 #include <map>

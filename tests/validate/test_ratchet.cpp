@@ -1,4 +1,4 @@
-#include "simulator/validate/ratchet.h"
+#include "simulator/estimator/validate/ratchet.h"
 #include "tests/test.h"
 
 namespace shardlab::simulator::validation {

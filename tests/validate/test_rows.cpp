@@ -1,4 +1,4 @@
-#include "simulator/validate/rows.h"
+#include "simulator/estimator/validate/rows.h"
 #include "tests/test.h"
 #include "tests/validate/support.h"
 

@@ -1,4 +1,4 @@
-#include "simulator/validate/score.h"
+#include "simulator/estimator/validate/score.h"
 #include "tests/test.h"
 #include "tests/validate/support.h"
 

@@ -8,10 +8,10 @@
 #include <map>
 #include <sstream>
 
-#include "simulator/memory/answer.h"
-#include "simulator/validate/interval.h"
-#include "simulator/validate/predictor.h"
-#include "simulator/validate/ratchet.h"
+#include "simulator/estimator/memory/answer.h"
+#include "simulator/estimator/validate/interval.h"
+#include "simulator/estimator/validate/predictor.h"
+#include "simulator/estimator/validate/ratchet.h"
 #include "tests/test.h"
 #include "tests/validate/support.h"
 

@@ -1,0 +1,298 @@
+// Points of shardlab's own executor: the case that a point stands for, and its bytes by the case's plan.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "simulator/estimator/analytic/inside.h"
+#include "simulator/estimator/analytic/known.h"
+
+namespace shardlab::simulator::analytic {
+namespace {
+
+/// The model of a shape, where it is one of the two families that are executed.
+std::optional<Model> model_of(const ModelShape& s) {
+  const bool llama = s.swiglu && s.rms_norm && !s.biases && s.max_positions == 0;
+  const bool gpt = !s.swiglu && !s.rms_norm && s.biases && s.max_positions > 0;
+  if ((!llama && !gpt) || s.moe() || s.latent() || s.qk_norm || s.qkv_biases || s.qk_norm_whole || s.post_norms ||
+      s.windowed_layers > 0)
+    return std::nullopt;
+  Model m{
+      .name = "shape", .family = llama ? Family::kLlama : Family::kGpt, .layers = s.layers, .hidden = s.hidden, .heads = s.heads};
+  m.kv_heads = s.kv_heads, m.head_dim = s.head_dim, m.ffn = s.ffn, m.vocab = s.vocab, m.max_positions = s.max_positions;
+  m.tied_embeddings = s.tied_embeddings;
+  return m;
+}
+
+/// Whether a case can say the point at all; `check` of the case then refuses what is not executed.
+bool sayable(const Point& p) {
+  constexpr uint16_t kNamed = Recompute::kAttentionCore | Recompute::kActivation;
+  const bool recompute = p.recompute.full() || p.recompute.modules == Recompute::kSelective || (p.recompute.modules & ~kNamed) == 0;
+  return recompute && p.schedule <= Schedule::k1F1B && p.vpp == 1 && p.cp == 1 && p.ep == 1 && p.expert_tp == 1 &&
+         p.tensor_overlap == 0 && p.precision != Precision::kFp4;
+}
+
+OffloadTo place_of(Medium m) {
+  return m == Medium::kDevice ? OffloadTo::kNone : m == Medium::kCpu ? OffloadTo::kCpu : OffloadTo::kNvme;
+}
+
+void set_layout(const Point& p, Case& c) {
+  c.layout.dp = p.dp, c.layout.tp = p.tp, c.layout.pp = p.pp, c.layout.zero = p.zero, c.layout.hybrid_shard = p.hybrid_shard;
+  c.layout.overlap = p.overlap != 0;
+  c.layout.sequence_parallel = p.sequence_parallel;
+  if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
+  if (p.zero != 3) c.layout.fsdp = {};
+  c.layout.schedule = static_cast<shardlab::Schedule>(p.schedule);
+  c.train.precision = name_of(p.precision);
+  c.train.seq_len = p.seq_len, c.train.micro_batch = p.micro_batch, c.train.grad_accumulation = p.grad_accumulation;
+  c.train.global_batch_tokens = p.tokens_per_step();
+}
+
+static_assert(static_cast<int>(Schedule::k1F1B) == static_cast<int>(shardlab::Schedule::k1F1B));
+
+}  // namespace
+
+ExecutorCases::ExecutorCases(const Prepared::Inside& in) {
+  const std::optional<Model> model = in.profile.name == "shardlab" ? model_of(in.shape) : std::nullopt;
+  if (!model) return;
+  possible_ = true, held_ = in.profile.can != Abilities{};
+  if (in.rest) rest_ = *in.rest;
+  case_ = rest_;
+  case_.model = *model;
+  case_.machine = in.machine;
+}
+
+void ExecutorCases::set_offload(const Point& p) {
+  Offload& o = case_.layout.offload;
+  o.activations = place_of(p.offload_activations), o.optimizer = place_of(p.offload_optimizer),
+  o.parameters = place_of(p.offload_parameters);
+}
+
+/// Kinds that a point tells apart, with what the study's case says of them. A point has no bits: 8 in the study, or nothing.
+bool ExecutorCases::set_compression(const Point& p) {
+  using Kind = CompressionKind;
+  constexpr Kind kinds[] = {Kind::kNone, Kind::kPowerSgd, Kind::kTopK, Kind::kOneBitAdam, Kind::kInt8};
+  const Kind kind = kinds[static_cast<size_t>(p.compression)];
+  const shardlab::Compression& said = rest_.layout.compression;
+  shardlab::Compression& c = case_.layout.compression;
+  c = kind == said.kind ? said : shardlab::Compression{.kind = kind};
+  if (kind == Kind::kPowerSgd) c.rank = p.compression_rank;
+  if (kind == Kind::kTopK && std::lround(1000 * c.k) != p.compression_rank) c.k = p.compression_rank / 1000.0;
+  return kind != Kind::kInt8 || c.bits == 8;
+}
+
+void ExecutorCases::set_recompute(const Point& p) {
+  Layout& l = case_.layout;
+  l.recompute = p.recompute.full()         ? shardlab::Recompute::kFull
+                : p.recompute.modules != 0 ? shardlab::Recompute::kSelective
+                                           : shardlab::Recompute::kNone;
+  l.recompute_options = {};
+  if (l.recompute != shardlab::Recompute::kSelective || p.recompute.modules == Recompute::kSelective) return;
+  if (p.recompute.modules & Recompute::kAttentionCore) l.recompute_options.modules = "attn.core";
+  if (p.recompute.modules & Recompute::kActivation)
+    l.recompute_options.modules += l.recompute_options.modules.empty() ? "mlp.act" : " mlp.act";
+}
+
+const Case* ExecutorCases::of(const Point& point) {
+  if (!possible_ || !sayable(point)) return nullptr;
+  if (have_last_ && last_ == point) return runs_ ? &case_ : nullptr;
+  last_ = point, have_last_ = true;
+  case_.layout.fsdp = rest_.layout.fsdp;
+  const bool apart = point.zero == 3 || point.dp == 1;  // no bucket travels: plan/automatic.h
+  case_.layout.bucket_bytes = point.bucket_bytes >= 0 ? point.bucket_bytes : apart ? 0 : rest_.layout.bucket_bytes;
+  case_.layout.collective_algorithm = point.algorithm;
+  case_.train.fp8_scaling = point.precision == Precision::kFp8 ? rest_.train.fp8_scaling : Train{}.fp8_scaling;
+  case_.train.loss_scale = point.precision == Precision::kFp16 ? rest_.train.loss_scale : 0;
+  set_layout(point, case_);
+  set_offload(point);
+  set_recompute(point);
+  runs_ = set_compression(point) && check(case_).ok();
+  return runs_ ? &case_ : nullptr;
+}
+
+Error ExecutorCases::refusal(const Point& point) {
+  of(point);
+  const auto said = sayable(point) ? shardlab::check(case_) : Result<void>();
+  if (!said.ok()) return said.error();
+  return {.code = ExitCode::kNo,
+          .message = "shardlab's executor does not run this layout",
+          .hint = "name another --profile",
+          .where = {}};
+}
+
+namespace {
+
+MemoryBytes memory_of(const FrameworkProfile& profile, const MemoryByClass& at_peak) {
+  const auto of = [&](BufferClass c) { return at_peak.bytes[static_cast<size_t>(c)]; };
+  MemoryBytes m;
+  m[MemoryPart::kParameters] = of(BufferClass::kParameter);
+  m[MemoryPart::kMaster] = of(BufferClass::kMaster);
+  m[MemoryPart::kGradients] = of(BufferClass::kGradient);
+  m[MemoryPart::kMoments] = of(BufferClass::kMoment);
+  m[MemoryPart::kActivations] = of(BufferClass::kActivation);
+  m[MemoryPart::kTransient] = of(BufferClass::kTemporary);
+  m[MemoryPart::kGathered] = of(BufferClass::kBuffer);
+  m[MemoryPart::kWorkspace] =
+      of(BufferClass::kInput) + of(BufferClass::kMetric) + of(BufferClass::kWorkspace) + of(BufferClass::kOther);
+  m[MemoryPart::kContext] = static_cast<int64_t>(profile.memory_context);
+  return m;
+}
+
+/// What a communicator of a plan is for, by its name.
+WireUse use_of(std::string_view comm) {
+  if (comm == "tp") return WireUse::kTensor;
+  if (comm == "dp.parameters" || comm == "dp.secondary") return WireUse::kWeights;
+  if (comm.starts_with("dp.")) return WireUse::kGradients;
+  if (comm == "pp.ends") return WireUse::kEnds;
+  return comm.starts_with("pp.") ? WireUse::kPipeline : WireUse::kMetrics;
+}
+
+}  // namespace
+
+void tell_bytes(const FrameworkProfile& profile, const CasePlan& plan, Estimate& e) {
+  const auto peak = [&](size_t stage, Space space) -> const MemoryPeak& { return plan.stages()[stage][static_cast<size_t>(space)]; };
+  size_t worst = 0;
+  e.host_bytes = e.nvme_bytes = 0;
+  for (size_t i = 0; i < plan.stages().size(); ++i) {
+    if (peak(i, Space::kDevice).peak_bytes > peak(worst, Space::kDevice).peak_bytes) worst = i;
+    e.host_bytes = std::max(e.host_bytes, peak(i, Space::kHost).peak_bytes);
+    e.nvme_bytes = std::max(e.nvme_bytes, peak(i, Space::kNvme).peak_bytes);
+  }
+  e.worst_stage = static_cast<int32_t>(worst);
+  e.memory = memory_of(profile, peak(worst, Space::kDevice).at_peak);
+  e.wire = {};
+  for (const auto& [comm, bytes] : plan.wire()) e.wire[static_cast<size_t>(use_of(comm))] += static_cast<double>(bytes);
+}
+
+namespace {
+
+Error no_form(std::string what, std::string hint) {
+  return {.code = ExitCode::kUsage, .message = std::move(what) + " has no closed form", .hint = std::move(hint), .where = {}};
+}
+
+/// Sub-layers by their labels in plans.
+Result<void> read_recompute(const Case& c, Point& p) {
+  const RecomputeOptions& options = c.layout.recompute_options;
+  if (c.layout.recompute == shardlab::Recompute::kByLayer)
+    return no_form("recompute layer by layer", "resolution: timeline, or all layers alike");
+  if (options.budget_bytes > 0) return no_form("recompute within a budget", "resolution: timeline, or recompute without budget");
+  if (options.every > 1) return no_form("recompute of every k-th layer", "resolution: timeline, or all layers");
+  if (c.layout.recompute == shardlab::Recompute::kNone) return {};
+  p.recompute.modules = c.layout.recompute == shardlab::Recompute::kFull ? Recompute::kLayer : Recompute::kSelective;
+  if (p.recompute.full() || options.modules.empty()) return {};
+  p.recompute.modules = 0;
+  for (size_t begin = 0; begin < options.modules.size();) {
+    const size_t end = std::min(options.modules.find(' ', begin), options.modules.size());
+    const std::string_view word = std::string_view(options.modules).substr(begin, end - begin);
+    begin = end + 1;
+    if (word == "attn.core")
+      p.recompute.modules |= Recompute::kAttentionCore;
+    else if (word == "mlp.act")
+      p.recompute.modules |= Recompute::kActivation;
+    else if (!word.empty())
+      return no_form(fmt::format("recompute of {}", word), "resolution: timeline, or attn.core and mlp.act");
+  }
+  return {};
+}
+
+Result<void> read_offload(const Offload& o, Point& p) {
+  if (o.delayed_update) return no_form("a delayed update", "offload without delay");
+  const auto medium = [](OffloadTo to) {
+    return to == OffloadTo::kNone ? Medium::kDevice : to == OffloadTo::kCpu ? Medium::kCpu : Medium::kNvme;
+  };
+  p.offload_activations = medium(o.activations), p.offload_optimizer = medium(o.optimizer),
+  p.offload_parameters = medium(o.parameters);
+  return {};
+}
+
+Result<void> read_compression(const shardlab::Compression& given, Point& p) {
+  switch (given.kind) {
+    case CompressionKind::kNone: return {};
+    case CompressionKind::kInt8:
+      if (given.bits == 8) return p.compression = Compression::kInt8, Result<void>();
+      break;
+    case CompressionKind::kPowerSgd: p.compression = Compression::kPowerSgd, p.compression_rank = given.rank; return {};
+    case CompressionKind::kTopK:
+      p.compression = Compression::kTopK, p.compression_rank = static_cast<int32_t>(std::lround(1000 * given.k));
+      return {};
+    case CompressionKind::kOneBitAdam: return p.compression = Compression::kOneBit, Result<void>();
+    case CompressionKind::kBf16:
+    case CompressionKind::kRandomK: break;
+  }
+  return no_form(fmt::format("compression {}", name_of(given.kind)), "none, int8 of 8 bits, top-k, powersgd or one-bit-adam");
+}
+
+}  // namespace
+
+Result<Point> point_of(const Case& c) {
+  SHARDLAB_TRY(check_known(c));
+  Point p{.dp = c.layout.dp, .tp = c.layout.tp, .pp = c.layout.pp, .vpp = c.layout.vpp, .cp = c.layout.cp, .ep = c.layout.ep};
+  p.zero = c.layout.zero;
+  p.hybrid_shard = c.layout.hybrid_shard;
+  // What a sweep file has where it does not say is, of another framework, as that has it.
+  const int8_t by_default = c.profile == "shardlab" ? 1 : -1;
+  if (c.layout.zero == 3) p.reshard = c.layout.fsdp.reshard ? by_default : 0;
+  if (!read(name_of(c.layout.schedule), &p.schedule))
+    return no_form(fmt::format("schedule {}", name_of(c.layout.schedule)), "another schedule");
+  p.sequence_parallel = c.layout.sequence_parallel;
+  SHARDLAB_TRY(read_recompute(c, p));
+  SHARDLAB_TRY(read_offload(c.layout.offload, p));
+  SHARDLAB_TRY(read_compression(c.layout.compression, p));
+  p.overlap = c.layout.overlap ? by_default : 0;
+  // 0 is tensor by tensor, and what a case has where nothing is reduced in buckets or a framework's own size is meant.
+  const bool in_buckets = c.profile == "shardlab" && c.layout.zero < 3 && c.layout.dp > 1;
+  if (c.layout.bucket_bytes > 0 || in_buckets) p.bucket_bytes = c.layout.bucket_bytes;
+  p.algorithm = c.layout.collective_algorithm;
+  const std::optional<Precision> precision = precision_named(c.train.precision);
+  if (!precision)
+    return Error{.message = fmt::format("precision {}", c.train.precision), .hint = "fp32, bf16, fp16, fp8 or fp4", .where = {}};
+  p.precision = *precision;
+  constexpr int64_t kMost = int64_t{1} << 30;
+  if (c.train.micro_batch > kMost || c.train.grad_accumulation > kMost)
+    return Error{.message = fmt::format("micro_batch {} and grad_accumulation {}", c.train.micro_batch, c.train.grad_accumulation),
+                 .hint = "each at most 2^30",
+                 .where = {}};
+  p.micro_batch = static_cast<int32_t>(c.train.micro_batch);
+  p.grad_accumulation = static_cast<int32_t>(c.train.grad_accumulation);
+  p.seq_len = c.train.seq_len;
+  return p;
+}
+
+namespace {
+
+/// The profile with what the case says beside it.
+Result<FrameworkProfile> profile_for(const Case& c) {
+  Result<FrameworkProfile> profile = profile_named(c.profile);
+  if (!profile) return profile.error();
+  const auto bytes = [](const std::string& dtype) { return dtype == "fp32" ? 4.0 : 2.0; };
+  if (!c.train.reduce_dtype.empty()) profile->state_gradient_wire = bytes(c.train.reduce_dtype);
+  if (!c.train.accumulate_dtype.empty()) profile->state_gradient = bytes(c.train.accumulate_dtype);
+  if (c.train.optimizer == Optimizer::kSgd) profile->state_moments = 0;
+  if (c.profile != "shardlab") {  // whose executor has these keys itself
+    if (c.train.dropout > 0) profile->dropout = true;
+    if (c.layout.fsdp.unit > 1) profile->overlap_unit_layers = c.layout.fsdp.unit;
+  }
+  return profile;
+}
+
+}  // namespace
+
+Result<Prepared> prepare(const Case& c, const ModelShape& shape, const MeasuredFabric& measured) {
+  if (c.profile == "shardlab" && shape != shape_of(c.model))
+    return Error{.code = ExitCode::kUsage,
+                 .message = fmt::format("shardlab's executor has no plan of {}", c.model.name),
+                 .hint = "name a framework that runs it: profile: megatron (--profile megatron)",
+                 .where = {}};
+  const Result<FrameworkProfile> profile = profile_for(c);
+  if (!profile) return profile.error();
+  if (shape != shape_of(c.model)) return prepare(shape, c.machine, *profile, measured);
+  return prepare(c, measured);
+}
+
+Result<Prepared> prepare(const Case& c, const MeasuredFabric& measured) {
+  const Result<FrameworkProfile> profile = profile_for(c);
+  if (!profile) return profile.error();
+  return prepare(shape_of(c.model), c.machine, *profile, measured, std::make_shared<const Case>(c));
+}
+
+}  // namespace shardlab::simulator::analytic

@@ -1,0 +1,180 @@
+// What a layer exchanges over tensor and context parallelism, what that slows, and what the host pays to start it all.
+#include <algorithm>
+#include <tuple>
+
+#include "simulator/estimator/analytic/pricer.h"
+
+namespace shardlab::simulator::analytic {
+namespace {
+
+constexpr double kSoftmaxSteps = 4;  // casts, scale and mask, where no kernel does them with the softmax
+
+}  // namespace
+
+void Pricer::add_context_exchange(double core_forward, double core_backward, LayerCost& cost) const {
+  const double kv = e_ * n_.tokens * (n_.k_width + n_.v_width);  // of this rank's part of the sequence
+  const bool again = remade(Recompute::kAttentionCore);
+  const auto add = [&](PhaseCost& phase, double exposed, double hidden) { phase.context_s += exposed, phase.hidden_s += hidden; };
+  if (key_.cp_kind == CpKind::kUlysses) {
+    const auto exchange = [&](double bytes) { return collective_s(CollectiveUse::kAllToAll, bytes, context_group_); };
+    const double seconds = exchange(e_ * n_.tokens * n_.qkv()) + exchange(e_ * n_.tokens * n_.o);
+    add(cost.forward, seconds, 0), add(cost.input, seconds, 0);
+    if (again) add(cost.recompute, seconds, 0);
+    cost.wire.context += (again ? 3 : 2) * ring_bytes(e_ * n_.tokens * (n_.qkv() + n_.o), n_.c);
+    return;
+  }
+  if (key_.cp_kind == CpKind::kAllGather) return add_context_gather(core_forward, core_backward, cost);
+  // A ring of c - 1 hops beside c blocks of attention; backward carries the gradients of k and v too, and brings them home.
+  const bool remote = context_group_.nodes > 1;
+  const double sharing = context_group_.groups_per_node;
+  const double hop = fabric_.send_seconds(kv, remote, sharing), hop_back = fabric_.send_seconds(2 * kv, remote, sharing);
+  const double block = core_forward / n_.c, block_back = core_backward / n_.c, hops = n_.c - 1;
+  add(cost.forward, hops * std::max(0.0, hop - block), hops * std::min(hop, block));
+  add(cost.input, hops * std::max(0.0, hop_back - block_back) + hop, hops * std::min(hop_back, block_back));
+  if (again) add(cost.recompute, hops * std::max(0.0, hop - block), hops * std::min(hop, block));
+  cost.wire.context += hops * kv * (again ? 2 : 1) + hops * 2 * kv + kv;
+}
+
+/// Keys and values are gathered. One call then attends to all of them; or one to each rank's part, merged with what came before, so
+/// that the first part is computed meanwhile and gradients travel around beside the others.
+void Pricer::add_context_gather(double core_forward, double core_backward, LayerCost& cost) const {
+  const double elements = n_.tokens * (p_.attention_repeats_kv ? 2 * n_.o : n_.k_width + n_.v_width), kv = e_ * elements;
+  const double gather = collective_s(CollectiveUse::kAllGather, kv * n_.c, context_group_);
+  const double gathers = remade(Recompute::kAttentionCore) ? 3 : 2;
+  const auto add = [&](PhaseCost& phase, double seconds, double beside, double merged) {
+    const double hidden = p_.overlap_context ? std::min(seconds, beside) : 0;
+    phase.context_s += seconds - hidden;
+    phase.hidden_s += hidden;
+    phase.compute_s += moved(n_.c * n_.tokens * n_.o, merged, 4 * n_.c);
+  };
+  if (p_.passes_merge <= 0) {
+    const double scatter = collective_s(CollectiveUse::kReduceScatter, kv * n_.c, context_group_);
+    add(cost.forward, gather, 0, 0), add(cost.input, gather + scatter, 0, 0);
+    if (gathers > 2) add(cost.recompute, gather, 0, 0);
+    cost.wire.context += (gathers + 1) * ring_bytes(kv * n_.c, n_.c);
+    return;
+  }
+  const double block = core_forward / n_.c, block_back = core_backward / n_.c;
+  const double gradients = elements * p_.state_context_gradient * (fp32_ ? 2 : 1);
+  const double hop = fabric_.send_seconds(gradients, context_group_.nodes > 1, context_group_.groups_per_node);
+  add(cost.forward, gather, block, p_.passes_merge);
+  if (gathers > 2) add(cost.recompute, gather, block, p_.passes_merge);
+  add(cost.input, gather, block_back, p_.passes_merge_backward);
+  add(cost.input, n_.c * hop, n_.c * block_back, 0);
+  cost.wire.context += gathers * ring_bytes(kv * n_.c, n_.c) + n_.c * gradients;
+}
+
+/// What a layer's matmuls take longer when their rows are cut in tp parts.
+Pricer::CutMatmuls Pricer::cut_matmuls() const {
+  const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn * shape_.top_k) / n_.t;
+  const auto extra = [&](double out, double in) {
+    return std::max(0.0,
+                    n_.t * matmul(n_.tokens / n_.t, out, in, Product::kForward) - matmul(n_.tokens, out, in, Product::kForward));
+  };
+  return {.gathered = extra(n_.qkv(), n_.h) + extra((shape_.swiglu ? 2 : 1) * ffn, n_.h),
+          .scattered = extra(n_.h, n_.o) + extra(n_.h, ffn)};
+}
+
+/// Of each exchange in backward, what runs beside it: the products of the column-parallel linear whose input it is about.
+Pricer::Shelter Pricer::shelter(int pair, bool moe) const {
+  if (!p_.overlap_tensor) return {};
+  const double ffn = moe ? of(shape_.shared_experts * shape_.moe_ffn) : of(shape_.ffn);
+  const double out = pair == 0 ? n_.qkv() : (shape_.swiglu ? 2 : 1) * ffn / n_.t;
+  return {.input_s = matmul(n_.tokens, n_.h, out, Product::kInput), .weight_s = matmul(out, n_.h, n_.tokens, Product::kWeight)};
+}
+
+void Pricer::add_tensor_exchange(bool moe, LayerCost& cost) const {
+  if (key_.tp == 1) return;
+  // A layer of experts exchanges among them what a dense one exchanges over tp; its shared experts still do.
+  const double pairs = moe && shape_.shared_experts == 0 ? 1 : 2;
+  if (key_.sequence_parallel) return add_sequence_exchange(pairs, moe, cost);
+  const double bytes = e_ * n_.tokens * n_.h;
+  const double all_again = key_.recompute.full() ? pairs : alternate() ? 1 : 0;
+  const double reduce = collective_s(CollectiveUse::kAllReduce, bytes, tensor_group_);
+  cost.forward.tensor_s += pairs * reduce;
+  cost.recompute.tensor_s += all_again * reduce;
+  for (int i = 0; i < static_cast<int>(pairs); ++i) {
+    const double weight = shelter(i, moe).weight_s, hidden = std::min(reduce, weight);
+    cost.input.tensor_s += reduce - hidden + lost(hidden, reduce, weight);
+    cost.input.hidden_s += hidden;
+  }
+  cost.wire.tensor += (2 * pairs + all_again) * 2 * ring_bytes(bytes, n_.t);
+}
+
+/// Asynchronous tensor parallelism cuts each exchange in tp parts that run beside parts of the matmul that feeds or needs them: one
+/// part is exposed, of the rest what copies between parts leave open, and matmuls of fewer rows are slower.
+void Pricer::add_sequence_exchange(double pairs, bool moe, LayerCost& cost) const {
+  const double bytes = e_ * n_.tokens * n_.h;
+  const double narrow = low_ && p_.state_fp8_exchange ? 1 / e_ : 1;  // of gathers: sums stay in 16 bit
+  // Copies beside a collective go with it; those of an exchange that a matmul does piece by piece are not made.
+  const auto copied = [&](double part, double hidden) {
+    return key_.tensor_overlap && hidden > 0 ? 0 : moved(part * n_.tokens * n_.h, p_.passes_exchanged, 1);
+  };
+  const double gather =
+      collective_s(CollectiveUse::kAllGather, narrow * bytes, tensor_group_) + copied(narrow, p_.overlap_gather_hidden);
+  const double scatter = collective_s(CollectiveUse::kReduceScatter, bytes, tensor_group_) + copied(1, p_.overlap_tensor_hidden);
+  const double scatter_whole =
+      collective_s(CollectiveUse::kReduceScatter, bytes, tensor_group_) + moved(n_.tokens * n_.h, p_.passes_exchanged, 1);
+  const CutMatmuls cut = key_.tensor_overlap ? cut_matmuls() : CutMatmuls{};
+  const double beside = cost.forward.compute_s / 4;
+  const auto exposed = [&](double exchange, double hidden) {
+    if (!key_.tensor_overlap) return exchange;
+    const double rest = hidden * exchange * (n_.t - 1) / n_.t;
+    return exchange - rest + std::max(0.0, rest - beside);
+  };
+  const double gather_open = exposed(gather, p_.overlap_gather_hidden), scatter_open = exposed(scatter, p_.overlap_tensor_hidden);
+  const double forward = pairs * (gather_open + scatter_open) + cut.gathered + cut.scattered;
+  cost.forward.tensor_s += forward;
+  cost.forward.hidden_s += std::max(0.0, pairs * (gather + scatter) - forward);
+  // Operator-wise checkpointing keeps what was scattered and gathers again.
+  const double scatters_again = key_.recompute.full() ? pairs : 0, gathers_again = alternate() ? pairs : scatters_again;
+  cost.recompute.tensor_s += key_.recompute.full() ? forward : gathers_again * gather_open;
+  // Backward: the gradient of a row-parallel result is gathered (exposed); the input of a column-parallel one, where it was kept
+  // cut, is gathered again beside the input gradient, and its gradient scattered beside the weight gradient.
+  // The gradient of an input of several products is their sum, which is no matmul to be done piece by piece.
+  const double scatter_back = p_.split_projections ? scatter_whole : scatter_open;
+  const double cut_back = cut.scattered + (p_.split_projections ? 0 : cut.gathered);
+  const double regathers = p_.overlap_regathers ? 1 : 0, all = pairs * ((1 + regathers) * gather + scatter);
+  double back = pairs * gather_open + cut_back, slowed = 0;
+  for (int i = 0; i < static_cast<int>(pairs); ++i) {
+    const Shelter beside_it = shelter(i, moe);
+    if (key_.tensor_overlap) {
+      back += regathers * gather_open + scatter_back;
+      continue;
+    }
+    const double gathered = std::min(gather, beside_it.input_s), scattered = std::min(scatter, beside_it.weight_s);
+    back += regathers * (gather - gathered) + scatter - scattered;
+    slowed += regathers * lost(gathered, gather, beside_it.input_s) + lost(scattered, scatter, beside_it.weight_s);
+  }
+  cost.input.tensor_s += back + slowed;
+  cost.input.hidden_s += std::max(0.0, all - back);
+  cost.wire.tensor += ((pairs * (2 + regathers) + gathers_again) * narrow + 2 * pairs + scatters_again) * ring_bytes(bytes, n_.t);
+}
+
+void Pricer::add_host(bool moe, LayerCost& cost) const {
+  const double gate = p_.split_projections && shape_.swiglu ? 1 : 0;
+  const double matmuls = shape_.latent() ? 5 : p_.split_projections ? 4 : 2;
+  const double inner = moe ? 1 + (2 + gate) * (shape_.shared_experts > 0 ? 2 : 1) : 2 + gate;
+  const double rotation = shape_.max_positions > 0 ? 0 : 1;
+  const double apart = softmax_apart() ? kSoftmaxSteps : 0;
+  const double norms = shape_.post_norms ? 4 : 2;
+  const double forward = apart + norms * p_.launch_norm + 2 * p_.launch_residual + rotation * p_.launch_rotation +
+                         p_.launch_layout + p_.launch_activation + p_.launch_core +
+                         (matmuls + inner) * (1 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
+  const double back = apart + norms * p_.launch_norm_backward + 2 * p_.launch_residual_backward +
+                      rotation * p_.launch_rotation_backward + p_.launch_layout_backward + p_.launch_activation_backward +
+                      p_.launch_core_backward + (matmuls + inner) * (2 + p_.launch_matmul_extra) + (moe ? p_.launch_experts : 0);
+  const double exchanges = (key_.tp > 1 ? (key_.sequence_parallel ? 4 : 2) : 0) + (key_.cp > 1 ? n_.c : 0) +
+                           (moe && key_.ep > 1 ? 2 : 0) + (moe && key_.expert_tp > 1 ? 2 : 0);
+  const double once = p_.host_layer_s + exchanges * p_.host_collective_s;
+  cost.forward.host_s = forward * p_.host_forward_s + once;
+  cost.weight.host_s = (matmuls + inner) * p_.host_backward_s;
+  cost.input.host_s = (back - matmuls - inner) * p_.host_backward_s + once;
+  if (key_.recompute.modules == 0) return;
+  cost.recompute.host_s =
+      key_.recompute.full()
+          ? cost.forward.host_s
+          : cost.forward.host_s * std::min(1.0, cost.recompute.compute_s / std::max(cost.forward.compute_s, 1e-12));
+}
+
+}  // namespace shardlab::simulator::analytic

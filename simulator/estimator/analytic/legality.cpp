@@ -1,0 +1,207 @@
+// Which points are no layouts at all, and why.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "simulator/estimator/analytic/inside.h"
+
+namespace shardlab::simulator::analytic {
+namespace {
+
+bool within(int64_t v, int64_t least, int64_t most) { return v >= least && v <= most; }
+
+bool sizes_ok(const Point& p) {
+  constexpr int64_t kRanks = 1 << 20;
+  for (const int64_t v : {p.dp, p.tp, p.pp, p.vpp, p.cp, p.ep, p.expert_tp})
+    if (!within(v, 1, kRanks)) return false;
+  return within(p.micro_batch, 1, kRanks) && within(p.grad_accumulation, 1, kRanks) && within(p.seq_len, 1, int64_t{1} << 27) &&
+         within(p.zero, 0, 3) && within(p.hybrid_shard, 0, kRanks) && within(p.compression_rank, 0, kRanks) && p.expert_skew >= 1 &&
+         p.expert_skew <= 1e6 && p.world_size() <= (int64_t{1} << 24) &&
+         static_cast<double>(p.micro_batch) * static_cast<double>(p.seq_len) <= 1e12;
+}
+
+bool schedule_ok(const ModelShape& s, const Point& p) {
+  if ((p.pp == 1) != (p.schedule == Schedule::kNone)) return false;
+  const bool looped = p.schedule == Schedule::kInterleaved || p.schedule == Schedule::kBreadthFirst;
+  if (!looped && p.vpp != 1) return false;
+  if (looped && (p.vpp < 2 || int64_t{p.pp} * p.vpp > s.layers)) return false;
+  if (p.schedule == Schedule::kInterleaved && p.grad_accumulation % p.pp != 0) return false;
+  if (folded(p.schedule) && 2 * int64_t{p.pp} > s.layers) return false;
+  return p.schedule != Schedule::kDualPipe || (p.pp % 2 == 0 && p.grad_accumulation % 2 == 0 && p.grad_accumulation >= 2 * p.pp);
+}
+
+bool experts_ok(const ModelShape& s, const Point& p) {
+  if (!s.moe()) return p.ep == 1 && p.expert_tp == 1;
+  const int64_t ranks = int64_t{p.dp} * p.cp * p.tp;
+  return s.experts % p.ep == 0 && s.moe_ffn % p.expert_tp == 0 && ranks % (int64_t{p.ep} * p.expert_tp) == 0;
+}
+
+bool sequence_ok(const Point& p) {
+  const int64_t parts = int64_t{p.cp} * (p.cp > 1 && (p.cp_kind == CpKind::kZigzag) ? 2 : 1);
+  if (p.seq_len % parts != 0) return false;
+  return !p.sequence_parallel || p.tp == 1 || (p.seq_len / p.cp) % p.tp == 0;
+}
+
+bool zero_ok(const Point& p) { return p.hybrid_shard == 0 || (p.zero > 0 && (int64_t{p.dp} * p.cp) % p.hybrid_shard == 0); }
+
+bool combination_ok(const Prepared::Inside& in, const Point& p) {
+  if (p.offload_parameters != Medium::kDevice && p.zero != 3) return false;
+  // shardlab's executor compresses what each micro-batch scatters, too.
+  const int most = in.profile.name == "shardlab" ? 2 : 1;
+  if (p.compression != Compression::kNone && p.zero > most) return false;
+  return p.compression != Compression::kPowerSgd && p.compression != Compression::kTopK ? true : p.compression_rank > 0;
+}
+
+/// NCCL has rings beside what it chooses itself.
+bool has_algorithm(const FrameworkProfile& profile, const Point& p) {
+  return profile.own_collectives || p.algorithm == AlgorithmChoice::kAuto || p.algorithm == AlgorithmChoice::kRing;
+}
+
+std::string no_algorithm_text(const FrameworkProfile& profile, const Point& p) {
+  return fmt::format("{} leaves collectives to NCCL, which has no {}", profile.name, name_of(p.algorithm));
+}
+constexpr std::string_view kNoAlgorithmHint =
+    "collective_algorithm auto (what NCCL chooses), ring (NCCL_ALGO=Ring), or the profile shardlab";
+
+/// Halving-doubling wants groups of a power of two.
+bool algorithm_ok(const Prepared::Inside& in, const Point& p) {
+  if (p.algorithm != AlgorithmChoice::kHalvingDoubling) return has_algorithm(in.profile, p);
+  if (!in.profile.own_collectives) return false;
+  for (const int64_t size : {int64_t{p.dp} * p.cp, int64_t{std::max(1, p.hybrid_shard)}, int64_t{p.tp}})
+    if (!std::has_single_bit(static_cast<uint64_t>(size))) return false;
+  return true;
+}
+
+/// "megatron has no zb-h1 among its schedules: 1f1b, interleaved".
+std::string missing_text(const FrameworkProfile& profile, const Point& p) {
+  const Missing what = missing(profile.can, p);
+  const std::string kind = what.key == "axes"              ? "axes"
+                           : what.key == "zero_with_pp"    ? "stages of ZeRO in a pipeline"
+                           : what.key == "zero"            ? "stages of ZeRO"
+                           : what.key == "offload_with_pp" ? "offloads in a pipeline"
+                           : what.key == "cp_kind"         ? "kinds of context parallelism"
+                           : what.key == "compression"     ? "compressions of gradients"
+                           : what.key == "bucket_bytes"    ? "stages of ZeRO whose buckets have a size to choose"
+                                                           : std::string(what.key) + (what.key.ends_with('s') ? "" : "s");
+  return fmt::format("{} has no {} among its {}: {}", profile.name, what.word, kind,
+                     what.allowed.empty() ? "none" : fmt::format("{}", fmt::join(what.allowed, ", ")));
+}
+
+/// The shipped profiles, read once: a sweep asks for them at every point that its framework lacks.
+const std::vector<FrameworkProfile>& every_profile() {
+  static const std::vector<FrameworkProfile> profiles = [] {
+    std::vector<FrameworkProfile> all;
+    for (const std::string_view name : profile_names())
+      if (auto found = profile_named(name); found.ok()) all.push_back(std::move(*found));
+    return all;
+  }();
+  return profiles;
+}
+
+/// Profiles that have what is missing.
+std::string missing_hint(const FrameworkProfile& profile, const Point& p) {
+  std::string names;
+  for (const FrameworkProfile& other : every_profile())
+    // Of versions of one framework the first is enough.
+    if (other.name != profile.name && has(other.can, p) && other.name.find("-20") == std::string::npos)
+      names += (names.empty() ? "" : ", ") + other.name;
+  return names.empty() ? "choose another; simulator/profiles lists what each framework has"
+                       : fmt::format("choose another, or a profile that has all of it: {}", names);
+}
+
+}  // namespace
+
+Refusal refusal_of(const Prepared::Inside& in, const Point& p) {
+  const ModelShape& s = in.shape;
+  if (!sizes_ok(p)) return Refusal::kSize;
+  if (p.world_size() > in.machine.devices()) return Refusal::kDevices;
+  if (!has(in.profile.can, p)) return Refusal::kAbility;
+  if (s.heads % p.tp != 0 || (s.kv_heads % p.tp != 0 && p.tp % s.kv_heads != 0)) return Refusal::kHeads;
+  if (p.cp > 1 && p.cp_kind == CpKind::kUlysses && (s.heads / p.tp) % p.cp != 0) return Refusal::kHeads;
+  if (s.ffn % p.tp != 0 || s.hidden % p.tp != 0) return Refusal::kWidth;
+  if (p.pp > s.layers) return Refusal::kLayers;
+  if (!schedule_ok(s, p)) return Refusal::kSchedule;
+  if (!sequence_ok(p)) return Refusal::kSequence;
+  if (!experts_ok(s, p)) return Refusal::kExperts;
+  if (!zero_ok(p)) return Refusal::kZero;
+  if ((p.precision == Precision::kFp8 && !in.has_fp8) || (p.precision == Precision::kFp4 && !in.has_fp4))
+    return Refusal::kPrecision;
+  if (!algorithm_ok(in, p)) return Refusal::kAlgorithm;
+  return combination_ok(in, p) ? Refusal::kNone : Refusal::kCombination;
+}
+
+Result<void> explain_ability(const FrameworkProfile& profile, const Point& p) {
+  if (!has(profile.can, p))
+    return Error{.code = ExitCode::kUsage, .message = missing_text(profile, p), .hint = missing_hint(profile, p), .where = {}};
+  if (has_algorithm(profile, p)) return {};
+  return Error{
+      .code = ExitCode::kUsage, .message = no_algorithm_text(profile, p), .hint = std::string(kNoAlgorithmHint), .where = {}};
+}
+
+Result<void> explain(const Prepared& prepared, const Point& p) {
+  const Prepared::Inside& in = prepared.inside();
+  const ModelShape& s = in.shape;
+  const auto no = [](std::string message, std::string hint) {
+    return Error{.code = ExitCode::kNo, .message = std::move(message), .hint = std::move(hint), .where = {}};
+  };
+  switch (refusal_of(in, p)) {
+    case Refusal::kNone: {
+      ExecutorCases executor(in);
+      return executor.refuses(p) ? Result<void>(executor.refusal(p)) : Result<void>();
+    }
+    case Refusal::kSize:
+      return no(
+          fmt::format(
+              "dp {} tp {} pp {} vpp {} cp {} ep {}, zero {}, micro_batch {}, grad_accumulation {}, seq_len {}, skew {}: one is "
+              "out of range",
+              p.dp, p.tp, p.pp, p.vpp, p.cp, p.ep, p.zero, p.micro_batch, p.grad_accumulation, p.seq_len, p.expert_skew),
+          "sizes are from 1 to 2^20, seq_len to 2^27, zero from 0 to 3, skew from 1");
+    case Refusal::kDevices:
+      return no(fmt::format("dp {} x tp {} x pp {} x cp {} is {} ranks; {} has {} devices", p.dp, p.tp, p.pp, p.cp, p.world_size(),
+                            in.machine.id, in.machine.devices()),
+                "lower a size, or raise machine.nodes");
+    case Refusal::kAbility: return no(missing_text(in.profile, p), missing_hint(in.profile, p));
+    case Refusal::kHeads:
+      return no(
+          fmt::format("{} heads and {} kv heads cannot be cut by tp {} (and cp {} under ulysses)", s.heads, s.kv_heads, p.tp, p.cp),
+          "choose a tp that divides both");
+    case Refusal::kWidth:
+      return no(fmt::format("ffn {} and hidden {} are not both multiples of tp {}", s.ffn, s.hidden, p.tp), "change tp");
+    case Refusal::kLayers: return no(fmt::format("{} layers on {} stages", s.layers, p.pp), "lower pp");
+    case Refusal::kSchedule:
+      return no(fmt::format("schedule {} with pp {}, vpp {}, {} layers and {} micro-batches", name_of(p.schedule), p.pp, p.vpp,
+                            s.layers, p.grad_accumulation),
+                "none goes with pp 1; interleaved and breadth-first with vpp of 2 and more, at most layers / pp; interleaved with "
+                "micro-batches in multiples of pp; dualpipe with even pp and at least 2 pp micro-batches");
+    case Refusal::kSequence:
+      return no(fmt::format("seq_len {} cannot be cut by cp {} ({}) and tp {}", p.seq_len, p.cp, name_of(p.cp_kind), p.tp),
+                "seq_len is a multiple of cp (2 cp under zigzag), times tp under sequence parallelism");
+    case Refusal::kExperts:
+      return no(fmt::format("{} experts of width {} with ep {} and expert_tp {} on dp {} cp {} tp {}", s.experts, s.moe_ffn, p.ep,
+                            p.expert_tp, p.dp, p.cp, p.tp),
+                "ep divides the experts, expert_tp their width, and both together dp * cp * tp; a dense model has ep 1");
+    case Refusal::kZero:
+      if (p.zero == 0)
+        return no(fmt::format("hybrid_shard {} without ZeRO: there are no shards to share", p.hybrid_shard),
+                  "set zero to 1, 2 or 3, or leave out hybrid_shard");
+      return no(
+          fmt::format("hybrid_shard {} does not divide the {} ranks of dp {} x cp {}", p.hybrid_shard, p.dp * p.cp, p.dp, p.cp),
+          "choose a hybrid_shard that divides dp * cp");
+    case Refusal::kPrecision:
+      return no(fmt::format("{} does not multiply in {}", in.machine.device.id, name_of(p.precision)), "choose a wider precision");
+    case Refusal::kAlgorithm:
+      if (!has_algorithm(in.profile, p)) return no(no_algorithm_text(in.profile, p), std::string(kNoAlgorithmHint));
+      return no(fmt::format("collective_algorithm {} with dp {} cp {} hybrid_shard {} tp {}: not all are powers of two",
+                            name_of(p.algorithm), p.dp, p.cp, p.hybrid_shard, p.tp),
+                "use ring or direct");
+    case Refusal::kCombination:
+      return no(fmt::format("zero {}, offloaded parameters {}, compression {} of rank {}", p.zero, name_of(p.offload_parameters),
+                            name_of(p.compression), p.compression_rank),
+                "parameters are offloaded under zero 3; gradients are compressed under zero 0 and 1 (shardlab: 2 too); powersgd "
+                "and top-k need a rank");
+  }
+  return {};
+}
+
+}  // namespace shardlab::simulator::analytic

@@ -1,0 +1,149 @@
+#include "simulator/estimator/analytic/shape.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <string_view>
+#include <utility>
+
+namespace shardlab::simulator::analytic {
+namespace {
+
+int64_t mlp_matrices(const ModelShape& s) { return s.swiglu ? 3 : 2; }
+int64_t norm_width(const ModelShape& s) { return s.rms_norm ? 1 : 2; }
+
+/// Of one expert.
+int64_t expert_parameters(const ModelShape& s) {
+  const int64_t biases = s.expert_biases ? (mlp_matrices(s) - 1) * s.moe_ffn + s.hidden : 0;
+  return mlp_matrices(s) * s.hidden * s.moe_ffn + biases;
+}
+
+/// Of attention and both norms: what dense and mixture layers share.
+LayerParameters attention_parameters(const ModelShape& s) {
+  LayerParameters p;
+  p.replicated = (s.post_norms ? 4 : 2) * norm_width(s) * s.hidden;
+  if (s.latent()) {
+    const int64_t query = s.heads * s.qk_dim();
+    p.matrix =
+        (s.q_rank > 0 ? s.q_rank : s.hidden) * query + s.kv_rank * s.heads * (s.head_dim + s.v_dim) + s.heads * s.v_dim * s.hidden;
+    p.replicated += s.hidden * (s.kv_rank + s.rope_dim) + s.kv_rank;
+    if (s.q_rank > 0) p.replicated += s.hidden * s.q_rank + s.q_rank;
+    return p;
+  }
+  const int64_t rows = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  p.matrix = rows * s.hidden + s.heads * s.head_dim * s.hidden + (s.biases || s.qkv_biases ? rows : 0);
+  p.matrix += (s.qk_norm_whole ? (s.heads + s.kv_heads) * s.head_dim : 0) + (s.sinks ? s.heads : 0);
+  p.replicated += (s.biases || s.out_bias ? s.hidden : 0) + (s.qk_norm ? 2 * s.head_dim : 0);
+  return p;
+}
+
+}  // namespace
+
+ModelShape shape_of(const Model& m) {
+  const bool llama = m.is_llama();
+  return {.layers = m.layers,
+          .hidden = m.hidden,
+          .heads = m.heads,
+          .kv_heads = m.kv_heads,
+          .head_dim = m.head_dim,
+          .ffn = m.ffn,
+          .vocab = m.vocab,
+          .max_positions = llama ? 0 : m.max_positions,
+          .tied_embeddings = m.tied_embeddings,
+          .swiglu = llama,
+          .rms_norm = llama,
+          .biases = !llama};
+}
+
+Result<void> check(const ModelShape& s) {
+  constexpr int64_t kLargest = int64_t{1} << 31;
+  const std::array<std::pair<std::string_view, int64_t>, 6> needed{{{"layers", s.layers},
+                                                                    {"hidden", s.hidden},
+                                                                    {"heads", s.heads},
+                                                                    {"kv_heads", s.kv_heads},
+                                                                    {"head_dim", s.head_dim},
+                                                                    {"vocab", s.vocab}}};
+  for (const auto& [name, value] : needed)
+    if (value < 1 || value >= kLargest)
+      return Error{
+          .message = fmt::format("model: {} is {}", name, value), .hint = "a whole number from 1 to 2^31 - 1", .where = {}};
+  const std::array<std::pair<std::string_view, int64_t>, 13> possible{{{"ffn", s.ffn},
+                                                                       {"window", s.window},
+                                                                       {"windowed_layers", s.windowed_layers},
+                                                                       {"max_positions", s.max_positions},
+                                                                       {"experts", s.experts},
+                                                                       {"top_k", s.top_k},
+                                                                       {"moe_ffn", s.moe_ffn},
+                                                                       {"shared_experts", s.shared_experts},
+                                                                       {"dense_layers", s.dense_layers},
+                                                                       {"q_rank", s.q_rank},
+                                                                       {"kv_rank", s.kv_rank},
+                                                                       {"rope_dim", s.rope_dim},
+                                                                       {"v_dim", s.v_dim}}};
+  for (const auto& [name, value] : possible)
+    if (value < 0 || value >= kLargest)
+      return Error{
+          .message = fmt::format("model: {} is {}", name, value), .hint = "a whole number from 0 to 2^31 - 1", .where = {}};
+  if (s.windowed_layers > s.layers || (s.windowed_layers > 0 && s.window < 1))
+    return Error{.message = fmt::format("model: a window of {} tokens in {} of {} layers", s.window, s.windowed_layers, s.layers),
+                 .hint = "a window has a token, and is of some of the layers",
+                 .where = {}};
+  if (s.heads % s.kv_heads != 0)
+    return Error{
+        .message = fmt::format("model: {} heads are no multiple of {} kv heads", s.heads, s.kv_heads), .hint = {}, .where = {}};
+  if (s.latent() && s.v_dim == 0)
+    return Error{
+        .message = "model: latent attention (kv_rank) without v_dim", .hint = "set v_dim, the width of v a head", .where = {}};
+  if (s.moe() && (s.top_k < 1 || s.top_k > s.experts || s.moe_ffn < 1 || s.dense_layers > s.layers))
+    return Error{.message = fmt::format("model: {} experts with top_k {}, moe_ffn {}, dense_layers {} of {}", s.experts, s.top_k,
+                                        s.moe_ffn, s.dense_layers, s.layers),
+                 .hint = "top_k is from 1 to experts, moe_ffn at least 1, dense_layers at most layers",
+                 .where = {}};
+  if ((!s.moe() || s.dense_layers > 0) && s.ffn < 1)
+    return Error{.message = "model: dense layers without ffn", .hint = "set ffn, the width of the feed-forward", .where = {}};
+  // In floating point, since the whole-number count may overflow.
+  const double attention = 4.0 * static_cast<double>(s.hidden) * static_cast<double>(s.heads) * static_cast<double>(s.qk_dim());
+  const double experts = 3.0 * static_cast<double>(s.experts + s.shared_experts) * static_cast<double>(s.moe_ffn);
+  const double layer = attention + static_cast<double>(s.hidden) * (3.0 * static_cast<double>(s.ffn) + experts);
+  const double all = static_cast<double>(s.layers) * layer + 2.0 * static_cast<double>(s.vocab) * static_cast<double>(s.hidden);
+  if (all > 9e15)
+    return Error{.message = fmt::format("model: {:.3g} parameters", all), .hint = "at most 9e15 are supported", .where = {}};
+  return {};
+}
+
+LayerParameters dense_layer_parameters(const ModelShape& s) {
+  LayerParameters p = attention_parameters(s);
+  p.matrix += mlp_matrices(s) * s.hidden * s.ffn + (s.biases ? (s.swiglu ? 2 : 1) * s.ffn : 0);
+  if (s.biases) p.replicated += s.hidden;
+  return p;
+}
+
+LayerParameters moe_layer_parameters(const ModelShape& s) {
+  LayerParameters p = attention_parameters(s);
+  p.replicated += s.hidden * s.experts + (s.router_bias ? s.experts : 0) + (s.expert_biases ? s.experts : 0);
+  p.matrix += mlp_matrices(s) * s.hidden * s.shared_experts * s.moe_ffn;
+  p.expert = s.experts * expert_parameters(s);
+  return p;
+}
+
+int64_t parameter_count(const ModelShape& s) {
+  const int64_t dense = s.layers - s.moe_layers();
+  return dense * dense_layer_parameters(s).total() + s.moe_layers() * moe_layer_parameters(s).total() + norm_width(s) * s.hidden +
+         (s.max_positions + (s.tied_embeddings ? 1 : 2) * s.vocab) * s.hidden;
+}
+
+int64_t active_parameter_count(const ModelShape& s) {
+  const int64_t idle = s.moe() ? (s.experts - s.top_k) * expert_parameters(s) : 0;
+  return parameter_count(s) - s.moe_layers() * idle;
+}
+
+double model_flops_per_token(const ModelShape& s, int64_t seq_len) {
+  const auto of = [](int64_t v) { return static_cast<double>(v); };
+  // Tables are looked up, not multiplied; a tied one is multiplied by the head.
+  const double tables = of(s.hidden) * of(s.max_positions + (s.tied_embeddings ? 0 : s.vocab));
+  const double attention =
+      3 * of(s.layers) * of(s.heads) * of(s.qk_dim() + s.value_dim()) * of(seq_len) * s.attention_share(seq_len);
+  return 6 * (of(active_parameter_count(s)) - tables) + attention;
+}
+
+}  // namespace shardlab::simulator::analytic

@@ -1,0 +1,110 @@
+// What the memory calculator says of one layout: bytes by stage and item at three levels (live, reserved by the allocator, used of
+// the device), when the peak is, how far it can be trusted, and whether it fits.
+//
+// Two sources make answers. `analytic_answer` here is the estimate of a framework's run. What shardlab's executor runs itself comes
+// from its plan, to the byte, and is put into the same form by whoever has the plan.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "simulator/estimator/analytic/analytic.h"
+
+namespace shardlab::simulator::whatif {
+
+/// The classes of the contract (ARCHITECTURE.md, section 3), which add up to the live peak, and what comes on top.
+enum class ItemGroup : uint8_t { kParameters, kGradients, kOptimizer, kActivations, kBuffers, kWorkspace, kReserved, kDevice };
+inline constexpr size_t kLiveGroups = 6;
+inline constexpr size_t kGroups = 8;
+std::string_view name_of(ItemGroup group);  ///< "parameters", ..., "reserved", "device"
+
+/// One line of the table of a stage.
+struct Item {
+  ItemGroup group = ItemGroup::kParameters;
+  std::string name;
+  int64_t bytes = 0;
+};
+
+/// One rank of a stage at its peak.
+struct StageAnswer {
+  int32_t stage = 0;
+  std::vector<Item> items;                   ///< without those of 0 bytes
+  std::string moment;                        ///< when the peak is reached, as a sentence's end: "the loss of micro-batch 1"
+  std::string op;                            ///< what runs then
+  int64_t host_bytes = 0, nvme_bytes = 0;    ///< offloaded state, beside the device
+  std::vector<Item> host_items, nvme_items;  ///< of which classes, where it is known
+
+  int64_t of(ItemGroup group) const;
+  int64_t live() const;                                        ///< the first six groups
+  int64_t reserved() const;                                    ///< live and what the allocator holds beyond it
+  int64_t device() const;                                      ///< reserved and what no allocator sees
+  void add(ItemGroup group, std::string name, int64_t bytes);  ///< nothing where `bytes` is 0
+};
+
+/// A range that holds the truth in nine of ten runs.
+struct Interval {
+  int64_t low = 0, high = 0;
+};
+
+enum class Verdict : uint8_t {
+  kUnknown,   ///< nobody stated the device's memory
+  kFits,      ///< even at the upper end of the interval
+  kTight,     ///< the prediction fits, the upper end does not
+  kUnlikely,  ///< the prediction does not fit, the lower end does
+  kNo         ///< not even at the lower end
+};
+std::string_view name_of(Verdict verdict);  ///< "unknown", "fits", "tight", "unlikely", "no"
+
+/// Device bytes of nine in ten runs: `reserved` within a relative `error`, and what no allocator sees `beside` it.
+Interval device_interval(int64_t reserved, int64_t beside, double error);
+/// Of a prediction with its interval on a device of `capacity` bytes; 0: not known.
+Verdict verdict_of(int64_t device, Interval range, int64_t capacity);
+
+struct Answer {
+  std::vector<StageAnswer> stages;
+  bool exact = false;   ///< of a plan of shardlab's executor: live bytes are those of its run
+  bool packed = false;  ///< the plan's arenas were laid out, so that reserved bytes are exact too
+  /// Relative error of live and of reserved bytes that nine of ten published runs stay within; 0 where exact.
+  double live_error = 0, reserved_error = 0;
+  int64_t capacity = 0;                          ///< bytes that one rank may use; 0: not known
+  int64_t host_capacity = 0, nvme_capacity = 0;  ///< the same of its part of host memory and drives
+  double step_s = 0;                             ///< predicted; 0: not known
+  bool transferred = false;                      ///< the step time is built on a constant that nobody measured on this device
+
+  const StageAnswer& worst() const;  ///< the stage that needs most of its device
+  Interval live() const;             ///< of the worst stage
+  Interval device() const;
+  Verdict verdict() const;
+  /// The prediction itself, not the interval, in every space whose capacity is known.
+  bool fits() const { return (capacity <= 0 || worst().device() <= capacity) && fits_outside(); }
+  /// In host memory and on NVMe.
+  bool fits_outside() const;
+  int64_t headroom() const { return capacity - worst().device(); }  ///< negative: so much is missing
+};
+
+/// The errors that `analytic_answer` states: nine of ten published runs lie within (simulator/published/runs: live bytes of
+/// simumax_b200, reserved bytes of torchtitan). tests/validate/test_published.cpp holds them to what `validate` finds.
+inline constexpr double kLiveError = 0.03;
+inline constexpr double kReservedError = 0.10;
+
+/// What packing an arena adds to the live peak of a plan of shardlab's executor stays below this share: tests/cli/test_memory.cpp
+/// holds plans to it.
+inline constexpr double kPacking = 0.05;
+/// Relative error of reserved bytes under a profile, before its plan, if it has one, is packed.
+double reserved_error_of(const analytic::FrameworkProfile& profile);
+
+/// The estimate for a legal point, every stage. `capacity` as in Answer.
+Answer analytic_answer(const analytic::Prepared& prepared, analytic::Estimator& estimator, const analytic::Point& point,
+                       int64_t capacity);
+
+/// What differs between two answers, item by item, on their worst stages.
+struct Difference {
+  std::string name;
+  int64_t before = 0, after = 0;
+};
+std::vector<Difference> differences(const Answer& before, const Answer& after);
+
+}  // namespace shardlab::simulator::whatif

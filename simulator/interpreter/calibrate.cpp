@@ -1,0 +1,357 @@
+#include "simulator/interpreter/calibrate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "plan/base/philox.h"
+#include "plan/device_scratch.h"
+#include "simulator/interpreter/bench.h"
+
+namespace shardlab::simulator {
+namespace {
+
+/// Tokens in a sequence of the row-wise benches; rows are a multiple.
+constexpr int64_t kTokens = 64;
+constexpr int64_t kVocabulary = 256;
+
+using Extents = std::vector<int64_t>;
+using Write = Bench::Write;
+
+Type rows_of(int64_t rows, int64_t width) { return tensor({rows / kTokens, kTokens, width}); }
+
+// --- matrix multiplications --------------------------------------------------------------------------------------------
+
+void add_linear_forward(Bench& b, int64_t rows, int64_t out, int64_t in, bool bias) {
+  std::vector<BufferId> reads{b.warm(rows_of(rows, in)), b.cold(tensor({out, in}))};
+  if (bias) reads.push_back(b.cold(tensor({out})));
+  b.op(Linear{Phase::kF, bias}, reads, {{b.result(rows_of(rows, out))}});
+}
+
+void add_linear_input(Bench& b, int64_t rows, int64_t out, int64_t in) {
+  b.op(Linear{Phase::kI}, {b.warm(rows_of(rows, out)), b.cold(tensor({out, in}))}, {{b.passing(rows_of(rows, in))}});
+}
+
+void add_linear_weight(Bench& b, int64_t rows, int64_t out, int64_t in, bool bias) {
+  std::vector<Write> writes{{b.result(tensor({out, in}))}};
+  if (bias) writes.push_back({b.result(tensor({out}))});
+  b.op(Linear{Phase::kW, bias}, {b.cold(rows_of(rows, in)), b.warm(rows_of(rows, out))}, writes);
+}
+
+/// Pools for ops whose largest operand has more than kSmallOperand elements.
+constexpr int64_t kSmallOperand = 512 << 10;
+constexpr PoolSizes kLargePools{14 << 20, 7 << 20, 7 << 20};
+
+Bench cpu_bench(std::string_view what, int ranks, bool large) {
+  return Bench(fmt::format("calibration {}{} x{}", what, large ? " large" : "", ranks), "rank", ranks,
+               large ? kLargePools : PoolSizes{});
+}
+
+Plan linear_plan(int ranks, bool large) {
+  Bench b = cpu_bench("linear", ranks, large);
+  for (const int64_t rows : {64, 128, 256, 512, 1024, 2048})
+    for (const int64_t out : {32, 64, 128, 256, 512, 1024})
+      for (const int64_t in : {32, 64, 128, 256, 512, 1024}) {
+        if ((std::max({rows * in, rows * out, out * in}) > kSmallOperand) != large) continue;
+        add_linear_forward(b, rows, out, in, false);
+        add_linear_input(b, rows, out, in);
+        add_linear_weight(b, rows, out, in, false);
+        if (rows != 64 && rows != 256 && rows != 1024) continue;
+        add_linear_forward(b, rows, out, in, true);
+        add_linear_weight(b, rows, out, in, true);
+      }
+  return b.take();
+}
+
+/// Products of 16-bit operands, on a coarser grid: precision: bf16 and fp16.
+Plan narrow_linear_plan(int ranks, DType dtype) {
+  Bench b(fmt::format("calibration linear {} x{}", name_of(dtype), ranks), "rank", ranks, {}, dtype);
+  for (const int64_t rows : {64, 256, 1024})
+    for (const int64_t out : {64, 256, 512})
+      for (const int64_t in : {64, 256, 512}) {
+        const Type x = b.typed(rows_of(rows, in)), y = b.typed(rows_of(rows, out)), w = b.typed(tensor({out, in}));
+        const Type bias = b.typed(tensor({out}));
+        b.op(Linear{Phase::kF}, {b.warm(x), b.cold(w)}, {{b.result(y)}});
+        b.op(Linear{Phase::kF, true}, {b.warm(x), b.cold(w), b.cold(bias)}, {{b.result(y)}});
+        b.op(Linear{Phase::kI}, {b.warm(y), b.cold(w)}, {{b.passing(x)}});
+        b.op(Linear{Phase::kW}, {b.cold(x), b.warm(y)}, {{b.result(w)}});
+        b.op(Linear{Phase::kW, true}, {b.cold(x), b.warm(y)}, {{b.result(w)}, {b.result(bias)}});
+      }
+  return b.take();
+}
+
+// --- attention -----------------------------------------------------------------------------------------------------------
+
+Plan attention_plan(int ranks, bool large) {
+  Bench b = cpu_bench("attention", ranks, large);
+  for (const int64_t tokens : {32, 64, 128, 256, 512})
+    for (const int64_t width : {16, 32, 64, 128})
+      for (const int64_t sequences : {1, 8}) {  // of one head, and of four
+        const int heads = sequences == 1 ? 1 : 4, d = static_cast<int>(width);
+        const Type qkv = tensor({sequences, tokens, 3 * heads * width}), o = tensor({sequences, tokens, heads * width});
+        const Type lse = tensor({sequences, heads, tokens});
+        if ((qkv.shape.elements() > kSmallOperand) != large) continue;
+        b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
+        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.passing(qkv)}});
+      }
+  return b.take();
+}
+
+// --- ops by rows and width -----------------------------------------------------------------------------------------------
+
+void add_norm(Bench& b, int64_t rows, int64_t width, bool rms) {
+  const Type x = rows_of(rows, width), stats = rows_of(rows, rms ? 1 : 2), gamma = tensor({width});
+  std::vector<BufferId> forward{b.warm(x), b.cold(gamma)};
+  if (!rms) forward.push_back(b.cold(gamma));
+  b.op(Norm{Phase::kF, rms}, forward, {{b.result(x)}, {b.result(stats)}});
+  const BufferId saved = b.cold(x), saved_stats = b.cold(stats), residual = b.warm(x), dy = b.warm(x);
+  // In a step the weights' gradient comes first and fetches the saved input, which the input's gradient then finds in the cache.
+  std::vector<Write> gradients{{b.result(gamma)}};
+  if (!rms) gradients.push_back({b.result(gamma)});
+  b.op(Norm{Phase::kW, rms}, {dy, saved, saved_stats}, gradients);
+  b.op(Norm{Phase::kI, rms, 1e-5f, true}, {dy, saved, b.cold(gamma), saved_stats, residual}, {{b.passing(x)}});
+}
+
+void add_rope(Bench& b, int64_t rows, int64_t width) {
+  constexpr int kHeadDim = 32;
+  const int heads = static_cast<int>(width / kHeadDim);
+  for (const Phase phase : {Phase::kF, Phase::kI})
+    b.op(Rope{phase, heads, heads, kHeadDim}, {b.warm(rows_of(rows, 3 * width))}, {{{}, 0}});
+}
+
+void add_activation(Bench& b, int64_t rows, int64_t width, bool swiglu) {
+  const Type u = rows_of(rows, swiglu ? 2 * width : width), a = rows_of(rows, width);
+  b.op(Activation{Phase::kF, swiglu}, {b.warm(u)}, {{b.result(a)}});
+  b.op(Activation{Phase::kI, swiglu}, {b.warm(a), b.cold(u)}, {{b.passing(u)}});
+}
+
+void add_residual(Bench& b, int64_t rows, int64_t width) {
+  const Type x = rows_of(rows, width), bias = tensor({width});
+  b.op(Residual{Phase::kF, true}, {b.warm(x), b.warm(x), b.cold(bias)}, {{b.result(x)}});
+  b.op(Residual{Phase::kW, true}, {b.warm(x)}, {{b.result(bias)}});
+  b.op(Dropout{Phase::kF, 0.1f}, {b.warm(x)}, {{{}, 0}});
+  b.op(Dropout{Phase::kI, 0.1f}, {b.warm(x)}, {{{}, 0}});
+}
+
+void add_embeddings(Bench& b, BufferId tokens, int64_t rows, int64_t width) {
+  const Type x = rows_of(rows, width), table = tensor({kVocabulary, width}), positions = tensor({kTokens, width});
+  b.op(Embed{Phase::kF}, {tokens, b.cold(table)}, {{b.result(x)}});
+  b.op(Embed{Phase::kW}, {tokens, b.warm(x)}, {{b.result(table)}});
+  b.op(Positions{Phase::kF}, {b.warm(x), b.cold(positions)}, {{{}, 0}});
+  b.op(Positions{Phase::kW}, {b.warm(x)}, {{b.result(positions)}});
+}
+
+void add_cross_entropy(Bench& b, BufferId targets, int64_t rows, int64_t vocabulary) {
+  const Type logits = rows_of(rows, vocabulary), nll = tensor({rows / kTokens});
+  const Type max = tensor({rows / kTokens, kTokens}), sums = rows_of(rows, 2);
+  using Part = CrossEntropy::Part;
+  b.op(CrossEntropy{Part::kFused, rows}, {b.warm(logits), targets}, {{b.result(nll)}, {{}, 0}});
+  b.op(CrossEntropy{Part::kLossOnly, rows}, {b.warm(logits), targets}, {{b.result(nll)}});
+  b.op(CrossEntropy{Part::kMax, rows}, {b.warm(logits)}, {{b.result(max)}});
+  b.op(CrossEntropy{Part::kSum, rows}, {b.warm(logits), targets, b.cold(max)}, {{b.result(sums)}});
+  b.op(CrossEntropy{Part::kGrad, rows}, {b.warm(logits), targets, b.cold(max), b.cold(sums)}, {{b.result(nll)}, {{}, 0}});
+}
+
+Plan rows_plan(int ranks, bool large) {
+  Bench b = cpu_bench("rows", ranks, large);
+  for (const int64_t rows : {64, 256, 1024}) {
+    const BufferId tokens = b.tokens(rows / kTokens, kTokens);
+    for (const int64_t width : {32, 64, 256, 1024}) {
+      if ((3 * rows * width > kSmallOperand) != large) continue;
+      for (const bool variant : {false, true}) {
+        add_norm(b, rows, width, variant);
+        add_activation(b, rows, width, variant);
+      }
+      add_rope(b, rows, width);
+      add_residual(b, rows, width);
+      add_embeddings(b, tokens, rows, width);
+    }
+    for (const int64_t vocabulary : {64, 128, 256, 512, 1024})
+      if ((rows * vocabulary > kSmallOperand) == large) add_cross_entropy(b, tokens, rows, vocabulary);
+  }
+  return b.take();
+}
+
+// --- ops by bytes ----------------------------------------------------------------------------------------------------------
+
+void add_flat(Bench& b, int64_t elements) {
+  const Type x = tensor({elements});
+  Type norm = tensor({1});
+  norm.dtype = DType::f64;
+  b.op(AdamW{}, {b.cold(x), b.cold(x), b.state(x), b.state(x)}, {{{}, 1}, {{}, 2}, {{}, 3}});
+  b.op(Sgd{}, {b.cold(x), b.cold(x)}, {{{}, 1}});
+  b.op(Add{}, {b.cold(x), b.warm(x)}, {{{}, 0}});
+  b.op(Copy{}, {b.warm(x)}, {{b.result(x)}});
+  b.op(Fill{}, {}, {{b.result(x)}});
+  b.op(SumScalars{}, {b.cold(x)}, {{b.result(tensor({1}))}});
+  b.op(SquaredNorm{}, {b.cold(x)}, {{b.state(norm)}});
+}
+
+Plan flat_plan(int ranks, bool large) {
+  Bench b = cpu_bench("flat", ranks, large);
+  for (const int64_t elements : {1, 16, 256, 4096, 16384, 65536, 262144, 1048576})
+    if ((elements > kSmallOperand) == large) add_flat(b, elements);
+  return b.take();
+}
+
+// --- between ranks -----------------------------------------------------------------------------------------------------------
+
+void add_collective(Bench& b, CollectiveKind kind, Algorithm algorithm, CommId comm, int64_t elements, int ranks) {
+  const Collective work{kind, ReduceOp::kSum, comm, algorithm};
+  const Type full = tensor({elements}), part = tensor({std::max<int64_t>(1, elements / ranks)});
+  switch (kind) {
+    case CollectiveKind::kAllReduce: return b.op(work, {b.warm(full)}, {{{}, 0}});
+    case CollectiveKind::kReduceScatter: return b.op(work, {b.warm(full)}, {{{}, 0, true}});
+    case CollectiveKind::kAllGather: return b.op(work, {b.warm(part)}, {{b.result(full)}});
+    case CollectiveKind::kBroadcast: return b.op(work, {b.warm(full)}, {{{}, 0}});
+    case CollectiveKind::kAllToAll: return b.op(work, {b.warm(full)}, {{b.result(full)}});
+  }
+}
+
+Plan collective_plan(int ranks) {
+  Bench b(fmt::format("calibration collectives x{}", ranks), "rank", ranks, {8 << 20, 4 << 20});
+  const CommId comm = b.comm("all");
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect})  // a loss
+    add_collective(b, CollectiveKind::kAllReduce, algorithm, comm, 1, ranks);
+  for (const int64_t elements : {256, 4096, 32768, 262144, 1048576, 4194304})
+    for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllGather})
+      for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kHalvingDoubling, Algorithm::kDirect})
+        add_collective(b, kind, algorithm, comm, elements, ranks);
+  return b.take();
+}
+
+Plan point_to_point_plan() {
+  Bench b("calibration p2p", "pp", 2);
+  const CommId comm = b.comm("forward");
+  for (const int64_t elements : {256, 4096, 32768, 262144, 1048576})
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      b.op(Send{comm}, {b.warm(tensor({elements}))}, {}, 0, 0);
+      b.op(Recv{comm}, {}, {{b.result(tensor({elements}))}}, 0, 1);
+    }
+  return b.take();
+}
+
+/// Two streams a rank that wait for one another, each long enough to fall asleep, and a chain of ops that do nothing to speak of.
+/// Where ranks use all cores, the streams of a rank hand its core to and fro.
+Plan overhead_plan(int ranks) {
+  Bench b(fmt::format("calibration overhead x{}", ranks), "rank", ranks, {3 << 20, 3 << 20});
+  const int other = b.add_stream("other");
+  const Type nothing = tensor({16}), large = tensor({1 << 20});
+  const BufferId there = b.result(large), back = b.result(large);
+  for (int i = 0; i < 64; ++i) b.untested(Fill{}, {}, {{b.result(nothing)}});
+  for (int i = 0; i < 8; ++i) {
+    b.untested(Copy{}, {back}, {{there}});
+    b.untested(Copy{}, {there}, {{back}}, other);
+  }
+  return b.take();
+}
+
+// --- on a GPU --------------------------------------------------------------------------------------------------------------
+
+/// Products of a transformer's sizes, in one element type. Operands come from pools far larger than the caches.
+Plan gpu_linear_plan(DType dtype) {
+  const PoolSizes pools{192 << 20, 96 << 20, 96 << 20};
+  Bench b(fmt::format("calibration gpu linear {}", name_of(dtype)), "rank", 1, pools, dtype);
+  for (const int64_t rows : {1024, 4096, 16384})
+    for (const int64_t out : {512, 1024, 2048, 4096, 8192})
+      for (const int64_t in : {512, 1024, 2048, 4096, 8192}) {
+        if (rows * std::max(in, out) > (64 << 20)) continue;
+        const Type x = b.typed(rows_of(rows, in)), y = b.typed(rows_of(rows, out)), w = b.typed(tensor({out, in}));
+        b.op(Linear{Phase::kF}, {b.warm(x), b.cold(w)}, {{b.result(y)}});
+        b.op(Linear{Phase::kI}, {b.warm(y), b.cold(w)}, {{b.passing(x)}});
+        b.op(Linear{Phase::kW}, {b.cold(x), b.warm(y)}, {{b.result(w)}});
+      }
+  return b.take();
+}
+
+Plan gpu_attention_plan() {
+  Bench b("calibration gpu attention", "rank", 1, {96 << 20, 48 << 20, 48 << 20});
+  for (const int64_t tokens : {512, 1024, 2048, 4096})
+    for (const int64_t width : {64, 128})
+      for (const int heads : {4, 16}) {
+        const int d = static_cast<int>(width);
+        const Type qkv = tensor({1, tokens, 3 * heads * width}), o = tensor({1, tokens, heads * width}),
+                   lse = tensor({1, heads, tokens});
+        b.op(Attention{Phase::kF, heads, heads, d}, {b.warm(qkv)}, {{b.result(o)}, {b.result(lse)}});
+        b.op(Attention{Phase::kI, heads, heads, d}, {b.warm(o), b.cold(o), b.cold(lse), b.cold(qkv)}, {{b.passing(qkv)}});
+      }
+  return b.take();
+}
+
+Plan gpu_rows_plan() {
+  Bench b("calibration gpu rows", "rank", 1, {192 << 20, 96 << 20, 96 << 20});
+  for (const int64_t rows : {1024, 4096, 16384}) {
+    const BufferId tokens = b.tokens(rows / kTokens, kTokens);
+    for (const int64_t width : {512, 2048}) {
+      for (const bool variant : {false, true}) {
+        add_norm(b, rows, width, variant);
+        add_activation(b, rows, width, variant);
+      }
+      add_rope(b, rows, width);
+      add_residual(b, rows, width);
+      add_embeddings(b, tokens, rows, width);
+    }
+    for (const int64_t vocabulary : {256, 1024, 4096}) add_cross_entropy(b, tokens, rows, vocabulary);
+  }
+  return b.take();
+}
+
+/// Memory-bound ops by size, from what a launch costs to what the memory gives.
+Plan gpu_flat_plan() {
+  Bench b("calibration gpu flat", "rank", 1, {384 << 20, 192 << 20});
+  for (const int64_t elements : {1, 1 << 10, 1 << 14, 1 << 18, 1 << 21, 1 << 24, 1 << 26}) add_flat(b, elements);
+  return b.take();
+}
+
+}  // namespace
+
+std::vector<CalibrationPlan> calibration_plans(const CalibrationOptions& options) {
+  std::vector<CalibrationPlan> plans;
+  const auto add = [&](Plan plan, int concurrency, int steps) {
+    const int scaled = std::max(1, static_cast<int>(std::lround(steps * options.scale)));
+    if (options.target == CalibrationTarget::kGpu) add_device_workspaces(plan, {});
+    const int streams = plan.mesh.world_size() * static_cast<int>(plan.streams.size());
+    const bool crowded = options.target == CalibrationTarget::kProcessor && streams > options.cores;
+    plans.push_back({plan.name, std::move(plan), concurrency, crowded, 1, scaled});
+  };
+  if (options.target == CalibrationTarget::kGpu) {
+    for (int round = 0; round < 2; ++round) {
+      add(overhead_plan(1), 1, 3);
+      add(gpu_flat_plan(), 1, 3);
+      for (const DType dtype : {DType::bf16, DType::f32, DType::f16}) add(gpu_linear_plan(dtype), 1, 2);
+      add(gpu_attention_plan(), 1, 2);
+      add(gpu_rows_plan(), 1, 2);
+      for (const int ranks : options.group_sizes) add(collective_plan(ranks), 1, 3);
+      add(point_to_point_plan(), 1, 3);
+    }
+    return plans;
+  }
+  std::vector<int> concurrencies{1};
+  if (options.cores > 1) concurrencies.push_back(options.cores);
+  constexpr int kRounds = 3;
+  for (int round = 0; round < kRounds; ++round) {
+    for (const int ranks : concurrencies) {
+      for (const bool large : {false, true}) {
+        add(linear_plan(ranks, large), ranks, 2);
+        add(attention_plan(ranks, large), ranks, 2);
+        add(rows_plan(ranks, large), ranks, 3);
+        add(flat_plan(ranks, large), ranks, 6);
+      }
+      for (const DType dtype : {DType::bf16, DType::f16}) add(narrow_linear_plan(ranks, dtype), ranks, 2);
+    }
+    for (const int ranks : options.group_sizes)
+      if (ranks <= std::max(2, options.cores)) add(collective_plan(ranks), 1, 3);
+    add(point_to_point_plan(), 1, 3);
+    for (const int ranks : concurrencies) add(overhead_plan(ranks), ranks, 3);
+  }
+  return plans;
+}
+
+void CalibrationTokens::sequence(int64_t sequence, std::span<int32_t> out) const {
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<int32_t>(random_bits({1, RandomUse::kShuffle, 0, 0}, static_cast<uint64_t>(sequence) * 4096 + i) % 32);
+}
+
+}  // namespace shardlab::simulator

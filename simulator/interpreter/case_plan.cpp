@@ -1,0 +1,223 @@
+#include "simulator/interpreter/case_plan.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "plan/period.h"
+#include "plan/wire.h"
+#include "simulator/interpreter/predict.h"
+#include "simulator/interpreter/segments/segments.h"
+
+namespace shardlab::simulator {
+namespace {
+
+/// Micro-batches of the shorter plan: the pipeline is full, its steady phase has begun, and it drains.
+int64_t few_of(const Layout& l) { return l.pp + 4; }
+
+/// Whether the steady phase is one forward and one backward, again and again, that find the same buffers.
+bool repeats(const Case& c) {
+  return !c.canonical && (c.layout.schedule == Schedule::kNone || c.layout.schedule == Schedule::k1F1B);
+}
+
+using Stages = std::vector<std::array<MemoryPeak, kSpaces>>;
+
+Stages peaks_of(const Plan& plan) {
+  Stages stages;
+  for (size_t role = 0; role < plan.roles.size(); ++role) stages.push_back(memory_peak(plan, static_cast<int>(role)));
+  return stages;
+}
+
+Case with_micro_batches(Case config, int64_t micro_batches) {
+  config.train.grad_accumulation = micro_batches;
+  config.train.global_batch_tokens = 0;
+  return config;
+}
+
+/// Calls `use` with each pair of classes of both, and whether the class may grow with the number of micro-batches.
+template <class Use>
+void for_each_class(MemoryPeak& a, const MemoryPeak& b, const Use& use) {
+  for (size_t c = 0; c < kBufferClasses; ++c)
+    for (const auto part : {&MemoryPeak::at_peak, &MemoryPeak::peak_by_class})
+      use((a.*part).bytes[c], (b.*part).bytes[c], c == static_cast<size_t>(BufferClass::kMetric));
+}
+
+/// Adds `times` times what a micro-batch more adds. False where something grows that does not live for the whole step.
+bool extend(Stages& stages, const Stages& longer, int64_t times) {
+  bool same = true;
+  for (size_t s = 0; s < stages.size(); ++s)
+    for (size_t space = 0; space < kSpaces; ++space) {
+      MemoryPeak& peak = stages[s][space];
+      const MemoryPeak& next = longer[s][space];
+      for_each_class(peak, next, [&](int64_t& bytes, int64_t more, bool grows) {
+        same = same && (grows || bytes == more);
+        bytes += times * (more - bytes);
+      });
+      peak.peak_bytes += times * (next.peak_bytes - peak.peak_bytes);
+      peak.persistent_bytes += times * (next.persistent_bytes - peak.persistent_bytes);
+    }
+  return same;
+}
+
+}  // namespace
+
+Result<CasePlan> CasePlan::of(const Case& config, const Lower& lower) {
+  CasePlan out;
+  const int64_t micro_batches = config.train.grad_accumulation, few = few_of(config.layout);
+  if (micro_batches > 2 * few + 1 && repeats(config)) {
+    auto shorter = lower(with_micro_batches(config, few)), longer = lower(with_micro_batches(config, few + 1));
+    if (shorter.ok() && longer.ok()) {
+      out.more_ = micro_batches - few;
+      out.stages_ = peaks_of(*shorter);
+      if (extend(out.stages_, peaks_of(*longer), out.more_)) {
+        out.wire_ = total_wire_bytes(*shorter);
+        for (const auto& [comm, bytes] : total_wire_bytes(*longer)) {
+          int64_t& sent = out.wire_[comm];
+          sent += out.more_ * (bytes - sent);
+        }
+        out.plan_ = std::move(*shorter), out.longer_ = std::move(*longer);
+        return out;
+      }
+    }
+  }
+  auto whole = lower(config);
+  if (!whole.ok()) return whole.error();
+  out.more_ = 0;
+  out.plan_ = std::move(*whole);
+  out.stages_ = peaks_of(out.plan_);
+  out.wire_ = total_wire_bytes(out.plan_);
+  return out;
+}
+
+int64_t CasePlan::wire_of_step() const {
+  int64_t sent = 0;
+  for (const auto& [comm, bytes] : wire_) sent += bytes;
+  return bytes_of_step(plan_, sent);
+}
+
+Prediction CasePlan::bytes() const {
+  Prediction p;
+  for (const auto& peaks : stages_) add_peaks(peaks, p);
+  p.wire_bytes = wire_of_step();
+  return p;
+}
+
+Prediction CasePlan::predict(const Case& config, const PlacedCostModel& costs) const {
+  Prediction p = bytes();
+  SegmentTimeline timeline(plan_);
+  add_segment_times(plan_, timeline, config.machine, costs, p);
+  add_provenance(config, plan_, costs, p);
+  if (!longer_) return p;
+  Prediction next;
+  SegmentTimeline longer(*longer_);
+  add_segment_times(*longer_, longer, config.machine, costs, next);
+  const auto extended = [&](double seconds, double more) { return seconds + static_cast<double>(more_) * (more - seconds); };
+  const double bubble = extended(p.bubble_fraction * p.step_s, next.bubble_fraction * next.step_s);
+  for (const auto part : {&Prediction::step_s, &Prediction::compute_s, &Prediction::exposed_comm_s, &Prediction::exposed_copy_s})
+    p.*part = extended(p.*part, next.*part);
+  for (const auto part : {&IdleBreakdown::idle_s, &IdleBreakdown::peer_s, &IdleBreakdown::dependency_s, &IdleBreakdown::host_s,
+                          &IdleBreakdown::latency_s, &IdleBreakdown::tail_s, &IdleBreakdown::other_s})
+    p.idle.*part = extended(p.idle.*part, next.idle.*part);
+  p.bubble_fraction = p.step_s > 0 ? bubble / p.step_s : 0;
+  return p;
+}
+
+// ---- what is live at a peak -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// "qkv" of "layers.3.qkv@1", and whether it is of a layer.
+std::pair<std::string, bool> name_of_buffer(std::string_view name) {
+  name = name.substr(0, name.find('@'));
+  const bool layer = name.starts_with("layers.");
+  if (layer) name.remove_prefix(std::min(name.size(), name.find('.', 7) + 1));
+  for (const std::string_view end : {"embed.", "head."})
+    if (name.starts_with(end)) name.remove_prefix(end.size());
+  return {std::string(name), layer};
+}
+
+/// The live bytes of the device, by class and name, while a program is read.
+class Held {
+ public:
+  void change(BufferClass cls, std::string_view name, int64_t bytes) { add(cls, name_of_buffer(name), bytes); }
+  void persistent(BufferClass cls, int64_t bytes) { add(cls, {"", false}, bytes); }
+  std::vector<HeldTensor> list() const {
+    std::vector<HeldTensor> held;
+    for (const auto& [key, bytes] : bytes_)
+      if (bytes != 0) held.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key), bytes});
+    return held;
+  }
+
+ private:
+  void add(BufferClass cls, const std::pair<std::string, bool>& name, int64_t bytes) {
+    bytes_[{cls, name.first, name.second}] += bytes;
+  }
+  std::map<std::tuple<BufferClass, std::string, bool>, int64_t> bytes_;
+};
+
+/// One change of the device's live bytes: a buffer, or a slot of a call that no buffer is bound to.
+struct Change {
+  int32_t buffer = -1;
+  const Slot* slot = nullptr;
+  int sign = 1;
+};
+
+/// Calls `use` with each change of the device's live bytes in a role's program, until it returns false.
+template <class Use>
+void for_each_change(const Plan& plan, const Role& role, const Use& use) {
+  for (const Item& item : role.program) {
+    if (const auto* a = std::get_if<Alloc>(&item)) {
+      if (!use(Change{.buffer = a->buffer.value, .sign = 1})) return;
+    } else if (const auto* f = std::get_if<Free>(&item)) {
+      if (!use(Change{.buffer = f->buffer.value, .sign = -1})) return;
+    } else {
+      const Call& call = std::get<Call>(item);
+      const Segment& segment = plan.segments[call.segment.index()];
+      for (const Step& step : segment.steps) {
+        const auto* a = std::get_if<AllocSlot>(&step);
+        const auto* f = std::get_if<FreeSlot>(&step);
+        if (a == nullptr && f == nullptr) continue;
+        const SlotId id = a != nullptr ? a->slot : f->slot;
+        const BufferId bound = id.index() < call.binding.size() ? call.binding[id.index()] : BufferId();
+        if (!use(Change{.buffer = bound ? bound.value : -1, .slot = &segment.slots[id.index()], .sign = a != nullptr ? 1 : -1})) return;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<HeldTensor> held_at_peak(const Plan& plan, int stage) {
+  const Role& role = plan.roles[static_cast<size_t>(stage)];
+  const int64_t peak = memory_peak(plan, stage)[static_cast<size_t>(Space::kDevice)].peak_bytes;
+  Held held;
+  int64_t live = 0;
+  std::vector<int32_t> bound(role.buffers.size(), 0);
+  for (const Buffer& b : role.buffers)
+    if (b.persistent && !b.view && b.space == Space::kDevice)
+      held.persistent(b.kind, aligned(b.type.bytes())), live += aligned(b.type.bytes());
+  const auto bytes_of = [&](const Change& c) {
+    const Type& type = c.slot != nullptr ? c.slot->type : role.buffers[static_cast<size_t>(c.buffer)].type;
+    const Space space = c.slot != nullptr ? c.slot->space : role.buffers[static_cast<size_t>(c.buffer)].space;
+    return space == Space::kDevice ? aligned(type.bytes()) : 0;
+  };
+  // The walk ends at the first moment of the peak; locals are freed within their call, so that those live are of the last one.
+  std::map<const Slot*, int64_t> locals;
+  if (live < peak)
+    for_each_change(plan, role, [&](const Change& c) {
+      const int64_t bytes = bytes_of(c);
+      live += c.sign * bytes;
+      if (c.buffer >= 0 && bytes > 0)
+        bound[static_cast<size_t>(c.buffer)] += c.sign;
+      else
+        locals[c.slot] += c.sign * bytes;
+      return live < peak;
+    });
+  for (size_t i = 0; i < bound.size(); ++i)
+    if (bound[i] > 0) held.change(role.buffers[i].kind, role.buffers[i].name, aligned(role.buffers[i].type.bytes()));
+  for (const auto& [slot, bytes] : locals)
+    if (bytes > 0) held.change(slot->cls, slot->name, bytes);
+  return held.list();
+}
+
+}  // namespace shardlab::simulator

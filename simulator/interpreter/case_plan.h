@@ -1,0 +1,79 @@
+// A case by its plan: memory and wire bytes as folds, and seconds by segments.
+//
+// A plan is as long as its micro-batches are many, and once the pipeline is full each does what the one before did. A case of many
+// micro-batches is therefore read from two plans: one of a few, and one of a micro-batch more. What each adds is the difference of
+// the two.
+//
+//   const auto plan = CasePlan::of(config, lower);       // `lower` is injected: strategies are not known here
+//   plan->stages()[0][size_t(Space::kDevice)].peak_bytes;
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/case.h"
+#include "plan/memory.h"
+#include "plan/outcome.h"
+#include "plan/plan.h"
+#include "simulator/interpreter/cost_model.h"
+
+namespace shardlab::simulator {
+
+/// Lowers a case, unverified. Refuses what `check(Case)` refuses.
+using Lower = std::function<Result<Plan>(const Case&)>;
+
+/// Tensors of one name and class that are live at a peak.
+struct HeldTensor {
+  BufferClass cls = BufferClass::kActivation;
+  std::string name;  ///< of the slot, without layer and micro-batch: "qkv", "attn.norm.y", "x"
+  bool of_layer = false;
+  int64_t bytes = 0;  ///< aligned
+};
+
+/// What is live on the device at the first moment of a stage's peak, by class and name. Persistent buffers are one entry a class,
+/// without a name. The bytes add up to the peak.
+std::vector<HeldTensor> held_at_peak(const Plan& plan, int stage);
+
+class CasePlan {
+ public:
+  /// Lowers the case, or two cases of fewer micro-batches that stand for it.
+  ///
+  /// Formula: under 1f1b and without a pipeline, where the steady phase repeats itself with each micro-batch, the plans are of
+  ///   m1 = pp + 4 and of m1 + 1 micro-batches, if that is fewer than m together. A figure f of the case is
+  ///   f(m1) + (m - m1) (f(m1 + 1) - f(m1)). Of other schedules and few micro-batches the case itself is lowered.
+  /// Valid when: of every stage and space the two plans have the same peak, class by class, but for metrics, which live for the
+  ///   whole step (a loss a micro-batch). Otherwise, and in canonical mode, whose gradients are a binary counter over
+  ///   micro-batches, the case itself is lowered. tests/laws holds both to each other, to the byte.
+  static Result<CasePlan> of(const Case& config, const Lower& lower);
+
+  /// Peaks by stage and space. Units: bytes of one rank.
+  const std::vector<std::array<MemoryPeak, kSpaces>>& stages() const { return stages_; }
+  /// Bytes sent in one period of the plan, over all ranks, by communicator.
+  const std::map<std::string, int64_t>& wire() const { return wire_; }
+  int64_t wire_of_step() const;
+  /// Memory and wire bytes of a step.
+  Prediction bytes() const;
+
+  /// `bytes` and the seconds of a step by segments (simulator/interpreter/segments). The machine is not local. What a micro-batch adds to the
+  /// step is taken to be the same for all beyond the few.
+  Prediction predict(const Case& config, const PlacedCostModel& costs) const;
+
+  /// The plan that was folded: of the case, or of fewer micro-batches.
+  const Plan& plan() const { return plan_; }
+  bool shortened() const { return longer_.has_value(); }
+
+ private:
+  Plan plan_;
+  std::optional<Plan> longer_;  ///< of a micro-batch more
+  int64_t more_ = 0;            ///< micro-batches by which the case is longer than `plan_`
+  std::vector<std::array<MemoryPeak, kSpaces>> stages_;
+  std::map<std::string, int64_t> wire_;
+};
+
+}  // namespace shardlab::simulator

@@ -1,0 +1,497 @@
+#include "simulator/interpreter/cost_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <set>
+
+#include "plan/collective_steps.h"
+#include "plan/work.h"
+#include "simulator/interpreter/device_constants.h"
+#include "simulator/interpreter/device_model.h"
+#include "simulator/interpreter/fabric.h"
+#include "simulator/interpreter/peers.h"
+
+namespace shardlab::simulator {
+namespace {
+
+const Slot& slot(const Segment& segment, SlotId id) { return segment.slots[id.index()]; }
+
+/// A product of 8-bit factors.
+bool multiplies_narrow(const Segment& segment, const Op& op) {
+  if (!std::holds_alternative<Linear>(op.work)) return false;
+  const DType factor = slot(segment, op.reads[0]).type.dtype;
+  return factor == DType::f8e4m3 || factor == DType::f8e5m2;
+}
+
+std::vector<int64_t> rows_and_width(const Shape& shape) {
+  const int64_t width = std::max<int64_t>(shape.last(), 1);
+  return {shape.elements() / width, width};
+}
+
+/// The slot whose rows and width set the cost of a row-wise op; none for every other op.
+SlotId rows_slot(const Op& op) {
+  return std::visit(Overload{
+                        [&](const Norm&) { return op.reads[0]; },
+                        [&](const Rope&) { return op.reads[0]; },
+                        [&](const Residual&) { return op.reads[0]; },
+                        [&](const Dropout&) { return op.reads[0]; },
+                        [&](const Positions&) { return op.reads[0]; },
+                        [&](const Activation& a) { return a.phase == Phase::kF ? op.writes[0] : op.reads[0]; },
+                        [&](const Embed& e) { return e.phase == Phase::kF ? op.writes[0] : op.reads[1]; },
+                        [&](const auto&) { return SlotId{}; },
+                    },
+                    op.work);
+}
+
+/// The buffer of a collective in its full, gathered extent.
+const Type& full_type(const Segment& segment, const Op& op, const Collective& c) {
+  return slot(segment, c.kind == CollectiveKind::kAllGather ? op.writes[0] : op.reads[0]).type;
+}
+
+std::string_view name_of(Algorithm a) {
+  return a == Algorithm::kRing ? "ring" : a == Algorithm::kHalvingDoubling ? "halving-doubling" : "direct";
+}
+
+std::string_view name_of(CrossEntropy::Part part) {
+  switch (part) {
+    case CrossEntropy::Part::kFused: return "fused";
+    case CrossEntropy::Part::kLossOnly: return "loss-only";
+    case CrossEntropy::Part::kMax: return "max";
+    case CrossEntropy::Part::kSum: return "sum";
+    case CrossEntropy::Part::kGrad: return "grad";
+  }
+  return "?";
+}
+
+bool is_collective_kernel(const std::string& kernel) {
+  return kernel.starts_with("all_") || kernel.starts_with("reduce_scatter") || kernel.starts_with("broadcast");
+}
+
+/// Steps of a collective's algorithm in a group of `size`.
+double steps_of(const Collective& c, int size) {
+  return static_cast<double>(collective_steps(c.kind, c.algorithm, size, 0, c.root % size).size());
+}
+
+/// Of the whole buffer, what a member sends in a step: the most that one of them does, over the steps.
+double sent_a_step(const Collective& c, int size) {
+  int64_t most = 0;  // parts
+  for (int member = 0; member < size; ++member) most = std::max(most, sent_elements(c.kind, c.algorithm, size, size, member));
+  return static_cast<double>(most) / size / steps_of(c, size);
+}
+
+/// An attention's cost is proportional to heads over all sequences: one extent, not two.
+std::vector<int64_t> folded(const std::string& kernel, const std::vector<int64_t>& shape) {
+  if (kernel.starts_with("attention") && shape.size() == 4) return {shape[0] * shape[1], shape[2], shape[3]};
+  return shape;
+}
+
+/// Where an op works: on the device, on host memory, or copying between the device, the host and files.
+enum class Where : uint8_t { kDevice, kToDevice, kToHost, kHost, kFromFile, kToFile };
+
+Where place_of(const Segment& segment, const Op& op) {
+  const auto any = [&](const std::vector<SlotId>& slots, Space space) {
+    return std::any_of(slots.begin(), slots.end(), [&](SlotId s) { return slot(segment, s).space == space; });
+  };
+  if (any(op.writes, Space::kNvme)) return Where::kToFile;
+  if (any(op.reads, Space::kNvme)) return Where::kFromFile;
+  const bool host = any(op.reads, Space::kHost) || any(op.writes, Space::kHost);
+  if (!host) return Where::kDevice;
+  if (!any(op.reads, Space::kDevice) && !any(op.writes, Space::kDevice)) return Where::kHost;
+  return any(op.writes, Space::kHost) ? Where::kToHost : Where::kToDevice;
+}
+
+/// Does the op read 16-bit floats? Only products were measured on those.
+bool reads_narrow(const Instruction& i) {
+  return std::ranges::any_of(i.op->reads,
+                             [&](SlotId s) {
+                               const DType type = slot(*i.segment, s).type.dtype;
+                               return type == DType::bf16 || type == DType::f16;
+                             }) &&
+         !std::holds_alternative<Collective>(i.op->work) && !std::holds_alternative<Send>(i.op->work);
+}
+
+double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
+
+/// A constant of the device, or its default.
+double constant(const Device& device, double DeviceConstants::*field) {
+  for (const DeviceConstant& c : device_constants())
+    if (c.value == field)
+      if (const auto found = device.constants.find(std::string(c.name)); found != device.constants.end()) return found->second;
+  return DeviceConstants{}.*field;
+}
+
+/// Seconds of a transfer between host memory and a drive that `sharing` ranks use; nothing for every other op.
+std::optional<double> drive_seconds(const Device& device, const Segment& segment, const Op& op, double sharing) {
+  if (!uses_drive(segment, op)) return std::nullopt;
+  using C = DeviceConstants;
+  const bool reads = place_of(segment, op) == Where::kFromFile;
+  const double bytes = static_cast<double>(slot(segment, op.writes[0]).type.bytes());
+  return constant(device, &C::nvme_start_s) +
+         bytes * sharing / constant(device, reads ? &C::nvme_read_bytes_per_s : &C::nvme_write_bytes_per_s);
+}
+
+}  // namespace
+
+bool uses_drive(const Segment& segment, const Op& op) {
+  const Where where = place_of(segment, op);
+  return where == Where::kFromFile || where == Where::kToFile;
+}
+
+std::string kernel_of(const Op& op) {
+  std::string name(kind_of(op.work));
+  if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work)) return "p2p";
+  constexpr std::string_view kSuffix[] = {"", ".F", ".I", ".W"};
+  name += kSuffix[static_cast<size_t>(phase_of(op.work))];
+  std::visit(Overload{
+                 [&](const Linear& l) { name += l.bias ? ".bias" : ""; },
+                 [&](const Norm& n) { name += n.rms ? ".rms" : ""; },
+                 [&](const Activation& a) { name += a.swiglu ? ".swiglu" : ".gelu"; },
+                 [&](const CrossEntropy& c) { name += fmt::format(".{}", name_of(c.part)); },
+                 [&](const Collective& c) { name += fmt::format(".{}", name_of(c.algorithm)); },
+                 [&](const Kernel& k) { name += "." + k.name; },
+                 [](const auto&) {},
+             },
+             op.work);
+  return name;
+}
+
+std::string kernel_of(const Segment& segment, const Op& op) {
+  const std::string name = kernel_of(op);
+  if (!std::holds_alternative<Linear>(op.work)) return name;
+  const DType dtype = slot(segment, op.reads[0]).type.dtype;
+  return dtype == DType::f32 ? name : fmt::format("{}.{}", name, shardlab::name_of(dtype));
+}
+
+std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op) {
+  if (std::holds_alternative<Linear>(op.work)) return matmul_extents(segment, op);
+  if (const auto* a = std::get_if<Attention>(&op.work)) {
+    const Shape& s = slot(segment, op.reads[0]).type.shape;
+    return {s[0], a->heads, s[1], a->head_dim};
+  }
+  if (const auto* c = std::get_if<Collective>(&op.work))
+    return {full_type(segment, op, *c).bytes(), group_size(plan.mesh, comm_of(plan, op))};
+  if (std::holds_alternative<Send>(op.work)) return {slot(segment, op.reads[0]).type.bytes()};
+  if (std::holds_alternative<Recv>(op.work)) return {slot(segment, op.writes[0]).type.bytes()};
+  if (std::holds_alternative<CrossEntropy>(op.work)) {
+    // A part of the vocabulary is summed over the leaves of the whole: it costs what as many whole rows of as many leaves do.
+    const Type& logits = slot(segment, op.reads[0]).type;
+    const int64_t vocabulary = logical_shape(logits, plan.mesh).last();
+    return {std::max<int64_t>(1, logits.shape.elements() / vocabulary), vocabulary};
+  }
+  if (const SlotId rows = rows_slot(op)) return rows_and_width(slot(segment, rows).type.shape);
+  int64_t bytes = 0;
+  for (const SlotId s : op.reads) bytes += slot(segment, s).type.bytes();
+  for (const SlotId s : op.writes) bytes += slot(segment, s).type.bytes();
+  return {bytes};
+}
+
+Seconds PlacedCostModel::communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int>,
+                                           int busy_cores) const {
+  return communicate(plan, instruction, busy_cores);
+}
+
+Seconds PlacedCostModel::step_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const {
+  const auto* c = std::get_if<Collective>(&instruction.op->work);
+  const double steps = c == nullptr ? 1 : steps_of(*c, static_cast<int>(ranks.size()));
+  return Seconds(communicate_among(plan, instruction, ranks, 1).value / std::max(1.0, steps));
+}
+
+PlacedCostModel::Slowest PlacedCostModel::slowest_of(const Plan& plan, const Instruction& instruction,
+                                                     const Communication& communication) const {
+  Slowest worst;
+  for (const std::vector<int>& ranks : communication.groups)
+    if (const Seconds seconds = communicate_among(plan, instruction, ranks, 1); seconds > worst.seconds)
+      worst.ranks = ranks, worst.seconds = seconds;
+  if (!worst.ranks.empty()) worst.demand = demand(plan, instruction, worst.ranks, worst.seconds);
+  return worst;
+}
+
+Demand PlacedCostModel::demand(const Plan&, const Instruction& instruction, std::span<const int>, Seconds alone) const {
+  Demand d;
+  const Work& work = instruction.op->work;
+  if (std::holds_alternative<Collective>(work)) {
+    d.of(Resource::kLinkOut) = d.of(Resource::kLinkIn) = alone.value;
+  } else if (std::holds_alternative<Send>(work)) {
+    d.of(Resource::kLinkOut) = alone.value;
+  } else if (std::holds_alternative<Recv>(work)) {
+    d.of(Resource::kLinkIn) = alone.value;
+  } else {
+    switch (place_of(*instruction.segment, *instruction.op)) {
+      case Where::kDevice: d.of(Resource::kUnits) = alone.value; break;
+      case Where::kToDevice: d.of(Resource::kToDevice) = alone.value; break;
+      case Where::kToHost: d.of(Resource::kToHost) = alone.value; break;
+      case Where::kHost:
+      case Where::kFromFile:
+      case Where::kToFile: break;
+    }
+  }
+  return d;
+}
+
+// --- calibrated ------------------------------------------------------------------------------------------------------
+
+CalibratedCostModel::CalibratedCostModel(const Machine& machine) : cores_(std::max(1, machine.cores)) {
+  SHARDLAB_CHECK(machine.calibration != nullptr, "machine `{}` has no calibration", machine.id);
+  calibration_ = machine.calibration;
+  device_.constants = machine.device.constants;
+  if (const auto peak = machine.device.peak_flops.find("fp32"); peak != machine.device.peak_flops.end()) peak_flops_ = peak->second;
+  memory_bytes_per_s_ = machine.device.memory_bytes_per_s;
+
+  struct Points {
+    std::vector<std::vector<int64_t>> shapes;
+    std::vector<double> seconds;
+  };
+  std::map<std::string, std::map<int, Points>> by_kernel;
+  // The executor goes through a collective in the same steps however many cores there are: groups that outnumber the cores say
+  // nothing that smaller ones do not, and older machine files measured them under another scheduler.
+  std::set<std::string> measured_with_cores;
+  const auto ranks_of = [](const RatePoint& p) {
+    return is_collective_kernel(p.kernel) && p.shape.size() == 2 ? static_cast<int>(p.shape[1]) : 1;
+  };
+  for (const RatePoint& p : calibration_->points)
+    if (ranks_of(p) > 1 && ranks_of(p) <= cores_) measured_with_cores.insert(p.kernel);
+  for (const RatePoint& p : calibration_->points) {
+    const int ranks = ranks_of(p);
+    if (ranks > cores_ && measured_with_cores.contains(p.kernel)) continue;
+    Points& points = by_kernel[p.kernel][p.concurrency];
+    points.shapes.push_back(folded(p.kernel, p.shape));
+    // A group that outnumbers the cores shared them while it was measured: keep the core time, and let the timeline share again.
+    points.seconds.push_back(p.seconds * std::min(1.0, static_cast<double>(cores_) / ranks));
+    if (ranks == 1) continue;
+    Groups& groups = groups_[p.kernel];
+    groups.largest = std::max(groups.largest, ranks);
+    groups.least_bytes = std::min(groups.least_bytes, p.shape[0]);
+  }
+  for (const auto& [kernel, levels] : by_kernel)
+    for (const auto& [concurrency, points] : levels)
+      kernels_[kernel].emplace(concurrency,
+                               RateTable(points.shapes, points.seconds, kernel.starts_with("attention") ? 2.25 : 1.25));
+}
+
+RateTable::Answer CalibratedCostModel::at(const std::string& kernel, const Levels& levels, const std::vector<int64_t>& shape,
+                                          int busy_cores) const {
+  const std::vector<int64_t> extents = folded(kernel, shape);
+  auto above = levels.lower_bound(busy_cores);
+  if (above == levels.begin()) return above->second.at(extents);
+  const auto below = std::prev(above);
+  const RateTable::Answer low = below->second.at(extents);
+  if (above == levels.end()) return low;
+  const RateTable::Answer high = above->second.at(extents);
+  const double part = static_cast<double>(busy_cores - below->first) / (above->first - below->first);
+  return {low.seconds + part * (high.seconds - low.seconds), low.extrapolated || high.extrapolated};
+}
+
+RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const {
+  // Factors of 8 bits are widened, and multiplied as fp32.
+  const bool emulated = multiplies_narrow(*instruction.segment, *instruction.op);
+  const std::string kernel = emulated ? kernel_of(*instruction.op) : kernel_of(*instruction.segment, *instruction.op);
+  if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
+  if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
+    std::vector<int64_t> shape = cost_shape_of(plan, *instruction.segment, *instruction.op);
+    double times = 1;
+    bool more_cores = false;
+    if (const auto* c = std::get_if<Collective>(&instruction.op->work)) {
+      const int64_t ranks = shape[1];
+      times = to_largest_group(*c, kernel, shape);
+      more_cores = shape[1] < std::min<int64_t>(ranks, cores_);  // at work at once than when it was measured
+    }
+    RateTable::Answer answer = at(kernel, levels->second, shape, busy_cores);
+    answer.seconds *= times;
+    answer.extrapolated |= more_cores;
+    const bool product = std::holds_alternative<Linear>(instruction.op->work);
+    if (emulated || (!product && reads_narrow(instruction))) answer.extrapolated = true;
+    return answer;
+  }
+  const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
+  const double bytes = static_cast<double>(std::max(work.memory.value, work.payload.value));
+  return {std::max(time_at(static_cast<double>(work.flops.value), peak_flops_), time_at(bytes, memory_bytes_per_s_)), true};
+}
+
+/// Where a group is larger than any measured, puts in place of its shape that of the largest, with as much to move in a step.
+/// Returns how many times the steps of that it has.
+double CalibratedCostModel::to_largest_group(const Collective& c, const std::string& kernel, std::vector<int64_t>& shape) const {
+  const int ranks = static_cast<int>(shape[1]);
+  const auto groups = groups_.find(kernel);
+  if (groups == groups_.end() || ranks <= groups->second.largest) return 1;
+  const auto [largest, least_bytes] = groups->second;
+  const double bytes = static_cast<double>(shape[0]) * sent_a_step(c, ranks) / sent_a_step(c, largest);
+  // Fewer bytes than the fewest measured cost no less: a step of nothing is still a step.
+  shape = {std::max(std::llround(bytes), std::min<long long>(least_bytes, shape[0])), largest};
+  return steps_of(c, ranks) / steps_of(c, largest);
+}
+
+Seconds CalibratedCostModel::compute(const Plan& plan, const Instruction& instruction, int busy_cores) const {
+  return Seconds(cost_of(plan, instruction, busy_cores).seconds);
+}
+
+Seconds CalibratedCostModel::communicate(const Plan& plan, const Instruction& instruction, int) const {
+  return Seconds(cost_of(plan, instruction, 1).seconds);
+}
+
+bool CalibratedCostModel::extrapolates(const Plan& plan, const Instruction& instruction) const {
+  return cost_of(plan, instruction, 1).extrapolated;
+}
+
+// --- data sheet --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// What a kernel of the device does.
+DatasheetRates::Kernel kernel_work(const Segment& segment, const Op& op, const WorkAmount& work) {
+  const bool product = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work);
+  return {static_cast<double>(work.flops.value), static_cast<double>(work.memory.value), product, multiplies_narrow(segment, op)};
+}
+
+}  // namespace
+
+DatasheetCostModel::DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency)
+    : rates_(machine, precision, efficiency) {}
+
+Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
+  const Segment& segment = *instruction.segment;
+  const Op& op = *instruction.op;
+  const WorkAmount work = work_of(segment, op, plan.mesh);
+  const double bytes = static_cast<double>(work.memory.value);
+  switch (place_of(segment, op)) {
+    case Where::kDevice: break;
+    // A copy reads and writes its bytes once each, and passes them once.
+    case Where::kToDevice: return Seconds(rates_.host_copy_seconds(bytes / 2, true));
+    case Where::kToHost: return Seconds(rates_.host_copy_seconds(bytes / 2, false));
+    case Where::kHost: return Seconds(rates_.host_copy_seconds(bytes, false));
+    case Where::kFromFile: return Seconds(rates_.nvme_seconds(bytes / 2, false));
+    case Where::kToFile: return Seconds(rates_.nvme_seconds(bytes / 2, true));
+  }
+  return Seconds(rates_.kernel_seconds(kernel_work(segment, op, work)));
+}
+
+namespace {
+
+/// Bytes that a rank of a group sends in a collective.
+double sent_in(const Segment& segment, const Op& op, int ranks) {
+  const Collective& c = std::get<Collective>(op.work);
+  const Type& full = full_type(segment, op, c);
+  return static_cast<double>(bytes_of(full.dtype, sent_elements(c.kind, c.algorithm, full.shape.elements(), ranks, 0, c.root)));
+}
+
+double message_bytes(const Plan& plan, const Instruction& instruction) {
+  return static_cast<double>(cost_shape_of(plan, *instruction.segment, *instruction.op)[0]);
+}
+
+}  // namespace
+
+Communication communication_of(const Plan& plan, const Instruction& instruction, std::vector<std::vector<int>> groups) {
+  Communication c;
+  c.groups = std::move(groups);
+  const auto* collective = std::get_if<Collective>(&instruction.op->work);
+  if (collective == nullptr) {
+    c.sent_bytes = message_bytes(plan, instruction);
+  } else if (!c.groups.empty() && c.groups[0].size() > 1) {
+    const int size = static_cast<int>(c.groups[0].size());
+    c.sent_bytes = sent_in(*instruction.segment, *instruction.op, size);
+    c.steps = steps_of(*collective, size);
+  }
+  return c;
+}
+
+Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                  Seconds alone) const {
+  const Op& op = *instruction.op;
+  if (const auto* c = std::get_if<Collective>(&op.work)) {
+    const int size = static_cast<int>(ranks.size());
+    if (size == 1) return {};
+    return rates_.collective_demand(use_of(c->kind), sent_in(*instruction.segment, op, size), rates_.way_between(ranks));
+  }
+  if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
+    return rates_.message_demand(message_bytes(plan, instruction), rates_.way_between(ranks),
+                                 std::holds_alternative<Send>(op.work));
+  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh);
+  Demand d = PlacedCostModel::demand(plan, instruction, ranks, alone);
+  switch (place_of(*instruction.segment, op)) {
+    case Where::kDevice: return rates_.kernel_demand(kernel_work(*instruction.segment, op, work));
+    case Where::kToDevice:
+    case Where::kToHost: d.of(Resource::kMemory) = rates_.memory_seconds(static_cast<double>(work.memory.value)) / 2; break;
+    case Where::kHost:
+    case Where::kFromFile:
+    case Where::kToFile: break;
+  }
+  return d;
+}
+
+Seconds DatasheetCostModel::communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const {
+  const Op& op = *instruction.op;
+  const std::vector<int> group = group_of(plan.mesh, comm_of(plan, op), 0);
+  if (std::holds_alternative<Collective>(op.work)) return communicate_among(plan, instruction, group, busy_cores);
+  Seconds slowest(0);
+  for (size_t i = 0; i < group.size(); ++i)
+    if (const auto hop = hop_of(op, group, i)) slowest = std::max(slowest, communicate_among(plan, instruction, *hop, busy_cores));
+  return slowest;
+}
+
+Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                              int) const {
+  const Op& op = *instruction.op;
+  const DatasheetRates::Way way = rates_.way_between(ranks);
+  const auto* c = std::get_if<Collective>(&op.work);
+  if (c == nullptr) return Seconds(rates_.message_seconds(message_bytes(plan, instruction), way));
+  const int size = static_cast<int>(ranks.size());
+  if (size == 1) return Seconds(0);
+  const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
+  return Seconds(rates_.collective_seconds(static_cast<double>(steps), sent_in(*instruction.segment, op, size), way));
+}
+
+/// As the above; groups that lie alike are asked once.
+PlacedCostModel::Slowest DatasheetCostModel::slowest_of(const Plan&, const Instruction& instruction,
+                                                        const Communication& communication) const {
+  Slowest worst;
+  const auto* c = std::get_if<Collective>(&instruction.op->work);
+  const double bytes = communication.sent_bytes;
+  std::optional<DatasheetRates::Way> before;
+  DatasheetRates::Way slowest;
+  for (const std::vector<int>& ranks : communication.groups) {
+    if (ranks.size() == 1) continue;
+    const DatasheetRates::Way way = rates_.way_between(ranks);
+    if (before == way) continue;
+    before = way;
+    const Seconds seconds(c == nullptr ? rates_.message_seconds(bytes, way)
+                                       : rates_.collective_seconds(communication.steps, bytes, way));
+    if (seconds > worst.seconds) worst.ranks = ranks, worst.seconds = seconds, slowest = way;
+  }
+  if (worst.ranks.empty()) return worst;
+  worst.demand = c == nullptr ? rates_.message_demand(bytes, slowest, std::holds_alternative<Send>(instruction.op->work))
+                              : rates_.collective_demand(use_of(c->kind), bytes, slowest);
+  return worst;
+}
+
+// --- fixed -------------------------------------------------------------------------------------------------------------
+
+Seconds FixedCostModel::compute(const Plan&, const Instruction& instruction, int busy_cores) const {
+  const auto found = seconds.find(instruction.op->label);
+  return Seconds((found == seconds.end() ? otherwise : found->second) * (1 + contention * (busy_cores - 1)));
+}
+
+Seconds FixedCostModel::communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const {
+  return compute(plan, instruction, busy_cores);
+}
+
+// --- choice ------------------------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision) {
+  if (machine.calibration) return std::unique_ptr<PlacedCostModel>(std::make_unique<CalibratedCostModel>(machine));
+  if (machine.local)
+    return Error{ExitCode::kEnvironment, fmt::format("machine `{}` is this machine, and it was never measured", machine.id),
+                 "run `shardlab calibrate` first"};
+  if (machine.device.memory_bytes_per_s <= 0 || machine.device.peak_flops.empty())
+    return Error{ExitCode::kUsage, fmt::format("machine `{}` states no memory bandwidth or no peak flops", machine.id),
+                 "give device.memory_bandwidth and device.peak_flops in its machine file"};
+  if (const auto device = DeviceModel::of(machine.device); !device.ok()) return device.error();
+  if (const auto fabric = Fabric::of(machine); !fabric.ok()) return fabric.error();
+  if (dense_peak(machine.device, precision) > 0)
+    return std::unique_ptr<PlacedCostModel>(std::make_unique<DatasheetCostModel>(machine, precision));
+  return Error{ExitCode::kUsage, fmt::format("machine `{}` states no peak for precision {} nor a wider one", machine.id, precision),
+               "add it to device.peak_flops in its machine file"};
+}
+
+}  // namespace shardlab::simulator

@@ -1,0 +1,180 @@
+// How long one instruction takes on its own: from what calibration measured, from a data sheet, or from a fixed table.
+#pragma once
+
+#include <limits>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/base/result.h"
+#include "plan/interfaces.h"
+#include "plan/machine.h"
+#include "simulator/interpreter/datasheet_rates.h"
+#include "simulator/interpreter/rate_table.h"
+#include "simulator/interpreter/resources.h"
+
+namespace shardlab::simulator {
+
+/// What is known of a communication before anybody says how fast the machine is.
+struct Communication {
+  std::vector<std::vector<int>> groups;  ///< who meets, once for each meeting that the asking rank stands for (`who_meet`)
+  double sent_bytes = 0;                 ///< by the first rank of a group: the message, or what a collective's algorithm sends
+  double steps = 1;                      ///< of the algorithm
+};
+/// All groups have one size. Those of one rank send nothing.
+Communication communication_of(const Plan& plan, const Instruction& instruction, std::vector<std::vector<int>> groups);
+
+/// A cost model that also knows where ranks lie: what the timeline asks.
+class PlacedCostModel : public CostModel {
+ public:
+  /// Seconds of a collective or message among `ranks`, once they are all there: of a message its sender and its receiver, of a
+  /// collective its group, in group order. Where a model cannot tell ranks apart this is `communicate`.
+  virtual Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                                    int busy_cores) const;
+  struct Slowest {
+    std::span<const int> ranks;  ///< who meets; nobody where it takes no time
+    Seconds seconds;
+    Demand demand;  ///< of what takes any time
+  };
+  /// Of the groups of a communication the one that takes longest, the first of equals, alone on the machine.
+  virtual Slowest slowest_of(const Plan& plan, const Instruction& instruction, const Communication& communication) const;
+  /// Core time, on a local machine, of a member's part in one step of a collective or message (plan/collective_steps.h): what the
+  /// whole takes where each of `ranks` has a core, over its steps.
+  Seconds step_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const;
+  /// On a local machine: what it costs a stream to take over a core from another, and for how long one keeps a core that another
+  /// wants, but for the op that it is in (runtime/core_scheduler.h).
+  virtual Seconds handover() const { return Seconds(0); }
+  virtual Seconds turn() const { return Seconds(0); }
+  /// What the instruction asks of its rank's device, if alone it takes `alone`; `ranks` as above, of what communicates. A model
+  /// that knows no work says: all of what the op mainly needs, for all of its time. That is the multiprocessors, for a message the
+  /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
+  virtual Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const;
+};
+
+/// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
+/// "linear.F.bias", "norm.I.rms", "activation.F.swiglu", "cross_entropy.fused", "all_reduce.ring", "p2p" (send and receive alike).
+std::string kernel_of(const Op& op);
+/// The same with the element type of a product whose factors are not fp32: "linear.F.bf16".
+std::string kernel_of(const Segment& segment, const Op& op);
+
+/// The extents that determine the cost of `op` on one rank, in the order of `RatePoint::shape`:
+///   linear [m, n, k] as `matmul_extents`; attention [b, heads, s, d]; norm, rope, activation, residual, dropout, embed and
+///   positions [rows, width of one row]; cross_entropy [elements / logical vocabulary, logical vocabulary]; collectives [bytes of
+///   the full buffer, ranks]; p2p and every other op [bytes read and written].
+std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, const Op& op);
+
+/// Does the op move data to or from a drive?
+bool uses_drive(const Segment& segment, const Op& op);
+
+/// Costs from the measured points of a calibrated machine.
+///
+/// Formula: log seconds is multilinear in the logs of the shape's extents over the grid of measured points, at concurrency 1 and at
+///   all cores, and linear in the number of busy cores between the two. An attention's b * heads is one extent. Outside the grid
+///   the outermost cell's slope goes on. A collective among more ranks than were measured costs, step by step, what moves as much
+///   in a step of the largest group that was. One measured among ranks that outnumber the cores is returned as core time: the
+///   measured time times cores / ranks. An op without points costs the greater of its flops at the machine's measured peak and its
+///   bytes at the measured memory bandwidth. Copies between device and host memory are copies like others, since both are this
+///   machine's memory; transfers to drives cost what `DatasheetCostModel` says, by the constants of the machine's file or their
+///   defaults, and count as extrapolated.
+/// Units: seconds.
+/// Source: Machine::calibration (simulator/interpreter/calibrate).
+/// Valid when: the ranks run on this machine with the kernels that were measured (Calibration::kernel_variant), one thread a rank.
+class CalibratedCostModel final : public PlacedCostModel {
+ public:
+  /// `machine.calibration` must be there.
+  explicit CalibratedCostModel(const Machine& machine);
+
+  Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds dispatch() const override { return Seconds(calibration_->op_overhead_s); }
+  Seconds wake() const override { return Seconds(calibration_->wake_latency_s); }
+  Seconds handover() const override { return Seconds(calibration_->handover_s); }
+  Seconds turn() const override { return Seconds(calibration_->turn_s); }
+  bool extrapolates(const Plan& plan, const Instruction& instruction) const override;
+
+  const std::string& calibration_id() const { return calibration_->id; }
+
+ private:
+  /// Measured points of one kernel, one table a concurrency, fewest ranks first.
+  using Levels = std::map<int, RateTable>;
+  RateTable::Answer at(const std::string& kernel, const Levels& levels, const std::vector<int64_t>& shape, int busy_cores) const;
+  RateTable::Answer cost_of(const Plan& plan, const Instruction& instruction, int busy_cores) const;
+  double to_largest_group(const Collective& c, const std::string& kernel, std::vector<int64_t>& shape) const;
+
+  std::shared_ptr<const Calibration> calibration_;
+  Device device_;  ///< its constants
+  int cores_ = 1;
+  double peak_flops_ = 0;
+  double memory_bytes_per_s_ = 0;
+  std::map<std::string, Levels> kernels_;
+  struct Groups {
+    int largest = 0;
+    int64_t least_bytes = std::numeric_limits<int64_t>::max();
+  };
+  std::map<std::string, Groups> groups_;  ///< of several ranks that were measured, by kernel
+};
+
+/// Costs of a machine that nobody calibrated, from its data sheet.
+///
+/// Formula: compute = max(flops / (peak * matmul * flops / (flops + ramp)), memory bytes / (bandwidth * memory)), where the ramp
+///   applies to Linear and Attention only. Collectives: the sum over the steps of the algorithm (plan/collective_steps.h) of
+///   latency + bytes sent in the step / bandwidth; the bandwidth is the link's within a node, else the least of the link's and of
+///   the members of the group on the node with the fewest times the network's (parallel rings, one per device). p2p: latency +
+///   bytes / bandwidth between the two ranks. `communicate` takes the group, or the slowest hop, that rank 0 belongs to.
+///   A copy between memories takes what DeviceModel says, and so does an op on host memory: its bytes pass at the copy engine's
+///   rate, which is taken to be a device's share of host memory; files are read and written by all devices of a node at once.
+///   Demands are work over the same rates: flops of the
+///   multiprocessors, bytes of memory, bytes sent of link and network; a collective moves Fabric's `memory_traffic` bytes of memory
+///   for each byte sent, and holds the multiprocessors of `Fabric::contention`. A message holds none.
+/// Units: seconds.
+/// Source: Machine::device and Machine::inter_bytes_per_s (data sheets); `Efficiency` for what of them is reached.
+/// Valid when: each rank has a device of its own; never better than a factor, and so always reported as extrapolated.
+class DatasheetCostModel final : public PlacedCostModel {
+ public:
+  /// The machine must be one that `cost_model_for` does not refuse. `precision` names the peak used ("fp32", "bf16"); a machine
+  /// without it has its largest slower one.
+  DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency = {});
+
+  Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds communicate_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks,
+                            int busy_cores) const override;
+  Slowest slowest_of(const Plan& plan, const Instruction& instruction, const Communication& communication) const override;
+  Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const override;
+  Seconds dispatch() const override { return Seconds(rates_.efficiency().launch_s); }
+  Seconds wake() const override { return Seconds(rates_.efficiency().wake_s); }
+  bool extrapolates(const Plan&, const Instruction&) const override { return true; }
+
+ private:
+  DatasheetRates rates_;
+};
+
+/// Costs stated outright, for tests and for exercises on paper: the seconds of each op by its label.
+///
+/// Formula: seconds[label], or `otherwise`. With `contention` c an op takes 1 + c * (busy cores - 1) times as long.
+/// Units: seconds. Source: the caller. Valid when: always.
+class FixedCostModel final : public PlacedCostModel {
+ public:
+  std::map<std::string, double> seconds;
+  double otherwise = 1;
+  double dispatch_s = 0;
+  double wake_s = 0;
+  double handover_s = 0;
+  double turn_s = 0;
+  double contention = 0;
+
+  Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
+  Seconds dispatch() const override { return Seconds(dispatch_s); }
+  Seconds wake() const override { return Seconds(wake_s); }
+  Seconds handover() const override { return Seconds(handover_s); }
+  Seconds turn() const override { return Seconds(turn_s); }
+};
+
+/// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine
+/// without calibration, a device without peak or bandwidth, and constants that DeviceModel or Fabric refuse.
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision);
+
+}  // namespace shardlab::simulator

@@ -1,0 +1,135 @@
+#include "simulator/interpreter/pipeline_choice.h"
+
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "plan/pipeline_case.h"
+#include "plan/program.h"
+#include "simulator/interpreter/cost_model.h"
+
+namespace shardlab::simulator {
+namespace {
+
+/// Two layers on two stages under a schedule that tells gradients of inputs and of weights apart; of the layout only what shapes ops.
+Case probe_of(const Case& config) {
+  Case probe = config;
+  probe.layout = Layout{};
+  probe.layout.tp = config.layout.tp;
+  probe.layout.pp = 2;
+  probe.layout.schedule = Schedule::kZbH1;
+  probe.layout.overlap = config.layout.overlap;
+  probe.layout.collective_algorithm = config.layout.collective_algorithm;
+  if (config.layout.recompute != Recompute::kByLayer) {
+    probe.layout.recompute = config.layout.recompute;
+    probe.layout.recompute_options.modules = config.layout.recompute_options.modules;
+  }
+  probe.model.layers = 2;
+  probe.train.grad_accumulation = 1;
+  probe.train.global_batch_tokens = 0;
+  probe.train.reduce_dtype.clear();
+  probe.train.accumulate_dtype.clear();
+  probe.train.clip_norm = 0;
+  probe.train.guard = {};
+  probe.checkpoint = {};
+  return probe;
+}
+
+}  // namespace
+
+Result<UnitSeconds> unit_seconds(const Case& config, const std::function<Result<Plan>(const Case&)>& lower, const PlacedCostModel& costs) {
+  const auto plan = lower(probe_of(config));
+  if (!plan.ok()) return plan.error();
+  std::map<std::string, double, std::less<>> by_segment;  // of one call
+  double hop = 0;
+  for (size_t role = 0; role < plan->roles.size(); ++role) {
+    std::map<std::string, double, std::less<>> here;
+    const Program program = expand_program(*plan, static_cast<int>(role));
+    for (const Instruction& i : program.instructions) {
+      if (i.kind != Instruction::Kind::kRun || i.segment == nullptr) continue;
+      const bool message = std::holds_alternative<Send>(i.op->work) || std::holds_alternative<Recv>(i.op->work);
+      const bool talks = message || std::holds_alternative<Collective>(i.op->work);
+      const double seconds = (talks ? costs.communicate(*plan, i, 1) : costs.compute(*plan, i, 1)).value;
+      if (message) hop = std::max(hop, seconds);
+      here[i.segment->name] += seconds;
+    }
+    for (const auto& [name, seconds] : here) by_segment[name] = std::max(by_segment[name], seconds);
+  }
+  const auto unit = [&](const std::string& name) {
+    const auto of = [&](const char* piece) {
+      const auto found = by_segment.find(name + piece);
+      return found == by_segment.end() ? 0.0 : found->second;
+    };
+    return SlotSeconds{of(".F"), of(".I"), of(".W")};
+  };
+  return UnitSeconds{unit("embed"), unit("layer"), unit("head"), hop};
+}
+
+std::vector<int> balanced_layers(int parts, int layers, const UnitSeconds& seconds) {
+  const double layer = seconds.layer.all();
+  const auto extra = [&](int part) {
+    return (part == 0 ? seconds.embedding.all() : 0) + (part == parts - 1 ? seconds.head.all() : 0);
+  };
+  const auto least = [&](int part) { return part == 0 || part == parts - 1 ? 0 : 1; };
+  // Layers go one by one to the part that is then the shortest, the last of equals.
+  std::vector<int> all(static_cast<size_t>(parts));
+  int left = layers;
+  for (int part = 0; part < parts; ++part) left -= all[static_cast<size_t>(part)] = parts == 1 ? 0 : least(part);
+  for (; left > 0; --left) {
+    int best = parts - 1;
+    const auto with_one_more = [&](int part) { return extra(part) + (all[static_cast<size_t>(part)] + 1) * layer; };
+    for (int part = parts - 2; part >= 0; --part)
+      if (with_one_more(part) < with_one_more(best)) best = part;
+    ++all[static_cast<size_t>(best)];
+  }
+  return all;
+}
+
+SlotCosts slot_costs(const std::vector<int>& layers, const UnitSeconds& seconds) {
+  SlotCosts costs;
+  costs.hop = seconds.hop;
+  for (size_t part = 0; part < layers.size(); ++part) {
+    const auto sum = [&](double SlotSeconds::* slot) {
+      return layers[part] * seconds.layer.*slot + (part == 0 ? seconds.embedding.*slot : 0) +
+             (part + 1 == layers.size() ? seconds.head.*slot : 0);
+    };
+    costs.forward.push_back(sum(&SlotSeconds::forward));
+    costs.input.push_back(sum(&SlotSeconds::input));
+    costs.weight.push_back(sum(&SlotSeconds::weight));
+  }
+  return costs;
+}
+
+std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const UnitSeconds& seconds) {
+  const int p = config.layout.pp, layers = static_cast<int>(config.model.layers), m = static_cast<int>(config.train.grad_accumulation);
+  std::vector<PipelineCandidate> all;
+  const auto add = [&](PipelineSchedule schedule, Schedule named, int virtual_stages, std::vector<int> parts) {
+    const auto times = play(schedule, slot_costs(parts, seconds));
+    if (!times.ok()) return;
+    double held = 0;
+    for (int stage = 0; stage < p; ++stage) held = std::max(held, most_held(schedule, stage));
+    all.push_back({std::move(schedule), named, virtual_stages, std::move(parts), times->end, held});
+  };
+  for (int i = 0; i < named_schedules(); ++i) {
+    const auto schedule = static_cast<Schedule>(i);
+    if (schedule == Schedule::kNone || is_mirrored(schedule)) continue;
+    for (int v = is_looped(schedule) ? 2 : 1; v <= (is_looped(schedule) ? std::min(4, layers / p) : 1); ++v) {
+      const PipelineShape shape{schedule, p, v, m};
+      if (!check(shape).ok() || parts_of(shape) > layers) continue;
+      add(make_schedule(shape), schedule, v, balanced_layers(parts_of(shape), layers, seconds));
+    }
+  }
+  for (const double share : {0.5, 1.0, 1.5, 2.0})
+    for (const PartPlacement placement : {PartPlacement::kLooped, PartPlacement::kFolded}) {
+      const int parts = placement == PartPlacement::kFolded ? 2 * p : p;
+      const double held = share * p;
+      if (p == 1 || parts > layers || held < (parts > p ? 1.5 : 1)) continue;
+      const std::vector<int> dealt = balanced_layers(parts, layers, seconds);
+      add(list_schedule(placement, p, 1, m, slot_costs(dealt, seconds), held), Schedule::kTable, 1, dealt);
+    }
+  std::ranges::stable_sort(all, {}, [](const PipelineCandidate& c) { return std::tuple(c.seconds, c.held); });
+  return all;
+}
+
+}  // namespace shardlab::simulator

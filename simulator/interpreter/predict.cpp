@@ -1,0 +1,89 @@
+#include "simulator/interpreter/predict.h"
+
+#include <algorithm>
+
+#include "plan/memory.h"
+#include "plan/period.h"
+#include "plan/wire.h"
+#include "simulator/interpreter/segments/segments.h"
+#include "simulator/interpreter/timeline.h"
+
+namespace shardlab::simulator {
+namespace {
+
+/// Seconds of a period on the rank with the longest, as those of a step.
+void add_times(const Plan& plan, double seconds, const Breakdown& b, const IdleBreakdown& idle, Prediction& p) {
+  p.step_s = seconds / plan.period;
+  p.compute_s = b.compute_s / plan.period;
+  p.exposed_comm_s = b.exposed_comm_s / plan.period;
+  p.exposed_copy_s = b.exposed_copy_s / plan.period;
+  p.bubble_fraction = b.bubble_fraction;
+  p.idle = idle_of_step(plan, idle);
+}
+
+/// What does not depend on how the plan is simulated.
+void add_rest(const Case& config, const Plan& plan, int64_t arena_bytes, const PlacedCostModel& costs, Prediction& p) {
+  for (size_t role = 0; role < plan.roles.size(); ++role) add_peaks(memory_peak(plan, static_cast<int>(role)), p);
+  p.arena_bytes = arena_bytes;
+  for (const auto& [comm, bytes] : total_wire_bytes(plan)) p.wire_bytes += bytes;
+  p.wire_bytes = bytes_of_step(plan, p.wire_bytes);
+  add_provenance(config, plan, costs, p);
+}
+
+bool any_extrapolated(const Plan& plan, const PlacedCostModel& costs) {
+  std::vector<bool> called(plan.segments.size(), false);
+  for (const Role& role : plan.roles)
+    for (const Item& item : role.program)
+      if (const Call* call = std::get_if<Call>(&item)) called[call->segment.index()] = true;
+  for (size_t s = 0; s < called.size(); ++s)
+    for (const Step& step : plan.segments[s].steps) {
+      Instruction i;
+      i.segment = &plan.segments[s], i.op = std::get_if<Op>(&step);
+      if (called[s] && i.op != nullptr && costs.extrapolates(plan, i)) return true;
+    }
+  return false;
+}
+
+}  // namespace
+
+void add_provenance(const Case& config, const Plan& plan, const PlacedCostModel& costs, Prediction& p) {
+  // Rates are those of the library's matmul on one thread a rank; canonical mode multiplies in its own fixed order.
+  p.extrapolated = config.canonical || config.threads_per_rank != 1 || any_extrapolated(plan, costs);
+  if (config.machine.calibration) p.calibration_id = config.machine.calibration->id;
+}
+
+void add_segment_times(const Plan& plan, SegmentTimeline& timeline, const Machine& machine, const PlacedCostModel& costs,
+                       Prediction& p) {
+  const SegmentStep step = timeline.step(machine, costs);
+  add_times(plan, step.seconds, step.breakdown, step.idle, p);
+}
+
+void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& p) {
+  const auto of = [&](Space space) -> const MemoryPeak& { return peaks[static_cast<size_t>(space)]; };
+  p.peak_bytes = std::max(p.peak_bytes, of(Space::kDevice).peak_bytes);
+  for (const auto& [highest, space] :
+       {std::pair{&p.memory, Space::kDevice}, {&p.host_memory, Space::kHost}, {&p.nvme_memory, Space::kNvme}})
+    if (of(space).peak_bytes > highest->total()) *highest = of(space).at_peak;
+}
+
+Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
+                  const PlacedCostModel& costs) {
+  Predicted out;
+  out.trace = simulate(plan, programs, config.machine, costs);
+  const int rank = longest_rank(out.trace);
+  add_times(plan, step_seconds(out.trace), analyse(plan, programs, out.trace, rank, 0),
+            idle_by_cause(plan, programs, out.trace, rank, 0), out.figures);
+  add_rest(config, plan, arena_bytes, costs, out.figures);
+  return out;
+}
+
+Prediction predict_by_segments(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
+                               const PlacedCostModel& costs) {
+  Prediction p;
+  SegmentTimeline timeline(plan, programs);
+  add_segment_times(plan, timeline, config.machine, costs, p);
+  add_rest(config, plan, arena_bytes, costs, p);
+  return p;
+}
+
+}  // namespace shardlab::simulator

@@ -1,0 +1,42 @@
+// From a lowered case to the figures of results.csv: step time, its parts, memory and wire bytes.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "plan/outcome.h"
+#include "plan/program.h"
+#include "plan/trace.h"
+#include "simulator/interpreter/cost_model.h"
+
+namespace shardlab::simulator {
+
+class SegmentTimeline;
+
+struct Predicted {
+  Prediction figures;
+  Trace trace;  ///< of one period of the plan
+};
+
+/// Puts a role's peaks into the prediction wherever they are above those of the roles before it.
+void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& prediction);
+
+/// Seconds of a step of `plan`, of which `timeline` is, by segments. The machine is not local.
+void add_segment_times(const Plan& plan, SegmentTimeline& timeline, const Machine& machine, const PlacedCostModel& costs,
+                       Prediction& prediction);
+/// Whether an op's cost was extrapolated, and by which calibration costs are.
+void add_provenance(const Case& config, const Plan& plan, const PlacedCostModel& costs, Prediction& prediction);
+
+/// Predicts one step of `plan` on `config.machine`: where its period has several, the mean of them. `programs` are indexed by role
+/// and were given arena offsets by `place_arena`, whose device-space sizes are `arena_bytes` (of the rank with the largest). Times
+/// are of the rank with the longest step, `compute_s` and `exposed_comm_s` as plan/trace.h `analyse` has them. `extrapolated` is
+/// set when any op's cost was not interpolated, or the case asks for more threads a rank than were calibrated.
+Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
+                  const PlacedCostModel& costs);
+
+/// The same figures by segments (simulator/interpreter/segments): of the longest stage, each rank of which does the same. The machine is not
+/// local.
+Prediction predict_by_segments(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
+                               const PlacedCostModel& costs);
+
+}  // namespace shardlab::simulator
