@@ -6,6 +6,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "plan/limits.h"
 
@@ -122,28 +123,44 @@ Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& co
   const auto end_of = [&](const PipelineSlot& slot) {
     return slot.work == SlotWork::kF ? forward(slot.part, slot.micro_batch) : input(slot.part, slot.micro_batch);
   };
-  bool moved = true;
-  while (moved) {
-    moved = false;
-    for (int stage = 0; stage < schedule.stages; ++stage) {
-      const auto& order = schedule.order[at(stage)];
-      auto& slots = times.slots[at(stage)];
-      while (slots.size() < order.size()) {
-        const PipelineSlot& slot = order[slots.size()];
-        double begin = slots.empty() ? 0 : slots.back().end;
-        if (const Need need = need_of(schedule, slot); need.any) {
-          const double end = end_of(need.slot);
-          if (end == kNever) break;
-          const bool travels = schedule.stage_of(need.slot.part, slot.micro_batch) != stage;
-          begin = std::max(begin, end + (travels ? costs.hop : 0));
+  // A stage that has to wait is taken up again once what it waits for is done: each slot is looked at once or twice.
+  constexpr int kNone = -1;
+  ByPart<int> for_forward(schedule, kNone), for_input(schedule, kNone);  // the last stage that began to wait for it
+  std::vector<int> waited_before(at(schedule.stages), kNone);            // for the same
+  std::vector<int> ready;
+  for (int stage = schedule.stages; stage-- > 0;) ready.push_back(stage);
+  const auto release = [&](int& last) {
+    for (int stage = std::exchange(last, kNone); stage != kNone; stage = waited_before[at(stage)]) ready.push_back(stage);
+  };
+  while (!ready.empty()) {
+    const int stage = ready.back();
+    ready.pop_back();
+    const auto& order = schedule.order[at(stage)];
+    auto& slots = times.slots[at(stage)];
+    while (slots.size() < order.size()) {
+      const PipelineSlot& slot = order[slots.size()];
+      double begin = slots.empty() ? 0 : slots.back().end;
+      if (const Need need = need_of(schedule, slot); need.any) {
+        const double end = end_of(need.slot);
+        if (end == kNever) {
+          auto& waits = need.slot.work == SlotWork::kF ? for_forward : for_input;
+          waited_before[at(stage)] = std::exchange(waits(need.slot.part, need.slot.micro_batch), stage);
+          break;
         }
-        const double end = begin + costs.of(slot);
-        slots.push_back({begin, end});
-        if (slot.work == SlotWork::kF) forward(slot.part, slot.micro_batch) = end;
-        if (slot.goes_back()) input(slot.part, slot.micro_batch) = end;
-        times.end = std::max(times.end, end);
-        moved = true;
+        const bool travels = schedule.stage_of(need.slot.part, slot.micro_batch) != stage;
+        begin = std::max(begin, end + (travels ? costs.hop : 0));
       }
+      const double end = begin + costs.of(slot);
+      slots.push_back({begin, end});
+      if (slot.work == SlotWork::kF) {
+        forward(slot.part, slot.micro_batch) = end;
+        release(for_forward(slot.part, slot.micro_batch));
+      }
+      if (slot.goes_back()) {
+        input(slot.part, slot.micro_batch) = end;
+        release(for_input(slot.part, slot.micro_batch));
+      }
+      times.end = std::max(times.end, end);
     }
   }
   for (int stage = 0; stage < schedule.stages; ++stage) {

@@ -17,6 +17,7 @@
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
 #include "plan/base/world_error.h"
+#include "plan/pipeline_schedule.h"
 #include "plan/text.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
@@ -147,6 +148,17 @@ void read_plan(std::string_view bytes) {
   (void)total_wire_bytes(*plan);
 }
 
+void read_schedule(std::string_view bytes) {
+  const auto schedule = from_csv(bytes, "fuzz.csv");
+  if (!schedule.ok()) return;
+  const std::string text = to_csv(*schedule);
+  const auto again = from_csv(text, "fuzz.csv");
+  SHARDLAB_CHECK(again.ok() && again->placement == schedule->placement && to_csv(*again) == text, "{}", text);
+  (void)print_grid(*schedule, SlotCosts::uniform(schedule->parts, 1, 1, 1));
+  for (int stage = 0; stage < schedule->stages; ++stage)
+    SHARDLAB_CHECK(most_held(*schedule, stage) > 0, "stage {} holds nothing:\n{}", stage, text);
+}
+
 void read_table(std::string_view bytes) {
   const validation::Resolver resolver{[](const std::string& name) { return load_model(name); },
                                       [](const std::string& name) -> Result<Machine> {
@@ -170,8 +182,9 @@ void read_trace(std::string_view bytes) {
   const auto trace = read_trace_lines(lines, "fuzz.trace.jsonl");
   if (!trace.ok()) return;
   for (const TraceEvent& e : trace->trace.events)
-    SHARDLAB_CHECK(e.rank >= 0 && e.rank < trace->trace.world_size && e.step >= 0 && e.step < trace->trace.steps && e.instruction >= 0,
-                   "rank {} step {}", e.rank, e.step);
+    SHARDLAB_CHECK(
+        e.rank >= 0 && e.rank < trace->trace.world_size && e.step >= 0 && e.step < trace->trace.steps && e.instruction >= 0,
+        "rank {} step {}", e.rank, e.step);
 }
 
 void read_activity(std::string_view bytes) { (void)parse_activity_lines(std::string(bytes)); }
@@ -260,6 +273,7 @@ constexpr std::array kReaders = {Reader{"sweep", read_sweep},
                                  Reader{"expression", read_expression},
                                  Reader{"model", read_model},
                                  Reader{"plan", read_plan},
+                                 Reader{"schedule", read_schedule},
                                  Reader{"rows", read_table},
                                  Reader{"trace", read_trace},
                                  Reader{"activity", read_activity},

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "plan/base/json_depth.h"
+#include "plan/pipeline_schedule.h"
 #include "profiler/trace_reader.h"
 #include "runtime/manifest.h"
 #include "tests/namespaces.h"
@@ -77,4 +78,16 @@ TEST_CASE("a checkpoint's tensors lie in its file") {
   ::close(file);
   REQUIRE_FALSE(tensor.ok());
   CHECK(tensor.error().message == "checkpoint f: the file ends within `w` value");
+}
+
+TEST_CASE("a schedule is checked in time that grows with its slots, in whatever order its stages stand") {
+  constexpr int kStages = 200'000;
+  std::string text;  // each stage waits for the one below it
+  for (int stage = 0; stage < kStages; ++stage) text += fmt::format("{0}F0,{0}B0\n", kStages - 1 - stage);
+  alarm(60);  // the signal ends the test
+  const auto schedule = from_csv(text, "s.csv");
+  alarm(0);
+  REQUIRE(schedule.ok());
+  CHECK(schedule->stages == kStages);
+  CHECK(schedule->placement == PartPlacement::kListed);
 }
