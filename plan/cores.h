@@ -1,5 +1,5 @@
 // Which streams have the cores of a machine where streams outnumber them: the rules by which the executor hands cores on
-// (runtime/core_scheduler.h) and the timeline follows it (simulator/timeline.h).
+// (runtime/core_scheduler.h) and the timeline follows it (simulator/interpreter/timeline.h).
 #pragma once
 
 #include <cstddef>

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "plan/base/check.h"
 #include "plan/period.h"
 #include "plan/wire.h"
 #include "simulator/interpreter/predict.h"
@@ -63,26 +64,26 @@ bool extend(Stages& stages, const Stages& longer, int64_t times) {
 
 Result<CasePlan> CasePlan::of(const Case& config, const Lower& lower) {
   CasePlan out;
+  out.lower_ = lower;
   const int64_t micro_batches = config.train.grad_accumulation, few = few_of(config.layout);
   if (micro_batches > 2 * few + 1 && repeats(config)) {
     auto shorter = lower(with_micro_batches(config, few)), longer = lower(with_micro_batches(config, few + 1));
     if (shorter.ok() && longer.ok()) {
-      out.more_ = micro_batches - few;
+      const int64_t more = micro_batches - few;
       out.stages_ = peaks_of(*shorter);
-      if (extend(out.stages_, peaks_of(*longer), out.more_)) {
+      if (extend(out.stages_, peaks_of(*longer), more)) {
         out.wire_ = total_wire_bytes(*shorter);
         for (const auto& [comm, bytes] : total_wire_bytes(*longer)) {
           int64_t& sent = out.wire_[comm];
-          sent += out.more_ * (bytes - sent);
+          sent += more * (bytes - sent);
         }
-        out.plan_ = std::move(*shorter), out.longer_ = std::move(*longer);
+        out.plan_ = std::move(*shorter), out.shortened_ = true;
         return out;
       }
     }
   }
   auto whole = lower(config);
   if (!whole.ok()) return whole.error();
-  out.more_ = 0;
   out.plan_ = std::move(*whole);
   out.stages_ = peaks_of(out.plan_);
   out.wire_ = total_wire_bytes(out.plan_);
@@ -104,21 +105,18 @@ Prediction CasePlan::bytes() const {
 
 Prediction CasePlan::predict(const Case& config, const PlacedCostModel& costs) const {
   Prediction p = bytes();
-  SegmentTimeline timeline(plan_);
-  add_segment_times(plan_, timeline, config.machine, costs, p);
-  add_provenance(config, plan_, costs, p);
-  if (!longer_) return p;
-  Prediction next;
-  SegmentTimeline longer(*longer_);
-  add_segment_times(*longer_, longer, config.machine, costs, next);
-  const auto extended = [&](double seconds, double more) { return seconds + static_cast<double>(more_) * (more - seconds); };
-  const double bubble = extended(p.bubble_fraction * p.step_s, next.bubble_fraction * next.step_s);
-  for (const auto part : {&Prediction::step_s, &Prediction::compute_s, &Prediction::exposed_comm_s, &Prediction::exposed_copy_s})
-    p.*part = extended(p.*part, next.*part);
-  for (const auto part : {&IdleBreakdown::idle_s, &IdleBreakdown::peer_s, &IdleBreakdown::dependency_s, &IdleBreakdown::host_s,
-                          &IdleBreakdown::latency_s, &IdleBreakdown::tail_s, &IdleBreakdown::other_s})
-    p.idle.*part = extended(p.idle.*part, next.idle.*part);
-  p.bubble_fraction = p.step_s > 0 ? bubble / p.step_s : 0;
+  const auto time = [&](const Plan& plan) {
+    SegmentTimeline timeline(plan);
+    add_segment_times(plan, timeline, config.machine, costs, p);
+    add_provenance(config, plan, costs, p);
+  };
+  if (!shortened_) {
+    time(plan_);
+    return p;
+  }
+  const auto whole = lower_(config);
+  SHARDLAB_CHECK(whole.ok(), "{}", to_string(whole.error()));
+  time(*whole);
   return p;
 }
 

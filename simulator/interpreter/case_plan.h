@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,18 +59,18 @@ class CasePlan {
   /// Memory and wire bytes of a step.
   Prediction bytes() const;
 
-  /// `bytes` and the seconds of a step by segments (simulator/interpreter/segments). The machine is not local. What a micro-batch adds to the
-  /// step is taken to be the same for all beyond the few.
+  /// `bytes` and the seconds of a step by segments (simulator/interpreter/segments) of the whole plan: stages of unequal length take
+  /// longer to find their pace than to fill their buffers. The machine is not local; the plan passes `check_runnable`.
   Prediction predict(const Case& config, const PlacedCostModel& costs) const;
 
   /// The plan that was folded: of the case, or of fewer micro-batches.
   const Plan& plan() const { return plan_; }
-  bool shortened() const { return longer_.has_value(); }
+  bool shortened() const { return shortened_; }
 
  private:
   Plan plan_;
-  std::optional<Plan> longer_;  ///< of a micro-batch more
-  int64_t more_ = 0;            ///< micro-batches by which the case is longer than `plan_`
+  bool shortened_ = false;
+  Lower lower_;
   std::vector<std::array<MemoryPeak, kSpaces>> stages_;
   std::map<std::string, int64_t> wire_;
 };

@@ -79,7 +79,8 @@ std::vector<Piece> pieces_of(const Plan& plan, const Role& role, const std::vect
   std::map<std::pair<int32_t, int32_t>, int32_t> count;  // of pieces, by calls and layer
   int32_t calls = 0;
   const auto add = [&](int32_t layer, bool parked, const Rise& rise) {
-    const bool same = !pieces.empty() && pieces.back().at.calls == calls && pieces.back().at.layer == layer && pieces.back().parks == parked;
+    const bool same =
+        !pieces.empty() && pieces.back().at.calls == calls && pieces.back().at.layer == layer && pieces.back().parks == parked;
     if (same && (parked || layer < 0)) return pieces.back().rise.then(rise);
     pieces.push_back({{calls, layer, count[{calls, layer}]++}, parked, rise});
   };
@@ -174,7 +175,8 @@ Result<StagePeaks> StagePeaks::of(const Case& config, std::vector<LayerTreatment
     out.backward_.push_back(all.highest[0]);
   }
   // The plan of a parked treatment has the pieces of all.
-  const size_t widest = static_cast<size_t>(std::ranges::find(treatments, true, &LayerTreatment::parked) - treatments.begin()) % plans.size();
+  const auto parked = std::ranges::find(treatments, true, &LayerTreatment::parked);
+  const size_t widest = static_cast<size_t>(parked - treatments.begin()) % plans.size();
   for (size_t s = 0; s < plans.front().roles.size(); ++s) {
     std::vector<std::vector<Piece>> pieces;
     std::vector<std::map<Place, Rise>> by_place(plans.size());

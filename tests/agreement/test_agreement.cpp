@@ -105,9 +105,8 @@ Dealt compare_cases(uint64_t seed, int cases) {
   return dealt;
 }
 
-/// What of the agreement in time has been reached, over all cases: a figure may fall, and then is lowered here. The aim is 1 % in
-/// the median and 3 % at the 99th percentile.
-constexpr double kMedian = 0.0001, kP99 = 0.005, kWorst = 0.04;
+/// What of the agreement in time has been reached, over all cases: a figure may fall, and then is lowered here.
+constexpr double kMedian = 1e-5, kP99 = 0.0003, kWorst = 0.006;
 
 /// What is thrown away for each case that is compared, at most, and for how many reasons: what nobody compares may hide anything. A
 /// figure may fall, and then is lowered here.
@@ -116,7 +115,7 @@ constexpr double kThrownAway = 0.41;
 constexpr size_t kReasons = 57;
 
 /// What the estimate that ranks layouts is off by: a figure may fall, and then is lowered here.
-constexpr double kEstimatedBytes = 0.1, kEstimatedMedian = 0.2;
+constexpr double kEstimatedBytes = 0.05, kEstimatedMedian = 0.22;
 
 void hold_estimates(const std::vector<Row>& rows) {
   std::vector<double> bytes, seconds;

@@ -269,8 +269,9 @@ class Estimator {
 /// Why `point` is no legal layout; kNone when it is.
 Refusal refusal_of(const Prepared& prepared, const Point& point);
 
-/// The estimate of device bytes under the profile "shardlab", which ranks layouts, is within this share of what the plan says:
-/// tests/agreement holds models of realistic widths to it.
+/// How much larger than a device an estimate under the profile "shardlab" may be for its plan to be asked whether it fits. Estimates of
+/// 120 layouts of two models were 13 % below their plans at worst, 1 % above in the median; above by more than this are those that offload
+/// nearly all, which are far below the capacity of a device.
 inline constexpr double kPlanEstimateError = 0.15;
 
 /// Puts the memory and wire bytes of a plan in place of the estimate's: of what shardlab's executor runs they are exact.
