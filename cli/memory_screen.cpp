@@ -318,7 +318,7 @@ std::vector<ScreenLine> MemoryScreen::change_lines(int width) const {
 std::vector<ScreenLine> MemoryScreen::draw(int width, int height) const {
   const MemoryQuestion& q = told_.question;
   std::vector<ScreenLine> lines;
-  lines.push_back(line(fmt::format("{}, {} parameters, on {} of {}, as {} runs it", q.config.model.name,
+  lines.push_back(line(fmt::format("{}, {} parameters, on {} of {}, under {}", q.config.model.name,
                                    count_text(static_cast<double>(parameter_count(q.shape))), devices_text(q.point.world_size()),
                                    q.config.machine.id, q.config.profile),
                        Style::kTitle));
