@@ -12,6 +12,7 @@
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
 #include "cli/search_space.h"
+#include "plan/automatic.h"
 #include "plan/device_words.h"
 #include "plan/memory.h"
 #include "plan/runnable.h"
@@ -331,6 +332,7 @@ Result<MemoryQuestion> memory_question(const CaseFlags& flags) {
   if (!said.ok()) return said.error();
   const bool assumed = !given(flags, "profile");
   if (assumed) said->config.profile = default_profile(said->config.machine);
+  if (assumed && !given(flags, "bucket_bytes")) said->config.layout.bucket_bytes = automatic_bucket_bytes(said->config);
   if (assumed && !said->config.machine.local && !said->model)
     if (auto own = untimed_question(flags, said->config)) return *own;
   if (said->config.profile == "shardlab") return executor_question(flags);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "plan/automatic.h"
 #include "simulator/estimator/analytic/inside.h"
 #include "simulator/estimator/analytic/known.h"
 
@@ -240,12 +239,9 @@ Result<Point> point_of(const Case& c) {
   SHARDLAB_TRY(read_offload(c.layout.offload, p));
   SHARDLAB_TRY(read_compression(c.layout.compression, p));
   p.overlap = c.layout.overlap ? by_default : 0;
-  // 0 is tensor by tensor, or what a case has where nothing is reduced in buckets. The size that a case has where nobody gives one is
-  // our own executor's, and no other framework's.
-  const bool own = c.profile == "shardlab";
-  const bool given = own ? c.layout.bucket_bytes > 0 || (c.layout.zero < 3 && c.layout.dp > 1)
-                         : c.layout.bucket_bytes > 0 && c.layout.bucket_bytes != automatic_bucket_bytes(c);
-  if (given) p.bucket_bytes = c.layout.bucket_bytes;
+  // 0 is tensor by tensor, and what a case has where nothing is reduced in buckets or a framework's own size is meant.
+  const bool in_buckets = c.profile == "shardlab" && c.layout.zero < 3 && c.layout.dp > 1;
+  if (c.layout.bucket_bytes > 0 || in_buckets) p.bucket_bytes = c.layout.bucket_bytes;
   p.algorithm = c.layout.collective_algorithm;
   const std::optional<Precision> precision = precision_named(c.train.precision);
   if (!precision)
