@@ -152,7 +152,6 @@ std::vector<Carry> carries(std::span<const int> order, int micro_batches, bool c
     return std::ranges::find_if(held, [&](const Held& h) { return h.begin == begin && h.end == end; });
   };
   for (const int j : order) {
-    int copy = 0;  // the lowest that is free behind those to which it is added at once
     const auto other = [&](const Held& h) {
       if (h.end - h.begin == micro_batches) return held.end();
       const auto [begin, end] = sibling(h.begin, h.end, micro_batches);
@@ -163,9 +162,12 @@ std::vector<Carry> carries(std::span<const int> order, int micro_batches, bool c
       continue;
     }
     Held now{j, j + 1, 0};
+    // The lowest copy that is free, behind those to which it is added at once.
     const bool last = j == order.back();
-    for (const Held& h : held)
-      if (last || (canonical && &h == &*other(now))) copy = std::max(copy, h.copy + 1);
+    int copy = 0;
+    if (const auto beside = canonical ? other(now) : held.end(); beside != held.end()) copy = beside->copy + 1;
+    if (last)
+      for (const Held& h : held) copy = std::max(copy, h.copy + 1);
     while (std::ranges::find(held, copy, &Held::copy) != held.end()) ++copy;
     now.copy = copy;
     Carry carry{copy, {}};
