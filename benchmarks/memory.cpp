@@ -60,7 +60,7 @@ void planned_answer(benchmark::State& state) {
   c.layout.dp = 4, c.layout.tp = 8, c.layout.pp = 16, c.layout.zero = 1;
   c.layout.schedule = Schedule::k1F1B;
   c.layout.bucket_bytes = 25 << 20;
-  c.train.seq_len = 8192, c.train.grad_accumulation = 64, c.train.precision = "bf16";
+  c.train.seq_len = 8192, c.train.grad_accumulation = 64, c.train.precision = Precision::kBf16;
   for (auto _ : state) {
     const auto plan = CasePlan::of(c, [](const Case& few) { return strategies::lower(few, {.after = {}, .verify = false}); });
     SHARDLAB_CHECK(plan.ok(), "{}", to_string(plan.error()));

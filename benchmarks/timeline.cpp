@@ -41,7 +41,7 @@ int64_t instructions_of(const std::vector<Program>& programs) {
 
 /// One rank a stage: all ranks of a stage do the same.
 Trace op_by_op(const Case& c, const Plan& plan, const std::vector<Program>& programs) {
-  return simulate(plan, programs, c.machine, DatasheetCostModel(c.machine, "fp32"), {.max_individual_ranks = 1});
+  return simulate(plan, programs, c.machine, DatasheetCostModel(c.machine, Precision::kFp32), {.max_individual_ranks = 1});
 }
 
 void simulate_step(benchmark::State& state, int pp, int64_t micro_batches) {
@@ -69,7 +69,7 @@ void segments_step(benchmark::State& state, int pp, int64_t micro_batches) {
   }
   SegmentTimeline timeline(plan, programs);
   const double begin = seconds_now();
-  for (auto _ : state) benchmark::DoNotOptimize(timeline.step(c.machine, DatasheetCostModel(c.machine, "fp32")).seconds);
+  for (auto _ : state) benchmark::DoNotOptimize(timeline.step(c.machine, DatasheetCostModel(c.machine, Precision::kFp32)).seconds);
   const double each = (seconds_now() - begin) / static_cast<double>(state.iterations());
   state.counters["entries"] = static_cast<double>(timeline.entries());
   state.counters["times_op_by_op"] = other / each;
@@ -90,7 +90,7 @@ void segments_from_case(benchmark::State& state, int pp, int64_t micro_batches) 
   for (auto _ : state) {
     const Plan plan = lowered(c);
     SegmentTimeline timeline(plan);
-    benchmark::DoNotOptimize(timeline.step(c.machine, DatasheetCostModel(c.machine, "fp32")).seconds);
+    benchmark::DoNotOptimize(timeline.step(c.machine, DatasheetCostModel(c.machine, Precision::kFp32)).seconds);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cli/model_shape.h"
@@ -10,6 +11,7 @@
 #include "plan/runnable.h"
 #include "plan/same_machine.h"
 #include "reports/format.h"
+#include "simulator/estimator/analytic/known.h"
 #include "simulator/interpreter/case_plan.h"
 
 namespace shardlab::cli {
@@ -37,20 +39,17 @@ struct Rest {
     train.seq_len = train.global_batch_tokens = 0;
     train.micro_batch = train.grad_accumulation = 1;
     train.precision = Train().precision;
+    analytic::clear_unpriced(train);
   }
-  std::string profile, backend, attention;
+  std::string profile;
+  BackendKind backend;
+  AttentionBy attention;
   bool canonical;
   Model model;
   Layout layout;
   Train train;
   friend bool operator==(const Rest&, const Rest&) = default;
 };
-
-CaseOutcome refused(CaseOutcome outcome, const Error& error) {
-  outcome.status = Status::kRefused;
-  outcome.reason = error.hint.empty() ? error.message : error.message + "; " + error.hint;
-  return outcome;
-}
 
 }  // namespace
 
@@ -91,10 +90,14 @@ Result<AnalyticCaseRunner::Study*> AnalyticCaseRunner::study_of(const Case& conf
   Rest rest(config);
   for (size_t i = studies_.size(); i-- > 0;) {  // the last is the likeliest
     Study& study = *studies_[i];
-    if (study.prepared.shape() == shape && study.rest == rest && same(study.machine, config.machine)) return &study;
+    if (study.prepared.shape() != shape || study.rest != rest || !same(study.machine, config.machine)) continue;
+    std::rotate(studies_.begin() + static_cast<std::ptrdiff_t>(i), studies_.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+                studies_.end());
+    return studies_.back().get();
   }
   auto prepared = analytic::prepare(config, shape);
   if (!prepared.ok()) return prepared.error();
+  if (studies_.size() == kMostStudies) studies_.erase(studies_.begin());
   studies_.push_back(std::make_unique<Study>(Study{std::move(rest), config.machine, *prepared, analytic::Estimator(*prepared)}));
   return studies_.back().get();
 }

@@ -1,5 +1,5 @@
-// A sweep's cases at the analytic resolution: no files of their own, saved in batches. Other frameworks are estimated; shardlab's own
-// executor is read from each case's plan.
+// A sweep's cases at the analytic resolution: no files of their own, saved in batches. Other frameworks are estimated; shardlab's
+// own executor is read from each case's plan.
 #pragma once
 
 #include <chrono>
@@ -27,6 +27,10 @@ class AnalyticCaseRunner final : public CaseRunner {
   ~AnalyticCaseRunner() override;
   CaseOutcome run(const sweeps::Point& point, Mode mode) override;
 
+  /// An axis of models or machines may have a million values: what is remembered longest is forgotten then.
+  static constexpr size_t kMostStudies = 32;
+  size_t studies() const { return studies_.size(); }
+
  private:
   struct Study;
   struct Predicted {
@@ -40,7 +44,7 @@ class AnalyticCaseRunner final : public CaseRunner {
   Result<Predicted> planned(const sweeps::Point& said, const analytic::ModelShape& shape);
   Result<Study*> study_of(const Case& config, const analytic::ModelShape& shape);
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Study>> studies_;
+  std::vector<std::unique_ptr<Study>> studies_;  ///< the one asked last at the end
 };
 
 /// Keeps outcomes in the run directory, many at a time: after a second, or a few thousand.

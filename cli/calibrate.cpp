@@ -29,7 +29,9 @@ struct CalibrateFlags {
 /// What is calibrated: its kernels as results name them, and how its machine file is made.
 struct Target {
   CalibrationOptions options;
-  std::string backend, transport, processor, kernels;
+  BackendKind backend;
+  TransportKind transport;
+  std::string processor, kernels;
   double turn_s = 0;         ///< Calibration::turn_s
   int devices = 0;           ///< of a GPU target
   int64_t memory_bytes = 0;  ///< of a device
@@ -58,7 +60,7 @@ Result<Trace> execute_plan(const CalibrationPlan& plan, const Target& target, co
 }
 
 Target processor_target() {
-  Target t{.backend = "cpu", .transport = "threads", .processor = processor_name(), .kernels = {}};
+  Target t{.backend = BackendKind::kCpu, .transport = TransportKind::kThreads, .processor = processor_name(), .kernels = {}};
   t.kernels = description(kernels::kernels_for_this_processor());
   t.options.cores = usable_cores();
   t.turn_s = CoreScheduler::kTurn_s;
@@ -67,14 +69,14 @@ Target processor_target() {
 }
 
 Result<Target> gpu_target() {
-  SHARDLAB_TRY(check_backend("cuda"));
+  SHARDLAB_TRY(check_backend(BackendKind::kCuda));
   auto api = cuda::real_api();
   if (!api.ok()) return api.error();
   const cuda::Presence presence = cuda::presence(**api);
   cuda::Properties device;
   if ((*api)->properties(0, &device) != cuda::kSuccess)
     return Error{ExitCode::kEnvironment, "the device does not say what it is", "see what nvidia-smi says", ""};
-  Target t{.backend = "cuda", .transport = "one-gpu", .processor = device.name, .kernels = {}};
+  Target t{.backend = BackendKind::kCuda, .transport = TransportKind::kOneGpu, .processor = device.name, .kernels = {}};
   t.kernels = fmt::format("cuda {}.{}, CUDA {}, driver {}", device.major, device.minor, cuda::version_text(presence.runtime),
                           cuda::version_text(presence.driver));
   t.options.target = CalibrationTarget::kGpu;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <thread>
 #include <utility>
 
@@ -29,17 +30,33 @@
 namespace shardlab::cli {
 namespace {
 
-/// Starts `program measure-case directory` in a process group of its own, its output in the case's log.
-pid_t start_child(const std::string& program, const CaseFiles& files, bool traces) {
-  const std::string log_path = files.log();
+/// A process of a case: which of how many, and where they meet; of a case in one process there is no server.
+struct ChildPlace {
+  int process = 0, processes = 1;
+  std::string server, token;
+  pid_t group = 0;  ///< the process group to join; 0: one of its own
+};
+
+/// Starts `program measure-case directory`, its output in a log of the case.
+pid_t start_child(const std::string& program, const CaseFiles& files, bool traces, const ChildPlace& seat) {
+  const std::string log_path = files.log(seat.process);
+  std::vector<std::string> words{program, "measure-case", files.directory};
+  if (!traces) words.emplace_back("--no-traces");
+  if (!seat.server.empty())
+    for (const std::string& word : {std::string("--group"), seat.server, std::string("--process"), std::to_string(seat.process),
+                                    std::string("--processes"), std::to_string(seat.processes)})
+      words.push_back(word);
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) throw WorldError("cannot start a process for the case", "fewer cases at once, or more memory");
   if (child > 0) {
-    setpgid(child, child);  // here too: it must be a group before anybody ends that
+    setpgid(child, seat.group);  // here too: it must be a group before anybody ends that
     return child;
   }
-  setpgid(0, 0);
+  setpgid(0, seat.group);
   sigset_t asked;  // blocked from the first moment: see CaseWatch (cli/measure_case.cpp)
   sigemptyset(&asked);
   sigaddset(&asked, kAskForPicture);
@@ -53,26 +70,55 @@ pid_t start_child(const std::string& program, const CaseFiles& files, bool trace
     dup2(log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
   }
-  execl(program.c_str(), program.c_str(), "measure-case", files.directory.c_str(), traces ? nullptr : "--no-traces",
-        static_cast<char*>(nullptr));
+  if (!seat.token.empty()) setenv(kGroupToken, seat.token.c_str(), 1);
+  execv(program.c_str(), arguments.data());
   _exit(static_cast<int>(ExitCode::kEnvironment));
 }
+
+/// The processes of one case.
+struct Children {
+  std::vector<pid_t> processes;
+  std::vector<int> statuses;  ///< of those that have ended, as waitpid(2) has them
+  std::vector<bool> ended;
+  bool all_ended() const { return std::ranges::find(ended, false) == ended.end(); }
+  /// One has ended otherwise than well.
+  bool any_failed() const {
+    for (size_t i = 0; i < ended.size(); ++i)
+      if (ended[i] && statuses[i] != 0) return true;
+    return false;
+  }
+};
 
 struct ChildEnd {
   bool timed_out = false, interrupted = false;
   std::string picture;  ///< of one that timed out: what it was at
-  int status = 0;
 };
 
-/// Whether the child ends before `seconds` have passed or, while it is waited for, `interrupted` is set.
-bool ends_within(pid_t child, double seconds, int& status, const std::atomic<bool>* interrupted) {
+/// Whether all children end before `seconds` have passed or, while they are waited for, `interrupted` is set. Where one fails the
+/// others are waited for a little longer, since they end by themselves.
+bool end_within(Children& children, double seconds, const std::atomic<bool>* interrupted) {
   using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
-  while (waitpid(child, &status, WNOHANG) == 0) {
+  constexpr std::chrono::seconds kAfterFailure(5);
+  auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  bool failed = false;
+  while (true) {
+    for (size_t i = 0; i < children.processes.size(); ++i)
+      if (!children.ended[i]) children.ended[i] = waitpid(children.processes[i], &children.statuses[i], WNOHANG) != 0;
+    if (children.all_ended()) return true;
+    if (!failed && children.any_failed()) {
+      failed = true;
+      deadline = std::min(deadline, Clock::now() + kAfterFailure);
+    }
     if (Clock::now() > deadline || (interrupted != nullptr && interrupted->load())) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  return true;
+}
+
+/// Ends what has not ended, whatever state it is in.
+void kill_all(Children& children) {
+  kill(-children.processes.front(), SIGKILL);
+  for (size_t i = 0; i < children.processes.size(); ++i)
+    if (!children.ended[i]) kill(children.processes[i], SIGKILL);
 }
 
 /// Threads of a process that a debugger or a signal has stopped, by name; empty: none.
@@ -91,25 +137,27 @@ std::string stopped_threads(pid_t process) {
   return names;
 }
 
-/// Waits for the child's end. One that takes too long is asked what it is at, and killed. A dead process can stay a while: a
-/// debugger that holds one of its threads keeps it, and nobody waits for that.
-ChildEnd wait_for(pid_t child, double timeout_s, const CaseFiles& files, const std::atomic<bool>& interrupted) {
+/// Waits for the children's end. Where they take too long one is asked what the ranks are at, and all are killed. A dead process
+/// can stay a while: a debugger that holds one of its threads keeps it, and nobody waits for that.
+ChildEnd wait_for(Children& children, double timeout_s, const CaseFiles& files, const std::atomic<bool>& interrupted) {
   constexpr double kAnswer_s = 3, kDeath_s = 2;
   ChildEnd end;
-  if (ends_within(child, timeout_s, end.status, &interrupted)) return end;
+  if (end_within(children, timeout_s, &interrupted)) return end;
   end.interrupted = interrupted.load();
-  end.timed_out = !end.interrupted;
-  if (end.timed_out) {
-    kill(child, kAskForPicture);
-    const bool ended = ends_within(child, kAnswer_s, end.status, &interrupted);
+  end.timed_out = !end.interrupted && !children.any_failed();
+  for (size_t i = 0; end.timed_out && end.picture.empty() && i < children.processes.size(); ++i) {
+    if (children.ended[i]) continue;
+    kill(children.processes[i], kAskForPicture);
+    const bool ended = end_within(children, kAnswer_s, &interrupted);
     if (const auto picture = read_file(files.picture()); picture.ok()) end.picture = *picture;
     if (ended) return end;
     if (end.picture.empty())
-      if (const std::string stopped = stopped_threads(child); !stopped.empty())
+      if (const std::string stopped = stopped_threads(children.processes[i]);
+          !stopped.empty() && i + 1 == children.processes.size())
         end.picture = fmt::format("its process does not say what it is at; of its threads {} stand still, stopped", stopped);
   }
-  kill(-child, SIGKILL);
-  ends_within(child, kDeath_s, end.status, nullptr);
+  kill_all(children);
+  end_within(children, kDeath_s, nullptr);
   return end;
 }
 
@@ -124,19 +172,40 @@ std::string tail_of(const std::string& path) {
   return text;
 }
 
-std::string how_it_ended(int status, const CaseFiles& files) {
-  const std::string said = tail_of(files.log());
+std::string how_it_ended(int status, const std::string& log) {
+  const std::string said = tail_of(log);
   std::string how = WIFSIGNALED(status)
                         ? fmt::format("the process was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status)))
                         : fmt::format("the process ended with exit code {}", WEXITSTATUS(status));
-  return said.empty() ? how + "; see " + files.log() : how + ": " + said;
+  return said.empty() ? how + "; see " + log : how + ": " + said;
 }
 
-CaseOutcome refused(CaseOutcome outcome, const Error& error) {
-  // A plan that does not verify is no illegal layout but a bug of ours.
-  outcome.status = error.code == ExitCode::kNo ? Status::kOom : error.code == ExitCode::kBug ? Status::kFailed : Status::kRefused;
-  outcome.reason = error.hint.empty() ? error.message : error.message + "; " + error.hint;
-  return outcome;
+/// Why a case has not ended well: what its group says, with the processes that a signal ended; or the end of one that failed.
+std::string why_failed(const Children& children, const std::optional<GroupFailure>& failure, const CaseFiles& files) {
+  std::string signals;
+  int first = -1;
+  for (size_t i = 0; i < children.processes.size(); ++i) {
+    const int status = children.statuses[i];
+    if (first < 0 && status != 0) first = static_cast<int>(i);
+    if (WIFSIGNALED(status))
+      signals += fmt::format("; process {} was ended by signal {} ({})", i, WTERMSIG(status), strsignal(WTERMSIG(status)));
+  }
+  if (failure) return failure->message + signals + (failure->hint.empty() ? "" : "; " + failure->hint);
+  return how_it_ended(children.statuses[static_cast<size_t>(std::max(first, 0))], files.log(std::max(first, 0)));
+}
+
+/// What nobody else knows.
+std::string new_token() {
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
+}
+
+/// A plan that does not fit is out of memory, and one that does not verify is no illegal layout but a bug of ours.
+CaseOutcome ended_by(CaseOutcome outcome, const Error& error) {
+  return refused(std::move(outcome), error,
+                 error.code == ExitCode::kNo    ? Status::kOom
+                 : error.code == ExitCode::kBug ? Status::kFailed
+                                                : Status::kRefused);
 }
 
 /// What measuring takes beyond training: the arena of the validation step, which the peak of a step does not have.
@@ -148,6 +217,23 @@ Result<void> validation_fits(const Case& config, const PlacedRun& training) {
 }
 
 }  // namespace
+
+namespace {
+bool is_shared_out(const Case& config) { return config.transport == TransportKind::kProcesses || config.transport == TransportKind::kTcp; }
+}  // namespace
+
+Result<int> processes_of(const Case& config, const ProcessShare& share) {
+  if (!is_shared_out(config)) return 1;
+  const int ranks = config.layout.world_size(), each = std::max(share.ranks_per_process, 1);
+  const int processes = share.processes > 0 ? share.processes : std::max(ranks / each, 1);
+  const bool even = ranks % processes == 0 && (share.ranks_per_process == 0 || processes * each == ranks);
+  if (even) return processes;
+  return Error{ExitCode::kUsage,
+               share.ranks_per_process == 0
+                   ? fmt::format("{} ranks in {} processes, which cannot have as many each", ranks, processes)
+                   : fmt::format("{} ranks in {} processes of {} ranks", ranks, processes, each),
+               "set -n and --ranks-per-process so that their product is dp * tp * pp * cp", ""};
+}
 
 /// The logs that the child repeats lie beside its case; those of a run before are taken away.
 Result<void> ProcessCaseRunner::lay_out_replay(const Case& config, const std::string& directory) const {
@@ -171,9 +257,25 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
   Store::remove(files.outcome());
   std::error_code ignored;
   std::filesystem::remove(files.picture(), ignored);
-  const pid_t child = start_child(program_, files, traces_ != Traces::kNone);
-  interrupt::set_case_group(child);
-  const ChildEnd end = wait_for(child, outcome.config.measure.timeout_s, files, interrupted_);
+  const auto processes = processes_of(outcome.config, share_);
+  if (!processes.ok()) {
+    outcome = refused(std::move(outcome), processes.error());
+    return;
+  }
+  std::optional<ControlServer> server;
+  ChildPlace seat{.processes = *processes, .server = {}, .token = {}};
+  if (is_shared_out(outcome.config)) {
+    seat.token = new_token();
+    server.emplace(*processes, Endpoint(), seat.token);
+    seat.server = to_string(server->endpoint());
+  }
+  Children children{{}, std::vector<int>(static_cast<size_t>(*processes)), std::vector<bool>(static_cast<size_t>(*processes))};
+  for (; seat.process < *processes; ++seat.process) {
+    children.processes.push_back(start_child(program_, files, traces_ != Traces::kNone, seat));
+    seat.group = children.processes.front();
+  }
+  interrupt::set_case_group(children.processes.front());
+  const ChildEnd end = wait_for(children, outcome.config.measure.timeout_s, files, interrupted_);
   interrupt::set_case_group(0);
   if (end.timed_out) {
     outcome.status = Status::kTimeout;
@@ -186,8 +288,11 @@ void ProcessCaseRunner::measure(CaseOutcome& outcome, const std::string& directo
     outcome.reason = "interrupted";
     return;
   }
-  outcome.reason = how_it_ended(end.status, files);
-  if (!WIFEXITED(end.status) || WEXITSTATUS(end.status) != 0) return;
+  if (children.any_failed() || !children.all_ended()) {
+    outcome.reason = why_failed(children, server ? server->failure() : std::nullopt, files);
+    return;
+  }
+  outcome.reason = how_it_ended(0, files.log());
   const auto store = Store::open_existing(files.outcome());
   if (!store.ok()) return;
   const auto measured = store->outcomes();
@@ -205,7 +310,7 @@ CaseOutcome ProcessCaseRunner::run(const sweeps::Point& point, Mode mode) {
   outcome.config = config;
   outcome.parameters = parameter_count(config.model);
   const auto chosen = decide(config);
-  if (!chosen.ok()) return refused(std::move(outcome), chosen.error());
+  if (!chosen.ok()) return ended_by(std::move(outcome), chosen.error());
   outcome.config = *chosen;
   return run_decided(std::move(outcome), mode);
 }
@@ -232,10 +337,12 @@ Result<void> ProcessCaseRunner::predict_into(CaseOutcome& outcome, const PlacedR
 CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   const Case& config = outcome.config;
   const auto placed = prepare(config);
-  if (!placed.ok()) return refused(std::move(outcome), placed.error());
+  if (!placed.ok()) return ended_by(std::move(outcome), placed.error());
 
   const CaseFiles files{directory_ + "/" + outcome.case_id};
   std::error_code failure;
+  if (std::filesystem::is_symlink(files.directory, failure))
+    throw WorldError(fmt::format("{} is a link: files of the case would be written elsewhere", files.directory), "remove the link");
   std::filesystem::create_directories(files.directory, failure);
   if (failure)
     throw WorldError(fmt::format("{}: {}", files.directory, failure.message()), "give the case a folder that can be made");
@@ -246,21 +353,22 @@ CaseOutcome ProcessCaseRunner::run_decided(CaseOutcome outcome, Mode mode) {
   if (placed->warm_up) write_file_atomically(files.warm_up_plan(), print(*placed->warm_up->plan));
   if (mode != Mode::kMeasure) {
     if (const auto predicted = predict_into(outcome, *placed, mode, files.directory); !predicted.ok())
-      return refused(std::move(outcome), predicted.error());
+      return ended_by(std::move(outcome), predicted.error());
   }
   if (const auto fit = fits(config, *placed); !fit.ok()) {
     if (!outcome.predicted) outcome.predicted = predict_bytes(*placed);
-    return refused(std::move(outcome), fit.error());
+    return ended_by(std::move(outcome), fit.error());
   }
   if (mode == Mode::kSimulate) return outcome;
+  if (const auto processes = processes_of(config, share_); !processes.ok()) return refused(std::move(outcome), processes.error());
   if (config.checkpoint.resume.empty())
-    if (const auto timed = check_timed_steps(config, 0); !timed.ok()) return refused(std::move(outcome), timed.error());
+    if (const auto timed = check_timed_steps(config, 0); !timed.ok()) return ended_by(std::move(outcome), timed.error());
   if (const auto fit = validation_fits(config, *placed); !fit.ok()) {
     if (!outcome.predicted) outcome.predicted = predict_bytes(*placed);
-    return refused(std::move(outcome), fit.error());
+    return ended_by(std::move(outcome), fit.error());
   }
   if (const auto laid_out = lay_out_replay(config, files.directory); !laid_out.ok())
-    return refused(std::move(outcome), laid_out.error());
+    return ended_by(std::move(outcome), laid_out.error());
   if (!std::exchange(machine_written_, true)) write_file_atomically(files.machine(), to_yaml(config.machine));
   measure(outcome, files.directory);
   return outcome;

@@ -18,6 +18,16 @@ struct PlacedRun;
 
 /// Asks a case process what its ranks are at. It writes that to `CaseFiles::picture`, and ends.
 inline constexpr int kAskForPicture = SIGUSR1;
+/// The environment variable with what a process must know to join its group (`Control`). Not on the command line, which others see.
+inline constexpr const char* kGroupToken = "SHARDLAB_GROUP_TOKEN";
+
+/// How the ranks of a case with `transport: processes` or `tcp` are shared out.
+struct ProcessShare {
+  int processes = 0;          ///< as many for every case; 0: as `ranks_per_process` asks
+  int ranks_per_process = 0;  ///< 0: 1, where `processes` does not tell
+};
+/// Processes of a case; 1 where its ranks are threads. Refuses ranks that cannot be shared out evenly.
+Result<int> processes_of(const Case& config, const ProcessShare& share);
 
 /// Predicts in this process and measures in a child, leaving the files of each case under `<directory>/<case id>`.
 class ProcessCaseRunner final : public CaseRunner {
@@ -26,12 +36,13 @@ class ProcessCaseRunner final : public CaseRunner {
   /// repeated by the cases that have any; empty: gradients are applied as they come. `resolution` has a plan.
   /// `traces` says which cases leave their traces.
   ProcessCaseRunner(std::string directory, std::string program, const std::atomic<bool>& interrupted, std::string replay = {},
-                    Resolution resolution = Resolution::kTimeline, Traces traces = Traces::kMeasured)
+                    Resolution resolution = Resolution::kTimeline, Traces traces = Traces::kMeasured, ProcessShare share = {})
       : directory_(std::move(directory)),
         program_(std::move(program)),
         replay_(std::move(replay)),
         resolution_(resolution),
         traces_(traces),
+        share_(share),
         interrupted_(interrupted) {}
 
   /// The outcome's case is the decided one: recompute by budget as the list that was chosen.
@@ -46,6 +57,7 @@ class ProcessCaseRunner final : public CaseRunner {
   std::string directory_, program_, replay_;
   Resolution resolution_;
   Traces traces_;
+  ProcessShare share_;
   bool machine_written_ = false;  ///< measured cases run one at a time
   const std::atomic<bool>& interrupted_;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -44,11 +45,13 @@ class Judge {
     figures_.clear();
     missing_.clear();
     near_.clear();
-    inexact_ = false;
+    inexact_ = neither_ = false;
     const auto& check = std::get<Expression>(parsed);
     const auto truth = holds(check, Near::kAsTheyAre);
     if (const auto* error = std::get_if<ExpressionError>(&truth))
       return undecided(claim, missing_.empty() ? error->message : missing_);
+    if (neither_)
+      return undecided(claim, fmt::format("neither side reached its loss ({}): give time_to_loss a higher one", figures_));
     const auto stays = [&](Near near) {
       const auto other = holds(check, near);
       return std::holds_alternative<bool>(other) && std::get<bool>(other) == std::get<bool>(truth);
@@ -62,6 +65,7 @@ class Judge {
 
   std::variant<bool, ExpressionError> holds(const Expression& check, Near near) {
     const auto compared = [&](double a, double b, bool by_size, bool truth) {
+      neither_ = neither_ || (std::isinf(a) && std::isinf(b));
       const double size = std::max(std::abs(a), std::abs(b)), apart = size > 0 ? std::abs(a - b) / size : 0;
       if (!std::exchange(inexact_, false) || !by_size || !(apart < kMargin)) return truth;
       const std::string entry = fmt::format("{:.4g} against {:.4g}, {:.2g} % apart", a, b, 100 * apart);
@@ -99,6 +103,9 @@ class Judge {
     if (const auto* x = std::get_if<double>(&value)) return noted(key, *x, human_text(value, column->unit));
     if (const auto* b = std::get_if<bool>(&value)) return *b;
     if (const auto* text = std::get_if<std::string>(&value)) return *text;
+    // Steps that did not come to the loss say something: it takes longer than any that did.
+    if (what.ends_with("_to_loss") && found->measured && !found->measured->losses.empty() && found->loss_target.loss > 0)
+      return noted(key, std::numeric_limits<double>::infinity(), "never");
     return absent(fmt::format("{} has no {}{}", name, what, found->reason.empty() ? "" : fmt::format(" ({})", found->reason)));
   }
   ExpressionValue absent(std::string why) {
@@ -115,6 +122,7 @@ class Judge {
   std::string figures_;
   std::string missing_;
   std::string near_;      ///< comparisons without margin
+  bool neither_ = false;  ///< whether a comparison was of two losses that were never reached
   bool inexact_ = false;  ///< whether a figure of the comparison under way is no exact count
 };
 

@@ -14,9 +14,9 @@
 #include "cli/namespaces.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
+#include "plan/base/values.h"
 #include "runtime/cuda/api.h"
 #include "sweeps/machines.h"
-#include "sweeps/values.h"
 
 namespace shardlab::cli {
 
@@ -123,39 +123,32 @@ LoadOptions load_options(const std::string& machine_file, std::vector<std::strin
   return options;
 }
 
-namespace {
-
-/// Layout and training keys that are flags of their own, with their help.
-constexpr std::array<std::pair<const char*, const char*>, 20> kLayoutFlags{{
-    {"dp", "data-parallel ranks"},
-    {"tp", "tensor-parallel ranks"},
-    {"pp", "pipeline stages"},
-    {"vpp", "virtual stages a rank"},
-    {"cp", "context-parallel ranks"},
-    {"ep", "expert-parallel ranks"},
-    {"zero", "0 to 3"},
-    {"schedule", "none, afab, 1f1b, ..."},
-    {"sequence_parallel", "true or false"},
-    {"recompute", "none, selective, full"},
-    {"offload", "none, or optimizer=cpu,activations=cpu"},
-    {"precision", "fp32, bf16, ..."},
-    {"micro_batch", "sequences of a micro-batch on one rank"},
-    {"grad_accumulation", "micro-batches of a step"},
-    {"seq_len", "tokens of a sequence"},
-    {"global_batch_tokens", "tokens of a step over all ranks"},
-    {"hybrid_shard", "ranks that share one copy of the state under ZeRO; 0: all"},
-    {"cp_kind", "ring, zigzag, striped, all-gather, ulysses"},
-    {"bucket_bytes", "gradients reduced together; 0: tensor by tensor"},
-    {"collective_algorithm", "auto, ring, halving-doubling, direct"},
-}};
+std::string flag_help(const CaseKey& key) {
+  std::string_view words = key.holds.empty() ? key.words : key.holds;
+  std::string list(key.form == Form::kBool ? "true or false" : words);
+  if (key.form == Form::kWord && key.holds.empty())
+    list = fmt::format("{}", fmt::join(words_of(key), ", "));
+  else if (key.path == "layout.schedule")
+    list = "none, afab, 1f1b, ...";
+  else if (key.form == Form::kMap)
+    list = "none, or optimizer=cpu,activations=cpu";
+  return list.empty() ? std::string(key.help) : fmt::format("{}: {}", key.help, list);
+}
 
 std::string hyphenated(std::string key) {
-  for (char& c : key)
-    if (c == '_') c = '-';
+  std::replace(key.begin(), key.end(), '_', '-');
   return key;
 }
 
-}  // namespace
+void add_key_flags(CLI::App& verb, std::vector<std::pair<std::string, std::string>>& values, Flag least) {
+  values.reserve(case_keys().size());  // options keep references
+  for (const CaseKey& key : case_keys()) {
+    if (key.has_flag < least) continue;
+    const std::string word(key.word()), name = "--" + hyphenated(word);
+    values.emplace_back(word, "");
+    verb.add_option(hyphenated(word) == word ? name : name + ",--" + word, values.back().second, flag_help(key));
+  }
+}
 
 bool given(const CaseFlags& flags, std::string_view key) {
   for (const auto& [k, v] : flags.layout)
@@ -187,14 +180,7 @@ void add_case_flags(CLI::App& verb, CaseFlags& flags) {
   verb.add_option("--devices", flags.devices, "devices to use; dp is what tp, pp and cp leave of them")
       ->check(number_in(1, 1 << 20));
   verb.add_option("--assume", flags.assume, "read a config.json of an unknown model_type as this one: llama");
-  flags.layout.reserve(kLayoutFlags.size());
-  for (const auto& [key, help] : kLayoutFlags) {
-    flags.layout.emplace_back(key, "");
-    const std::string name = "--" + hyphenated(key);
-    std::string names = name;
-    if (name != std::string("--") + key) names += std::string(",--") + key;
-    verb.add_option(names, flags.layout.back().second, help);
-  }
+  add_key_flags(verb, flags.layout, Flag::kCase);
   verb.add_option("--set", flags.set, "any other key of the sweep file, as key=value; may be repeated");
 }
 

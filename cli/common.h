@@ -9,6 +9,7 @@
 #include "cli/namespaces.h"
 #include "plan/base/result.h"
 #include "plan/case.h"
+#include "plan/keys.h"
 #include "reports/table.h"
 #include "sweeps/sweep.h"
 
@@ -51,6 +52,12 @@ struct CaseFlags {
 void add_case_flags(CLI::App& verb, CaseFlags& flags);
 /// Whether the flags set the key, as a flag of its own or by `--set`.
 bool given(const CaseFlags& flags, std::string_view key);
+/// A key as flags spell it: "micro-batch".
+std::string hyphenated(std::string key);
+/// What `--help` says of a key's flag: what it is, and its words.
+std::string flag_help(const CaseKey& key);
+/// A flag for each key that has one for these verbs; `values` are the keys, with what was given or nothing.
+void add_key_flags(CLI::App& verb, std::vector<std::pair<std::string, std::string>>& values, Flag least);
 /// The flags as words of the sweep file ("model=gpt2", "tp=8"), with dp and the machine's nodes as the devices ask.
 Result<std::vector<std::string>> words_from_flags(const CaseFlags& flags);
 /// The case that the flags name; what they leave out has the sweep file's defaults. One sequence is the default batch.

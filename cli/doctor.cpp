@@ -1,4 +1,4 @@
-// doctor: what of this machine the program can use, and what to do about the rest.
+// doctor: the parts of this machine that the program can use, and remedies for the rest.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -17,8 +17,8 @@
 #include "commit.h"
 #include "kernels/kernels.h"
 #include "plan/base/hash.h"
+#include "plan/base/values.h"
 #include "runtime/core_scheduler.h"
-#include "sweeps/values.h"
 
 namespace shardlab::cli {
 namespace {

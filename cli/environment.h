@@ -9,10 +9,11 @@
 
 namespace shardlab::cli {
 
-/// Which program this is, for the key of `--resume`: "0.1.0+4f21c2a10f38", version and commit. A source tree that differs from its
-/// commit, or has none, counts as its own: "0.1.0+4f21c2a10f38-dirty.9d3e01c7", with a hash of the running executable.
+/// The identity of this program, for the key of `--resume`: "0.1.0+4f21c2a10f38", version and commit. A source tree that
+/// differs from its commit, or has none, has an identity of its own: "0.1.0+4f21c2a10f38-dirty.9d3e01c7", with a hash of
+/// the running executable.
 std::string program_version();
-/// The same from its parts; `executable` is read only where `commit` does not tell.
+/// The identity made from its parts; `executable` is read only if `commit` does not suffice.
 std::string program_version(const std::string& version, const std::string& commit, const std::string& executable);
 std::string version_line();  ///< "shardlab 0.1.0 (commit)"
 
@@ -28,7 +29,7 @@ std::string today();  ///< date and time, UTC, ISO 8601
 /// Everything but the calibration and the recorder's figures.
 RunMetadata describe_environment(const std::string& command);
 
-/// Columns of what stdout is read in: $COLUMNS where it is set, else those of the terminal; 0 when it is none.
+/// Columns of the reader of stdout: $COLUMNS if it is set, else the terminal's width; 0 if stdout is no terminal.
 int terminal_width();
 bool stderr_is_terminal();
 

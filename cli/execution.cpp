@@ -17,54 +17,113 @@
 #include "runtime/cuda/backend.h"
 #include "runtime/cuda/nccl_transport.h"
 #include "runtime/cuda/one_gpu_transport.h"
+#include "runtime/process_transport.h"
+#include "runtime/tcp_transport.h"
 #include "runtime/thread_transport.h"
 
 namespace shardlab::cli {
 namespace {
 
-/// Ranks as threads on the processor.
+/// Ranks on the processor: as threads of this process, or of several.
 class HostExecution final : public Execution {
  public:
-  HostExecution(const PlacedPlan& placed, const ExecutionOptions& options)
-      : options_(options),
-        kernels_(kernels::kernels_for_this_processor()),
-        transport_(kernels_),
-        recorder_(placed.plan->mesh.world_size(), placed.plan->streams, options.events_per_stream) {
-    recorder_.set_on(false);
-    before_ = memory();
+  static Result<std::unique_ptr<Execution>> create(const PlacedPlan& placed, const ExecutionOptions& options) {
+    std::unique_ptr<HostExecution> made(new HostExecution(placed, options));
+    SHARDLAB_TRY(made->make_transport(placed));
+    return std::unique_ptr<Execution>(std::move(made));
   }
 
   void attach(RunOptions& options) override {
+    options.control = options_.control;
     if (options_.events_per_stream > 0) options.recorder = &recorder_;
   }
-  Transport& transport() override { return transport_; }
+  Transport& transport() override { return *transport_; }
   BackendFactory backends() override {
-    if (options_.backend == "dry") return dry_backend();
+    if (options_.backend == BackendKind::kDry) return dry_backend();
     return cpu_backend(kernels_, {options_.canonical, options_.threads_per_rank});
   }
   void set_recording(bool on) override {
     recorder_.set_on(on);
     if (on) energy_.restart();
   }
-  Trace take() override { return recorder_.take(); }
+  Trace take() override;
   std::optional<double> joules() override { return energy_.joules(); }
-  MemoryReading memory() const override {
-    const ResidentMemory r = resident_memory();
-    return {r.now_bytes, r.peak_bytes};
-  }
+  MemoryReading memory() const override;
   MemoryReading memory_before() const override { return before_; }
   std::vector<MemoryItem> unplanned(int64_t) const override { return {}; }
   bool memory_is_host() const override { return true; }
-  std::string description() const override { return kernels::description(kernels_); }
+  std::string description() const override;
 
  private:
+  HostExecution(const PlacedPlan& placed, const ExecutionOptions& options)
+      : options_(options),
+        kernels_(kernels::kernels_for_this_processor()),
+        recorder_(placed.plan->mesh.world_size(), placed.plan->streams, options.events_per_stream) {
+    recorder_.set_on(false);
+    before_ = memory();
+  }
+  Result<void> make_transport(const PlacedPlan& placed);
+
   const ExecutionOptions options_;
   const kernels::Kernels& kernels_;
-  ThreadTransport transport_;
+  std::unique_ptr<Transport> transport_;
   CpuRecorder recorder_;
   EnergyMeter energy_;
   MemoryReading before_;
 };
+
+Result<void> HostExecution::make_transport(const PlacedPlan& placed) {
+  if (options_.control == nullptr) {
+    transport_ = std::make_unique<ThreadTransport>(kernels_);
+    return {};
+  }
+  if (const auto ranks = local_ranks(placed.plan->mesh.world_size(), options_.control); !ranks.ok()) return ranks.error();
+  if (options_.transport == TransportKind::kTcp) {
+    transport_ = std::make_unique<TcpTransport>(kernels_, placed, *options_.control, options_.timeout_s);
+    return {};
+  }
+  auto transport = ProcessTransport::create(kernels_, placed, *options_.control, options_.backend != BackendKind::kDry);
+  if (!transport.ok()) return transport.error();
+  transport_ = std::move(*transport);
+  return {};
+}
+
+/// Of several processes: the events of all, which have the ranks in order.
+Trace HostExecution::take() {
+  Trace trace = recorder_.take();
+  if (options_.control == nullptr) return trace;
+  static_assert(std::is_trivially_copyable_v<TraceEvent>);
+  std::string own;
+  put(own, trace.dropped);
+  for (const TraceEvent& event : trace.events) put(own, event);
+  trace.events.clear();
+  trace.dropped = 0;
+  for (const std::string& said : options_.control->gather(own)) {
+    Taking from(said);
+    trace.dropped += from.take<int64_t>();
+    while (!from.done()) trace.events.push_back(from.take<TraceEvent>());
+  }
+  return trace;
+}
+
+/// Of several processes the sum, in which what they share counts once; the system keeps no highest mark of that.
+MemoryReading HostExecution::memory() const {
+  if (options_.control == nullptr) {
+    const ResidentMemory r = resident_memory();
+    return {r.now_bytes, r.peak_bytes};
+  }
+  std::string own;
+  put(own, proportional_memory());
+  int64_t sum = 0;
+  for (const std::string& said : options_.control->gather(own)) sum += Taking(said).take<int64_t>();
+  return {sum, sum};
+}
+
+std::string HostExecution::description() const {
+  const std::string text = kernels::description(kernels_);
+  if (options_.control == nullptr) return text;
+  return fmt::format("{}; {} processes", text, options_.control->processes());
+}
 
 /// Ranks as threads that issue work to one GPU, or to one each.
 class GpuExecution final : public Execution {
@@ -156,10 +215,10 @@ cuda::MemoryAccount::Meter GpuExecution::meter() const {
 /// What the case's attention asks for. Without cuDNN `auto` goes on with own kernels, and the results say so.
 Result<void> GpuExecution::open_cudnn() {
   cuda_options_ = {.canonical = options_.canonical, .tf32 = options_.tf32, .notes = &chosen_};
-  if (options_.attention == "own" || options_.canonical) return {};
-  cuda_options_.attention = options_.attention == "cudnn" ? cuda::AttentionBy::kCudnn : cuda::AttentionBy::kAuto;
+  if (options_.attention == AttentionBy::kOwn || options_.canonical) return {};
+  cuda_options_.attention = options_.attention;
   auto cudnn = gpu::real_cudnn();
-  if (!cudnn.ok() && options_.attention == "cudnn") return cudnn.error();
+  if (!cudnn.ok() && options_.attention == AttentionBy::kCudnn) return cudnn.error();
   if (!cudnn.ok()) {
     cuda_options_.no_cudnn = cudnn.error().message;
     return {};
@@ -170,7 +229,7 @@ Result<void> GpuExecution::open_cudnn() {
 }
 
 Result<void> GpuExecution::make_transport() {
-  if (options_.transport == "one-gpu") {
+  if (options_.transport == TransportKind::kOneGpu) {
     transport_ = std::make_unique<cuda::OneGpuTransport>(*node_);
     return {};
   }
@@ -227,7 +286,7 @@ std::string GpuExecution::description() const {
   std::string text = fmt::format("{}{}, compute capability {}.{}, CUDA {} (driver {})",
                                  devices_.size() > 1 ? fmt::format("{} x ", devices_.size()) : "", device.name, device.major,
                                  device.minor, cuda::version_text(presence.runtime), cuda::version_text(presence.driver));
-  if (options_.transport == "one-gpu" && placed_.plan->mesh.world_size() > 1)
+  if (options_.transport == TransportKind::kOneGpu && placed_.plan->mesh.world_size() > 1)
     text += fmt::format("; {} ranks share it: times of communication are those of its memory", placed_.plan->mesh.world_size());
   text += recorder_->source() == DeviceTimeSource::kCupti ? "; times by CUPTI"
                                                           : fmt::format("; times by CUDA events ({})", recorder_->status().message);
@@ -241,16 +300,16 @@ std::string GpuExecution::description() const {
 
 }  // namespace
 
-Result<void> check_backend(const std::string& backend) {
-  if (backend != "cuda") return {};
+Result<void> check_backend(BackendKind backend) {
+  if (backend != BackendKind::kCuda) return {};
   const cuda::Presence presence = cuda::presence();
   if (presence.usable()) return {};
   return Error{ExitCode::kEnvironment, fmt::format("backend cuda cannot be used here: {}", presence.reason), presence.remedy, ""};
 }
 
 Result<std::unique_ptr<Execution>> Execution::create(const PlacedPlan& placed, const ExecutionOptions& options) {
-  if (options.backend == "cuda") return GpuExecution::create(placed, options);
-  return std::unique_ptr<Execution>(std::make_unique<HostExecution>(placed, options));
+  if (options.backend == BackendKind::kCuda) return GpuExecution::create(placed, options);
+  return HostExecution::create(placed, options);
 }
 
 }  // namespace shardlab::cli

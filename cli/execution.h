@@ -8,6 +8,7 @@
 
 #include "cli/namespaces.h"
 #include "plan/base/result.h"
+#include "plan/case.h"
 #include "plan/outcome.h"
 #include "plan/trace.h"
 #include "runtime/session.h"
@@ -16,12 +17,15 @@ namespace shardlab::cli {
 
 /// What the words of a case ask for.
 struct ExecutionOptions {
-  std::string backend = "cpu", transport = "threads";
+  BackendKind backend = BackendKind::kCpu;
+  TransportKind transport = TransportKind::kThreads;
   bool canonical = false;
   int threads_per_rank = 1;
-  std::string attention = "own";  ///< of a GPU: own, cudnn or auto
-  bool tf32 = false;              ///< of a GPU
-  int64_t events_per_stream = 0;  ///< room for the recorder of a CPU run; 0: nothing is recorded
+  AttentionBy attention = AttentionBy::kOwn;  ///< of a GPU
+  bool tf32 = false;                          ///< of a GPU
+  int64_t events_per_stream = 0;              ///< room for the recorder of a CPU run; 0: nothing is recorded
+  Control* control = nullptr;                 ///< the processes that the ranks are shared out to; none: this one has all
+  double timeout_s = 300;                     ///< the longest that processes wait for one another
 };
 
 /// What holds memory: this process, or the devices.
@@ -29,7 +33,8 @@ struct MemoryReading {
   int64_t now = 0, peak = 0;
 };
 
-/// Outlives the session that runs on it.
+/// Outlives the session that runs on it. Over several processes each has one; all make the same calls in the same order, and what
+/// they give is of all processes.
 class Execution {
  public:
   /// Refuses (ExitCode::kEnvironment, with the remedy) what this machine lacks.
@@ -60,6 +65,6 @@ class Execution {
 };
 
 /// Whether a case with this back end can be executed on this machine at all: says why not, and what to do.
-Result<void> check_backend(const std::string& backend);
+Result<void> check_backend(BackendKind backend);
 
 }  // namespace shardlab::cli

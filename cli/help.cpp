@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/namespaces.h"
 #include "reports/format.h"
+#include "sweeps/yaml.h"
 
 namespace shardlab::cli {
 namespace {
@@ -16,8 +18,9 @@ constexpr int kWidth = 100, kColumn = 30;
 
 constexpr std::array kExamples{
     Examples{"run",
-             {"run sweeps/quickstart.yaml --machine-file runs/local.yaml",
-              "run sweeps/examples/llama8b-hgx-h100.yaml --dry-run"}},
+             {"run sweeps/quickstart.yaml --machine-file runs/local.yaml", "run sweeps/examples/llama8b-hgx-h100.yaml --dry-run"}},
+    Examples{"launch",
+             {"launch -n 2 run sweeps/quickstart.yaml", "launch --ranks-per-process 2 run sweeps/quickstart.yaml --transport tcp"}},
     Examples{"report", {"report runs/quickstart", "report runs/quickstart --html report.html --csv cases.csv"}},
     Examples{"memory",
              {"memory --model llama-3.1-8b --machine hgx-h100-ndr --devices 8 --profile torchtitan",
@@ -34,6 +37,7 @@ constexpr std::array kExamples{
     Examples{"machine", {"machine list", "machine show hgx-h100-ndr"}},
     Examples{"validate", {"validate", "validate rows.csv --out runs/scores"}},
     Examples{"strategies", {"strategies", "strategies --pairs"}},
+    Examples{"keys", {"keys", "keys bucket"}},
     Examples{"doctor", {"doctor", "doctor --format json"}},
 };
 
@@ -57,6 +61,67 @@ class Help final : public CLI::Formatter {
 }  // namespace
 
 std::span<const Examples> examples() { return kExamples; }
+
+namespace {
+
+/// "--model" and "-o" of a verb, and of its own verbs.
+void add_options(const CLI::App& verb, std::vector<std::string>& names) {
+  for (const CLI::Option* option : verb.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  for (const CLI::App* part : verb.get_subcommands({})) add_options(*part, names);
+}
+
+/// The first word that looks like an option and is none; empty: there is none such.
+std::string unknown_option(std::span<const std::string> words, const std::vector<std::string>& known) {
+  for (const std::string& word : words) {
+    if (word == "--") return {};
+    const std::string name = word.substr(0, word.find('='));
+    if (name.starts_with("--") && std::ranges::find(known, name) == known.end()) return name;
+  }
+  return {};
+}
+
+/// "`memory` needs --model: ..." where the library says "--model is required".
+std::string missing(const CLI::App& verb, const std::string& name) {
+  if (name == "A subcommand") {
+    std::string parts;
+    for (const CLI::App* part : verb.get_subcommands({})) parts += (parts.empty() ? "" : ", ") + part->get_name();
+    return fmt::format("`{}` needs one more word: {}", verb.get_name(), parts);
+  }
+  const CLI::Option* option = verb.get_option_no_throw(name);
+  const std::string meaning = option == nullptr ? "" : option->get_description();
+  return fmt::format("`{}` needs {}{}{}", verb.get_name(), name.starts_with("-") ? name : fmt::format("<{}>", name),
+                     meaning.empty() ? "" : ": ", meaning);
+}
+
+}  // namespace
+
+Error usage_error(const CLI::App& app, const CLI::ParseError& end, std::span<const std::string> words) {
+  constexpr std::string_view kMissing = " is required", kExtra = "not expected: ";
+  const CLI::App* verb = &app;
+  while (!verb->get_subcommands().empty()) verb = verb->get_subcommands().front();
+  std::vector<std::string> known;
+  add_options(*verb, known);
+  std::string path = "shardlab";
+  for (const CLI::App* at = verb; at != &app; at = at->get_parent()) path.insert(8, " " + at->get_name());
+  Error error{ExitCode::kUsage, end.what(), fmt::format("`{} --help` lists what it takes", path), {}};
+  const std::string text = end.what();
+  if (const std::string unknown = unknown_option(words, known); !unknown.empty()) {
+    const std::string close = sweeps::nearest(unknown, known);
+    error.message = fmt::format("`{}` has no option {}{}", verb->get_name(), unknown,
+                                close.empty() ? "" : fmt::format("; did you mean {}?", close));
+  } else if (text.ends_with(kMissing)) {
+    error.message = missing(*verb, text.substr(0, text.size() - kMissing.size()));
+  } else if (const size_t at = text.find(kExtra); at != std::string::npos) {
+    error.message = fmt::format("`{}` does not take `{}`", verb->get_name(), text.substr(at + kExtra.size()));
+  }
+  const auto found =
+      std::ranges::find_if(kExamples, [&](const Examples& e) { return path.starts_with(fmt::format("shardlab {}", e.verb)); });
+  if (found != kExamples.end()) error.hint += fmt::format("; for example: shardlab {}", found->commands[0]);
+  return error;
+}
 
 void add_help(CLI::App& app) {
   const auto help = std::make_shared<Help>();

@@ -18,7 +18,7 @@ namespace {
 
 constexpr unsigned kGrace_s = 5;
 
-// What a signal handler touches: lock-free and never freed.
+// State that a signal handler touches: lock-free and never freed.
 std::atomic<bool> was_asked{false}, asks{false};
 std::atomic<pid_t> case_group{0};
 std::array<char, 8192> message;

@@ -8,11 +8,11 @@
 
 namespace shardlab::cli::interrupt {
 
-/// From here on SIGINT, SIGTERM and SIGHUP end the program at once, with "interrupted; to go on: `command`" on stderr.
+/// From this call on, SIGINT, SIGTERM and SIGHUP end the program at once, with "interrupted; to go on: `command`" on stderr.
 void end_on_signal(const std::string& command);
 
-/// A verb that ends by itself soon after `asked`, and calls `say_how_to_go_on` then: the first signal only asks. A second one, or
-/// the end of a few seconds of grace, ends the program as before. `command` goes on from what is stored.
+/// For a verb that ends by itself soon after `asked`, and then calls `say_how_to_go_on`: the first signal only asks. A second
+/// signal, or the end of a few seconds of grace, ends the program at once. `command` goes on from the stored results.
 void ask_on_signal(const std::string& command);
 /// Whether a signal came.
 const std::atomic<bool>& asked();

@@ -1,4 +1,4 @@
-// model, machine, strategies: what the program knows by name.
+// model, machine, strategies, keys: what the program knows by name.
 #include <fmt/format.h>
 
 #include "cli/common.h"
@@ -7,6 +7,7 @@
 #include "cli/namespaces.h"
 #include "cli/pairs.h"
 #include "cli/verbs.h"
+#include "plan/keys.h"
 #include "strategies/catalogue.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
@@ -236,13 +237,23 @@ Result<ExitCode> list_strategies(const ListFlags& flags) {
   return ExitCode::kDone;
 }
 
+Result<ExitCode> list_keys(const ListFlags& flags) {
+  const auto format = parse_format(flags.format);
+  if (!format.ok()) return format.error();
+  Table table = key_table(flags.name);
+  if (table.rows.empty())
+    return refusal(fmt::format("no key has `{}` in its name or its meaning", flags.name), "`shardlab keys` lists them all");
+  print(table, *format);
+  return ExitCode::kDone;
+}
+
 using Handler = Result<ExitCode> (*)(const ListFlags&);
 
 void add_handler(CLI::App& parent, const char* name, const char* help, const char* argument, Handler handler, Action& action) {
   auto* verb = parent.add_subcommand(name, help);
   auto flags = std::make_shared<ListFlags>();
   flags->format = "table";
-  if (argument != nullptr) verb->add_option("name", flags->name, argument)->required();
+  if (argument != nullptr) verb->add_option("name", flags->name, argument)->required(handler != list_keys);
   if (handler == show_model)
     verb->add_option("--assume", flags->assume, "read a config.json of an unknown model_type as this one: llama");
   if (handler == list_strategies) verb->add_flag("--pairs", flags->pairs, "which of them go together, and why others do not");
@@ -258,6 +269,30 @@ Table strategy_table() {
   for (const Strategy& s : catalogue())
     table.rows.push_back({std::string(s.name), std::string(s.title), std::string(name_of(s.tier)), std::string(s.keys),
                           std::string(s.adds), std::string(s.memory), std::string(s.paper)});
+  return table;
+}
+
+namespace {
+
+/// What a case has where nobody says anything; nothing where the value comes from a preset, the batch or the devices.
+std::string default_of(const CaseKey& key) {
+  const std::string text = key.get ? key.get(Case()) : std::string();
+  return has_form(key, text) ? text : std::string();
+}
+
+}  // namespace
+
+Table key_table(std::string_view part) {
+  Table table{{{"key"}, {"short"}, {"values"}, {"default"}, {"meaning"}}, {}};
+  for (const size_t wide : {1, 2, 4}) table.columns[wide].wraps = true;
+  for (const CaseKey& key : case_keys()) {
+    if (key.path.find(part) == std::string_view::npos && key.aliases.find(part) == std::string_view::npos &&
+        key.help.find(part) == std::string_view::npos)
+      continue;
+    std::string names;
+    for_each_word(key.aliases, [&](std::string_view word) { names += (names.empty() ? "" : ", ") + std::string(word); });
+    table.rows.push_back({std::string(key.path), names, expected(key), default_of(key), std::string(key.help)});
+  }
   return table;
 }
 
@@ -278,6 +313,11 @@ void add_machine(CLI::App& app, Action& action, const Invocation&) {
 
 void add_strategies(CLI::App& app, Action& action, const Invocation&) {
   add_handler(app, "strategies", "every strategy: what it adds, what it saves, how equal it is", nullptr, list_strategies, action);
+}
+
+void add_keys(CLI::App& app, Action& action, const Invocation&) {
+  add_handler(app, "keys", "every key of a sweep file: its values, its default and what it means",
+              "a part of a key or of its meaning", list_keys, action);
 }
 
 }  // namespace shardlab::cli

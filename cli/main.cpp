@@ -15,12 +15,6 @@
 #include "cli/words.h"
 #include "plan/base/world_error.h"
 
-std::string shardlab::cli::Invocation::command() const {
-  std::string line = "shardlab";
-  for (size_t i = 1; i < words.size(); ++i) line += " " + shell_word(words[i]);
-  return line;
-}
-
 namespace {
 
 using namespace shardlab;
@@ -60,7 +54,7 @@ int run(int argc, char** argv) {
   app.footer(kFooter);
   Action action;
   for (const auto add : {add_run, add_report, add_memory, add_plan, add_diff, add_explain, add_calibrate, add_model, add_machine,
-                         add_search, add_validate, add_strategies, add_doctor, add_measure_case})
+                         add_search, add_validate, add_strategies, add_keys, add_doctor, add_launch, add_measure_case})
     add(app, action, invocation);
   add_help(app);
   if (argc > 1 && argv[1][0] != '-')
@@ -68,11 +62,11 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& end) {  // help and the version are such an end too
+    if (end.get_exit_code() != 0) return report(usage_error(app, end, invocation.words));
     std::ostringstream out, err;
-    const int code = app.exit(end, out, err);
+    app.exit(end, out, err);
     fmt::print("{}", out.str());
-    fmt::print(stderr, "{}", err.str());
-    return code == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
+    return 0;
   }
   const Result<ExitCode> result = action();
   return result.ok() ? static_cast<int>(*result) : report(result.error());
@@ -106,6 +100,8 @@ int main(int argc, char** argv) {
     signal(SIGPIPE, SIG_DFL);
     raise(SIGPIPE);
   }
-  return report({ExitCode::kEnvironment, fmt::format("standard output: {}; the answer above is not whole", std::strerror(lost)),
-                 "make room, or send the output elsewhere", {}});
+  return report({ExitCode::kEnvironment,
+                 fmt::format("standard output: {}; the answer above is not whole", std::strerror(lost)),
+                 "make room, or send the output elsewhere",
+                 {}});
 }

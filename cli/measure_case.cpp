@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <utility>
@@ -53,23 +54,55 @@ class CaseWatch {
   Watch watch_;
 };
 
-Result<ExitCode> measure_case(const std::string& directory, bool traces) {
+/// Where a process of a group finds the others; none: all ranks are in this one.
+struct GroupFlags {
+  std::string server;
+  int process = 0, processes = 1;
+};
+
+Result<ExitCode> measure(const Case& config, const std::string& directory, bool traces, Watch& watch, Control* control);
+
+/// What ends this process ends the group, in its words.
+Result<ExitCode> measure_in_group(const Case& config, const std::string& directory, bool traces, Watch& watch,
+                                  const GroupFlags& group) {
+  const auto server = parse_endpoint(group.server);
+  if (!server.ok()) return server.error();
+  const char* token = std::getenv(kGroupToken);
+  Control control(*server, token == nullptr ? "" : token, group.process, group.processes, config.measure.timeout_s);
+  try {
+    auto measured = measure(config, directory, traces, watch, &control);
+    if (!measured.ok()) control.fail(measured.error().message, measured.error().hint);
+    return measured;
+  } catch (const WorldError& failure) {
+    control.fail(failure.what(), failure.hint());
+    throw;
+  }
+}
+
+Result<ExitCode> measure_case(const std::string& directory, bool traces, const GroupFlags& group) {
   const CaseFiles files{directory};
   Watch& watch = (new CaseWatch(files.picture()))->watch();  // never deleted: its thread ends with the process
   watch.begin("lowers the plan");
-  auto config = load_case(files.config(), load_options(files.machine()));
+  const auto config = load_case(files.config(), load_options(files.machine()));
   if (!config.ok()) return config.error();
-  const auto placed = prepare(*config);
+  if (group.server.empty()) return measure(*config, directory, traces, watch, nullptr);
+  return measure_in_group(*config, directory, traces, watch, group);
+}
+
+Result<ExitCode> measure(const Case& config, const std::string& directory, bool traces, Watch& watch, Control* control) {
+  const CaseFiles files{directory};
+  const auto placed = prepare(config);
   if (!placed.ok()) return placed.error();
-  Case training = *config;
+  Case training = config;
   if (training.checkpoint.save_every > 0 && training.checkpoint.folder.empty()) training.checkpoint.folder = files.checkpoints();
   watch.begin("trains");
-  auto executed = execute_case(training, *placed, directory, &watch);
+  auto executed = execute_case(training, *placed, directory, &watch, control);
   if (!executed.ok()) return executed.error();
+  if (control != nullptr && control->process() > 0) return ExitCode::kDone;  // the first process says it for all
 
   CaseOutcome outcome;
-  outcome.case_id = case_id(*config);
-  outcome.config = *config;
+  outcome.case_id = case_id(config);
+  outcome.config = config;
   outcome.measured = std::move(executed->figures);
   const auto& losses = outcome.measured->losses;
   const auto broken = std::ranges::find_if(losses, [](double loss) { return !std::isfinite(loss); });
@@ -82,7 +115,7 @@ Result<ExitCode> measure_case(const std::string& directory, bool traces) {
     outcome.reason += fmt::format("{}{} of {} updates were left out{}", outcome.reason.empty() ? "" : "; ", skipped, losses.size(),
                                   executed->first_fault.empty() ? "" : ", the first at " + executed->first_fault);
   watch.begin("has trained, and compares the ops");
-  const auto predicted = predict_case(*config, *placed);
+  const auto predicted = predict_case(config, *placed);
   outcome.ops = compare_ops(*placed, predicted.ok() ? &predicted->trace : nullptr, &executed->trace);
   if (traces) {
     // One step: all of a run fill a disk quickly.
@@ -104,8 +137,13 @@ void add_measure_case(CLI::App& app, Action& action, const Invocation&) {
   verb->add_option("directory", *directory)->required();
   auto untraced = std::make_shared<bool>(false);
   verb->add_flag("--no-traces", *untraced);
-  verb->callback(
-      [&action, directory, untraced] { action = [directory, untraced] { return measure_case(*directory, !*untraced); }; });
+  auto group = std::make_shared<GroupFlags>();
+  verb->add_option("--group", group->server);
+  verb->add_option("--process", group->process);
+  verb->add_option("--processes", group->processes);
+  verb->callback([&action, directory, untraced, group] {
+    action = [directory, untraced, group] { return measure_case(*directory, !*untraced, *group); };
+  });
 }
 
 }  // namespace shardlab::cli

@@ -13,8 +13,8 @@
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "cli/words.h"
+#include "plan/base/values.h"
 #include "reports/format.h"
-#include "sweeps/values.h"
 
 namespace shardlab::cli {
 namespace {

@@ -17,18 +17,15 @@
 #include "plan/memory.h"
 #include "plan/runnable.h"
 #include "plan/treatment.h"
-#include "sweeps/machines.h"
 #include "simulator/interpreter/case_plan.h"
+#include "sweeps/machines.h"
 
 namespace shardlab::cli {
 namespace {
 
 using analytic::FrameworkProfile;
-using analytic::Point;
 using whatif::ItemGroup;
 using whatif::StageAnswer;
-
-Error usage(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
 
 bool is_of(const std::string& profile, std::string_view framework) {
   return profile == framework || profile.starts_with(std::string(framework) + "-");
@@ -39,8 +36,8 @@ bool is_of(const std::string& profile, std::string_view framework) {
 /// Compression is in points, and in the time of a step, but no profile has its buffers. What points do not have `point_of` refuses.
 Result<void> check_told(const Case& c) {
   if (c.layout.compression.kind == CompressionKind::kNone) return {};
-  return usage(fmt::format("compression={} is not told apart by the profile {}", name_of(c.layout.compression.kind), c.profile),
-               "leave it out");
+  return refusal(fmt::format("compression={} is not told apart by the profile {}", name_of(c.layout.compression.kind), c.profile),
+                 "leave it out");
 }
 
 analytic::Medium medium_of(OffloadTo to) {
@@ -50,7 +47,7 @@ analytic::Medium medium_of(OffloadTo to) {
 }
 
 /// What the framework does where no flag says otherwise.
-void apply_defaults(const CaseFlags& flags, const Case& c, Point& p, std::vector<std::string>& notes) {
+void apply_defaults(const CaseFlags& flags, const Case& c, analytic::Point& p, std::vector<std::string>& notes) {
   const auto assume = [&](std::string what) { notes.push_back(what + ", as the profile's framework does by default"); };
   if (!given(flags, "precision")) p.precision = Precision::kBf16, assume("precision bf16");
   const bool fsdp = is_of(c.profile, "torchtitan") || is_of(c.profile, "llm-foundry");
@@ -65,7 +62,7 @@ void apply_defaults(const CaseFlags& flags, const Case& c, Point& p, std::vector
 
 Result<FrameworkProfile> profile_for(const Case& c) {
   auto found = analytic::profile_named(c.profile);
-  if (!found.ok()) return usage(found.error().message, found.error().hint);
+  if (!found.ok()) return refusal(found.error().message, found.error().hint);
   FrameworkProfile p = std::move(*found);
   const auto bytes = [](const std::string& dtype) { return dtype == "bf16" || dtype == "fp16" ? 2.0 : 4.0; };
   if (!c.train.reduce_dtype.empty()) p.state_gradient_wire = bytes(c.train.reduce_dtype);
@@ -83,17 +80,17 @@ Result<void> check_sizes(const Case& c) {
                                    {"micro_batch", c.train.micro_batch},
                                    {"grad_accumulation", c.train.grad_accumulation}})
     if (value < 1 || value > (int64_t{1} << 30))
-      return usage(fmt::format("{}={} is out of range", key, value), fmt::format("set {} from 1 to 2^30", key));
+      return refusal(fmt::format("{}={} is out of range", key, value), fmt::format("set {} from 1 to 2^30", key));
   const Train& t = c.train;
   const double tokens = static_cast<double>(t.seq_len) * static_cast<double>(t.micro_batch) *
                         static_cast<double>(t.grad_accumulation) * static_cast<double>(c.layout.dp);
   if (t.global_batch_tokens != 0 && tokens != static_cast<double>(t.global_batch_tokens))
-    return usage(fmt::format("global_batch_tokens={} is not seq_len {} * micro_batch {} * grad_accumulation {} * dp {}",
-                             t.global_batch_tokens, t.seq_len, t.micro_batch, t.grad_accumulation, c.layout.dp),
-                 "leave out one of them");
+    return refusal(fmt::format("global_batch_tokens={} is not seq_len {} * micro_batch {} * grad_accumulation {} * dp {}",
+                               t.global_batch_tokens, t.seq_len, t.micro_batch, t.grad_accumulation, c.layout.dp),
+                   "leave out one of them");
   if (c.model.max_positions > 0 && t.seq_len > c.model.max_positions)
-    return usage(fmt::format("seq_len={} exceeds the model's max_positions={}", t.seq_len, c.model.max_positions),
-                 fmt::format("set seq_len to {} or less", c.model.max_positions));
+    return refusal(fmt::format("seq_len={} exceeds the model's max_positions={}", t.seq_len, c.model.max_positions),
+                   fmt::format("set seq_len to {} or less", c.model.max_positions));
   return {};
 }
 
@@ -109,12 +106,12 @@ Result<MemoryQuestion> framework_question(const CaseFlags& flags, const sweeps::
   auto point = estimated_layout(said);
   if (!point.ok()) return point.error();
   q.point = *point;
-  for (const auto& [what, to] : {std::pair{&Point::offload_activations, q.config.layout.offload.activations},
-                                 {&Point::offload_optimizer, q.config.layout.offload.optimizer},
-                                 {&Point::offload_parameters, q.config.layout.offload.parameters}})
+  for (const auto& [what, to] : {std::pair{&analytic::Point::offload_activations, q.config.layout.offload.activations},
+                                 {&analytic::Point::offload_optimizer, q.config.layout.offload.optimizer},
+                                 {&analytic::Point::offload_parameters, q.config.layout.offload.parameters}})
     q.point.*what = medium_of(to);
   apply_defaults(flags, q.config, q.point, q.notes);
-  q.config.train.precision = name_of(q.point.precision);
+  q.config.train.precision = q.point.precision;
   auto prepared = analytic::prepare(q.shape, q.config.machine, *profile);
   if (!prepared.ok()) return prepared.error();
   if (auto legal = explain(*prepared, q.point); !legal.ok()) {
@@ -178,10 +175,18 @@ Result<MemoryQuestion> executor_question(const CaseFlags& flags) {
 }
 
 /// Tensors of a layer in words. Others are of the ends of the model and of the boundaries between stages.
-constexpr std::pair<std::string_view, const char*> kTensorWords[] = {
-    {"y", "layer input"},         {"x", "layer input"},        {"attn.norm.y", "norm outputs"}, {"mlp.norm.y", "norm outputs"},
-    {"attn.norm.stats", "norm statistics"}, {"mlp.norm.stats", "norm statistics"}, {"qkv", "qkv"},    {"o", "attention"},
-    {"lse", "log-sum-exp"},       {"x1", "residual"},          {"u", "up"},                     {"a", "activated"}};
+constexpr std::pair<std::string_view, const char*> kTensorWords[] = {{"y", "layer input"},
+                                                                     {"x", "layer input"},
+                                                                     {"attn.norm.y", "norm outputs"},
+                                                                     {"mlp.norm.y", "norm outputs"},
+                                                                     {"attn.norm.stats", "norm statistics"},
+                                                                     {"mlp.norm.stats", "norm statistics"},
+                                                                     {"qkv", "qkv"},
+                                                                     {"o", "attention"},
+                                                                     {"lse", "log-sum-exp"},
+                                                                     {"x1", "residual"},
+                                                                     {"u", "up"},
+                                                                     {"a", "activated"}};
 
 /// Activations of a stage at its peak by tensor.
 void add_activations(const Plan& plan, int32_t stage, const MemoryByClass& at_peak, StageAnswer& s) {
@@ -294,8 +299,8 @@ Result<whatif::Answer> exact_answer(const MemoryQuestion& q, const MemoryAnswerO
   whatif::Answer answer = std::move(*told);
   const bool small = q.config.model.layers * q.config.train.grad_accumulation <= options.planned_layer_runs;
   const double device = static_cast<double>(answer.worst().device());
-  const bool close =
-      q.capacity > 0 && device <= static_cast<double>(q.capacity) && device * (1 + whatif::kPacking) > static_cast<double>(q.capacity);
+  const bool close = q.capacity > 0 && device <= static_cast<double>(q.capacity) &&
+                     device * (1 + whatif::kPacking) > static_cast<double>(q.capacity);
   if (small || close || options.always_plan) SHARDLAB_TRY(add_plan(q, answer));
   if (q.prepared) {
     const analytic::Estimate estimate = analytic::estimate(*q.prepared, q.point);
@@ -343,8 +348,8 @@ Result<MemoryQuestion> memory_question(const CaseFlags& flags) {
         fmt::format("no --profile: {}, as {} is described and not this machine (--profile shardlab: our own executor)",
                     said->config.profile, said->config.machine.id));
   if (question.ok() && flags.devices > 0 && question->point.world_size() != flags.devices)
-    return usage(fmt::format("--devices {} and a layout of dp*tp*pp*cp = {} ranks", flags.devices, question->point.world_size()),
-                 "leave out --devices, or --dp, which then follows from it");
+    return refusal(fmt::format("--devices {} and a layout of dp*tp*pp*cp = {} ranks", flags.devices, question->point.world_size()),
+                   "leave out --devices, or --dp, which then follows from it");
   return question;
 }
 
@@ -357,11 +362,11 @@ Result<whatif::Answer> memory_answer(const MemoryQuestion& q, const MemoryAnswer
 whatif::Advice memory_advice(const MemoryQuestion& q) {
   if (!q.prepared || q.capacity <= 0) return {};
   analytic::Estimator estimator(*q.prepared);
-  return whatif::advise(
-      estimator, q.prepared->profile(), q.point,
-      {.capacity = q.capacity, .lower = q.exact ? Lower(lower_unverified) : Lower(),
-       .seconds = q.exact ? seconds_on(q.config) : nullptr,
-       .bf16 = q.config.machine.device.peak_flops.contains("bf16")});
+  return whatif::advise(estimator, q.prepared->profile(), q.point,
+                        {.capacity = q.capacity,
+                         .lower = q.exact ? Lower(lower_unverified) : Lower(),
+                         .seconds = q.exact ? seconds_on(q.config) : nullptr,
+                         .bf16 = q.config.machine.device.peak_flops.contains("bf16")});
 }
 
 std::string why_not_ranked(const MemoryQuestion& q) {
@@ -380,10 +385,10 @@ std::vector<std::string> memory_assumptions(const MemoryQuestion& q, const whati
     list.emplace_back(
         answer.packed ? "reserved is what packing makes of the peak: one arena a rank, buffers at fixed offsets"
                       : "reserved is the live peak: what packing adds where the plan is large is not counted (--plan counts it)");
-    list.emplace_back(q.config.train.precision == "fp32"
+    list.emplace_back(q.config.train.precision == Precision::kFp32
                           ? "fp32 everywhere: parameters, gradients, optimizer state and activations have 4 bytes an element"
                           : fmt::format("{} parameters and activations of 2 bytes an element, fp32 master weights and moments",
-                                        q.config.train.precision));
+                                        name_of(q.config.train.precision)));
     list.emplace_back("attention keeps no S x S matrix; its output and one log-sum-exp a row are saved");
     list.emplace_back(q.config.machine.local ? "memory of the process itself, the driver and libraries is not included"
                                              : "of the driver and libraries a context of 500 MB is counted, nothing else");

@@ -1,4 +1,4 @@
-// What `memory` is asked: flags made into a layout whose bytes can be told, by shardlab's plans or by the profile of a framework.
+// A question to `memory`: flags become a layout whose bytes are told by shardlab's plans or by the profile of a framework.
 #pragma once
 
 #include <optional>
@@ -27,11 +27,11 @@ struct MemoryQuestion {
   std::vector<std::string> notes;              ///< what was assumed in reading the question
 };
 
-/// Where no profile is named: that of a framework (`default_profile`) on a machine that is described and has all rates that it asks
-/// for, else shardlab's own; said in `notes`. Under the profile `shardlab` what `check(Case)` refuses is refused; under others what
-/// the analytic estimate refuses, or cannot tell apart (`compression` kinds, `diloco`, `parameter_server`, `zero_plus_plus`). What
-/// a framework does by default is filled in where no flag says otherwise: bf16, zero 3 under FSDP, sequence parallelism of
-/// torchtitan, interleaved where vpp is above 1.
+/// If no profile is named, the profile is a framework's (`default_profile`) on a described machine with all rates that it needs,
+/// else shardlab's own; `notes` says so. Under the profile `shardlab` the question is refused if `check(Case)` refuses. Under
+/// others it is refused if the analytic estimate refuses or cannot tell the layout apart (`compression` kinds, `diloco`,
+/// `parameter_server`, `zero_plus_plus`). Defaults of the framework are filled in where no flag says otherwise: bf16, zero 3 under
+/// FSDP, sequence parallelism of torchtitan, interleaved if vpp is above 1.
 Result<MemoryQuestion> memory_question(const CaseFlags& flags);
 
 /// How much work an exact answer may be: the plan is built where layers times micro-batches are at most this, and else only when
@@ -55,7 +55,7 @@ struct MemoryRun {
 /// Bytes by stage and item, verdict, step time.
 Result<whatif::Answer> memory_answer(const MemoryQuestion& question, const MemoryAnswerOptions& options = {});
 
-/// What to change, for a question whose answer does not fit. Empty where nothing can be timed.
+/// Changes that would make the layout of a question fit. Empty if nothing can be timed.
 whatif::Advice memory_advice(const MemoryQuestion& question);
 
 /// Why `memory_advice` is empty: what of the machine is missing, or of the question has no estimate; and what to do about it.
@@ -75,7 +75,7 @@ struct ToldMemory {
 /// Question and answer in one; what to change where `advise` says so and it does not fit.
 Result<ToldMemory> tell_memory(const CaseFlags& flags, const MemoryAnswerOptions& options, bool advise);
 
-/// Sets a key of the sweep file: in its flag where it has one, else as `--set`, in place of what was set there before.
+/// Sets a key of the sweep file: by its flag if it has one, else as `--set`; an earlier value is replaced.
 void set_word(CaseFlags& flags, const std::string& key, const std::string& value);
 
 }  // namespace shardlab::cli

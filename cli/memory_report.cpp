@@ -83,7 +83,7 @@ nlohmann::ordered_json layout_json(const MemoryQuestion& q) {
           {"sequence_parallel", p.sequence_parallel},
           {"recompute", q.exact ? recompute_text(c) : name_of(p.recompute)},
           {"offload", offload_text(c.layout.offload)},
-          {"precision", c.train.precision},
+          {"precision", name_of(c.train.precision)},
           {"micro_batch", p.micro_batch},
           {"grad_accumulation", p.grad_accumulation},
           {"seq_len", p.seq_len}};
@@ -213,8 +213,7 @@ Table variant_table(const std::vector<std::string>& keys, std::span<const std::v
       row.push_back(run ? Value(run->bill.days) : Value());
       row.push_back(run && !run->price_note.empty() ? Value(run->bill.usd) : Value());
     }
-    row.insert(row.end(),
-               {a.capacity > 0 ? Value(a.headroom()) : Value(), s.live(), s.reserved(), int64_t{s.stage}, Value()});
+    row.insert(row.end(), {a.capacity > 0 ? Value(a.headroom()) : Value(), s.live(), s.reserved(), int64_t{s.stage}, Value()});
     table.rows.push_back(std::move(row));
   }
   return table;
@@ -225,7 +224,7 @@ std::string verdict_text(const Answer& a) {
   const int64_t needs = a.worst().device();
   const double percent = 100 * share(needs, a.capacity);
   std::string text =
-      fmt::format("{}: needs {} of the {} that a rank may use ({:.1f} %), {} {}", a.fits() ? "fits" : "does not fit",
+      fmt::format("{}: a rank needs {} and may use {} ({:.1f} %), {} {}", a.fits() ? "fits" : "does not fit",
                   bytes_text(needs), bytes_text(a.capacity), percent, bytes_text(a.headroom() < 0 ? -a.headroom() : a.headroom()),
                   a.fits() ? "are left" : "are missing");
   const whatif::Interval range = a.device();
@@ -300,9 +299,10 @@ std::string memory_page(const ToldMemory& told, int width) {
       page += fmt::format("\nwhat to change, the fastest first (of {} layouts looked at)\n", told.advice.looked_at) +
               print_table(change_table(told.advice), TableFormat::kTable, width);
     else if (told.advice.looked_at > 0)
-      page += "\n" + line(fmt::format("no change of up to three keys makes it fit; {} comes nearest with {}: take more devices",
-                                      told.advice.least.words.empty() ? "the layout as it is" : whatif::text_of(told.advice.least.words),
-                                      bytes_text(told.advice.least.device_bytes)));
+      page += "\n" +
+              line(fmt::format("no change of up to three keys makes it fit; {} comes nearest with {}: take more devices",
+                               told.advice.least.words.empty() ? "the layout as it is" : whatif::text_of(told.advice.least.words),
+                               bytes_text(told.advice.least.device_bytes)));
     else
       page += "\n" + line(fmt::format("what to change is not ranked: {}", why_not_ranked(q)));
   }

@@ -1,4 +1,4 @@
-// What `memory` prints: tables for people, and the JSON of the contract (ARCHITECTURE.md, section 3) with what was added to it.
+// The output of `memory`: tables for people, and the JSON of the contract (ARCHITECTURE.md, section 3) with later additions.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,19 +22,19 @@ std::string layout_line(const analytic::Point& point);
 
 /// One row a stage: the classes of the contract, then reserved and device bytes.
 Table stage_table(const whatif::Answer& answer);
-/// The same for people: what decides first, stages that are alike in one row, columns of nothing left out.
+/// The stages for people: the deciding figures first, equal stages in one row, no empty columns.
 Table stage_summary(const whatif::Answer& answer);
 /// Every item of one stage with its share of what the device holds.
 Table item_table(const whatif::StageAnswer& stage);
-/// What to change, the fastest first.
+/// Changes that make the layout fit, the fastest first.
 Table change_table(const whatif::Advice& advice);
-/// Two answers on their worst stages, item by item, then the sums, and what is gained.
+/// Two answers on their worst stages: item by item, then the sums, and the gain.
 Table difference_table(const ToldMemory& before, const ToldMemory& after);
 /// One row a question: `keys` and their values, then the figures of the worst stage.
 Table variant_table(const std::vector<std::string>& keys, std::span<const std::vector<std::string>> values,
                     std::span<const Result<ToldMemory>> told);
 
-/// "fits: needs 3.557 GiB of the 79.10 GiB that a rank may use (4.5 %), 75.54 GiB are left", or why not; empty where nobody knows.
+/// "fits: a rank needs 3.557 GiB and may use 79.10 GiB (4.5 %), 75.54 GiB are left", or why not; empty where nobody knows.
 std::string verdict_text(const whatif::Answer& answer);
 /// "a run of 1.00 trillion tokens takes 152 days and $584k at $3.99 a device-hour"; empty where no run was asked for.
 std::string run_text(const ToldMemory& told);
@@ -44,7 +44,7 @@ std::string memory_page(const ToldMemory& told, int width);
 /// "+1.2 GiB", "-3 MiB".
 std::string signed_bytes(int64_t bytes);
 
-/// What the question's layout came to be, what was left to defaults included.
+/// The layout of the question, defaults included.
 nlohmann::ordered_json layout_json(const MemoryQuestion& question);
 
 /// The object of the contract.

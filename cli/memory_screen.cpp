@@ -8,8 +8,8 @@
 #include "cli/memory_report.h"
 #include "cli/namespaces.h"
 #include "plan/base/units.h"
+#include "plan/base/values.h"
 #include "reports/format.h"
-#include "sweeps/values.h"
 
 namespace shardlab::cli {
 namespace {

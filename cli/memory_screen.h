@@ -21,7 +21,7 @@ struct StyledText {
 };
 using ScreenLine = std::vector<StyledText>;
 
-/// What a terminal sends. Characters are kCharacter with `character`.
+/// A key as a terminal sends it. Characters are kCharacter with `character`.
 struct ScreenKey {
   enum class Code : uint8_t { kCharacter, kUp, kDown, kLeft, kRight, kEnter, kEscape, kBackspace } code = Code::kCharacter;
   char character = 0;
@@ -29,7 +29,7 @@ struct ScreenKey {
 
 class MemoryScreen {
  public:
-  /// Begins at the layout of `flags`, which must have an answer: what is refused at the start is the caller's to say.
+  /// Begins at the layout of `flags`, which must have an answer; the caller reports a refusal at the start.
   static Result<MemoryScreen> create(CaseFlags flags);
 
   /// Acts on a key; false when the user leaves.
@@ -66,7 +66,7 @@ class MemoryScreen {
   std::optional<Error> refusal_;  ///< of `flags_`; `told_` is then of an earlier layout
   std::vector<CaseFlags> history_;
   size_t cursor_ = 0;
-  std::optional<std::string> edited_;      ///< what is being typed into the field at the cursor
+  std::optional<std::string> edited_;      ///< the text that is being typed into the field at the cursor
   std::optional<whatif::Advice> changes_;  ///< shown instead of the items
 };
 

@@ -10,7 +10,7 @@ namespace shardlab::cli {
 
 /// Sizes for the analytic estimate, of every family that a config.json can name.
 analytic::ModelShape model_shape(const ModelConfig& config);
-/// The same of a point's model, whether a case can hold it or not.
+/// The shape of a point's model, whether a case can hold it or not.
 analytic::ModelShape model_shape(const sweeps::Point& point);
 
 /// The layout of a point that is only estimated, with values that no case can hold. Refuses what estimates have no form for.

@@ -1,5 +1,5 @@
-// The verbs are where every folder meets: in `shardlab::cli` the names of all folders are seen without their folder's name. A name that
-// two folders have must be qualified.
+// The verbs are where every folder meets: in `shardlab::cli` the names of all folders are seen without their folder's name. A name
+// that two folders have must be qualified.
 #pragma once
 
 namespace shardlab {

@@ -52,8 +52,8 @@ void serve(Case& c) {
   if (c.layout.dp == 1) c.layout.dp = 2;
 }
 
-void narrow(Case& c, const char* precision) {
-  if (c.train.precision == "fp32") c.train.precision = precision;
+void narrow(Case& c, Precision precision) {
+  if (c.train.precision == Precision::kFp32) c.train.precision = precision;
 }
 
 void stream_parameters(Case& c, OffloadTo where) {
@@ -130,28 +130,28 @@ constexpr std::array kChoices{
              c.layout.diloco.steps = 4;
              if (c.layout.dp == 1) c.layout.dp = 2;
            }},
-    Choice{"precision: bf16", [](Case& c) { c.train.precision = "bf16"; }},
-    Choice{"precision: fp16", [](Case& c) { c.train.precision = "fp16"; }},
-    Choice{"precision: fp8", [](Case& c) { c.train.precision = "fp8"; }},
+    Choice{"precision: bf16", [](Case& c) { c.train.precision = Precision::kBf16; }},
+    Choice{"precision: fp16", [](Case& c) { c.train.precision = Precision::kFp16; }},
+    Choice{"precision: fp8", [](Case& c) { c.train.precision = Precision::kFp8; }},
     Choice{"fp8_scaling: delayed",
            [](Case& c) {
-             c.train.fp8_scaling = "delayed";
-             narrow(c, "fp8");
+             c.train.fp8_scaling = Fp8Scaling::kDelayed;
+             narrow(c, Precision::kFp8);
            }},
     Choice{"fp8_scaling: block",
            [](Case& c) {
-             c.train.fp8_scaling = "block";
-             narrow(c, "fp8");
+             c.train.fp8_scaling = Fp8Scaling::kBlock;
+             narrow(c, Precision::kFp8);
            }},
     Choice{"loss_scale: 1024",
            [](Case& c) {
              c.train.loss_scale = 1024;
-             narrow(c, "fp16");
+             narrow(c, Precision::kFp16);
            }},
     Choice{"accumulate_dtype: bf16",
            [](Case& c) {
              c.train.accumulate_dtype = "bf16";
-             narrow(c, "bf16");
+             narrow(c, Precision::kBf16);
            }},
     Choice{"tied_embeddings", [](Case& c) { c.model.tied_embeddings = true; }},
     Choice{"dropout: 0.1", [](Case& c) { c.train.dropout = 0.1f; }},
@@ -163,14 +163,16 @@ constexpr std::array kChoices{
     Choice{"checkpoint.save_every: 10", [](Case& c) { c.checkpoint.save_every = 10; }},
     Choice{"backend: cuda",
            [](Case& c) {
-             c.backend = "cuda";
-             c.transport = "one-gpu";
+             c.backend = BackendKind::kCuda;
+             if (c.transport == TransportKind::kThreads) c.transport = TransportKind::kOneGpu;
            }},
     Choice{"transport: nccl",
            [](Case& c) {
-             c.backend = "cuda";
-             c.transport = "nccl";
+             c.backend = BackendKind::kCuda;
+             c.transport = TransportKind::kNccl;
            }},
+    Choice{"transport: processes", [](Case& c) { c.transport = TransportKind::kProcesses; }},
+    Choice{"transport: tcp", [](Case& c) { c.transport = TransportKind::kTcp; }},
 };
 
 /// Sizes that no choice by itself is refused for.

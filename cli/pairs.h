@@ -16,7 +16,7 @@ struct LegalPair {
   Case config;
 };
 
-/// What `pair_matrix` says yes to.
+/// The pairs to which `pair_matrix` says yes.
 std::vector<LegalPair> legal_pairs();
 
 /// One row and one column a choice: "yes" where the two go together, and where not the number of the reason in `refused_pairs`.

@@ -14,12 +14,14 @@
 #include "cli/namespaces.h"
 #include "kernels/kernels.h"
 #include "plan/base/files.h"
+#include "plan/base/hash.h"
 #include "plan/base/limits.h"
 #include "plan/base/pending_file.h"
 #include "plan/base/world_error.h"
 #include "plan/period.h"
 #include "plan/pipeline_case.h"
 #include "plan/runnable.h"
+#include "plan/text.h"
 #include "plan/treatment.h"
 #include "plan/verify.h"
 #include "plan/wire.h"
@@ -71,8 +73,8 @@ Result<Plan> lower_unverified(const Case& config) { return lower(config, {.after
 
 namespace {
 
-/// The layers of parts in place of `stage_layers`, and for `schedule: auto` the first candidate whose plan fits; where none does the one
-/// that holds least.
+/// The layers of parts in place of `stage_layers`, and for `schedule: auto` the first candidate whose plan fits; where none does
+/// the one that holds least.
 Result<Case> decide_pipeline(const Case& config) {
   SHARDLAB_TRY(check(config));
   const auto costs = cost_model_for(config.machine, config.train.precision);
@@ -102,8 +104,10 @@ Result<Case> decide_pipeline(const Case& config) {
   }
   std::erase_if(candidates, [&](const PipelineCandidate& c) { return take(c), !check(chosen).ok(); });
   if (candidates.empty())
-    return Error{ExitCode::kUsage, fmt::format("schedule=auto with pp={}: no schedule goes with the rest of the case", config.layout.pp),
-                 "name a schedule, to see what it does not go with", {}};
+    return Error{ExitCode::kUsage,
+                 fmt::format("schedule=auto with pp={}: no schedule goes with the rest of the case", config.layout.pp),
+                 "name a schedule, to see what it does not go with",
+                 {}};
   take(*std::ranges::min_element(candidates, {}, &PipelineCandidate::held));
   return chosen;
 }
@@ -124,8 +128,8 @@ Result<Case> decide(const Case& given) {
   const auto priced = price_treatments(config, candidate_treatments(), lower_unverified, **costs);
   if (!priced.ok()) return priced.error();
   const int64_t host = capacity_per_rank(config, Space::kHost);
-  const auto choice = choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced,
-                                    lower_unverified);
+  const auto choice =
+      choose_within(config, {config.layout.recompute_options.budget_bytes, host > 0 ? host : INT64_MAX}, *priced, lower_unverified);
   if (!choice.ok()) return choice.error();
   if (!choice->proven)
     fmt::print(stderr, "recompute within {}: the best of {} assignments of layers; another may take a little less\n",
@@ -155,7 +159,7 @@ Result<PlacedRun> prepare(const Case& config) {
   return run;
 }
 
-bool validates(const Case& config) { return config.measure.validate_sequences > 0 && config.backend != "dry"; }
+bool validates(const Case& config) { return config.measure.validate_sequences > 0 && config.backend != BackendKind::kDry; }
 
 Result<PlacedPlan> prepare_validation(const Case& config) { return checked(lower_validation(config)); }
 
@@ -368,9 +372,9 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
   m.unplanned_time_s = median(unplanned);
 }
 
-ExecutionOptions execution_options(const Case& config, int64_t events_per_stream) {
-  return {config.backend,   config.transport, config.canonical, config.threads_per_rank,
-          config.attention, config.tf32,      events_per_stream};
+ExecutionOptions execution_options(const Case& config, int64_t events_per_stream, Control* control) {
+  return {config.backend, config.transport,  config.canonical, config.threads_per_rank, config.attention,
+          config.tf32,    events_per_stream, control,          config.measure.timeout_s};
 }
 
 /// Mean loss on the first `validate_sequences` sequences of the validation split: `placed`, a forward-only plan of the layout that
@@ -379,7 +383,7 @@ Result<double> validation_loss(const Case& config, const PlacedPlan& placed, con
                                const Dataset& data, const RunOptions& options) {
   auto source = data.validation();
   if (!source.ok()) return source.error();
-  auto execution = Execution::create(placed, execution_options(config, 0));
+  auto execution = Execution::create(placed, execution_options(config, 0, options.control));
   if (!execution.ok()) return execution.error();
   auto session = Session::create(placed, options, (*execution)->transport(), (*execution)->backends(), *source);
   if (!session.ok()) return session.error();
@@ -465,9 +469,7 @@ void stop_at(const Guard& guard, const StepResult& result, int64_t step) {
 
 /// A file a server.
 void write_arrivals(std::span<const ArrivalLog> logs, const CaseFiles& files) {
-  for (const ArrivalLog& log : logs) {
-    write_file_atomically(files.arrivals(log.server), print(log));
-  }
+  for (const ArrivalLog& log : logs) { write_file_atomically(files.arrivals(log.server), print(log)); }
 }
 
 /// The logs that lie beside the case to be repeated; none: none are.
@@ -493,6 +495,30 @@ RunOptions run_options(const Case& config, const std::string& directory) {
   return options;
 }
 
+/// The data that a case trains on, by its size, the frequencies of its tokens and some sequences.
+uint64_t fingerprint(const Dataset& data, const Case& config) {
+  constexpr int64_t kSequences = 64;
+  uint64_t hash = hash_text(
+      fmt::format("{} {} {} {:a}", data.files(), data.train_tokens(), data.validation_sequences(), data.unigram_entropy()));
+  std::vector<int32_t> tokens(static_cast<size_t>(config.train.seq_len + 1));
+  for (int64_t i = 0; i < kSequences; ++i) {
+    data.train().sequence(i * data.train_sequences() / kSequences, tokens);
+    hash = hash_text({reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(int32_t)}, hash);
+  }
+  return hash;
+}
+
+/// What must be the same in every process of a run.
+std::vector<std::pair<std::string, std::string>> identity(const PlacedRun& placed, const Dataset& data, const Case& config) {
+  const auto hash_of = [](const PlacedPlan& p) { return fmt::format("{:016x}", hash_text(print(*p.plan))); };
+  return {{"program", program_version()},
+          {"plan", hash_of(placed)},
+          {"plan of the first phase", placed.warm_up ? hash_of(*placed.warm_up) : ""},
+          {"variant of the kernels", kernels::description(kernels::kernels_for_this_processor())},
+          {"data set", fmt::format("{:016x}", fingerprint(data, config))},
+          {"seed", fmt::format("{}", config.train.seed)}};
+}
+
 /// Where the first phase of a run has left it.
 struct WarmedUp {
   int64_t first = 0;  ///< the run's first step
@@ -502,7 +528,7 @@ struct WarmedUp {
 /// The steps of the first phase, in a session that is gone when the next needs its memory. Steps and peaks are noted in `m`.
 Result<WarmedUp> warm_up(const Case& config, const PlacedPlan& placed, const RunOptions& options, const Dataset& data,
                          Measurement& m) {
-  auto execution = Execution::create(placed, execution_options(config, 0));
+  auto execution = Execution::create(placed, execution_options(config, 0, options.control));
   if (!execution.ok()) return execution.error();
   auto session = Session::create(placed, options, (*execution)->transport(), (*execution)->backends(), &data.train());
   if (!session.ok()) return session.error();
@@ -517,7 +543,7 @@ Result<WarmedUp> warm_up(const Case& config, const PlacedPlan& placed, const Run
   }
   add_marks(**session, placed.plan->mesh.world_size(), m);
   WarmedUp left{*first, {}};
-  if (config.backend == "dry") return left;
+  if (config.backend == BackendKind::kDry) return left;
   auto state = take_state(**session);
   if (!state.ok()) return state.error();
   left.state = std::move(*state);
@@ -535,13 +561,14 @@ Result<Begun> begin(const Case& config, const std::optional<WarmedUp>& warmed, S
     if (!first.ok()) return first.error();
     return Begun{*first, *first};
   }
-  if (config.backend != "dry") SHARDLAB_TRY(give_state(warmed->state, session));
+  if (config.backend != BackendKind::kDry) SHARDLAB_TRY(give_state(warmed->state, session));
   return Begun{warmed->first, std::max(warmed->first, warm_up_steps(config))};
 }
 
 }  // namespace
 
-Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory, Watch* watch) {
+Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory, Watch* watch,
+                              Control* control) {
   const int period = placed.plan->period;
   SHARDLAB_TRY(check_periods(config, period));
   auto data = open_dataset(config.data, {config.train.seq_len, config.model.vocab, kValidationFraction, config.train.seed});
@@ -557,6 +584,8 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
   SHARDLAB_TRY(check_recording(placed, measured_steps / period));
   RunOptions options = run_options(config, directory);
   options.watch = watch;
+  options.control = control;
+  if (control != nullptr) SHARDLAB_TRY(check_alike(*control, identity(placed, *data, config)));
   Executed result;
   Measurement& m = result.figures;
   std::optional<WarmedUp> warmed;
@@ -565,7 +594,8 @@ Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const
     if (!left.ok()) return left.error();
     warmed = std::move(*left);
   }
-  auto execution = Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps / period)));
+  auto execution =
+      Execution::create(placed, execution_options(config, events_per_stream(placed, measured_steps / period), control));
   if (!execution.ok()) return execution.error();
   const CaseFiles files{directory.empty() ? "." : directory};
   RunOptions recorded = options;
@@ -657,6 +687,12 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
   for (auto& [key, c] : by_label) ops.push_back(std::move(c));
   std::ranges::stable_sort(ops, std::greater(), [](const OpComparison& c) { return std::max(c.measured_s, c.predicted_s); });
   return ops;
+}
+
+CaseOutcome refused(CaseOutcome outcome, const Error& error, Status status) {
+  outcome.status = status;
+  outcome.reason = error.hint.empty() ? error.message : error.message + "; " + error.hint;
+  return outcome;
 }
 
 }  // namespace shardlab::cli

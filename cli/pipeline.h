@@ -20,20 +20,20 @@ namespace shardlab::cli {
 /// Part of every file that is kept for validation.
 inline constexpr double kValidationFraction = 0.1;
 
-/// Bytes of one rank in a space, where somebody stated them: the device's (`memory_per_rank`), or its part of what its node has by
-/// the machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
+/// Bytes of one rank in a space, if somebody stated them: device memory (`memory_per_rank`), or the rank's part of its node's
+/// memory by the machine's constants "host.memory_bytes" and "nvme.capacity_bytes". 0: not known.
 int64_t capacity_per_rank(const Case& config, Space space);
 
 /// The plan of a decided case, which nobody has proven: for folds and predictions, not to be run.
 Result<Plan> lower_unverified(const Case& config);
 
-/// The case with what is left to choose chosen, by the costs of the case's machine: `schedule: auto` becomes the schedule with the
-/// shortest slots whose plan fits, `stage_layers: balanced` a list, recompute by budget a list by layer.
-/// Refuses a budget that no choice stays within, and what is left to choose on a machine whose speed nobody knows.
+/// The case with every open choice made, by the costs of the case's machine: `schedule: auto` becomes the schedule with the
+/// shortest slots whose plan fits, `stage_layers: balanced` a list, recompute by budget a list by layer. Refuses a budget that no
+/// choice stays within, and an open choice on a machine whose speed nobody knows.
 Result<Case> decide(const Case& config);
 
-/// A case's plan, ready to run or to be predicted: of a run of two phases (`warm_up_steps`) that of the second, of which seconds
-/// and wire bytes are said, and beside it that of the first. Memory is said of the phase that needs more.
+/// A plan that is ready to run or to predict. A run of two phases (`warm_up_steps`) has two plans: `warm_up`, and this one, which
+/// gives the reported time and wire bytes. Memory is reported for the phase that needs more.
 struct PlacedRun : PlacedPlan {
   std::unique_ptr<const PlacedPlan> warm_up;  ///< none: one plan for all steps
 };
@@ -44,7 +44,7 @@ Result<PlacedRun> prepare(const Case& config);
 /// Whether a measurement of the case ends with the loss on the validation split.
 bool validates(const Case& config);
 
-/// As `prepare`, of the forward-only step that scores the validation split after training, in an arena beside that of training.
+/// Prepares the forward-only step that scores the validation split after training, in an arena beside the arena of training.
 Result<PlacedPlan> prepare_validation(const Case& config);
 
 /// Refuses a number of validation sequences that no whole number of steps takes, or that the split, of `available`, does not have.
@@ -63,13 +63,16 @@ Result<void> check_timed_steps(const Case& config, int64_t first);
 /// The simulator's figures and trace for the case on its machine.
 Result<Predicted> predict_case(const Case& config, const PlacedRun& placed);
 
-/// The same figures from the timeline on segment level, which has no trace. Refuses a local machine, whose ranks share cores.
+/// Predicts the same figures from the timeline by segments, which has no trace. Refuses a local machine, whose ranks share cores.
 Result<Prediction> predict_case_by_segments(const Case& config, const PlacedRun& placed);
 
-/// Memory and wire bytes alone: what can be said of a case on a machine whose speed nobody knows.
+/// Predicts memory and wire bytes alone, for a case on a machine whose speed nobody knows.
 Prediction predict_bytes(const PlacedRun& placed);
 
-/// What an execution gave.
+/// `outcome` of a case that got no further than `error`, with its message and hint as the reason.
+CaseOutcome refused(CaseOutcome outcome, const Error& error, Status status = Status::kRefused);
+
+/// The results of an execution.
 struct Executed {
   Measurement figures;
   Trace trace;              ///< of the measured steps
@@ -82,8 +85,11 @@ struct Executed {
 /// What is offloaded to NVMe is kept in unnamed files in `directory`, where a parameter server with a staleness leaves the logs of
 /// its arrivals. The first phase of a run of two, which lies in the warm-up, has a session of its own, whose state the next takes
 /// over.
-/// `watch`, where one is given, is told what the run is at.
-Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory, Watch* watch = nullptr);
+/// `watch`, where one is given, is told what the run is at. `control`: the processes that the ranks are shared out to, each of
+/// which executes the case; all get the same. Refuses, before the first step, processes that differ in plan, program, kernels or
+/// data.
+Result<Executed> execute_case(const Case& config, const PlacedRun& placed, const std::string& directory, Watch* watch = nullptr,
+                              Control* control = nullptr);
 
 /// Predicted and measured seconds by op label and stage, for one step of one rank. Either trace may be null.
 std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* predicted, const Trace* measured);
@@ -100,7 +106,9 @@ struct CaseFiles {
   std::string measured() const { return directory + "/measured.trace.jsonl.gz"; }
   std::string chrome() const { return directory + "/trace.json.gz"; }
   std::string checkpoints() const { return directory + "/checkpoints"; }  ///< where the case names no other folder
-  std::string log() const { return directory + "/log.txt"; }
+  std::string log(int process = 0) const {  ///< of each process, where a case has several
+    return directory + (process == 0 ? "/log.txt" : "/log." + std::to_string(process) + ".txt");
+  }
   std::string picture() const { return directory + "/timeout.txt"; }  ///< what a case was at that took too long
   /// Of a parameter server with a staleness: the order in which gradients came, and the order in which they are to come.
   std::string arrivals(int server) const { return directory + "/arrivals." + std::to_string(server) + ".txt"; }

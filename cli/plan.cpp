@@ -31,7 +31,7 @@ struct PlanFlags {
 };
 
 /// Every op of the plan's segments with its work on one rank; `runs` counts its runs in a step, summed over the roles.
-Table op_table(const Plan& plan) {
+Table ops_of(const Plan& plan) {
   Table table{{{"segment"},
                {"op"},
                {"kind"},
@@ -57,7 +57,7 @@ Table op_table(const Plan& plan) {
   return table;
 }
 
-/// What a plan comes to, as rows that can stand beside another's.
+/// The figures of a plan, as rows that can stand beside another plan's.
 std::map<std::string, std::pair<int64_t, Unit>> figures(const PlacedPlan& placed) {
   std::map<std::string, std::pair<int64_t, Unit>> rows;
   const Plan& plan = *placed.plan;
@@ -83,10 +83,11 @@ std::optional<std::string> plan_text(const std::string& path) {
   return std::move(*text);
 }
 
-/// What `verify` finds in a plan written by hand or left by a run; of a good one what it comes to.
+/// Prints the findings of `verify` in a plan written by hand or left by a run; the figures of a good plan.
 Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, TableFormat format) {
   if (!flags.after.empty() || !flags.set.empty() || flags.grid)
-    return Error{ExitCode::kUsage, "--after, --set and --grid are of a case, and this is a plan's text", "name the case file", flags.file};
+    return Error{ExitCode::kUsage, "--after, --set and --grid are of a case, and this is a plan's text", "name the case file",
+                 flags.file};
   auto plan = parse_plan(text, flags.file);
   if (!plan.ok()) return plan.error();
   for (size_t role = 0; role < plan->roles.size(); ++role)
@@ -106,7 +107,7 @@ Result<ExitCode> check_text(const PlanFlags& flags, const std::string& text, Tab
     return ExitCode::kNo;
   }
   if (format != TableFormat::kTable) {
-    print(op_table(*plan), format);
+    print(ops_of(*plan), format);
     return ExitCode::kDone;
   }
   const PlacedPlan placed = place(std::move(*plan));
@@ -127,8 +128,8 @@ std::string layers_text(const PipelineSchedule& schedule, int stage, const std::
   return text.empty() ? "none" : text;
 }
 
-/// The schedule of a case's pipeline: its slots against time, where each takes one unit, and what each stage holds. As csv the slots
-/// themselves, which `schedule` takes.
+/// The schedule of a case's pipeline: its slots against time, where each takes one unit, and what each stage holds. As csv the
+/// slots themselves, which `schedule` takes.
 ExitCode print_schedule(const Case& config, TableFormat format) {
   const PipelineSchedule schedule = schedule_of(config);
   if (format == TableFormat::kCsv) {
@@ -154,10 +155,11 @@ ExitCode print_schedule(const Case& config, TableFormat format) {
     print(table, format);
     return ExitCode::kDone;
   }
-  fmt::print("{}: {} stages, {} parts, {} micro-batches. F: forward, I: gradient of the part's input, W: of its weights, B: both.\n"
-             "With one unit of time a slot, two for B, stages idle for {} of the step.\n\n{}\n",
-             name_of(config.layout.schedule), schedule.stages, schedule.parts, schedule.micro_batches, percent_text(idle),
-             print_grid(schedule, costs));
+  fmt::print(
+      "{}: {} stages, {} parts, {} micro-batches. F: forward, I: gradient of the part's input, W: of its weights, B: both.\n"
+      "With one unit of time a slot, two for B, stages idle for {} of the step.\n\n{}\n",
+      name_of(config.layout.schedule), schedule.stages, schedule.parts, schedule.micro_batches, percent_text(idle),
+      print_grid(schedule, costs));
   print(table, format);
   fmt::print("\nheld: activations between a forward and its W or B, in those of a micro-batch on a whole stage\n");
   return ExitCode::kDone;
@@ -185,7 +187,7 @@ Result<ExitCode> plan_verb(const PlanFlags& flags) {
   const auto plan = flags.warm_up ? lower_warm_up(*config) : lower(*config, options);
   if (!plan.ok()) return plan.error();
   if (*format != TableFormat::kTable)
-    print(op_table(*plan), *format);
+    print(ops_of(*plan), *format);
   else
     fmt::print("{}", print(*plan));
   return ExitCode::kDone;
@@ -227,7 +229,7 @@ std::map<std::string, std::vector<std::string>> segments_of(const Plan& plan) {
   return segments;
 }
 
-/// Segments that one plan has and the other lacks, and the lines in which those of equal name differ.
+/// Prints the segments that one plan has and the other lacks, and the lines in which segments of equal name differ.
 void print_segment_differences(const Plan& a, const Plan& b) {
   const auto in_a = segments_of(a), in_b = segments_of(b);
   std::set<std::string> names;

@@ -1,4 +1,4 @@
-// What a case left in its folder: the plan that ran, and its traces laid on it. Nothing is lowered again.
+// The records in a case's folder: the plan that ran, and its traces joined with it. Nothing is lowered again.
 #pragma once
 
 #include <memory>
@@ -21,8 +21,8 @@ struct RecordedCase {
   std::unique_ptr<const Plan> plan;  ///< none: neither trace below is there
   std::vector<Program> programs;     ///< by role
   std::optional<Trace> predicted, measured;
-  /// What could not be read or joined, a sentence each that names the file: a plan.txt that is missing, damaged or changed after
-  /// the run, a trace that is missing, cut off or of another plan, ops of a trace that the plan does not have.
+  /// Failures to read or join, one sentence each that names the file: a plan.txt that is missing, damaged or changed after the run;
+  /// a trace that is missing, cut off or of another plan; ops of a trace that the plan does not have.
   std::vector<std::string> problems;
 };
 

@@ -40,6 +40,7 @@ namespace shardlab::cli {
 namespace {
 
 struct RunFlags {
+  ProcessShare share;
   std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay, traces;
   std::vector<std::string> set;
   bool dry_run = false, resume = false;
@@ -281,7 +282,7 @@ void print_results(Digest& digest, const std::vector<Claim>& claims) {
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
                                  const Invocation& invocation, const RunFlags& flags, Resolution resolution, Traces traces,
                                  const DriveOptions& options) {
-  ProcessCaseRunner runner(out, invocation.program, interrupt::asked(), flags.replay, resolution, traces);
+  ProcessCaseRunner runner(out, invocation.program, interrupt::asked(), flags.replay, resolution, traces, flags.share);
   DirectorySink sink(directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
@@ -428,7 +429,7 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
 Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
-  if (flags.mode != "simulate") SHARDLAB_TRY(check_backend(flags.backend));
+  if (flags.mode != "simulate") SHARDLAB_TRY(check_backend(flags.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu));
   const auto options = sweep_options(flags);
   if (!options.ok()) return options.error();
   const auto sweep = load_sweep(flags.sweep, *options);
@@ -439,8 +440,8 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const auto traces = traces_for(flags, *sweep);
   if (!traces.ok()) return traces.error();
   const bool analytic = *resolution == Resolution::kAnalytic;
-  // Of analytic points there may be a million: those are made again, a part at a time, where they are needed. A dry run needs points
-  // for the rows that it prints and for the time that measuring takes; else it counts.
+  // Of analytic points there may be a million: those are made again, a part at a time, where they are needed. A dry run needs
+  // points for the rows that it prints and for the time that measuring takes; else it counts.
   const bool rows = *format != TableFormat::kTable;
   // Expressions that cannot be evaluated at some point end the sweep before it begins.
   const bool keep = flags.dry_run ? rows || mode != Mode::kSimulate : !analytic;
@@ -527,7 +528,12 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_option("--machine-file", flags->machine_file, "calibrated machine file that `machine: {local: true}` means");
   verb->add_option("--backend", flags->backend,
                    "cpu, cuda or dry, instead of the file's; cuda with transport one-gpu, or --transport");
-  verb->add_option("--transport", flags->transport, "threads, one-gpu or nccl, instead of the file's");
+  verb->add_option("--transport", flags->transport, "threads, processes, tcp, one-gpu or nccl, instead of the file's");
+  verb->add_option("--processes", flags->share.processes,
+                   "with transport processes or tcp: processes that a case's ranks are shared out to; one a rank by default")
+      ->check(number_in(1, 4096));
+  verb->add_option("--ranks-per-process", flags->share.ranks_per_process, "the same, by ranks of each process")
+      ->check(number_in(1, 4096));
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->add_option("--replay", flags->replay,
                    "a run directory: parameter servers with a staleness repeat the arrivals that its cases logged");

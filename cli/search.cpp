@@ -139,10 +139,10 @@ void print_question(const SearchFlags& flags, const SearchTask& task, const sear
   const search::Counts& n = found.counts;
   fmt::print("\n");
   say(fmt::format("{}, {} parameters, in {} on {} devices of {}; as {} runs it (profile {}).", task.model_name,
-                  count_words(static_cast<double>(task.parameters)), name_of(space.precision),
-                  fmt::join(space.devices, ", "), task.machine.id, task.studies.front().prepared.profile().describes, flags.profile));
-  say(fmt::format("A step is {} tokens: {} sequences of {} tokens.", count_words(static_cast<double>(space.sequences * space.seq_len)),
-                  space.sequences, space.seq_len));
+                  count_words(static_cast<double>(task.parameters)), name_of(space.precision), fmt::join(space.devices, ", "),
+                  task.machine.id, task.studies.front().prepared.profile().describes, flags.profile));
+  say(fmt::format("A step is {} tokens: {} sequences of {} tokens.",
+                  count_words(static_cast<double>(space.sequences * space.seq_len)), space.sequences, space.seq_len));
   if (task.tokens > 0)
     say(fmt::format("A run is {} tokens{}.", count_words(task.tokens),
                     task.price_note.empty() ? "; the price of a device is not known: --price USD" : ", at " + task.price_note));
@@ -188,9 +188,10 @@ void print_front(const SearchTask& task, const std::vector<search::Candidate>& f
   constexpr size_t kMost = 6;
   if (front.size() < 2) return;
   fmt::print("\n");
-  say(fmt::format("The Pareto front of step time{} and memory: nothing is better in one without being worse in another.{}",
-                  task.studies.size() > 1 ? ", device time" : "",
-                  front.size() > kMost ? fmt::format(" {} of its {} layouts; all with --out or --format json.", kMost, front.size()) : ""));
+  say(fmt::format(
+      "The Pareto front of step time{} and memory: nothing is better in one without being worse in another.{}",
+      task.studies.size() > 1 ? ", device time" : "",
+      front.size() > kMost ? fmt::format(" {} of its {} layouts; all with --out or --format json.", kMost, front.size()) : ""));
   print_layouts(task, spread(front, kMost), false);
 }
 
@@ -245,7 +246,8 @@ Result<ExitCode> run_search(SearchFlags flags, const Invocation& invocation) {
   if (!found.best.empty()) {
     fmt::print(stderr, "\nwhat takes its memory: shardlab memory {}\n", options_of(flags, found.best.front().point));
     if (!flags.out.empty())
-      fmt::print(stderr, "the best as a sweep: shardlab run {}\nall layouts: {}/results.csv\n", shell_word(folder.best_sweep()), flags.out);
+      fmt::print(stderr, "the best as a sweep: shardlab run {}\nall layouts: {}/results.csv\n", shell_word(folder.best_sweep()),
+                 flags.out);
   }
   if (found.stopped) {
     fmt::print(stderr, "\nthese are the best of {} points alone", count_text(static_cast<double>(found.counts.evaluated)));

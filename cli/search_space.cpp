@@ -1,6 +1,7 @@
 #include "cli/search_space.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -14,17 +15,15 @@
 #include "cli/pipeline.h"
 #include "cli/words.h"
 #include "plan/automatic.h"
-#include "sweeps/keys.h"
+#include "plan/base/values.h"
+#include "plan/keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
-#include "sweeps/values.h"
 
 namespace shardlab::cli {
 namespace {
 
 using search::Space;
-
-Error usage(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
 
 /// Values that an axis of numbers can sensibly take: what a range of a flag stands for.
 std::vector<int64_t> sensible_values(const std::string& key, const Space& space, const analytic::ModelShape& shape) {
@@ -64,7 +63,7 @@ Result<void> read_numbers(const std::string& key, const std::string& text, const
   if (!numbers.ok()) return numbers.error();
   for (const int64_t n : *numbers) {  // the axes say themselves what is too small
     if (n < std::numeric_limits<int32_t>::min() || n > std::numeric_limits<int32_t>::max())
-      return usage(fmt::format("{} `{}` is no number of this size", key, text), "at most 2^20");
+      return refusal(fmt::format("{} `{}` is no number of this size", key, text), "at most 2^20");
     values.push_back(static_cast<int32_t>(n));
   }
   return {};
@@ -76,7 +75,7 @@ Result<void> read_words(const std::string& key, const std::string& text, const s
                         const Read& read) {
   for (const std::string& word : split(text, ',')) {
     Enum value{};
-    if (!read(word, &value)) return usage(fmt::format("{} `{}` is unknown", key, word), "use " + known);
+    if (!read(word, &value)) return refusal(fmt::format("{} `{}` is unknown", key, word), "use " + known);
     values.push_back(value);
   }
   return {};
@@ -108,7 +107,7 @@ Result<void> read_offload(const std::string& text, Space& space) {
       search::Medium medium{};
       const bool known = sides.size() == 2 && (sides[0] == "activations" || sides[0] == "optimizer" || sides[0] == "parameters");
       if (!known || !analytic::read(sides[1], &medium))
-        return usage(fmt::format("offload `{}` is unknown", word), "use none, or a list like optimizer=cpu,activations=nvme");
+        return refusal(fmt::format("offload `{}` is unknown", word), "use none, or a list like optimizer=cpu,activations=nvme");
       (sides[0] == "activations" ? offload.activations : sides[0] == "optimizer" ? offload.optimizer : offload.parameters) = medium;
     }
   space.offload = {offload};
@@ -118,40 +117,11 @@ Result<void> read_offload(const std::string& text, Space& space) {
 Result<void> read_flags(const std::string& key, const std::string& text, std::vector<uint8_t>& values) {
   for (const std::string& word : split(text, ',')) {
     const auto value = parse_bool(word);
-    if (!value) return usage(fmt::format("{} `{}` is no truth", key, word), "use true or false");
+    if (!value) return refusal(fmt::format("{} `{}` is no truth", key, word), "use true or false");
     values.push_back(*value ? 1 : 0);
   }
   return {};
 }
-
-constexpr const char* kSchedules =
-    "none, afab, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, v-half, v-min, dualpipe, dualpipe-v";
-
-/// One axis that a flag can pin.
-struct AxisFlag {
-  const char* key;
-  const char* help;
-};
-constexpr std::array<AxisFlag, 18> kAxes{{
-    {"dp", "data-parallel ranks: 8, or 1,2,4, or 1..8, or '<=8', as all sizes below"},
-    {"tp", "tensor-parallel ranks"},
-    {"pp", "pipeline stages"},
-    {"vpp", "virtual stages a rank"},
-    {"cp", "context-parallel ranks"},
-    {"ep", "expert-parallel ranks"},
-    {"zero", "0 to 3"},
-    {"schedule", "none, afab, 1f1b, ..."},
-    {"sequence_parallel", "true or false"},
-    {"recompute", "none, selective, full, or modules joined by +"},
-    {"offload", "none, or optimizer=cpu,activations=cpu; one value"},
-    {"precision", "fp32, bf16, fp16, fp8 or fp4; one value, bf16 where none is given"},
-    {"micro_batch", "sequences of a micro-batch on one rank"},
-    {"grad_accumulation", "micro-batches of a step"},
-    {"hybrid_shard", "ranks that share one copy of the state under zero 3; 0: all"},
-    {"cp_kind", "ring, zigzag, striped, all-gather, ulysses"},
-    {"bucket_bytes", "gradients reduced together: 25Mi, or 5Mi,25Mi,100Mi; 0: tensor by tensor"},
-    {"collective_algorithm", "auto, ring, halving-doubling, direct; of NCCL auto and ring"},
-}};
 
 Result<void> read_axis(const std::string& key, const std::string& text, const analytic::ModelShape& shape, Space& space) {
   const std::pair<const char*, std::vector<int32_t>*> numbers[] = {{"dp", &space.dp},
@@ -166,7 +136,8 @@ Result<void> read_axis(const std::string& key, const std::string& text, const an
                                                                    {"hybrid_shard", &space.hybrid_shard}};
   for (const auto& [name, values] : numbers)
     if (key == name) return read_numbers(key, text, sensible_values(key, space, shape), *values);
-  if (key == "schedule") return read_words(key, text, kSchedules, space.schedule);
+  if (key == "schedule")
+    return read_words(key, text, fmt::format("{}", fmt::join(analytic::schedule_words(), ", ")), space.schedule);
   if (key == "cp_kind") return read_words(key, text, "ring, zigzag, striped, all-gather, ulysses", space.cp_kind);
   if (key == "recompute") return read_words(key, text, "none, selective, full, or modules joined by +", space.recompute);
   if (key == "sequence_parallel") return read_flags(key, text, space.sequence_parallel);
@@ -179,21 +150,16 @@ Result<void> read_axis(const std::string& key, const std::string& text, const an
   }
   if (key == "offload") return read_offload(text, space);
   const auto precision = precision_named(text);
-  if (!precision) return usage(fmt::format("precision `{}` is unknown", text), "use fp32, bf16, fp16, fp8 or fp4");
+  if (!precision) return refusal(fmt::format("precision `{}` is unknown", text), "use fp32, bf16, fp16, fp8 or fp4");
   space.precision = *precision;
   return {};
-}
-
-std::string hyphenated(std::string key) {
-  std::replace(key.begin(), key.end(), '_', '-');
-  return key;
 }
 
 /// A size in the range of the case's key, so that sizes can be multiplied.
 Result<int64_t> read_size(const char* flag, const char* key, const std::string& text) {
   const CaseKey& bounds = *find_key(key);
   if (has_form(bounds, text)) return *parse_count(text);
-  return usage(fmt::format("{} {} is no size", flag, text), fmt::format("expected {}", expected(bounds)));
+  return refusal(fmt::format("{} {} is no size", flag, text), fmt::format("expected {}", expected(bounds)));
 }
 
 Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& space) {
@@ -204,13 +170,13 @@ Result<void> read_batch(const SearchFlags& flags, const Model& model, Space& spa
     space.seq_len = *value;
   }
   if (model.max_positions > 0 && space.seq_len > model.max_positions)
-    return usage(fmt::format("--seq-len {}, and {} has {} positions", space.seq_len, model.name, model.max_positions),
-                 "lower --seq-len");
+    return refusal(fmt::format("--seq-len {}, and {} has {} positions", space.seq_len, model.name, model.max_positions),
+                   "lower --seq-len");
   const auto tokens = read_size("--global-batch-tokens", "global_batch_tokens", flags.global_batch_tokens);
   if (!tokens.ok()) return tokens.error();
   const bool thousands = flags.seq_len.ends_with('k') || flags.seq_len.ends_with('K');  // where 1024 may have been meant
   if (*tokens % space.seq_len != 0)
-    return usage(
+    return refusal(
         fmt::format("--global-batch-tokens {} is no multiple of seq_len {}", *tokens, space.seq_len),
         fmt::format(
             "{} and {} are{}", *tokens / space.seq_len * space.seq_len, (*tokens / space.seq_len + 1) * space.seq_len,
@@ -227,7 +193,7 @@ Result<Space> space_of(const SearchFlags& flags, const Model& model, const analy
   std::sort(space.devices.begin(), space.devices.end());
   space.devices.erase(std::unique(space.devices.begin(), space.devices.end()), space.devices.end());
   for (const int32_t devices : space.devices)
-    if (devices < 1 || devices > 1 << 20) return usage(fmt::format("devices {}", devices), "from 1 to 2^20");
+    if (devices < 1 || devices > 1 << 20) return refusal(fmt::format("devices {}", devices), "from 1 to 2^20");
   SHARDLAB_TRY(read_batch(flags, model, space));
   for (const auto& [key, text] : flags.axes)
     if (!text.empty()) SHARDLAB_TRY(read_axis(key, text, shape, space));
@@ -254,8 +220,8 @@ Result<void> check_pin(const analytic::FrameworkProfile& profile, const Values& 
 Result<void> check_buckets(const Space& space, const analytic::FrameworkProfile& profile) {
   if (space.bucket_bytes.empty()) return {};
   if (std::ranges::count(space.bucket_bytes, 0) > 0 && !profile.own_collectives)
-    return usage(fmt::format("bucket_bytes 0 with the profile {}, whose buckets have a size", profile.name),
-                 "write 1 for buckets that are full after each tensor");
+    return refusal(fmt::format("bucket_bytes 0 with the profile {}, whose buckets have a size", profile.name),
+                   "write 1 for buckets that are full after each tensor");
   std::vector<int32_t> stages = space.zero;
   if (stages.empty()) stages = {0, 1, 2};
   std::erase_if(stages, [&](int32_t v) { return v >= 0 && v <= 3 && (profile.can.zero >> v & 1) == 0; });
@@ -284,7 +250,7 @@ Result<void> check_pins(const Space& space, const analytic::FrameworkProfile& pr
 Result<double> tokens_of(const SearchFlags& flags) {
   if (flags.tokens.empty()) return 0.0;
   const auto tokens = parse_number(flags.tokens);
-  if (!tokens || *tokens <= 0) return usage(fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T");
+  if (!tokens || *tokens <= 0) return refusal(fmt::format("--tokens {} is no number of tokens", flags.tokens), "for example 1.4T");
   return *tokens;
 }
 
@@ -294,7 +260,8 @@ Result<int64_t> margin_of(const std::string& text, int64_t capacity_bytes) {
   const auto value = parse_number(share ? std::string_view(text).substr(0, text.size() - 1) : text);
   const bool known = value && *value >= 0 && (share ? *value < 100 : *value == 0 || *value >= 1 << 20);
   if (!known)
-    return usage(fmt::format("--margin {} is neither a share of the device's memory nor bytes", text), "write --margin 5%, or 4Gi");
+    return refusal(fmt::format("--margin {} is neither a share of the device's memory nor bytes", text),
+                   "write --margin 5%, or 4Gi");
   return static_cast<int64_t>(share ? static_cast<double>(capacity_bytes) * *value / 100 : std::min(*value, 9e18));
 }
 
@@ -302,7 +269,7 @@ Result<int64_t> margin_of(const std::string& text, int64_t capacity_bytes) {
 Result<double> most_seconds(const SearchFlags& flags, double tokens, const Space& space) {
   if (flags.max_days <= 0) return 0.0;
   if (tokens <= 0)
-    return usage(fmt::format("--max-days {} without --tokens", flags.max_days), "say how long the run is: --tokens 1T");
+    return refusal(fmt::format("--max-days {} without --tokens", flags.max_days), "say how long the run is: --tokens 1T");
   return flags.max_days * 86400 / tokens * static_cast<double>(space.sequences) * static_cast<double>(space.seq_len);
 }
 
@@ -339,13 +306,7 @@ void add_search_flags(CLI::App& verb, SearchFlags& flags) {
       ->check(number_in(1, 100));
   verb.add_option("--kg-co2-per-kwh", flags.kg_co2_per_kwh, "of the electricity")->default_val(0.4)->check(number_in(0, 100));
   verb.add_option("--out", flags.out, "a folder for results.csv, pareto.csv, lost.csv and best.yaml, saved as the search goes");
-  flags.axes.reserve(kAxes.size());
-  for (const auto& [key, help] : kAxes) {
-    flags.axes.emplace_back(key, "");
-    std::string names = "--" + hyphenated(key);
-    if (hyphenated(key) != key) names += std::string(",--") + key;
-    verb.add_option(names, flags.axes.back().second, help);
-  }
+  add_key_flags(verb, flags.axes, Flag::kAxis);
 }
 
 std::string price_note(double given, const Price& listed) {
@@ -368,7 +329,7 @@ Result<sweeps::Point> searched_point(const SearchFlags& flags) {
   if (!flags.assume.empty()) words.push_back("model.assume=" + flags.assume);
   for (const std::string& word : flags.set) {
     if (!word.starts_with("model.") && !word.starts_with("machine."))
-      return usage(fmt::format("--set {}", word), "--set model.KEY=VALUE or machine.KEY=VALUE; layouts have flags of their own");
+      return refusal(fmt::format("--set {}", word), "--set model.KEY=VALUE or machine.KEY=VALUE; layouts have flags of their own");
     words.push_back(word);
   }
   return point_from_words(load_options(flags.machine_file, std::move(words)));
@@ -378,7 +339,7 @@ Result<sweeps::Point> searched_point(const SearchFlags& flags) {
 
 Result<SearchTask> search_task(const SearchFlags& flags) {
   const auto objective = search::objective_named(flags.objective);
-  if (!objective) return usage(fmt::format("--objective {} is unknown", flags.objective), "use time, memory or cost");
+  if (!objective) return refusal(fmt::format("--objective {} is unknown", flags.objective), "use time, memory or cost");
   const auto said = searched_point(flags);
   if (!said.ok()) return said.error();
   const Model* model = &said->config.model;
@@ -387,8 +348,8 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   const auto profile = analytic::profile_named(flags.profile.empty() ? default_profile(*machine) : flags.profile);
   if (!profile.ok()) return profile.error();
   if (profile->name == "shardlab" && said->model)
-    return usage(fmt::format("{} is not executed by shardlab: {}", model->name, said->model->unexecuted),
-                 "name a framework that runs it: --profile megatron");
+    return refusal(fmt::format("{} is not executed by shardlab: {}", model->name, said->model->unexecuted),
+                   "name a framework that runs it: --profile megatron");
   SHARDLAB_TRY(check(shape));  // before anything is multiplied
   const auto space = space_of(flags, *model, shape, profile->can);
   if (!space.ok()) return space.error();
@@ -416,7 +377,7 @@ Result<SearchTask> search_task(const SearchFlags& flags) {
   for (const int32_t devices : space->devices) {
     task.machine.nodes = (devices + machine->devices_per_node - 1) / machine->devices_per_node;
     if (machine->local && task.machine.nodes > 1)
-      return usage(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
+      return refusal(fmt::format("--devices {} on one machine of {}", devices, machine->devices_per_node), "lower --devices");
     // What shardlab's own executor has besides is as sweep files have it where they do not say.
     auto rest = std::make_shared<Case>();
     rest->layout.bucket_bytes = kBucketBytes;

@@ -42,8 +42,8 @@ Result<SearchTask> search_task(const SearchFlags& flags);
 
 /// Every layout key of a point with its value, in the words of the command line and of sweep files.
 std::vector<std::pair<std::string, std::string>> words_of(const search::Point& point);
-/// A layout in a line, word by word: "dp8", "tp8", "pp4", "1f1b", "recompute-full", "mb2", "x16". Sizes of 1 and what is the default are
-/// left out.
+/// A layout in a line, word by word: "dp8", "tp8", "pp4", "1f1b", "recompute-full", "mb2", "x16". Sizes of 1 and what is the
+/// default are left out.
 struct LayoutWord {
   std::string_view key;  ///< of the sweep file
   std::string word;

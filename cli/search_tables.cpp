@@ -7,9 +7,9 @@
 
 #include "cli/namespaces.h"
 #include "plan/base/hash.h"
+#include "plan/base/values.h"
 #include "reports/columns.h"
 #include "reports/format.h"
-#include "sweeps/values.h"
 
 namespace shardlab::cli {
 namespace {
@@ -212,7 +212,8 @@ AnswerTable answer_table(const SearchTask& task, std::span<const Candidate> layo
   };
   add(ranked, "#", true), add(several, "devices", true);
   columns.push_back({.name = "layout", .wraps = true});
-  add(true, "step", true), add(true, "tok/s/dev", true), add(true, "MFU", true), add(true, "memory", true), add(true, "fits", false);
+  add(true, "step", true), add(true, "tok/s/dev", true), add(true, "MFU", true), add(true, "memory", true),
+      add(true, "fits", false);
   add(billed, "days", true), add(priced, "cost", true);
   for (size_t i = 0; i < layouts.size(); ++i) {
     const Candidate& c = layouts[i];
@@ -221,11 +222,10 @@ AnswerTable answer_table(const SearchTask& task, std::span<const Candidate> layo
     if (several) row.emplace_back(fmt::to_string(c.point.world_size()));
     const Value used = mfu(task, c);
     const double* share = std::get_if<double>(&used);
-    row.insert(row.end(),
-               {words_beside(c.point, shared), brief_seconds(c.seconds()),
-                brief_count(c.estimate.tokens_per_s(c.point) / static_cast<double>(c.point.world_size())),
-                share ? Value(brief_percent(*share)) : Value(), brief_bytes(c.bytes()),
-                verdict_word(verdict_of(c.estimate.memory, task.options))});
+    row.insert(row.end(), {words_beside(c.point, shared), brief_seconds(c.seconds()),
+                           brief_count(c.estimate.tokens_per_s(c.point) / static_cast<double>(c.point.world_size())),
+                           share ? Value(brief_percent(*share)) : Value(), brief_bytes(c.bytes()),
+                           verdict_word(verdict_of(c.estimate.memory, task.options))});
     const analytic::RunBill bill = billed ? bill_of(task, c) : analytic::RunBill{};
     if (billed) row.emplace_back(days_text(bill.days));
     if (priced) row.emplace_back(money_text(bill.usd));

@@ -1,4 +1,4 @@
-// What a search found, as tables and JSON.
+// The result of a search, as tables and JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,7 +12,7 @@ namespace shardlab::cli {
 /// The ranked layouts (or the front), one a row: layout keys, then figures by the names of results.csv.
 Table layout_table(const SearchTask& task, std::span<const search::Candidate> layouts);
 
-/// What people read of some layouts: words that all rows share, and a table with the figures that decide.
+/// Layouts for people: the words that all rows share, and a table with the deciding figures.
 struct AnswerTable {
   std::string shared;  ///< "sp mb1 x128"; empty where rows share nothing
   Table table;
@@ -23,9 +23,9 @@ AnswerTable answer_table(const SearchTask& task, std::span<const search::Candida
 /// "dp2 tp2 pp4 cp4, 55.1 s a step, 54 % MFU, 78.0 of 79.1 GiB (may not fit), 152 days, $584k".
 std::string answer_sentence(const SearchTask& task, const search::Candidate& candidate);
 
-/// Why others lost: reason, points, nearest example, what it would have been.
+/// The reasons by which others lost: reason, points, nearest example, and the figures of that example.
 Table loser_table(const search::Found& found);
-/// The same for people: what loses by time or memory is one row for the commonest causes and one for the rest.
+/// The reasons for people: layouts that lose by time or memory are one row for each of the commonest causes, and one for the rest.
 Table loser_summary(const search::Found& found);
 
 /// The object of `search --format json` (ARCHITECTURE.md, section 3).

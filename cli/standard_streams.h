@@ -1,15 +1,14 @@
-// The program's three standard streams: what is written there is text, and what could not be written is known.
+// The program's three standard streams. Output is text, and output that could not be written is known.
 #pragma once
 
 #include <string>
 
 namespace shardlab::cli {
 
-/// For the life of this object `stdout` and `stderr` are filters. Control characters and marks of direction in what others named
-/// reach no terminal: they are written as `\u001b` (plan/base/utf8.h), which JSON reads as the same character. Only the program's
-/// own
-/// "\r\033[K", which rewrites a line of progress, passes. A stream that is closed when the program begins is opened on /dev/null,
-/// so that no file of the program's takes its number.
+/// For the life of this object `stdout` and `stderr` are filters. Names that others chose may hold control characters and marks of
+/// direction; none reaches a terminal. They are written as `\u001b` (plan/base/utf8.h), which JSON reads as the same character.
+/// Only the program's own "\r\033[K", which rewrites a line of progress, passes. A stream that is closed when the program begins is
+/// opened on /dev/null, so that no file of the program takes its number.
 ///
 /// Chatter that cannot be written to stderr is lost and ends nothing. An answer that cannot be written to stdout is remembered for
 /// `finish`. A pipe that nobody reads ends no run either: SIGPIPE is ignored.
@@ -19,7 +18,7 @@ class StandardStreams {
   StandardStreams(const StandardStreams&) = delete;
   ~StandardStreams();
 
-  /// Writes out what is buffered. The error number of the first thing that did not reach stdout, or 0.
+  /// Flushes the streams. Returns the error number of the first write to stdout that failed, or 0.
   int finish();
 };
 

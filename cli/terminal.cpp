@@ -86,8 +86,8 @@ void paint(const MemoryScreen& screen) {
   refresh();
 }
 
-/// The code of the next key; nothing where the terminal is gone or a signal asks for the end, which is looked for ten times a
-/// second.
+/// The code of the next key; nothing where the terminal is gone or a signal asks for the end, which is looked for ten
+/// times a second.
 std::optional<int> next_code() {
   constexpr int kLook_ms = 100;
   for (;;) {

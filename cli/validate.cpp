@@ -212,6 +212,14 @@ void report_refusals(std::span<const ScoredRow> rows) {
     fmt::print(stderr, "  and {} more reasons; --out DIR writes them all to rows.csv\n", reasons.size() - kMostReasons);
 }
 
+/// What the columns of the scores mean, for people.
+constexpr const char* kLegend = R"(
+bias: mean error of predicted step times with its sign; |error|: without. rank: rank correlation of predicted and measured step times.
+jobs: sets of rows that differ in their layout alone; `rank in job` is their mean rank correlation, and `lost by choice` how much longer
+than the fastest layout the one takes that is predicted to be fastest. live, reserved, device: memory as the framework's tensors, its
+allocator and the driver count it. says fits, right: share of the rows predicted to fit which did run.
+)";
+
 Result<ExitCode> validate(const ValidateFlags& flags) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
@@ -231,6 +239,7 @@ Result<ExitCode> validate(const ValidateFlags& flags) {
   if (scores.size() > 1) scores.push_back(score_all(rows, "all"));
   const Table table = score_table(scores);
   print(*format == TableFormat::kTable || *format == TableFormat::kMarkdown ? without_idle_columns(table) : table, *format);
+  if (*format == TableFormat::kTable) fmt::print("{}", kLegend);
   if (!flags.out.empty()) {
     std::error_code failure;
     std::filesystem::create_directories(flags.out, failure);

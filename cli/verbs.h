@@ -24,6 +24,7 @@ using Action = std::function<Result<ExitCode>()>;
 
 void add_run(CLI::App& app, Action& action, const Invocation& invocation);
 void add_measure_case(CLI::App& app, Action& action, const Invocation& invocation);
+void add_launch(CLI::App& app, Action& action, const Invocation& invocation);
 void add_report(CLI::App& app, Action& action, const Invocation& invocation);
 void add_memory(CLI::App& app, Action& action, const Invocation& invocation);
 void add_plan(CLI::App& app, Action& action, const Invocation& invocation);
@@ -35,6 +36,7 @@ void add_machine(CLI::App& app, Action& action, const Invocation& invocation);
 void add_validate(CLI::App& app, Action& action, const Invocation& invocation);
 void add_search(CLI::App& app, Action& action, const Invocation& invocation);
 void add_strategies(CLI::App& app, Action& action, const Invocation& invocation);
+void add_keys(CLI::App& app, Action& action, const Invocation& invocation);
 void add_doctor(CLI::App& app, Action& action, const Invocation& invocation);
 
 }  // namespace shardlab::cli

@@ -7,12 +7,11 @@
 #include <optional>
 
 #include "cli/namespaces.h"
-#include "sweeps/values.h"
+#include "cli/verbs.h"
+#include "plan/base/values.h"
 
 namespace shardlab::cli {
 namespace {
-
-Error usage(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
 
 constexpr const char* kForms = "whole numbers separated by commas, or a range: 1..8, '<=8', '>=2'";
 
@@ -62,17 +61,18 @@ Result<std::vector<int64_t>> numbers_of(std::string_view key, std::string_view t
   for (const std::string& word : split(text, ',')) {
     if (!is_range(word)) {
       const auto value = parse_count(word);
-      if (!value) return usage(fmt::format("{} `{}` is no number", key, word), kForms);
+      if (!value) return refusal(fmt::format("{} `{}` is no number", key, word), kForms);
       values.push_back(*value);
       continue;
     }
     const auto range = range_of(word);
-    if (!range) return usage(fmt::format("{} `{}` is no range of numbers", key, word), kForms);
+    if (!range) return refusal(fmt::format("{} `{}` is no range of numbers", key, word), kForms);
     const size_t before = values.size();
     for (const int64_t v : sensible)
       if (v >= range->least && v <= range->most) values.push_back(v);
     if (values.size() == before)
-      return usage(fmt::format("{} `{}` holds no value that can be", key, word), fmt::format("possible: {}", fmt::join(sensible, ", ")));
+      return refusal(fmt::format("{} `{}` holds no value that can be", key, word),
+                     fmt::format("possible: {}", fmt::join(sensible, ", ")));
   }
   std::vector<int64_t> once;
   for (const int64_t v : values)
@@ -86,6 +86,12 @@ std::string shell_word(const std::string& word) {
   std::string quoted = "'";
   for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return quoted + "'";
+}
+
+std::string Invocation::command() const {
+  std::string line = "shardlab";
+  for (size_t i = 1; i < words.size(); ++i) line += " " + shell_word(words[i]);
+  return line;
 }
 
 }  // namespace shardlab::cli

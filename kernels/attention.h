@@ -6,11 +6,11 @@
 
 namespace shardlab::kernels {
 
-/// What F and I share. qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim]: rows grouped by kv head (its query heads, one
-/// key, one value).
+/// The shape shared by F and I. qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim]: rows grouped by kv head (its query
+/// heads, one key, one value).
 struct AttentionShape {
   int64_t sequences = 1, tokens = 0;
-  int heads = 0, kv_heads = 0, head_dim = 0;  ///< those of this rank; kv_heads divides heads
+  int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank; kv_heads divides heads
   [[gnu::always_inline]] constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
   [[gnu::always_inline]] constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
 };

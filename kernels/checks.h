@@ -5,7 +5,7 @@
 
 namespace shardlab::kernels {
 
-/// Prints what rule of which kernel `value` breaks and aborts: a bug of the caller.
+/// Prints the kernel's rule that `value` breaks, and aborts: a bug of the caller.
 [[noreturn]] void argument_refused(const char* rule, int64_t value);
 
 /// Stops the program unless `holds`. rule: "attention: kv_heads divides heads".

@@ -13,8 +13,8 @@ namespace shardlab::kernels {
 
 namespace {
 
-/// Of n keys the k largest, ties to the smaller index: a threshold found digit by digit, from the top, by counting. `keys(body)`
-/// calls body(index, key) for every index in order; it is called once for each digit.
+/// Selects the k largest of n keys, ties to the smaller index. A threshold is found by counting, digit by digit from the top.
+/// `keys(body)` calls body(index, key) for every index in order; it is called once for each digit.
 class Selection {
  public:
   template <class Keys>

@@ -1,6 +1,6 @@
-// Gradient compression: a few elements, signs, or a low-rank basis in place of a tensor. What is not sent stays behind as an error
-// that is added to the next gradient; sent + error equals what was to be sent, exactly for selected elements, and rounded for
-// others.
+// Gradient compression: a few elements, signs, or a low-rank basis in place of a tensor. What is not sent stays behind as an
+// error that is added to the next gradient; sent + error equals what was to be sent, exactly for selected elements, and
+// rounded for others.
 #pragma once
 
 #include "kernels/mixed.h"
@@ -48,16 +48,16 @@ struct ZeroSelected {
 };
 void zero_selected(const ZeroSelected& a);
 
-/// A row-major matrix of which each row is cut in `blocks` equal parts (but for the last), with a scale each.
+/// A row-major matrix. Each row is cut in `blocks` equal parts (the last may be shorter), with a scale each.
 struct SignShape {
   int64_t rows = 1, columns = 0, blocks = 1;
   int64_t block() const { return (columns + blocks - 1) / blocks; }
   int64_t row_bytes() const { return (columns + 7) / 8; }
 };
 
-/// scales[rows, blocks] = mean size of the block's elements, summed in fp64 and rounded: of all multiples of the signs the nearest.
-/// signs[rows, row_bytes]: 1 where negative. Source: Seide et al. 2014; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD";
-/// Tang et al. 2021, "1-bit Adam" (whose published code scales by the root mean square instead).
+/// scales[rows, blocks] = mean size of the block's elements, summed in fp64 and rounded: of all multiples of the signs it is the
+/// nearest to the block. signs[rows, row_bytes]: 1 where negative. Source: Seide et al. 2014; Karimireddy et al. 2019, "Error
+/// Feedback Fixes SignSGD"; Tang et al. 2021, "1-bit Adam" (whose published code scales by the root mean square instead).
 struct SignCompress {
   SignShape shape;
   Stored x;
@@ -95,8 +95,8 @@ struct Orthogonalise {
 };
 void orthogonalise(const Orthogonalise& a, Scratch& scratch);
 
-/// error[n] = m[n] - share * approximation[n]: what compression lost of a summand of which `share` of the approximation is this
-/// rank's.
+/// error[n] = m[n] - share * approximation[n]: the part of this rank's summand m that compression lost. `share` is this rank's
+/// share of the approximation of the sum.
 struct SubtractShare {
   Stored m, approximation, error;
   int64_t n = 0;

@@ -1,8 +1,8 @@
 // Next-token cross-entropy, whole or over a part of the vocabulary.
 // Source: Shoeybi et al. 2019 (vocabulary-parallel cross-entropy).
 //
-// What the vocabulary-parallel parts need between them: after Max, the maximum of `max` over ranks; after Sum, the sum of `sums`
-// over ranks (in canonical order a tree over the shards, which then equals the fused form bit for bit).
+// Reductions between the vocabulary-parallel parts: after Max, the maximum of `max` over ranks; after Sum, the sum of `sums` over
+// ranks (in canonical order a tree over the shards, which then equals the fused form bit for bit).
 #pragma once
 
 #include "kernels/leaves.h"

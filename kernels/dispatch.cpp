@@ -1,4 +1,4 @@
-// Which variant runs: every variant's table, and what the processor says about itself.
+// The choice of a variant: every variant's table, and what the processor says about itself.
 #include <dnnl.h>
 #include <fmt/core.h>
 

@@ -1,6 +1,6 @@
-// Elementary functions in fp32. These scalar forms and the vector forms inside the kernels evaluate one formula
-// (kernels/cpu/formulas.h) and give the same bits on every processor variant. Errors are below 2 ulp
-// (tests/kernels/elementary_test.cpp).
+// Elementary functions in fp32. These scalar forms and the vector forms inside the kernels evaluate one
+// formula (kernels/cpu/formulas.h) and give the same bits on every processor variant. Errors are below
+// 2 ulp (tests/kernels/elementary_test.cpp).
 #pragma once
 
 namespace shardlab::elementary {

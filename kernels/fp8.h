@@ -1,5 +1,5 @@
-// Scaled fp8: where the scales come from, and to fp8 and back. A scale is what a stored value is multiplied by to give the real
-// one.
+// Scaled fp8: where the scales come from, and to fp8 and back. A scale is what a stored value is multiplied by to give
+// the real one.
 //
 // Scales are powers of two, so that dividing by one and multiplying by it lose nothing (but for values that leave fp32's range): a
 // product of dequantised values is then the scaled product of the stored ones, and a layout that cuts a contraction gives the bits

@@ -73,7 +73,7 @@ std::span<const Kernels* const> all_variants();
 bool runs_here(const Kernels& k);
 /// The most capable variant that runs here.
 const Kernels& kernels_for_this_processor();
-/// What results name: "x86-64-v4 + oneDNN 2.6.3".
+/// The name of the variant in results: "x86-64-v4 + oneDNN 2.6.3".
 std::string description(const Kernels& k);
 
 }  // namespace shardlab::kernels

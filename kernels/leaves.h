@@ -42,8 +42,8 @@ class PartLeaves {
   int count_ = 0;
 };
 
-/// The token rows of an activation [sequences, tokens, width]. `part` says which tokens of a sequence they are, where a sequence is
-/// cut.
+/// The token rows of an activation [sequences, tokens, width]. `part` says which tokens of a sequence they are, where a
+/// sequence is cut.
 struct Tokens {
   int64_t sequences = 1;
   int64_t tokens = 0;

@@ -10,7 +10,7 @@ namespace shardlab::kernels {
 
 /// c[rows,columns] = a * b (+ bias[columns]), sums in fp32, rounded to c's type once. Prepared for one shape; one caller at a time.
 /// Flops: 2 rows columns depth. Order: the library's own, not reproducible across shapes and processors.
-/// Threads: the OpenMP setting of the thread that calls `create`, which that of `run` must equal.
+/// Threads: the OpenMP setting of the thread that calls `create`; the thread that calls `run` must have the same setting.
 class LibraryProduct {
  public:
   struct Spec {
@@ -35,7 +35,7 @@ class LibraryProduct {
   static std::unique_ptr<LibraryProduct> create(const Spec& spec);
   ~LibraryProduct();
 
-  /// What the library chose: "brg:avx512_core_bf16". For the results.
+  /// The library's choice: "brg:avx512_core_bf16". For the results.
   const char* implementation() const;
   void run(const Operands& x) const;
 

@@ -32,9 +32,8 @@ struct LinearInput {
 };
 
 /// W. Shapes: x[rows,in], dy[rows,out] -> dw[out,in], dbias[out] or null. rows = tokens.rows(). Flops: 2 rows in out.
-/// `accumulate` adds to what dw and dbias hold. Canonical mode refuses it (a check): accumulation is planned there by Add ops,
-/// since the sum over micro-batches is a tree.
-/// dbias is in the canonical order in both modes.
+/// `accumulate` adds to the values that dw and dbias hold. Canonical mode refuses it (a check): there the plan accumulates by Add
+/// ops, since the sum over micro-batches is a tree. dbias is in the canonical order in both modes.
 struct LinearWeight {
   const float* x = nullptr;
   const float* dy = nullptr;

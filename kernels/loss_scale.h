@@ -1,5 +1,6 @@
-// What mixed-precision training needs around the optimizer: infinities found, gradients unscaled, the loss scale moved, the clip
-// factor. Source: Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; Pascanu et al. 2013 (clipping by global norm).
+// The kernels that mixed-precision training adds around the optimizer: infinities found, gradients unscaled, the loss scale
+// moved, the clip factor. Source: Micikevicius et al. 2018, "Mixed Precision Training", section 3.2; Pascanu et al. 2013
+// (clipping by global norm).
 #pragma once
 
 #include <span>
@@ -38,8 +39,8 @@ struct LossScaleState {
 };
 LossScaleState next_loss_scale(const LossScaleRule& rule, LossScaleState state, bool found_inf);
 
-/// min(1, max_norm / (sqrt(squared_norm) + 1e-6)), in fp64 and rounded; NaN for a NaN norm, 0 for an infinite one. The squared norm
-/// is that of all gradients, each element once.
+/// min(1, max_norm / (sqrt(squared_norm) + 1e-6)), in fp64 and rounded; NaN for a NaN norm, 0 for an infinite one. `squared_norm`
+/// sums over all gradients, each element once.
 float clip_factor(double squared_norm, float max_norm);
 
 }  // namespace shardlab::kernels

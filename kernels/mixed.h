@@ -25,14 +25,14 @@ struct BlockScales {
   int64_t columns = 0, block_rows = 1, block_columns = 1;
 };
 
-/// Where an operand lies and how it is stored. `data` null: not there. Operands with scales are only read.
+/// Place and storage type of an operand. `data` null: the operand is absent. Operands with scales are only read.
 struct Stored {
   void* data = nullptr;
   DType dtype = DType::f32;
   BlockScales scales;
 };
 
-/// Memory lent for one call, taken piece by piece; or a count of what a kernel would take.
+/// Memory lent for one call, taken piece by piece; or a counter of the memory that a kernel would take.
 class Scratch {
  public:
   explicit Scratch(void* base) : base_(static_cast<char*>(base)) {}
@@ -83,8 +83,8 @@ struct MixedNormWeight {
 
 class LibraryProduct;
 
-/// `product`: in fast mode the library's own product of the narrow operands, made for these shapes; null: blocks of the fp32
-/// kernel.
+/// `product`: in fast mode the library's own product of the narrow operands, made for these shapes; null: blocks of
+/// the fp32 kernel.
 struct MixedLinearForward {
   Stored x, w, bias, y;
   int64_t rows = 0, in = 0, out = 0;
@@ -202,11 +202,11 @@ struct MixedAdamW {
   AdamW adamw;  ///< n, step, learning_rate, betas, epsilon, weight_decay
 };
 
-/// The kernels of one variant on mixed operands. Each takes scratch as it goes; called with a counting Scratch it does nothing but
-/// count. Scratch is some 16 KiB a narrow operand, or one row where that is more, and for the others:
-/// Linear F, I: 128 rows of the activation and 64 rows (columns) of the weight; Linear W: 192 columns of the micro-batch's tokens;
-/// Attention: one sequence of one kv head's group, in and out; CrossEntropy: one row; Embed W: 64 columns of the micro-batch's
-/// tokens and three integers a token; each with that of the fp32 kernel on such a block.
+/// The kernels of one variant on mixed operands. Each takes scratch as it goes; called with a counting Scratch it only counts. A
+/// narrow operand needs about 16 KiB of scratch, or one row if that is more. Other needs are blocks, each with the scratch of the
+/// fp32 kernel on such a block. Linear F, I: 128 rows of the activation and 64 rows (columns) of the weight. Linear W: 192 columns
+/// of the micro-batch's tokens. Attention: one sequence of one kv head's group, in and out. CrossEntropy: one row. Embed W: 64
+/// columns of the micro-batch's tokens and three integers a token.
 class MixedKernels {
  public:
   explicit MixedKernels(const Kernels& kernels) : k_(kernels), s_(storage_kernels(kernels)) {}

@@ -1,5 +1,5 @@
-// The parts of 1-bit Adam that are not compression: a gradient folded into the momentum, and the step that a frozen variance makes
-// of it. Source: Tang et al., "1-bit Adam" (2021), algorithm 1; the corrections of both moments' bias are those of Adam.
+// The parts of 1-bit Adam that are not compression: a gradient is folded into the momentum, and the momentum becomes a step under a
+// frozen variance. Source: Tang et al., "1-bit Adam" (2021), algorithm 1; both moments' bias is corrected as Adam does.
 #pragma once
 
 #include <cstdint>

@@ -7,9 +7,8 @@
 namespace shardlab::kernels {
 
 /// With g = share * delta[i]: without velocity value[i] = start[i] - learning_rate * g; with it velocity[i] = momentum *
-/// velocity[i]
-/// + g, then value[i] = start[i] - learning_rate * (g + momentum * velocity[i]). value may be delta. Every product and sum is
-/// rounded to fp32. Flops: 3n, or 7n with velocity. Bytes: 12n, or 20n.
+/// velocity[i] + g, then value[i] = start[i] - learning_rate * (g + momentum * velocity[i]). value may be delta. Every product and
+/// sum is rounded to fp32. Flops: 3n, or 7n with velocity. Bytes: 12n, or 20n.
 struct OuterStep {
   const float* delta = nullptr;  ///< sum over the workers of start less own
   const float* start = nullptr;  ///< what all workers began with

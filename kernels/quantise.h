@@ -20,9 +20,9 @@ struct BlockShape {
 };
 
 /// scales[rows, blocks] = largest size of the block / 127 (7), in fp32; q = x / scale to nearest even
-/// (StorageKernels::quantise_int). A block of zeros has scale 0. A block with an infinity or NaN has an infinite or NaN scale and
-/// dequantises to NaN throughout, so that it is found. Error: at most half a scale an element. Bytes: size of x + bits / 8 an
-/// element.
+/// (StorageKernels::quantise_int). A block of zeros has scale 0. A block with an infinity or NaN has an infinite or NaN scale
+/// and dequantises to NaN throughout, so that it is found. Error: at most half a scale an element. Bytes: size of x + bits /
+/// 8 an element.
 struct BlockQuantise {
   BlockShape shape;
   Stored x;

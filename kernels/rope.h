@@ -12,7 +12,7 @@ namespace shardlab::kernels {
 struct Rope {
   float* qkv = nullptr;
   int64_t sequences = 1, tokens = 0;
-  int heads = 0, kv_heads = 0, head_dim = 0;  ///< those of this rank; head_dim even
+  int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank; head_dim even
   int64_t position_begin = 0;
   float theta = 10000.0f;
   bool backward = false;

@@ -1,4 +1,4 @@
-// How much scratch each kernel needs: the sum of what it takes, each rounded up to 64 bytes.
+// Scratch bytes of each kernel: the sum of its pieces, each rounded up to 64 bytes.
 #include "kernels/attention.h"
 #include "kernels/cpu/panels.h"
 #include "kernels/embedding.h"

@@ -1,4 +1,4 @@
-// The canonical tree over the rows of what is coded: how parts that ranks exchanged are added up.
+// The canonical tree over the rows of a coded tensor: it adds up the parts that ranks exchanged.
 #pragma once
 
 #include <algorithm>

@@ -49,7 +49,7 @@ class Window {
     apply_scales(s_, x_.scales, first, n, to);
     return to;
   }
-  /// Where elements [first, first + n) are to be written; `write` follows.
+  /// The place where elements [first, first + n) are to be written; `write` follows.
   float* place(int64_t first, int64_t n) {
     if (!present()) return nullptr;
     if (direct()) return static_cast<float*>(x_.data) + first;

@@ -1,9 +1,8 @@
 // Packing buffers into an arena. Every buffer has a size and a lifetime in issue order; two that live at the same time may not
 // overlap. The best packing is NP-hard, so several cheap ones are made and the smallest is kept:
 //
-//   best fit      in issue order, each allocation takes the smallest free gap that holds it, as an allocator would. O(n log n). A
-//   buffer
-//                 keeps its place from its first allocation to its last free.
+//   best fit      in issue order, each allocation takes the smallest free gap that holds it, as an allocator would. O(n log n).
+//                 A buffer keeps its place from its first allocation to its last free.
 //   two levels    the role's buffers by the best of these ways; then the locals of each call by best fit in the gaps that the
 //                 buffers leave at that moment. O(n log n) in the number of locals, which are most of a large program.
 //   greedy        buffers in a fixed order (large first; long-lived and large first; early first), each at the lowest offset
@@ -33,7 +32,7 @@ struct Life {
 };
 
 /// Storage to be placed. `begin` is its first allocation, `end` its last free.
-struct Storage {
+struct Resident {
   int64_t bytes = 0;
   int32_t begin = -1;
   int32_t end = -1;
@@ -125,7 +124,7 @@ struct Event {
   friend auto operator<=>(const Event&, const Event&) = default;  // by position; a free before an alloc
 };
 
-Packing pack_best_fit(const std::vector<Storage>& items) {
+Packing pack_best_fit(const std::vector<Resident>& items) {
   std::vector<Event> events;
   for (size_t i = 0; i < items.size(); ++i) {
     events.push_back({items[i].begin, true, i});
@@ -145,7 +144,7 @@ Packing pack_best_fit(const std::vector<Storage>& items) {
 }
 
 /// Whether two storages ever live at the same time.
-bool meet(const Storage& a, const Storage& b) {
+bool meet(const Resident& a, const Resident& b) {
   if (a.end <= b.begin || b.end <= a.begin) return false;
   if (a.lives.size() == 1 && b.lives.size() == 1) return true;
   for (size_t i = 0, j = 0; i < a.lives.size() && j < b.lives.size();) {
@@ -159,16 +158,16 @@ bool meet(const Storage& a, const Storage& b) {
   return false;
 }
 
-Packing pack_greedily(const std::vector<Storage>& items, const std::vector<size_t>& order) {
+Packing pack_greedily(const std::vector<Resident>& items, const std::vector<size_t>& order) {
   Packing packing{0, std::vector<int64_t>(items.size())};
   struct Placed {
     int64_t offset;
-    const Storage* item;
+    const Resident* item;
   };
   std::vector<Placed> placed;  // ascending offsets
   placed.reserve(items.size());
   for (const size_t i : order) {
-    const Storage& item = items[i];
+    const Resident& item = items[i];
     int64_t offset = 0;
     for (const Placed& p : placed) {
       if (p.offset >= offset + item.bytes) break;
@@ -184,7 +183,7 @@ Packing pack_greedily(const std::vector<Storage>& items, const std::vector<size_
 
 /// Storage numbers by descending key, equal ones in order of their begin.
 template <class Key>
-std::vector<size_t> order_by(const std::vector<Storage>& items, const Key& key) {
+std::vector<size_t> order_by(const std::vector<Resident>& items, const Key& key) {
   std::vector<size_t> order(items.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -198,23 +197,23 @@ void keep_better(Packing& best, Packing other) {
 }
 
 /// The best of the greedy packings and best fit.
-Packing pack_flat(const std::vector<Storage>& items, int64_t lower_bound) {
+Packing pack_flat(const std::vector<Resident>& items, int64_t lower_bound) {
   Packing best = pack_best_fit(items);
   if (items.size() > kGreedyLimit) return best;
   const auto try_order = [&](const std::vector<size_t>& order) {
     if (best.bytes > lower_bound) keep_better(best, pack_greedily(items, order));
   };
-  try_order(order_by(items, [](const Storage& i) { return i.bytes; }));
-  try_order(order_by(items, [](const Storage& i) { return std::pair(i.end - i.begin, i.bytes); }));
-  try_order(order_by(items, [](const Storage& i) { return static_cast<double>(i.end - i.begin) * static_cast<double>(i.bytes); }));
-  try_order(order_by(items, [](const Storage& i) { return -i.begin; }));
+  try_order(order_by(items, [](const Resident& i) { return i.bytes; }));
+  try_order(order_by(items, [](const Resident& i) { return std::pair(i.end - i.begin, i.bytes); }));
+  try_order(order_by(items, [](const Resident& i) { return static_cast<double>(i.end - i.begin) * static_cast<double>(i.bytes); }));
+  try_order(order_by(items, [](const Resident& i) { return -i.begin; }));
   return best;
 }
 
 /// Largest sum of live bytes.
-int64_t peak_of(const std::vector<Storage>& items) {
+int64_t peak_of(const std::vector<Resident>& items) {
   std::vector<std::pair<int32_t, int64_t>> changes;  // a free sorts before an alloc at the same position
-  for (const Storage& item : items)
+  for (const Resident& item : items)
     for (const Life& life : item.lives) changes.insert(changes.end(), {{life.begin, item.bytes}, {life.end, -item.bytes}});
   std::sort(changes.begin(), changes.end());
   int64_t live = 0, peak = 0;
@@ -223,8 +222,8 @@ int64_t peak_of(const std::vector<Storage>& items) {
 }
 
 /// Buffers first, locals in the gaps. Nothing when a buffer is allocated while a local lives, whose place it might need.
-std::optional<Packing> pack_in_two_levels(const std::vector<Storage>& items) {
-  std::vector<Storage> buffers;
+std::optional<Packing> pack_in_two_levels(const std::vector<Resident>& items) {
+  std::vector<Resident> buffers;
   std::vector<size_t> number;  // of each buffer among the items
   for (size_t i = 0; i < items.size(); ++i) {
     if (items[i].buffer < 0) continue;
@@ -243,7 +242,7 @@ std::optional<Packing> pack_in_two_levels(const std::vector<Storage>& items) {
   Gaps gaps(outer.bytes);
   int64_t live_locals = 0;
   for (const Event& e : events) {
-    const Storage& item = items[e.item];
+    const Resident& item = items[e.item];
     const bool is_local = item.local >= 0;
     if (is_local) live_locals += e.alloc ? 1 : -1;
     if (e.alloc && is_local)
@@ -259,7 +258,7 @@ std::optional<Packing> pack_in_two_levels(const std::vector<Storage>& items) {
   return packing;
 }
 
-Packing pack(const std::vector<Storage>& items, int64_t lower_bound) {
+Packing pack(const std::vector<Resident>& items, int64_t lower_bound) {
   Packing best = pack_best_fit(items);
   if (best.bytes > lower_bound)
     if (auto p = pack_in_two_levels(items)) keep_better(best, std::move(*p));
@@ -268,12 +267,12 @@ Packing pack(const std::vector<Storage>& items, int64_t lower_bound) {
 }
 
 /// Storage of the role's program in one space, from the first allocation to the last free of each.
-std::vector<Storage> items_of(const Role& role, const Program& program, Space space) {
+std::vector<Resident> items_of(const Role& role, const Program& program, Space space) {
   const auto past = static_cast<int32_t>(program.instructions.size());
-  std::vector<Storage> buffers(role.buffers.size()), locals(program.locals.size());
+  std::vector<Resident> buffers(role.buffers.size()), locals(program.locals.size());
   for (const Instruction& i : program.instructions) {
     if (i.kind == Instruction::Kind::kRun) continue;
-    Storage& item = i.local >= 0 ? locals[static_cast<size_t>(i.local)] : buffers[i.buffer.index()];
+    Resident& item = i.local >= 0 ? locals[static_cast<size_t>(i.local)] : buffers[i.buffer.index()];
     if (i.kind == Instruction::Kind::kFree) {
       SHARDLAB_CHECK(!item.lives.empty(), "instruction {} frees what was not allocated", i.id);
       item.end = i.id;
@@ -284,7 +283,7 @@ std::vector<Storage> items_of(const Role& role, const Program& program, Space sp
     item.end = past;
     item.lives.push_back({i.id, past});
   }
-  std::vector<Storage> items;
+  std::vector<Resident> items;
   for (size_t b = 0; b < buffers.size(); ++b) {
     if (role.buffers[b].persistent || role.buffers[b].view || role.buffers[b].space != space || buffers[b].begin < 0) continue;
     items.push_back(buffers[b]);
@@ -297,7 +296,7 @@ std::vector<Storage> items_of(const Role& role, const Program& program, Space sp
     items.back().bytes = grains(space, program.locals[l].bytes);
     items.back().local = static_cast<int32_t>(l);
   }
-  std::erase_if(items, [](const Storage& i) { return i.bytes == 0; });
+  std::erase_if(items, [](const Resident& i) { return i.bytes == 0; });
   return items;
 }
 
@@ -314,7 +313,7 @@ ArenaLayout place_arena(const Plan& plan, const Program& program) {
   }
   for (const LocalBuffer& local : program.locals) layout.locals.push_back(layout.bytes[static_cast<size_t>(local.space)]);
   for (size_t s = 0; s < kSpaces; ++s) {
-    const std::vector<Storage> items = items_of(role, program, static_cast<Space>(s));
+    const std::vector<Resident> items = items_of(role, program, static_cast<Space>(s));
     if (items.empty()) continue;
     const int64_t base = layout.bytes[s];
     const Packing packing = pack(items, peaks[s].peak_bytes - peaks[s].persistent_bytes);

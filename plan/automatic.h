@@ -1,4 +1,4 @@
-// What `auto` means where a case leaves a choice to the program: the baseline that practitioners run.
+// The values that `auto` stands for: where a case leaves a choice to the program, it takes the baseline that practitioners run.
 #pragma once
 
 #include <bit>

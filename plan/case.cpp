@@ -38,6 +38,27 @@ std::string_view name_of(AlgorithmChoice v) {
   return "?";
 }
 
+std::string_view name_of(Precision v) {
+  constexpr std::string_view names[kPrecisions] = {"fp32", "bf16", "fp16", "fp8", "fp4"};
+  return names[static_cast<int>(v)];
+}
+
+std::optional<Precision> precision_named(std::string_view name) {
+  for (int i = 0; i < kPrecisions; ++i)
+    if (name_of(static_cast<Precision>(i)) == name) return static_cast<Precision>(i);
+  return std::nullopt;
+}
+
+std::string_view name_of(Fp8Scaling v) {
+  return v == Fp8Scaling::kBlock ? "block" : v == Fp8Scaling::kDelayed ? "delayed" : "current";
+}
+std::string_view name_of(BackendKind v) { return v == BackendKind::kCpu ? "cpu" : v == BackendKind::kCuda ? "cuda" : "dry"; }
+std::string_view name_of(TransportKind v) {
+  constexpr std::string_view names[] = {"threads", "processes", "tcp", "one-gpu", "nccl"};
+  return names[static_cast<int>(v)];
+}
+std::string_view name_of(AttentionBy v) { return v == AttentionBy::kAuto ? "auto" : v == AttentionBy::kOwn ? "own" : "cudnn"; }
+
 std::string_view name_of(OffloadTo v) {
   static constexpr std::array<std::string_view, 3> kNames{"none", "cpu", "nvme"};
   return kNames[static_cast<size_t>(v)];
@@ -85,8 +106,6 @@ int64_t memory_per_rank(const Case& c) {
 }
 
 namespace {
-
-Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
 
 /// `whole` must be a positive multiple of `parts`.
 Result<void> divides(std::string_view what, int64_t whole, std::string_view key, int64_t parts) {
@@ -169,48 +188,45 @@ Result<void> check_products(const Case& c) {
 
 /// Which of a GPU's libraries may be asked for.
 Result<void> check_device_libraries(const Case& c) {
-  if (c.attention != "auto" && c.attention != "own" && c.attention != "cudnn")
-    return refusal(fmt::format("attention={}", c.attention), "use attention: auto, own or cudnn");
-  if (c.attention == "cudnn" && (c.backend != "cuda" || c.canonical || c.train.precision == "fp32"))
+  if (c.attention == AttentionBy::kCudnn &&
+      (c.backend != BackendKind::kCuda || c.canonical || c.train.precision == Precision::kFp32))
     return refusal(
         fmt::format("attention=cudnn with backend={}, canonical={}, precision={}: cuDNN runs on GPUs, in an order of its own, "
                     "on 2-byte elements",
-                    c.backend, c.canonical, c.train.precision),
+                    name_of(c.backend), c.canonical, name_of(c.train.precision)),
         "use attention: auto, or backend: cuda with precision: bf16 and canonical: false");
   constexpr int64_t kMostHeadDim = 256;  // kernels/cuda/geometry.cpp
-  if (c.backend == "cuda" && (c.model.head_dim > kMostHeadDim || c.model.head_dim % 2 != 0))
-    return refusal(fmt::format("head_dim={} with backend=cuda: attention on a GPU takes even ones up to {}", c.model.head_dim, kMostHeadDim),
-                   "use backend: cpu, or a model with other heads");
+  if (c.backend == BackendKind::kCuda && (c.model.head_dim > kMostHeadDim || c.model.head_dim % 2 != 0))
+    return refusal(
+        fmt::format("head_dim={} with backend=cuda: attention on a GPU takes even ones up to {}", c.model.head_dim, kMostHeadDim),
+        "use backend: cpu, or a model with other heads");
   constexpr int kMostOnOneGpu = 64;  // kernels/cuda/kernels.h, Combine
-  if (const int most = std::max({c.layout.dp, c.layout.tp, c.layout.pp}); c.transport == "one-gpu" && most > kMostOnOneGpu)
-    return refusal(fmt::format("a group of {} ranks with transport=one-gpu, which adds up to {} parts at once", most, kMostOnOneGpu),
-                   "use fewer ranks, or transport: nccl");
-  if (c.tf32 && (c.backend != "cuda" || c.canonical || c.train.precision != "fp32"))
+  if (const int most = std::max({c.layout.dp, c.layout.tp, c.layout.pp});
+      c.transport == TransportKind::kOneGpu && most > kMostOnOneGpu)
+    return refusal(
+        fmt::format("a group of {} ranks with transport=one-gpu, which adds up to {} parts at once", most, kMostOnOneGpu),
+        "use fewer ranks, or transport: nccl");
+  if (c.tf32 && (c.backend != BackendKind::kCuda || c.canonical || c.train.precision != Precision::kFp32))
     return refusal(
         fmt::format("tf32 with backend={}, canonical={}, precision={}: it is a way of the GPU's library to multiply fp32",
-                    c.backend, c.canonical, c.train.precision),
+                    name_of(c.backend), c.canonical, name_of(c.train.precision)),
         "set tf32: false, or use backend: cuda with precision: fp32 and canonical: false");
   return {};
 }
 
 /// Which transports a back end can use.
 Result<void> check_execution(const Case& c) {
-  if (c.backend != "cpu" && c.backend != "dry" && c.backend != "cuda")
-    return refusal(fmt::format("backend={} is not implemented in this version", c.backend), "use backend: cpu, cuda or dry");
-  const bool on_device = c.transport == "one-gpu" || c.transport == "nccl";
-  if (c.transport != "threads" && !on_device)
-    return refusal(fmt::format("transport={} is not implemented in this version", c.transport),
-                   "use transport: threads, or, with backend: cuda, one-gpu or nccl");
-  if ((c.backend == "cuda") != on_device)
-    return refusal(fmt::format("backend={} with transport={}", c.backend, c.transport),
-                   c.backend == "cuda" ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
-                                       : "use transport: threads, or backend: cuda");
-  if (c.canonical && c.transport == "nccl")
+  const bool on_device = c.transport == TransportKind::kOneGpu || c.transport == TransportKind::kNccl;
+  if ((c.backend == BackendKind::kCuda) != on_device)
+    return refusal(fmt::format("backend={} with transport={}", name_of(c.backend), name_of(c.transport)),
+                   c.backend == BackendKind::kCuda ? "use transport: one-gpu (every rank on one device) or nccl (a device each)"
+                                                   : "use transport: threads, processes or tcp, or backend: cuda");
+  if (c.canonical && c.transport == TransportKind::kNccl)
     return refusal("canonical with transport=nccl: NCCL sums in an order of its own",
                    "use transport: one-gpu, or canonical: false");
   if (on_device && c.layout.collective_algorithm != AlgorithmChoice::kAuto)
     return refusal(fmt::format("collective_algorithm={} with transport={}, which moves data by a way of its own",
-                               name_of(c.layout.collective_algorithm), c.transport),
+                               name_of(c.layout.collective_algorithm), name_of(c.transport)),
                    "leave collective_algorithm out, or use transport: threads");
   return check_device_libraries(c);
 }
@@ -219,13 +235,14 @@ Result<void> check_execution(const Case& c) {
 Result<void> check_gradient_dtypes(const Train& t) {
   for (const auto& [key, dtype] : {std::pair{"reduce_dtype", &t.reduce_dtype}, {"accumulate_dtype", &t.accumulate_dtype}}) {
     if (dtype->empty() || *dtype == "fp32") continue;
-    if (t.precision == "fp32")
+    if (t.precision == Precision::kFp32)
       return refusal(
           fmt::format("{}={} with precision=fp32: gradients would be narrower than what they are computed from", key, *dtype),
           fmt::format("set {}: fp32, or precision: bf16, or compression.kind: bf16, which keeps what rounding loses", key));
-    const std::string& computed = t.precision == "fp8" ? "bf16" : t.precision;  // what matrix products leave
+    const std::string_view computed =
+        name_of(t.precision == Precision::kFp8 ? Precision::kBf16 : t.precision);  // what matrix products leave
     if (*dtype != computed)
-      return refusal(fmt::format("{}={} with precision={}", key, *dtype, t.precision),
+      return refusal(fmt::format("{}={} with precision={}", key, *dtype, name_of(t.precision)),
                      fmt::format("use fp32, or what gradients are computed in: {}: {}", key, computed));
   }
   if (!t.reduce_dtype.empty() && !t.accumulate_dtype.empty() && t.reduce_dtype != t.accumulate_dtype)
@@ -265,10 +282,10 @@ Result<void> check_delayed_update(const Case& c) {
     return not_with(fmt::format("offload.parameters={}", name_of(o.parameters)),
                     "the step would fetch parameters from where they are being updated", "set offload.parameters: none");
   if (!c.layout.overlap) return not_with("overlap=false", "updates are delayed so as to run beside the step", "set overlap: true");
-  if (c.train.precision == "fp16" || c.train.guard.any())
-    return not_with(c.train.precision == "fp16" ? "precision=fp16" : "guard",
+  if (c.train.precision == Precision::kFp16 || c.train.guard.any())
+    return not_with(c.train.precision == Precision::kFp16 ? "precision=fp16" : "guard",
                     "what gives a step up is known when its gradients are, and the update by them is another step's",
-                    c.train.precision == "fp16" ? "use precision: bf16" : "leave guard out");
+                    c.train.precision == Precision::kFp16 ? "use precision: bf16" : "leave guard out");
   if (!(c.checkpoint == Checkpointing{}))
     return not_with("checkpoint", "the gradients that wait for the next step belong to buckets of this layout",
                     "leave checkpoint out");
@@ -287,20 +304,40 @@ Result<void> check_offload(const Case& c) {
   return {};
 }
 
+/// Each part on two stages: half of the micro-batches find half of its gradient on either.
+Result<void> check_mirrored(const Case& c) {
+  const Layout& l = c.layout;
+  if (!is_mirrored(l.schedule)) return {};
+  const int64_t m = c.train.grad_accumulation;
+  const auto not_with = [&](std::string what, std::string_view why) {
+    return refusal(fmt::format("schedule={} with {}: {}", name_of(l.schedule), what, why), "use schedule: dualpipe-v");
+  };
+  if (m < 2) return not_with(fmt::format("grad_accumulation={}", m), "one half of the micro-batches goes down the stages, the other up");
+  if (c.canonical && !std::has_single_bit(static_cast<uint64_t>(m)))
+    return not_with(fmt::format("canonical and grad_accumulation={}", m), "two halves are subtrees of the canonical sum of a power of two");
+  constexpr std::string_view kEarly = "gradients would be taken before those of the two stages of a part are added up";
+  if (l.compression.kind != CompressionKind::kNone) return not_with(fmt::format("compression={}", name_of(l.compression.kind)), kEarly);
+  if (l.parameter_server.servers > 0) return not_with("parameter_server", kEarly);
+  if (l.diloco.steps > 0) return not_with("diloco", kEarly);
+  if (l.offload.parameters != OffloadTo::kNone)
+    return not_with(fmt::format("offload.parameters={}", name_of(l.offload.parameters)), kEarly);
+  return {};
+}
+
 /// What this version has no strategy for is refused by name, never ignored.
 Result<void> check_implemented(const Case& c) {
   const Layout& l = c.layout;
   const auto missing = [](std::string what, std::string have) {
     return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
   };
-  if (is_mirrored(l.schedule)) return missing(fmt::format("schedule={}", name_of(l.schedule)), "schedule: dualpipe-v");
+  SHARDLAB_TRY(check_mirrored(c));
   if (l.cp != 1) return missing(fmt::format("cp={} (context parallel)", l.cp), "cp: 1");
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
   if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
   SHARDLAB_TRY(check_offload(c));
-  if (c.train.precision != "fp32" && c.train.precision != "bf16" && c.train.precision != "fp16" && c.train.precision != "fp8")
-    return missing(fmt::format("precision={}", c.train.precision), "precision: fp32, bf16, fp16 or fp8");
+  if (c.train.precision == Precision::kFp4)
+    return missing(fmt::format("precision={}", name_of(c.train.precision)), "precision: fp32, bf16, fp16 or fp8");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");
   SHARDLAB_TRY(check_gradient_dtypes(c.train));
   return check_execution(c);
@@ -316,14 +353,15 @@ Result<void> check_by_layer(const Case& c) {
     return refusal(fmt::format("{} with recompute={}", what, name_of(l.recompute)),
                    "leave recompute out: what each layer makes again is chosen within the budget");
   if (!by_layer && (l.schedule > Schedule::k1F1B || !l.stage_layers.empty()))
-    return refusal(fmt::format("{} with {}", what, l.stage_layers.empty() ? fmt::format("schedule={}", name_of(l.schedule))
-                                                                          : fmt::format("stage_layers={}", l.stage_layers)),
+    return refusal(fmt::format("{} with {}", what,
+                               l.stage_layers.empty() ? fmt::format("schedule={}", name_of(l.schedule))
+                                                      : fmt::format("stage_layers={}", l.stage_layers)),
                    "list what each layer makes again under recompute, as 3*full 5*none; or use schedule: 1f1b and even stages");
   if (l.offload.activations != OffloadTo::kNone)
     return refusal(fmt::format("{} with offload.activations={}", what, name_of(l.offload.activations)),
                    by_layer ? "write @cpu after the treatment of each layer that is to wait in host memory"
                             : "leave offload.activations out: which layers wait in host memory is chosen within the budget");
-  if (c.train.precision == "fp8")
+  if (c.train.precision == Precision::kFp8)
     return refusal(what + " with precision=fp8: what layers keep in 8 bits has not been told apart layer by layer",
                    "use precision: bf16, or one recompute for all layers");
   if (l.parameter_server.servers > 0 || l.diloco.steps > 0)
@@ -439,9 +477,9 @@ Result<void> check_compression(const Case& c) {
     if (!dtype->empty() && *dtype != "fp32")
       return refusal(fmt::format("{} with {}={}: errors are kept of fp32 gradients", what, key, *dtype),
                      fmt::format("leave {} out", key));
-  if (c.train.precision == "fp16" || c.train.guard.any())
+  if (c.train.precision == Precision::kFp16 || c.train.guard.any())
     return refusal(fmt::format("{} with {}: what a skipped step leaves in the errors would come back in the next", what,
-                               c.train.precision == "fp16" ? "precision=fp16" : "guard"),
+                               c.train.precision == Precision::kFp16 ? "precision=fp16" : "guard"),
                    "use precision: fp32 or bf16 and no guard, or compression.kind: none");
   if (k.kind == CompressionKind::kOneBitAdam) SHARDLAB_TRY(check_one_bit_adam(c, what));
   if (k.kind == CompressionKind::kInt8 && k.bits != 8 && k.bits != 4)
@@ -476,21 +514,21 @@ Result<void> check_staleness(const Case& c) {
   if (l.parameter_server.staleness < 0) return {};
   const std::string what = fmt::format("parameter_server.staleness={}", l.parameter_server.staleness);
   constexpr std::string_view kInStep = "parameter_server.staleness: sync";
-  if (c.transport != "threads")
+  if (c.transport != TransportKind::kThreads)
     return refusal(fmt::format("{} with transport={}: servers that apply what comes first meet their workers on the processor",
-                               what, c.transport),
+                               what, name_of(c.transport)),
                    fmt::format("use transport: threads with backend: cpu, or {}", kInStep));
   for (const auto& [key, size] : {std::pair{"tp", l.tp}, {"pp", l.pp}})
     if (size > 1)
       return refusal(fmt::format("{} with {}={}: a worker of several ranks would pull values of several versions", what, key, size),
                      fmt::format("set {}: 1, or {}", key, kInStep));
   const Train& t = c.train;
-  if (t.clip_norm > 0 || t.grad_norm || t.guard.any() || t.precision == "fp16")
+  if (t.clip_norm > 0 || t.grad_norm || t.guard.any() || t.precision == Precision::kFp16)
     return refusal(fmt::format("{} with {}: it is found from all gradients of a step, and servers apply them as they arrive", what,
-                               t.clip_norm > 0         ? "clip_norm"
-                               : t.grad_norm           ? "grad_norm"
-                               : t.precision == "fp16" ? "precision=fp16"
-                                                       : "guard"),
+                               t.clip_norm > 0                   ? "clip_norm"
+                               : t.grad_norm                     ? "grad_norm"
+                               : t.precision == Precision::kFp16 ? "precision=fp16"
+                                                                 : "guard"),
                    fmt::format("leave it out, or set {}", kInStep));
   if (c.model.tied_embeddings)
     return refusal(what + " with tied embeddings: the table's gradient is a sum of two",
@@ -500,7 +538,7 @@ Result<void> check_staleness(const Case& c) {
                    fmt::format("set offload: none, or {}", kInStep));
   if (!l.overlap)
     return refusal(what + " with overlap=false: a push never waits", fmt::format("leave overlap out, or set {}", kInStep));
-  if (t.precision == "fp8" && t.fp8_scaling == "delayed")
+  if (t.precision == Precision::kFp8 && t.fp8_scaling == Fp8Scaling::kDelayed)
     return refusal(what + " with fp8_scaling=delayed: all workers agree on every step's sizes, and these are not in step",
                    fmt::format("use fp8_scaling: current or block, or {}", kInStep));
   if (!(c.checkpoint == Checkpointing{}))
@@ -532,8 +570,8 @@ Result<void> check_parameter_server(const Case& c) {
   if (l.diloco.steps > 0)
     return refusal(fmt::format("{} with diloco.steps={}: servers update at every step", what, l.diloco.steps),
                    "set diloco.steps: 0, or parameter_server.servers: 0");
-  if (c.transport == "nccl")
-    return refusal(fmt::format("{} with transport={}, which moves data by a way of its own", what, c.transport),
+  if (c.transport == TransportKind::kNccl)
+    return refusal(fmt::format("{} with transport={}, which moves data by a way of its own", what, name_of(c.transport)),
                    "use transport: one-gpu or threads, or zero: 1, which shards the optimizer alike");
   return check_staleness(c);
 }
@@ -574,11 +612,11 @@ Result<void> check_diloco(const Case& c) {
   if (l.bucket_bytes != 0)
     return apart(fmt::format("bucket_bytes={}", l.bucket_bytes), "parameters are averaged where they are, one by one",
                  "leave bucket_bytes out");
-  if (c.train.precision == "fp16" || c.train.guard.any())
-    return apart(c.train.precision == "fp16" ? "precision=fp16" : "guard",
+  if (c.train.precision == Precision::kFp16 || c.train.guard.any())
+    return apart(c.train.precision == Precision::kFp16 ? "precision=fp16" : "guard",
                  "whether a step is skipped all ranks must agree on, and workers do not talk within a period",
                  "use precision: fp32 or bf16 and no guard");
-  if (c.train.precision == "fp8" && c.train.fp8_scaling == "delayed")
+  if (c.train.precision == Precision::kFp8 && c.train.fp8_scaling == Fp8Scaling::kDelayed)
     return apart("fp8_scaling=delayed", "all ranks agree on every step's sizes, and workers do not talk within a period",
                  "use fp8_scaling: current or block");
   if (c.train.grad_norm)
@@ -624,7 +662,7 @@ Result<void> check_layout(const Case& c) {
          {std::pair{"dp", l.replicas()},
           {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()},
           {"tp", l.tp},
-          {"pp", c.train.grad_norm || c.train.clip_norm > 0 || c.train.guard.any() || c.train.precision == "fp16"
+          {"pp", c.train.grad_norm || c.train.clip_norm > 0 || c.train.guard.any() || c.train.precision == Precision::kFp16
                      ? l.pp
                      : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
@@ -649,9 +687,9 @@ Result<void> check_optimizer(const Train& t) {
 Result<void> check_loss_scale(const Train& t) {
   const bool dynamic = t.loss_scale == 0, set = t.loss_scale != 0 || t.loss_scale_start != Train{}.loss_scale_start ||
                                                 t.loss_scale_interval != Train{}.loss_scale_interval;
-  if (t.precision != "fp16") {
+  if (t.precision != Precision::kFp16) {
     if (!set) return {};
-    return refusal(fmt::format("loss_scale with precision={}: only fp16 gradients need a scale", t.precision),
+    return refusal(fmt::format("loss_scale with precision={}: only fp16 gradients need a scale", name_of(t.precision)),
                    "set precision: fp16, or leave the keys of the loss scale out");
   }
   constexpr float kLeast = 1, kMost = 16777216;  // of the rule, kernels/loss_scale.h
@@ -669,12 +707,10 @@ Result<void> check_loss_scale(const Train& t) {
 /// Blocks of a slice are blocks of the whole, so that the scales do not depend on the layout.
 Result<void> check_fp8(const Case& c) {
   const Train& t = c.train;
-  if (t.precision != "fp8") return {};
-  if (t.fp8_scaling != "current" && t.fp8_scaling != "delayed" && t.fp8_scaling != "block")
-    return refusal(fmt::format("fp8_scaling={}", t.fp8_scaling), "use current, delayed or block");
-  if (c.backend == "cuda")
+  if (t.precision != Precision::kFp8) return {};
+  if (c.backend == BackendKind::kCuda)
     return refusal("precision=fp8 with backend=cuda, which has no kernels of it", "use precision: bf16, or backend: cpu");
-  if (t.fp8_scaling != "block" || c.layout.tp == 1) return {};
+  if (t.fp8_scaling != Fp8Scaling::kBlock || c.layout.tp == 1) return {};
   constexpr int64_t kBlock = 128;
   const Model& m = c.model;
   for (const auto& [what, width] : {std::pair{"rows of q, k and v", m.qkv_rows()},
@@ -704,7 +740,7 @@ Result<void> check_unused(const Case& c) {
     return unused("settings of parameter_server", "parameter_server.servers", "set parameter_server.servers");
   if (l.offload.delayed_update && l.offload.optimizer == OffloadTo::kNone)
     return unused("offload.delayed_update", "offload.optimizer", "set offload.optimizer: cpu");
-  if (c.train.precision != "fp8" && c.train.fp8_scaling != Train{}.fp8_scaling)
+  if (c.train.precision != Precision::kFp8 && c.train.fp8_scaling != Train{}.fp8_scaling)
     return unused("fp8_scaling", "precision: fp8", "set precision: fp8");
   if (!c.train.guard.any() && !(c.train.guard == Guard{}))
     return unused("settings of guard", "guard.nonfinite and guard.spike", "set one of them to skip or stop");
@@ -714,7 +750,7 @@ Result<void> check_unused(const Case& c) {
 Result<void> check_guard(const Case& c) {
   const Guard& g = c.train.guard;
   if (!g.any()) return {};
-  if (g.nonfinite != GuardAction::kNone && c.train.precision == "fp16")
+  if (g.nonfinite != GuardAction::kNone && c.train.precision == Precision::kFp16)
     return refusal(fmt::format("guard.nonfinite={} with precision=fp16, whose loss scale overflows on purpose and skips such steps",
                                name_of(g.nonfinite)),
                    "leave guard.nonfinite out, or use precision: bf16");
@@ -782,7 +818,7 @@ Result<void> check_canonical(const Case& c) {
 Result<void> check_checkpoint(const Case& c) {
   if (c.checkpoint.save_every < 0)
     return refusal(fmt::format("checkpoint.save_every={} is negative", c.checkpoint.save_every), "use 0 to save nothing");
-  if (c.backend == "dry" && !(c.checkpoint == Checkpointing{}))
+  if (c.backend == BackendKind::kDry && !(c.checkpoint == Checkpointing{}))
     return refusal("checkpoint with backend=dry, which holds no values", "use backend: cpu, or leave checkpoint out");
   if (!c.checkpoint.folder.empty() && c.checkpoint.save_every == 0)
     return refusal("checkpoint.folder with checkpoint.save_every=0: nothing is saved", "set checkpoint.save_every");

@@ -20,21 +20,35 @@ enum class OffloadTo : uint8_t { kNone, kCpu, kNvme };
 enum class CompressionKind : uint8_t { kNone, kBf16, kInt8, kTopK, kRandomK, kPowerSgd, kOneBitAdam };
 enum class GuardAction : uint8_t { kNone, kStop, kSkip };
 enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect };
+enum class Precision : uint8_t { kFp32, kBf16, kFp16, kFp8, kFp4 };
+enum class Fp8Scaling : uint8_t { kCurrent, kDelayed, kBlock };
+enum class BackendKind : uint8_t { kCpu, kCuda, kDry };
+enum class TransportKind : uint8_t { kThreads, kProcesses, kTcp, kOneGpu, kNccl };
+enum class AttentionBy : uint8_t { kAuto, kOwn, kCudnn };
+inline constexpr int kPrecisions = 5;
 
 std::string_view name_of(Family v);
 std::string_view name_of(Recompute v);        ///< "none", "selective", "full", "by-layer"
 std::string_view name_of(Optimizer v);        ///< "adamw", "sgd"
 std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct"
+std::string_view name_of(Precision v);        ///< "fp32", "bf16", "fp16", "fp8", "fp4"
+std::string_view name_of(Fp8Scaling v);       ///< "current", "delayed", "block"
+std::string_view name_of(BackendKind v);      ///< "cpu", "cuda", "dry"
+std::string_view name_of(TransportKind v);    ///< "threads", "processes", "tcp", "one-gpu", "nccl"
+std::string_view name_of(AttentionBy v);      ///< "auto", "own", "cudnn"
 std::string_view name_of(OffloadTo v);        ///< "none", "cpu", "nvme"
 std::string_view name_of(GuardAction v);      ///< "none", "stop", "skip"
 std::string_view name_of(CompressionKind v);  ///< "none", "bf16", "int8", "top-k", "random-k", "powersgd", "one-bit-adam"
+
+/// The precision of that name; nothing for an unknown word.
+std::optional<Precision> precision_named(std::string_view name);
 
 /// Which activations backward makes again, beyond the kind.
 struct RecomputeOptions {
   std::string modules;  ///< of kSelective: sub-layers by label, separated by spaces ("attn.core mlp.act"); empty: "attn.core"
   int every = 1;        ///< of kFull: every k-th layer of the model, the first included
-  int64_t budget_bytes =
-      0;               ///< above 0: keep, make again or offload each tensor so that predicted time is least within these bytes
+  /// Above 0: each tensor is kept, made again or offloaded, such that the predicted time is least within these bytes.
+  int64_t budget_bytes = 0;
   std::string layers;  ///< of kByLayer, layer by layer (plan/treatment.h): "3*full@cpu 2*attn.core+mlp.act 5*none"
   friend bool operator==(const RecomputeOptions&, const RecomputeOptions&) = default;
 };
@@ -89,7 +103,7 @@ struct Diloco {
   friend bool operator==(const Diloco&, const Diloco&) = default;
 };
 
-/// Where ranks go and how state is kept: the layout keys of design section 3.
+/// Where ranks go and how state is kept: the keys of the section `layout` of a sweep file.
 struct Layout {
   int dp = 1, tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1;
   int zero = 0;
@@ -149,16 +163,16 @@ struct Guard {
 
 struct Train {
   int64_t seq_len = 0;
-  int64_t global_batch_tokens = 0;  ///< seq_len * micro_batch * grad_accumulation * dp
-  int64_t micro_batch = 1;          ///< sequences of one micro-batch on one rank
-  int64_t grad_accumulation = 1;    ///< micro-batches of one step on one rank
-  std::string precision = "fp32";
-  std::string reduce_dtype;             ///< of gradients on the wire: fp32, bf16 or fp16; empty: fp32
-  std::string accumulate_dtype;         ///< of gradients summed over micro-batches; empty: fp32
-  float loss_scale = 0;                 ///< of fp16: fixed above 0, dynamic at 0
-  float loss_scale_start = 65536;       ///< where a dynamic scale begins
-  int64_t loss_scale_interval = 2000;   ///< applied steps in a row after which a dynamic scale doubles
-  std::string fp8_scaling = "current";  ///< of fp8: current, delayed, block
+  int64_t global_batch_tokens = 0;         ///< seq_len * micro_batch * grad_accumulation * dp
+  int64_t micro_batch = 1;                 ///< sequences of one micro-batch on one rank
+  int64_t grad_accumulation = 1;           ///< micro-batches of one step on one rank
+  Precision precision = Precision::kFp32;  ///< of the matrix products
+  std::string reduce_dtype;                ///< of gradients on the wire: fp32, bf16 or fp16; empty: fp32
+  std::string accumulate_dtype;            ///< of gradients summed over micro-batches; empty: fp32
+  float loss_scale = 0;                    ///< of fp16: fixed above 0, dynamic at 0
+  float loss_scale_start = 65536;          ///< where a dynamic scale begins
+  int64_t loss_scale_interval = 2000;      ///< applied steps in a row after which a dynamic scale doubles
+  Fp8Scaling fp8_scaling = Fp8Scaling::kCurrent;
   Optimizer optimizer = Optimizer::kAdamW;
   LearningRate learning_rate;
   float weight_decay = 0;
@@ -205,12 +219,12 @@ struct Case {
   Checkpointing checkpoint;
   Machine machine;
   std::string profile = "shardlab";
-  std::string backend = "cpu";  ///< cpu, dry, cuda
-  std::string transport = "threads";
+  BackendKind backend = BackendKind::kCpu;
+  TransportKind transport = TransportKind::kThreads;
   bool canonical = false;  ///< own fixed-order matmul and direct collectives: bitwise across layouts
   int threads_per_rank = 1;
-  std::string attention = "auto";  ///< of backend cuda: own, cudnn, or auto: cudnn where it takes the shape, else own
-  bool tf32 = false;               ///< of backend cuda: fp32 products of the library may round their factors to tf32
+  AttentionBy attention = AttentionBy::kAuto;  ///< of backend cuda; kAuto: cuDNN where it takes the shape, else own kernels
+  bool tf32 = false;                           ///< of backend cuda: fp32 products of the library may round their factors to tf32
 
   /// Micro-batches of one step over all data-parallel ranks.
   int64_t sequences_per_step() const { return train.micro_batch * train.grad_accumulation * layout.dp; }

@@ -16,10 +16,9 @@
 //   all_gather      log2 g steps, d = 1, 2 ... g/2: the same in reverse.
 //   broadcast       scatter from the root by halving (its tree is that of ranks numbered r xor root), then all_gather:
 //                   2 log2 g steps, at most 2n (g-1)/g bytes, from the root.
-//   all_to_all      log2 g steps, d = 1, 2 ... g/2. The part that goes from s to t is first in place t of rank s, at last in place
-//   s
-//                   of rank t. A step moves the parts whose place differs from the rank in bit d: half of them, and they come to
-//                   lie in the place with that bit turned over. Bytes: n/2 log2 g.
+//   all_to_all      log2 g steps, d = 1, 2 ... g/2. The part that goes from s to t is first in place t of rank s, at last in
+//                   place s of rank t. A step moves the parts whose place differs from the rank in bit d: half of them, and they
+//                   come to lie in the place with that bit turned over. Bytes: n/2 log2 g.
 //
 // DIRECT. Every pair of ranks talks at once.
 //   reduce_scatter  1 step: part d of every rank goes to rank d, which sums in canonical tree order. n (g-1)/g bytes.
@@ -197,7 +196,7 @@ int64_t elements_of_parts(int64_t elements, int size, int first, int count) {
   return part_begin(elements, size, first + count) - part_begin(elements, size, first);
 }
 
-/// Of a ring: every part but one passes through the rank.
+/// Elements that a rank sends in a ring: every part but one passes through the rank.
 int64_t sent_by_ring(CollectiveKind kind, int64_t elements, const Ring& ring, int root) {
   const auto but = [&](int part) { return elements - elements_of_parts(elements, ring.g, part, 1); };
   switch (kind) {

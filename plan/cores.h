@@ -1,5 +1,5 @@
-// Which streams have the cores of a machine where streams outnumber them: the rules by which the executor hands cores on
-// (runtime/core_scheduler.h) and the timeline follows it (simulator/interpreter/timeline.h).
+// Which streams get a core of a machine where there are more streams than cores. The executor hands cores on by these rules
+// (runtime/core_scheduler.h), and the timeline follows them (simulator/interpreter/timeline.h).
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ class Cores {
     double turn_begin = 0;  ///< of the stream
   };
 
-  /// `turn_s`: as long a control stream keeps a core that another one wants, but for the op that it is in and what it yields to the
-  /// first kind.
+  /// `turn_s`: seconds that a control stream keeps a core that another control stream wants. It finishes its op first, and it
+  /// yields to streams of the first kind earlier.
   Cores(int cores, double turn_s);
 
   /// Announces a stream; they are numbered from 0. `first`: is of the first kind.
@@ -54,7 +54,7 @@ class Cores {
   /// Does a stream of the first kind wait for a core? Does any?
   bool first_waits() const { return !first_.empty(); }
   bool any_waits() const { return !first_.empty() || !control_.empty(); }
-  /// Since the last call, in order.
+  /// The grants since the last call, in order.
   std::vector<Grant> take_grants();
 
  private:

@@ -14,7 +14,7 @@ int64_t lent(int64_t bytes) {
   return bytes == 0 ? 0 : (bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment + kScratchAlignment;
 }
 
-struct Operands {
+struct DeviceOperands {
   const Segment& segment;
   const Op& op;
   const Mesh& mesh;
@@ -36,9 +36,7 @@ int64_t token_leaves(const Type& activation, const Mesh& mesh) {
   return held[0] * std::min(leaves, most);
 }
 
-int64_t rows_of(const Type& t) { return t.shape.elements() / t.shape.last(); }
-
-int64_t scratch_of(const Norm& w, const Operands& o) {
+int64_t scratch_of(const Norm& w, const DeviceOperands& o) {
   if (w.phase != Phase::kW) return 0;
   return lent(4 * token_leaves(o.read(1), o.mesh) * (w.rms ? 1 : 2) * o.read(1).shape.last());
 }
@@ -47,14 +45,16 @@ int64_t bias_scratch(const Type& gradient, const Mesh& mesh) {
   return lent(4 * token_leaves(gradient, mesh) * gradient.shape.last());
 }
 
-int64_t scratch_of(const Linear& w, const Operands& o) {
+int64_t scratch_of(const Linear& w, const DeviceOperands& o) {
   const int64_t product = o.kernels.canonical ? 0 : lent(kLibraryWorkspace);
   return w.phase == Phase::kW && w.bias ? std::max(product, bias_scratch(o.read(1), o.mesh)) : product;
 }
 
-int64_t scratch_of(const Residual& w, const Operands& o) { return w.phase == Phase::kW ? bias_scratch(o.read(0), o.mesh) : 0; }
+int64_t scratch_of(const Residual& w, const DeviceOperands& o) {
+  return w.phase == Phase::kW ? bias_scratch(o.read(0), o.mesh) : 0;
+}
 
-int64_t scratch_of(const Attention& w, const Operands& o) {
+int64_t scratch_of(const Attention& w, const DeviceOperands& o) {
   const bool backward = w.phase == Phase::kI;
   const Type& out = backward ? o.read(0) : o.write(0);
   const int64_t own = backward ? lent(4 * out.shape[0] * out.shape[1] * w.heads) : 0;
@@ -64,29 +64,29 @@ int64_t scratch_of(const Attention& w, const Operands& o) {
   return std::max(own, parts + lent(c.library_bytes(backward)));
 }
 
-int64_t scratch_of(const CrossEntropy& w, const Operands& o) {
+int64_t scratch_of(const CrossEntropy& w, const DeviceOperands& o) {
   using Part = CrossEntropy::Part;
   return w.part == Part::kMax || w.part == Part::kSum ? 0 : lent(4 * rows_of(o.read(0)));
 }
 
-int64_t scratch_of(const SumScalars&, const Operands& o) {
+int64_t scratch_of(const SumScalars&, const DeviceOperands& o) {
   int64_t elements = 0;
   for (size_t i = 0; i < o.op.reads.size(); ++i) elements += o.read(i).shape.elements();
   return lent(4 * elements);
 }
 
 /// Spans of elements that a block each looks at, over all reads.
-int64_t spans(const Operands& o) {
+int64_t spans(const DeviceOperands& o) {
   constexpr int64_t kSpan = 8192;
   int64_t spans = 0;
   for (size_t i = 0; i < o.op.reads.size(); ++i) spans += (o.read(i).shape.elements() + kSpan - 1) / kSpan;
   return spans;
 }
 
-int64_t scratch_of(const SquaredNorm&, const Operands& o) { return lent(8 * spans(o)); }
+int64_t scratch_of(const SquaredNorm&, const DeviceOperands& o) { return lent(8 * spans(o)); }
 
 /// Kernels by name (kernels/README.md).
-int64_t scratch_of(const Kernel& w, const Operands& o) {
+int64_t scratch_of(const Kernel& w, const DeviceOperands& o) {
   if (w.name == "amax" || w.name == "found_inf") return lent(4 * (2 + spans(o)));
   if (w.name == "top_k" || w.name == "random_k") return lent(kScratchAlignment + 64 * spans(o));  // 16 counts a span
   if (w.name == "orthogonalise") return lent(8 * o.read(0).shape.elements());
@@ -95,16 +95,16 @@ int64_t scratch_of(const Kernel& w, const Operands& o) {
 }
 
 template <class Other>
-int64_t scratch_of(const Other&, const Operands&) {
+int64_t scratch_of(const Other&, const DeviceOperands&) {
   return 0;
 }
 
 }  // namespace
 
-DeviceKernels device_kernels(const Case& config) { return {config.canonical, !config.canonical && config.attention != "own"}; }
+DeviceKernels device_kernels(const Case& config) { return {config.canonical, !config.canonical && config.attention != AttentionBy::kOwn}; }
 
 int64_t device_scratch_bytes(const Segment& segment, const Op& op, const Mesh& mesh, const DeviceKernels& kernels) {
-  return std::visit([&](const auto& w) { return scratch_of(w, Operands{segment, op, mesh, kernels}); }, op.work);
+  return std::visit([&](const auto& w) { return scratch_of(w, DeviceOperands{segment, op, mesh, kernels}); }, op.work);
 }
 
 void add_device_workspaces(Plan& plan, const DeviceKernels& kernels) {

@@ -59,9 +59,9 @@ class DeviceTracer {
   virtual void begin_op(const OpKey& op, double now) = 0;
   virtual void end_op(const OpKey& op) = 0;
 
-  /// The device work of `by`, which some rank hands over on behalf of several (one kernel for all ranks of a collective, one copy
-  /// for a send and its receive), also is that of `op`. `op` itself is not begun. `now`: when the rank of `op` had arrived. Any
-  /// thread, any time before the recorder's `take`.
+  /// Some rank hands over the device work of `by` for several ranks: one kernel for all ranks of a collective, one copy for a send
+  /// and its receive. That work counts as the work of `op` too; `op` itself is not begun. `now`: when the rank of `op` had arrived.
+  /// Any thread may call this, any time before the recorder's `take`.
   virtual void op_carried(const OpKey& op, const OpKey& by, double now) = 0;
 
   /// The op's pair of device events, in milliseconds after the step's reference event, as cudaEventElapsedTime gives them: where

@@ -1,4 +1,4 @@
-// What takes a device's memory beside buffers, in the words that predictions and measurements share.
+// Names of the items that take a device's memory beside buffers. Predictions and measurements share these words.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// Where the time goes in which a rank runs nothing.
+// The time in which a rank runs nothing, by cause.
 #pragma once
 
 namespace shardlab {
@@ -6,7 +6,7 @@ namespace shardlab {
 /// Why nothing ran on one rank in one step: the parts add up to `idle_s`. An op that waits for its peers counts as idle until its
 /// last peer has arrived.
 struct IdleBreakdown {
-  double idle_s = 0;        ///< the step less the union of what ran
+  double idle_s = 0;        ///< the step minus the union of all ops that ran
   double peer_s = 0;        ///< a collective, send or receive was there, a peer was not
   double dependency_s = 0;  ///< the next op to run waited for an op of another stream
   double host_s = 0;        ///< the next op had not been launched: the host is too slow

@@ -10,15 +10,15 @@ using Interval = std::array<double, 2>;
 /// Disjoint, ascending.
 using Intervals = std::vector<Interval>;
 
-/// The union of `all`, clipped to `bounds`. `all` may overlap and be in any order; what is empty or reversed counts as nothing.
+/// The union of `all`, clipped to `bounds`. `all` may overlap and be in any order; empty and reversed intervals count as nothing.
 Intervals unite(Intervals all, Interval bounds);
 
 double length(const Intervals& intervals);
 
-/// Length of what lies in both.
+/// Length of the intersection.
 double common(const Intervals& a, const Intervals& b);
 
-/// What of `a` does not lie in `b`.
+/// The part of `a` outside `b`.
 Intervals without(const Intervals& a, const Intervals& b);
 
 /// Both lists, one after the other: to be united.

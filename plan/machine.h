@@ -48,8 +48,8 @@ struct Device {
   std::map<std::string, double> peak_flops;  ///< dense, by precision: "fp32", "bf16", "fp8"
   double link_bytes_per_s = 0;               ///< one way, to devices of the same node
   double power_w = 0;
-  /// Further constants by the names of simulator/interpreter/device_constants.h ("matmul.bf16.rate", "memory.norm"); what is missing has the
-  /// default that is stated there, tagged transferred.
+  /// Further constants by the names of simulator/interpreter/device_constants.h ("matmul.bf16.rate", "memory.norm"); what is
+  /// missing has the default that is stated there, tagged transferred.
   std::map<std::string, double> constants;
   std::map<std::string, Provenance> provenance;  ///< by the name of the constant; those of Machine::fabric as "fabric.NAME"
 };
@@ -60,13 +60,13 @@ struct Machine {
   int devices_per_node = 1;
   int nodes = 1;
   double inter_bytes_per_s = 0;  ///< one way, per device, between nodes
-  /// What joins devices and nodes beyond the two bandwidths, by the names of simulator/interpreter/fabric.h ("rails_per_node",
-  /// "oversubscription").
+  /// What joins devices and nodes beyond the two bandwidths, by the names of
+  /// simulator/interpreter/fabric.h ("rails_per_node", "oversubscription").
   std::map<std::string, double> fabric;
   bool local = false;            ///< this machine: ranks share `cores`
   int cores = 0;
-  std::shared_ptr<const Calibration>
-      calibration;  ///< null where nobody measured; thousands of rates, shared by every case of a sweep
+  /// Null where nobody measured; thousands of rates, shared by every case of a sweep.
+  std::shared_ptr<const Calibration> calibration;
 
   int devices() const { return devices_per_node * nodes; }
 };

@@ -11,7 +11,7 @@
 namespace shardlab {
 namespace {
 
-/// What one call of a segment does to live bytes in one space, relative to what is live when it begins.
+/// The effect of one call of a segment on live bytes in one space, relative to the bytes live when it begins.
 struct Profile {
   bool touched = false;
   int64_t highest = 0;        ///< largest rise of the total

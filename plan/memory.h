@@ -17,7 +17,7 @@ struct MemoryByClass {
   int64_t total() const;
 };
 
-/// What the fold says of one role in one space.
+/// The memory of one role in one space, as the fold over the plan gives it.
 struct MemoryPeak {
   int64_t peak_bytes = 0;  ///< largest sum of aligned live bytes
   int64_t persistent_bytes = 0;
@@ -29,8 +29,8 @@ struct MemoryPeak {
 /// Peak of each space for role `role`, without expanding the program: a segment's profile is folded once, then the calls.
 std::array<MemoryPeak, kSpaces> memory_peak(const Plan& plan, int role);
 
-/// What storage starts at multiples of, and takes multiples of. Outside the device that is a drive's block, so that a buffer can
-/// travel between host memory and a file as it is.
+/// Offsets and sizes of storage are multiples of this many bytes. Outside the device it is the block of a drive, so that a buffer
+/// travels between host memory and a file without a copy.
 constexpr int64_t grain(Space space) { return space == Space::kDevice ? kAlignment : 4096; }
 constexpr int64_t grains(Space space, int64_t bytes) { return (bytes + grain(space) - 1) / grain(space) * grain(space); }
 
@@ -41,8 +41,8 @@ struct ArenaLayout {
   std::array<int64_t, kSpaces> bytes{};  ///< size of each arena: what packing makes of the peak
 };
 
-/// Packs the role's storage such that what lives at the same time in issue order never overlaps; `find_overlaps` proves that of
-/// the layout. Persistent buffers come first. Deterministic.
+/// Packs the role's storage: buffers that live at the same time in issue order never overlap, which `find_overlaps` proves of the
+/// result. Persistent buffers come first. Deterministic.
 ArenaLayout place_arena(const Plan& plan, const Program& program);
 
 }  // namespace shardlab

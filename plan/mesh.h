@@ -87,7 +87,7 @@ struct Mesh {
     for (size_t i = 0; i < axes.size(); ++i) r = r * axes[i].size + c[i];
     return r;
   }
-  /// Which of the plan's roles a rank has: its coordinate along the pipeline axis, 0 when the mesh has none.
+  /// The role of a rank: its coordinate along the pipeline axis, 0 if the mesh has no such axis.
   int role_of(const Coordinates& c) const {
     const auto pipeline = find(kPipelineAxis);
     return pipeline ? c[static_cast<size_t>(*pipeline)] : 0;
@@ -123,7 +123,7 @@ struct Comm {
 /// The group of `comm` that coordinate `at` along its only axis is in; nothing where the communicator has no groups.
 const std::vector<int>* group_at(const Comm& comm, int at);
 
-/// Where a rank stands in its group on a communicator.
+/// The place of a rank in its group on a communicator.
 struct Seat {
   int size = 1;
   int index = 0;
@@ -134,7 +134,7 @@ Seat seat_of(const Mesh& mesh, const Comm& comm, const Coordinates& c);
 /// The ranks that `rank` meets on `comm`, in group order, itself included.
 std::vector<int> group_of(const Mesh& mesh, const Comm& comm, int rank);
 
-/// Number of ranks in a group of `comm`: of every one, but of those in which a coordinate stands alone.
+/// Number of ranks in a group of `comm`. All groups have this size, except those in which a coordinate stands alone.
 int group_size(const Mesh& mesh, const Comm& comm);
 
 }  // namespace shardlab

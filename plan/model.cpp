@@ -10,7 +10,7 @@ namespace {
 
 using Kind = ModelParameter::Kind;
 
-/// Appends parameters in order; `prefix` and `layer` are those of the layer being written.
+/// Appends parameters in order; `prefix` and `layer` belong to the layer being written.
 class ParameterList {
  public:
   explicit ParameterList(const Model& model) : model_(model) {}
@@ -77,8 +77,6 @@ double matmul_parameters(const Model& m) {
   const double feed_forward = static_cast<double>(m.hidden) * static_cast<double>(m.up_rows() + m.ffn);
   return static_cast<double>(m.layers) * (attention + feed_forward) + static_cast<double>(m.vocab) * static_cast<double>(m.hidden);
 }
-
-Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
 
 /// Every size positive and below 2^31, so that products of two of them cannot overflow.
 Result<void> check_sizes(const Model& m) {

@@ -70,8 +70,8 @@ struct Rope {
   float theta = 10000.0f;
 };
 
-/// Causal attention core. F: qkv -> o[b,s,heads*d], lse[b,heads,s]. I: do, o, lse, qkv -> dqkv.
-/// heads and kv_heads are those of this rank.
+/// Causal attention core. F: qkv -> o[b,s,heads*d], lse[b,heads,s]. I: do, o, lse, qkv -> dqkv. `heads` and `kv_heads` count the
+/// heads of this rank.
 struct Attention {
   Phase phase = Phase::kF;
   int heads = 0;
@@ -136,8 +136,8 @@ struct Sgd {
   float weight_decay = 0;
 };
 
-/// grad, param, m, v, (factor f32[1], of grad) -> param, m, v (in place). Decoupled decay; bias-corrected. Loshchilov & Hutter
-/// 2019.
+/// grad, param, m, v, (factor f32[1], of grad) -> param, m, v (in place). Decoupled decay; bias-corrected. Loshchilov
+/// & Hutter 2019.
 struct AdamW {
   float beta1 = 0.9f;
   float beta2 = 0.95f;

@@ -1,4 +1,4 @@
-// What became of one case: the row of results.csv, as a struct.
+// The results of one case: a row of results.csv, as a struct.
 #pragma once
 
 #include <array>
@@ -35,7 +35,7 @@ struct Prediction {
   std::string calibration_id;
 };
 
-/// A part of some memory, by what takes it.
+/// A part of some memory, and the name of what takes it.
 struct MemoryItem {
   std::string name;
   int64_t bytes = 0;
@@ -62,10 +62,10 @@ struct Measurement {
   /// Growth of the process beyond the arenas, at its peak; negative where arenas were not filled. On devices: of the memory in use
   /// there since before the first context (where NVML tells; else since there was one).
   int64_t unplanned_memory_bytes = 0;
-  std::vector<MemoryItem> unplanned_memory;  ///< on devices, the same by what takes it: adds up to it
+  std::vector<MemoryItem> unplanned_memory;  ///< on devices: the same bytes by item; they add up to it
   std::optional<int64_t> wire_bytes;       ///< counted where they were sent; none where the transport cannot count (`counts_wire`)
   std::vector<double> losses;              ///< by step, from the first
-  int64_t skipped_steps = 0;               ///< of all steps run, warm-up included: those whose update was left out
+  int64_t skipped_steps = 0;               ///< steps whose update was left out, of all steps run, warm-up included
   std::optional<double> staleness_mean;    ///< of a parameter server: updates made since a worker was given the values it used
   std::optional<int64_t> staleness_worst;  ///< the most
   std::optional<double> loss_scale;        ///< after the last step, where the case has one
@@ -101,8 +101,8 @@ struct Claim {
   friend bool operator==(const Claim&, const Claim&) = default;
 };
 
-/// The training loss whose time and tokens a sweep asks for. It is reached with the first step at which the mean of the last
-/// `mean_of` losses is at or below `loss`.
+/// A training loss to be reached; a sweep asks for the time and tokens until then. The loss is reached with the first step at which
+/// the mean of the last `mean_of` losses is at or below `loss`.
 struct LossTarget {
   double loss = 0;  ///< nats a token; 0: none is asked for
   int64_t mean_of = 10;

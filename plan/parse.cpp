@@ -543,7 +543,10 @@ class Parser {
       if (const Attribute* a = find(name, true)) value = a->value.text;
     }
     void comm(std::string_view name, CommId& value) {
-      if (const Attribute* a = find(name, true)) parser.find(parser.comms_, a->value, value.value, "a communicator");
+      if (const Attribute* a = find(name, true))
+        parser.find(parser.comms_, a->value, value.value, "a communicator");
+      else if (!parser.failed())
+        parser.expected(fmt::format("`{}=` and the name of a communicator", name));
     }
   };
 

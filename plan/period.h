@@ -9,19 +9,20 @@
 
 namespace shardlab {
 
-/// By index of an item of the role's program: the step of the period, from 0, of a Call; 0 of what is no call.
+/// For each item of the role's program, by index: the step of the period that a Call belongs to, counted from 0; 0 for items that
+/// are no call.
 ///
-/// A period repeats what a step does: the n-th call of a segment for one layer and micro-batch, or, where it works for no
-/// micro-batch, on the same buffers, is of step n (of the last, where there are more). What is done once a period, as an outer
-/// step, is so of step 0: nothing in it may depend on the step.
+/// A period repeats the calls of a step. The n-th call of a segment for one layer and micro-batch belongs to step n, or to the last
+/// step if there are more calls than steps. For a segment without a micro-batch, calls on the same buffers are counted. A call that
+/// happens once a period (an outer step) belongs to step 0 and must not depend on the step.
 std::vector<int32_t> steps_of_calls(const Plan& plan, const Role& role);
 
-/// What a step has of bytes that the whole period sends: the mean, to the nearest byte.
+/// The bytes of one step: the mean over a period, to the nearest byte.
 constexpr int64_t bytes_of_step(const Plan& plan, int64_t bytes_of_period) {
   return (bytes_of_period + plan.period / 2) / plan.period;
 }
 
-/// What a step has of the idle time of a whole period.
+/// The idle time of one step: the mean over a period.
 IdleBreakdown idle_of_step(const Plan& plan, IdleBreakdown idle);
 
 }  // namespace shardlab

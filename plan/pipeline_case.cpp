@@ -12,8 +12,6 @@
 namespace shardlab {
 namespace {
 
-Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
-
 PipelineShape shape_of(const Case& c) {
   return {c.layout.schedule, c.layout.pp, c.layout.vpp, static_cast<int>(c.train.grad_accumulation)};
 }
@@ -57,13 +55,15 @@ Result<void> check_layers(const Case& c) {
   if (listed.empty() || listed == kBalanced) {
     if (parts <= layers) return {};
     if (parts == c.layout.pp)
-      return refusal(fmt::format("pp={} stages for {} layers: a stage would be empty", parts, layers), fmt::format("set pp to {} or less", layers));
+      return refusal(fmt::format("pp={} stages for {} layers: a stage would be empty", parts, layers),
+                     fmt::format("set pp to {} or less", layers));
     return refusal(fmt::format("schedule={} cuts {} layers in {} parts, {} for each of pp={} stages: some would be empty",
                                name_of(c.layout.schedule), layers, parts, parts / c.layout.pp, c.layout.pp),
                    "set a lower pp or vpp, or another schedule");
   }
   const auto list = read_list(listed);
-  if (!list) return refusal(fmt::format("stage_layers={}: no list of numbers", listed), "write the layers of each part, as 3,4,4,1");
+  if (!list)
+    return refusal(fmt::format("stage_layers={}: no list of numbers", listed), "write the layers of each part, as 3,4,4,1");
   if (std::ssize(*list) != parts)
     return refusal(fmt::format("stage_layers={} has {} numbers for {} parts", listed, list->size(), parts),
                    "write the layers of each part of the model, in model order");
@@ -81,7 +81,7 @@ Result<void> check_layers(const Case& c) {
 bool is_pipeline_decided(const Case& c) { return c.layout.schedule != Schedule::kAuto && c.layout.stage_layers != kBalanced; }
 
 bool ends_share_stage(const Case& c) {
-  if (c.layout.schedule != Schedule::kTable) return c.layout.pp == 1 || is_folded(c.layout.schedule);
+  if (c.layout.schedule != Schedule::kTable) return c.layout.pp == 1 || is_folded(c.layout.schedule) || is_mirrored(c.layout.schedule);
   const PipelineSchedule table = *table_of(c);
   return table.stage_of(0, 0) == table.stage_of(table.parts - 1, 0);
 }

@@ -11,11 +11,12 @@ namespace shardlab {
 /// Parts of the model under the case's schedule; of kAuto the least that there can be. Of kTable: of a table that `check_pipeline` lets pass.
 int parts_of(const Case& c);
 
-/// The first layer of each part, and the number of layers behind the last: parts + 1 values. Of a pipeline that is decided. The embedding belongs to the first part
-/// and the head to the last. Without `stage_layers` parts are as even as can be, and the first ones take the layers left over.
+/// The first layer of each part, and the number of layers behind the last: parts + 1 values. Of a pipeline that is decided. The
+/// embedding belongs to the first part and the head to the last. Without `stage_layers` parts are as even as can be, and the first
+/// ones take the layers left over.
 std::vector<int> first_layers(const Case& c);
 
-/// What `stage_layers` says where layers are to be dealt out by predicted time.
+/// The value of `stage_layers` that asks for layers to be dealt out by predicted time.
 inline constexpr std::string_view kBalanced = "balanced";
 
 /// Whether nothing of the pipeline is left to choose by whoever knows seconds: neither `schedule: auto` nor `stage_layers: balanced`.

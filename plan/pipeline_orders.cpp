@@ -71,7 +71,7 @@ void one_forward_one_backward(Writer& w, int p, int s, int m) {
   for (int j = 0; j < warm_up; ++j) w.backward(s);
 }
 
-/// ZB-H1 and ZB-H2: `warm_up` forwards ahead, gradients of weights `delay` micro-batches behind those of inputs.
+/// ZB-H1 and ZB-H2: `warm_up` forwards ahead; gradients of weights `delay` micro-batches behind gradients of inputs.
 void zero_bubble(Writer& w, int s, int m, int warm_up, int delay) {
   for (int j = 0; j < std::min(warm_up, m); ++j) w.forward(s);
   for (int j = 0; j < m; ++j) {
@@ -141,8 +141,8 @@ void zb_v(Writer& w, int p, int s, int m) {
   w.weights_left(down);
 }
 
-/// DualPipe and DualPipeV, of which one is the other folded in the middle: 2 n stages, or n of two parts each. `outer` is how many
-/// stages of a half are further out than this one; `first` is the part whose forwards begin, `second` the other; m micro-batches of
+/// DualPipe on 2 n stages, and DualPipeV on n stages of two parts each: one is the other folded in the middle. `outer` is how many
+/// stages of a half are further out than this one. `first` is the part whose forwards begin, `second` the other. m micro-batches of
 /// each part, 2 n or more.
 void dual_pipe(Writer& w, int n, int outer, int first, int second, int m) {
   const int inner = n - 1 - outer;
@@ -187,17 +187,17 @@ void dual_pipe_mirrored(Writer& w, int p, int s, int m) {
   dual_pipe(w, p / 2, std::min(s, mirror), std::min(s, mirror) == s ? s : mirror, std::min(s, mirror) == s ? mirror : s, m / 2);
 }
 
-/// Orders that repeat: each stage starts the slots of micro-batch j at fixed times, 6 j later than those of the first, where every slot
-/// takes 1. `down` and `up` are the time from a stage to the next on the way to the last stage and on the way back; memory is
-/// (down + up)(p - 1)/6 activations and what the turns add (Qi et al. 2024, section 3).
+/// Orders that repeat: each stage starts the slots of micro-batch j at fixed times, 6 j later than the slots of the first
+/// micro-batch, if every slot takes 1. `down` and `up` are the time from a stage to the next on the way to the last stage and on
+/// the way back. Memory is (down + up)(p - 1)/6 activations, plus the activations that the turns add (Qi et al. 2024, section 3).
 class Pattern {
  public:
   static constexpr int kPeriod = 6;
 
   Pattern(int p, int down, int up) : p_(p), down_(down), up_(up) {}
 
-  /// The turns (at the last stage, at the first, at the last again) with which no two slots of a stage meet and the least is held; none
-  /// if some always meet.
+  /// The turns (at the last stage, at the first, at the last again) with which no two slots of a stage meet and the least is held;
+  /// none if some always meet.
   bool choose() {
     int least = std::numeric_limits<int>::max(), soonest = least;
     std::array<int, 3> best{};
@@ -264,7 +264,7 @@ class Pattern {
   std::array<int, 3> turns_{1, 1, 1};
 };
 
-/// What one stage does is the same for all of these: the writer, p stages, the stage, m micro-batches.
+/// Writes the slots of one stage: the writer, p stages, stage s, m micro-batches.
 using WriteStage = void (*)(Writer& w, int p, int s, int m);
 
 template <WriteStage write>

@@ -15,28 +15,26 @@ namespace {
 
 constexpr std::string_view kLetters = "FIWB";
 
-size_t at(int i) { return static_cast<size_t>(i); }
+size_t index(int i) { return static_cast<size_t>(i); }
 
 /// A value for each part and micro-batch.
 template <class T>
 class ByPart {
  public:
   ByPart(const PipelineSchedule& schedule, T value)
-      : micro_batches_(schedule.micro_batches), values_(at(schedule.parts) * at(schedule.micro_batches), value) {}
-  T& operator()(int part, int micro_batch) { return values_[at(part) * at(micro_batches_) + at(micro_batch)]; }
+      : micro_batches_(schedule.micro_batches), values_(index(schedule.parts) * index(schedule.micro_batches), value) {}
+  T& operator()(int part, int micro_batch) { return values_[index(part) * index(micro_batches_) + index(micro_batch)]; }
 
  private:
   int micro_batches_;
   std::vector<T> values_;
 };
 
-Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
-
 std::string cell(int stage, size_t index, const PipelineSlot& slot) {
   return fmt::format("stage {}, slot {} ({})", stage, index + 1, print(slot));
 }
 
-/// What a slot waits for on whichever stage; nothing of the first forward.
+/// The slot that a slot waits for, on whichever stage; none for the first forward.
 struct Need {
   bool any = false;
   PipelineSlot slot;
@@ -66,7 +64,7 @@ int PipelineSchedule::stage_of(int part, int micro_batch) const {
     case PartPlacement::kLooped: return part % stages;
     case PartPlacement::kFolded: return part < stages ? part : parts - 1 - part;
     case PartPlacement::kMirrored: return micro_batch < downward() ? part : parts - 1 - part;
-    case PartPlacement::kListed: return listed[at(part)];
+    case PartPlacement::kListed: return listed[index(part)];
   }
   return 0;
 }
@@ -100,12 +98,12 @@ Result<void> check(const PipelineShape& s) {
 }
 
 SlotCosts SlotCosts::uniform(int parts, double forward, double input, double weight, double hop) {
-  const auto each = [&](double v) { return std::vector<double>(at(parts), v); };
+  const auto each = [&](double v) { return std::vector<double>(index(parts), v); };
   return {each(forward), each(input), each(weight), hop};
 }
 
 double SlotCosts::of(const PipelineSlot& slot) const {
-  const size_t q = at(slot.part);
+  const size_t q = index(slot.part);
   switch (slot.work) {
     case SlotWork::kF: return forward[q];
     case SlotWork::kI: return input[q];
@@ -119,24 +117,24 @@ Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& co
   constexpr double kNever = -1;
   ByPart<double> forward(schedule, kNever), input(schedule, kNever);
   ScheduleTimes times;
-  times.slots.resize(at(schedule.stages));
+  times.slots.resize(index(schedule.stages));
   const auto end_of = [&](const PipelineSlot& slot) {
     return slot.work == SlotWork::kF ? forward(slot.part, slot.micro_batch) : input(slot.part, slot.micro_batch);
   };
   // A stage that has to wait is taken up again once what it waits for is done: each slot is looked at once or twice.
   constexpr int kNone = -1;
   ByPart<int> for_forward(schedule, kNone), for_input(schedule, kNone);  // the last stage that began to wait for it
-  std::vector<int> waited_before(at(schedule.stages), kNone);            // for the same
+  std::vector<int> waited_before(index(schedule.stages), kNone);         // for the same
   std::vector<int> ready;
   for (int stage = schedule.stages; stage-- > 0;) ready.push_back(stage);
   const auto release = [&](int& last) {
-    for (int stage = std::exchange(last, kNone); stage != kNone; stage = waited_before[at(stage)]) ready.push_back(stage);
+    for (int stage = std::exchange(last, kNone); stage != kNone; stage = waited_before[index(stage)]) ready.push_back(stage);
   };
   while (!ready.empty()) {
     const int stage = ready.back();
     ready.pop_back();
-    const auto& order = schedule.order[at(stage)];
-    auto& slots = times.slots[at(stage)];
+    const auto& order = schedule.order[index(stage)];
+    auto& slots = times.slots[index(stage)];
     while (slots.size() < order.size()) {
       const PipelineSlot& slot = order[slots.size()];
       double begin = slots.empty() ? 0 : slots.back().end;
@@ -144,7 +142,7 @@ Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& co
         const double end = end_of(need.slot);
         if (end == kNever) {
           auto& waits = need.slot.work == SlotWork::kF ? for_forward : for_input;
-          waited_before[at(stage)] = std::exchange(waits(need.slot.part, need.slot.micro_batch), stage);
+          waited_before[index(stage)] = std::exchange(waits(need.slot.part, need.slot.micro_batch), stage);
           break;
         }
         const bool travels = schedule.stage_of(need.slot.part, slot.micro_batch) != stage;
@@ -164,13 +162,14 @@ Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& co
     }
   }
   for (int stage = 0; stage < schedule.stages; ++stage) {
-    const size_t done = times.slots[at(stage)].size();
-    if (done == schedule.order[at(stage)].size()) continue;
-    const PipelineSlot& slot = schedule.order[at(stage)][done];
+    const size_t done = times.slots[index(stage)].size();
+    if (done == schedule.order[index(stage)].size()) continue;
+    const PipelineSlot& slot = schedule.order[index(stage)][done];
     const PipelineSlot need = need_of(schedule, slot).slot;
-    return refusal(fmt::format("{} waits for ever: {} of stage {} is never done before it", cell(stage, done, slot), print(need),
-                               schedule.stage_of(need.part, need.micro_batch)),
-                   "put each slot after what it needs: F after F of the part before, I or B after those of the part behind, W after I");
+    return refusal(
+        fmt::format("{} waits for ever: {} of stage {} is never done before it", cell(stage, done, slot), print(need),
+                    schedule.stage_of(need.part, need.micro_batch)),
+        "put each slot after what it needs: F after F of the part before, I or B after those of the part behind, W after I");
   }
   return times;
 }
@@ -179,13 +178,14 @@ Result<void> check(const PipelineSchedule& schedule) {
   enum : unsigned { kForward = 1, kInput = 2, kWeight = 4, kAll = 7 };
   ByPart<unsigned> done(schedule, 0U);
   for (int stage = 0; stage < schedule.stages; ++stage) {
-    const auto& order = schedule.order[at(stage)];
+    const auto& order = schedule.order[index(stage)];
     for (size_t i = 0; i < order.size(); ++i) {
       const PipelineSlot& slot = order[i];
       const int home = schedule.stage_of(slot.part, slot.micro_batch);
       if (home != stage)
-        return refusal(fmt::format("{}: part {} for micro-batch {} is on stage {}", cell(stage, i, slot), slot.part, slot.micro_batch, home),
-                       "a part stays on one stage; of a mirrored schedule the first half of the micro-batches goes down");
+        return refusal(
+            fmt::format("{}: part {} for micro-batch {} is on stage {}", cell(stage, i, slot), slot.part, slot.micro_batch, home),
+            "a part stays on one stage; of a mirrored schedule the first half of the micro-batches goes down");
       const unsigned makes = slot.work == SlotWork::kF   ? kForward
                              : slot.work == SlotWork::kI ? kInput
                              : slot.work == SlotWork::kW ? kWeight
@@ -209,7 +209,7 @@ Result<void> check(const PipelineSchedule& schedule) {
 
 double most_held(const PipelineSchedule& schedule, int stage) {
   int held = 0, most = 0;
-  for (const PipelineSlot& slot : schedule.order[at(stage)]) {
+  for (const PipelineSlot& slot : schedule.order[index(stage)]) {
     if (slot.work == SlotWork::kF) most = std::max(most, ++held);
     if (slot.makes_gradients()) --held;
   }
@@ -263,14 +263,14 @@ bool read_slot(std::string_view text, PipelineSlot& slot) {
 
 /// The stages that each part is on, ascending.
 std::vector<std::vector<int>> stages_by_part(const PipelineSchedule& s) {
-  std::vector<std::vector<int>> stages(at(s.parts));
+  std::vector<std::vector<int>> stages(index(s.parts));
   for (int stage = 0; stage < s.stages; ++stage)
-    for (const PipelineSlot& slot : s.order[at(stage)])
-      if (auto& list = stages[at(slot.part)]; list.empty() || list.back() != stage) list.push_back(stage);
+    for (const PipelineSlot& slot : s.order[index(stage)])
+      if (auto& list = stages[index(slot.part)]; list.empty() || list.back() != stage) list.push_back(stage);
   return stages;
 }
 
-/// By which rule the parts lie, or that they lie by none.
+/// Finds the rule by which the parts lie on the stages, or that they follow none.
 void find_placement(PipelineSchedule& s, const std::vector<std::vector<int>>& found) {
   for (const PartPlacement rule : {PartPlacement::kLooped, PartPlacement::kFolded, PartPlacement::kMirrored}) {
     s.placement = rule;
@@ -281,7 +281,7 @@ void find_placement(PipelineSchedule& s, const std::vector<std::vector<int>>& fo
       std::vector<int> expected{s.stage_of(part, 0)};
       if (mirrored && s.parts - 1 - part != part) expected.push_back(s.parts - 1 - part);
       std::ranges::sort(expected);
-      holds = found[at(part)] == expected;
+      holds = found[index(part)] == expected;
     }
     if (holds) return;
   }
@@ -295,14 +295,16 @@ Result<PipelineSchedule> from_csv(std::string_view text, std::string_view where)
   const auto no = [&](size_t row, size_t column, std::string message, std::string hint) {
     return Error{ExitCode::kUsage, std::move(message), std::move(hint), fmt::format("{}:{}:{}", where, row + 1, column + 1)};
   };
-  constexpr std::string_view kForm = "a cell is part, F, I, W or B, and micro-batch, as 0F0; one row a stage, cells separated by commas";
+  constexpr std::string_view kForm =
+      "a cell is part, F, I, W or B, and micro-batch, as 0F0; one row a stage, cells separated by commas";
   PipelineSchedule s;
   s.order.clear();
   s.parts = s.micro_batches = 0;
   std::vector<std::string_view> rows = split(text, '\n');
   while (!rows.empty() && trimmed(rows.back()).empty()) rows.pop_back();
   if (rows.empty()) return no(0, 0, "no row: a schedule has one for each stage", std::string(kForm));
-  if (std::ssize(rows) > kMaxMicroBatches) return no(0, 0, fmt::format("{} rows, at most {}", rows.size(), kMaxMicroBatches), std::string(kForm));
+  if (std::ssize(rows) > kMaxMicroBatches)
+    return no(0, 0, fmt::format("{} rows, at most {}", rows.size(), kMaxMicroBatches), std::string(kForm));
   for (size_t row = 0; row < rows.size(); ++row) {
     auto& order = s.order.emplace_back();
     const std::vector<std::string_view> cells = split(rows[row], ',');
@@ -312,22 +314,26 @@ Result<PipelineSchedule> from_csv(std::string_view text, std::string_view where)
       PipelineSlot slot;
       if (!read_slot(word, slot)) return no(row, column, fmt::format("`{}` is no slot", word.substr(0, 40)), std::string(kForm));
       if (slot.part >= kMaxLayers || slot.micro_batch >= kMaxMicroBatches)
-        return no(row, column, fmt::format("{} is beyond {} parts or {} micro-batches", print(slot), kMaxLayers, kMaxMicroBatches), std::string(kForm));
+        return no(row, column, fmt::format("{} is beyond {} parts or {} micro-batches", print(slot), kMaxLayers, kMaxMicroBatches),
+                  std::string(kForm));
       order.push_back(slot);
       s.parts = std::max(s.parts, slot.part + 1);
       s.micro_batches = std::max(s.micro_batches, slot.micro_batch + 1);
     }
-    if (order.empty()) return no(row, 0, fmt::format("stage {} has no slot", row), "every stage computes a part; leave no row empty");
+    if (order.empty())
+      return no(row, 0, fmt::format("stage {} has no slot", row), "every stage computes a part; leave no row empty");
   }
   s.stages = static_cast<int>(s.order.size());
   size_t slots = 0;
   for (const auto& order : s.order) slots += order.size();
   // Each part has two or three slots a micro-batch: what is checked by part and micro-batch is no larger than the text.
-  if (at(s.parts) * at(s.micro_batches) > slots)
-    return no(0, 0, fmt::format("{} slots are too few for {} parts and {} micro-batches", slots, s.parts, s.micro_batches), std::string(kForm));
+  if (index(s.parts) * index(s.micro_batches) > slots)
+    return no(0, 0, fmt::format("{} slots are too few for {} parts and {} micro-batches", slots, s.parts, s.micro_batches),
+              std::string(kForm));
   const auto found = stages_by_part(s);
   for (int part = 0; part < s.parts; ++part)
-    if (found[at(part)].empty()) return no(0, 0, fmt::format("part {} is on no stage", part), "number parts from 0, in model order");
+    if (found[index(part)].empty())
+      return no(0, 0, fmt::format("part {} is on no stage", part), "number parts from 0, in model order");
   find_placement(s, found);
   if (Result<void> ok = check(s); !ok) {
     Error error = ok.error();
@@ -348,12 +354,12 @@ std::string print_grid(const PipelineSchedule& schedule, const SlotCosts& costs)
   for (int stage = 0; stage < schedule.stages; ++stage) {
     std::string row = fmt::format("stage {:>{}}", stage, labels);
     const size_t begin = row.size() + 1;
-    for (size_t i = 0; i < schedule.order[at(stage)].size(); ++i) {
-      const SlotTime& time = times->slots[at(stage)][i];
+    for (size_t i = 0; i < schedule.order[index(stage)].size(); ++i) {
+      const SlotTime& time = times->slots[index(stage)][i];
       const auto from = begin + static_cast<size_t>(std::llround(time.begin)) * (width + 1);
       const auto to = begin + static_cast<size_t>(std::llround(time.end)) * (width + 1);
       row.resize(std::max(row.size(), from), ' ');
-      std::string word = print(schedule.order[at(stage)][i]);
+      std::string word = print(schedule.order[index(stage)][i]);
       word.resize(std::max(word.size(), to - from - 1), '-');
       row += word;
       row += ' ';

@@ -1,10 +1,10 @@
 // Pipeline schedules as data: for each stage the order of its compute slots.
 //
-// The layers of a model are cut into PARTS, consecutive runs in model order; a stage holds one part or several. A SLOT is one part's
-// forward (F), gradient of its input (I), gradient of its weights (W), or both of these at once (B), for one micro-batch. A schedule
-// is a list of slots a stage. Everything else follows from it: which messages travel, what is in flight, how long a step idles.
-// Strategies lower it, the simulator counts on it, the command line prints it, and it is read from and written to the CSV files of
-// PyTorch's pipelining (one row a stage, cells as "0F0": part, slot, micro-batch).
+// The layers of a model are cut into PARTS, consecutive runs in model order; a stage holds one part or several. A SLOT is one
+// part's forward (F), gradient of its input (I), gradient of its weights (W), or both of these at once (B), for one micro-batch. A
+// schedule is a list of slots a stage. Everything else follows from it: which messages travel, what is in flight, how long a step
+// idles. Strategies lower it, the simulator counts on it, the command line prints it, and it is read from and written to the CSV
+// files of PyTorch's pipelining (one row a stage, cells as "0F0": part, slot, micro-batch).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace shardlab {
 
-/// Those that the program itself speaks of; further ones that have a name (pipeline_orders.cpp) follow.
+/// The schedules that the program itself names; further named schedules (pipeline_orders.cpp) follow.
 enum class Schedule : uint8_t {
   kNone,  ///< one stage
   kAfab,
@@ -62,7 +62,7 @@ struct PipelineSlot {
 /// "2F0", as PyTorch writes it.
 std::string print(const PipelineSlot& slot);
 
-/// Where the parts lie.
+/// How the parts of the model lie on the stages.
 enum class PartPlacement : uint8_t {
   kLooped,    ///< part q on stage q mod p
   kFolded,    ///< two parts a stage: q and 2 p - 1 - q, a V
@@ -82,11 +82,11 @@ struct PipelineSchedule {
   int stage_of(int part, int micro_batch) const;
   /// The parts of a stage, ascending.
   std::vector<int> parts_of(int stage) const;
-  /// Of a mirrored schedule: micro-batches that go down; else all.
+  /// Micro-batches that go down a mirrored schedule; of any other schedule, all of them.
   int downward() const { return placement == PartPlacement::kMirrored ? (micro_batches + 1) / 2 : micro_batches; }
 };
 
-/// What is asked of a schedule: how many stages, parts a stage of the looped ones, and micro-batches.
+/// The size of a schedule: how many stages, parts a stage (looped schedules only), and micro-batches.
 struct PipelineShape {
   Schedule schedule = Schedule::kNone;
   int stages = 1;
@@ -95,7 +95,7 @@ struct PipelineShape {
   friend bool operator==(const PipelineShape&, const PipelineShape&) = default;
 };
 
-/// Whether a stage holds two parts of the model, of which the second is passed on the way back: kFolded.
+/// Whether a stage holds two parts of the model, one on the way down and one on the way back: kFolded.
 bool is_folded(Schedule schedule);
 /// Whether each part lies on two stages: kMirrored.
 bool is_mirrored(Schedule schedule);
@@ -112,8 +112,8 @@ Result<void> check(const PipelineShape& shape);
 /// The slots of a schedule that `check` lets pass; `shape.schedule` is named.
 ///
 /// A schedule that its paper states for certain numbers of micro-batches (interleaved: multiples of p; zb-v: 2 p - 1 and more;
-/// dualpipe, dualpipe-v: even, 2 p and more) is made for the next such number and loses the slots of those that are not there: what is
-/// left of an order without a deadlock has none.
+/// dualpipe, dualpipe-v: even, 2 p and more) is made for the next such number and loses the slots of those that are not there: what
+/// is left of an order without a deadlock has none.
 ///
 /// afab, breadth-first  all forwards, then all backwards. Huang et al. 2019; Lamy-Poirier 2022
 /// 1f1b                 min(m, p - 1 - s) forwards to warm up, then one forward and one backward in turn. Narayanan et al. 2019
@@ -123,7 +123,7 @@ Result<void> check(const PipelineShape& shape);
 /// dualpipe, dualpipe-v micro-batches from both ends; the same in a V. DeepSeek-AI 2024, section 3.2.1
 PipelineSchedule make_schedule(const PipelineShape& shape);
 
-/// What slots take, by part (B takes I and W), and what a message between stages takes. Any unit of time.
+/// Times of the slots by part (B takes I + W), and of a message between stages. Any unit of time.
 struct SlotCosts {
   std::vector<double> forward, input, weight;
   double hop = 0;
@@ -136,7 +136,7 @@ struct SlotTime {
   double begin = 0, end = 0;
 };
 
-/// When each slot runs if every stage takes its slots in order, each as soon as what it needs has come.
+/// When each slot runs if every stage takes its slots in order, and each slot begins as soon as its inputs have come.
 struct ScheduleTimes {
   std::vector<std::vector<SlotTime>> slots;  ///< as PipelineSchedule::order
   double end = 0;
@@ -145,17 +145,18 @@ struct ScheduleTimes {
 /// Refuses an order in which some slot waits for ever, with its cell.
 Result<ScheduleTimes> play(const PipelineSchedule& schedule, const SlotCosts& costs);
 
-/// Refuses a schedule that is none: a part for a micro-batch without its forward, its gradients, or with one of them twice; a slot on
-/// a stage that does not hold its part; an order that contradicts what slots need of one another. The message names stage and cell.
+/// Refuses a schedule that is none: a part for a micro-batch without its forward, its gradients, or with one of them twice; a
+/// slot on a stage that does not hold its part; an order that contradicts what slots need of one another. The message names
+/// stage and cell.
 Result<void> check(const PipelineSchedule& schedule);
 
-/// Activations that a stage holds at the most, from a part's forward until the gradients of its weights are made, in those of a whole
-/// stage: a part counts 1 / (parts of the stage).
+/// The most activations that a stage holds at a time, counted in activations of a whole stage: a part counts 1 / (parts of the
+/// stage). A part's activations are held from its forward until the gradients of its weights are made.
 double most_held(const PipelineSchedule& schedule, int stage);
 
-/// Of a schedule's best order without a paper: a list scheduler. Each stage takes what is ready, gradients of inputs first, then a
+/// A schedule made by a list scheduler, from no paper. Each stage takes a slot that is ready: gradients of inputs first, then a
 /// forward as long as no more than `held` activations (of a whole stage) are in flight, else gradients of weights. Parts are looped
-/// (`virtual_stages` of them) or folded. `held` is at least 1 of a looped pipeline of one part a stage, else at least 1 + 1/v.
+/// (`virtual_stages` of them) or folded. `held` is at least 1 for a looped pipeline of one part a stage, else at least 1 + 1/v.
 PipelineSchedule list_schedule(PartPlacement placement, int stages, int virtual_stages, int micro_batches, const SlotCosts& costs,
                                double held);
 

@@ -25,7 +25,7 @@ inline constexpr int kPlanVersion = 1;
 /// Streams a plan may name.
 inline constexpr int kMaxStreams = 32;
 
-/// What a slot is to its segment; says who allocates it.
+/// The kind of a slot: it says who allocates the storage.
 enum class SlotKind : uint8_t {
   kBound,  ///< bound by every call to a buffer of the role
   kLocal,  ///< the segment's own: must be allocated and freed in its body
@@ -83,11 +83,12 @@ struct Role {
 /// How a parameter starts. Values are drawn per logical element.
 enum class Initial : uint8_t { kZeros, kOnes, kNormal };
 
-/// One parameter of the model, by its stable name. Its type is that of its buffer on one rank.
+/// One parameter of the model, by its stable name. Its type is the type of its buffer on one rank.
 struct Parameter {
   std::string name;  ///< "layers.3.attn.wqkv"
   Type type;
-  /// Stages that hold it, ascending: one, or those of a tied embedding's two uses, or a stage and its mirror image (DualPipe).
+  /// Stages that hold the parameter, ascending: one stage, the two stages that use a tied embedding, or a stage and its
+  /// mirror image (DualPipe).
   std::vector<int> stages{0};
   Initial initial = Initial::kNormal;
   float deviation = 0.02f;  ///< of kNormal

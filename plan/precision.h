@@ -17,7 +17,7 @@ constexpr DType float_named(std::string_view word) {
 }
 
 /// Element types of the state and the activations.
-struct Precision {
+struct ElementTypes {
   DType compute = DType::f32;   ///< parameters as they compute, activations and their gradients
   DType gradient = DType::f32;  ///< of parameters: as they accumulate and as they travel
   /// Whether the optimizer keeps an fp32 copy of every parameter, which it updates.
@@ -25,15 +25,15 @@ struct Precision {
 };
 
 /// Whether the layers' matrix products take fp8 factors.
-inline bool multiplies_in_fp8(const Case& c) { return c.train.precision == "fp8"; }
+inline bool multiplies_in_fp8(const Case& c) { return c.train.precision == Precision::kFp8; }
 
 /// Steps whose largest size a delayed scale is for (Transformer Engine's `amax_history_len`; its margin is 0, as here).
 inline constexpr int64_t kFp8Window = 16;
 
-inline Precision precision_of(const Case& c) {
+inline ElementTypes element_types(const Case& c) {
   const std::string& gradient = c.train.accumulate_dtype.empty() ? c.train.reduce_dtype : c.train.accumulate_dtype;
   // fp8 is how matrix products take their factors (strategies/fp8.cpp); all else is bf16 then.
-  const DType compute = multiplies_in_fp8(c) ? DType::bf16 : float_named(c.train.precision);
+  const DType compute = multiplies_in_fp8(c) ? DType::bf16 : float_named(name_of(c.train.precision));
   return {compute, float_named(gradient)};
 }
 

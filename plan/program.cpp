@@ -21,7 +21,7 @@ namespace shardlab {
 namespace {
 
 /// Where a name's bytes lie within their owner.
-struct Region {
+struct Stretch {
   int32_t owner = -1;  ///< index of the owning buffer or slot
   int64_t offset = 0;
   int64_t bytes = 0;
@@ -31,10 +31,10 @@ struct Region {
 
 /// Regions of all entries of a table in which views name their base by index.
 template <class Entry>
-std::vector<Region> resolve_views(const std::vector<Entry>& table) {
-  std::vector<Region> places(table.size());
+std::vector<Stretch> resolve_views(const std::vector<Entry>& table) {
+  std::vector<Stretch> places(table.size());
   for (size_t i = 0; i < table.size(); ++i) {
-    Region& p = places[i];
+    Stretch& p = places[i];
     p.bytes = table[i].type.bytes();
     size_t at = i;
     for (size_t depth = 0; table[at].view; ++depth) {
@@ -63,7 +63,7 @@ struct Cell {
   std::array<int32_t, kMaxStreams> reads{};  ///< by stream; 0 for none
 };
 
-/// What an instruction needs complete: by stream, a count.
+/// The instructions that must be complete before an instruction: by stream, a count.
 using Needs = std::array<int32_t, kMaxStreams>;
 
 /// The cells of one owner, disjoint and ascending; bytes never touched have none.
@@ -166,7 +166,7 @@ class Expander {
   struct Frame {
     const Call* call = nullptr;
     const Segment* segment = nullptr;
-    const std::vector<Region>* places = nullptr;
+    const std::vector<Stretch>* places = nullptr;
     int32_t index = -1;
   };
 
@@ -268,7 +268,7 @@ class Expander {
   /// Adds the operand of slot `s` and what its access needs.
   void touch(const Instruction& i, const Frame& frame, SlotId s, bool write) {
     Operand& operand = program_.operands.emplace_back();
-    const Region& place = (*frame.places)[s.index()];
+    const Stretch& place = (*frame.places)[s.index()];
     operand.type = &frame.segment->slots[s.index()].type;
     operand.offset = place.offset;
     operand.bytes = place.bytes;
@@ -281,7 +281,7 @@ class Expander {
       const BufferId bound = frame.call->binding[base];
       SHARDLAB_CHECK(bound && bound.index() < buffers_.size(), "slot %{} of call {} of `{}` is bound to no buffer",
                      frame.segment->slots[base].name, frame.index, frame.segment->name);
-      const Region& outer = buffers_[bound.index()];
+      const Stretch& outer = buffers_[bound.index()];
       operand.root = BufferId(outer.owner);
       operand.offset += outer.offset;
       if (!outer.shard_axes.empty()) {
@@ -367,13 +367,13 @@ class Expander {
   const int streams_;
   const bool all_operands_;  ///< or those of communication
   Program program_;
-  std::vector<Region> buffers_;
-  std::vector<std::vector<Region>> slots_;  ///< by segment
-  std::vector<Cells> buffer_cells_;         ///< by owning buffer
-  std::vector<Cells> local_cells_;          ///< by slot of the call being expanded
-  std::vector<int32_t> local_of_slot_;      ///< likewise, into Program::locals
-  std::vector<std::pair<int32_t, int32_t>>
-      comm_last_;                ///< by communicator (a ring's receives apart): stream and count of its last op
+  std::vector<Stretch> buffers_;
+  std::vector<std::vector<Stretch>> slots_;  ///< by segment
+  std::vector<Cells> buffer_cells_;          ///< by owning buffer
+  std::vector<Cells> local_cells_;           ///< by slot of the call being expanded
+  std::vector<int32_t> local_of_slot_;       ///< likewise, into Program::locals
+  /// By communicator (a ring's receives apart): stream and count of its last op.
+  std::vector<std::pair<int32_t, int32_t>> comm_last_;
   std::vector<Needs> known_;     ///< by stream: the clock of its last instruction
   std::vector<int32_t> clocks_;  ///< by instruction and stream: complete once the instruction is
   Needs needs_{};

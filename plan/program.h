@@ -1,10 +1,9 @@
 // A role's program with segments expanded: per-stream instruction lists with the edges that order them.
 //
-// Edges are derived from what ops read and write on shared storage (read after write, write after read, write after write),
-// from allocations (which precede every use) and frees (which follow every use). Only edges that the streams' own order does
-// not already imply are kept. Operations of one communicator run in issue order, whatever their streams are; a shard view counts
-// as touching the shards of the whole group. An edge "wait for stream s to have completed n instructions" is a CUDA event or a
-// counter.
+// Edges are derived from what ops read and write on shared storage (read after write, write after read, write after write), from
+// allocations (which precede every use) and frees (which follow every use). Only edges that the streams' own order does not already
+// imply are kept. Operations of one communicator run in issue order, whatever their streams are; a shard view counts as touching
+// the shards of the whole group. An edge "wait for stream s to have completed n instructions" is a CUDA event or a counter.
 #pragma once
 
 #include <cstdint>

@@ -5,8 +5,8 @@
 
 namespace shardlab {
 
-/// As `expand_program`, but instructions other than collectives and messages have no operands (`reads` and `writes` are 0): the
-/// same instructions, streams, locals and waits, in half the time and a third of the memory.
+/// The program of `expand_program` without operands: only collectives and messages keep `reads` and `writes`. The same
+/// instructions, streams, locals and waits, in half the time and a third of the memory.
 Program expand_order(const Plan& plan, int role);
 
 }  // namespace shardlab

@@ -1,5 +1,5 @@
-// What a run keeps from step to step beside its parameters' state: persistent buffers of class `other`, the same on every rank,
-// which the session reads by name and checkpoints carry from one layout to another.
+// State that a run keeps from step to step beside the state of its parameters: persistent buffers of class `other`, the same on
+// every rank. The session reads them by name, and checkpoints carry them from one layout to another.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ inline constexpr std::string_view kAppliedSteps = "steps.applied";
 /// f32[1]: what the loss is multiplied by; persistent where it moves.
 inline constexpr std::string_view kLossScaleBuffer = "loss_scale";
 
-/// The stream on which a parameter server updates what it serves: its own pace, where workers run apart.
+/// The stream on which a parameter server updates its parameters, at a pace of its own where workers run apart.
 inline constexpr std::string_view kServerStream = "server";
 
 /// Whether buffers of that name are the run's: what else strategies keep (an error that is fed back, say) is a rank's own.

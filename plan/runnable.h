@@ -1,4 +1,4 @@
-// What the language can say and neither interpreter does yet. Executor and simulator refuse the same, in the same words.
+// Constructs that the language has and neither interpreter supports yet. Executor and simulator refuse them in the same words.
 #pragma once
 
 #include "plan/base/result.h"
@@ -6,8 +6,8 @@
 
 namespace shardlab {
 
-/// Refuses what would otherwise be taken for something else: row counts known at run time, for which the whole capacity would be
-/// computed.
+/// Refuses what would otherwise be taken for something else: row counts known at run time, for which the whole capacity
+/// would be computed.
 Result<void> check_runnable(const Plan& plan);
 
 }  // namespace shardlab

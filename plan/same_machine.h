@@ -11,7 +11,7 @@ inline bool same(const Device& a, const Device& b) {
          a.power_w == b.power_w && a.constants == b.constants && a.provenance == b.provenance;
 }
 
-/// All that a machine says, calibrations told apart by whose they are.
+/// Whether two machines are equal in every constant; calibrations are compared by pointer.
 inline bool same(const Machine& a, const Machine& b) {
   return a.id == b.id && a.devices_per_node == b.devices_per_node && a.nodes == b.nodes && a.local == b.local &&
          a.cores == b.cores && a.inter_bytes_per_s == b.inter_bytes_per_s && a.calibration == b.calibration &&

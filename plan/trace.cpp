@@ -11,8 +11,8 @@
 namespace shardlab {
 namespace {
 
-/// The part of the wait `event` of the compute stream in which a receive that it waited for had no sender yet: none or one
-/// interval.
+/// The part of the wait `event` of the compute stream in which a receive that it waited for had no sender yet: none
+/// or one interval.
 Intervals bubble_of_wait(const Program& program, const std::vector<const TraceEvent*>& op_of, const TraceEvent& event) {
   const TraceEvent* last = nullptr;  // the dependency that finished last: what the stream really waited for
   for (const Wait& wait : program.waits_of(instruction_of(program, event))) {
@@ -31,7 +31,7 @@ double median(std::vector<double>& values) {
   return values.size() % 2 == 1 ? values[half] : 0.5 * (values[half - 1] + values[half]);
 }
 
-/// By role and instruction: seconds summed over ranks, each the median over steps.
+/// Seconds by role and instruction: summed over ranks, each the median over steps.
 std::vector<std::vector<double>> seconds_by_instruction(const Plan& plan, const std::vector<Program>& programs,
                                                         const Trace& trace) {
   std::vector<std::vector<double>> sums(programs.size());
@@ -84,7 +84,7 @@ std::vector<double> step_starts(const Trace& trace) {
   return starts;
 }
 
-/// What goes before the next event of the list.
+/// The separator before the next event of the list.
 const char* comma(const std::string& out) { return out.back() == '[' ? "\n" : ",\n"; }
 
 void name_track(std::string& out, int process, size_t thread, const std::string& name) {
@@ -93,8 +93,8 @@ void name_track(std::string& out, int process, size_t thread, const std::string&
                  process, thread, json_escaped(name));
 }
 
-/// The details of every rank below its streams, those of no rank in a process of their own after the last rank. A lane that details
-/// overlap on is laid over as many tracks as it takes.
+/// Appends the details of every rank below its streams. Details of no rank come in a process of their own after the last rank. A
+/// lane whose details overlap is laid over as many tracks as it takes.
 void append_details(std::string& out, const Trace& trace, const std::vector<double>& starts) {
   struct Track {
     size_t thread;

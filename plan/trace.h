@@ -50,8 +50,8 @@ struct TraceAccounting {
   int64_t ops_untimed = 0;     ///< of them, without an event in the trace
 };
 
-/// What the accounting leaves unexplained, as sentences that name the figures; none where every launch has its record and every
-/// record its op.
+/// The differences that the accounting leaves unexplained, as sentences that name the figures. Empty if every launch has its record
+/// and every record its op.
 std::vector<std::string> unexplained(const TraceAccounting& accounting);
 
 /// One interval beneath the ops, as a device's own records tell it: a kernel, a copy, a synchronisation, a cost of the tracer. Only

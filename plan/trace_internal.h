@@ -1,4 +1,4 @@
-// What the folds over traces share.
+// Helpers shared by the folds over traces.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Which step of a trace stands for all, and that step alone.
+// The step of a trace that represents all steps, and a trace of that step alone.
 #pragma once
 
 #include "plan/trace.h"

@@ -1,4 +1,4 @@
-// What becomes of what a layer's forward makes: kept, made again in backward, or parked in host memory meanwhile.
+// The treatment of a layer's activations: kept, made again in backward, or parked in host memory until backward.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ namespace shardlab {
 inline constexpr std::string_view kSubLayers[] = {"attn.norm", "attn.core", "mlp.norm", "mlp.act"};
 inline constexpr unsigned kSubLayerSets = 1u << std::size(kSubLayers);
 
-/// Of one layer. What is not made again is kept, on the device or parked.
+/// Treatment of one layer. Activations that are not made again are kept, on the device or parked.
 struct LayerTreatment {
   bool full = false;    ///< all but the input is made again
   unsigned again = 0;   ///< else: bit i, sub-layer i of `kSubLayers` is made again
-  bool parked = false;  ///< what is kept, the input included, waits in host memory
+  bool parked = false;  ///< the kept activations, the layer's input included, wait in host memory
   friend bool operator==(const LayerTreatment&, const LayerTreatment&) = default;
 };
 
@@ -33,13 +33,14 @@ Result<unsigned> sub_layers_named(std::string_view list, char separator);
 
 /// Runs of layers alike, from the model's first: "3*full@cpu 2*attn.core+mlp.act 5*none".
 std::string treatments_text(std::span<const LayerTreatment> treatments);
-/// The inverse. Refuses what is no such list, and one of another number of layers.
+/// The inverse of `treatments_text`. Refuses a text that is no such list, and a list of another number of layers.
 Result<std::vector<LayerTreatment>> parse_treatments(std::string_view text, int64_t layers);
 
-/// What every layer has in common where no list says otherwise; of `recompute_options.every` that of the first.
+/// The treatment of every layer where the case has no list by layer. Under `recompute_options.every` it is the treatment of
+/// the first layer.
 LayerTreatment common_treatment(const Case& c);
-/// By layer of the model, under every kind of recompute and with activations offloaded or not. The case must be one that `check`
-/// accepts, and decided where it has a budget (`is_decided`).
+/// Treatments by layer of the model, for every kind of recompute, with activations offloaded or not. `check` must accept the case,
+/// and a case with a budget must be decided (`is_decided`).
 std::vector<LayerTreatment> treatments_of(const Case& c);
 
 /// Whether nothing is left to choose: there is no budget, or the choice that it led to is in `layers`.

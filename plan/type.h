@@ -63,7 +63,7 @@ struct Scale {
   friend bool operator==(const Scale&, const Scale&) = default;
 };
 
-/// Which micro-batches of the step a buffer stands for.
+/// The micro-batches of the step that a buffer's value covers.
 enum class Micro : uint8_t {
   kNone,   ///< no function of one micro-batch: parameters, moments, constants
   kSlice,  ///< belongs to one micro-batch: activations and their gradients
@@ -81,6 +81,9 @@ struct Type {
   int64_t bytes() const { return bytes_of(dtype, shape.elements()); }
   friend bool operator==(const Type&, const Type&) = default;
 };
+
+/// Vectors along the last dim.
+inline int64_t rows_of(const Type& type) { return type.shape.elements() / std::max<int64_t>(1, type.shape.last()); }
 
 /// Axes along which `type` has this kind of placement (and dim, for shards).
 AxisSet axes_placed(const Type& type, const Mesh& mesh, Place kind);

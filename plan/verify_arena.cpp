@@ -11,7 +11,7 @@
 namespace shardlab {
 namespace {
 
-/// What is alive, space by space, by its first byte.
+/// The live storage, space by space, by its first byte.
 class ArenaWalk {
  public:
   ArenaWalk(const Plan& plan, const Program& program, const ArenaLayout& layout)

@@ -29,11 +29,12 @@
 #include "plan/verify_chain.h"
 
 namespace shardlab::verifying {
+namespace backward {
 namespace {
 
 constexpr std::string_view kAgain = ".again";
 
-/// What an operand of a backward op must be.
+/// The rule for an operand of a backward op.
 struct Source {
   enum class Kind : uint8_t {
     kGradient,  ///< the gradient of the forward op's first result
@@ -225,8 +226,8 @@ struct Region {
   int32_t root = -1;  ///< role buffer, or -1 for a local
 };
 
-/// What the roles send one another: the n-th send of a communicator along one line from one role to another is for the n-th receive
-/// there.
+/// Messages between roles: the n-th send of a communicator along one line from one role to another belongs to the
+/// n-th receive there.
 class Mail {
  public:
   using Line = std::array<int, 4>;  ///< communicator, roles from and to, and `line_of` the hop
@@ -314,7 +315,7 @@ class Replay {
   void receive(const Act& act, const Recv& receive);
   void check_batch(const Act& act);
   void check_loss_parts(const Act& act, int32_t node);
-  /// What a backward operand is, against what it must be; the gradient that it adds to the result, if it does.
+  /// Compares a backward operand with its rule. `sum` grows by the gradient that the operand adds to the result, if it adds one.
   void check_operand(const Act& act, size_t i, int32_t node, std::optional<uint64_t>& sum);
   void check_gradient(const Act& act, size_t i, int32_t node);
   void check_parameters(const Act& act, int32_t node);
@@ -451,7 +452,7 @@ Region Replay::region(int32_t slot) {
   return at;
 }
 
-/// By the buffer's own word: that what is gathered or copied there is this parameter is for rule 3 to prove.
+/// The parameter that the buffer itself names. Rule 3 proves that the gathered or copied contents are this parameter.
 Held Replay::parameter_at(const Region& at) const {
   if (at.root < 0) return {};
   const auto& links = links_[static_cast<size_t>(at.root)];
@@ -614,7 +615,7 @@ void Replay::check_turns(const Act& act) {
     if (held.kind == Held::Kind::kValue) rule_.read_block(held, ring.size, ring.name, site(act));
 }
 
-/// What is written in place of a block that has come round a ring is of that block.
+/// A value written in place of a block that has come round a ring belongs to that block.
 Held Replay::turned(const Act& act, int32_t slot, Held held) {
   const Region out = region(slot);
   for (size_t i = 0; i < act.reads.size(); ++i) {
@@ -855,7 +856,7 @@ void Replay::play_rounding(const Act& act) {
   write(act.writes[0], rounded);
 }
 
-/// What tells scales apart: what they are, or where they lie for the step.
+/// The identity of scales: their value, or the place where they lie for the step.
 uint64_t Replay::scales_of(int32_t slot, const Held& held) {
   if (held.kind == Held::Kind::kValue) return mix(held.what + 1);
   const Region at = region(slot);
@@ -873,7 +874,7 @@ void Replay::check_scales(const Act& act) {
   }
 }
 
-/// Of values a value, through which the gradient passes to both; of gradients the sum of their terms.
+/// An Add of values makes a value, through which the gradient passes to both. An Add of gradients makes the sum of their terms.
 void Replay::play_add(const Act& act) {
   if (!script_->slots[static_cast<size_t>(act.writes[0])].slice) return;
   read_all(act);
@@ -918,25 +919,26 @@ void Replay::receive(const Act& act, const Recv& receive) {
 }
 
 }  // namespace
+}  // namespace backward
 
 void check_backward(const Plan& plan, Report& report) {
-  Compiler compiler;
-  const ModelOrder order(plan);
-  std::vector<Script> scripts;
+  backward::Compiler compiler;
+  const backward::ModelOrder order(plan);
+  std::vector<backward::Script> scripts;
   for (const Segment& s : plan.segments) scripts.push_back(compiler.compile(s));
   ChainRule rule(report);
-  Mail mail;
-  std::deque<Replay> roles;
+  backward::Mail mail;
+  std::deque<backward::Replay> roles;
   for (size_t r = 0; r < plan.roles.size(); ++r)
     roles.emplace_back(plan, static_cast<int>(r), compiler, scripts, order, rule, mail, report);
   const size_t before = report.count();
-  const auto done = [](const Replay& r) { return r.is_done(); };
+  const auto done = [](const backward::Replay& r) { return r.is_done(); };
   while (!report.full() && !std::ranges::all_of(roles, done)) {
     bool any = false;
-    for (Replay& r : roles) any |= r.advance(false);
+    for (backward::Replay& r : roles) any |= r.advance(false);
     if (any) continue;
     // Rule 6 has proved that no plan gets here; what the message brings is not known then.
-    const auto waiting = std::ranges::find_if(roles, [&](const Replay& r) { return !done(r); });
+    const auto waiting = std::ranges::find_if(roles, [&](const backward::Replay& r) { return !done(r); });
     waiting->advance(true);
   }
   if (report.count() == before) rule.settle();

@@ -1,4 +1,5 @@
-// The chain rule as a ledger: which forward op made each value, who read it, and so of which terms its gradient is the sum.
+// The chain rule as a ledger: which forward op made each value, and who read it. The gradient of a value is the sum of one
+// term per reader.
 // Internal to plan/verify_backward.cpp and plan/verify_chain.cpp.
 //
 // A VALUE is a logical tensor of one micro-batch: copies, collectives and messages carry it about and leave it the value it is,
@@ -19,7 +20,7 @@
 
 namespace shardlab::verifying {
 
-/// What a window holds, as far as the chain rule cares.
+/// The content of a window, as far as the chain rule needs it.
 struct Held {
   enum class Kind : uint8_t {
     kUnknown,    ///< not followed: a sum over micro-batches, or made of such
@@ -32,13 +33,13 @@ struct Held {
   } kind = Kind::kUnknown;
   uint64_t what = 0;
   int64_t shift = 0;
-  uint64_t scales = 0;  ///< of what is rounded to 8 bits: which scales it was divided by
+  uint64_t scales = 0;  ///< for values rounded to 8 bits: the scales by which they were divided
   int32_t turn = 0;     ///< around a ring: rank i holds the block of rank i + turn along `axis`
   int8_t axis = -1;     ///< of the mesh, where `turn` is not 0
   friend bool operator==(const Held&, const Held&) = default;
 };
 
-/// Where an op stands, for messages.
+/// The place of an op, for messages.
 struct Site {
   int role = -1;
   const Segment* segment = nullptr;
@@ -86,19 +87,19 @@ class ChainRule {
   void pass(const Held& value, int32_t n);
   /// The value was read in parts, or by a kernel whose backward the core does not know: its gradient is not derived.
   void hide(const Held& value) { values_[value.what].hidden = true; }
-  /// What a kernel makes may be a gradient by its own account.
+  /// The results of a kernel may be a gradient because the kernel declares so.
   void trust(const Held& value) { values_[value.what].trusted = true; }
   bool is_trusted(const Held& value) const { return values_[value.what].trusted; }
 
-  /// What replaces a value in its place, made of it by a kernel (a running result).
+  /// `by` replaces a value in its place; a kernel made it from that value (a running result).
   void replace(const Held& value, const Held& by) { values_[by.what].before = static_cast<int64_t>(value.what); }
   /// Whether a value is `made` or stands in its place since.
   bool stands_for(const Held& value, const Held& made) const;
   /// The op at `site` read the value's blocks, `value.turn` ranks around a ring of `size`. `settle` asks for each block once.
   void read_block(const Held& value, int32_t size, std::string_view axis, const Site& site);
 
-  /// The op at `site` reads a sum of terms as the gradient of the result of node `n`; judged by `settle`, when all readers are
-  /// known.
+  /// The op at `site` reads a sum of terms as the gradient of the result of node `n`; judged by `settle`, when all
+  /// readers are known.
   void expect(int32_t n, uint64_t terms, std::string_view slot, const Site& site) {
     checks_.push_back({made(n, 0).what, terms, slot, site});
   }

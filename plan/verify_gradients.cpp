@@ -95,6 +95,17 @@ void GradientLedger::settle_norm(const Demand& d) {
   }
 }
 
+/// What is reported holds every micro-batch once, whichever stages ran them.
+void GradientLedger::settle_metric(const Demand& d, const std::string& name) {
+  for (const Source& s : total(d).sources) {
+    if (is_complete(s)) continue;
+    const bool twice = s.count >= plan_.micro_batches;
+    return report_.add(Rule::kValues, d.role, "",
+                       fmt::format("%{} holds {} of the step's {} micro-batches{}", name, s.count, plan_.micro_batches,
+                                   twice ? ", some of them more than once" : ""));
+  }
+}
+
 void GradientLedger::settle(const Demand& d) {
   if (d.parameter < 0) return settle_norm(d);
   const std::string& name = plan_.parameters[static_cast<size_t>(d.parameter)].name;
@@ -133,6 +144,7 @@ void GradientLedger::settle(const Demand& d) {
 }
 
 void GradientLedger::settle() {
+  for (const auto& [d, name] : metrics_) settle_metric(d, name);
   for (const Demand& d : demands_) {
     if (report_.full()) return;
     settle(d);

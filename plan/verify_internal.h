@@ -1,4 +1,4 @@
-// What the files of the verifier share. Nothing outside plan/verify*.cpp includes this.
+// Declarations shared by the files of the verifier. Nothing outside plan/verify*.cpp includes this.
 #pragma once
 
 #include <fmt/format.h>
@@ -50,7 +50,8 @@ class TypeTable {
   explicit TypeTable(const Mesh& mesh) : mesh_(mesh) {}
   /// The number of `type` as it stands.
   int32_t exact(const Type& type) { return intern(type, exact_); }
-  /// The number of what `type` says about values: all of it but the shape, beyond whether it is flat (one dim).
+  /// The number of the part of `type` that speaks about values: everything except the shape, and whether the shape is
+  /// flat (one dim).
   int32_t value(const Type& type) {
     Type t = type;
     t.shape = type.shape.rank <= 1 ? Shape{0} : Shape{0, 0};
@@ -119,8 +120,8 @@ int order_of(const Op& op);
 /// where there is none.
 int peer_of(const Plan& plan, int role, const Comm& comm, int hop, bool cyclic);
 
-/// Which line of messages between two roles a hop belongs to: sends and receives of one communicator and one pair of ranks match in
-/// order, whatever their hops. Within a role the hop tells the pairs apart, around the ring.
+/// The line of messages between two roles that a hop belongs to. Sends and receives of one communicator and one pair of ranks match
+/// in order, whatever their hops. Within a role the hop tells the pairs around the ring apart.
 int line_of(const Plan& plan, const Comm& comm, int hop);
 
 /// The passes. Each reports what it finds; a pass may rely on those before it having found nothing.
@@ -137,8 +138,8 @@ void check_memory(const Plan& plan, const std::array<int64_t, kSpaces>& budget, 
 /// Called by `check_form` for each op, implemented beside the type rules because both read the same equations.
 std::string operand_fault(const Plan& plan, const Segment& segment, const Op& op);
 
-/// A read and a write in slots that are bound apart, so that only a call can tell whether they share storage as they must or must
-/// not.
+/// A read and a write in slots that are bound apart, so that only a call can tell whether they share storage as they must
+/// or must not.
 struct Aliasing {
   SlotId read, write;
   enum class Kind : uint8_t { kMust, kMustNot } kind = Kind::kMust;

@@ -391,7 +391,7 @@ void MessageChecker::compare(const CommOp& send, const CommOp& receive) {
           message_name(send.op->label));
 }
 
-/// In what one stage's side of a collective differs from another's: both must hold the same kind of thing. Empty where they agree.
+/// The difference between two stages' sides of one collective: both must hold the same kind of buffers. Empty if they agree.
 std::string MessageChecker::difference(const CommOp& first, const CommOp& other) const {
   const auto differ = [&](std::span<const SlotId> a, std::span<const SlotId> b) -> std::string {
     for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {

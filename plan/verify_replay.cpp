@@ -497,10 +497,8 @@ void Replay::finish_metric(size_t root) {
           Rule::kTypes,
           "%{} is reported as {}/{} times what it sums up to: the mean loss of the step's targets, or the whole squared norm",
           role_.buffers[root].name, p.owed.num, p.owed.den);
-    for (const Source& s : sum.sources)
-      if (!ledger_.is_complete(s))
-        return fault(Rule::kValues, "%{} holds {} of the step's {} micro-batches", role_.buffers[root].name, s.count,
-                     plan_.micro_batches);
+    if (sum.normed.empty())
+      ledger_.demand_all({role_index_, -1, true, nullptr, nullptr, nullptr, sum, false}, role_.buffers[root].name);
   }
 }
 

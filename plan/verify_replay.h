@@ -28,7 +28,7 @@ struct Act {
   enum class Kind : uint8_t { kAlloc, kFree, kPlain, kSum, kTransfer, kAdd, kOptimizer } kind = Kind::kPlain;
   const Op* op = nullptr;
   uint64_t source = 0;            ///< hash of the label
-  std::vector<int32_t> ordinals;  ///< by read of a forward op: which of its parameters it would be
+  std::vector<int32_t> ordinals;  ///< by read of a forward op: which of the parameters of the op it would be
   bool uses_parameters = false;
   std::vector<int32_t> reads, writes;
   std::vector<Aliasing> aliasing;
@@ -54,7 +54,7 @@ struct Link {
 /// A kernel that takes a maximum, so that more of the same changes nothing.
 inline bool is_maximum(const Kernel& kernel) { return kernel.name == "found_inf" || kernel.name == "amax"; }
 
-/// What all roles share: types by number, the scripts of segments, and which type may be read where which was written.
+/// Tables shared by all roles: types by number, the scripts of segments, and which type may be read where another was written.
 class Language {
  public:
   explicit Language(const Plan& plan) : plan(plan), types(plan.mesh) {
@@ -136,7 +136,7 @@ class Replay {
   void finish_state(size_t root);
   void finish_runs();
 
-  // What ops made of what: plan/verify_state.cpp.
+  // The record of which op made which value from what: plan/verify_state.cpp.
   void begin_run(const Act& act);
   void check_repeated(const Act& act);
   void check_predicate(const Act& act);
@@ -243,8 +243,8 @@ class Replay {
   };
   std::vector<std::vector<Superseded>> superseded_;                     ///< by number of the value
   std::map<std::pair<const Op*, std::vector<int64_t>>, int32_t> last_;  ///< run of a kernel that changes storage in place, by where
-  std::map<int32_t, std::pair<int32_t, int32_t>>
-      ages_;                    ///< by step: updates of what forward ops read, and the first parameter read
+  /// By step: updates of what forward ops read, and the first parameter read.
+  std::map<int32_t, std::pair<int32_t, int32_t>> ages_;
   std::vector<int32_t> steps_;  ///< of the period, by item of the program
   size_t item_ = 0;
   std::map<int32_t, std::pair<int32_t, int32_t>> predicates_;  ///< by root: the run that wrote it, and the first run under it

@@ -87,8 +87,8 @@ Script Language::compile(const Segment& segment) {
   return script;
 }
 
-/// Leaves out what every call does alike: locals that carry no sum over micro-batches and no parameter, and reads of what was read
-/// just before.
+/// Leaves out the parts that every call does alike: locals that carry no sum over micro-batches and no parameter, and reads of a
+/// slot that was read just before.
 void Language::lighten(const Segment& segment, Script& script) const {
   std::vector<bool> kept(segment.slots.size());
   for (size_t s = 0; s < kept.size(); ++s)

@@ -1,15 +1,13 @@
-// State, in rules 3 and 4: what a period changes must come back to where it is kept, as it was last changed, and be of use.
+// State, in rules 3 and 4: a value that a period changes must come back to the place where it is kept, as it was last changed, and
+// be of use.
 //
-//  - Where a plan trains, every op makes something that another op reads, or that outlives the period; an update, each of its
-//  results.
-//    The gradient of a model's input alone leads nowhere.
-//  - A VALUE has a number, which copies, roundings and gathers carry along. An op that changes storage in place makes another value
-//  of it, and
-//    supersedes the one that was there. State that ends the period with a superseded value is out of date: an update was not
+//  - If a plan trains, every op makes something that another op reads, or that outlives the period. Every result of an update
+//    must. Only the gradient of a model's input leads nowhere.
+//  - A VALUE has a number, which copies, roundings and gathers carry along. An op that changes storage in place makes another
+//    value and supersedes the old one. State that ends the period with a superseded value is out of date: an update was not
 //    written back, or a copy was made too early.
-//  - Where a plan trains, every parameter and master copy that a role keeps is written in each period, and so are the numbers of a
-//  run
-//    (plan/run_state.h); a moment is written or, if frozen, read; what else is kept is written if it is read.
+//  - If a plan trains, every parameter and master copy that a role keeps is written in each period, and so are the numbers of a
+//    run (plan/run_state.h). A moment is written or, if frozen, read. Other kept state is written if it is read.
 //  - A kernel that changes storage in place runs again only where something else that it reads has changed: a step counts once.
 //  - The ops of a step that run under one predicate see it alike, and its forward ops read parameters after equally many updates.
 #include <algorithm>
@@ -112,7 +110,7 @@ void Replay::check_repeated(const Act& act) {
   last->second = static_cast<int32_t>(runs_.size());
 }
 
-/// What one predicate lets run, or keeps from running, belongs together: an update and its count.
+/// All ops that one predicate lets run, or keeps from running, belong together: an update and its count.
 void Replay::check_predicate(const Act& act) {
   if (!act.op->when || plan_.period > 1 || act.reads.empty()) return;
   const Region at = region(act.op->when.value);
@@ -134,7 +132,7 @@ void Replay::check_age(const Piece& p, int32_t slot) {
         p.version, plan_.parameters[static_cast<size_t>(age->second.second)].name, age->second.first);
 }
 
-/// What a role keeps, when the period ends.
+/// Judges the state that a role keeps when the period ends.
 void Replay::finish_state(size_t root) {
   const Buffer& buffer = role_.buffers[root];
   const Storage& storage = storages_[root];

@@ -589,6 +589,7 @@ class TypeChecker {
   int cut_within(SlotId slot, int axis, const Comm& comm) const;
   Placement grouped_result(const Op& op, const Collective& c, int axis);
   Placement collective_result(const Op& op, const Collective& c, int axis);
+  bool counts_its_own(const Op& op, Placement declared, int axis) const;
   bool may_be_whole(const Op& op, Placement derived, Placement declared, int axis) const;
   Derived derive(const Equation& equation, const Written& w, int axis) const;
   Derived derive_sharded(const Equation& equation, const Written& w, int axis, char letter) const;
@@ -645,7 +646,7 @@ void TypeChecker::check_written(const Op& op, const Equation& equation, const Wr
     }
     const Placement declared = place(w.slot, axis);
     if (w.trusted || declared == derived.place || (derived.may_be_partial && declared.is_partial())) continue;
-    if (may_be_whole(op, derived.place, declared, axis)) continue;
+    if (may_be_whole(op, derived.place, declared, axis) || counts_its_own(op, declared, axis)) continue;
     const bool unread = declared.is_shard() && std::ranges::none_of(equation.reads, [&](const Operand& r) {
                           return r.dims.find(w.dims[static_cast<size_t>(declared.dim)]) != std::string::npos;
                         });
@@ -665,6 +666,12 @@ void TypeChecker::check_written(const Op& op, const Equation& equation, const Wr
 bool TypeChecker::may_be_whole(const Op& op, Placement derived, Placement declared, int axis) const {
   return std::holds_alternative<Add>(op.work) && type(op.writes[0]).micro == Micro::kSum && role_axis(plan_) == axis &&
          derived.is_partial() && declared.kind == Place::kReplicate;
+}
+
+/// A stage's summand of a squared norm: of gradients that several stages hold it counts some, and the others count theirs. Rule 4
+/// proves that each element is counted once.
+bool TypeChecker::counts_its_own(const Op& op, Placement declared, int axis) const {
+  return std::holds_alternative<SquaredNorm>(op.work) && role_axis(plan_) == axis && declared.is_partial();
 }
 
 Derived TypeChecker::derive(const Equation& equation, const Written& w, int axis) const {

@@ -330,7 +330,6 @@ void Replay::play_transfer(const Act& act) {
   for_pieces(dst, [&](Piece& p) {
     if (p.sum < 0) return;
     Contributions& sum = sums_[static_cast<size_t>(p.sum)];
-    if (p.parameter < 0 && sum.normed.empty()) return;
     ledger_.give(key, role_index_, p.parameter, sum);
     sum.merged.push_back(key);
   });

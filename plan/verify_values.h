@@ -21,8 +21,8 @@ struct Source {
   friend bool operator==(const Source&, const Source&) = default;
 };
 
-/// Where a sum over micro-batches came from another role: the n-th collective of a group of a communicator that joins roles, or the
-/// n-th such message from one role to another.
+/// The source of a sum over micro-batches that came from another role: the n-th collective of a group of a communicator that joins
+/// roles, or the n-th such message from one role to another.
 struct CrossRole {
   int32_t comm = -1;
   int32_t from = -1, to = -1;  ///< roles, of a message; of a collective, the first of its group where there are several
@@ -30,10 +30,10 @@ struct CrossRole {
   friend auto operator<=>(const CrossRole&, const CrossRole&) = default;
 };
 
-/// What a sum over micro-batches holds.
+/// The contents of a sum over micro-batches.
 struct Contributions {
   std::vector<Source> sources;
-  /// Of a squared norm: how many elements of each parameter's gradient it counts, over all ranks.
+  /// For a squared norm: how many elements of each parameter's gradient it counts, over all ranks.
   std::map<int32_t, int64_t> normed;
   std::vector<CrossRole> merged;  ///< sums over roles that it went through: the other roles' parts are looked up at the end
   /// A kernel made it of several parameters' gradients at once (a compressed bucket): the kernel is trusted to have kept their
@@ -47,20 +47,20 @@ struct Contributions {
 /// How the parts of a partial value are to be combined. A kernel that the core does not know decides for itself.
 enum class Pending : uint8_t { kSum, kMax, kEither };
 
-/// Elements [begin, end) of one storage, all in the same state. Where `shard` is not empty only the rank's own part of the range
-/// is current; the ranks along `shard` hold the range together. Coordinates are those of the whole range.
+/// Elements [begin, end) of one storage, all in the same state. The bounds count elements of the whole range. If `shard` is not
+/// empty, only the rank's own part of the range is current, and the ranks along `shard` hold the range together.
 struct Piece {
   int64_t begin = 0, end = 0;
   int64_t origin = 0;       ///< where element 0 of the parameter would lie
   int32_t value_type = -1;  ///< in the TypeTable
   int32_t slice = -1;       ///< micro-batch, for slices
   int32_t parameter = -1;
-  int32_t sum = -1;     ///< index of its Contributions, or -1 for none
-  int32_t name = -1;    ///< last written under this buffer, or kSlotName + slot
-  int32_t call = -1;    ///< number of the call that wrote it
-  int32_t version = 0;  ///< updates since the period began
-  int32_t run = -1;     ///< of the op that wrote it (Replay::runs_), or -1 for what the last period left
-  int32_t state = -1;   ///< number of the value, which copies carry along, or -1
+  int32_t sum = -1;          ///< index of its Contributions, or -1 for none
+  int32_t name = -1;         ///< last written under this buffer, or kSlotName + slot
+  int32_t call = -1;         ///< number of the call that wrote it
+  int32_t version = 0;       ///< updates since the period began
+  int32_t run = -1;          ///< of the op that wrote it (Replay::runs_), or -1 for what the last period left
+  int32_t state = -1;        ///< number of the value, which copies carry along, or -1
   int64_t state_origin = 0;  ///< where element 0 of that value would lie
   AxisSet shard;
   bool written = false;
@@ -68,8 +68,8 @@ struct Piece {
   bool zero = false;
   bool spent = false;  ///< a gradient by which an update was made
   Pending pending = Pending::kSum;
-  /// By what a scalar must still be divided before it is reported: the targets of the step for a loss that was just computed, 1 for
-  /// the mean and for a squared norm, 0 for what is neither or of unknown origin.
+  /// The divisor that a scalar still needs before it is reported: the targets of the step for a loss that was just computed, 1 for
+  /// the mean and for a squared norm, 0 for anything else and for an unknown origin.
   Rational owed{0};
 };
 
@@ -95,8 +95,8 @@ struct Region {
   int32_t name = -1;
 };
 
-/// An update or norm that needs a complete gradient, a kernel that needs to know whose it is, or the use of a squared norm, judged
-/// when all roles are known.
+/// A place that needs facts about gradients of all roles: an update or norm that needs a complete gradient, a kernel that needs to
+/// know whose gradient it reads, or the use of a squared norm. Judged when all roles are known.
 struct Demand {
   int role = -1;
   int32_t parameter = -1;  ///< -1: of a squared norm
@@ -108,7 +108,7 @@ struct Demand {
   bool before_tie = false;  ///< of a parameter with several uses (a tied table) some may give to the sum later
 };
 
-/// What all roles together did with the parameters.
+/// The effects of all roles together on the parameters.
 class GradientLedger {
  public:
   GradientLedger(const Plan& plan, Report& report) : plan_(plan), report_(report), uses_(plan.parameters.size()) {
@@ -120,9 +120,12 @@ class GradientLedger {
   void use(int32_t parameter, const Source& source);
   /// Some op made a contribution to a parameter's gradient: the plan trains.
   void note_training() { trains_ = true; }
-  /// State of role `role` that nothing in a period changes, or work of which nothing comes. That is a fault where the plan trains.
+  /// Records a fault of a plan that trains: state of role `role` that nothing in a period changes, or work whose
+  /// result nobody uses.
   void lost(int role, std::string op, std::string message) { lost_.push_back({role, std::move(op), std::move(message)}); }
   void demand(Demand d) { demands_.push_back(std::move(d)); }
+  /// A metric `name` that must hold every micro-batch, whichever stages ran them.
+  void demand_all(Demand d, std::string name) { metrics_.emplace_back(std::move(d), std::move(name)); }
   /// Role `role` gave `sum` to a sum over roles.
   void give(CrossRole key, int role, int32_t parameter, const Contributions& sum) { given_[key].push_back({role, parameter, sum}); }
   /// Role `role` updated elements of a parameter, counted over all ranks that share its pieces.
@@ -140,6 +143,7 @@ class GradientLedger {
   };
   void settle(const Demand& d);
   void settle_norm(const Demand& d);
+  void settle_metric(const Demand& d, const std::string& name);
   Contributions total(const Demand& d) const;
   /// Roles that gave a sum over roles another parameter's gradient than the demanded one; nothing where all gave the same.
   const Given* stranger(const Demand& d) const;
@@ -152,6 +156,7 @@ class GradientLedger {
   bool trains_ = false;
   std::vector<std::vector<Source>> uses_;
   std::vector<Demand> demands_;
+  std::vector<std::pair<Demand, std::string>> metrics_;
   struct Lost {
     int role;
     std::string op, message;

@@ -11,7 +11,7 @@ namespace shardlab {
 /// Bytes sent in one step by the rank at `c`, by communicator name.
 std::map<std::string, int64_t> wire_bytes(const Plan& plan, const Coordinates& c);
 
-/// The same summed over every rank of the mesh.
+/// Wire bytes of one step by communicator name, summed over every rank of the mesh.
 std::map<std::string, int64_t> total_wire_bytes(const Plan& plan);
 
 }  // namespace shardlab

@@ -62,8 +62,8 @@ int64_t flops_of(const Positions& w, const Operands& o) {
 }
 
 /// Per element. F: mean 1, variance 3, then subtract, scale, gamma, beta; rms: square sum 2, scale, gamma.
-/// I: dy gamma 1, xhat 2 (rms 1), mean of g 1 (rms 0), of g xhat 2, combination 4 (rms 3), residual 1. W: xhat, times dy, sum,
-/// dbeta's sum.
+/// I: dy gamma 1, xhat 2 (rms 1), mean of g 1 (rms 0), of g xhat 2, combination 4 (rms 3), residual 1. W: xhat, times dy,
+/// sum, dbeta's sum.
 int64_t flops_of(const Norm& w, const Operands& o) {
   const int64_t n = elements(o.read(0));
   if (w.phase == Phase::kF) return n * (w.rms ? 4 : 8);
@@ -93,8 +93,8 @@ int64_t flops_of(const Attention& w, const Operands& o) {
   return pairs * (10 * w.head_dim + 6) + 2 * elements(o.read(0));
 }
 
-/// gelu: u^3 2, inner 3, tanh 1, outer 3; its derivative adds 11. swiglu per output: negate, exp, add, divide, times;
-/// derivative 12.
+/// gelu: u^3 2, inner 3, tanh 1, outer 3; its derivative adds 11. swiglu per output: negate, exp, add, divide,
+/// times; derivative 12.
 int64_t flops_of(const Activation& w, const Operands& o) {
   if (w.phase == Phase::kF) return elements(o.write(0)) * (w.swiglu ? 5 : 9);
   return elements(o.read(0)) * (w.swiglu ? 12 : 20);
@@ -170,8 +170,8 @@ int64_t scratch_of(const Other&, const Operands&, bool) {
   return 0;
 }
 
-// On narrow storage: blocks of operands in fp32, as kernels/mixed.h cuts them. A window is there for narrow operands only, a panel
-// always.
+// On narrow storage: blocks of operands in fp32, as kernels/mixed.h cuts them. A window is there for narrow operands only,
+// a panel always.
 
 constexpr int64_t kBlock = 4096, kColumns = 64;
 
@@ -181,7 +181,6 @@ bool is_narrow(const Type& t) {
 int64_t window(const Type& t, int64_t n) { return is_narrow(t) ? floats(n) : 0; }
 /// Whole rows of so many elements as fill a block.
 int64_t block_of_rows(int64_t width) { return std::max<int64_t>(1, kBlock / std::max<int64_t>(1, width)) * width; }
-int64_t rows_of(const Type& t) { return elements(t) / std::max<int64_t>(1, t.shape.last()); }
 
 /// Windows of `n` elements for every narrow operand.
 int64_t windows(const Operands& o, int64_t n) {
@@ -283,8 +282,8 @@ int64_t narrow_scratch(const AdamW&, const Operands& o, bool) {
 /// A canonical tree over `rows` parts, a block of each at a time: the parts, and where they lie.
 int64_t tree_scratch(int64_t rows, int64_t block) { return floats(rows * block) + aligned(8 * rows); }
 
-/// As much as elementwise kernels want, but for those that are known here to want something else; others that want more are lent it
-/// by the back end.
+/// Scratch bytes of a kernel by name: the amount listed here, else the amount of elementwise kernels. A kernel that asks for more
+/// at run time gets a block of its own from the back end.
 int64_t kernel_scratch(const Kernel& w, const Operands& o) {
   if (w.name == "copy") return is_narrow(o.read(0)) && is_narrow(o.write(0)) ? floats(kBlock) : 0;
   if (w.name == "dequantise_sum_int8" || w.name == "dequantise_sum_int4" || w.name == "sign_expand_sum" || w.name == "sum_rows") {

@@ -1,4 +1,4 @@
-// What an op costs in work, never in seconds: flops, memory bytes, payload bytes. Pure functions of the op and its operand types.
+// The work of an op, never its seconds: flops, memory bytes, payload bytes. Pure functions of the op and its operand types.
 #pragma once
 
 #include <functional>
@@ -36,12 +36,13 @@ int64_t rope_table_elements(const Segment& segment, const Op& op);
 /// Whether no operand of `op` is in device memory: the host does the work, whatever the back end.
 bool works_on_host(const Segment& segment, const Op& op);
 
-/// Gives each role the buffers that kernels need beside operands: "workspace.<stream>" as large as the most that an op on the
-/// stream may use (in host memory where all of those work there), and "rope.table" where one rotates. They live across steps. Where
-/// a role has them already they get the size that its program needs.
+/// Gives each role the buffers that kernels need beside operands: "workspace.<stream>", as large as the largest need of an op on
+/// the stream (in host memory if all those ops work there), and "rope.table" if an op rotates. They live across steps. If a role
+/// already has them, they get the size that its program needs.
 void add_workspaces(Plan& plan, bool canonical);
 
-/// The same for kernels of another kind: `scratch` says in bytes what an op of theirs needs (plan/device_scratch.h for a GPU's).
+/// The same buffers for another set of kernels: `scratch` gives the bytes that an op needs there (plan/device_scratch.h
+/// for a GPU's).
 void add_workspaces(Plan& plan, const std::function<int64_t(const Segment&, const Op&)>& scratch);
 
 }  // namespace shardlab

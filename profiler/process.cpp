@@ -19,6 +19,13 @@ std::optional<double> read_number(const std::string& path) {
 
 }  // namespace
 
+int64_t proportional_memory() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("Pss:")) return std::stoll(line.substr(4)) * 1024;  // "Pss:   123 kB"
+  return 0;
+}
+
 ResidentMemory resident_memory() {
   ResidentMemory memory;
   std::ifstream status("/proc/self/status");

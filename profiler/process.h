@@ -14,6 +14,8 @@ struct ResidentMemory {
   int64_t peak_bytes = 0;  ///< since the process began
 };
 ResidentMemory resident_memory();
+/// Bytes in RAM of which this process has its part: a page that n processes have counts an n-th. 0 where the system does not say.
+int64_t proportional_memory();
 
 /// Energy of all processor packages, from Linux's powercap (RAPL) counters.
 class EnergyMeter {

@@ -25,7 +25,7 @@ class CpuRecorder final : public Recorder {
   /// Nothing is kept while off: warm-up steps. On at first.
   void set_on(bool on) { on_ = on; }
 
-  /// What was recorded, events grouped by rank in order of begin, with the measured cost of recording one; empties the recorder.
+  /// The recorded trace, events grouped by rank in order of begin, with the measured cost of recording one; empties the recorder.
   /// Steps are numbered from the first one kept.
   Trace take();
 

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "plan/base/limits.h"
+#include "profiler/json_integer.h"
 
 namespace shardlab::profiler {
 namespace {
@@ -34,7 +35,7 @@ void read_accounting(const json& from, TraceAccounting& a) {
                                                                        {"unclaimed", &TraceAccounting::unclaimed},
                                                                        {"ops", &TraceAccounting::ops},
                                                                        {"ops_untimed", &TraceAccounting::ops_untimed}};
-  for (const auto& [key, member] : counts) from.at(key).get_to(a.*member);
+  for (const auto& [key, member] : counts) a.*member = json_integer<int64_t>(from.at(key));
 }
 
 /// A trace of more could not be shown.
@@ -108,18 +109,18 @@ Header read_header(const json& line, RecordedTrace& recorded) {
   Trace& trace = recorded.trace;
   trace.producer = line.at("producer").get<std::string>();
   recorded.plan = line.value("plan", "");
-  trace.world_size = line.at("world_size").get<int>();
-  trace.steps = line.at("steps").get<int>();
+  trace.world_size = json_integer<int>(line.at("world_size"));
+  trace.steps = json_integer<int>(line.at("steps"));
   const int64_t intervals = int64_t{trace.world_size} * trace.steps;
   if (trace.world_size < 1 || trace.steps < 0 || intervals > limits::kTraceIntervals)
     throw std::out_of_range(
         fmt::format("{} ranks and {} steps, where a trace has 1 or more ranks and at most {} of both multiplied", trace.world_size,
                     trace.steps, limits::kTraceIntervals));
   trace.streams = line.at("streams").get<std::vector<std::string>>();
-  trace.dropped = line.at("dropped").get<int64_t>();
+  trace.dropped = json_integer<int64_t>(line.at("dropped"));
   trace.recorder_overhead_s = line.at("recorder_overhead_s").get<double>();
   if (line.contains("accounting")) read_accounting(line.at("accounting"), trace.accounting);
-  return {line.value("events", int64_t{-1})};
+  return {line.contains("events") ? json_integer<int64_t>(line.at("events")) : -1};
 }
 
 class Reader {
@@ -131,7 +132,7 @@ class Reader {
     Trace& trace = recorded.trace;
     if (trace.step_interval.empty())
       trace.step_interval.resize(static_cast<size_t>(trace.world_size) * static_cast<size_t>(trace.steps));
-    const int rank = line.at("rank").get<int>(), step = line.at("step").get<int>();
+    const int rank = json_integer<int>(line.at("rank")), step = json_integer<int>(line.at("step"));
     if (rank < 0 || rank >= trace.world_size || step < 0 || step >= trace.steps)
       throw std::out_of_range(
           fmt::format("rank {} and step {} of a trace of {} ranks and {} steps", rank, step, trace.world_size, trace.steps));
@@ -150,7 +151,7 @@ class Reader {
     TraceEvent event;
     event.kind = line.at("kind").get<std::string>() == "wait" ? TraceEvent::Kind::kWait : TraceEvent::Kind::kOp;
     event.rank = rank;
-    event.instruction = line.at("instruction").get<int32_t>();
+    event.instruction = json_integer<int32_t>(line.at("instruction"));
     if (event.instruction < 0) throw std::out_of_range(fmt::format("instruction {}", event.instruction));
     const auto stream = std::ranges::find(trace.streams, line.at("stream").get<std::string>());
     if (stream == trace.streams.end()) throw std::out_of_range("the trace has no such stream: " + line.at("stream").dump());
@@ -159,7 +160,7 @@ class Reader {
     event.begin = begin;
     event.end = end;
     event.peer_wait = line.at("peer_wait").get<double>();
-    event.sent_bytes = line.at("sent_bytes").get<int64_t>();
+    event.sent_bytes = json_integer<int64_t>(line.at("sent_bytes"));
     event.queued = line.value("queued", -1.0);
     const int64_t most = header.events < 0 ? kMostEvents : std::min(header.events, kMostEvents);
     if (static_cast<int64_t>(trace.events.size()) == most)
@@ -191,7 +192,7 @@ Result<RecordedTrace> read(Bytes& bytes, const std::string& path, bool all) {
     if (line.is_discarded()) return broken("this line is no JSON");
     try {
       if (number == 1) {
-        if (line.at("version").get<int>() > kTraceVersion) return broken("the trace is of a newer version of shardlab");
+        if (json_integer<int>(line.at("version")) > kTraceVersion) return broken("the trace is of a newer version of shardlab");
         reader.header = read_header(line, reader.recorded);
         if (!all) return std::move(reader.recorded);
       } else {

@@ -24,8 +24,9 @@ struct RecordedTrace {
 /// naming the line.
 Result<RecordedTrace> read_trace_lines(const std::string& path);
 
-/// The same from a stream of lines that are not packed; `path` stands in messages. Ranks, steps and streams of every line are those of
-/// the first, and what the first line promises is bounded (plan/base/limits.h) before there is room for it.
+/// Reads a trace from a stream of lines that are not packed; `path` stands in messages. Every line must agree with the ranks,
+/// steps and streams of the first line, and the sizes that the first line promises are bounded (plan/base/limits.h) before there
+/// is room for them.
 Result<RecordedTrace> read_trace_lines(std::istream& lines, const std::string& path);
 
 /// The digest of the plan that the trace at `path` is of, from the file's first line alone. Refuses as `read_trace_lines` does.
@@ -38,9 +39,9 @@ struct JoinedTrace {
   std::vector<std::string> unknown;  ///< texts of their ops, each once
 };
 
-/// Joins by the text of ops, whatever number an op had when it ran. Several ops of one text on a role are taken in their order;
-/// where trace and plan have different numbers of them, none is joined. Ranks and streams that the plan does not have are not
-/// joined.
+/// Joins by the text of ops, whatever number an op had when it ran. Several ops of one text on a role are taken in their
+/// order; where trace and plan have different numbers of them, none is joined. Ranks and streams that the plan does not have
+/// are not joined.
 JoinedTrace join_by_text(RecordedTrace recorded, const Plan& plan, const std::vector<Program>& programs);
 
 }  // namespace shardlab::profiler

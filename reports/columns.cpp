@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "plan/base/check.h"
+#include "plan/base/values.h"
+#include "plan/keys.h"
 #include "plan/precision.h"
 
 namespace shardlab::reports {
@@ -26,7 +28,7 @@ Value maybe(const std::optional<T>& v) {
 
 /// Gradients accumulate and travel in one type.
 Value gradient_dtype(Outcome o) {
-  const DType type = precision_of(o.config).gradient;
+  const DType type = element_types(o.config).gradient;
   return text(type == DType::bf16 ? "bf16" : type == DType::f16 ? "fp16" : "fp32");
 }
 
@@ -91,8 +93,25 @@ Value seconds_to_loss(Outcome o, double step_s) {
 #define PREDICTED_TIME(expression) \
   [](Outcome o) { return o.predicted && o.predicted->step_s > 0 ? number(o.predicted->expression) : kNotApplicable; }
 #define MEASURED(expression) [](Outcome o) { return o.measured ? number(o.measured->expression) : kNotApplicable; }
-#define CONFIG(expression) [](Outcome o) { return number(int64_t{o.config.expression}); }
-#define NAMED(expression) [](Outcome o) { return text(o.config.expression); }
+
+/// What a key is worth in a case: a number, a truth, or a word.
+Value value_of(const CaseKey& key, const Case& c) {
+  const std::string written = key.get(c);
+  switch (key.form) {
+    case Form::kInteger:
+    case Form::kCount: return number(parse_count(written).value());
+    case Form::kNumber: return number(parse_number(written).value());
+    case Form::kBool: return Value(parse_bool(written).value());
+    default: return text(written);
+  }
+}
+
+/// A column of a key of the case, called by its short form unless `name` calls it otherwise.
+CaseColumn of_key(std::string_view path, Unit unit = Unit::kNone, std::string_view heading = "", std::string_view name = "") {
+  const CaseKey* key = find_key(path);
+  SHARDLAB_CHECK(key != nullptr, "no key is called `{}`", path);
+  return {name.empty() ? key->word() : name, unit, heading, key->help, [key](Outcome o) { return value_of(*key, o.config); }};
+}
 
 /// Classes as tables name them: what is neither state nor activation counts as buffers, so that the six add up.
 enum class Held : uint8_t { kParameters, kGradients, kMaster, kMoments, kActivations, kBuffers };
@@ -129,31 +148,30 @@ int64_t held(const MemoryByClass& memory, Held what) {
       OF_CLASS(space, words, member, "moments", Held::kMoments),                                                              \
       OF_CLASS(space, words, member, "activations", Held::kActivations), OF_CLASS(space, words, member, "buffers", Held::kBuffers)
 
-constexpr std::array kColumns = {
+const std::vector<CaseColumn> kColumns = {
     // What the case is and what became of it.
     CaseColumn{"case_id", Unit::kNone, "case", "hash of the resolved case", [](Outcome o) { return text(o.case_id); }},
-    CaseColumn{"name", Unit::kNone, "", "name given by the sweep", NAMED(name)},
+    of_key("name"),
     CaseColumn{"status", Unit::kNone, "", "ok, refused, oom, timeout or failed", [](Outcome o) { return text(name_of(o.status)); }},
     CaseColumn{"reason", Unit::kNone, "", "why it is not ok", [](Outcome o) { return text(o.reason); }},
-    CaseColumn{"model", Unit::kNone, "", "model preset or file", NAMED(model.name)},
+    of_key("model.name", Unit::kNone, "", "model"),
     CaseColumn{"parameters", Unit::kCount, "", "parameters of the whole model", [](Outcome o) { return number(o.parameters); }},
-    CaseColumn{"machine", Unit::kNone, "", "machine preset or file", NAMED(machine.id)},
-    CaseColumn{"backend", Unit::kNone, "", "what ran the ops: cpu, cuda or dry", NAMED(backend)},
-    CaseColumn{"transport", Unit::kNone, "", "what moved the bytes", NAMED(transport)},
+    of_key("machine.id", Unit::kNone, "", "machine"),
+    of_key("backend"),
+    of_key("transport"),
     CaseColumn{"world_size", Unit::kNone, "ranks", "dp tp pp cp",
                [](Outcome o) { return number(int64_t{o.config.layout.world_size()}); }},
     // The layout.
-    CaseColumn{"dp", Unit::kNone, "", "data-parallel size", CONFIG(layout.dp)},
-    CaseColumn{"tp", Unit::kNone, "", "tensor-parallel size", CONFIG(layout.tp)},
-    CaseColumn{"pp", Unit::kNone, "", "pipeline stages", CONFIG(layout.pp)},
-    CaseColumn{"vpp", Unit::kNone, "", "virtual stages per rank", CONFIG(layout.vpp)},
-    CaseColumn{"cp", Unit::kNone, "", "context-parallel size", CONFIG(layout.cp)},
-    CaseColumn{"ep", Unit::kNone, "", "expert-parallel size", CONFIG(layout.ep)},
-    CaseColumn{"zero", Unit::kNone, "", "ZeRO stage", CONFIG(layout.zero)},
+    of_key("dp"),
+    of_key("tp"),
+    of_key("pp"),
+    of_key("vpp"),
+    of_key("cp"),
+    of_key("ep"),
+    of_key("zero"),
     CaseColumn{"schedule", Unit::kNone, "", "order of the pipeline's micro-batches",
                [](Outcome o) { return text(name_of(o.config.layout.schedule)); }},
-    CaseColumn{"sequence_parallel", Unit::kNone, "", "activations sharded along the sequence over tp",
-               [](Outcome o) { return Value(o.config.layout.sequence_parallel); }},
+    of_key("sequence_parallel"),
     CaseColumn{"recompute", Unit::kNone, "", "what backward computes again",
                [](Outcome o) {
                  const Layout& l = o.config.layout;
@@ -161,12 +179,12 @@ constexpr std::array kColumns = {
                }},
     CaseColumn{"offload", Unit::kNone, "", "what lives outside device memory",
                [](Outcome o) { return text(offload_text(o.config.layout.offload)); }},
-    CaseColumn{"precision", Unit::kNone, "", "element type of the matrix multiplications", NAMED(train.precision)},
+    of_key("precision"),
     // The batch.
-    CaseColumn{"micro_batch", Unit::kNone, "", "sequences of one micro-batch on one rank", CONFIG(train.micro_batch)},
-    CaseColumn{"grad_accumulation", Unit::kNone, "", "micro-batches of one step on one rank", CONFIG(train.grad_accumulation)},
-    CaseColumn{"seq_len", Unit::kNone, "", "tokens of one sequence", CONFIG(train.seq_len)},
-    CaseColumn{"global_batch_tokens", Unit::kNone, "", "tokens of one step of the whole job", CONFIG(train.global_batch_tokens)},
+    of_key("micro_batch"),
+    of_key("grad_accumulation"),
+    of_key("seq_len"),
+    of_key("global_batch_tokens"),
     // Predicted beside measured.
     CaseColumn{"predicted_step_s", Unit::kSeconds, "predicted step", "one optimizer step", PREDICTED_TIME(step_s)},
     CaseColumn{"measured_step_s", Unit::kSeconds, "measured step", "one optimizer step, median over all samples", MEASURED(step_s)},
@@ -236,7 +254,8 @@ constexpr std::array kColumns = {
                  const auto steps = steps_to_loss(o);
                  return steps ? number(*steps * o.config.train.global_batch_tokens) : kNotApplicable;
                }},
-    CaseColumn{"predicted_s_to_loss", Unit::kSeconds, "predicted time to loss", "those steps, which were measured, at the predicted step",
+    CaseColumn{"predicted_s_to_loss", Unit::kSeconds, "predicted time to loss",
+               "those steps, which were measured, at the predicted step",
                [](Outcome o) { return o.predicted ? seconds_to_loss(o, o.predicted->step_s) : kNotApplicable; }},
     CaseColumn{"measured_s_to_loss", Unit::kSeconds, "time to loss", "those steps at the measured step",
                [](Outcome o) { return o.measured ? seconds_to_loss(o, o.measured->step_s) : kNotApplicable; }},
@@ -257,23 +276,16 @@ constexpr std::array kColumns = {
                [](Outcome o) { return o.predicted ? Value(o.predicted->extrapolated) : kNotApplicable; }},
     CaseColumn{"kernel_variant", Unit::kNone, "", "kernels chosen for the processor",
                [](Outcome o) { return o.measured ? text(o.measured->kernel_variant) : kNotApplicable; }},
-    CaseColumn{"profile", Unit::kNone, "", "framework whose run is predicted", NAMED(profile)},
-    CaseColumn{"optimizer", Unit::kNone, "", "adamw or sgd", [](Outcome o) { return text(name_of(o.config.train.optimizer)); }},
-    CaseColumn{"learning_rate", Unit::kNone, "", "at its peak",
-               [](Outcome o) { return number(double{o.config.train.learning_rate.peak}); }},
-    CaseColumn{"dropout", Unit::kNone, "", "probability of dropping an element",
-               [](Outcome o) { return number(double{o.config.train.dropout}); }},
-    CaseColumn{"bucket_bytes", Unit::kBytes, "bucket", "gradients reduced together; 0: one bucket per parameter",
-               CONFIG(layout.bucket_bytes)},
-    CaseColumn{"overlap", Unit::kNone, "", "gradients are reduced while backward goes on",
-               [](Outcome o) { return Value(o.config.layout.overlap); }},
-    CaseColumn{"delayed_update", Unit::kNone, "", "the host updates with the gradients of the step before",
-               [](Outcome o) { return Value(o.config.layout.offload.delayed_update); }},
-    CaseColumn{"collective_algorithm", Unit::kNone, "", "auto, ring, halving-doubling or direct",
-               [](Outcome o) { return text(name_of(o.config.layout.collective_algorithm)); }},
-    CaseColumn{"canonical", Unit::kNone, "", "sums in the canonical order: bitwise equal across layouts",
-               [](Outcome o) { return Value(o.config.canonical); }},
-    CaseColumn{"threads_per_rank", Unit::kNone, "", "threads of one rank's kernels", CONFIG(threads_per_rank)},
+    of_key("profile"),
+    of_key("optimizer"),
+    of_key("learning_rate"),
+    of_key("dropout"),
+    of_key("bucket_bytes", Unit::kBytes, "bucket"),
+    of_key("overlap"),
+    of_key("delayed_update"),
+    of_key("collective_algorithm"),
+    of_key("canonical"),
+    of_key("threads_per_rank"),
     CaseColumn{"fsdp", Unit::kNone, "", "of zero 3: layers a unit, units fetched ahead, whether backward gathers again", fsdp},
     CaseColumn{
         "hybrid_shard", Unit::kNone, "", "size of the shard group",
@@ -293,10 +305,8 @@ constexpr std::array kColumns = {
                MEASURED(arena_bytes)},
     CaseColumn{"resident_bytes", Unit::kBytes, "resident", "physical memory of the whole process", MEASURED(resident_bytes)},
     CaseColumn{"recorder_overhead_s", Unit::kSeconds, "recorder", "cost of recording one event", MEASURED(recorder_overhead_s)},
-    CaseColumn{"attention", Unit::kNone, "",
-               "whose attention a GPU was asked for: auto, own or cudnn (kernel_variant says whose ran)", NAMED(attention)},
-    CaseColumn{"tensor_float", Unit::kNone, "", "tf32: fp32 products of the GPU's library may round their factors to tf32",
-               [](Outcome o) { return Value(o.config.tf32); }},
+    of_key("attention"),
+    of_key("tf32", Unit::kNone, "", "tensor_float"),
     CaseColumn{"recompute_budget_bytes", Unit::kBytes, "recompute budget", "within which recompute was chosen layer by layer",
                [](Outcome o) {
                  const int64_t budget = o.config.layout.recompute_options.budget_bytes;
@@ -316,8 +326,6 @@ constexpr std::array kColumns = {
 #undef OF_CLASS
 #undef PREDICTED
 #undef MEASURED
-#undef CONFIG
-#undef NAMED
 
 constexpr std::array<std::string_view, 11> kSummary{"name",
                                                     "status",
@@ -372,7 +380,7 @@ std::string layout_text(const Case& config) {
   if (l.sequence_parallel) add("sequence-parallel");
   if (l.recompute != Recompute::kNone) add(fmt::format("recompute-{}", name_of(l.recompute)));
   // This machine's cores train in fp32 unless a case says otherwise.
-  if (config.train.precision != "fp32" || !config.machine.local) add(config.train.precision);
+  if (config.train.precision != Precision::kFp32 || !config.machine.local) add(name_of(config.train.precision));
   return out;
 }
 
@@ -388,7 +396,7 @@ std::string case_title(const Case& config) {
 
 std::optional<double> peak_flops(const Case& config) {
   const Machine& m = config.machine;
-  const auto peak = m.device.peak_flops.find(config.train.precision);
+  const auto peak = m.device.peak_flops.find(std::string(name_of(config.train.precision)));
   if (peak == m.device.peak_flops.end() || peak->second <= 0) return std::nullopt;
   int devices = config.layout.world_size();
   if (m.local) {

@@ -2,6 +2,7 @@
 // it.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,7 +19,7 @@ struct CaseColumn {
   Unit unit;
   std::string_view heading;  ///< of people's tables; the name when empty
   std::string_view help;     ///< one line: what it is and how it is defined
-  Value (*get)(const CaseOutcome&);
+  std::function<Value(const CaseOutcome&)> get;
 };
 
 /// Every column, in the order of results.csv. The first 48 are the fixed contract of ARCHITECTURE.md, section 3.

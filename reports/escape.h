@@ -11,7 +11,8 @@ namespace shardlab::reports {
 /// would take for a formula (= + - @ first, and no number) begins with an apostrophe, which spreadsheets do not show.
 std::string csv_field(std::string_view text);
 
-/// A text of GitHub markdown on one line, which is no link, no image, no emphasis, no column's end and no HTML. Code between backticks is code.
+/// A text of GitHub markdown on one line, which is no link, no image, no emphasis, no column's end and no HTML. Code between
+/// backticks is code.
 std::string markdown_text(std::string_view text);
 
 /// The same as code: between as many backticks as it takes.

@@ -21,7 +21,7 @@ namespace {
 /// The time by which ops are ranked and shared out: measured where the case was measured.
 double seconds_of(const OpComparison& op, bool measured) { return measured ? op.measured_s : op.predicted_s; }
 
-/// What a figure of a step is worth mentioning for: its share of the step.
+/// The least share of the step for which a figure is mentioned.
 constexpr double kWorthSaying = 0.02;
 
 bool is_communication(const std::string& kind) {
@@ -146,7 +146,7 @@ void idle_reason(const CaseOutcome& o, std::vector<std::string>& out) {
     out.push_back(fmt::format("{} for {}: {}.", measured ? "Idle" : "Predicted to be idle", seconds_text(idle.idle_s), text));
 }
 
-/// What takes a device's memory beside the arenas, the most first.
+/// The items that take a device's memory beside the arenas, the largest first.
 void memory_reason(const CaseOutcome& o, std::vector<std::string>& out) {
   if (!o.measured || o.measured->unplanned_memory.empty()) return;
   std::vector<MemoryItem> items = o.measured->unplanned_memory;
@@ -185,7 +185,7 @@ struct KindSum {
   double predicted = 0, measured = 0;
 };
 
-/// Which kinds of op lose most against the prediction, and which are much faster than predicted.
+/// The kinds of op that lose most against the prediction, and those that are much faster than predicted.
 void residual_reasons(const CaseOutcome& o, std::vector<std::string>& out) {
   if (!o.measured || !o.predicted || o.ops.empty()) return;
   std::map<std::string, KindSum> kinds;
@@ -308,7 +308,7 @@ std::vector<std::string> reasons(const CaseOutcome& o) {
 
 namespace {
 
-/// Of the time of all ops, the share of those after the first `rows`.
+/// The share of ops after the first `rows` in the time of all ops.
 double share_below(const CaseOutcome& outcome, int rows) {
   const Table all = op_table(outcome);
   const size_t column = static_cast<size_t>(std::ranges::find(all.columns, "share", &TableColumn::name) - all.columns.begin());

@@ -24,9 +24,9 @@ struct StepPart {
   int tenths = 0;  ///< of a percent of the step
 };
 
-/// Where a step's time goes, measured where it was: one part a kind, which share nothing, so that the tenths add up to 1000. What
-/// waits for a peer or for another stage is idle; a bubble of its own has only the analytic estimate, which does not tell idle time
-/// apart. None where nothing is known of a step.
+/// The parts of a step's time, measured if it was measured: one part a kind. Parts do not overlap, and their tenths of a percent
+/// add up to 1000. Waits for a peer or for another stage count as idle. Only the analytic estimate, which does not know idle time
+/// by cause, has a part for the bubble. Empty if nothing is known of a step.
 std::vector<StepPart> step_parts(const CaseOutcome& outcome);
 
 /// Sentences: where the step's time goes (compute, exposed communication, bubble, unplanned), which op kinds lose most against the

@@ -18,10 +18,10 @@ struct Scale {
 /// Four significant digits of a value whose magnitude is below 10,000; `fewer` digits less.
 std::string four_digits(double value, int fewer = 0) {
   const double magnitude = std::abs(value), rounds = std::pow(10.0, fewer);
-  const int decimals = magnitude >= 1000 - 0.05 * rounds    ? 0
-                       : magnitude >= 100 - 0.005 * rounds  ? 1
+  const int decimals = magnitude >= 1000 - 0.05 * rounds   ? 0
+                       : magnitude >= 100 - 0.005 * rounds ? 1
                        : magnitude >= 10 - 0.0005 * rounds ? 2
-                                                            : 3;
+                                                           : 3;
   return fmt::format("{:.{}f}", value, std::max(0, decimals - fewer));
 }
 

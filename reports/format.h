@@ -34,7 +34,7 @@ std::string percent_text(double fraction);
 /// `percent` -2.5 is "-2.50 %", 2.5 "+2.50 %": a residual always has its sign.
 std::string signed_percent_text(double percent);
 
-/// The same quantities in a sentence or a narrow table, with three significant digits: "78.0 GiB", "55.1 s", "1.19 k".
+/// Quantities as in a sentence or a narrow table, with three significant digits: "78.0 GiB", "55.1 s", "1.19 k".
 std::string brief_bytes(int64_t bytes);
 std::string brief_seconds(double seconds);
 std::string brief_count(double count);

@@ -13,6 +13,7 @@
 #include "reports/escape.h"
 #include "reports/explain.h"
 #include "reports/format.h"
+#include "reports/json.h"
 #include "reports/summary.h"
 
 namespace shardlab::reports {
@@ -35,7 +36,7 @@ constexpr std::array<std::string_view, 10> kPlainColumns{"name",
                                                          "predicted_wire_bytes",
                                                          "reason"};
 
-/// Of the markdown report's second table, where some case keeps state outside its device.
+/// Columns of the markdown report's second table, shown if some case keeps state outside its device.
 constexpr std::array<std::string_view, 9> kOutsideColumns{"name",
                                                           "predicted_exposed_comm_s",
                                                           "measured_exposed_comm_s",
@@ -51,7 +52,7 @@ bool is_outside(const CaseOutcome& o) {
          (o.measured && o.measured->host_memory.total() + o.measured->nvme_memory.total() > 0);
 }
 
-/// Of the markdown report, where devices' memory was told apart: a row a case, a column for each thing that takes some.
+/// A table of the markdown report, shown if devices' memory was told apart: a row a case, a column for each item.
 Table unplanned_memory_table(const std::vector<CaseOutcome>& cases) {
   Table table;
   table.columns = {{"name"}, {"unplanned_memory_bytes", Unit::kBytes, "unplanned memory"}};
@@ -70,14 +71,6 @@ Table unplanned_memory_table(const std::vector<CaseOutcome>& cases) {
     table.rows.push_back(std::move(row));
   }
   return table;
-}
-
-Json json_of(double v) { return std::isfinite(v) ? Json(v) : Json(nullptr); }
-
-Json json_of(const Value& value) {
-  return std::visit(Overload{[](std::monostate) { return Json(nullptr); }, [](double v) { return json_of(v); },
-                             [](const auto& v) { return Json(v); }},
-                    value);
 }
 
 Json columns_json() {

@@ -19,9 +19,9 @@ struct Report {
   RunMetadata metadata;  ///< of the last run
   std::vector<CaseOutcome> cases;
   std::array<int64_t, 5> left_out{};  ///< cases, by Status, that are not shown (`Selection`)
-  std::vector<Timeline> timelines;  ///< none, or of some cases
-  std::vector<Statement> verdicts;  ///< on the claims of the sweep: they come before everything else that is said
-  std::vector<Statement> notes;     ///< on the files that the report was made from: what could not be read, what was not kept
+  std::vector<Timeline> timelines;    ///< none, or of some cases
+  std::vector<Statement> verdicts;    ///< on the claims of the sweep: they come before everything else that is said
+  std::vector<Statement> notes;       ///< on the files that the report was made from: what could not be read, what was not kept
 };
 
 /// The data of the report as JSON (no HTML escapes): {title, metadata, columns, cases, summary, statements, timelines}.

@@ -1,4 +1,4 @@
-// Where, when and by what results were made: the environment block of every report.
+// The environment block of every report: place, time and program of the results.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace shardlab::reports {
 
-/// Where and by what the results of a run directory were made. One per call of `run` on the directory.
+/// Place, time and program of the results of a run directory. One per call of `run` on the directory.
 struct RunMetadata {
   std::string program_version;  ///< version and build, as outcomes carry it: the key of --resume
   std::string commit;           ///< of shardlab's own source, "-dirty" when changed, empty when unknown
@@ -28,7 +28,7 @@ struct RunMetadata {
   int64_t dropped_events = 0;
   std::string traces;         ///< which cases keep their traces: "none", "measured", "all"; empty where an older run does not say
   std::vector<Claim> claims;  ///< what the sweep tests
-  LossTarget loss_target;     ///< whose time the sweep asks for
+  LossTarget loss_target;     ///< the loss that the sweep asks for
   friend bool operator==(const RunMetadata&, const RunMetadata&) = default;
 };
 

@@ -7,11 +7,13 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <type_traits>
 #include <utility>
 
 #include "plan/base/json_depth.h"
 #include "plan/base/limits.h"
+#include "plan/keys.h"
 
 namespace shardlab::reports {
 
@@ -30,22 +32,6 @@ std::string_view word_of(E v) {
 
 template <class E>
 inline constexpr int kValues = 0;  ///< enumerators of E
-template <>
-inline constexpr int kValues<Family> = 2;
-template <>
-inline constexpr int kValues<Recompute> = 4;
-template <>
-inline constexpr int kValues<OffloadTo> = 3;
-template <>
-inline constexpr int kValues<CompressionKind> = 7;
-template <>
-inline constexpr int kValues<GuardAction> = 3;
-template <>
-inline constexpr int kValues<Optimizer> = 2;
-template <>
-inline constexpr int kValues<AlgorithmChoice> = 4;
-template <>
-inline constexpr int kValues<LearningRate::Kind> = 4;
 template <>
 inline constexpr int kValues<Provenance> = 4;
 template <>
@@ -69,204 +55,6 @@ template <class T>
 inline constexpr bool kIsMap<std::map<std::string, T>> = true;
 
 // The fields of each struct, once, for writing and for reading. V is Writer or Reader; T is const when writing.
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Model>
-void visit_fields(V& v, T& x) {
-  v("name", x.name);
-  v("family", x.family);
-  v("layers", x.layers);
-  v("hidden", x.hidden);
-  v("heads", x.heads);
-  v("kv_heads", x.kv_heads);
-  v("head_dim", x.head_dim);
-  v("ffn", x.ffn);
-  v("vocab", x.vocab);
-  v("max_positions", x.max_positions);
-  v("tied_embeddings", x.tied_embeddings);
-  v("norm_epsilon", x.norm_epsilon);
-  v("rope_theta", x.rope_theta);
-  v("init_deviation", x.init_deviation);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, RecomputeOptions>
-void visit_fields(V& v, T& x) {
-  v("modules", x.modules);
-  v("every", x.every);
-  v("budget_bytes", x.budget_bytes);
-  v("layers", x.layers);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Offload>
-void visit_fields(V& v, T& x) {
-  v("activations", x.activations);
-  v("optimizer", x.optimizer);
-  v("parameters", x.parameters);
-  v("delayed_update", x.delayed_update);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Fsdp>
-void visit_fields(V& v, T& x) {
-  v("unit", x.unit);
-  v("prefetch", x.prefetch);
-  v("reshard", x.reshard);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, ZeroPlusPlus>
-void visit_fields(V& v, T& x) {
-  v("weights", x.weights);
-  v("secondary", x.secondary);
-  v("gradients", x.gradients);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, ParameterServer>
-void visit_fields(V& v, T& x) {
-  v("servers", x.servers);
-  v("staleness", x.staleness);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Compression>
-void visit_fields(V& v, T& x) {
-  v("kind", x.kind);
-  v("rank", x.rank);
-  v("k", x.k);
-  v("bits", x.bits);
-  v("warmup", x.warmup);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Diloco>
-void visit_fields(V& v, T& x) {
-  v("steps", x.steps);
-  v("learning_rate", x.learning_rate);
-  v("momentum", x.momentum);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Layout>
-void visit_fields(V& v, T& x) {
-  v("dp", x.dp);
-  v("tp", x.tp);
-  v("pp", x.pp);
-  v("vpp", x.vpp);
-  v("cp", x.cp);
-  v("ep", x.ep);
-  v("zero", x.zero);
-  v("schedule", x.schedule);
-  v("schedule_table", x.schedule_table);
-  v("stage_layers", x.stage_layers);
-  v("sequence_parallel", x.sequence_parallel);
-  v("recompute", x.recompute);
-  v("recompute_options", x.recompute_options);
-  v("offload", x.offload);
-  v("fsdp", x.fsdp);
-  v("hybrid_shard", x.hybrid_shard);
-  v("zero_plus_plus", x.zero_plus_plus);
-  v("parameter_server", x.parameter_server);
-  v("compression", x.compression);
-  v("diloco", x.diloco);
-  v("overlap", x.overlap);
-  v("bucket_bytes", x.bucket_bytes);
-  v("collective_algorithm", x.collective_algorithm);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, LearningRate>
-void visit_fields(V& v, T& x) {
-  v("kind", x.kind);
-  v("peak", x.peak);
-  v("warmup_steps", x.warmup_steps);
-  v("total_steps", x.total_steps);
-  v("decay_steps", x.decay_steps);
-  v("floor", x.floor);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Guard>
-void visit_fields(V& v, T& x) {
-  v("nonfinite", x.nonfinite);
-  v("spike", x.spike);
-  v("loss_factor", x.loss_factor);
-  v("norm_factor", x.norm_factor);
-  v("window", x.window);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Train>
-void visit_fields(V& v, T& x) {
-  v("seq_len", x.seq_len);
-  v("global_batch_tokens", x.global_batch_tokens);
-  v("micro_batch", x.micro_batch);
-  v("grad_accumulation", x.grad_accumulation);
-  v("precision", x.precision);
-  v("reduce_dtype", x.reduce_dtype);
-  v("accumulate_dtype", x.accumulate_dtype);
-  v("loss_scale", x.loss_scale);
-  v("loss_scale_start", x.loss_scale_start);
-  v("loss_scale_interval", x.loss_scale_interval);
-  v("fp8_scaling", x.fp8_scaling);
-  v("optimizer", x.optimizer);
-  v("learning_rate", x.learning_rate);
-  v("weight_decay", x.weight_decay);
-  v("beta1", x.beta1);
-  v("beta2", x.beta2);
-  v("epsilon", x.epsilon);
-  v("dropout", x.dropout);
-  v("grad_norm", x.grad_norm);
-  v("clip_norm", x.clip_norm);
-  v("guard", x.guard);
-  v("seed", x.seed);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, DataSource>
-void visit_fields(V& v, T& x) {
-  v("text", x.text);
-  v("tokens", x.tokens);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Measure>
-void visit_fields(V& v, T& x) {
-  v("warmup", x.warmup);
-  v("steps", x.steps);
-  v("repeat", x.repeat);
-  v("timeout_s", x.timeout_s);
-  v("validate_sequences", x.validate_sequences);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Checkpointing>
-void visit_fields(V& v, T& x) {
-  v("save_every", x.save_every);
-  v("folder", x.folder);
-  v("resume", x.resume);
-}
-
-template <class V, class T>
-requires std::is_same_v<std::remove_const_t<T>, Case>
-void visit_fields(V& v, T& x) {  // the machine is kept apart
-  v("name", x.name);
-  v("model", x.model);
-  v("layout", x.layout);
-  v("train", x.train);
-  v("data", x.data);
-  v("measure", x.measure);
-  v("checkpoint", x.checkpoint);
-  v("profile", x.profile);
-  v("backend", x.backend);
-  v("transport", x.transport);
-  v("canonical", x.canonical);
-  v("threads_per_rank", x.threads_per_rank);
-  v("attention", x.attention);
-  v("tf32", x.tf32);
-}
 
 template <class V, class T>
 requires std::is_same_v<std::remove_const_t<T>, MemoryByClass>
@@ -452,6 +240,12 @@ void visit_fields(V& v, T& x) {
   v("loss_target", x.loss_target);
 }
 
+/// Keys that a case is kept by: all that it holds but its machine's.
+auto kept_keys() {
+  return std::views::filter(case_keys(),
+                            [](const CaseKey& key) { return key.get != nullptr && !key.path.starts_with("machine."); });
+}
+
 /// Builds an object. JSON has no nan and no infinity: those are written as words.
 class Writer {
  public:
@@ -468,7 +262,11 @@ class Writer {
       return std::isfinite(value) ? Json(double{value}) : Json(fmt::format("{}", double{value}));
     else if constexpr (std::is_enum_v<T>)
       return std::string(word_of(value));
-    else if constexpr (kIsOptional<T> || kIsShared<T>)
+    else if constexpr (std::is_same_v<T, Case>) {  // by its keys; the machine is kept apart
+      Json keys = Json::object();
+      for (const CaseKey& key : kept_keys()) keys[std::string(key.path)] = key.get(value);
+      return keys;
+    } else if constexpr (kIsOptional<T> || kIsShared<T>)
       return value ? written(*value) : Json(nullptr);
     else if constexpr (kIsVector<T>) {
       Json list = Json::array();
@@ -516,13 +314,20 @@ class Reader {
       return fits;
     } else if constexpr (std::is_floating_point_v<T>) {
       return read_float(json, value);
-    } else if constexpr (std::is_same_v<T, Schedule>) {
-      const auto named = json.is_string() ? schedule_named(json.get_ref<const std::string&>()) : std::nullopt;
-      return named && (value = *named, true);
     } else if constexpr (std::is_enum_v<T>) {
       for (int i = 0; json.is_string() && i < kValues<T>; ++i)
         if (word_of(static_cast<T>(i)) == json.get_ref<const std::string&>()) return value = static_cast<T>(i), true;
       return false;
+    } else if constexpr (std::is_same_v<T, Case>) {
+      if (!json.is_object()) return false;
+      for (const auto& [path, text] : json.items()) {
+        const CaseKey* key = find_key(path);
+        if (key == nullptr || key->get == nullptr || !text.is_string() || !restore(*key, value, text.template get<std::string>())) {
+          if (fault_.empty()) fault_ = fmt::format("`{}` is {}", path, text.dump().substr(0, 60));
+          return false;
+        }
+      }
+      return true;
     } else if constexpr (kIsOptional<T>) {
       value.reset();
       return json.is_null() || read(json, value.emplace());

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -46,6 +47,10 @@ Result<RunLock> RunLock::take(const std::string& directory, std::string_view com
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (file < 0) throw fail("opening the lock of the run directory");
   RunLock lock(directory, file);
+  struct stat found {};
+  if (::fstat(file, &found) != 0 || !S_ISREG(found.st_mode) || found.st_nlink != 1)
+    throw WorldError(fmt::format("{} is no file of its own, which could be written", path),
+                     "remove it, or choose another directory with --out");
   if (::flock(file, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) throw fail("locking the run directory");
     const std::string holder = holder_of(file);

@@ -11,7 +11,7 @@
 
 namespace shardlab::reports {
 
-/// What stands for many cases.
+/// The cases that represent many cases.
 struct Selection {
   std::vector<CaseOutcome> cases;     ///< in the order of the directory
   std::array<int64_t, 5> left_out{};  ///< cases that are not among them, by Status
@@ -19,8 +19,8 @@ struct Selection {
   bool complete() const { return static_cast<int64_t>(cases.size()) == total; }
 };
 
-/// Keeps all of up to `most` cases. Of more it keeps the fastest, the one with the smallest peak, and those with these names; its
-/// memory is that of twice as many.
+/// Keeps all cases up to `most`. Of more cases it keeps the fastest, the one with the smallest peak, and the cases with the given
+/// names. It holds at most twice as many in memory.
 class Selector {
  public:
   explicit Selector(size_t most, std::set<std::string> names = {}) : most_(most), names_(std::move(names)) {}
@@ -42,7 +42,7 @@ class Selector {
   std::vector<Kept> kept_;
   std::array<int64_t, 5> seen_{};
   int64_t total_ = 0;
-  // What a further case must beat to be kept at all, once some were given up.
+  // The rate that a further case must beat to be kept at all, once some were given up.
   double least_rate_ = -1;
   int64_t least_peak_ = INT64_MAX;
 };

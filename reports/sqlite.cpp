@@ -40,56 +40,56 @@ void execute(sqlite3* database, const std::string& sql) {
     fail(database, "running `" + sql.substr(0, 60) + "`");
 }
 
-Statement::Statement(sqlite3* database, const std::string& sql) : database_(database) {
+Query::Query(sqlite3* database, const std::string& sql) : database_(database) {
   if (sqlite3_prepare_v2(database, sql.c_str(), static_cast<int>(sql.size()), &handle_, nullptr) != SQLITE_OK)
     fail(database, "preparing `" + sql.substr(0, 60) + "`");
 }
 
-Statement::~Statement() { sqlite3_finalize(handle_); }
+Query::~Query() { sqlite3_finalize(handle_); }
 
-Statement& Statement::bind(int index, int64_t value) {
+Query& Query::bind(int index, int64_t value) {
   if (sqlite3_bind_int64(handle_, index, value) != SQLITE_OK) fail(database_, "binding an integer");
   return *this;
 }
 
-Statement& Statement::bind(int index, double value) {
+Query& Query::bind(int index, double value) {
   if (sqlite3_bind_double(handle_, index, value) != SQLITE_OK) fail(database_, "binding a number");
   return *this;
 }
 
-Statement& Statement::bind(int index, std::string_view value) {
+Query& Query::bind(int index, std::string_view value) {
   const char* data = value.empty() ? "" : value.data();
   if (sqlite3_bind_text(handle_, index, data, static_cast<int>(value.size()), SQLITE_TRANSIENT) != SQLITE_OK)
     fail(database_, "binding a text");
   return *this;
 }
 
-Statement& Statement::bind_null(int index) {
+Query& Query::bind_null(int index) {
   if (sqlite3_bind_null(handle_, index) != SQLITE_OK) fail(database_, "binding NULL");
   return *this;
 }
 
-bool Statement::step() {
+bool Query::step() {
   const int code = sqlite3_step(handle_);
   if (code == SQLITE_ROW) return true;
   if (code != SQLITE_DONE) fail(database_, "reading or writing results");
   return false;
 }
 
-void Statement::run() {
+void Query::run() {
   while (step()) {}
   sqlite3_reset(handle_);
   sqlite3_clear_bindings(handle_);
 }
 
-int64_t Statement::integer(int column) const { return sqlite3_column_int64(handle_, column); }
+int64_t Query::integer(int column) const { return sqlite3_column_int64(handle_, column); }
 
-double Statement::real(int column) const {
+double Query::real(int column) const {
   if (sqlite3_column_type(handle_, column) == SQLITE_NULL) return std::numeric_limits<double>::quiet_NaN();
   return sqlite3_column_double(handle_, column);
 }
 
-std::string Statement::text(int column) const {
+std::string Query::text(int column) const {
   const auto* data = reinterpret_cast<const char*>(sqlite3_column_text(handle_, column));
   return data == nullptr ? std::string() : std::string(data, static_cast<size_t>(sqlite3_column_bytes(handle_, column)));
 }

@@ -10,7 +10,7 @@ struct sqlite3_stmt;
 
 namespace shardlab::reports::sqlite {
 
-/// What to do about an error code of SQLite.
+/// The remedy for an error code of SQLite.
 std::string remedy(int code);
 
 /// Throws the WorldError for the database's last failure while `doing` ("appending a case").
@@ -20,17 +20,17 @@ std::string remedy(int code);
 void execute(sqlite3* database, const std::string& sql);
 
 /// A prepared statement. Parameters are numbered from 1, columns from 0. Everything that fails throws a WorldError.
-class Statement {
+class Query {
  public:
-  Statement(sqlite3* database, const std::string& sql);
-  ~Statement();
-  Statement(const Statement&) = delete;
-  Statement& operator=(const Statement&) = delete;
+  Query(sqlite3* database, const std::string& sql);
+  ~Query();
+  Query(const Query&) = delete;
+  Query& operator=(const Query&) = delete;
 
-  Statement& bind(int index, int64_t value);
-  Statement& bind(int index, double value);  ///< nan becomes NULL
-  Statement& bind(int index, std::string_view value);
-  Statement& bind_null(int index);
+  Query& bind(int index, int64_t value);
+  Query& bind(int index, double value);  ///< nan becomes NULL
+  Query& bind(int index, std::string_view value);
+  Query& bind_null(int index);
 
   /// True while there is a row.
   bool step();

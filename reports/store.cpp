@@ -24,7 +24,7 @@ namespace shardlab::reports {
 
 namespace {
 
-using sqlite::Statement;
+using sqlite::Query;
 
 constexpr int kApplicationId = 0x73686C62;  ///< "shlb", in the header of the file: tells a store from any other SQLite file
 constexpr int kBusyMilliseconds = 10'000;
@@ -39,7 +39,7 @@ std::string_view sql_type(Unit unit) {
   }
 }
 
-void bind_value(Statement& s, int index, const Value& value) {
+void bind_value(Query& s, int index, const Value& value) {
   std::visit(Overload{[&](std::monostate) { s.bind_null(index); }, [&](bool v) { s.bind(index, int64_t{v}); },
                       [&](int64_t v) { s.bind(index, v); }, [&](double v) { s.bind(index, v); },
                       [&](const std::string& v) { s.bind(index, v); }},
@@ -73,10 +73,10 @@ class Selection {
       : statement_(handle, columns_and_table + (case_id.empty() ? "" : " WHERE case_id = ?") + " ORDER BY " + order) {
     if (!case_id.empty()) statement_.bind(1, case_id);
   }
-  Statement* operator->() { return &statement_; }
+  Query* operator->() { return &statement_; }
 
  private:
-  Statement statement_;
+  Query statement_;
 };
 
 using ById = std::map<std::string, CaseOutcome*>;
@@ -151,7 +151,7 @@ namespace {
 
 /// Throws where the file's pages do not hang together: a file cut short, or written by something else.
 void check_integrity(sqlite3* handle, const std::string& path) {
-  Statement check(handle, "PRAGMA quick_check(1)");
+  Query check(handle, "PRAGMA quick_check(1)");
   const std::string found = check.step() ? check.text(0) : "nothing";
   if (found != "ok") throw WorldError(fmt::format("{} is damaged: {}", path, found), sqlite::remedy(SQLITE_CORRUPT));
 }
@@ -161,6 +161,14 @@ void check_integrity(sqlite3* handle, const std::string& path) {
 /// A reader too opens for writing: a process that died in the middle of a commit left a journal, which the next one to open the
 /// store plays back. Where the file may not be written SQLite opens it for reading by itself.
 Result<Store> Store::open_with(const std::string& path, bool create) {
+  std::error_code missing;
+  const auto found = std::filesystem::symlink_status(path, missing);
+  if (create && std::filesystem::is_symlink(found))
+    throw WorldError(fmt::format("{} is a link: results would be written elsewhere", path),
+                     "remove the link, or choose another directory with --out");
+  if (const auto status = std::filesystem::status(path, missing);
+      std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw WorldError(fmt::format("{} is no file", path), "choose another directory with --out");
   sqlite3* raw = nullptr;
   const int code = sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | (create ? SQLITE_OPEN_CREATE : 0), nullptr);
   Store store(std::unique_ptr<sqlite3, Close>(raw), path);
@@ -171,12 +179,12 @@ Result<Store> Store::open_with(const std::string& path, bool create) {
   check_integrity(raw, path);
 
   const auto pragma = [&](const char* name) {
-    Statement s(raw, fmt::format("PRAGMA {}", name));
+    Query s(raw, fmt::format("PRAGMA {}", name));
     return s.step() ? s.integer(0) : 0;
   };
   const int64_t application = pragma("application_id"), version = pragma("user_version");
   const bool blank = application == 0 && version == 0 && [&] {
-    Statement s(raw, "SELECT count(*) FROM sqlite_master");
+    Query s(raw, "SELECT count(*) FROM sqlite_master");
     return s.step() && s.integer(0) == 0;
   }();
   if (blank && create) {
@@ -208,14 +216,13 @@ bool Store::has_columns_of_this_build() const {
   std::vector<std::string> wanted{"position"}, there;
   for (const CaseColumn& c : case_columns()) wanted.emplace_back(c.name);
   wanted.insert(wanted.end(), {"machine_key", "outcome"});
-  for (Statement s(handle_.get(), "SELECT name FROM pragma_table_info('cases') ORDER BY cid"); s.step();)
-    there.push_back(s.text(0));
+  for (Query s(handle_.get(), "SELECT name FROM pragma_table_info('cases') ORDER BY cid"); s.step();) there.push_back(s.text(0));
   return there == wanted;
 }
 
 namespace {
 
-void write_case(Statement& row, const CaseOutcome& outcome, std::string_view machine_key, std::string_view json) {
+void write_case(Query& row, const CaseOutcome& outcome, std::string_view machine_key, std::string_view json) {
   int index = 0;
   for (const CaseColumn& c : case_columns()) bind_value(row, ++index, c.get(outcome));
   row.bind(index + 1, machine_key).bind(index + 2, json).run();
@@ -269,7 +276,7 @@ class CaseWriter {
     }
   }
 
-  Statement machine_, row_, no_losses_, no_ops_, loss_, op_;
+  Query machine_, row_, no_losses_, no_ops_, loss_, op_;
   Machine last_;
   std::string machine_key_;  ///< of that
 };
@@ -281,12 +288,12 @@ class CaseWriter {
 void Store::project_cases_anew() {
   const std::vector<CaseOutcome> outcomes = read_outcomes(handle_.get(), {});
   std::vector<std::pair<std::string, std::string>> kept;
-  for (Statement s(handle_.get(), "SELECT machine_key, outcome FROM cases ORDER BY position"); s.step();)
+  for (Query s(handle_.get(), "SELECT machine_key, outcome FROM cases ORDER BY position"); s.step();)
     kept.emplace_back(s.text(0), s.text(1));
   sqlite::Transaction transaction(handle_.get());
   sqlite::execute(handle_.get(), "DROP TABLE cases");
   create_cases();
-  Statement row(handle_.get(), upsert_case_sql());
+  Query row(handle_.get(), upsert_case_sql());
   for (size_t i = 0; i < outcomes.size(); ++i) write_case(row, outcomes[i], kept[i].first, kept[i].second);
   transaction.commit();
 }
@@ -320,7 +327,7 @@ void Store::create_schema() {
 
 void Store::begin_run(const RunMetadata& run) {
   program_version_ = run.program_version;
-  Statement(handle_.get(), "INSERT INTO runs (metadata) VALUES (?)").bind(1, run_to_json(run)).run();
+  Query(handle_.get(), "INSERT INTO runs (metadata) VALUES (?)").bind(1, run_to_json(run)).run();
 }
 
 void Store::append(const CaseOutcome& outcome) { append({&outcome, 1}); }
@@ -351,13 +358,13 @@ std::vector<CaseOutcome> Store::outcomes() const { return read_outcomes(handle_.
 
 std::vector<std::string> Store::case_ids() const {
   std::vector<std::string> ids;
-  for (Statement s(handle_.get(), "SELECT case_id FROM cases ORDER BY position"); s.step();) ids.push_back(s.text(0));
+  for (Query s(handle_.get(), "SELECT case_id FROM cases ORDER BY position"); s.step();) ids.push_back(s.text(0));
   return ids;
 }
 
 std::vector<RunMetadata> Store::runs() const {
   std::vector<RunMetadata> runs;
-  for (Statement s(handle_.get(), "SELECT metadata FROM runs ORDER BY run"); s.step();)
+  for (Query s(handle_.get(), "SELECT metadata FROM runs ORDER BY run"); s.step();)
     runs.push_back(stored(run_from_json(s.text(0))));
   return runs;
 }
@@ -366,11 +373,10 @@ std::string csv_of(std::span<const CaseOutcome> cases) { return print_csv(case_t
 
 void Store::for_each(const std::function<void(CaseOutcome)>& visit) const {
   std::map<std::string, Machine> machines;
-  const bool has_ops = Statement(handle_.get(), "SELECT 1 FROM ops LIMIT 1").step();
-  for (Statement s(
-           handle_.get(),
-           "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases "
-           "ORDER BY position");
+  const bool has_ops = Query(handle_.get(), "SELECT 1 FROM ops LIMIT 1").step();
+  for (Query s(handle_.get(),
+               "SELECT outcome, machine_key, (SELECT machine FROM machines m WHERE m.machine_key = cases.machine_key) FROM cases "
+               "ORDER BY position");
        s.step();) {
     CaseOutcome outcome = stored(outcome_from_json(s.text(0)));
     const auto [machine, fresh] = machines.try_emplace(s.text(1));
@@ -384,7 +390,7 @@ void Store::for_each(const std::function<void(CaseOutcome)>& visit) const {
 }
 
 int64_t Store::size() const {
-  Statement s(handle_.get(), "SELECT count(*) FROM cases");
+  Query s(handle_.get(), "SELECT count(*) FROM cases");
   return s.step() ? s.integer(0) : 0;
 }
 

@@ -23,7 +23,7 @@ namespace shardlab::reports {
 
 /// Version of the store's schema. A store of another version is refused, with what to do. The columns of `cases` are no part of it:
 /// a store whose columns are those of another build is brought up to date when it is opened for writing.
-inline constexpr int kStoreVersion = 1;
+inline constexpr int kStoreVersion = 2;
 
 /// results.sqlite. Tables: `runs` (metadata as JSON), `machines`, `cases` (every result column, and the whole outcome as
 /// JSON), `losses`, `ops`. All columns of `cases` are projections of the outcome, for SQL; reading back uses the outcome.

@@ -54,7 +54,7 @@ std::string loss_label(const Case& c) {
   std::string label = fmt::format("{}, {} tokens a step, {}, lr {}, seed {}", c.model.name, c.train.global_batch_tokens,
                                   name_of(c.train.optimizer), c.train.learning_rate.peak, c.train.seed);
   if (c.train.dropout > 0) label += fmt::format(", dropout {}", c.train.dropout);
-  if (c.train.precision != "fp32") label += ", " + c.train.precision;
+  if (c.train.precision != Precision::kFp32) label += fmt::format(", {}", name_of(c.train.precision));
   return label;
 }
 
@@ -191,15 +191,15 @@ Statement spread_statement(const LossGroup& g, LossPromise promise) {
                           g.label, layouts, s.largest, s.at_step)};
     case LossPromise::kRounded:
       return {Statement::Mood::kNote,
-              fmt::format("Losses ({}): {} lie within {:.2g} of one another over {}. They add in different orders, and no bound is "
+              fmt::format("Losses ({}): {} differ by at most {:.2g} over {}. They add in different orders, for which no bound is "
                           "promised; with canonical: true the bits are equal.",
                           g.label, layouts, s.largest, over)};
     case LossPromise::kDesigned:
       return {Statement::Mood::kNote,
-              fmt::format(
-                  "Losses ({}): {} of another method (compression, staleness, delayed or local updates) lie within {:.2g} of the "
-                  "rest over {}: the method's own difference, for which no bound is promised.",
-                  g.label, layouts, s.largest, over)};
+              fmt::format("Losses ({}): {} of another method (compression, staleness, delayed or local updates): the largest "
+                          "difference from the "
+                          "other layouts is {:.2g} over {}. A method's own difference has no promised bound.",
+                          g.label, layouts, s.largest, over)};
   }
   return {};
 }
@@ -254,7 +254,7 @@ LossPromise loss_promise(const Case& c) {
   if (l.compression.kind != CompressionKind::kNone || l.zero_plus_plus.weights || l.zero_plus_plus.gradients ||
       l.diloco.steps > 0 || l.offload.delayed_update || (l.parameter_server.servers > 0 && l.parameter_server.staleness >= 0))
     return LossPromise::kDesigned;
-  return c.canonical && c.train.precision == "fp32" ? LossPromise::kExact : LossPromise::kRounded;
+  return c.canonical && c.train.precision == Precision::kFp32 ? LossPromise::kExact : LossPromise::kRounded;
 }
 
 Summary summarise(std::span<const CaseOutcome> cases, const std::array<int64_t, 5>& left_out) {

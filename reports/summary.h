@@ -1,4 +1,4 @@
-// What a set of outcomes says: the answer first. Used by the HTML report, the markdown report and the end of `run`.
+// The summary of a set of outcomes: the answer first. The HTML report, the markdown report and the end of `run` show it.
 #pragma once
 
 #include <array>
@@ -21,13 +21,13 @@ struct Accuracy {
   int worst_case = -1;          ///< index into the outcomes
   double median_unplanned = 0;  ///< unplanned_time / measured step
   int peak_exact = 0;           ///< predicted peak equals measured peak to the byte
-  int wire_cases = 0;           ///< cases whose transport counts what it sends
+  int wire_cases = 0;           ///< cases whose transport counts the bytes that it sends
   int wire_exact = 0;
   int64_t peak_largest_miss = 0;  ///< largest |predicted - measured|, bytes
   int64_t wire_largest_miss = 0;
 };
 
-/// What is promised of a case's losses (ARCHITECTURE.md, "How equal is equal").
+/// The promise about a case's losses (ARCHITECTURE.md, "How equal is equal").
 enum class LossPromise : uint8_t {
   kExact,    ///< canonical mode in fp32: the same bits in every layout
   kRounded,  ///< sums in another order, or fewer bits: near, and no bound is promised
@@ -49,7 +49,7 @@ struct LossGroup {
   double largest_deviation = 0;  ///< max over steps of (max - min) over cases, on the steps that all have
   int at_step = -1;
   int steps = 0;                     ///< steps that all have
-  std::array<LossSpread, 3> spread;  ///< by LossPromise: of those of the promise among one another; of kDesigned, of all cases
+  std::array<LossSpread, 3> spread;  ///< by LossPromise: spread among the cases of one promise; for kDesigned, among all cases
   bool finite = true;                ///< no loss is nan or infinite
   std::optional<double> unigram;     ///< the largest of the cases' unigram losses
   double last = 0;                   ///< median of the last losses

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "plan/base/check.h"
@@ -13,13 +12,14 @@
 #include "plan/op.h"
 #include "reports/escape.h"
 #include "reports/format.h"
+#include "reports/json.h"
 
 namespace shardlab::reports {
 
 namespace {
 
-constexpr int kGap = 2;        ///< blanks between columns
-constexpr int kNarrowest = 8;  ///< a shortened text keeps this many columns
+constexpr int kGap = 2;             ///< blanks between columns
+constexpr int kNarrowest = 8;       ///< a shortened text keeps this many columns
 constexpr int kNarrowestWrap = 16;  ///< and a wrapped one this many
 
 bool is_number(const Value& v) { return std::holds_alternative<int64_t>(v) || std::holds_alternative<double>(v); }
@@ -55,10 +55,11 @@ int line_width(const std::vector<int>& widths, size_t columns) {
          kGap * static_cast<int>(columns > 0 ? columns - 1 : 0);
 }
 
-/// The least width of a column: that of its heading, or for a text that may be shortened a few characters.
+/// The least width of a column: the width of its heading, or a few characters for a text that may be shortened.
 int least_width(const TableColumn& column, int width) {
   const bool gives_way = column.shortens || column.wraps;
-  return gives_way ? std::min(width, std::max(column.wraps ? kNarrowestWrap : kNarrowest, display_width(heading_of(column)))) : width;
+  return gives_way ? std::min(width, std::max(column.wraps ? kNarrowestWrap : kNarrowest, display_width(heading_of(column))))
+                   : width;
 }
 
 /// How many of the first columns fit into `width` when every text that may be shortened is.
@@ -112,14 +113,6 @@ void print_row(std::string& out, const Table& table, const Grid& grid, size_t co
   }
   for (size_t line = 0; line < lines; ++line)
     print_line(out, grid, columns, [&](size_t c) { return line < cells[c].size() ? cells[c][line] : std::string(); });
-}
-
-nlohmann::ordered_json json_of(const Value& value) {
-  return std::visit(
-      Overload{[](std::monostate) { return nlohmann::ordered_json(nullptr); },
-               [](double v) { return std::isfinite(v) ? nlohmann::ordered_json(v) : nlohmann::ordered_json(nullptr); },
-               [](const auto& v) { return nlohmann::ordered_json(v); }},
-      value);
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ namespace shardlab::reports {
 /// One cell. The first alternative is "not applicable": empty text in tables and CSV, null in JSON.
 using Value = std::variant<std::monostate, bool, int64_t, double, std::string>;
 
-/// What a column counts in; decides how `human_text` shows it. Exact forms (JSON, CSV) always hold the bare number in the base
-/// unit.
+/// The unit of a column, which decides how `human_text` shows it. Exact forms (JSON, CSV) always hold the bare number in
+/// the base unit.
 enum class Unit : uint8_t {
   kNone,  ///< words, identifiers, small numbers: shown as they are
   kBytes,
@@ -62,7 +62,7 @@ std::vector<std::vector<std::string>> parse_csv(std::string_view text);
 /// all: texts that may be shortened or wrapped give way first, then the last columns are left out, and a line below says which.
 std::string print_aligned(const Table& table, int width = 0);
 
-/// Without the columns in which no row has anything: what a person need not see.
+/// The table without columns that are empty in every row, for people.
 Table without_empty_columns(Table table);
 
 /// Header and one line a row, LF line ends.

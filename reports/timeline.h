@@ -48,13 +48,14 @@ struct Timeline {
 
 struct TimelineOptions {
   int max_ranks = 8;
-  /// Of measured and predicted together. Whole ranks are left out from the end, and of the first rank what begins last.
+  /// Intervals of measured and predicted together. Beyond it whole ranks are left out, last ones first, and then the last intervals
+  /// of the first rank.
   int64_t max_intervals = 60'000;
 };
 
-/// Builds the timeline of a case from its traces, either of which may be null. Of the measured trace, the step whose duration is
-/// the median is shown. A rank that the predicted trace does not have shows the events of the first rank of its role that it has.
-/// `programs` are indexed by role. `case_id` and `label` are left to the caller.
+/// Builds the timeline of a case from its traces, either of which may be null. Of the measured trace, the step of median duration
+/// is shown. A rank that the predicted trace lacks shows the events of the first rank of its role in that trace. `programs` are
+/// indexed by role. The caller sets `case_id` and `label`.
 Timeline make_timeline(const Plan& plan, const std::vector<Program>& programs, const Trace* predicted, const Trace* measured,
                        const TimelineOptions& options = {});
 

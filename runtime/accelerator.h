@@ -1,4 +1,4 @@
-// What a rank issues work to when its back end only enqueues.
+// The device interface of a rank whose back end only enqueues work.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ class Accelerator {
  public:
   virtual ~Accelerator() = default;
 
-  /// What a rank needs, told once before the first step.
+  /// The resources that a rank needs, told once before the first step.
   struct Needs {
     int streams = 1;
     int events = 0;

@@ -70,6 +70,10 @@ Arena::Arena(const std::array<int64_t, kSpaces>& bytes, const Options& options) 
       storage_[s] = {options_.device->reserve(static_cast<Space>(s), bytes_[s]), Unmap{}};
       continue;
     }
+    if (options_.storage[s] != nullptr) {
+      storage_[s] = {options_.storage[s], Unmap{n, true}};
+      continue;
+    }
     void* p = mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
       throw WorldError(
@@ -85,7 +89,7 @@ Arena::Arena(const std::array<int64_t, kSpaces>& bytes, const Options& options) 
 void Arena::Unmap::operator()(std::byte* p) const {
   if (size == 0) return;
   permit(p, static_cast<int64_t>(size));
-  munmap(p, size);
+  if (!lent) munmap(p, size);
 }
 
 std::byte* Arena::at(Space space, int64_t offset) const {

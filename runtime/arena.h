@@ -1,4 +1,4 @@
-// The memory of one rank: one allocation a space, laid out by the plan; and the ledger of what really was live.
+// The memory of one rank: one allocation a space, laid out by the plan; and the ledger of the bytes that really were live.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ class Ledger {
 
   int64_t live(Space space) const { return live_[static_cast<size_t>(space)]; }
   int64_t peak(Space space) const { return peak_[static_cast<size_t>(space)]; }
-  /// What was live when the peak was first reached.
+  /// Bytes by class that were live when the peak was first reached.
   const MemoryByClass& at_peak(Space space) const { return at_peak_[static_cast<size_t>(space)]; }
 
  private:
@@ -34,9 +34,10 @@ class Ledger {
 class Arena {
  public:
   struct Options {
-    bool poison = false;            ///< fill freed and fresh storage with signalling NaNs
-    bool reserve = true;            ///< false: no memory at all, every address is null (rehearsals)
-    Accelerator* device = nullptr;  ///< none: memory of this process
+    bool poison = false;                        ///< fill freed and fresh storage with signalling NaNs
+    bool reserve = true;                        ///< false: no memory at all, every address is null (rehearsals)
+    Accelerator* device = nullptr;              ///< none: memory of this process
+    std::array<std::byte*, kSpaces> storage{};  ///< of others, to lie in; null: the arena takes its own
   };
   Arena(const std::array<int64_t, kSpaces>& bytes, const Options& options);
 
@@ -59,8 +60,9 @@ class Arena {
 
   struct Unmap {
     size_t size;  ///< 0: the device's, which keeps it
-    Unmap() : size(0) {}
-    explicit Unmap(size_t n) : size(n) {}
+    bool lent;    ///< of others, which keep it
+    Unmap() : size(0), lent(false) {}
+    explicit Unmap(size_t n, bool of_others = false) : size(n), lent(of_others) {}
     void operator()(std::byte* p) const;
   };
   Options options_;

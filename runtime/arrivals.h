@@ -1,4 +1,5 @@
-// In which order gradients reached the servers of a parameter server whose workers run apart: what a run leaves to be replayed by.
+// The order in which gradients reached the servers of a parameter server whose workers run apart. A run leaves this log, and a
+// replay follows it.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ struct Arrival {
   friend auto operator<=>(const Arrival&, const Arrival&) = default;
 };
 
-/// What one server made of one bucket.
+/// The updates that one server made of one bucket.
 struct BucketArrivals {
   std::string bucket;                         ///< name of the buffer in which gradients are added up: "bucket0.sum"
   std::vector<std::vector<Arrival>> updates;  ///< what each update applied, by step and then by worker

@@ -1,4 +1,4 @@
-// What runs the ops of one rank.
+// The interface that runs the ops of one rank.
 #pragma once
 
 #include <atomic>
@@ -41,18 +41,18 @@ struct BoundOp {
   std::span<std::byte> workspace;  ///< of the op's stream: `scratch_bytes` and more
   float* rope_table = nullptr;     ///< the rank's table of cosines and sines; zero until `Backend::enter_thread`
   bool on_host = false;            ///< no operand is in device memory: the host does the work
-  int32_t parameter = -1;          ///< ParameterId of the first operand whose storage belongs to one, or -1
+  int32_t parameter = -1;          ///< ParameterId of the first operand whose storage belongs to a parameter, or -1
 
   const Op& op() const { return *instruction->op; }
   const Mesh& mesh() const { return plan->mesh; }
-  /// Number, within the step, of the first sequence of the op's micro-batch on this rank, by `Plan::together`. `type` is that of an
-  /// operand whose dim 0 is the sequences.
+  /// Number, within the step, of the first sequence of the op's micro-batch on this rank, by `Plan::together`. `type` is the type
+  /// of an operand whose dim 0 counts sequences.
   int64_t first_sequence(const Type& type) const;
   /// Sequences of one step over all ranks.
   int64_t sequences_per_step(const Type& type) const;
 };
 
-/// What changes from step to step.
+/// The numbers that change from step to step.
 struct StepState {
   int64_t step = 0;     ///< which data, which random numbers
   int64_t applied = 0;  ///< updates made before this step: fewer than `step` where some were skipped
@@ -76,7 +76,8 @@ class Backend {
   virtual void enter_thread(int stream) { static_cast<void>(stream); }
   /// Threads that compute in a launch, the calling one among them.
   virtual int threads() const { return 1; }
-  /// What runs the launches when they only enqueue; none: they have run when they return, as those of ops on the host always have.
+  /// The device that runs the launches, if launches only enqueue. None: a launch has run when it returns. Launches of ops on the
+  /// host always have.
   virtual Accelerator* device() { return nullptr; }
 };
 

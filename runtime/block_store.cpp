@@ -48,8 +48,8 @@ Blocks aligned_blocks(int64_t bytes) {
   return Blocks(static_cast<std::byte*>(std::aligned_alloc(static_cast<size_t>(kBlockBytes), static_cast<size_t>(bytes))));
 }
 
-/// A file in `directory` that no name leads to. Some file systems have none such: there it is made with a name, which is taken
-/// away.
+/// A file in `directory` that no name leads to. Some file systems have none such: there it is made with a name, which
+/// is taken away.
 Descriptor open_unnamed(const std::string& directory, int flags) {
   Descriptor file(open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600));
   if (file || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;

@@ -10,7 +10,7 @@
 
 namespace shardlab::runtime {
 
-/// What direct transfers are aligned to: offsets, lengths and addresses.
+/// Alignment of direct transfers: of offsets, lengths and addresses.
 inline constexpr int64_t kBlockBytes = 4096;
 constexpr int64_t whole_blocks(int64_t bytes) { return (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes; }
 

@@ -30,11 +30,13 @@ std::string step_name(int64_t steps) { return fmt::format("step-{:08}", steps); 
 
 /// What two runs must have in common for the second to see the data that the first would have seen, and to read its state.
 std::map<std::string, std::string> recipe_of(const Case& c) {
-  std::map<std::string, std::string> recipe{{"seed", fmt::format("{}", c.train.seed)},
-                                            {"seq_len", fmt::format("{}", c.train.seq_len)},
-                                            {"sequences_per_step", fmt::format("{}", c.sequences_per_step())},
-                                            {"optimizer", std::string(name_of(c.train.optimizer))},
-                                            {"precision", c.train.precision == "fp8" ? "fp8-" + c.train.fp8_scaling : c.train.precision}};
+  std::map<std::string, std::string> recipe{
+      {"seed", fmt::format("{}", c.train.seed)},
+      {"seq_len", fmt::format("{}", c.train.seq_len)},
+      {"sequences_per_step", fmt::format("{}", c.sequences_per_step())},
+      {"optimizer", std::string(name_of(c.train.optimizer))},
+      {"precision", c.train.precision == Precision::kFp8 ? fmt::format("fp8-{}", name_of(c.train.fp8_scaling))
+                                                         : std::string(name_of(c.train.precision))}};
   const Layout& l = c.layout;
   const Compression& k = l.compression;
   if (k.kind == CompressionKind::kNone) return recipe;
@@ -112,6 +114,7 @@ Result<std::string> find_manifest(const std::string& path) {
 Result<void> prepare_checkpoints(const Session& session, const std::string& folder) {
   const auto names = session.states();
   if (!names.ok()) return names.error();
+  if (!session.leads()) return {};
   std::error_code error;
   fs::create_directories(folder, error);
   if (error)
@@ -123,6 +126,12 @@ Result<void> prepare_checkpoints(const Session& session, const std::string& fold
 Result<std::string> save_checkpoint(const Session& session, const Case& config, int64_t steps, const std::string& folder) {
   const auto names = session.states();
   if (!names.ok()) return names.error();
+  const std::string path = fmt::format("{}/{}{}", folder, step_name(steps), kManifestSuffix);
+  if (!session.leads()) {  // has its part in the reading, and none in the writing
+    for (const StateName& name : *names)
+      if (const auto tensor = session.state(name); !tensor.ok()) return tensor.error();
+    return path;
+  }
   CheckpointFile tensors(folder, step_name(steps) + ".tensors");
   std::string entries;
   int64_t offset = 0;
@@ -146,7 +155,6 @@ Result<std::string> save_checkpoint(const Session& session, const Case& config, 
   for (const auto& [key, value] : recipe_of(config)) text += fmt::format("{} {}\n", key, value);
   text += fmt::format("data {}\n{}", data, entries);
   text += manifest_end(text);
-  const std::string path = fmt::format("{}/{}{}", folder, step_name(steps), kManifestSuffix);
   CheckpointFile manifest(folder, step_name(steps) + std::string(kManifestSuffix));
   manifest.write(text);
   manifest.sync();

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "plan/base/check.h"
@@ -14,8 +13,6 @@
 
 namespace shardlab::runtime {
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 void bind_thread(int32_t thread, int processor) {
   // Sized for the number: a machine may have more processors than a cpu_set_t.
@@ -64,7 +61,7 @@ CoreScheduler::Entry& CoreScheduler::entry_of(const Task& task) { return *entrie
 
 // ---- under the lock
 
-/// What the last calls of `cores_` decided, for `carry_out` once the lock is free.
+/// Takes the grants of the last calls of `cores_`, for `carry_out` once the lock is free.
 CoreScheduler::Grants CoreScheduler::note_grants() {
   Grants grants = cores_.take_grants();
   for (const Cores::Grant& g : grants) {

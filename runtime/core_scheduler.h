@@ -1,10 +1,10 @@
 // Tasks that outnumber the cores: as many run as there are cores, and a core is handed from one task to the next.
 //
-// Left to itself the operating system lets a core idle while tasks wait for the other, wakes what it put to sleep after tens of
-// microseconds, and takes a task off its core in the middle of an op. Here a task keeps its core until it waits; whoever makes
-// another able to run either knows of an idle core for it or puts it in a queue; and a task that waits hands its core over itself.
-// So no core idles while anything can run, a meeting of many ranks on few cores costs a switch of threads a step, and who runs when
-// follows rules that the simulator knows (plan/cores.h).
+// The operating system, left to itself, lets a core idle while tasks wait for another core, takes tens of microseconds to wake a
+// task, and takes a task off its core in the middle of an op. Here a task keeps its core until it waits. A task that makes another
+// task able to run gives it an idle core or puts it in a queue. A task that waits hands its core over itself. So no core idles
+// while a task can run, a meeting of many ranks on few cores costs one switch of threads a step, and the order of tasks follows
+// rules that the simulator knows (plan/cores.h).
 #pragma once
 
 #include <atomic>
@@ -22,9 +22,9 @@ namespace shardlab::runtime {
 /// Numbers of the processors that this process may use, as the operating system counts them; at least one.
 std::vector<int> usable_processors();
 
-/// Each core is a processor. Who has which is decided by `Cores`, whose rules hold for tasks as for streams; a task's thread is
-/// bound to its processor. A task that finds nobody to take its core over watches for a moment for what it waits for before it
-/// sleeps. A limit: other programs that use one of the processors slow the task that is bound to it, whatever the others do.
+/// Each core is a processor. `Cores` decides who has which; its rules for streams hold for tasks here. The thread of a task is
+/// bound to its processor. A task that finds no taker for its core watches for a moment for the thing that it waits for, before it
+/// sleeps. A limit: another program on one of the processors slows the task that is bound to it, whatever the other tasks do.
 class CoreScheduler final : public Scheduler, private CounterListener {
  public:
   /// The longest that a control stream keeps a core which another one wants, but for the op that it is in: a step is shorter than
@@ -52,7 +52,7 @@ class CoreScheduler final : public Scheduler, private CounterListener {
     int32_t thread = 0;                 ///< the operating system's number
     double turn_begin = 0;              ///< Cores::Grant::turn_begin of its last
     std::atomic<uint32_t> turn{kNone};  ///< a futex: what ends the wait for a core
-    Counter* counter = nullptr;         ///< what it waits for; none: only for a core, or for nothing
+    Counter* counter = nullptr;         ///< the counter that the task waits for; none: it waits only for a core, or for nothing
     uint64_t target = 0;
   };
   struct Processor {

@@ -2,6 +2,7 @@
 
 #include <climits>
 
+#include "plan/base/check.h"
 #include "runtime/futex.h"
 
 namespace shardlab::runtime {
@@ -17,18 +18,19 @@ void Counter::sleep_until(uint64_t target, double seconds) {
   const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   lower_wake_at(target);
-  if (value_.load(std::memory_order_seq_cst) < target) futex_wait(epoch_, epoch, seconds);
+  if (value_.load(std::memory_order_seq_cst) < target) futex_wait(epoch_, epoch, seconds, shared_);
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 void Counter::wake_all() {
   wake_at_.store(kNobody, std::memory_order_seq_cst);
   epoch_.fetch_add(1, std::memory_order_seq_cst);
-  if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake(epoch_, INT_MAX);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake(epoch_, INT_MAX, shared_);
   if (CounterListener* const listener = listener_.load(std::memory_order_seq_cst)) listener->reached(*this);
 }
 
 bool Counter::tell(uint64_t target, CounterListener& listener) {
+  SHARDLAB_CHECK(!shared_, "nobody of another process can be told of a counter");
   listener_.store(&listener, std::memory_order_seq_cst);
   lower_wake_at(target);
   return value_.load(std::memory_order_seq_cst) >= target;

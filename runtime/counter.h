@@ -23,7 +23,8 @@ class CounterListener {
 /// stream which waits for instruction 500 is not woken 499 times.
 class alignas(64) Counter {
  public:
-  Counter() = default;
+  /// `shared`: it lies in memory that processes share. Then nobody may be told of it, as a listener is of one process.
+  explicit Counter(bool shared = false) : shared_(shared) {}
   Counter(const Counter&) = delete;
   Counter& operator=(const Counter&) = delete;
 
@@ -62,6 +63,7 @@ class alignas(64) Counter {
   std::atomic<uint32_t> epoch_{0};          ///< the futex: changes at each wake
   std::atomic<uint32_t> sleepers_{0};
   std::atomic<CounterListener*> listener_{nullptr};
+  const bool shared_;
 };
 
 }  // namespace shardlab::runtime

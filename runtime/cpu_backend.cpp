@@ -70,7 +70,7 @@ class CpuBackend final : public Backend {
     args.scratch = op.workspace.data();
     return [kernel, args](const StepState&) { kernel(args); };
   }
-  /// What mixed ops and named kernels need.
+  /// The tools of mixed ops and named kernels.
   BindTools tools() const { return {k_, options_}; }
   Result<Launch> lend_scratch(const BoundOp& op, Result<ScratchLaunch> bound);
   /// Has the rank's table of rotations filled before the first op.
@@ -125,7 +125,7 @@ Result<Launch> CpuBackend::lend_scratch(const BoundOp& op, Result<ScratchLaunch>
   if (launch.scratch_bytes > static_cast<int64_t>(op.workspace.size())) {
     SHARDLAB_CHECK(std::holds_alternative<Kernel>(op.op().work), "`{}` needs {} bytes of scratch and its stream has {}",
                    describe(*op.plan, *op.instruction), launch.scratch_bytes, op.workspace.size());
-    // What a kernel by name wants beyond `scratch_bytes` no plan can know: it is unplanned memory.
+    // A plan cannot know scratch that a kernel by name wants beyond `scratch_bytes`: it is unplanned memory.
     size_t space = static_cast<size_t>(launch.scratch_bytes + kAlignment);
     own = std::make_shared<std::vector<std::byte>>(space);
     scratch = own->data();

@@ -9,7 +9,6 @@
 #include <exception>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <set>
 
@@ -20,8 +19,6 @@
 namespace shardlab::runtime {
 
 namespace {
-
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// "0-4, 6": ranks in ascending order, runs joined.
 std::string ranges(const std::vector<int>& ranks) {
@@ -51,9 +48,12 @@ std::string what_for(const WaitCause& cause) {
 
 constexpr const char* kStopped = "its thread is stopped";
 
-/// What the operating system says of a thread of this process.
-std::string state_of_thread(int32_t thread) {
-  std::ifstream file(fmt::format("/proc/self/task/{}/stat", thread));
+constexpr double kLook_s = 0.2;  ///< between two looks at what may stand still
+constexpr const char* kGone = "its process has ended";
+
+/// What the operating system says of a thread.
+std::string state_of_thread(int32_t process, int32_t thread) {
+  std::ifstream file(fmt::format("/proc/{}/task/{}/stat", process, thread));
   std::string text;
   std::getline(file, text);
   const size_t name = text.rfind(')');  // "12 (name) S ..."
@@ -71,14 +71,16 @@ uint64_t pack(const WaitCause& cause) { return static_cast<uint64_t>(cause.kind)
 
 }  // namespace
 
-WaitCause Task::cause() const {
+TaskSeat::TaskSeat(int rank, int stream) : rank_(rank), stream_(stream), process_(static_cast<int32_t>(::getpid())) {}
+
+WaitCause TaskSeat::cause() const {
   const uint64_t packed = cause_.load(std::memory_order_relaxed);
   return {static_cast<WaitCause::Kind>(packed >> 32), static_cast<int32_t>(packed), amount_.load(std::memory_order_relaxed)};
 }
 
 void Task::set_cause(const WaitCause& cause) {
-  cause_.store(pack(cause), std::memory_order_relaxed);
-  amount_.store(cause.amount, std::memory_order_relaxed);
+  seat_.cause_.store(pack(cause), std::memory_order_relaxed);
+  seat_.amount_.store(cause.amount, std::memory_order_relaxed);
 }
 
 void Task::wait_slowly(Counter& counter, uint64_t target, const WaitCause& cause) {
@@ -87,7 +89,7 @@ void Task::wait_slowly(Counter& counter, uint64_t target, const WaitCause& cause
   const double deadline = cause.kind == WaitCause::Kind::kStart ? kNever : begin + crew_.timeout_s();
   const Waited waited = crew_.scheduler().block(*this, counter, target, deadline);
   if (waited == Waited::kTimedOut)
-    crew_.fail(fmt::format("rank {} has waited {:.3g} s, which is the limit\n{}", rank_, now() - begin, crew_.situation()),
+    crew_.fail(fmt::format("rank {} has waited {:.3g} s, which is the limit\n{}", rank(), now() - begin, crew_.picture()),
                "raise the time-out (measure.timeout) if a step may really take so long");
   if (waited != Waited::kReached) throw Released{};
   set_cause({});
@@ -239,14 +241,19 @@ void SeededScheduler::release(Crew&) {
 
 // ---- the crew
 
-Crew::Crew(Scheduler& scheduler, double timeout_s, std::function<std::string(const Task&)> describe)
+Crew::Crew(Scheduler& scheduler, double timeout_s, std::function<std::string(const TaskSeat&)> describe)
     : scheduler_(scheduler), timeout_s_(timeout_s), describe_(std::move(describe)) {}
 
 Crew::~Crew() { join(); }
 
-Task& Crew::add(int rank, int stream) {
-  SHARDLAB_CHECK(threads_.empty(), "tasks are added before the first is started");
-  tasks_.push_back(std::make_unique<Task>(*this, rank, stream, static_cast<int>(tasks_.size())));
+Task& Crew::add(int rank, int stream) { return add(own_seats_.emplace_back(rank, stream)); }
+
+void Crew::observe(std::span<const TaskSeat* const> seats) { seats_.insert(seats_.end(), seats.begin(), seats.end()); }
+
+Task& Crew::add(TaskSeat& seat) {
+  SHARDLAB_CHECK(threads_.empty() && seats_.size() == tasks_.size(), "tasks are added before the first is started or others seen");
+  seats_.push_back(&seat);
+  tasks_.push_back(std::make_unique<Task>(*this, seat, static_cast<int>(tasks_.size())));
   scheduler_.add(*tasks_.back());
   return *tasks_.back();
 }
@@ -255,16 +262,18 @@ void Crew::start(const std::function<void(Task&)>& body) {
   threads_.reserve(tasks_.size());
   for (const auto& task : tasks_) {
     threads_.emplace_back([this, body, &task = *task] {
-      task.thread_.store(static_cast<int32_t>(::gettid()), std::memory_order_relaxed);
+      task.seat_.thread_.store(static_cast<int32_t>(::gettid()), std::memory_order_relaxed);
       ::pthread_setname_np(::pthread_self(), fmt::format("rank {}.{}", task.rank(), task.stream()).substr(0, 15).c_str());
       scheduler_.enter(task);
       try {
         if (!failed()) body(task);
       } catch (const Released&) {
       } catch (const WorldError& e) {
-        fail(fmt::format("rank {} failed at {}: {}", task.rank(), describe_(task), e.what()), e.hint());
-      } catch (const std::exception& e) { fail(fmt::format("rank {} failed at {}: {}", task.rank(), describe_(task), e.what())); }
-      task.finished_.store(true, std::memory_order_release);
+        fail(fmt::format("rank {} failed at {}: {}", task.rank(), describe_(task.seat_), e.what()), e.hint());
+      } catch (const std::exception& e) {
+        fail(fmt::format("rank {} failed at {}: {}", task.rank(), describe_(task.seat_), e.what()));
+      }
+      task.seat_.finished_.store(true, std::memory_order_release);
       scheduler_.leave(task);
     });
   }
@@ -292,49 +301,63 @@ void Crew::throw_if_failed() const {
   throw WorldError(message_, hint_);
 }
 
-std::string Crew::situation_of(const Task& task) const {
-  return task.finished() ? "has ended" : fmt::format("{} {}", describe_(task), what_for(task.cause()));
+std::string Crew::situation_of(const TaskSeat& seat) const {
+  return seat.finished() ? "has ended" : fmt::format("{} {}", describe_(seat), what_for(seat.cause()));
 }
 
 std::string Crew::situation() const {
-  std::vector<const Task*> tasks;
-  for (const auto& task : tasks_)
-    if (task->cause().kind != WaitCause::Kind::kStart) tasks.push_back(task.get());
-  return situation_of(tasks, "\n");
+  std::vector<const TaskSeat*> seats;
+  for (const TaskSeat* seat : seats_)
+    if (seat->cause().kind != WaitCause::Kind::kStart) seats.push_back(seat);
+  return situation_of(seats, "\n");
+}
+
+std::string Crew::picture() const {
+  if (seats_.size() == tasks_.size()) return situation();
+  const std::vector<Place> before = places();
+  std::this_thread::sleep_for(std::chrono::duration<double>(kLook_s));
+  const std::string still = standstill(before);
+  return still.empty() ? situation() : still;
 }
 
 std::vector<Crew::Place> Crew::places() const {
   std::vector<Place> places;
-  for (const auto& task : tasks_) places.push_back({task->place_.load(std::memory_order_relaxed), task->cause()});
+  for (const TaskSeat* seat : seats_) places.push_back({seat->place(), seat->cause()});
   return places;
 }
 
-std::string Crew::standstill(const std::vector<Place>& before) const {
+std::string Crew::standstill(const std::vector<Place>& before, int32_t gone) const {
   using Kind = WaitCause::Kind;
   std::string text;
-  std::vector<const Task*> others;
+  std::vector<const TaskSeat*> others;
   std::set<int> named, done;
   bool moved = false;
-  const auto thread_of = [](const Task& task) { return state_of_thread(task.thread_.load(std::memory_order_relaxed)); };
-  // Where a thread is stopped, that is the reason: others may stand in an op too, for a lock that it holds.
-  const bool stopped = std::ranges::any_of(tasks_, [&](const auto& task) { return !task->finished() && thread_of(*task) == kStopped; });
-  for (size_t i = 0; i < tasks_.size(); ++i) {
-    const Task& task = *tasks_[i];
-    if (task.finished()) {
-      done.insert(task.rank());
+  const auto thread_of = [&](const TaskSeat& seat) {
+    return seat.process() == gone ? kGone : state_of_thread(seat.process(), seat.thread());
+  };
+  const auto is_unable = [&](const TaskSeat& seat) {
+    const std::string thread = thread_of(seat);
+    return thread == kStopped || thread == kGone;
+  };
+  // Where a thread is stopped or gone, that is the reason: others may stand in an op too, for a lock that it holds.
+  const bool unable = std::ranges::any_of(seats_, [&](const TaskSeat* seat) { return !seat->finished() && is_unable(*seat); });
+  for (size_t i = 0; i < seats_.size(); ++i) {
+    const TaskSeat& seat = *seats_[i];
+    if (seat.finished()) {
+      done.insert(seat.rank());
       continue;
     }
-    const Kind waits_for = task.cause().kind;
-    const bool here = task.place_.load(std::memory_order_relaxed) == before[i].place && waits_for == before[i].cause.kind;
+    const Kind waits_for = seat.cause().kind;
+    const bool here = seat.place() == before[i].place && waits_for == before[i].cause.kind;
     moved = moved || !here;
-    const std::string thread = thread_of(task);
     // One may be stopped while it waits for what has come.
-    const bool stands_still = here && (stopped ? thread == kStopped : waits_for == Kind::kNothing);
+    const bool stands_still = here && (unable ? is_unable(seat) : waits_for == Kind::kNothing);
     if (stands_still)
-      text += fmt::format("{}rank {} stands still at {}, {}", text.empty() ? "" : "; ", task.rank(), describe_(task), thread);
+      text +=
+          fmt::format("{}rank {} stands still at {}, {}", text.empty() ? "" : "; ", seat.rank(), describe_(seat), thread_of(seat));
     else if (waits_for != Kind::kStart)
-      others.push_back(&task);
-    (stands_still || waits_for != Kind::kStart ? named : done).insert(task.rank());
+      others.push_back(&seat);
+    (stands_still || waits_for != Kind::kStart ? named : done).insert(seat.rank());
   }
   if (text.empty() && (moved || others.empty())) return "";
   if (text.empty()) text = "every rank waits";
@@ -348,13 +371,14 @@ std::string Crew::standstill(const std::vector<Place>& before) const {
   return text;
 }
 
-std::string Crew::situation_of(const std::vector<const Task*>& tasks, std::string_view separator) const {
+std::string Crew::situation_of(const std::vector<const TaskSeat*>& seats, std::string_view separator) const {
   std::map<std::string, std::vector<int>> by_text;
-  for (const Task* task : tasks) by_text[situation_of(*task)].push_back(task->rank());
+  for (const TaskSeat* seat : seats) by_text[situation_of(*seat)].push_back(seat->rank());
   std::string text;
   for (auto& [situation, ranks] : by_text) {
     std::ranges::sort(ranks);
-    text += fmt::format("{}{} {}: {}", text.empty() ? "" : separator, ranks.size() == 1 ? "rank" : "ranks", ranges(ranks), situation);
+    text +=
+        fmt::format("{}{} {}: {}", text.empty() ? "" : separator, ranks.size() == 1 ? "rank" : "ranks", ranges(ranks), situation);
   }
   return text;
 }

@@ -8,7 +8,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -25,6 +27,8 @@ namespace shardlab::runtime {
 
 class Crew;
 
+inline constexpr double kNever = std::numeric_limits<double>::infinity();  ///< a deadline that does not come
+
 /// What a task waits for, as messages name it.
 struct WaitCause {
   enum class Kind : uint8_t {
@@ -40,16 +44,44 @@ struct WaitCause {
   int64_t amount = 0;
 };
 
+/// What a task is at, for whoever wants to know: another thread, or another process that shares the memory in which it lies.
+class TaskSeat {
+ public:
+  /// Of a task of this process.
+  TaskSeat(int rank, int stream);
+
+  int rank() const { return rank_; }
+  int stream() const { return stream_; }
+  /// Instruction::id of what the task works at; -1 between steps.
+  int32_t instruction() const { return static_cast<int32_t>(place()); }
+  /// The same with the number of moves: what tells a task that goes on from one that does not.
+  uint64_t place() const { return place_.load(std::memory_order_relaxed); }
+  WaitCause cause() const;
+  bool finished() const { return finished_.load(std::memory_order_acquire); }
+  int32_t process() const { return process_; }                                ///< the operating system's number
+  int32_t thread() const { return thread_.load(std::memory_order_relaxed); }  ///< the operating system's number, once it runs
+
+ private:
+  friend class Task;
+  friend class Crew;
+  const int32_t rank_, stream_, process_;
+  std::atomic<int32_t> thread_{0};
+  std::atomic<uint64_t> place_{UINT32_MAX};  ///< moves and instruction, packed
+  std::atomic<uint64_t> cause_{0};           ///< kind and peer, packed
+  std::atomic<int64_t> amount_{0};
+  std::atomic<bool> finished_{false};
+};
+
 /// Thrown through a task's stack when the session has failed elsewhere; never leaves the task's thread.
 struct Released {};
 
 /// One thread of a session: stream `stream` of rank `rank`.
 class Task {
  public:
-  Task(Crew& crew, int rank, int stream, int index) : crew_(crew), rank_(rank), stream_(stream), index_(index) {}
+  Task(Crew& crew, TaskSeat& seat, int index) : crew_(crew), seat_(seat), index_(index) {}
 
-  int rank() const { return rank_; }
-  int stream() const { return stream_; }
+  int rank() const { return seat_.rank(); }
+  int stream() const { return seat_.stream(); }
   double now() const;
 
   /// Returns once `counter` has reached `target`. Throws Released when the session has failed, which a wait that lasts longer
@@ -73,11 +105,11 @@ class Task {
 
   /// Instruction::id of what the task works at, for messages; -1 between steps.
   void set_instruction(int32_t id) {
-    place_.store(static_cast<uint64_t>(++moves_) << 32 | static_cast<uint32_t>(id), std::memory_order_relaxed);
+    seat_.place_.store(static_cast<uint64_t>(++moves_) << 32 | static_cast<uint32_t>(id), std::memory_order_relaxed);
   }
-  int32_t instruction() const { return static_cast<int32_t>(place_.load(std::memory_order_relaxed)); }
-  WaitCause cause() const;
-  bool finished() const { return finished_.load(std::memory_order_acquire); }
+  int32_t instruction() const { return seat_.instruction(); }
+  WaitCause cause() const { return seat_.cause(); }
+  bool finished() const { return seat_.finished(); }
 
  private:
   friend class Crew;
@@ -91,15 +123,9 @@ class Task {
   void set_cause(const WaitCause& cause);
 
   Crew& crew_;
-  const int rank_;
-  const int stream_;
-  const int index_;  ///< in the crew
-  uint32_t moves_ = 0;                         ///< calls of `set_instruction`
-  std::atomic<uint64_t> place_{UINT32_MAX};    ///< moves and instruction, packed: what tells a task that goes on from one that does not
-  std::atomic<int32_t> thread_{0};             ///< the operating system's number, once it runs
-  std::atomic<bool> finished_{false};
-  std::atomic<uint64_t> cause_{0};  ///< kind and peer, packed
-  std::atomic<int64_t> amount_{0};
+  TaskSeat& seat_;
+  const int index_;     ///< in the crew
+  uint32_t moves_ = 0;  ///< calls of `set_instruction`
   std::atomic<Counter*> sleeping_on_{nullptr};
 };
 
@@ -222,12 +248,16 @@ class Crew {
  public:
   /// Waits longer than `timeout_s` fail the session. `describe` names what a task is at ("op #12 layer.F attn.qkv"); it is
   /// called with other tasks running.
-  Crew(Scheduler& scheduler, double timeout_s, std::function<std::string(const Task&)> describe);
+  Crew(Scheduler& scheduler, double timeout_s, std::function<std::string(const TaskSeat&)> describe);
   ~Crew();
   Crew(const Crew&) = delete;
 
   /// Adds a task. All are added before the first is started.
   Task& add(int rank, int stream);
+  /// The same with a seat elsewhere, which outlives the crew.
+  Task& add(TaskSeat& seat);
+  /// Tasks of other processes, which messages name too. Before the first task is started; the seats outlive the crew.
+  void observe(std::span<const TaskSeat* const> seats);
 
   /// Starts a thread for every task, running `body`. What `body` throws fails the session.
   void start(const std::function<void(Task&)>& body);
@@ -243,28 +273,36 @@ class Crew {
   /// "rank 5 is at op #14 ...\nranks 0-4 wait for ...", one line for each distinct situation.
   std::string situation() const;
 
+  /// The same, where others are observed with who stands still named first: a process that is stopped cannot say so itself, and
+  /// whoever looks must look twice.
+  std::string picture() const;
+
   /// What a task is at.
   struct Place {
     uint64_t place = 0;
     WaitCause cause;
   };
   std::vector<Place> places() const;
-  /// "rank 1 stands still at op #12 ..., its thread is stopped; rank 0: op #13 ... waits for rank 1 to ...": the tasks that are where
-  /// they were at `before` and wait for nothing, then what the others wait for. Empty where a task has moved on and none stands still.
-  std::string standstill(const std::vector<Place>& before) const;
+  /// "rank 1 stands still at op #12 ..., its thread is stopped; rank 0: op #13 ... waits for rank 1 to ...": the tasks that are
+  /// where they were at `before` and wait for nothing, then what the others wait for. Empty where a task has moved on and none
+  /// stands still. `gone`: a process that is known to have ended, by the operating system's number.
+  std::string standstill(const std::vector<Place>& before, int32_t gone = 0) const;
 
   Scheduler& scheduler() { return scheduler_; }
   const Clock& clock() const { return scheduler_.clock(); }
   double timeout_s() const { return timeout_s_; }
   std::span<const std::unique_ptr<Task>> tasks() const { return tasks_; }
+  std::span<const TaskSeat* const> seats() const { return seats_; }
 
  private:
-  std::string situation_of(const Task& task) const;
-  std::string situation_of(const std::vector<const Task*>& tasks, std::string_view separator) const;
+  std::string situation_of(const TaskSeat& seat) const;
+  std::string situation_of(const std::vector<const TaskSeat*>& seats, std::string_view separator) const;
 
   Scheduler& scheduler_;
   const double timeout_s_;
-  const std::function<std::string(const Task&)> describe_;
+  const std::function<std::string(const TaskSeat&)> describe_;
+  std::deque<TaskSeat> own_seats_;      ///< of tasks that brought none
+  std::vector<const TaskSeat*> seats_;  ///< of the tasks, then of those that are observed
   std::vector<std::unique_ptr<Task>> tasks_;
   std::vector<std::thread> threads_;
   std::atomic<bool> failed_{false};

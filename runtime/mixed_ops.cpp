@@ -30,8 +30,6 @@ ScratchLaunch launch(const BindTools& tools, void (MixedKernels::*kernel)(const 
                         [kernel](const MixedKernels& k, const Args& a, kernels::Scratch& s) { (k.*kernel)(a, s); });
 }
 
-int64_t rows_of(const Type& type) { return type.shape.elements() / type.shape.last(); }
-
 float* statistics(const Tensor& t) { return t.as<float>(); }
 
 // ---- input and embeddings
@@ -166,7 +164,7 @@ Stored matrix_factor(const BoundOp& op, size_t i) {
   return kernels::fp8_operand(x.data, x.type->dtype, blocks, op.reads[i + 2].as<const float>());
 }
 
-/// The gradient of a bias is a sum of what was not rounded to 8 bits.
+/// The weight gradient from factors of 8 bits. The gradient of a bias sums values that were not rounded to 8 bits.
 ScratchLaunch bind_scaled_weight(const BoundOp& op, const BindTools& tools, const kernels::MixedLinearWeight& product) {
   struct Args {
     kernels::MixedLinearWeight product;
@@ -459,7 +457,7 @@ std::vector<size_t> ids_of(const Work& work) {
   return {};
 }
 
-Result<void> check_types(const BoundOp& op) {
+Result<void> check_mixed_types(const BoundOp& op) {
   const auto check = [&](const Tensor& t, bool good, std::string_view wanted) -> Result<void> {
     if (good) return {};
     return Error{ExitCode::kUsage,
@@ -518,7 +516,7 @@ bool is_mixed(const BoundOp& op) {
 }
 
 Result<ScratchLaunch> bind_mixed(const BoundOp& op, const BindTools& tools) {
-  SHARDLAB_TRY(check_types(op));
+  SHARDLAB_TRY(check_mixed_types(op));
   check_in_place(op);
   return std::visit([&](const auto& work) -> Result<ScratchLaunch> { return bind_work(op, work, tools); }, op.op().work);
 }

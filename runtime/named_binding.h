@@ -1,4 +1,4 @@
-// What the binders of named kernels share: checks of operands that refuse with the op's text, and matrices of operands.
+// Helpers for the binders of named kernels: checks of operands that refuse with the op's text, and matrices of operands.
 #pragma once
 
 #include <fmt/format.h>

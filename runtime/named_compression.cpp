@@ -109,7 +109,7 @@ Result<ScratchLaunch> bind_start_basis(const BoundOp& op, const BindTools& tools
 
 // ---- integers with block scales
 
-/// What x[.., columns] is cut into by its scales [.., blocks].
+/// The blocks into which its scales [.., blocks] cut x[.., columns].
 kernels::BlockShape block_shape(const Tensor& scales, int64_t rows, int64_t columns, int bits) {
   return {rows, columns, scales.shape().last(), bits};
 }
@@ -296,7 +296,7 @@ Result<ScratchLaunch> bind_sign_expand_sum(const BoundOp& op, const BindTools& t
                                         {shape, signs.as<const uint8_t>(), scales.as<const float>(), stored(y)});
 }
 
-constexpr std::array kTable{
+constexpr std::array kCompression{
     NamedKernel{"subtract", "(m, approximation) -> error", bind_subtract},
     NamedKernel{"subtract_share", "(m, approximation) -> error", bind_subtract_share},
     NamedKernel{"project", "(m[r,c], basis[k,c]) -> p[r,k]", bind_project},
@@ -321,6 +321,6 @@ constexpr std::array kTable{
 
 }  // namespace
 
-std::span<const NamedKernel> compression_kernels() { return kTable; }
+std::span<const NamedKernel> compression_kernels() { return kCompression; }
 
 }  // namespace shardlab::runtime::named

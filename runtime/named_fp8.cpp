@@ -1,4 +1,4 @@
-// Named kernels of fp8: scales, quantisation, and the products of what is quantised.
+// Named kernels of fp8: scales, quantisation, and products of quantised factors.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -226,7 +226,7 @@ Result<ScratchLaunch> bind_fp8_linear(const BoundOp& op, const BindTools& tools)
                                              .canonical = canonical});
 }
 
-constexpr std::array kTable{
+constexpr std::array kFp8{
     NamedKernel{"fp8_scale_e4m3", "(amax f32[1]) -> scale f32[1]", bind_fp8_scale<DType::f8e4m3>},
     NamedKernel{"fp8_scale_e5m2", "(amax f32[1]) -> scale f32[1]", bind_fp8_scale<DType::f8e5m2>},
     NamedKernel{"fp8_delayed_e4m3", "(amax f32[1], history f32[n]) -> history, scale f32[1]", bind_fp8_delayed<DType::f8e4m3>},
@@ -244,6 +244,6 @@ constexpr std::array kTable{
 
 }  // namespace
 
-std::span<const NamedKernel> fp8_kernels() { return kTable; }
+std::span<const NamedKernel> fp8_kernels() { return kFp8; }
 
 }  // namespace shardlab::runtime::named

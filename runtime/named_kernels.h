@@ -1,4 +1,4 @@
-// The plan's `Kernel` ops: a table from name to what binds it. kernels/README.md lists every name with its operands.
+// The plan's `Kernel` ops: a table from a kernel's name to its binder. kernels/README.md lists every name with its operands.
 #pragma once
 
 #include <string_view>

@@ -98,7 +98,7 @@ Result<ScratchLaunch> bind_frozen_adam(const BoundOp& op, const BindTools&) {
                        }};
 }
 
-constexpr std::array kTable{
+constexpr std::array kOptimizers{
     NamedKernel{
         "outer_step",
         "(delta f32, start f32, share f32[1], learning_rate f32[1][, momentum f32[1], velocity f32]) -> value f32[, velocity]",
@@ -111,6 +111,6 @@ constexpr std::array kTable{
 
 }  // namespace
 
-std::span<const NamedKernel> optimizer_kernels() { return kTable; }
+std::span<const NamedKernel> optimizer_kernels() { return kOptimizers; }
 
 }  // namespace shardlab::runtime::named

@@ -312,7 +312,7 @@ Result<ScratchLaunch> bind_count(const BoundOp& op, const BindTools&) {
   return plain([n = op.writes[0].as<int32_t>()] { ++*n; });
 }
 
-constexpr std::array kTable{
+constexpr std::array kPrecision{
     NamedKernel{"copy", "(a) -> b", bind_copy},
     NamedKernel{"add", "(a, b) -> c", bind_add},
     NamedKernel{"multiply", "(x, factor f32[1]) -> y", bind_multiply},
@@ -334,6 +334,6 @@ constexpr std::array kTable{
 
 }  // namespace
 
-std::span<const NamedKernel> precision_kernels() { return kTable; }
+std::span<const NamedKernel> precision_kernels() { return kPrecision; }
 
 }  // namespace shardlab::runtime::named

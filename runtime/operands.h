@@ -19,12 +19,10 @@ inline kernels::Tokens tokens_of(const BoundOp& op, const Type& type) {
   return {1, shape.elements() / shape.last(), {}};
 }
 
-inline int64_t rows_of(const Type& type) { return type.shape.elements() / type.shape.last(); }
-
 /// The tensor number in the random keys of a dropout: four sites a layer; the embedding's, of layer -1, come first.
 inline uint32_t dropout_tensor(int layer, int site) { return static_cast<uint32_t>((layer + 1) * 4 + site); }
 
-/// An accumulating op adds to what its write holds, so the write must lie where the old value is.
+/// An accumulating op adds to its write, so the write must lie where the old value lies.
 inline void check_in_place(const BoundOp& op, const Tensor& write, const Tensor& old) {
   SHARDLAB_CHECK(write.data == old.data, "`{}` writes beside what it should update in place", describe(*op.plan, *op.instruction));
 }

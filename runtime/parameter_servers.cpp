@@ -24,7 +24,7 @@ const Collective* collective_of(const Instruction& i, CollectiveKind kind) {
   return c != nullptr && c->kind == kind && c->algorithm == Algorithm::kDirect ? c : nullptr;
 }
 
-/// Bytes of one rank's part of what a push or a pull moves.
+/// Bytes of one rank's part of a push or a pull.
 int64_t part_bytes(const CollectiveCall& call, int ranks) { return bytes_of(call.dtype, call.elements / ranks); }
 
 const std::byte* part_of(const void* whole, int64_t bytes, int part) {
@@ -61,7 +61,8 @@ Result<std::unique_ptr<ParameterServers>> ParameterServers::create(const PlacedP
   return made;
 }
 
-/// A bucket is an update on the servers' stream, what rounds it, the push into what it reads and the pull of what came of it.
+/// Finds the instructions of each bucket: an update on the servers' stream and its rounding, the push into the update's operand,
+/// and the pull of its result.
 Result<void> ParameterServers::find_buckets() {
   const auto& mine = program_.streams[static_cast<size_t>(stream_)];
   for (size_t i = 0; i < mine.size(); ++i) {
@@ -231,7 +232,8 @@ bool ParameterServers::all_taken(int server, size_t bucket) {
          });
 }
 
-/// Of a worker no more than one gradient of a bucket is under way, since it waits for what came of the last.
+/// The arrivals that a server can apply. Of each worker at most one gradient of a bucket is under way, since the worker waits for
+/// the result of the last one.
 std::vector<Arrival> ParameterServers::due(int server, size_t bucket) {
   Service& s = service(server, bucket);
   const int64_t clock = s.clock();

@@ -37,12 +37,13 @@ class ParameterServers {
   static Result<std::unique_ptr<ParameterServers>> create(const PlacedPlan& placed, std::span<const std::unique_ptr<Rank>> ranks,
                                                           const RunOptions& options);
 
-  /// Before the threads run: steps `first` to `first + count - 1`, of which the traces' first is `number`.
+  /// Begins a round before the threads run: steps `first` to `first + count - 1`. `number` is the number of the first
+  /// one in traces.
   void begin(int64_t first, int64_t count, int32_t number);
   /// One thread's part of these steps.
   void run(Rank& rank, int stream, Task& task);
 
-  /// What a worker's step came to.
+  /// The results of a worker's step.
   struct WorkerStep {
     double seconds = 0;
     std::optional<double> loss;  ///< this worker's part of the mean over all targets
@@ -53,13 +54,13 @@ class ParameterServers {
   StalenessFigures staleness() const;
 
  private:
-  /// Where a bucket's push, update and pull are in the program, which is the same on every rank.
+  /// The instructions of a bucket's push, update and pull in the program, which is the same on every rank.
   struct Bucket {
     int32_t push = -1, pull = -1;       ///< ids of instructions
     std::vector<size_t> update;         ///< on the server's stream: the update, and its rounding where it is rounded
-    BufferId sum, served, pulled_from;  ///< roots of what is added up, updated and pulled
+    BufferId sum, served, pulled_from;  ///< roots of the buffers that are added up, updated and pulled
   };
-  /// What one server knows of one bucket. Counts are of steps since the session began.
+  /// The state of one bucket on one server. Counts are of steps since the session began.
   struct Service {
     explicit Service(size_t workers) : offered(workers), released(workers), taken(workers), seen(workers) {}
     int64_t clock() const;          ///< steps that all workers have pushed
@@ -70,7 +71,7 @@ class ParameterServers {
     int64_t gradients = 0;          ///< applied
     StalenessFigures figures;
   };
-  /// Where a worker is, for the events of the server beside it.
+  /// The step that a worker is at, for the events of the server beside it.
   struct Progress {
     std::vector<double> begins;     ///< by step of the round
     std::atomic<int64_t> step{-1};  ///< of the round; -1 before and after

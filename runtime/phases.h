@@ -1,5 +1,5 @@
-// A run of several plans, one after another: what it keeps goes from the session of one to that of the next by name, as it goes
-// into a checkpoint and out again.
+// A run of several plans, one after another. The session of one plan hands the kept state to the session of the next by name, as
+// through a checkpoint.
 #pragma once
 
 #include <utility>

@@ -30,7 +30,8 @@ std::unique_ptr<BlockStore> open_store(const RunOptions& options, int rank, int6
 
 }  // namespace
 
-Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::unique_ptr<Backend> backend)
+Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::unique_ptr<Backend> backend,
+           const std::array<std::byte*, kSpaces>& storage)
     : placed_(placed),
       plan_(*placed.plan),
       rank_(rank),
@@ -41,7 +42,7 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
       options_(options),
       backend_(std::move(backend)),
       device_(backend_->device()),
-      arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_}) {
+      arena_(layout_.bytes, {.poison = options.poison, .reserve = backend_->has_storage(), .device = device_, .storage = storage}) {
   if (const int64_t bytes = arena_.bytes(Space::kNvme); bytes > 0 && backend_->has_storage())
     store_ = open_store(options_, rank, bytes);
   communicators_.resize(plan_.comms.size());
@@ -49,15 +50,15 @@ Rank::Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::u
   for (int m = 0; m < kMetrics; ++m) metric_buffers_[static_cast<size_t>(m)] = find(kMetricNames[static_cast<size_t>(m)]);
 }
 
-std::optional<BufferId> Rank::find(std::string_view buffer) const {
-  const auto found = std::ranges::find(role_.buffers, buffer, &Buffer::name);
-  if (found == role_.buffers.end()) return std::nullopt;
-  return BufferId(static_cast<int32_t>(found - role_.buffers.begin()));
+std::optional<BufferId> find_buffer(const Role& role, std::string_view name) {
+  const auto found = std::ranges::find(role.buffers, name, &Buffer::name);
+  if (found == role.buffers.end()) return std::nullopt;
+  return BufferId(static_cast<int32_t>(found - role.buffers.begin()));
 }
 
-bool Rank::persistent(BufferId buffer) const {
-  const Buffer* b = &role_.buffers[buffer.index()];
-  while (b->view) b = &role_.buffers[static_cast<size_t>(b->view->base)];
+bool outlives_step(const Role& role, BufferId buffer) {
+  const Buffer* b = &role.buffers[buffer.index()];
+  while (b->view) b = &role.buffers[static_cast<size_t>(b->view->base)];
   return b->persistent;
 }
 
@@ -229,7 +230,7 @@ Result<void> Rank::bind_collective(const Instruction& instruction, const Collect
   if (program_.reads(instruction).size() > 1)
     return Error{
         ExitCode::kUsage,
-        fmt::format("`{}` moves as many rows as a buffer says, which the thread transport does not", describe(plan_, instruction)),
+        fmt::format("`{}` moves as many rows as a buffer says, which this transport does not", describe(plan_, instruction)),
         "predict the plan with mode: simulate", ""};
   const Type& whole = *(work.kind == CollectiveKind::kAllGather ? target : source).type;
   const int64_t strips = strips_of(plan_.mesh, plan_.comms[work.comm.index()], work.kind, *source.type, *target.type);

@@ -41,16 +41,23 @@ struct BoundInstruction {
   int32_t record = -1;                ///< on a device: the event recorded behind it, or -1
 };
 
-/// What the session shares with its ranks during a step.
+/// Data that the session shares with its ranks during a step.
 struct StepFrame {
   std::vector<StepState> states;  ///< by step of the plan's period
   int32_t number = 0;             ///< periods run before this one
   double begin = 0;               ///< of the period, on the clock
 };
 
+/// The role's buffer of that name.
+std::optional<BufferId> find_buffer(const Role& role, std::string_view name);
+/// Whether it is, or is a view of, a persistent buffer.
+bool outlives_step(const Role& role, BufferId buffer);
+
 class Rank {
  public:
-  Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::unique_ptr<Backend> backend);
+  /// `storage`: memory for its arena, of the transport; null: its own.
+  Rank(const PlacedPlan& placed, int rank, const RunOptions& options, std::unique_ptr<Backend> backend,
+       const std::array<std::byte*, kSpaces>& storage = {});
 
   /// Looks everything up. Pointers into the rank stay valid as long as it lives.
   Result<void> bind(Transport& transport, const BatchSource* source);
@@ -91,8 +98,8 @@ class Rank {
   /// Address of a buffer of the role, or null without storage; on a device, an address of its memory.
   void* address(BufferId buffer) const;
   /// Whether it is, or is a view of, a persistent buffer.
-  bool persistent(BufferId buffer) const;
-  std::optional<BufferId> find(std::string_view buffer) const;
+  bool persistent(BufferId buffer) const { return outlives_step(role_, buffer); }
+  std::optional<BufferId> find(std::string_view buffer) const { return find_buffer(role_, buffer); }
   /// The value of "loss" or "grad_norm2" after a step, where the role has it: of one step of the period, where it holds as many.
   std::optional<double> metric(int which, int step = 0) const;
   static constexpr int kLoss = 0, kGradNorm2 = 1, kMetrics = static_cast<int>(kMetricNames.size());

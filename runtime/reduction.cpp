@@ -51,8 +51,8 @@ void combine_halves(const kernels::Kernels& kernels, DType dtype, ReduceOp reduc
 }
 
 /// The tree over the widened parts, rounded once.
-void tree_combine_halves(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out,
-                         int64_t n) {
+void tree_combine_halves(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts,
+                         void* out, int64_t n) {
   const kernels::StorageKernels& storage = kernels::storage_kernels(kernels);
   std::vector<float> wide(parts.size() * kBlock);
   std::vector<const void*> leaves;
@@ -86,7 +86,8 @@ void combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, void
   }
 }
 
-void tree_combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out, int64_t n) {
+void tree_combine(const kernels::Kernels& kernels, DType dtype, ReduceOp reduce, std::span<const void* const> parts, void* out,
+                  int64_t n) {
   if (dtype == DType::f32 && reduce == ReduceOp::kSum) {
     std::vector<const float*> leaves;
     for (const void* p : parts) leaves.push_back(static_cast<const float*>(p));

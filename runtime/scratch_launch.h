@@ -16,14 +16,14 @@ struct ScratchLaunch {
   std::function<void(const StepState&, void* scratch)> run;
 };
 
-/// What a back end lends to those who bind its ops.
+/// The kernels and options of a back end, for the code that binds its ops.
 struct BindTools {
   const kernels::Kernels& kernels;
   const CpuOptions& options;
 };
 
-/// `run(kernels, args, scratch)` as a launch; called once with a scratch that counts. `update(args, state)` is called before each
-/// run.
+/// `run(kernels, args, scratch)` as a launch; called once with a scratch that counts. `update(args, state)` is called
+/// before each run.
 template <class Args, class Run, class Update>
 ScratchLaunch counted_launch(const kernels::Kernels& kernels, const Args& args, Run run, Update update) {
   const kernels::MixedKernels mixed(kernels);

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <set>
 #include <thread>
 
@@ -16,6 +18,7 @@
 #include "runtime/core_scheduler.h"
 #include "runtime/parameter_servers.h"
 #include "runtime/rank.h"
+#include "runtime/shared_memory.h"
 #include "runtime/values.h"
 
 namespace shardlab::runtime {
@@ -35,7 +38,7 @@ namespace {
 constexpr const char* kValue = "value";
 constexpr const char* kMaster = "master";
 
-/// Every rank in this process, a thread for each of its streams. The caller's thread only starts rounds and waits for them: a
+/// The ranks of this process, a thread for each of their streams. The caller's thread only starts rounds and waits for them: a
 /// round is something that every task does once, of which a step is the most frequent.
 class ThreadSession final : public Session {
  public:
@@ -46,6 +49,7 @@ class ThreadSession final : public Session {
 
   Result<void> build(Transport& transport, const BackendFactory& backends, const BatchSource* source);
 
+  bool leads() const override { return options_.control == nullptr || options_.control->process() == 0; }
   void initialise_parameters() override;
   StepResult step(int64_t step) override;
   std::vector<StepResult> run(int64_t first, int64_t count) override;
@@ -63,17 +67,41 @@ class ThreadSession final : public Session {
   Result<std::vector<StateName>> states() const override;
   Result<LogicalTensor> state(const StateName& name) const override;
   Result<void> set_state(const StateName& name, const LogicalTensor& value) override;
-  const Ledger& ledger(int rank) const override { return ranks_[static_cast<size_t>(rank)]->ledger(); }
-  int64_t arena_bytes(int rank, Space space) const override { return ranks_[static_cast<size_t>(rank)]->arena().bytes(space); }
+  const Ledger& ledger(int rank) const override {
+    const Member& member = members_[static_cast<size_t>(rank)];
+    return member.local != nullptr ? member.local->ledger() : reports_[static_cast<size_t>(rank)].ledger;
+  }
+  int64_t arena_bytes(int rank, Space space) const override {
+    const int role = plan_.mesh.role_of(members_[static_cast<size_t>(rank)].at);
+    return placed_.arenas[static_cast<size_t>(role)].bytes[static_cast<size_t>(space)];
+  }
   std::optional<bool> direct_storage() const override {
     std::optional<bool> direct;
     for (const auto& rank : ranks_)
       if (const BlockStore* store = rank->store()) direct = direct.value_or(true) && store->direct();
     return direct;
   }
-  std::span<const int64_t> sent_by_comm(int rank) const override { return ranks_[static_cast<size_t>(rank)]->sent_by_comm(); }
+  std::span<const int64_t> sent_by_comm(int rank) const override {
+    const Member& member = members_[static_cast<size_t>(rank)];
+    return member.local != nullptr ? member.local->sent_by_comm() : reports_[static_cast<size_t>(rank)].sent_by_comm;
+  }
 
  private:
+  /// A rank of the plan, wherever it runs.
+  struct Member {
+    int number = 0;
+    const Role* role = nullptr;
+    Coordinates at;
+    Rank* local = nullptr;  ///< none: of another process
+  };
+  /// What a rank tells of a step.
+  struct Report {
+    double end = 0;  ///< seconds from the common start
+    std::vector<std::optional<double>> losses;
+    std::optional<double> grad_norm2;
+    std::vector<int64_t> sent_by_comm;
+    Ledger ledger;
+  };
   using Round = std::function<void(Rank&, int stream, Task&)>;
   /// A run of elements of a tensor's local part, and where a rank keeps them.
   struct Piece {
@@ -86,16 +114,21 @@ class ThreadSession final : public Session {
     const Type* type = nullptr;  ///< of the local part
     std::vector<Piece> pieces;
   };
-  using Pick = std::function<Holding(const Rank&)>;
+  using Pick = std::function<Holding(const Member&)>;
+  class PieceReader;
 
   std::unique_ptr<Scheduler> make_scheduler() const;
   void start_crew();
+  void share_seats();
+  std::string on_failure(const GroupFailure& failure);
+  std::vector<std::string> gather_texts(std::string_view own) const;
+  void collect_reports();
   std::vector<StepResult> run_apart(int64_t first, int64_t count);
   void run_round(const Round& round);
-  std::string describe_task(const Task& task) const;
-  Holding holding_of(const Rank& rank, int32_t parameter, std::string_view part) const;
+  std::string describe_seat(const TaskSeat& seat) const;
+  Holding holding_of(const Member& rank, int32_t parameter, std::string_view part) const;
   /// The copy that the optimizer updates, where there is one: all bits of the value.
-  Holding best_of(const Rank& rank, int32_t parameter) const {
+  Holding best_of(const Member& rank, int32_t parameter) const {
     Holding master = holding_of(rank, parameter, kMaster);
     return master.type != nullptr ? master : holding_of(rank, parameter, kValue);
   }
@@ -106,7 +139,10 @@ class ThreadSession final : public Session {
   std::optional<double> run_number(std::string_view buffer) const { return number_of(*ranks_.front(), buffer); }
   std::optional<double> number_of(const Rank& rank, std::string_view buffer) const;
   std::optional<Fault> find_fault(const StepResult& step) const;
+  std::optional<Fault> find_local_fault(const StepResult& step) const;
   std::string bad_gradient(const Rank& rank, int number) const;
+  const Member& member_of(const Rank& rank) const { return members_[static_cast<size_t>(rank.number())]; }
+  bool has_storage() const { return ranks_.front()->backend().has_storage(); }
   std::vector<float> read_piece(const Rank& rank, const Piece& piece) const;
   void write_piece(Rank& rank, const Piece& piece, const float* values) const;
   Result<int32_t> parameter_named(std::string_view name) const;
@@ -118,7 +154,11 @@ class ThreadSession final : public Session {
   SteadyClock steady_clock_;
   std::unique_ptr<Scheduler> own_scheduler_;
   Transport* transport_ = nullptr;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<Rank>> ranks_;  ///< of this process
+  std::vector<Member> members_;               ///< by rank
+  std::vector<Report> reports_;               ///< by rank, of the last step
+  std::optional<SharedMemory> seats_;         ///< of the tasks, where there are several processes: those here, and what others show
+  std::optional<int> listener_;
   std::unique_ptr<ParameterServers> servers_;  ///< of workers that run apart; else none
   std::unique_ptr<Crew> crew_;
   Counter start_, done_;  ///< rounds started; rounds completed, over all tasks
@@ -146,8 +186,23 @@ Result<void> ThreadSession::build(Transport& transport, const BackendFactory& ba
   transport_ = &transport;
   RunOptions of_ranks = options_;
   of_ranks.replay.clear();  // theirs is a copy each
-  for (int r = 0; r < plan_.mesh.world_size(); ++r) ranks_.push_back(std::make_unique<Rank>(placed_, r, of_ranks, backends(r)));
+  const auto here = local_ranks(plan_.mesh.world_size(), options_.control);
+  if (!here.ok()) return here.error();
+  for (int r = 0; r < plan_.mesh.world_size(); ++r) {
+    const Coordinates at = plan_.mesh.coordinates(r);
+    members_.push_back({r, &plan_.roles[static_cast<size_t>(plan_.mesh.role_of(at))], at, nullptr});
+    if (r < here->first || r >= here->first + here->count) continue;
+    std::array<std::byte*, kSpaces> storage{};
+    for (size_t s = 0; s < storage.size(); ++s) storage[s] = transport.storage(r, static_cast<Space>(s));
+    ranks_.push_back(std::make_unique<Rank>(placed_, r, of_ranks, backends(r), storage));
+    members_.back().local = ranks_.back().get();
+  }
+  reports_.resize(members_.size());
   for (const auto& rank : ranks_) SHARDLAB_TRY(rank->bind(transport, source));
+  if (options_.staleness >= 0 && options_.control != nullptr && options_.control->processes() > 1)
+    return Error{ExitCode::kUsage,
+                 "workers that run apart in several processes: their servers take gradients as they come, within one",
+                 "use transport: threads", ""};
   if (options_.staleness >= 0) {
     auto servers = ParameterServers::create(placed_, ranks_, options_);
     if (!servers.ok()) return servers.error();
@@ -155,6 +210,7 @@ Result<void> ThreadSession::build(Transport& transport, const BackendFactory& ba
   }
   start_crew();
   run_round([](Rank& rank, int stream, Task&) { rank.enter(stream); });
+  if (options_.control != nullptr) options_.control->barrier();
   return {};
 }
 
@@ -168,7 +224,11 @@ std::unique_ptr<Scheduler> ThreadSession::make_scheduler() const {
     has_cores = has_cores && rank->backend().device() == nullptr && rank->backend().threads() == 1;
   }
   std::vector<int> processors = usable_processors();
-  if (has_cores && tasks > std::ssize(processors)) return std::make_unique<CoreScheduler>(*options_.clock, std::move(processors));
+  // Counters that processes share wake whoever sleeps on them, and nobody else: there the operating system hands out the cores.
+  const bool alone = options_.control == nullptr || options_.control->processes() == 1;
+  if (!alone) tasks *= options_.control->processes();
+  if (has_cores && alone && tasks > std::ssize(processors))
+    return std::make_unique<CoreScheduler>(*options_.clock, std::move(processors));
   return std::make_unique<ThreadScheduler>(*options_.clock, tasks, static_cast<int>(processors.size()));
 }
 
@@ -178,11 +238,14 @@ void ThreadSession::start_crew() {
     own_scheduler_ = make_scheduler();
     scheduler = own_scheduler_.get();
   }
-  crew_ = std::make_unique<Crew>(*scheduler, options_.timeout_s, [this](const Task& task) { return describe_task(task); });
-  for (const auto& rank : ranks_)
-    for (const int stream : rank->streams()) crew_->add(rank->number(), stream);
+  crew_ = std::make_unique<Crew>(*scheduler, options_.timeout_s, [this](const TaskSeat& seat) { return describe_seat(seat); });
+  if (options_.control != nullptr)
+    share_seats();
+  else
+    for (const auto& rank : ranks_)
+      for (const int stream : rank->streams()) crew_->add(rank->number(), stream);
   crew_->start([this](Task& task) {
-    Rank& rank = *ranks_[static_cast<size_t>(task.rank())];
+    Rank& rank = *members_[static_cast<size_t>(task.rank())].local;
     for (uint64_t round = 1;; ++round) {
       task.wait(start_, round, {WaitCause::Kind::kStart});
       const Round* work = round_;  // read once: it belongs to the next round as soon as `done_` advances
@@ -192,6 +255,54 @@ void ThreadSession::start_crew() {
     }
   });
   if (options_.watch != nullptr) options_.watch->enter(*crew_);
+  if (options_.control != nullptr)
+    listener_ = options_.control->listen([this](const GroupFailure& failure) { return on_failure(failure); });
+}
+
+/// Takes seats where the other processes of this machine see them, and looks at theirs. A block is a number of seats and the seats.
+void ThreadSession::share_seats() {
+  constexpr size_t kHead = 64;
+  static_assert(alignof(TaskSeat) <= kHead);
+  int64_t tasks = 0;
+  for (const auto& rank : ranks_) tasks += std::ssize(rank->streams());
+  seats_.emplace(static_cast<int64_t>(kHead + static_cast<size_t>(tasks) * sizeof(TaskSeat)));
+  std::memcpy(seats_->own().data(), &tasks, sizeof tasks);
+  std::byte* at = seats_->own().data() + kHead;
+  for (const auto& rank : ranks_)
+    for (const int stream : rank->streams()) {
+      crew_->add(*new (at) TaskSeat(rank->number(), stream));
+      at += sizeof(TaskSeat);
+    }
+  seats_->exchange(*options_.control);
+  std::vector<const TaskSeat*> others;
+  for (int p = 0; p < options_.control->processes(); ++p) {
+    const std::span<std::byte> block = seats_->of(p);
+    if (p == options_.control->process() || block.empty()) continue;
+    int64_t n = 0;
+    std::memcpy(&n, block.data(), sizeof n);
+    for (int64_t i = 0; i < n; ++i)
+      others.push_back(
+          std::launder(reinterpret_cast<const TaskSeat*>(block.data() + kHead + static_cast<size_t>(i) * sizeof(TaskSeat))));
+  }
+  crew_->observe(others);
+}
+
+/// Ends the round under way. Of what no process has said, the text says who was at what; ranks of another machine cannot be seen.
+std::string ThreadSession::on_failure(const GroupFailure& failure) {
+  if (failure.kind == GroupFailure::Kind::kSaid) {
+    crew_->fail(failure.message, failure.hint);
+    return "";
+  }
+  int32_t gone = 0;
+  if (failure.kind == GroupFailure::Kind::kGone && !seats_->of(failure.process).empty())
+    for (const TaskSeat* seat : crew_->seats())
+      if (seat->rank() / static_cast<int>(std::ssize(ranks_)) == failure.process) gone = seat->process();
+  std::vector<Crew::Place> before = crew_->places();
+  constexpr std::chrono::milliseconds kLook(300);
+  if (failure.kind == GroupFailure::Kind::kSilent) std::this_thread::sleep_for(kLook);
+  const std::string text = crew_->standstill(before, gone);
+  crew_->fail(text.empty() ? failure.message : failure.message + ": " + text, failure.hint);
+  return text;
 }
 
 void ThreadSession::run_round(const Round& round) {
@@ -203,7 +314,12 @@ void ThreadSession::run_round(const Round& round) {
   if (crew_->failed()) {
     transport_->abort();
     crew_->join();  // `round` must outlive its users
-    crew_->throw_if_failed();
+    try {
+      crew_->throw_if_failed();
+    } catch (const WorldError& failure) {
+      if (options_.control != nullptr) options_.control->fail(failure.what(), failure.hint());
+      throw;
+    }
   }
   SHARDLAB_CHECK(done_.value() == rounds_ * crew_->tasks().size(), "a round ended with {} of {} tasks done",
                  done_.value() - (rounds_ - 1) * crew_->tasks().size(), crew_->tasks().size());
@@ -211,6 +327,7 @@ void ThreadSession::run_round(const Round& round) {
 
 ThreadSession::~ThreadSession() {
   if (crew_ == nullptr) return;
+  if (listener_) options_.control->leave(*listener_);
   if (!crew_->failed()) {
     round_ = nullptr;
     start_.advance();
@@ -220,12 +337,11 @@ ThreadSession::~ThreadSession() {
   if (options_.watch != nullptr) options_.watch->leave(*crew_);
 }
 
-std::string ThreadSession::describe_task(const Task& task) const {
-  const std::string& stream = plan_.streams[static_cast<size_t>(task.stream())];
-  const int32_t id = task.instruction();
+std::string ThreadSession::describe_seat(const TaskSeat& seat) const {
+  const std::string& stream = plan_.streams[static_cast<size_t>(seat.stream())];
+  const int32_t id = seat.instruction();
   if (id < 0) return fmt::format("stream {} between instructions", stream);
-  const Coordinates at = plan_.mesh.coordinates(task.rank());
-  const auto role = static_cast<size_t>(plan_.mesh.role_of(at));
+  const auto role = static_cast<size_t>(plan_.mesh.role_of(plan_.mesh.coordinates(seat.rank())));
   return fmt::format("stream {} op #{} `{}`", stream, id,
                      describe(plan_, placed_.programs[role].instructions[static_cast<size_t>(id)]));
 }
@@ -281,25 +397,57 @@ StepResult ThreadSession::step(int64_t step) {
   run_round([this](Rank& rank, int stream, Task& task) { rank.run(stream, frame_, task); });
   for (const auto& rank : ranks_) rank->report_times(frame_.number);
 
+  collect_reports();
+
   StepResult result;
-  const int last = plan_.period - 1;
   result.losses.resize(frame_.states.size());
-  for (const auto& rank : ranks_) {
-    result.loss_by_rank.push_back(rank->metric(Rank::kLoss, last));
+  for (size_t r = 0; r < reports_.size(); ++r) {
+    const Report& report = reports_[r];
+    result.loss_by_rank.push_back(report.losses.back());
     if (!result.loss) result.loss = result.loss_by_rank.back();
-    for (int i = 0; i <= last; ++i)
-      if (auto& loss = result.losses[static_cast<size_t>(i)]; !loss) loss = rank->metric(Rank::kLoss, i);
-    if (!result.grad_norm2) result.grad_norm2 = rank->metric(Rank::kGradNorm2);
-    result.interval_by_rank.push_back({0, rank->end_of_step()});
-    result.seconds = std::max(result.seconds, rank->end_of_step());
-    for (const int64_t bytes : rank->sent_by_comm()) result.sent_bytes += bytes;
-    if (options_.recorder != nullptr) options_.recorder->record_step(frame_.number, rank->number(), 0, rank->end_of_step());
+    for (size_t i = 0; i < result.losses.size(); ++i)
+      if (auto& loss = result.losses[i]; !loss) loss = report.losses[i];
+    if (!result.grad_norm2) result.grad_norm2 = report.grad_norm2;
+    result.interval_by_rank.push_back({0, report.end});
+    result.seconds = std::max(result.seconds, report.end);
+    for (const int64_t bytes : report.sent_by_comm) result.sent_bytes += bytes;
+    if (options_.recorder != nullptr) options_.recorder->record_step(frame_.number, static_cast<int>(r), 0, report.end);
   }
   result.skipped = run_number(kAppliedSteps) == static_cast<double>(applied);
   if (result.skipped) result.fault = find_fault(result);
   result.loss_scale = run_number(kLossScaleBuffer);
   ++frame_.number;
   return result;
+}
+
+std::vector<std::string> ThreadSession::gather_texts(std::string_view own) const {
+  if (options_.control == nullptr) return {std::string(own)};
+  return options_.control->gather(own);
+}
+
+/// What every rank tells of the step, in every process.
+void ThreadSession::collect_reports() {
+  static_assert(std::is_trivially_copyable_v<Ledger>);
+  std::string own;
+  for (const auto& rank : ranks_) {
+    put(own, rank->end_of_step());
+    for (int i = 0; i < plan_.period; ++i) put(own, rank->metric(Rank::kLoss, i));
+    put(own, rank->metric(Rank::kGradNorm2));
+    for (const int64_t bytes : rank->sent_by_comm()) put(own, bytes);
+    put(own, rank->ledger());
+  }
+  auto report = reports_.begin();
+  for (const std::string& said : gather_texts(own))
+    for (Taking from(said); !from.done(); ++report) {
+      SHARDLAB_CHECK(report != reports_.end(), "more ranks have told of a step than there are");
+      report->end = from.take<double>();
+      report->losses.resize(static_cast<size_t>(plan_.period));
+      for (auto& loss : report->losses) loss = from.take<std::optional<double>>();
+      report->grad_norm2 = from.take<std::optional<double>>();
+      report->sent_by_comm.resize(plan_.comms.size());
+      for (int64_t& bytes : report->sent_by_comm) bytes = from.take<int64_t>();
+      report->ledger = from.take<Ledger>();
+    }
 }
 
 /// A number that lives on, of one rank; none where the plan keeps no such number or the back end no values. Those of the run are
@@ -311,7 +459,22 @@ std::optional<double> ThreadSession::number_of(const Rank& rank, std::string_vie
 }
 
 /// What the guard's verdicts, which live on from the step, say of why it was skipped.
+/// Those of an infinity or a NaN come first, as they do within a process.
 std::optional<Fault> ThreadSession::find_fault(const StepResult& step) const {
+  const auto own = find_local_fault(step);
+  std::string text;
+  if (own) put(text, own->kind), text += own->text;
+  std::optional<Fault> first;
+  for (const std::string& said : gather_texts(text)) {
+    if (said.empty()) continue;
+    Taking from(said);
+    const auto kind = from.take<Fault::Kind>();
+    if (!first || (kind == Fault::Kind::kNonfinite && first->kind != kind)) first = Fault{kind, said.substr(sizeof kind)};
+  }
+  return first;
+}
+
+std::optional<Fault> ThreadSession::find_local_fault(const StepResult& step) const {
   for (const auto& rank : ranks_)
     if (const double where = number_of(*rank, "guard.where").value_or(0); where > 0)
       return Fault{Fault::Kind::kNonfinite, fmt::format("rank {} has an infinity or a NaN in {}", rank->number(),
@@ -353,22 +516,22 @@ std::string_view part_of(const Buffer& buffer) {
 }
 
 /// A rank's part of a parameter's state: the buffer that is all of it, or what its slices of packed buffers hold of it.
-ThreadSession::Holding ThreadSession::holding_of(const Rank& rank, int32_t parameter, std::string_view part) const {
+ThreadSession::Holding ThreadSession::holding_of(const Member& rank, int32_t parameter, std::string_view part) const {
   const Shape logical = logical_shape(plan_.parameters[static_cast<size_t>(parameter)].type, plan_.mesh);
-  const auto& buffers = rank.role().buffers;
+  const auto& buffers = rank.role->buffers;
   const auto is_whole = [&](const Buffer& b) {
     return b.parameter == parameter && b.type.shape.rank == logical.rank && logical_shape(b.type, plan_.mesh) == logical;
   };
   for (size_t i = 0; i < buffers.size(); ++i) {
     const BufferId id(static_cast<int32_t>(i));
-    if (part_of(buffers[i]) == part && is_whole(buffers[i]) && rank.persistent(id))
+    if (part_of(buffers[i]) == part && is_whole(buffers[i]) && outlives_step(*rank.role, id))
       return {&buffers[i].type, {{id, 0, 0, buffers[i].type.shape.elements()}}};
   }
   Holding holding;
   for (size_t i = 0; i < buffers.size(); ++i) {
     const Buffer& slice = buffers[i];
     if (part_of(slice) != part || slice.packed_as < 0 || !slice.persistent || slice.view) continue;
-    const int64_t n = slice.type.shape.elements(), begin = logical_origin(slice.type, plan_.mesh, rank.coordinates())[0];
+    const int64_t n = slice.type.shape.elements(), begin = logical_origin(slice.type, plan_.mesh, rank.at)[0];
     for (const Buffer& value : buffers) {
       const bool holds_values = value.kind == BufferClass::kParameter || value.kind == BufferClass::kBuffer;
       if (!holds_values || !value.view || value.view->base != slice.packed_as || !is_whole(value)) continue;
@@ -402,7 +565,7 @@ void ThreadSession::initialise_parameters() {
     if (stream != 0 || !rank.backend().has_storage()) return;
     for (size_t p = 0; p < plan_.parameters.size(); ++p)
       for (const char* part : {kValue, kMaster}) {
-        const Holding holding = holding_of(rank, static_cast<int32_t>(p), part);
+        const Holding holding = holding_of(member_of(rank), static_cast<int32_t>(p), part);
         if (holding.pieces.empty()) continue;
         const Parameter& parameter = plan_.parameters[p];
         const Type& type = *holding.type;
@@ -445,13 +608,47 @@ Error no_storage(std::string_view what) {
   return {ExitCode::kUsage, fmt::format("the dry back end holds no values, so `{}` has none", what), "use the cpu back end", ""};
 }
 
+/// Reads pieces of every rank in order, which every process does alike: those of its own where they lie, and of others what these
+/// have sent.
+class ThreadSession::PieceReader {
+ public:
+  PieceReader(const ThreadSession& session, const Pick& pick) : session_(session) {
+    const Control* control = session.options_.control;
+    if (control == nullptr || control->processes() == 1 || !session.has_storage()) return;
+    std::string own;
+    for (const auto& rank : session.ranks_)
+      for (const Piece& piece : pick(session.member_of(*rank)).pieces) {
+        const std::vector<float> values = session.read_piece(*rank, piece);
+        own.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+      }
+    texts_ = session.gather_texts(own);
+    for (const std::string& text : texts_) of_processes_.emplace_back(text);
+  }
+
+  /// Of each rank each piece that its holding has, once.
+  std::vector<float> next(const Member& rank, const Piece& piece) {
+    if (of_processes_.empty()) return session_.read_piece(*rank.local, piece);
+    std::vector<float> values(static_cast<size_t>(piece.n));
+    Taking& from = of_processes_[static_cast<size_t>(rank.number) / session_.ranks_.size()];
+    const std::string_view bytes = from.take_bytes(values.size() * sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+    return values;
+  }
+
+ private:
+  const ThreadSession& session_;
+  std::vector<std::string> texts_;
+  std::vector<Taking> of_processes_;
+};
+
 Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& pick) const {
   LogicalTensor tensor;
   std::vector<int> writer;  ///< by logical element: the rank it was first taken from
-  for (const auto& rank : ranks_) {
-    const Holding holding = pick(*rank);
+  PieceReader reader(*this, pick);
+  for (const Member& rank : members_) {
+    const Holding holding = pick(rank);
     if (holding.type == nullptr) continue;
-    if (!rank->backend().has_storage()) return no_storage(what);
+    if (!has_storage()) return no_storage(what);
     const Type& type = *holding.type;
     if ((!kernels::is_float_storage(type.dtype) && type.dtype != DType::i32) ||
         !axes_placed(type, plan_.mesh, Place::kPartial).empty())
@@ -463,24 +660,23 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
     }
     int differs_from = -1;
     for (const Piece& piece : holding.pieces) {
-      const std::vector<float> values = read_piece(*rank, piece);
+      const std::vector<float> values = reader.next(rank, piece);
       const float* local = values.data() - piece.begin;
-      for_each_run(type, plan_.mesh, rank->coordinates(), piece.begin, piece.begin + piece.n,
-                   [&](int64_t to, int64_t from, int64_t n) {
-                     for (int64_t i = 0; i < n; ++i) {
-                       const size_t e = static_cast<size_t>(to + i);
-                       if (writer[e] < 0) {
-                         tensor.values[e] = local[from + i];
-                         writer[e] = rank->number();
-                       } else if (std::memcmp(&tensor.values[e], &local[from + i], sizeof(float)) != 0) {
-                         differs_from = writer[e];
-                       }
-                     }
-                   });
+      for_each_run(type, plan_.mesh, rank.at, piece.begin, piece.begin + piece.n, [&](int64_t to, int64_t from, int64_t n) {
+        for (int64_t i = 0; i < n; ++i) {
+          const size_t e = static_cast<size_t>(to + i);
+          if (writer[e] < 0) {
+            tensor.values[e] = local[from + i];
+            writer[e] = rank.number;
+          } else if (std::memcmp(&tensor.values[e], &local[from + i], sizeof(float)) != 0) {
+            differs_from = writer[e];
+          }
+        }
+      });
     }
     if (differs_from >= 0)
       return Error{ExitCode::kBug,
-                   fmt::format("`{}` differs between its replicas on ranks {} and {}", what, differs_from, rank->number()),
+                   fmt::format("`{}` differs between its replicas on ranks {} and {}", what, differs_from, rank.number),
                    "report this with the case", ""};
   }
   if (writer.empty()) return Error{ExitCode::kUsage, fmt::format("no rank has a persistent buffer for `{}`", what), "", ""};
@@ -490,22 +686,23 @@ Result<LogicalTensor> ThreadSession::gather(std::string_view what, const Pick& p
 }
 
 Result<std::vector<float>> ThreadSession::read_buffer(int rank, std::string_view name) const {
-  const Rank& r = *ranks_[static_cast<size_t>(rank)];
-  const auto id = r.find(name);
-  if (!id || !r.persistent(*id))
+  const Member& r = members_[static_cast<size_t>(rank)];
+  const auto id = find_buffer(*r.role, name);
+  if (!id || !outlives_step(*r.role, *id))
     return Error{ExitCode::kUsage, fmt::format("rank {} has no persistent buffer called `{}`", rank, name), "", ""};
-  if (!r.backend().has_storage()) return no_storage(name);
-  const Type& type = r.role().buffers[id->index()].type;
+  if (!has_storage()) return no_storage(name);
+  const Type& type = r.role->buffers[id->index()].type;
   if (!kernels::is_float_storage(type.dtype))
     return Error{ExitCode::kUsage, fmt::format("`{}` is {}, which is no floating-point type", name, name_of(type.dtype)), "", ""};
-  return read_piece(r, {*id, 0, 0, type.shape.elements()});
+  const Piece all{*id, 0, 0, type.shape.elements()};
+  return PieceReader(*this, [&](const Member& m) { return m.number == rank ? Holding{&type, {all}} : Holding{}; }).next(r, all);
 }
 
 Result<LogicalTensor> ThreadSession::gather_buffer(std::string_view buffer) const {
-  return gather(buffer, [&](const Rank& rank) -> Holding {
-    const auto id = rank.find(buffer);
-    if (!id || !rank.persistent(*id)) return {};
-    const Type& type = rank.role().buffers[id->index()].type;
+  return gather(buffer, [&](const Member& rank) -> Holding {
+    const auto id = find_buffer(*rank.role, buffer);
+    if (!id || !outlives_step(*rank.role, *id)) return {};
+    const Type& type = rank.role->buffers[id->index()].type;
     return {&type, {{*id, 0, 0, type.shape.elements()}}};
   });
 }
@@ -552,8 +749,8 @@ Result<std::vector<StateName>> ThreadSession::states() const {
   std::vector<StateName> names;
   for (size_t p = 0; p < plan_.parameters.size(); ++p)
     for (const std::string& part : parts)
-      if (std::ranges::any_of(ranks_,
-                              [&](const auto& rank) { return holding_of(*rank, static_cast<int32_t>(p), part).type != nullptr; }))
+      if (std::ranges::any_of(members_,
+                              [&](const Member& rank) { return holding_of(rank, static_cast<int32_t>(p), part).type != nullptr; }))
         names.push_back({plan_.parameters[p].name, part});
   for (const std::string& name : of_run) names.push_back({std::string(kRunState), name});
   for (const std::string& name : of_ranks) names.push_back({std::string(kRankState), name});
@@ -566,13 +763,13 @@ Result<LogicalTensor> ThreadSession::state(const StateName& name) const {
   const auto p = parameter_named(name.parameter);
   if (!p.ok()) return p.error();
   return gather(name.part == kValue ? name.parameter : name.parameter + "." + name.part,
-                [&](const Rank& rank) { return holding_of(rank, *p, name.part); });
+                [&](const Member& rank) { return holding_of(rank, *p, name.part); });
 }
 
 Result<LogicalTensor> ThreadSession::parameter(std::string_view name) const {
   const auto p = parameter_named(name);
   if (!p.ok()) return p.error();
-  return gather(name, [&](const Rank& rank) { return best_of(rank, *p); });
+  return gather(name, [&](const Member& rank) { return best_of(rank, *p); });
 }
 
 Result<void> ThreadSession::set_parameter(std::string_view name, const LogicalTensor& value) {
@@ -607,33 +804,39 @@ Result<void> ThreadSession::give_run_state(std::string_view buffer, const Logica
 
 /// What each rank has in its buffer of that name, one rank after another.
 Result<LogicalTensor> ThreadSession::rank_state(std::string_view buffer) const {
+  const auto holding = [&](const Member& rank) -> Holding {
+    const auto id = find_buffer(*rank.role, buffer);
+    if (!id) return {};
+    const Type& type = rank.role->buffers[id->index()].type;
+    return {&type, {{*id, 0, 0, type.shape.elements()}}};
+  };
   LogicalTensor all;
-  for (const auto& rank : ranks_) {
-    const auto id = rank->find(buffer);
-    if (!id) continue;
-    if (!rank->backend().has_storage()) return no_storage(buffer);
-    const auto values = read_piece(*rank, {*id, 0, 0, rank->role().buffers[id->index()].type.shape.elements()});
-    all.values.insert(all.values.end(), values.begin(), values.end());
-  }
+  PieceReader reader(*this, holding);
+  for (const Member& rank : members_)
+    for (const Piece& piece : holding(rank).pieces) {
+      if (!has_storage()) return no_storage(buffer);
+      const auto values = reader.next(rank, piece);
+      all.values.insert(all.values.end(), values.begin(), values.end());
+    }
   all.shape = {std::ssize(all.values)};
   return all;
 }
 
 Result<void> ThreadSession::give_rank_state(std::string_view buffer, const LogicalTensor& value) {
   int64_t there = 0;
-  for (const auto& rank : ranks_)
-    if (const auto id = rank->find(buffer)) there += rank->role().buffers[id->index()].type.shape.elements();
+  for (const Member& rank : members_)
+    if (const auto id = find_buffer(*rank.role, buffer)) there += rank.role->buffers[id->index()].type.shape.elements();
   if (there != std::ssize(value.values))
     return Error{ExitCode::kUsage,
                  fmt::format("`{}` has {} elements over the ranks of this plan, not {}", buffer, there, value.values.size()),
                  "resume under the layout that was saved: what each rank keeps for itself is not resharded", ""};
   const float* from = value.values.data();
-  for (const auto& rank : ranks_) {
-    const auto id = rank->find(buffer);
+  for (const Member& rank : members_) {
+    const auto id = find_buffer(*rank.role, buffer);
     if (!id) continue;
-    if (!rank->backend().has_storage()) return no_storage(buffer);
-    const int64_t n = rank->role().buffers[id->index()].type.shape.elements();
-    write_piece(*rank, {*id, 0, 0, n}, from);
+    if (!has_storage()) return no_storage(buffer);
+    const int64_t n = rank.role->buffers[id->index()].type.shape.elements();
+    if (rank.local != nullptr) write_piece(*rank.local, {*id, 0, 0, n}, from);
     from += n;
   }
   return {};
@@ -647,7 +850,7 @@ Result<void> ThreadSession::give(int32_t parameter, std::string_view part, const
     return Error{ExitCode::kUsage,
                  fmt::format("`{}` has {} elements in this plan, not {}", p.name, want.elements(), value.shape.elements()), "", ""};
   for (const auto& rank : ranks_) {
-    const Holding holding = holding_of(*rank, parameter, part);
+    const Holding holding = holding_of(member_of(*rank), parameter, part);
     if (holding.type == nullptr) continue;
     if (!rank->backend().has_storage()) return no_storage(p.name);
     for (const Piece& piece : holding.pieces) {
@@ -663,6 +866,15 @@ Result<void> ThreadSession::give(int32_t parameter, std::string_view part, const
 }
 
 }  // namespace
+
+Result<LocalRanks> local_ranks(int world_size, const Control* control) {
+  if (control == nullptr) return LocalRanks{0, world_size};
+  const int processes = control->processes();
+  if (world_size % processes != 0)
+    return Error{ExitCode::kUsage, fmt::format("{} ranks in {} processes, which cannot have as many each", world_size, processes),
+                 "start a number of processes that divides dp * tp * pp * cp", ""};
+  return LocalRanks{control->process() * (world_size / processes), world_size / processes};
+}
 
 Result<std::unique_ptr<Session>> Session::create(const PlacedPlan& placed, const RunOptions& options, Transport& transport,
                                                  const BackendFactory& backends, const BatchSource* source) {

@@ -26,6 +26,7 @@
 #include "runtime/arrivals.h"
 #include "runtime/backend.h"
 #include "runtime/block_store.h"
+#include "runtime/control.h"
 #include "runtime/crew.h"
 #include "runtime/transport.h"
 #include "runtime/watch.h"
@@ -46,6 +47,7 @@ struct RunOptions {
   std::vector<ArrivalLog> replay;  ///< by server: arrivals to be repeated; none: gradients are applied as they come
   DeviceTracer* tracer = nullptr;  ///< told which op the work handed to a device belongs to; none: nobody is
   Watch* watch = nullptr;          ///< may be asked what the tasks are at; none: nobody asks
+  Control* control = nullptr;      ///< the processes that the ranks are shared out to; none: all are in this one
 };
 
 /// Why the guard (strategies/guard.cpp) left an update out.
@@ -54,7 +56,7 @@ struct Fault {
   std::string text;  ///< "rank 3 has an infinity or a NaN in layers.1.mlp.wup.grad"
 };
 
-/// What one period of the plan came to: a step, or as many as its period has.
+/// The results of one period of the plan: of one step, or of all steps of the period.
 struct StepResult {
   double seconds = 0;                         ///< from the common start to the end of the last rank
   std::optional<double> loss;                 ///< of the buffer named "loss", where a role has it; of a period's last step
@@ -74,17 +76,17 @@ struct LogicalTensor {
   std::vector<float> values;
 };
 
-/// What is kept from step to step, by names that no layout changes.
+/// The name of state that is kept from step to step; no layout changes it.
 struct StateName {
   std::string parameter;  ///< "layers.3.attn.wqkv", or `kRunState`, or `kRankState`
   std::string part;       ///< "value"; what optimizers keep beside it: "master", "m", "v". Of the run or ranks: the buffer's name
   friend auto operator<=>(const StateName&, const StateName&) = default;
 };
 
-/// In place of a parameter's name: numbers that belong to none, the same on every rank (plan/run_state.h).
+/// Stands for a parameter's name: numbers that belong to no parameter, the same on every rank (plan/run_state.h).
 inline constexpr std::string_view kRunState = "run";
 
-/// In place of a parameter's name: what each rank keeps for itself (errors that are fed back, bases), by buffer.
+/// Stands for a parameter's name: state that each rank keeps for itself (errors that are fed back, bases), by buffer.
 inline constexpr std::string_view kRankState = "ranks";
 
 /// Every role's program, expanded and placed: what `Session`, `simulate` and `analyse` share. Moves `plan` in, so that the
@@ -96,8 +98,18 @@ struct PlacedPlan {
 };
 PlacedPlan place(Plan plan);
 
+/// The ranks of one process of a group: as many in each, in order.
+struct LocalRanks {
+  int first = 0, count = 0;
+};
+/// Refuses a number of processes that does not divide the ranks. `control` null: all are here.
+Result<LocalRanks> local_ranks(int world_size, const Control* control);
+
 /// One plan in execution, from the first step to the last. Steps run one after another; the ranks' threads live as long as the
 /// session. After a failure the session can only be destroyed.
+///
+/// Over several processes each has a session of its own with its ranks, and all make the same calls in the same order: what a call
+/// gives, of whichever rank, it gives to every process.
 class Session {
  public:
   /// Binds every instruction of every rank. Refuses what no interpreter does (plan/runnable.h), an op that the back end lacks and a
@@ -107,6 +119,8 @@ class Session {
                                                  const BackendFactory& backends, const BatchSource* source);
   virtual ~Session() = default;
 
+  /// Whether this process writes the files that are of all ranks.
+  virtual bool leads() const = 0;
   /// Draws every parameter from the seed by logical element; moments and other persistent state start at zero.
   virtual void initialise_parameters() = 0;
   /// Runs optimizer step number `step`, or the period of the plan that begins with it: each of its steps has the data, the random

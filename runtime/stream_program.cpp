@@ -48,8 +48,8 @@ class Builder {
     return fetches ? Kind::kFetch : options_.poison ? Kind::kLaunch : Kind::kNothing;
   }
 
-  /// What the device must have reached once `stream` has come to `count`: its last work up to there and, with the frees behind
-  /// that, what those wait for.
+  /// Adds to `needs` the work that the device must have finished once `stream` has come to `count`: the stream's last work up to
+  /// there, and the work that the frees behind it wait for.
   void need(Clock& needs, int32_t stream, int32_t count) const {
     const Place& place = places_[static_cast<size_t>(stream)][static_cast<size_t>(count)];
     needs[static_cast<size_t>(stream)] = std::max(needs[static_cast<size_t>(stream)], place.work);

@@ -36,7 +36,7 @@ struct EventWait {
   int32_t count = 0;   ///< how many instructions `stream` has issued once it is recorded: the host waits for that first
 };
 
-/// What the thread of its stream does for one instruction: issue the waits, then the work, then record.
+/// The actions of a stream's thread for one instruction: issue the waits, then the work, then record.
 struct StreamAction {
   enum class Kind : uint8_t {
     kNothing,  ///< book-keeping of the host: an alloc, or a free. Neither waits nor records
@@ -70,7 +70,7 @@ std::string to_text(const Plan& plan, const Program& program, const StreamProgra
 
 /// The figures of a step that the session reports, by the name of the buffer that holds them.
 inline constexpr std::array<std::string_view, 2> kMetricNames{"loss", "grad_norm2"};
-/// Which metric the role buffer `name` holds, if any: an index into `kMetricNames`.
+/// The metric that the role buffer `name` holds, if any: an index into `kMetricNames`.
 std::optional<int> metric_named(std::string_view name);
 
 }  // namespace shardlab::runtime

@@ -1,4 +1,4 @@
-// What moves bytes between ranks.
+// The interface that moves bytes between ranks.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct CollectiveCall {
   int64_t strips = 1;
 };
 
-/// What a call did, measured where it was done.
+/// The figures of a call, measured where it was done.
 struct Moved {
   int64_t sent_bytes = 0;  ///< payload this rank sent
   double peer_wait_s = 0;  ///< of the call's time, spent until peers had arrived
@@ -68,6 +68,8 @@ class Transport {
   /// Rank `rank` joins communicator `comm` with `members` (ranks in group order, itself included). Safe from several threads.
   /// A rank may join the same communicator several times: the handles share one order of messages per pair.
   virtual std::unique_ptr<Communicator> join(int rank, CommId comm, std::span<const int> members) = 0;
+  /// Memory for one of this process's ranks, of the bytes that its arena has in `space`, where peers must see it; null: any will do.
+  virtual std::byte* storage(int /*rank*/, Space) { return nullptr; }
   /// Does `Moved::sent_bytes` count what was sent? False where another library or one kernel moves it: then it is the payload that
   /// the plan's algorithm would send, and no measurement.
   virtual bool counts_wire() const { return true; }

@@ -1,4 +1,4 @@
-// What a process that trains is at, for who asks when it takes too long.
+// The current activity of a process that trains, for a watcher that asks when it takes too long.
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@ class Crew;
 /// waits for a rank: a rank may stand still for good.
 class Watch {
  public:
-  /// What the process does now: "lowers the plan". The text must live as long as the watch.
+  /// The process begins a phase: "lowers the plan". The text must live as long as the watch.
   void begin(const char* phase) { phase_.store(phase, std::memory_order_relaxed); }
-  /// Which step runs, of how many.
+  /// A step begins, of `steps` steps.
   void begin_step(int64_t step, int64_t steps) {
     step_.store(step, std::memory_order_relaxed);
     steps_.store(steps, std::memory_order_relaxed);
@@ -27,8 +27,8 @@ class Watch {
   void enter(const Crew& crew);
   void leave(const Crew& crew);
 
-  /// In one line: the rank that stands still, the op it is at and why; the op that each other rank waits in, and what for. Or that
-  /// none stands still. Looks twice, `seconds` apart.
+  /// The state of all ranks in one line: the rank that stands still, its op and why; then the op that each other rank waits in, and
+  /// what it waits for. Or that no rank stands still. Looks twice, `seconds` apart.
   std::string picture(double seconds) const;
 
  private:

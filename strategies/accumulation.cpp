@@ -22,7 +22,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "accumulation";
+constexpr std::string_view kAccumulationName = "accumulation";
 
 /// Adds the gradients of one copy to another, for every parameter of a unit.
 class CopyAdder {
@@ -86,7 +86,7 @@ class CopyAdder {
         op.reads = {SlotId(first), SlotId(first + 1)};
         op.writes = {SlotId(first)};
         op.label = parameters[static_cast<size_t>(p)].name;
-        op.strategy = kName;
+        op.strategy = kAccumulationName;
         s.steps.emplace_back(std::move(op));
       }
       return s;
@@ -132,7 +132,7 @@ struct Held {
 /// Where the tree parts the leaves [begin, end): at the largest power of two below their number.
 int middle(int begin, int end) { return begin + static_cast<int>(std::bit_floor(static_cast<unsigned>(end - begin - 1))); }
 
-/// The other half of the subtree of which [begin, end) of m leaves is one.
+/// The range of the other half of a subtree: [begin, end) of m leaves is one half.
 std::pair<int, int> sibling(int begin, int end, int m) {
   int low = 0, high = m;
   while (true) {

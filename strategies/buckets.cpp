@@ -38,7 +38,7 @@ class Bucketing {
         bucket.elements += value(unit, p).type.shape.elements();
         bucket.last_unit = unit;
         if (kind.tied || kind.alone ||
-            (rule_.layers == 0 && bytes_of(precision_of(draft_.config).gradient, bucket.elements) >= rule_.bytes)) {
+            (rule_.layers == 0 && bytes_of(element_types(draft_.config).gradient, bucket.elements) >= rule_.bytes)) {
           stage_.buckets.push_back(std::move(bucket));
           open.erase(kind);
         }
@@ -193,7 +193,8 @@ void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bu
   Insertions insertions;
   for (Bucket& bucket : stage.buckets) {
     const size_t last = times.complete(bucket);
-    insertions.after(draft.config.layout.overlap ? last : stage.events.size() - 1, make(bucket));
+    const bool behind = draft.config.layout.overlap && !is_mirrored(draft.config.layout.schedule);  // else after all of backward
+    insertions.after(behind ? last : stage.events.size() - 1, make(bucket));
   }
   insertions.apply(stage.events);
 }

@@ -7,7 +7,7 @@
 
 namespace shardlab::strategies {
 
-/// Which parameters share a bucket, and for how long its gradients live.
+/// A rule for which parameters share a bucket, and how long its gradients live.
 struct BucketRule {
   int64_t multiple = 1;  ///< sizes are padded to a multiple of so many elements
   int64_t block = 0;     ///< above 0: until each of `multiple` slices is cut in equal blocks of an even number, at most so many
@@ -24,8 +24,9 @@ void fill_buckets(Draft& draft, StageDraft& stage, const BucketRule& rule);
 /// Zeros for the tail of a bucket that has one.
 std::optional<Event> padding_event(Draft& draft, const StageDraft& stage, const Bucket& bucket);
 
-/// Where in a stage's timetable the backward of a unit for a micro-batch begins, and where all has been done that belongs to it
-/// (canonical additions of copies included). Indices of events; built once, for a timetable that does not change meanwhile.
+/// For a unit and a micro-batch: the event of a stage's timetable at which backward begins, and the event after which all
+/// its gradients are made (canonical additions of copies included). Indices of events. Built once, for a timetable that
+/// does not change meanwhile.
 class BackwardTimes {
  public:
   BackwardTimes(const Draft& draft, const StageDraft& stage);
@@ -33,9 +34,9 @@ class BackwardTimes {
   std::vector<int> order(const Bucket& bucket) const;
   /// The bucket's first backward of a micro-batch.
   size_t first(const Bucket& bucket, int micro_batch) const;
-  /// Its last: the bucket has all of the micro-batch.
+  /// The bucket's last backward of a micro-batch: the bucket then has all gradients of that micro-batch.
   size_t last(const Bucket& bucket, int micro_batch) const { return at(bucket.last_unit, micro_batch).last; }
-  /// Where it has all micro-batches.
+  /// The event after which the bucket has the gradients of all micro-batches.
   size_t complete(const Bucket& bucket) const;
   /// The next event that computes after `index`, or `index` itself if there is none.
   size_t next_compute(size_t index) const { return next_[index]; }
@@ -62,8 +63,8 @@ void when_complete(Draft& draft, StageDraft& stage, const std::function<Event(Bu
 Event reduce_event(Draft& draft, const StageDraft& stage, const Bucket& bucket, BufferId target, CollectiveKind kind,
                    int micro_batch, std::string_view strategy);
 
-/// One reduction a bucket and step: with `overlap` right after the last event that touches its gradients, else after all of
-/// backward.
+/// One reduction a bucket and step: with `overlap` right after the last event that touches its gradients, else after
+/// all of backward.
 void reduce_when_complete(Draft& draft, StageDraft& stage, CollectiveKind kind, std::string_view strategy);
 
 /// "1024.sliced": what tells the segments of two buckets apart.

@@ -53,12 +53,12 @@ bool always(const Case&) { return true; }
 /// and the host's optimizer ask for it where they act.
 void within_other_passes(Draft&) {}
 
-bool narrows(const Case& c) { return precision_of(c).has_master(); }
+bool narrows(const Case& c) { return element_types(c).has_master(); }
 bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != OffloadTo::kNone; }
 bool compresses(const Case& c, std::initializer_list<CompressionKind> kinds) {
   return std::ranges::find(kinds, c.layout.compression.kind) != kinds.end();
 }
-bool scales_loss(const Case& c) { return c.train.precision == "fp16"; }
+bool scales_loss(const Case& c) { return c.train.precision == Precision::kFp16; }
 bool may_skip(const Case& c) { return scales_loss(c) || c.train.guard.any(); }
 bool has_servers(const Case& c) { return c.layout.parameter_server.servers > 0; }
 bool works_apart(const Case& c) { return c.layout.diloco.steps > 0; }
@@ -104,7 +104,7 @@ constexpr std::array kCatalogue{
     Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap",
              "all-reduce: 2 Psi (N-1)/N", "none", "Li et al. 2020",
              [](const Case& c) {
-               return c.layout.dp > 1 && c.layout.zero == 0 && !has_servers(c) && !works_apart(c) &&
+               return (c.layout.dp > 1 || is_mirrored(c.layout.schedule)) && c.layout.zero == 0 && !has_servers(c) && !works_apart(c) &&
                       compresses(c, {CompressionKind::kNone});
              },
              data_parallel},
@@ -205,7 +205,7 @@ constexpr std::array kCatalogue{
              [](const Case& c) { return c.layout.offload.delayed_update; }, within_other_passes},
     Strategy{"amax-history", "Scales from the sizes of past steps", Tier::kE2, "precision: fp8, fp8_scaling: delayed",
              "per step 12 f32 a layer (maximum) over dp and tp", "12 * 18 f32 a layer", "Micikevicius et al. 2022",
-             [](const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == "delayed"; }, remember_amax, true},
+             [](const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == Fp8Scaling::kDelayed; }, remember_amax, true},
     Strategy{"metrics", "Loss and gradient norm", Tier::kE1, "grad_norm", "one scalar", "a few bytes", "", always, metrics, true},
     Strategy{"diloco", "Local SGD and DiLoCo: an outer step every H steps", Tier::kE3, "diloco: steps, learning_rate, momentum",
              "every H steps an all-reduce of the parameters: 2 Psi (N-1)/(N H) a step",

@@ -1,5 +1,5 @@
-// Clipping by the global norm: every gradient is multiplied by min(1, clip_norm / (norm + 1e-6)), the norm that of all gradients
-// together.
+// Clipping by the global norm: every gradient is multiplied by min(1, clip_norm / (norm + 1e-6)), the norm that of
+// all gradients together.
 //
 // The squared norm counts each element once under every layout: slices (tensor parallel, ZeRO) are summed over the axes that cut
 // them, copies are counted on one rank, a tied table at one of its two ends. It is an fp64 sum, so that the factor, which is
@@ -21,7 +21,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "clip-norm";
+constexpr std::string_view kClipNormName = "clip-norm";
 
 BufferId number(StageDraft& stage, std::string name, Type type = {}) {
   Buffer b;
@@ -34,7 +34,7 @@ BufferId number(StageDraft& stage, std::string name, Type type = {}) {
   return id;
 }
 
-/// The same on every rank, or, of workers that train apart, on each one's.
+/// The type of the clip factor: the same on every rank, or, for workers that train apart, one on each worker.
 Type factor_type(const Draft& draft) {
   return trains_apart(draft) ? placed({}, draft.plan.mesh.axis("dp"), Placement::local()) : Type{};
 }
@@ -52,7 +52,7 @@ void append(Draft& draft, StageDraft& stage, std::string name, const std::vector
     Op op;
     op.work = std::move(work);
     op.label = name;
-    op.strategy = kName;
+    op.strategy = kClipNormName;
     return one_op_segment(name, stage, buffers, std::move(op), reads, {write});
   });
   stage.events.push_back(call_event(bind(segment, buffers)));

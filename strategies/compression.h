@@ -25,8 +25,8 @@ void one_bit_adam(Draft& draft);
 /// compressed phase of 1-bit Adam.
 bool steps_by_direction(const Draft& draft);
 
-/// What elements become on the wire: floats of 16 bits, integers of 8 or 4 with a scale for each block, or signs with a scale for
-/// each slice.
+/// The form of elements on the wire: floats of 16 bits, integers of 8 or 4 bits with a scale for each block, or signs with a scale
+/// for each slice.
 struct WireCode {
   DType dtype = DType::bf16;
   int bits = 16;
@@ -37,7 +37,7 @@ struct WireCode {
   std::string kernel(std::string_view verb) const;
   std::string sum_kernel() const;
 };
-/// Of `compression.kind` bf16 and int8.
+/// The code of `compression.kind` bf16 or int8.
 WireCode code_of(const Compression& compression);
 /// Elements that share a scale, at most: a slice of so many is cut in `blocks_of` equal blocks.
 inline constexpr int64_t kScaleBlock = 256;
@@ -67,7 +67,7 @@ class Compressing {
 
   /// The call of it. Segments of one name are alike: the first is kept.
   Call call();
-  /// The same as an event of a unit's backward, of the last micro-batch where none is given.
+  /// The same call as an event of a unit's backward; of the last micro-batch if none is given.
   Event event(int unit, std::optional<int> micro_batch = {});
 
  private:
@@ -79,7 +79,7 @@ class Compressing {
   std::vector<BufferId> binding_;
 };
 
-/// What a technique does around the two legs of a quantised reduction (quantised_gradients.cpp).
+/// Ops of a technique around the two legs of a quantised reduction (quantised_gradients.cpp).
 struct AroundLegs {
   std::string_view strategy;
   std::function<std::string(const Bucket&)> name;  ///< of the bucket's segment: alike where its ops and their operands are
@@ -88,15 +88,15 @@ struct AroundLegs {
 };
 /// Fills buckets, and reduces them by an all-to-all and an all-gather of codes, with error feedback on both legs.
 void reduce_in_codes(Draft& draft, StageDraft& stage, const WireCode& code, const AroundLegs& around);
-/// The buckets of that, padded as the code asks; and what each rank keeps of a bucket's two legs: of its summand, of its slice of
-/// the sum.
+/// Fills the buckets of `reduce_in_codes`, padded as the code asks.
 void fill_coded_buckets(Draft& draft, StageDraft& stage, const WireCode& code);
+/// The errors that each rank keeps of a bucket's two legs: of its summand (`whole`), and of its slice of the sum (`slice`).
 struct LegErrors {
   BufferId whole, slice;
 };
 LegErrors add_leg_errors(const Draft& draft, StageDraft& stage, const Bucket& bucket);
 
-/// What a rank keeps of one step for the next: fp32, zero at first. `like` is the type of what it is added to.
+/// A buffer that a rank keeps from one step to the next: fp32, zero at first. `like` is the type of the value to which it is added.
 BufferId add_error(StageDraft& stage, std::string name, Type like);
 /// A buffer for messages that lives for the step.
 BufferId add_message(StageDraft& stage, std::string name, Type type);

@@ -17,6 +17,7 @@
 #include "strategies/data_parallel.h"
 
 #include "strategies/buckets.h"
+#include "strategies/mirrored_stages.h"
 #include "strategies/state.h"
 
 namespace shardlab::strategies {
@@ -26,11 +27,11 @@ void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
   Buffer sum = stage.role.buffers[bucket.gradient.index()];
   sum.name = bucket.name + ".sum";
   sum.type = placed(sum.type, dp, Placement::replicate());
-  sum.view = View{bucket.gradient.value, 0, {}};
+  if (!sum.view) sum.view = View{bucket.gradient.value, 0, {}};
   bucket.reduced = add_buffer(stage, std::move(sum));
   for (const Bucket::Member& m : bucket.members) {
     ParameterState& state = stage.at(m.unit, m.parameter);
-    Buffer piece = stage.role.buffers[state.gradient.index()];
+    Buffer piece = stage.role.buffers[state.reduced.index()];
     piece.name = state_name(draft, m.unit, m.parameter) + ".grad.sum";
     piece.type = placed(piece.type, dp, Placement::replicate());
     state.reduced = add_buffer(stage, std::move(piece));
@@ -40,6 +41,11 @@ void declare_reduced(Draft& draft, StageDraft& stage, Bucket& bucket) {
 void data_parallel(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
     fill_buckets(draft, stage, {.bytes = draft.config.layout.bucket_bytes});
+    sum_buckets_over_mirrors(draft, stage);
+    if (draft.config.layout.dp == 1) {
+      for (Bucket& bucket : stage.buckets) bucket.reduced = bucket.gradient;
+      continue;
+    }
     for (Bucket& bucket : stage.buckets) declare_reduced(draft, stage, bucket);
     reduce_when_complete(draft, stage, CollectiveKind::kAllReduce, "data-parallel");
   }

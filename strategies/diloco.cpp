@@ -6,9 +6,8 @@
 // its own: along dp everything that a worker makes is local, and no gradient travels. `outer_step` repeats the timetable of one
 // step H times, each with a place of its own for its loss, between a copy of the parameters and the outer step:
 //
-//   delta    = mean over workers of (start - own): a gradient that points uphill, as the optimizers of inner steps take them. In
-//   the
-//              parameter's own storage, and summed there by one all-reduce a parameter
+//   delta    = mean over workers of (start - own): a gradient that points uphill, as the optimizers of inner steps take them.
+//              It lies in the parameter's own storage, and is summed there by one all-reduce a parameter
 //   velocity = momentum * velocity + delta
 //   value    = start - learning_rate * (delta + momentum * velocity)            (Nesterov; delta alone without momentum)
 //
@@ -19,7 +18,8 @@
 // Adds     an all-reduce of the parameters every H steps: 2 Psi (N-1)/N elements sent by each rank, 2 Psi (N-1)/(N H) a step
 // Memory   the parameters as the period began, 4 bytes each; as much for the outer momentum, where there is one
 // Refuses  dp = 1; ZeRO, compression, optimizer offload; fp16 and guards, whose skipped steps workers would not share; the norm
-//          as a metric (each worker clips by its own); buckets; checkpoints, in which no other layout would find the moments (`check`)
+//          as a metric (each worker clips by its own); buckets; checkpoints, in which no other layout would find the moments
+//          (`check`)
 // Paper    Stich, "Local SGD Converges Fast and Communicates Little" (2019); Douillard et al., "DiLoCo" (2023), algorithm 1
 #include "strategies/diloco.h"
 
@@ -37,7 +37,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "diloco";
+constexpr std::string_view kDilocoName = "diloco";
 
 int inner_steps(const Draft& draft) { return draft.config.layout.diloco.steps; }
 
@@ -90,7 +90,7 @@ class OuterStep {
       op.work = std::move(work);
       op.stream = stream;
       op.label = what;
-      op.strategy = kName;
+      op.strategy = kDilocoName;
       return one_op_segment(what, stage_, buffers, std::move(op), reads, writes);
     });
     stage_.events.push_back(call_event(bind(segment, buffers)));
@@ -111,7 +111,7 @@ class OuterStep {
     return id;
   }
 
-  /// The period begins: a copy of what all workers have.
+  /// Begins the period: a copy of the parameters that all workers share.
   void begin(const Update& update) {
     const BufferId whole(buffer(update.value).view->base);
     Buffer start = buffer(whole);
@@ -155,7 +155,7 @@ class OuterStep {
              SumScalars{Rational(1, c.sequences_per_step() * c.train.seq_len)}, {0}, {1});
   }
 
-  /// The sum over the workers of what each has as a summand, where it lies.
+  /// The sum of the workers' summands, in the summand's own storage.
   BufferId reduced(BufferId part, const std::string& comm, const std::string& label, StreamId stream) {
     Buffer sum = buffer(part);
     sum.name += ".sum";

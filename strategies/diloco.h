@@ -5,7 +5,7 @@ struct Draft;
 struct StageDraft;
 /// Whether the data-parallel ranks of a training step are workers, each with parameters of its own.
 bool trains_apart(const Draft& draft);
-/// What a worker makes of `whole`, the same on all workers when a period begins and ends: a view of it that is the worker's own.
+/// The worker's own view of `whole`, a buffer that is the same on all workers when a period begins and ends.
 BufferId worker_view(Draft& draft, StageDraft& stage, BufferId whole);
 /// The loss of each inner step, on the last stage: returns the sum over a worker's sequences of the first one.
 BufferId worker_loss(Draft& draft, StageDraft& stage);

@@ -236,7 +236,7 @@ void place_lifetimes(DraftSegment& draft, SegmentRole role) {
 
 namespace {
 
-/// Which pieces touch each slot of a segment, by the slot that owns its storage; none: -1.
+/// The pieces that touch each slot of a segment, by the slot that owns its storage; none: -1.
 struct Touch {
   int first = -1, last = -1;
 };

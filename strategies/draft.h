@@ -24,7 +24,7 @@ namespace shardlab::strategies {
 enum class UnitKind : uint8_t { kEmbed, kLayer, kHead };
 inline constexpr int kUnitKinds = 3;
 
-/// What a slot of a unit's segment is bound to.
+/// The kind of buffer that a slot of a unit's segment is bound to.
 enum class Use : uint8_t {
   kLocal,          ///< the segment's own
   kParameter,      ///< a parameter of the unit
@@ -78,7 +78,7 @@ struct UnitTemplate {
   DraftSegment backward;
 };
 
-/// A unit of the model: which kind, which layer, which of the plan's parameters.
+/// A unit of the model: its kind, its layer, and its parameters in the plan.
 struct Unit {
   UnitKind kind = UnitKind::kLayer;
   int layer = -1;
@@ -124,9 +124,9 @@ struct Event {
   BufferId buffer;         ///< of kAlloc and kFree
 
   bool computes() const { return kind <= Kind::kWeight; }
-  /// Whether it makes the gradient of the unit's input, from what forward left.
+  /// Whether the event makes the gradient of the unit's input, from values that forward left.
   bool goes_back() const { return kind == Kind::kBackward || kind == Kind::kInput; }
-  /// Whether it makes the gradients of the unit's parameters.
+  /// Whether the event makes the gradients of the unit's parameters.
   bool makes_gradients() const { return kind == Kind::kBackward || kind == Kind::kWeight; }
 };
 
@@ -136,8 +136,8 @@ inline Event call_event(Call call, int unit = -1, int micro_batch = -1) {
   return {.kind = Event::Kind::kCall, .unit = unit, .micro_batch = micro_batch, .call = std::move(call)};
 }
 
-/// Events to put into a timetable, by index of those that are there. Around one event the order is: what is put before it; the
-/// event; what is released after it; what is put after it. Within each, the order in which it was given.
+/// Events to insert into a timetable, by index of an existing event. The order around that event is: events put before it; the
+/// event; events released after it; events put after it. Within each of these, the order of the calls.
 class Insertions {
  public:
   void before(size_t index, Event event) { at(before_, index).push_back(std::move(event)); }
@@ -153,13 +153,14 @@ class Insertions {
 
 /// One optimizer op: a parameter, or the shard of a bucket.
 struct Update {
+  int unit = -1;  ///< of its gradient, or one of its bucket's
   BufferId gradient, value, m, v;
   BufferId stored;  ///< what `value` is rounded into after the update, where it is a copy in fp32; else none
   bool decay = true;
   std::optional<Call> after;  ///< issued after every update (ZeRO-1 gathers the parameters)
 };
 
-/// Gradients that travel together: a flat buffer on a stage, of which the parameters' gradients are views.
+/// Gradients that travel together: a flat buffer on a stage. The gradients of its parameters are views of the buffer.
 struct Bucket {
   struct Member {
     int unit = 0, parameter = 0;
@@ -209,7 +210,7 @@ struct StageDraft {
   bool begins_part(int unit) const;
 };
 
-/// The whole draft. Passes are functions `void pass(Draft&)`: what they need was checked before (`check(Case)`).
+/// The whole draft. Passes are functions `void pass(Draft&)`. A pass need not check the case: `check(Case)` did.
 struct Draft {
   Case config;
   Plan plan;  ///< mesh, comms, streams, parameters and registered segments grow here; roles come last
@@ -249,7 +250,7 @@ Type placed(Type type, int axis, Placement placement);
 Type placed(Type type, AxisSet axes, Placement placement);
 /// The axes of the data-parallel ranks that share one set of shards: "dp", and "node" where a secondary shard cuts them in two.
 AxisSet data_axes(const Mesh& mesh);
-/// The axes that scalars over `name` are reduced along: those of data for "dp", else the one called so.
+/// The axes along which scalars over `name` are reduced: `data_axes` for "dp", else the axis called `name`.
 AxisSet axes_of(const Mesh& mesh, std::string_view name);
 /// A call whose slots are bound to `binding` in order.
 Call bind(SegmentId segment, std::vector<BufferId> binding, int layer = -1, int micro_batch = -1);
@@ -257,7 +258,7 @@ Call bind(SegmentId segment, std::vector<BufferId> binding, int layer = -1, int 
 Segment one_op_segment(std::string name, const StageDraft& stage, const std::vector<BufferId>& buffers, Op op,
                        const std::vector<int>& reads, const std::vector<int>& writes);
 
-/// Which of a unit's segments: what it allocates and frees follows from that. `kForwardOnly` (validation) saves nothing.
+/// The role of a unit's segment; its allocations and frees follow from the role. `kForwardOnly` (validation) saves nothing.
 enum class SegmentRole : uint8_t { kForward, kBackward, kForwardOnly };
 
 /// Whether a segment of this role allocates, or frees, the storage of a slot of this use. A piece of one leaves that to the first, or

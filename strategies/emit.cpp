@@ -356,7 +356,7 @@ class StageEmitter {
 Plan emit(Draft draft) {
   const UnitSegments segments(draft);
   for (StageDraft& stage : draft.stages) draft.plan.roles.push_back(StageEmitter(draft, stage, segments).emit());
-  if (draft.config.backend == "cuda")
+  if (draft.config.backend == BackendKind::kCuda)
     add_device_workspaces(draft.plan, device_kernels(draft.config));
   else
     add_workspaces(draft.plan, draft.config.canonical);

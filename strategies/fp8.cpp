@@ -4,15 +4,13 @@
 // the gradient of a bias is a sum of what was not rounded to 8 bits.
 //
 // Three ways to choose scales, powers of two all (`fp8_scaling`):
-//   current  one a tensor, for the largest size that it has now: amax, scale, quantise are three ops. e4m3 forward, e5m2 for
-//   gradients. delayed  one a tensor, for the largest size that it had in the last 16 steps, margin 0: a factor is quantised at
-//   once, and its
-//            own largest size is noted for the steps to come, over all micro-batches of the step. Before the first step scales
+//   current  one scale a tensor, for its largest size now: amax, scale, quantise are three ops. e4m3 forward, e5m2 for gradients.
+//   delayed  one scale a tensor, for its largest size in the last 16 steps, margin 0: a factor is quantised at once, and its own
+//            largest size is noted for the steps to come, over all micro-batches of the step. Before the first step scales
 //            are 1. e4m3 forward, e5m2 for gradients. A validation step notes nothing.
-//   block    one each 128 neighbours of a row of an activation or a gradient, and each 128 x 128 of a weight, for its current
-//   largest
-//            size. e4m3 throughout. The sum over tokens takes factors with the scales of rows, as they are kept; hardware whose
-//            scales must go along the sum quantises them again in columns.
+//   block    one scale each 128 neighbours of a row of an activation or a gradient, and each 128 x 128 of a weight, for its
+//            current largest size. e4m3 throughout. The sum over tokens takes factors with the scales of rows, as they are kept;
+//            hardware whose scales must go along the sum quantises them again in columns.
 //
 // A tensor's scale is that of the whole. A slice of a matrix, of the hidden layer or of its gradient knows the largest size of the
 // slice alone, so that the ranks of a tp group agree on the greatest; on dp ranks matrices are whole, also under ZeRO-3, which
@@ -21,16 +19,14 @@
 // history is state of the run, which checkpoints carry. Blocks of a slice are blocks of the whole (`check` sees to it).
 //
 // Backward reads what forward quantised: of a product's input 8 bits are kept, 16 where another op wants them (attention its own
-// output). Weights are quantised in forward and again in backward, with the scale of the first time; under recompute inputs are,
-// too.
+// output). Weights are quantised in forward and again in backward, with the scale of the first time. So are inputs under recompute.
 //
 // Shapes   as without; scales [1], [b,s,ceil(columns/128)], [ceil(rows/128),ceil(columns/128)]
 // Adds     current: per layer and micro-batch 8 all-reduces (maximum) of one f32 over tp (4 matrices, 2 inputs, 2 gradients)
 //          delayed: per step and stage an all-reduce (maximum) of 12 f32 a layer over dp and tp
 //          block: nothing
-// Memory   of inputs of products b*s*(2h + f/t) less than in bf16, b*s*h/t more for attention's output; scales; delayed: 12*(16 +
-// 2) f32
-//          a layer. While it is used one matrix in 8 bits
+// Memory   of inputs of products b*s*(2h + f/t) less than in bf16, b*s*h/t more for attention's output; scales; delayed:
+//          12*(16 + 2) f32 a layer. While it is used, one matrix in 8 bits
 // Refuses  shards that cut blocks; back ends without kernels of it (`check`)
 // Paper    Micikevicius et al., "FP8 Formats for Deep Learning" (2022); DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section
 //          3.3; NVIDIA Transformer Engine's recipes of delayed and current scaling
@@ -50,15 +46,15 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "fp8";
+constexpr std::string_view kFp8Name = "fp8";
 constexpr int64_t kBlock = 128;
 constexpr std::array<std::string_view, 4> kProducts{"attn.qkv", "attn.out", "mlp.up", "mlp.down"};
 
 enum class Scaling : uint8_t { kCurrent, kDelayed, kBlock };
 
 Scaling scaling_of(const Case& c) {
-  if (c.train.fp8_scaling == "block") return Scaling::kBlock;
-  return c.train.fp8_scaling == "delayed" ? Scaling::kDelayed : Scaling::kCurrent;
+  if (c.train.fp8_scaling == Fp8Scaling::kBlock) return Scaling::kBlock;
+  return c.train.fp8_scaling == Fp8Scaling::kDelayed ? Scaling::kDelayed : Scaling::kCurrent;
 }
 
 Kernel kernel(std::string name, Kernel::Rule rule, int64_t flops) {
@@ -119,7 +115,7 @@ class Rounding {
       Op op = std::move(std::get<Op>(step));
       if (std::holds_alternative<Linear>(op.work)) {
         op = with(op);
-        op.strategy = kName;
+        op.strategy = kFp8Name;
       }
       segment.segment.steps.emplace_back(std::move(op));
     }
@@ -244,7 +240,7 @@ class Rounding {
     return segment_->add(name, numbers(draft_.plan.mesh, 1, partial), Use::kNamed, BufferClass::kOther);
   }
   void emit(Work work, std::vector<SlotId> reads, std::vector<SlotId> writes, std::string label) {
-    segment_->op(std::move(work), std::move(reads), std::move(writes), std::move(label), kName);
+    segment_->op(std::move(work), std::move(reads), std::move(writes), std::move(label), kFp8Name);
   }
 
   /// What backward no longer reads is not kept for it.
@@ -378,7 +374,7 @@ class History {
       Op op;
       op.work = std::move(work);
       op.label = name;
-      op.strategy = kName;
+      op.strategy = kFp8Name;
       return one_op_segment(name, stage_, buffers, std::move(op), reads, writes);
     });
     return call_event(bind(segment, std::move(buffers)));

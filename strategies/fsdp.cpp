@@ -15,8 +15,7 @@
 // Adds     per micro-batch two all-gathers of the parameters (one without reshard) and a reduce-scatter of the gradients, each
 //          Psi (N-1)/N, less the gather that a unit is spared whose backward follows its forward
 // Memory   parameters, gradients and moments 1/N; 1 + prefetch units of whole parameters; the units between their first gradient
-// and
-//          their scatter
+//          and their scatter
 // Refuses  dp = 1 with parameters on the device
 // Paper    Rajbhandari et al., "ZeRO" (2020), section 5.3; Zhao et al., "PyTorch FSDP" (2023)
 #include "strategies/fsdp.h"
@@ -25,6 +24,7 @@
 #include <optional>
 #include <set>
 
+#include "strategies/mirrored_stages.h"
 #include "strategies/offload_parameters.h"
 #include "strategies/shards.h"
 #include "strategies/zero_plus_plus.h"
@@ -32,7 +32,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "zero-3";
+constexpr std::string_view kZero3Name = "zero-3";
 
 /// Consecutive computing events that need the same buckets.
 struct Visit {
@@ -50,7 +50,8 @@ struct Stay {
 
 class FullyShard {
  public:
-  FullyShard(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), shards_(draft, stage, kName), parked_(draft, stage) {}
+  FullyShard(Draft& draft, StageDraft& stage)
+      : draft_(draft), stage_(stage), shards_(draft, stage, kZero3Name), parked_(draft, stage) {}
 
   void run() {
     const ZeroPlusPlus& less = draft_.config.layout.zero_plus_plus;
@@ -74,9 +75,9 @@ class FullyShard {
 
  private:
   void scatter() {
-    if (!draft_.config.layout.zero_plus_plus.gradients) return scatter_every_micro_batch(draft_, stage_, shards_, kName);
+    if (!draft_.config.layout.zero_plus_plus.gradients) return scatter_every_micro_batch(draft_, stage_, shards_, kZero3Name);
     QuantisedScatter quantised(draft_, stage_, shards_, {.code = {DType::u8, 4}, .strategy = "quantised-scatter"});
-    scatter_every_micro_batch(draft_, stage_, shards_, kName, [&](const Bucket& bucket, BufferId slice, int micro_batch) {
+    scatter_every_micro_batch(draft_, stage_, shards_, kZero3Name, [&](const Bucket& bucket, BufferId slice, int micro_batch) {
       return quantised.scatter(bucket, slice, micro_batch);
     });
   }
@@ -167,8 +168,7 @@ class FullyShard {
   /// The unit whose backward is the last of a micro-batch to read a bucket's values; none if no backward does.
   std::optional<int> lowest_reader(int bucket, const Needs& read_by_backward) const {
     for (size_t u = 0; u < read_by_backward.size(); ++u)
-      if (std::ranges::find(read_by_backward[u], bucket) != read_by_backward[u].end())
-        return stage_.units[u];
+      if (std::ranges::find(read_by_backward[u], bucket) != read_by_backward[u].end()) return stage_.units[u];
     return std::nullopt;
   }
 
@@ -255,6 +255,7 @@ class FullyShard {
     for (size_t b = 0; b < stage_.buckets.size(); ++b) {
       if (!owns_values(b)) continue;
       Update update;
+      update.unit = stage_.buckets[b].last_unit;
       update.gradient = stage_.buckets[b].reduced;
       update.value = slices_[b];
       update.decay = stage_.buckets[b].decay;
@@ -275,6 +276,7 @@ class FullyShard {
 
 void fsdp(Draft& draft) {
   for (StageDraft& stage : draft.stages) FullyShard(draft, stage).run();
+  sum_slices_over_mirrors(draft);
 }
 
 }  // namespace shardlab::strategies

@@ -23,12 +23,12 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "guard";
+constexpr std::string_view kGuardName = "guard";
 
 class Guarding {
  public:
   Guarding(Draft& draft, StageDraft& stage)
-      : draft_(draft), stage_(stage), guard_(draft.config.train.guard), numbers_(draft, stage, kName) {}
+      : draft_(draft), stage_(stage), guard_(draft.config.train.guard), numbers_(draft, stage, kGuardName) {}
 
   void run() {
     declare_updates(draft_, stage_);
@@ -63,7 +63,7 @@ class Guarding {
   }
 
   void judge_loss() {
-    const bool last = &stage_ == &draft_.head_stage();
+    const bool last = stage_.holds(draft_.unit_count() - 1);
     const bool stages = draft_.config.layout.pp > 1;
     BufferId flag;
     if (last) {
@@ -96,7 +96,7 @@ void guard(Draft& draft) {
 }
 
 void take_into_means(Draft& draft, StageDraft& stage) {
-  const StageNumbers numbers(draft, stage, kName);
+  const StageNumbers numbers(draft, stage, kGuardName);
   for (const std::string name : {"guard.norm", "guard.loss"}) {
     if (!stage.named.contains(name + ".of")) continue;
     const auto part = [&](const char* suffix) { return stage.named.at(name + suffix); };

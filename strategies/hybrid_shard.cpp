@@ -1,6 +1,6 @@
-// Hybrid sharding (HSDP): ZeRO's shards lie within sets of `hybrid_shard` ranks (the axis "dp"), and the sets are replicas of one
-// another (the axis "replica"). Once a step the rank's slice of each bucket's gradients, which its set has summed, is summed over
-// the sets.
+// Hybrid sharding (HSDP): ZeRO's shards lie within sets of `hybrid_shard` ranks (the axis "dp"), and the sets are replicas of
+// one another (the axis "replica"). Once a step the rank's slice of each bucket's gradients, which its set has summed, is
+// summed over the sets.
 //
 // Shapes   slices [n/N], N ranks in a set
 // Adds     per bucket and step an all-reduce of the slice over the sets: 2 Psi/N (sets-1)/sets
@@ -16,7 +16,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "hybrid-shard";
+constexpr std::string_view kHybridShardName = "hybrid-shard";
 
 /// The last event that is about a buffer: it has its value of the step from there on.
 size_t last_call_on(const StageDraft& stage, BufferId buffer) {
@@ -35,7 +35,7 @@ Event reduce_over_sets(Draft& draft, StageDraft& stage, const Bucket& bucket, in
         Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("dp.replicas", AxisSet::of(axis)), draft.algorithm()};
     op.label = "gradients";
     op.stream = reduction_stream(draft);
-    op.strategy = kName;
+    op.strategy = kHybridShardName;
     return one_op_segment(name, stage, {part, whole}, std::move(op), {0}, {1});
   });
   return call_event(bind(segment, {part, whole}), bucket.last_unit, draft.micro_batches() - 1);

@@ -24,7 +24,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "loss-scale";
+constexpr std::string_view kLossScaleName = "loss-scale";
 
 /// Before recompute all that backward makes for itself are gradients.
 bool is_gradient(const DraftSegment& backward, size_t slot) {
@@ -89,7 +89,7 @@ void scale_loss(Draft& draft) {
 void loss_scaling(Draft& draft) {
   const Train& train = draft.config.train;
   for (StageDraft& stage : draft.stages) {
-    const StageNumbers numbers(draft, stage, kName);
+    const StageNumbers numbers(draft, stage, kLossScaleName);
     const BufferId scale = set_scale(train, stage, numbers);
     stage.named[std::string(kLossScaleBuffer)] = scale;
     const BufferId bad = numbers.found_inf();

@@ -26,7 +26,8 @@ Result<void> check_pass_name(std::string_view after) {
   return Error{ExitCode::kUsage, fmt::format("there is no pass called `{}`", after), "passes, in order: " + names, {}};
 }
 
-/// A budget is in bytes and least time in seconds, of which a plan knows nothing: who knows them chooses before.
+/// Refuses a case with an open choice. A budget in bytes and the least time in seconds need costs, which a plan does not know: the
+/// choice is made before, by whoever knows costs.
 Result<void> check_decided(const Case& config) {
   if (!is_pipeline_decided(config))
     return Error{ExitCode::kUsage,
@@ -50,8 +51,8 @@ VerifyOptions verify_options(const Case& config, const LowerOptions& options) {
   return v;
 }
 
-/// `collective_algorithm: auto` by kind and group of each collective, where strategies left a ring. A parameter server's exchanges are
-/// direct, whatever the key says.
+/// `collective_algorithm: auto` by kind and group of each collective, where strategies left a ring. A parameter server's exchanges
+/// are direct, whatever the key says.
 void choose_algorithms(const Case& config, Plan& plan) {
   if (config.canonical || config.layout.collective_algorithm != AlgorithmChoice::kAuto) return;
   for (Segment& segment : plan.segments)

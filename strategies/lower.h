@@ -20,8 +20,8 @@ struct LowerOptions {
 /// The plan of one optimizer step. Refuses what `check(Case)` refuses, and a plan that does not verify.
 Result<Plan> lower(const Case& config, const LowerOptions& options = {});
 
-/// The plan of one forward pass over `grad_accumulation` micro-batches with losses only: the validation step of the same layout.
-/// Its parameter buffers have the names and types of the training plan's.
+/// The plan of the validation step of the same layout: one forward pass over `grad_accumulation` micro-batches, with losses only.
+/// Its parameter buffers have the names and types of the training plan's parameter buffers.
 Result<Plan> lower_validation(const Case& config, const LowerOptions& options = {});
 
 }  // namespace shardlab::strategies

@@ -12,7 +12,7 @@
 // Memory   2 bytes a parameter as it computes, 2 or 4 its gradient, 4 the copy and 8 AdamW's moments (ZeRO cuts each as it does
 //          without): 16 with 16-bit gradients, as in fp32. Activations half, but for statistics
 // Refuses  16-bit gradients without 16-bit parameters; another type to reduce than to accumulate
-// Paper    Micikevicius et al., "Mixed Precision Training" (2018); Kalamkar et al., "A Study of BFLOAT16" (2019)
+// Paper    Micikevicius et al., "Mixed ElementTypes Training" (2018); Kalamkar et al., "A Study of BFLOAT16" (2019)
 #include "strategies/mixed_precision.h"
 
 #include "plan/precision.h"
@@ -28,7 +28,7 @@ bool is_statistic(const Slot& slot) {
   return slot.cls == BufferClass::kMetric || slot.name == "lse" || std::string_view(slot.name).ends_with(".stats");
 }
 
-void narrow(DraftSegment& segment, const Precision& precision) {
+void narrow(DraftSegment& segment, const ElementTypes& precision) {
   for (size_t s = 0; s < segment.uses.size(); ++s) {
     Slot& slot = segment.segment.slots[s];
     if (slot.type.dtype != DType::f32 || is_statistic(slot)) continue;
@@ -49,7 +49,7 @@ BufferId add_master(StageDraft& stage, BufferId value) {
 }
 
 void mixed_precision(Draft& draft) {
-  const Precision precision = precision_of(draft.config);
+  const ElementTypes precision = element_types(draft.config);
   for (UnitTemplate& unit : draft.templates) {
     narrow(unit.forward, precision);
     narrow(unit.backward, precision);

@@ -7,6 +7,6 @@ struct StageDraft;
 void mixed_precision(Draft& draft);
 /// The fp32 copies that the optimizer updates.
 void master_weights(Draft& draft);
-/// An fp32 copy of what an update writes. It has no storage in common with the parameter, but its place.
+/// Adds an fp32 copy of the buffer `value`, which an update writes. The copy has storage of its own.
 BufferId add_master(StageDraft& stage, BufferId value);
 }  // namespace shardlab::strategies

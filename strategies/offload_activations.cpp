@@ -1,5 +1,5 @@
-// Activation offload: what a layer's forward leaves for its backward (its input, and what it saves) waits in host memory, or on
-// NVMe.
+// Activation offload: what a layer's forward leaves for its backward (its input, and what it saves) waits in host memory,
+// or on NVMe.
 //
 // With `overlap` a layer is copied out on a stream of its own while the next unit computes, and its device storage is given up
 // when that unit is done; it is copied back on another stream while the unit before it in backward computes. So the device holds
@@ -33,7 +33,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "offload-activations";
+constexpr std::string_view kOffloadActivationsName = "offload-activations";
 /// Computing events between the one with which device storage is given up and the one with which it is taken again.
 constexpr size_t kAway = 1;
 
@@ -145,7 +145,7 @@ SegmentId parking_segment(Draft& draft, int unit, Event::Kind kind) {
       op.writes = {to};
       if (overlap) op.stream = draft.stream(stream);
       op.label = label;
-      op.strategy = kName;
+      op.strategy = kOffloadActivationsName;
       segment.steps.emplace_back(std::move(op));
     };
     for (const SlotId id : parked_slots(backward)) {

@@ -9,9 +9,9 @@ namespace shardlab::strategies {
 /// See offload_activations.cpp.
 void offload_activations(Draft& draft);
 
-/// What `emit` parks for a unit: the slots of its backward that forward filled, in their order.
+/// The slots that `emit` parks for a unit: slots of its backward that forward filled, in their order.
 std::vector<SlotId> parked_slots(const DraftSegment& backward);
-/// The same slot in host memory, and on NVMe.
+/// The slot `slot` moved to host memory, and moved to NVMe.
 Slot host_slot(Slot slot);
 Slot nvme_slot(Slot slot);
 /// The copies of all of them that an event of kind kPark, kRead or kFetch makes. Each tensor's places are bound in turn: on the

@@ -27,7 +27,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "offload-gradients";
+constexpr std::string_view kOffloadGradientsName = "offload-gradients";
 
 /// Whether an event gives up what activations took of host memory.
 bool gives_back(const Event& e) { return e.kind == Event::Kind::kForget || e.kind == Event::Kind::kUnstage; }
@@ -112,7 +112,7 @@ class Leave {
     else
       insertions_.after(leaving.last, alloc_event(arrived));
     const StreamId out = overlap_ ? draft_.stream("d2h") : StreamId(0);
-    insertions_.after(leaving.last, copy_event(draft_, stage_, "offload", gradient, arrived, out, kName));
+    insertions_.after(leaving.last, copy_event(draft_, stage_, "offload", gradient, arrived, out, kOffloadGradientsName));
     if (stays_) return;
     std::erase(stage_.whole_step, storage);
     insertions_.before(leaving.first, alloc_event(storage));
@@ -142,7 +142,7 @@ class Leave {
 bool keeps_host_gradients(const Case& config) {
   const Train& t = config.train;
   return config.layout.offload.optimizer != OffloadTo::kNvme || parks_parameters(config) || t.grad_norm || t.clip_norm > 0 ||
-         t.guard.any() || t.precision == "fp16";
+         t.guard.any() || t.precision == Precision::kFp16;
 }
 
 BufferId storage_of(const StageDraft& stage, BufferId id) {

@@ -1,22 +1,22 @@
-// Optimizer offload (ZeRO-Offload): the optimizer's state lives in host memory and its update runs there. Gradients arrive as they
-// are complete (offload_gradients.cpp); the host updates its fp32 copy of the parameters and its moments; the result is copied back
-// to where the model computes, rounded first where that is narrower. Under ZeRO the gathers of the updated slices follow backward,
-// as without.
+// Optimizer offload (ZeRO-Offload): the optimizer's state lives in host memory and its update runs there. Gradients arrive as
+// they are complete (offload_gradients.cpp); the host updates its fp32 copy of the parameters and its moments; the result is
+// copied back to where the model computes, rounded first where that is narrower. Under ZeRO the gathers of the updated slices
+// follow backward, as without.
 //
 // With `overlap` updates and copies back are on streams of their own ("cpu", "h2d") and go on behind backward, bucket by bucket.
 // Without, after backward each bucket in turn is updated and copied back while the device waits. Where an update needs to know all
 // gradients first (a factor that clips them by their norm, a word on whether the step updates at all) every update waits for the
 // last gradient; factor and word are copied to the host.
 //
-// With `optimizer: nvme` (ZeRO-Infinity) the copies and moments are in a file. An update's state is read into host memory while the
-// update before it runs, and written back while the next one does: three updates' worth of state and gradients is all that host
-// memory holds.
+// With `optimizer: nvme` (ZeRO-Infinity) the copies and moments are in a file. An update's state is read into host memory while
+// the update before it runs, and written back while the next one does: three updates' worth of state and gradients is all that
+// host memory holds.
 //
-// With `delayed_update` updates are by the gradients of the step before, which stay in host memory for it, with the factor that
-// clips them. They begin when the step does and run beside its forward and backward; what they make of the parameters is copied
-// back when backward has done with these. So a step computes with parameters that lack the gradient of the one before, and the
-// first step updates nothing. The count of updates, by which bias correction and the learning rate's schedule go, is one behind
-// the steps.
+// With `delayed_update` updates are by the gradients of the step before, which stay in host memory for it, with the factor
+// that clips them. They begin when the step does and run beside its forward and backward; what they make of the parameters is
+// copied back when backward has done with these. So a step computes with parameters that lack the gradient of the one before,
+// and the first step updates nothing. The count of updates, by which bias correction and the learning rate's schedule go, is
+// one behind the steps.
 //
 // The host runs the optimizer's own instructions on the same numbers, so no bit changes, but with a delay, whose bits are those of
 // an emulation that updates with the gradients of the step before.
@@ -29,8 +29,8 @@
 //          and the gradients of all where something reads them at once. With a delay gradients outlive the step: the same bytes
 // Refuses  with a delay: no overlap, for it would hide nothing; states on NVMe, parameters outside the device (which updates would
 //          change under the step); fp16 and guards, whose skipped steps would be another's; checkpoints (`check`)
-// Paper    Ren et al., "ZeRO-Offload" (2021), sections 4 and 5, the delay 5.2; Rajbhandari et al., "ZeRO-Infinity" (2021),
-// sections 5.2 and 6.3
+// Paper    Ren et al., "ZeRO-Offload" (2021), sections 4 and 5, the delay 5.2; Rajbhandari et al., "ZeRO-Infinity" (2021), sections
+//          5.2 and 6.3
 #include "strategies/offload_optimizer.h"
 
 #include <algorithm>
@@ -49,7 +49,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "offload-optimizer";
+constexpr std::string_view kOffloadOptimizerName = "offload-optimizer";
 
 /// One update: when its gradient is on the host, and what host memory it needs while it is under way.
 struct Job {
@@ -68,7 +68,7 @@ class HostUpdates {
   HostUpdates(Draft& draft, StageDraft& stage)
       : draft_(draft),
         stage_(stage),
-        numbers_(draft, stage, kName),
+        numbers_(draft, stage, kOffloadOptimizerName),
         overlap_(draft.config.layout.overlap),
         states_(draft.config.layout.offload.optimizer),
         parameters_(draft.config.layout.offload.parameters),
@@ -106,7 +106,7 @@ class HostUpdates {
     return job;
   }
 
-  /// What judges gradients reads them; what completes them writes.
+  /// Whether an event writes `storage`. Events that judge gradients read them; events that complete them write.
   bool writes(const Event& event, BufferId storage) const {
     if (event.kind != Event::Kind::kCall) return false;
     const Op& op = std::get<Op>(draft_.plan.segments[event.call.segment.index()].steps.front());
@@ -117,8 +117,8 @@ class HostUpdates {
 
   // --- storage
 
-  /// What is updated (an fp32 copy, which mixed precision has made already; or, where they are outside the device and in fp32, the
-  /// parameters themselves), the moments, and what passes through host memory.
+  /// Declares the buffers of an update: the updated values (an fp32 copy, which mixed precision has made already; or, if they are
+  /// outside the device and in fp32, the parameters themselves), the moments, and the staging buffers in host memory.
   void declare(Job& job) {
     Update& update = *job.update;
     if (!update.stored && parameters_ == OffloadTo::kNone) {
@@ -146,7 +146,8 @@ class HostUpdates {
     if (!ring_ && job.result) stage_.whole_step.push_back(job.result);
   }
 
-  /// What updates multiply gradients by, and whether they run, in host memory: with a delay, until the next step's updates.
+  /// Brings to host memory the numbers by which updates multiply gradients, and the flag whether they run. With a delay they stay
+  /// until the next step's updates.
   void bring_words() {
     for (BufferId* word : {&stage_.gradient_factor, &stage_.go}) {
       if (!*word) continue;
@@ -164,7 +165,7 @@ class HostUpdates {
   // --- what is done
 
   Event copy(const std::string& what, BufferId from, BufferId to, StreamId on) {
-    return copy_event(draft_, stage_, what, from, to, on, kName);
+    return copy_event(draft_, stage_, what, from, to, on, kOffloadOptimizerName);
   }
 
   /// State from the drive.
@@ -248,7 +249,7 @@ class HostUpdates {
     numbers_.append("begin", {begun_}, StageNumbers::kernel("count"), {0}, {0});
   }
 
-  /// What is left to do after backward, and the gathers.
+  /// Adds the work that is left after backward, and the gathers.
   void finish() {
     const Then then = [&](Event e) { stage_.events.push_back(std::move(e)); };
     if (overlap_ && waits_ && ring_) fetch(jobs_.front(), then);
@@ -286,14 +287,15 @@ class HostUpdates {
 }  // namespace
 
 void update_every_bucket(Draft& draft, StageDraft& stage) {
-  if (draft.config.layout.dp == 1) {
+  if (draft.config.layout.dp == 1 && stage.buckets.empty()) {  // mirrored stages have filled them
     fill_buckets(draft, stage, {.bytes = draft.config.layout.bucket_bytes});
     for (Bucket& bucket : stage.buckets) bucket.reduced = bucket.gradient;
   }
-  Shards shards(draft, stage, kName);
+  Shards shards(draft, stage, kOffloadOptimizerName);
   for (const Bucket& bucket : stage.buckets) {
     if (shards.shares_values(bucket)) continue;
     Update update;
+    update.unit = bucket.last_unit;
     update.decay = bucket.decay;
     if (bucket.tied) {  // alone in its bucket, and perhaps reduced once more, between the two ends
       const ParameterState& table = stage.at(bucket.members.front().unit, bucket.members.front().parameter);

@@ -6,7 +6,7 @@ namespace shardlab::strategies {
 
 /// See offload_optimizer.cpp.
 void offload_optimizer(Draft& draft);
-/// One update a bucket, for layouts without ZeRO whose optimizer works on the host: what travels together is updated together.
+/// Adds one update for each bucket, for layouts without ZeRO whose optimizer works on the host.
 void update_every_bucket(Draft& draft, StageDraft& stage);
 
 }  // namespace shardlab::strategies

@@ -14,8 +14,7 @@
 //
 // Shapes   slices [n/N]
 // Adds     per gather of ZeRO-3 a copy of the slice to the device, and from NVMe a read: 2 Psi/N a micro-batch; per micro-batch a
-// copy
-//          of the gradients' slices: Psi/N; per step on NVMe a write of the parameters
+//          copy of the gradients' slices: Psi/N; per step on NVMe a write of the parameters
 // Memory   device: 1 + prefetch units whole, a slice of the one that is gathered, the buckets under way; host: parameters and
 //          gradients 1/N each; with parameters on NVMe the host has two units' slices of them
 // Refuses  zero other than 3 (dp = 1 is legal); an optimizer on the device; hybrid sharding, whose sets add gradients on the device
@@ -28,7 +27,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "offload-parameters";
+constexpr std::string_view kOffloadParametersName = "offload-parameters";
 
 }  // namespace
 
@@ -47,11 +46,11 @@ void ParkedParameters::park(BufferId slice) {
 std::vector<Event> ParkedParameters::read(BufferId slice) {
   if (!nvme_) return {};
   return {alloc_event(staged(slice)),
-          copy_event(draft_, stage_, "read.parameters", slice, staged(slice), stream("nvme.read"), kName)};
+          copy_event(draft_, stage_, "read.parameters", slice, staged(slice), stream("nvme.read"), kOffloadParametersName)};
 }
 
 Event ParkedParameters::fetch(BufferId slice, BufferId to) {
-  return copy_event(draft_, stage_, "fetch.parameters", nvme_ ? staged(slice) : slice, to, stream("h2d"), kName);
+  return copy_event(draft_, stage_, "fetch.parameters", nvme_ ? staged(slice) : slice, to, stream("h2d"), kOffloadParametersName);
 }
 
 std::vector<Event> ParkedParameters::give_up(BufferId slice) {

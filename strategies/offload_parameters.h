@@ -14,7 +14,8 @@ class ParkedParameters {
 
   /// Gives a slice its place outside the device.
   void park(BufferId slice);
-  /// Has what is on NVMe read into host memory: a buffer that lives from these events to `staged_event`'s. Nothing elsewhere.
+  /// Events that read a slice from NVMe into host memory. The buffer there lives until the event of `staged_event`. Empty if the
+  /// slice is not on NVMe.
   std::vector<Event> read(BufferId slice);
   /// Copies a slice to `to` on the device, from host memory.
   Event fetch(BufferId slice, BufferId to);
@@ -30,7 +31,7 @@ class ParkedParameters {
   Draft& draft_;
   StageDraft& stage_;
   const bool nvme_;
-  std::map<int32_t, BufferId> staged_;  ///< host memory of what is on NVMe, by slice
+  std::map<int32_t, BufferId> staged_;  ///< buffers in host memory for slices on NVMe, by slice
 };
 
 }  // namespace shardlab::strategies

@@ -1,5 +1,5 @@
-// 1-bit Adam: once the variance of Adam has settled it is frozen, and from then on what ranks exchange is momentum, one bit an
-// element.
+// 1-bit Adam: once the variance of Adam has settled it is frozen, and from then on what ranks exchange is momentum, one
+// bit an element.
 //
 // A run has two phases, a plan each (`warm_up_steps`). For `compression.warmup` steps gradients are all-reduced in fp32 and Adam
 // updates both moments. Then every rank folds its own gradient into the momentum that all of them know,
@@ -25,12 +25,10 @@
 //          2 (N-1)/N (1/8 + 4 N/n) bytes an element, 1/32 of that but for the scales
 // Memory   errors 4 (1 + 1/N) bytes an element, in both phases; then two buffers of the largest bucket's signs, 8 bytes a scale
 // Refuses  dp = 1; SGD; warmup below 1; ZeRO; tp; an optimizer on the host; clipping and norms of the gradient, which no rank has;
-// tables
-//          tied across stages or, in canonical mode, at all, whose gradients are added after their reduction; fp16 and guards;
-//          timed steps before the second phase (`run`)
+//          tables tied across stages or, in canonical mode, at all, whose gradients are added after their reduction; fp16 and
+//          guards; timed steps before the second phase (`run`)
 // Paper    Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed" (2021), algorithm
-// 1;
-//          Seide et al., "1-Bit Stochastic Gradient Descent" (2014): error feedback
+//          1; Seide et al., "1-Bit Stochastic Gradient Descent" (2014): error feedback
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -46,14 +44,14 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "one-bit-adam";
+constexpr std::string_view kOneBitAdamName = "one-bit-adam";
 constexpr WireCode kSigns{DType::u8, 1};
 
 class OneBitAdam {
  public:
-  OneBitAdam(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), numbers_(draft, stage, kName) {}
+  OneBitAdam(Draft& draft, StageDraft& stage) : draft_(draft), stage_(stage), numbers_(draft, stage, kOneBitAdamName) {}
 
-  /// Plain Adam, with the state of what follows.
+  /// The first phase: plain Adam, with the state of the second phase.
   void warm_up() {
     fill_coded_buckets(draft_, stage_, kSigns);
     declare_moments();
@@ -61,7 +59,7 @@ class OneBitAdam {
       declare_reduced(draft_, stage_, bucket);
       add_leg_errors(draft_, stage_, bucket);
     }
-    reduce_when_complete(draft_, stage_, CollectiveKind::kAllReduce, kName);
+    reduce_when_complete(draft_, stage_, CollectiveKind::kAllReduce, kOneBitAdamName);
     for (auto& unit : stage_.state)  // updates read them
       for (ParameterState& state : unit)
         if (const auto found = moments_.find(state.value); found != moments_.end() && !state.merged)
@@ -76,7 +74,7 @@ class OneBitAdam {
     correction_ = number("correction", static_cast<float>(1.0 - left));
     epsilon_ = number("epsilon", t.epsilon);
     reduce_in_codes(draft_, stage_, kSigns,
-                    {.strategy = kName,
+                    {.strategy = kOneBitAdamName,
                      .name = [this](const Bucket& bucket) { return name_of_segment(bucket); },
                      .before = [this](Compressing& ops, const Bucket& bucket, SlotId gradient) { fold(ops, bucket, gradient); },
                      .after = [this](Compressing& ops, const Bucket& bucket, SlotId sum) { take_direction(ops, bucket, sum); }});

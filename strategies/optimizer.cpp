@@ -18,6 +18,7 @@
 #include "strategies/compression.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
+#include "strategies/mirrored_stages.h"
 #include "strategies/offload_optimizer.h"
 #include "strategies/parameter_server.h"
 #include "strategies/shards.h"
@@ -26,7 +27,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "optimizer";
+constexpr std::string_view kOptimizerName = "optimizer";
 
 Op update_op(const Draft& draft, bool decay) {
   const Train& t = draft.config.train;
@@ -37,7 +38,7 @@ Op update_op(const Draft& draft, bool decay) {
   else
     op.work = Sgd{weight_decay};
   op.label = "update";
-  op.strategy = kName;
+  op.strategy = kOptimizerName;
   return op;
 }
 
@@ -108,6 +109,7 @@ void update_every_parameter(Draft& draft, StageDraft& stage) {
       if (state.merged) continue;
       const ParameterId id = draft.units[static_cast<size_t>(unit)].parameters[static_cast<size_t>(p)];
       Update update;
+      update.unit = unit;
       update.gradient = state.reduced;
       update.value = state.value;
       update.m = state.m;
@@ -156,6 +158,7 @@ std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
   const AxisSet dp = data_axes(draft.plan.mesh);
   std::vector<BufferId> all;
   for (const BufferId part : stage.losses) {
+    if (!part) continue;  // of the mirrored stage
     const Buffer& b = stage.role.buffers[part.index()];
     Type type = placed(b.type, dp, Placement::replicate());
     type.shape[0] *= draft.plan.mesh.size(dp);
@@ -171,18 +174,24 @@ std::vector<BufferId> gather_losses(Draft& draft, StageDraft& stage) {
 BufferId loss_metric(Draft& draft, StageDraft& stage) {
   const Case& c = draft.config;
   const int64_t targets = c.sequences_per_step() * c.train.seq_len;
-  const Type whole = scalar(draft, DType::f32);
+  Type whole = scalar(draft, DType::f32);
   Type part_type = whole;
+  if (has_mirrored_stages(draft)) {  // each of the two stages with a head has the losses of half of the micro-batches
+    whole = placed(whole, draft.plan.mesh.axis("pp"), Placement::replicate());
+    part_type = placed(part_type, draft.plan.mesh.axis("pp"), Placement::partial());
+  }
   for (const std::string_view name : {"replica", "dp", "node"})
     if (draft.plan.mesh.size(name) > 1) part_type.place[static_cast<size_t>(draft.plan.mesh.axis(name))] = Placement::partial();
   const bool dealt_together = !draft.plan.together.empty(), apart = draft.training && runs_apart(c);
   std::vector<BufferId> buffers = dealt_together ? gather_losses(draft, stage) : stage.losses;
+  std::erase(buffers, BufferId());
   if (dealt_together) part_type = placed(part_type, data_axes(draft.plan.mesh), Placement::replicate());
   std::vector<int> reads(buffers.size());
   for (size_t i = 0; i < reads.size(); ++i) reads[i] = static_cast<int>(i);
   buffers.push_back(metric(stage, "loss.sum", part_type, false));
   append(draft, stage, "loss.sum", buffers, SumScalars{}, reads, {static_cast<int>(reads.size())});
   BufferId sum = buffers.back();
+  if (has_mirrored_stages(draft)) sum = sum_scalar_over_mirrors(draft, stage, sum);
   if (draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1 && !dealt_together && !apart)
     sum = all_reduce_scalar(draft, stage, sum, "dp");
   if (draft.plan.mesh.size("replica") > 1) sum = all_reduce_scalar(draft, stage, sum, "replica");
@@ -249,7 +258,7 @@ BufferId gradient_norm(Draft& draft, StageDraft& stage) {
   const bool sliced_over_dp = updates_slices(draft.config.layout) && draft.plan.mesh.size(data_axes(draft.plan.mesh)) > 1;
   std::vector<BufferId> sliced, whole;
   for (const Update& u : stage.updates) {
-    if (u.gradient == stage.counted_elsewhere) continue;
+    if (u.gradient == stage.counted_elsewhere || !counts_in_norm(draft, stage, u.unit)) continue;
     (stage.role.buffers[u.gradient.index()].type.place[tp].kind == Place::kReplicate ? whole : sliced).push_back(u.gradient);
   }
   Type type = scalar(draft, DType::f64);
@@ -324,8 +333,15 @@ BufferId step_loss(Draft& draft, StageDraft& last) {
   if (found != last.named.end()) return found->second;
   const DraftSegment& head = draft.of(UnitKind::kHead).forward;
   const Type by_sequence = head.segment.slots[head.find("loss").index()].type;
+  const auto runs = [&](int j) {
+    return std::ranges::any_of(last.events, [&](const Event& e) {
+      return e.kind == Event::Kind::kForward && e.unit == draft.unit_count() - 1 && e.micro_batch == j;
+    });
+  };
   for (int j = 0; j < draft.micro_batches(); ++j)
-    last.losses.push_back(metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false));
+    last.losses.push_back(!has_mirrored_stages(draft) || runs(j)
+                              ? metric(last, "loss.sequences@" + std::to_string(j), by_sequence, false)
+                              : BufferId());
   return last.named["loss"] = trains_apart(draft) ? worker_loss(draft, last) : loss_metric(draft, last);
 }
 
@@ -346,7 +362,8 @@ void optimizer(Draft& draft) {
 }
 
 void metrics(Draft& draft) {
-  step_loss(draft, draft.head_stage());
+  for (StageDraft& stage : draft.stages)
+    if (stage.holds(draft.unit_count() - 1)) step_loss(draft, stage);
   if (draft.training && draft.config.train.grad_norm)
     for (StageDraft& stage : draft.stages) squared_gradient_norm(draft, stage);
 }

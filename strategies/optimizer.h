@@ -13,8 +13,8 @@ void optimizer(Draft& draft);
 Event update_event(Draft& draft, StageDraft& stage, const Update& update, StreamId stream);
 /// One update a parameter, for layouts in which no strategy said otherwise; one a bucket where the optimizer is offloaded.
 void declare_updates(Draft& draft, StageDraft& stage);
-/// Appends the squared norm of all gradients of the step, f64[1], the same on every rank: what the updates read, each element once.
-/// Where a loss scale has multiplied them, of what they are without it.
+/// Appends the squared norm of all gradients that the updates read, f64[1], the same on every rank, each element counted once.
+/// Gradients that a loss scale has multiplied are counted without that scale.
 BufferId squared_gradient_norm(Draft& draft, StageDraft& stage);
 /// Appends the step's mean loss, f32[1], on the last stage; what was appended before is not computed again, nor is the norm.
 BufferId step_loss(Draft& draft, StageDraft& last);

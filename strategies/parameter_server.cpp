@@ -11,16 +11,15 @@
 //
 // With a staleness s the same pushes, updates and pulls are not of one step: a server applies gradients as they arrive, and a
 // worker may be s steps ahead of the slowest (runtime/parameter_servers.h says how; the plan says what a step is, not when). For
-// that a server has a copy of what it serves, since the worker beside it goes on computing with the values that it pulled, a place
-// of its own to add gradients up in, and a stream of its own. Each worker knows its own part of the loss; they are added up after
-// the run.
+// that a server has a copy of what it serves, since the worker beside it goes on computing with the values that it pulled, a
+// place of its own to add gradients up in, and a stream of its own. Each worker knows its own part of the loss; they are added up
+// after the run.
 //
 // Shapes   bucket[n], slices [n/N]
 // Adds     push and pull of Psi (N-1)/N each, direct
 // Memory   moments 1/N, with the servers; workers keep none. With a staleness: what is served and its gradients, Psi/N each
 // Refuses  dp = 1, servers other than dp, ZeRO, compression. With a staleness: workers of several ranks, transports of devices,
-// what
-//          needs all gradients of a step at once (norms, guards, a loss scale), tied tables, checkpoints
+//          what needs all gradients of a step at once (norms, guards, a loss scale), tied tables, checkpoints
 // Paper    Li et al., "Scaling Distributed Machine Learning with the Parameter Server" (2014), section 3; Jiang et al., "A Unified
 //          Architecture for Accelerating Distributed DNN Training" (BytePS, 2020), section 3; Ho et al., "More Effective
 //          Distributed ML via a Stale Synchronous Parallel Parameter Server" (2013)
@@ -32,7 +31,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "parameter-server";
+constexpr std::string_view kParameterServerName = "parameter-server";
 
 /// A message from each rank to each other: what a push and a pull have in common.
 Call exchange(Draft& draft, const StageDraft& stage, const Bucket& bucket, CollectiveKind kind, BufferId from, BufferId to) {
@@ -44,14 +43,14 @@ Call exchange(Draft& draft, const StageDraft& stage, const Bucket& bucket, Colle
     op.work = Collective{kind, ReduceOp::kSum, draft.comm(push ? "dp.grads" : "dp.parameters", dp), Algorithm::kDirect};
     op.stream = reduction_stream(draft);
     op.label = push ? "gradients" : "parameters";
-    op.strategy = kName;
+    op.strategy = kParameterServerName;
     return one_op_segment(name, stage, {from, to}, std::move(op), {0}, {1});
   });
   return bind(segment, {from, to});
 }
 
-/// What is served, apart from what the worker beside it computes with: an fp32 copy, from which 16-bit values are rounded where
-/// those compute (`master_weights` then makes the copy).
+/// The server's own parameters, apart from the values with which the worker beside it computes: an fp32 copy. 16-bit values are
+/// rounded from it where they compute (`master_weights` then makes the copy).
 BufferId served_apart(StageDraft& stage, Shards& shards, const Bucket& bucket, BufferId values) {
   const BufferId id = shards.slice_apart(values, bucket.name + ".value.served");
   Buffer& served = stage.role.buffers[id.index()];
@@ -91,7 +90,7 @@ StreamId update_stream(Draft& draft) { return runs_apart(draft.config) ? draft.s
 
 void parameter_server(Draft& draft) {
   for (StageDraft& stage : draft.stages) {
-    Shards shards(draft, stage, kName);
+    Shards shards(draft, stage, kParameterServerName);
     fill_buckets(draft, stage, {.multiple = shards.ranks(), .bytes = draft.config.layout.bucket_bytes});
     for (Bucket& bucket : stage.buckets)
       bucket.reduced =

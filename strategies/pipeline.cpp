@@ -1,24 +1,24 @@
-// Pipeline parallelism: the layers are cut into parts, consecutive runs; each of p stages holds one part or several, and micro-batches
-// flow through them in the order of a schedule (plan/pipeline_schedule.h). With one stage it is the plain order.
+// Pipeline parallelism: the layers are cut into parts, consecutive runs; each of p stages holds one part or several, and
+// micro-batches flow through them in the order of a schedule (plan/pipeline_schedule.h). With one stage it is the plain order.
 //
 // The schedule says which stage computes what in which order, and nothing else. What travels follows from it: where a part and the
-// next lie on different stages, an activation forward and its gradient back. Each message travels as soon as it is made, on a stream of
-// its own per direction and side, and each receive is posted one compute slot ahead, in the order in which the other side sends.
-// A communicator joins one directed edge: stages are paired even to odd and odd to even, so that what a stage receives never queues
-// behind what it sends.
+// next lie on different stages, an activation forward and its gradient back. Each message travels as soon as it is made, on a
+// stream of its own per direction and side, and each receive is posted one compute slot ahead, in the order in which the other side
+// sends. A communicator joins one directed edge: stages are paired even to odd and odd to even, so that what a stage receives never
+// queues behind what it sends.
 //
-// Where a schedule tells gradients of inputs (I) from gradients of weights (W), `emit` cuts each unit's backward in two pieces. What W
-// reads of what I made waits between them, and counts among the activations.
+// Where a schedule tells gradients of inputs (I) from gradients of weights (W), `emit` cuts each unit's backward in two pieces.
+// What W reads of what I made waits between them, and counts among the activations.
 //
 // Shapes   a message is x[b,s,h] forward and d.x[b,s,h] backward
-// Adds     per micro-batch and boundary between stages one send each way of b*s*h: p - 1 boundaries, p v - 1 of v parts a stage in turn
-//          (interleaved, breadth-first), 2 (p - 1) of a V (zb-v, v-half, v-min, dualpipe-v)
-// Memory   layers and their states 1/p; activations in flight by schedule (`most_held`), and the messages under way; between I and W
-//          also the gradients that W reads: b s (4 h + q + u) elements of a layer, q rows of its qkv and u of its up projection
-// Refuses  parts without a layer but for the first and the last; dualpipe, whose parts lie on two stages each
+// Adds     per micro-batch and boundary between stages one send each way of b*s*h: p - 1 boundaries, p v - 1 of v parts a stage in
+//          turn (interleaved, breadth-first), 2 (p - 1) of a V (zb-v, v-half, v-min, dualpipe-v)
+// Memory   layers and their states 1/p; activations in flight by schedule (`most_held`), and the messages under way; between I and
+//          W also the gradients that W reads: b s (4 h + q + u) elements of a layer, q rows of its qkv and u of its up projection
+// Refuses  parts without a layer but for the first and the last. What DualPipe refuses: mirrored_stages.cpp
 // Paper    Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019) and "Megatron-LM" (2021), section 2.2; Lamy-Poirier,
-//          "Breadth-First Pipeline Parallelism" (2022); Qi et al., "Zero Bubble Pipeline Parallelism" (2023) and "Pipeline Parallelism
-//          with Controllable Memory" (2024); DeepSeek-AI, "DeepSeek-V3" (2024), section 3.2.1
+//          "Breadth-First Pipeline Parallelism" (2022); Qi et al., "Zero Bubble Pipeline Parallelism" (2023) and "Pipeline
+//          Parallelism with Controllable Memory" (2024); DeepSeek-AI, "DeepSeek-V3" (2024), section 3.2.1
 #include "strategies/pipeline.h"
 
 #include <fmt/format.h>
@@ -37,28 +37,47 @@ namespace shardlab::strategies {
 
 namespace {
 
-constexpr std::string_view kName = "pipeline";
+constexpr std::string_view kPipelineName = "pipeline";
 
-/// What a stage alone holds is local to its coordinate on the pipeline axis. A tied table whose two users are on different stages is on
-/// both: its value is replicated, and its gradient the sum of what the two find.
+/// What an op makes of replicated values alone is replicated: a weight in 8 bits.
+void share_what_is_made_of_shared(DraftSegment& segment, size_t axis) {
+  const auto place = [&](SlotId id) -> Placement& { return segment.slot(id).type.place[axis]; };
+  for (const Step& step : segment.segment.steps) {
+    const Op* op = std::get_if<Op>(&step);
+    if (op == nullptr || op->reads.empty()) continue;
+    if (!std::ranges::all_of(op->reads, [&](SlotId id) { return place(id).kind == Place::kReplicate; })) continue;
+    for (const SlotId id : op->writes)
+      if (!place(id).is_partial()) place(id) = Placement::replicate();
+  }
+}
+
+/// What a stage alone holds is local to its coordinate on the pipeline axis. What it shares with its mirror image has a value that
+/// is replicated, and a gradient that is the sum of what the two find (mirrored_stages.cpp). A tied table whose two users are on
+/// different stages is on both: its value is replicated, and its gradient the sum of what the two find.
 void localise(Draft& draft) {
   const size_t axis = static_cast<size_t>(draft.plan.mesh.axis("pp"));
+  const bool mirrored = is_mirrored(draft.config.layout.schedule);
   const bool tied = draft.config.model.tied_embeddings && &draft.embedding_stage() != &draft.head_stage();
-  const auto placement = [&](std::string_view name) {
-    if (tied && name == "embed.tokens") return Placement::replicate();
-    if (tied && name == "d.embed.tokens") return Placement::partial();
+  const auto placement = [&](std::string_view name, Use use) {
+    const bool shared = mirrored || (tied && (name == "embed.tokens" || name == "d.embed.tokens"));
+    if (shared && use == Use::kParameter) return Placement::replicate();
+    if (shared && use == Use::kGradient) return Placement::partial();
     return Placement::local();
   };
   for (UnitTemplate& unit : draft.templates) {
-    for (DraftSegment* segment : {&unit.forward, &unit.backward})
+    for (DraftSegment* segment : {&unit.forward, &unit.backward}) {
       for (size_t s = 0; s < segment->uses.size(); ++s) {
         if (segment->uses[s].use == Use::kNamed) continue;  // the same on every stage
         Slot& slot = segment->segment.slots[s];
-        slot.type.place[axis] = placement(slot.name);
+        slot.type.place[axis] = placement(slot.name, segment->uses[s].use);
+        const auto saved = segment->uses[s].use == Use::kSaved ? unit.forward.find_if(slot.name) : std::nullopt;
+        if (saved && segment == &unit.backward) slot.type.place[axis] = unit.forward.slot(*saved).type.place[axis];
       }
-    for (UnitParameter& p : unit.parameters) p.type.place[axis] = placement(p.name);
+      if (mirrored) share_what_is_made_of_shared(*segment, axis);
+    }
+    for (UnitParameter& p : unit.parameters) p.type.place[axis] = placement(p.name, Use::kParameter);
   }
-  for (Parameter& p : draft.plan.parameters) p.type.place[axis] = placement(p.name);
+  for (Parameter& p : draft.plan.parameters) p.type.place[axis] = placement(p.name, Use::kParameter);
 }
 
 /// The parts that a stage holds, and their units.
@@ -84,8 +103,8 @@ void assign_stages(Draft& draft, const PipelineSchedule& schedule) {
           on.push_back(stage.role.stage);
 }
 
-/// The segment that sends or receives one boundary tensor over a directed edge between two stages. Edges that meet on a stage are on
-/// communicators of their own, so that what it receives never queues behind what it sends.
+/// The segment that sends or receives one boundary tensor over a directed edge between two stages. Edges that meet on a stage are
+/// on communicators of their own, so that what it receives never queues behind what it sends.
 SegmentId message_segment(Draft& draft, bool send, bool gradients, int from, int to) {
   const int hop = to - from, usual = gradients ? -1 : 1;
   std::string traffic = gradients ? "bwd" : "fwd";
@@ -103,7 +122,7 @@ SegmentId message_segment(Draft& draft, bool send, bool gradients, int from, int
     (send ? op.reads : op.writes).emplace_back(0);
     op.stream = draft.stream("pp." + traffic + (send ? ".send" : ".receive"));
     op.label = send ? "send" : "receive";
-    op.strategy = kName;
+    op.strategy = kPipelineName;
     const DraftSegment& layer = gradients ? draft.of(UnitKind::kLayer).backward : draft.of(UnitKind::kLayer).forward;
     Segment segment;
     segment.name = name;
@@ -134,7 +153,8 @@ class Messages {
 
   /// What a slot makes for another stage.
   std::optional<Message> made_by(const PipelineSlot& slot) const {
-    if (slot.work == SlotWork::kF && slot.part + 1 < schedule_.parts) return between(false, slot.part, slot.part + 1, slot.micro_batch);
+    if (slot.work == SlotWork::kF && slot.part + 1 < schedule_.parts)
+      return between(false, slot.part, slot.part + 1, slot.micro_batch);
     if (slot.goes_back() && slot.part > 0) return between(true, slot.part, slot.part - 1, slot.micro_batch);
     return std::nullopt;
   }
@@ -175,8 +195,9 @@ class Messages {
   std::map<Edge, std::vector<Message>> edges_;
 };
 
-/// When what is sent is given up: with a slot of the sender that begins two slots later, and no earlier than that at which the receiver
-/// begins to wait for it, if every slot takes one unit of time. So no two stages wait for each other, whatever the schedule.
+/// When what is sent is given up: with a slot of the sender that begins two slots later, and no earlier than that at which the
+/// receiver begins to wait for it, if every slot takes one unit of time. So no two stages wait for each other, whatever the
+/// schedule.
 class SendTimes {
  public:
   SendTimes(const PipelineSchedule& schedule, const Messages& messages)
@@ -188,8 +209,8 @@ class SendTimes {
     }
   }
 
-  /// The slot with which a message that was made in slot `made` of its sender is given up; beyond the last: after all of them, or where
-  /// a step follows that many slots into it.
+  /// The slot with which a message that was made in slot `made` of its sender is given up; beyond the last: after all of them, or
+  /// where a step follows that many slots into it.
   size_t given_up(const Message& message, size_t made) const {
     const double awaited = awaited_.at({message.gradients, message.part, message.micro_batch});
     const size_t slots = times_.slots[static_cast<size_t>(message.from)].size();
@@ -208,7 +229,11 @@ class SendTimes {
 class Timetable {
  public:
   Timetable(Draft& draft, StageDraft& stage, const PipelineSchedule& schedule, const Messages& messages, const SendTimes& times)
-      : draft_(draft), stage_(stage), order_(schedule.order[static_cast<size_t>(stage.role.stage)]), messages_(messages), times_(times) {}
+      : draft_(draft),
+        stage_(stage),
+        order_(schedule.order[static_cast<size_t>(stage.role.stage)]),
+        messages_(messages),
+        times_(times) {}
 
   void build() {
     const auto received = messages_.received(stage_.role.stage);
@@ -244,7 +269,8 @@ class Timetable {
     stage_.events.push_back(std::move(e));
   }
   void compute(const PipelineSlot& slot, int index) {
-    static constexpr Event::Kind kKinds[] = {Event::Kind::kForward, Event::Kind::kInput, Event::Kind::kWeight, Event::Kind::kBackward};
+    static constexpr Event::Kind kKinds[] = {Event::Kind::kForward, Event::Kind::kInput, Event::Kind::kWeight,
+                                             Event::Kind::kBackward};
     const PartDraft& p = part(slot.part);
     const bool first = slot.makes_gradients() && begun_.insert(slot.part).second;
     for (int i = 0; i < p.end_unit - p.first_unit; ++i) {

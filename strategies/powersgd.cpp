@@ -21,7 +21,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "powersgd";
+constexpr std::string_view kPowersgdName = "powersgd";
 
 class PowerSgd {
  public:
@@ -43,7 +43,7 @@ class PowerSgd {
     const int last = draft_.micro_batches() - 1;
     when_complete(draft_, stage_, [&](Bucket& bucket) {
       if (is_matrix(bucket)) return approximate(bucket);
-      return reduce_event(draft_, stage_, bucket, bucket.reduced, CollectiveKind::kAllReduce, last, kName);
+      return reduce_event(draft_, stage_, bucket, bucket.reduced, CollectiveKind::kAllReduce, last, kPowersgdName);
     });
   }
 
@@ -81,7 +81,7 @@ class PowerSgd {
     const Type p_sum = type({rows, r}, Placement::replicate(), Micro::kNone),
                q_sum = type({r, columns}, Placement::replicate(), Micro::kSum);
 
-    Compressing ops(draft_, stage_, fmt::format("powersgd.{}x{}", rows, columns), kName);
+    Compressing ops(draft_, stage_, fmt::format("powersgd.{}x{}", rows, columns), kPowersgdName);
     const SlotId gradient = ops.bound("gradient", state.gradient), sum = ops.bound("sum", state.reduced);
     const SlotId error = ops.bound("error", add_error(stage_, bucket.name + ".error", whole));
     const SlotId basis =

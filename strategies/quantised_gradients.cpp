@@ -25,7 +25,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "quantised-gradients";
+constexpr std::string_view kQuantisedGradientsName = "quantised-gradients";
 
 class QuantisedReduction {
  public:
@@ -53,7 +53,7 @@ class QuantisedReduction {
     return message_type(draft_, type_of(bucket.gradient), dtype, shape, place, micro);
   }
 
-  /// One dtype of what travels: this rank's row, the parts that it receives of all rows, its slice of the sum, and all of the sum.
+  /// Messages of one dtype: this rank's row, the parts that it receives of all rows, its slice of the sum, and all of the sum.
   struct Wire {
     SlotId mine, parts, slice, all;
   };
@@ -172,7 +172,7 @@ void reduce_in_codes(Draft& draft, StageDraft& stage, const WireCode& code, cons
 void quantised_gradients(Draft& draft) {
   for (StageDraft& stage : draft.stages)
     reduce_in_codes(draft, stage, code_of(draft.config.layout.compression),
-                    {kName, [&](const Bucket& bucket) { return "compress." + signature(draft, stage, bucket); }});
+                    {kQuantisedGradientsName, [&](const Bucket& bucket) { return "compress." + signature(draft, stage, bucket); }});
 }
 
 }  // namespace shardlab::strategies

@@ -19,7 +19,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "quantised-weights";
+constexpr std::string_view kQuantisedWeightsName = "quantised-weights";
 constexpr WireCode kCode{DType::i8, 8};
 
 /// A message of `n` elements that every rank has alike, in the place of a bucket's values.
@@ -59,7 +59,7 @@ Call QuantisedGather::gather(const Bucket& bucket, BufferId slice, BufferId flat
   const Type whole = stage_.role.buffers[flat.index()].type;
   const int64_t n = bucket.elements, part = n / ranks_, blocks = blocks_of(part);
   const Messages messages = messages_of(bucket, whole);
-  Compressing ops(draft_, stage_, "gather.quantised." + signature(draft_, stage_, bucket), kName, stream_);
+  Compressing ops(draft_, stage_, "gather.quantised." + signature(draft_, stage_, bucket), kQuantisedWeightsName, stream_);
   const CommId comm = draft_.comm("dp.parameters", data_axes(draft_.plan.mesh));
   const SlotId from = ops.bound("slice", slice), to = ops.bound("parameters", flat);
   const SlotId codes = ops.bound("codes", messages.codes), scales = ops.bound("scales", messages.scales);

@@ -9,8 +9,8 @@
 // Layers of one treatment share a variant of the layer's segments.
 //
 // Shapes   as without
-// Adds     full: per layer (of every k) one forward less its last matmul; under tensor parallelism the all-reduces of the ops that
-// are repeated
+// Adds     full: per layer (of every k) one forward less its last matmul; under tensor parallelism the all-reduces of the
+//          repeated ops
 //          selective: the ops of the sub-layers; no collective
 // Memory   full: per layer and micro-batch in flight b*s*h (the input); one layer's activations while its backward runs
 //          selective: what the sub-layers made is no longer kept: attn.core b*s*(h + a)/t, mlp.act b*s*f/t, a norm b*s*(h + 1 or 2)
@@ -45,7 +45,8 @@ bool writes_any(const DraftSegment& segment, const Op& op, const Slots& slots) {
   return std::ranges::any_of(op.writes, [&](SlotId w) { return slots.contains(root_of(segment, w)); });
 }
 
-/// The forward ops that make some slot of `needed`, in order; `needed` grows by what they read, but for what is `kept`.
+/// The forward ops that make some slot of `needed`, in order. `needed` grows by the slots that these ops read, except
+/// those in `kept`.
 std::vector<Op> ops_that_make(const DraftSegment& forward, Slots needed, const Slots& kept) {
   std::vector<Op> ops;
   for (auto step = forward.segment.steps.rbegin(); step != forward.segment.steps.rend(); ++step) {
@@ -67,7 +68,8 @@ Slots saved_slots(const UnitTemplate& unit) {
   return saved;
 }
 
-/// What a tensor is rounded to 8 bits with is kept: one made again is rounded as it was, and no rank need be asked again.
+/// Whether a slot holds a scale for rounding to 8 bits. Scales are kept: a tensor made again is rounded as before, and ranks need
+/// not agree again.
 bool is_scale(const Slot& slot) { return slot.type.shape.elements() == 1 && std::string_view(slot.name).ends_with(".scale"); }
 
 Slots scales_of(const DraftSegment& forward, const Slots& slots) {
@@ -77,7 +79,7 @@ Slots scales_of(const DraftSegment& forward, const Slots& slots) {
   return scales;
 }
 
-/// What is rounded to 8 bits of what a sub-layer made goes with it.
+/// Adds the 8-bit copies of a sub-layer's results to `made`: they go with these results.
 void add_rounded(const DraftSegment& forward, Slots& made) {
   for (const Step& step : forward.segment.steps) {
     const Op& op = std::get<Op>(step);
@@ -185,7 +187,7 @@ void treat(UnitTemplate& layer, const LayerTreatment& treatment) {
     make_some_again(layer, modules_of(treatment.again));
 }
 
-/// What distinguishes a treatment's segments: whether the layer is parked does not.
+/// The name of a treatment's segments. Whether the layer is parked makes no difference to them.
 std::string form_of(LayerTreatment treatment) {
   treatment.parked = false;
   return name_of(treatment);

@@ -5,7 +5,7 @@
 namespace shardlab::strategies {
 struct Draft;
 
-/// What selective recompute gives up where no sub-layers are named.
+/// The sub-layer whose results selective recompute gives up if the case names no sub-layers.
 inline constexpr std::string_view kAttentionCore = "attn.core";
 
 /// See recompute.cpp.

@@ -19,7 +19,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "secondary-shard";
+constexpr std::string_view kSecondaryShardName = "secondary-shard";
 
 }  // namespace
 
@@ -49,7 +49,7 @@ Call SecondaryShard::keep(const Bucket& bucket, BufferId flat) {
     op.work = Copy{};
     op.label = "secondary";
     op.stream = stream_;
-    op.strategy = kName;
+    op.strategy = kSecondaryShardName;
     return one_op_segment(name, stage_, {from, shard}, std::move(op), {0}, {1});
   });
   return bind(segment, {from, shard});
@@ -64,7 +64,7 @@ Call SecondaryShard::gather(const Bucket& bucket, BufferId flat) {
     op.work = Collective{CollectiveKind::kAllGather, ReduceOp::kSum, comm, draft_.algorithm()};
     op.label = "parameters";
     op.stream = stream_;
-    op.strategy = kName;
+    op.strategy = kSecondaryShardName;
     return one_op_segment(name, stage_, {shard, flat}, std::move(op), {0}, {1});
   });
   return bind(segment, {shard, flat});

@@ -15,13 +15,14 @@ Shards::Shards(Draft& draft, StageDraft& stage, std::string_view strategy)
 BufferId Shards::slice_of(BufferId flat, std::string name) {
   Buffer slice = stage_.role.buffers[flat.index()];
   slice.name = std::move(name);
-  slice.view = View{flat.value, 0, {}};
+  const BufferId root = slice.view ? BufferId(slice.view->base) : flat;  // a bucket's gradients, under the type of their sum
+  slice.view = View{root.value, 0, {}};
   if (ranks_ > 1) {
     slice.type.shape = {slice.type.shape[0] / ranks_};
     slice.type = placed(slice.type, axes_, Placement::shard(0));
     slice.view->shard_axes = axes_;
   }
-  slice.packed_as = flat.value;
+  slice.packed_as = root.value;
   return add_buffer(stage_, std::move(slice));
 }
 

@@ -19,11 +19,12 @@ class Shards {
   BufferId slice_of(BufferId flat, std::string name);
   /// A slice with storage of its own, which holds what `slice_of` would.
   BufferId slice_apart(BufferId flat, std::string name);
-  /// The flat buffer of a bucket's values, of which its parameters become views.
+  /// The flat buffer of a bucket's values; its parameters become views of the buffer.
   BufferId flat_values(const Bucket& bucket, bool persistent);
   /// Every slice to every rank: `slice` -> `flat`, on `stream`.
   Call gather(const Bucket& bucket, BufferId slice, BufferId flat, StreamId stream);
-  /// True for a tied bucket whose values another bucket of the stage holds: the head's, on the embedding's stage.
+  /// Whether another bucket of the stage holds the values of `bucket`: true for the head's bucket of a tied table on
+  /// the embedding's stage.
   bool shares_values(const Bucket& bucket) const;
 
  private:

@@ -16,14 +16,15 @@ class StageNumbers {
 
   /// One number of class `other`, the same on every rank, for the step or, where it is persistent, for good.
   BufferId number(std::string name, DType dtype = DType::f32, bool persistent = false) const;
-  /// The call of an op over `buffers`, of which `reads` and `writes` are indices; it runs where `when` is not 0, if that is given.
+  /// The call of an op over `buffers`; `reads` and `writes` are indices into them. If `when` is given, the op runs only where
+  /// `when` is not 0.
   Event call(std::string name, std::vector<BufferId> buffers, Work work, const std::vector<int>& reads,
              const std::vector<int>& writes, BufferId when = {}) const;
   void append(std::string name, std::vector<BufferId> buffers, Work work, const std::vector<int>& reads,
               const std::vector<int>& writes, BufferId when = {}) const {
     stage_.events.push_back(call(std::move(name), std::move(buffers), std::move(work), reads, writes, when));
   }
-  /// A kernel by name whose results are what they are declared to be.
+  /// A kernel by name; its results have the types that they are declared with.
   static Kernel kernel(std::string name);
 
   /// 1 on every rank where some rank found an infinity or a NaN in a gradient that it updates with, else 0: the greatest over all

@@ -23,7 +23,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "sparse-gradients";
+constexpr std::string_view kSparseGradientsName = "sparse-gradients";
 
 class SparseGradients {
  public:
@@ -77,7 +77,7 @@ class SparseGradients {
 
   Event send_largest(const Bucket& bucket) {
     const int64_t n = bucket.elements, k = selected(bucket);
-    Compressing ops(draft_, stage_, "top." + signature(draft_, stage_, bucket), kName);
+    Compressing ops(draft_, stage_, "top." + signature(draft_, stage_, bucket), kSparseGradientsName);
     const Rest rest = feed_back(ops, bucket);
     const Shape all{ranks_, k}, row{1, k};
     const Type values = message(bucket, DType::f32, all, Placement::replicate(), Micro::kSum);
@@ -99,7 +99,7 @@ class SparseGradients {
   /// The label is the draw's key: buckets of one size have segments of their own.
   Event send_some(const Bucket& bucket) {
     const int64_t n = bucket.elements, k = selected(bucket);
-    Compressing ops(draft_, stage_, "random." + bucket.name + "." + signature(draft_, stage_, bucket), kName);
+    Compressing ops(draft_, stage_, "random." + bucket.name + "." + signature(draft_, stage_, bucket), kSparseGradientsName);
     const Rest rest = feed_back(ops, bucket);
     const Type part = message(bucket, DType::f32, {k}, Placement::partial(), Micro::kSum);
     const Type indices = message(bucket, DType::i32, {k}, Placement::replicate(), Micro::kNone);

@@ -27,14 +27,14 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "tensor-parallel";
+constexpr std::string_view kTensorParallelName = "tensor-parallel";
 
 struct SlicedSlot {
   std::string_view name;
   int dim;
 };
 
-/// Which dim of which slot is cut, gradients ("d.") included where the name has one.
+/// The dim in which each slot is cut, gradients ("d.") included if the name has one.
 constexpr SlicedSlot kEmbedSlices[] = {{"embed.tokens", 0}};
 constexpr SlicedSlot kLayerSlices[] = {{"attn.wqkv", 0}, {"attn.bqkv", 0}, {"attn.wo", 1}, {"mlp.wup", 0},
                                        {"mlp.bup", 0},   {"mlp.wdown", 1}, {"qkv", 2},     {"o", 2},
@@ -103,12 +103,12 @@ class TensorParallel {
     op.reads = {from};
     op.writes = {to};
     op.label = std::move(label);
-    op.strategy = kName;
+    op.strategy = kTensorParallelName;
     return op;
   }
 
-  /// What the first writer of `name` leaves is a partial sum. Its type says so, and an all-reduce makes it whole right after. The
-  /// slot itself keeps the whole type, since that is what leaves the segment; the partial sum is a view of it.
+  /// Makes the result of the first writer of `name` a partial sum, and adds an all-reduce right after it. The slot itself keeps the
+  /// whole type, since other segments see that; the partial sum is a view of it.
   void sum(DraftSegment& segment, std::string_view name, std::string label) {
     const SlotId whole = segment.find(name);
     const SlotId part =
@@ -148,7 +148,7 @@ class TensorParallel {
       op.reads = std::move(reads);
       op.writes = std::move(writes);
       op.label = std::move(label);
-      op.strategy = kName;
+      op.strategy = kTensorParallelName;
       return Step(op);
     };
     std::vector<Step> parts{part(CrossEntropy::Part::kMax, {logits}, {max_part}, "loss.max"),

@@ -22,7 +22,7 @@
 namespace shardlab::strategies {
 namespace {
 
-constexpr std::string_view kName = "tied-embeddings";
+constexpr std::string_view kTiedEmbeddingsName = "tied-embeddings";
 
 bool adds_early(const Draft& draft) { return tied_gradients_meet_early(draft.config); }
 
@@ -34,7 +34,7 @@ Event add_head(Draft& draft, StageDraft& stage, BufferId embedding, BufferId hea
     Op op;
     op.work = Add{};
     op.label = "embed.tokens";
-    op.strategy = kName;
+    op.strategy = kTiedEmbeddingsName;
     return one_op_segment("tie.add", stage, {embedding, head}, std::move(op), {0, 1}, {0});
   });
   Event event;
@@ -72,10 +72,10 @@ void reduce_over_ends(Draft& draft, StageDraft& stage, int unit, int parameter) 
   const BufferId whole = add_buffer(stage, std::move(sum));
   const SegmentId segment = draft.cached("tie.ends", [&] {
     Op op;
-    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum,
-                         draft.comm("pp.ends", AxisSet::of(pp), ends_of(draft)), draft.algorithm()};
+    op.work = Collective{CollectiveKind::kAllReduce, ReduceOp::kSum, draft.comm("pp.ends", AxisSet::of(pp), ends_of(draft)),
+                         draft.algorithm()};
     op.label = "embed.tokens";
-    op.strategy = kName;
+    op.strategy = kTiedEmbeddingsName;
     return one_op_segment("tie.ends", stage, {part, whole}, std::move(op), {0}, {1});
   });
   Event event;
@@ -95,24 +95,28 @@ bool tied_gradients_meet_early(const Case& c) { return !c.canonical && c.layout.
 
 void tie_before_reduction(Draft& draft) {
   if (!adds_early(draft)) return;
-  StageDraft& stage = draft.embedding_stage();
   const int head = draft.unit_count() - 1;
-  ParameterState& second = stage.at(head, head_parameter(draft));
-  second.merged = true;
-  stage.events.push_back(add_head(draft, stage, stage.at(0, 0).gradient, second.gradient));
+  for (StageDraft& stage : draft.stages) {
+    if (!stage.holds(0)) continue;
+    ParameterState& second = stage.at(head, head_parameter(draft));
+    second.merged = true;
+    stage.events.push_back(add_head(draft, stage, stage.at(0, 0).gradient, second.gradient));
+  }
 }
 
 void tie_after_reduction(Draft& draft) {
   if (adds_early(draft)) return;
   const int head = draft.unit_count() - 1, parameter = head_parameter(draft);
-  StageDraft& stage = draft.embedding_stage();
-  if (StageDraft& other = draft.head_stage(); &other != &stage) {
+  if (StageDraft& stage = draft.embedding_stage(), &other = draft.head_stage(); &other != &stage) {
     reduce_over_ends(draft, stage, 0, 0);
     reduce_over_ends(draft, other, head, parameter);
     return;
   }
-  stage.at(head, parameter).merged = true;
-  stage.events.push_back(add_head(draft, stage, reduced_table(stage, 0, 0), reduced_table(stage, head, parameter)));
+  for (StageDraft& stage : draft.stages) {
+    if (!stage.holds(0)) continue;
+    stage.at(head, parameter).merged = true;
+    stage.events.push_back(add_head(draft, stage, reduced_table(stage, 0, 0), reduced_table(stage, head, parameter)));
+  }
 }
 
 }  // namespace shardlab::strategies

@@ -11,6 +11,7 @@
 // Paper    Rajbhandari et al., "ZeRO" (2020), section 5.1
 #include "strategies/zero1.h"
 
+#include "strategies/mirrored_stages.h"
 #include "strategies/shards.h"
 #include "strategies/zero_plus_plus.h"
 
@@ -21,6 +22,7 @@ void update_slices(Draft& draft, StageDraft& stage, Shards& shards) {
     if (shards.shares_values(bucket)) continue;
     const BufferId values = shards.flat_values(bucket, true);
     Update update;
+    update.unit = bucket.last_unit;
     update.gradient = bucket.reduced;
     update.value = shards.slice_of(values, bucket.name + ".value.shard");
     update.decay = bucket.decay;
@@ -34,6 +36,7 @@ void zero1(Draft& draft) {
     Shards shards(draft, stage, "zero-1");
     fill_buckets(draft, stage,
                  {.multiple = shards.ranks(), .block = code_block(draft.config), .bytes = draft.config.layout.bucket_bytes});
+    sum_buckets_over_mirrors(draft, stage);
     for (Bucket& bucket : stage.buckets) bucket.reduced = shards.slice_of(bucket.gradient, bucket.name + ".sum");
     if (const ScatterEvent scatter = compressed_scatter(draft, stage, shards)) {
       const int last = draft.micro_batches() - 1;

@@ -10,6 +10,7 @@
 // Paper    Rajbhandari et al., "ZeRO" (2020), section 5.2
 #include "strategies/zero2.h"
 
+#include "strategies/mirrored_stages.h"
 #include "strategies/shards.h"
 #include "strategies/zero1.h"
 #include "strategies/zero_plus_plus.h"
@@ -27,6 +28,7 @@ void zero2(Draft& draft) {
     scatter_every_micro_batch(draft, stage, shards, "zero-2", compressed_scatter(draft, stage, shards));
     update_slices(draft, stage, shards);
   }
+  sum_slices_over_mirrors(draft);
 }
 
 }  // namespace shardlab::strategies

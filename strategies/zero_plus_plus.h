@@ -36,8 +36,8 @@ class QuantisedGather {
   std::map<std::string, Messages> messages_;
 };
 
-/// hpZ: each group of neighbouring ranks ("node") holds the parameters once more, sharded over itself, and backward gathers from
-/// there.
+/// hpZ: each group of neighbouring ranks ("node") holds the parameters once more, sharded over itself, and backward
+/// gathers from there.
 class SecondaryShard {
  public:
   SecondaryShard(Draft& draft, StageDraft& stage, StreamId stream) : draft_(draft), stage_(stage), stream_(stream) {}
@@ -55,8 +55,8 @@ class SecondaryShard {
   std::map<std::string, BufferId> shards_;
 };
 
-/// A reduce-scatter of quantised gradients: an all-to-all of codes and a sum in fp32, in one hop, or, where ranks have nodes, in
-/// two.
+/// A reduce-scatter of quantised gradients: an all-to-all of codes and a sum in fp32, in one hop, or, where ranks have
+/// nodes, in two.
 class QuantisedScatter {
  public:
   struct Options {
@@ -74,7 +74,7 @@ class QuantisedScatter {
     std::vector<BufferId> a, b;  ///< codes, and their scales
     BufferId error;
   };
-  /// One dtype of what travels, in two buffers by turns.
+  /// Messages of one dtype, in two buffers by turns.
   struct Wire {
     std::string name;
     DType dtype = DType::f32;
@@ -85,7 +85,7 @@ class QuantisedScatter {
   /// The slots of one bucket's way.
   struct Sum {
     int64_t elements = 0;
-    SlotId gradient, error, m, slice;  ///< m: what is quantised, the gradient or that and the error
+    SlotId gradient, error, m, slice;  ///< m: the value that is quantised: the gradient, or gradient plus error
     std::vector<Wire> wires;
   };
   int64_t scales_of(const Bucket& bucket) const;
@@ -101,7 +101,7 @@ class QuantisedScatter {
   std::map<std::string, Messages> messages_;
 };
 
-/// Of `compression` bf16 and int8 under ZeRO-1 and ZeRO-2, with error feedback; none where gradients travel plain.
+/// The scatter of `compression` bf16 or int8 under ZeRO-1 and ZeRO-2, with error feedback; empty if gradients travel plain.
 ScatterEvent compressed_scatter(Draft& draft, StageDraft& stage, const Shards& shards);
 /// The `BucketRule::block` that it asks for.
 int64_t code_block(const Case& c);

@@ -2,11 +2,11 @@
 #include <fmt/format.h>
 
 #include "plan/base/hash.h"
+#include "plan/base/values.h"
+#include "plan/keys.h"
 #include "sweeps/document.h"
-#include "sweeps/keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/sweep.h"
-#include "sweeps/values.h"
 #include "sweeps/yaml.h"
 
 namespace shardlab::sweeps {

@@ -1,4 +1,4 @@
-// What a loaded sweep file holds; between load.cpp, which fills it, and expand.cpp, which turns it into points.
+// The contents of a loaded sweep file. load.cpp fills them in; expand.cpp turns them into points.
 #pragma once
 
 #include <string>
@@ -67,11 +67,12 @@ struct Sweep::Content {
 /// Short form of a key in names of points: "tp" for layout.tp, "model" for model.preset.
 std::string short_name(std::string_view path);
 
-/// The machine of a case file: one that is described, in full; a local one by what the user can set, since its calibration changes
-/// from day to day and is no part of what is asked.
+/// The machine of a case file. A described machine is written in full. A local one is written by what the user can set, since its
+/// calibration changes from day to day and is no part of the question.
 std::string machine_yaml(const Machine& machine);
 
-/// `case_id` of a case whose machine has that text: it is much of the case's, and the same for most points of a sweep.
+/// `case_id` of a case whose machine has the text `machine`. That text is a large part of the case's text, and the same for most
+/// points of a sweep.
 std::string case_id(const Case& config, std::string_view machine);
 
 }  // namespace shardlab::sweeps

@@ -134,7 +134,7 @@ class Outcomes {
   std::vector<std::thread> workers_;
 };
 
-/// What one sweep has come to.
+/// The counts of one sweep.
 class Tally {
  public:
   Tally(const Clock& clock, int64_t total, int64_t to_run) : clock_(clock), begin_(clock.now()), to_run_(to_run) {
@@ -201,7 +201,7 @@ std::optional<CaseOutcome> finished_before(const Point& point, const ResultSink&
   return std::nullopt;
 }
 
-/// What a resumed run need not lose: the prediction of a case that is now measured alone, and the other way round.
+/// Copies the half that a resumed run need not lose: the prediction of a case that is now only measured, or the other way round.
 void keep_other_half(CaseOutcome& outcome, const Point& point, const ResultSink& sink, const DriveOptions& options) {
   if (!options.resume || outcome.status != Status::kOk || (outcome.predicted && outcome.measured)) return;
   auto recorded = sink.recorded(point.id, options.program_version);

@@ -22,7 +22,7 @@ class CaseRunner {
   virtual CaseOutcome run(const Point& point, Mode mode) = 0;
 };
 
-/// Where outcomes are kept. Called from one thread only.
+/// The interface that keeps outcomes. Called from one thread only.
 class ResultSink {
  public:
   virtual ~ResultSink() = default;
@@ -39,7 +39,7 @@ struct Progress {
   int64_t skipped = 0;  ///< by --resume
   int64_t ok = 0, refused = 0, oom = 0, timeout = 0, failed = 0;
   double elapsed_s = 0;
-  std::optional<double> remaining_s;  ///< cases to run times the mean of those that ran; nothing until one has
+  std::optional<double> remaining_s;  ///< cases left times the mean seconds of the finished ones; none until one has finished
 };
 
 /// Told what happens, for a person to read. Called from one thread only.
@@ -70,8 +70,8 @@ struct DriveSummary {
 /// Refuses options that contradict one another.
 Result<void> check(const DriveOptions& options);
 
-/// Runs all points in the order given and appends their outcomes in that order. A refusal is that of the sink (environment), or of
-/// options that contradict one another.
+/// Runs all points in the given order and appends their outcomes in that order. Refuses when the sink refuses (environment), or
+/// when options contradict one another.
 Result<DriveSummary> drive(std::span<const Point> points, CaseRunner& runner, ResultSink& sink, ProgressSink& progress,
                            const Clock& clock, const DriveOptions& options);
 

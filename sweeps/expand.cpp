@@ -11,6 +11,7 @@
 #include "plan/base/hash.h"
 #include "plan/base/limits.h"
 #include "sweeps/document.h"
+#include "sweeps/expression_keys.h"
 #include "sweeps/resolve.h"
 
 namespace shardlab::sweeps {

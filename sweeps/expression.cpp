@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "plan/base/limits.h"
-#include "sweeps/values.h"
+#include "plan/base/values.h"
 #include "sweeps/yaml.h"
 
 namespace shardlab::sweeps {

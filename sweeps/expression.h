@@ -23,7 +23,7 @@
 
 namespace shardlab::sweeps {
 
-/// What an expression computes with. `monostate`: a key that has no value yet.
+/// The value of an expression. `monostate`: a key that has no value yet.
 using ExpressionValue = std::variant<std::monostate, bool, double, std::string>;
 
 /// The words an expression may use; nearest spellings are sought among both.

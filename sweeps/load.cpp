@@ -7,8 +7,9 @@
 
 #include "plan/base/files.h"
 #include "plan/base/limits.h"
+#include "plan/base/values.h"
 #include "sweeps/document.h"
-#include "sweeps/values.h"
+#include "sweeps/expression_keys.h"
 
 namespace shardlab::sweeps {
 
@@ -16,30 +17,11 @@ namespace {
 
 /// The keys that an unknown key at the top of a file is answered with; short forms are too many to list.
 const std::vector<std::string>& top_keys() {
-  static const std::vector<std::string> keys = {"version",
-                                                "name",
-                                                "description",
-                                                "mode",
-                                                "model",
-                                                "machine",
-                                                "profile",
-                                                "data",
-                                                "layout",
-                                                "train",
-                                                "execution",
-                                                "measure",
-                                                "checkpoint",
-                                                "axes",
-                                                "zip",
-                                                "when",
-                                                "constraints",
-                                                "exclude",
-                                                "include",
-                                                "claims",
-                                                "resolution",
-                                                "traces",
-                                                "time_to_loss",
-                                                "and the short forms of case keys (tp, seq_len, ...)"};
+  static const std::vector<std::string> keys = {
+      "version",    "name",   "description", "mode",   "model",        "machine",
+      "profile",    "data",   "layout",      "train",  "execution",    "measure",
+      "checkpoint", "axes",   "zip",         "when",   "constraints",  "exclude",
+      "include",    "claims", "resolution",  "traces", "time_to_loss", "and the short forms of case keys (tp, seq_len, ...)"};
   return keys;
 }
 

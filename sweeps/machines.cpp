@@ -6,9 +6,9 @@
 #include <limits>
 #include <optional>
 
+#include "plan/base/values.h"
 #include "sweeps/names.h"
 #include "sweeps/presets.h"
-#include "sweeps/values.h"
 
 namespace shardlab::sweeps {
 
@@ -32,7 +32,7 @@ class MapReader {
   }
   const YamlNode* required(const char* key) {
     const YamlNode* value = at(key);
-    if (!value && !empty_)
+    if (!value && (!empty_ || node_.is_null()))
       problems_.add(node_.mark, fmt::format("{} has no `{}`", where(), key), fmt::format("add `{}: ...`", key));
     return value;
   }

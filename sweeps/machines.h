@@ -40,7 +40,8 @@ struct Price {
   double usd_per_hour = 0;   ///< of one device; 0: not known
   std::string date, source;  ///< when and where that was read: prices move
 };
-/// The `price` of a preset or machine file, beside the machine because no plan and no prediction knows of money; 0 where it has none.
+/// The `price` of a preset or machine file, beside the machine because no plan and no prediction knows of money; 0 where it has
+/// none.
 Result<Price> load_price(const std::string& name_or_path);
 
 /// The same from text; `file` stands in messages.

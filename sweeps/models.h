@@ -13,9 +13,9 @@ namespace shardlab::sweeps {
 /// Names of the models that ship with the program (sweeps/models/*.json, compiled in), sorted.
 std::vector<std::string> list_models();
 
-/// A config.json as it was read: what a `Model` holds, and what it does not.
+/// A config.json as it was read: the fields of a `Model`, and fields that no `Model` has.
 struct ModelConfig {
-  /// Sizes. Of mixtures and of latent attention those of a dense model with the same widths: `unexecuted` says what is missing.
+  /// Sizes. For mixtures and latent attention, the sizes of a dense model with the same widths: `unexecuted` says what is missing.
   Model model;
   std::string type;        ///< `model_type` of the file
   std::string unexecuted;  ///< why no plan is made of it ("its layers are mixtures of experts"); empty where one is
@@ -23,7 +23,7 @@ struct ModelConfig {
   bool qkv_biases = false;     ///< of q, k and v alone (Qwen2)
   bool out_bias = false;       ///< of attention's output projection (gpt-oss)
   bool qk_norm = false;        ///< a norm over each head of q and k (Qwen3)
-  bool qk_norm_whole = false;  ///< one over all heads of q together, and one over those of k (OLMo 2)
+  bool qk_norm_whole = false;  ///< one norm over all heads of q together, and one over all heads of k (OLMo 2)
   bool post_norms = false;     ///< norms after attention and feed-forward, beside those before (Gemma 2)
   bool sinks = false;          ///< a learned logit a head that takes attention from the tokens (gpt-oss)
   bool rotary = false;         ///< of the gpt family: rotary positions in place of a learned table (GPT-NeoX)
@@ -65,10 +65,10 @@ bool is_model_path(const std::string& text, const std::string& folder);
 /// Every `model_type` that is read.
 std::vector<std::string> model_types();
 
-/// The same from text; `name` becomes Model::name and stands in messages.
+/// Reads the same file from text; `name` becomes Model::name and stands in messages.
 Result<ModelConfig> parse_model_config(std::string_view json, const std::string& name, const std::string& assume = "");
 
-/// The same for what is executed; the rest is refused with its reason.
+/// A model that can be executed, by name or path. Refuses every other model with its reason.
 Result<Model> load_model(const std::string& name_or_path);
 Result<Model> parse_model(std::string_view json, const std::string& name);
 

@@ -65,6 +65,8 @@ Result<std::string> name_meant(const std::string& said, const std::vector<std::s
                            [&](const std::string& name) { return joined(words_of(name)).find(letters) != std::string::npos; });
   }
   if (candidates.size() == 1) return candidates.front();
+  constexpr size_t kMost = 8;  // more are no answer
+  if (candidates.size() > kMost) candidates.clear();
   const std::string close = nearest(said, names);
   return Error{ExitCode::kUsage,
                fmt::format("named `{}`{}", said,

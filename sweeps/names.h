@@ -11,7 +11,7 @@
 
 namespace shardlab::sweeps {
 
-/// What stands for another name, in lower case: {"h100", "hgx-h100-ndr"}.
+/// A short name and the name that it stands for, in lower case: {"h100", "hgx-h100-ndr"}.
 using Alias = std::pair<std::string_view, std::string_view>;
 
 /// The one of `names` that `said` means. Case and punctuation do not matter ("Llama-3.1-8B", "llama3.1 8b"), nor do words of

@@ -1,4 +1,4 @@
-// At which of the simulator's resolutions a sweep is predicted.
+// The resolution of the simulator at which a sweep is predicted.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ enum class Resolution : uint8_t { kTimeline, kSegments, kAnalytic };
 std::string_view name_of(Resolution resolution);  ///< "timeline", "segments", "analytic"
 std::optional<Resolution> resolution_named(std::string_view name);
 
-/// What the file says; kTimeline where it does not.
+/// The resolution that the file names; kTimeline if it names none.
 Resolution resolution_of(const Sweep& sweep);
 
 /// Whether expressions of the file decide on points: `when` and `constraints`.
@@ -28,7 +28,7 @@ bool has_rules(const Sweep& sweep);
 /// say, and what this version does not execute is not refused for that.
 Result<Expansion> expand(const Sweep& sweep, Resolution resolution);
 
-/// What a sweep comes to.
+/// The size of an expanded sweep.
 struct ExpansionCounts {
   int64_t combinations = 0;  ///< of axes and zip blocks
   int64_t excluded = 0, included = 0, duplicates = 0;

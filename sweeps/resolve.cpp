@@ -1,12 +1,13 @@
 #include "sweeps/resolve.h"
+#include "sweeps/expression_keys.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "plan/automatic.h"
+#include "plan/base/values.h"
 #include "plan/case.h"
-#include "sweeps/values.h"
 
 namespace shardlab::sweeps {
 
@@ -14,8 +15,6 @@ namespace {
 
 constexpr int64_t kLongestDefaultSequence = 4096;
 constexpr int64_t kMostMeasuredSteps = 1'000'000;
-
-Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
 
 void take_model(const ModelConfig& model, Draft& draft) {
   draft.config.model = model.model;
@@ -62,9 +61,9 @@ const Setting* source_of(const Settings& settings, std::string_view group) {
 }
 
 /// What people train in: 16 bits where the device has them. A local machine's results are compared bit by bit.
-std::string default_precision(const Machine& m) {
+Precision default_precision(const Machine& m) {
   const auto bf16 = m.device.peak_flops.find("bf16");
-  return !m.local && bf16 != m.device.peak_flops.end() && bf16->second > 0 ? "bf16" : "fp32";
+  return !m.local && bf16 != m.device.peak_flops.end() && bf16->second > 0 ? Precision::kBf16 : Precision::kFp32;
 }
 
 Result<void> derive_dp(Case& c) {
@@ -103,7 +102,8 @@ ExpressionValue Draft::lookup(std::string_view word, const Settings* given) cons
   SHARDLAB_CHECK(key != nullptr && key->get != nullptr, "an expression asks for {}", word);
   for (const auto& [path, text] : unheld)
     if (path == key->path) return expression_value(*key, text);
-  if (key->path == "train.precision" && given && !given->contains(key->path)) return default_precision(config.machine);
+  if (key->path == "train.precision" && given && !given->contains(key->path))
+    return std::string(name_of(default_precision(config.machine)));
   if (is_derived(key->path) && given && !given->contains(key->path)) return std::monostate{};
   return expression_value(*key, key->get(config));
 }
@@ -128,7 +128,8 @@ Result<void> derive(Case& c, const Settings& given) {
   if (!given.contains("train.seq_len"))
     c.train.seq_len =
         c.model.max_positions > 0 ? std::min(c.model.max_positions, kLongestDefaultSequence) : kLongestDefaultSequence;
-  if (!given.contains("layout.schedule")) c.layout.schedule = c.layout.pp == 1 ? Schedule::kNone : c.layout.vpp > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
+  if (!given.contains("layout.schedule"))
+    c.layout.schedule = c.layout.pp == 1 ? Schedule::kNone : c.layout.vpp > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
   if (!given.contains("train.precision")) c.train.precision = default_precision(c.machine);
   if (!given.contains("layout.dp")) SHARDLAB_TRY(derive_dp(c));
   if (!given.contains("layout.bucket_bytes")) c.layout.bucket_bytes = automatic_bucket_bytes(c);
@@ -140,9 +141,10 @@ Result<void> check_point(const Draft& draft, Mode mode, Resolution resolution) {
   // shardlab's executor is estimated as it runs.
   const bool estimated = resolution == Resolution::kAnalytic && c.profile != "shardlab";
   if (draft.model && !estimated)
-    return refusal(fmt::format("{} is not executed: {}", c.model.name, draft.model->unexecuted),
-                   "it is estimated as a framework runs it: --profile megatron with `shardlab search` or `shardlab memory`; in a sweep "
-                   "profile: megatron and resolution: analytic");
+    return refusal(
+        fmt::format("{} is not executed: {}", c.model.name, draft.model->unexecuted),
+        "it is estimated as a framework runs it: --profile megatron with `shardlab search` or `shardlab memory`; in a sweep "
+        "profile: megatron and resolution: analytic");
   if (!draft.unheld.empty() && !estimated) {
     const auto& [path, text] = draft.unheld.front();
     const CaseKey* key = find_key(path);

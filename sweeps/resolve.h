@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "sweeps/expression.h"
 #include "sweeps/resolution.h"
 #include "sweeps/settings.h"
 #include "sweeps/sweep.h"

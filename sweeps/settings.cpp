@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "plan/base/files.h"
+#include "sweeps/expression_keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
 
@@ -18,8 +19,8 @@ constexpr std::array<std::string_view, 6> kSources = {"model.preset", "model.hf"
                                                       "machine.file", "machine.local", "machine.inline"};
 
 /// Keys that are derived where nothing is given, so that `auto` means something.
-constexpr std::array<std::string_view, 7> kDerived = {"layout.dp",          "layout.schedule",             "layout.bucket_bytes",
-                                                      "train.seq_len",      "train.global_batch_tokens",   "train.grad_accumulation",
+constexpr std::array<std::string_view, 7> kDerived = {"layout.dp",      "layout.schedule",           "layout.bucket_bytes",
+                                                      "train.seq_len",  "train.global_batch_tokens", "train.grad_accumulation",
                                                       "train.precision"};
 
 template <size_t N>

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
+#include "plan/keys.h"
 #include "plan/machine.h"
 #include "plan/model.h"
-#include "sweeps/keys.h"
 #include "sweeps/models.h"
 #include "sweeps/yaml.h"
 

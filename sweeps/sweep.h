@@ -24,10 +24,10 @@ enum class Mode : uint8_t { kSimulate, kMeasure, kBoth };
 std::string_view name_of(Mode mode);  ///< "simulate", "measure", "both"
 std::optional<Mode> mode_named(std::string_view name);
 
-/// What the command line adds to a file.
+/// Settings of the command line that are added to a file.
 struct LoadOptions {
-  std::vector<std::string>
-      overrides;             ///< "key=value", in the words of the file ("tp=2", "model.layers=4"); an axis of that key is replaced
+  /// "key=value", in the words of the file ("tp=2", "model.layers=4"); an axis of that key is replaced.
+  std::vector<std::string> overrides;
   std::optional<Mode> mode;  ///< instead of the file's
   /// This machine, with its calibration: what `machine: {local: true}` means. Absent: such a file is refused.
   std::function<Result<Machine>()> local_machine;
@@ -35,15 +35,15 @@ struct LoadOptions {
 
 /// One point of a sweep.
 struct Point {
-  std::string id;    ///< 16 hex digits: `case_id` of the case, or, where the case cannot hold every value, a hash of those too
+  std::string id;    ///< 16 hex digits: `case_id` of the case; if the case cannot hold every value, a hash of those values too
   std::string name;  ///< given by `include`, or the values of the axes: "tp=2 pp=1"
   Case config;       ///< of a refused point: as far as it can be said
   std::optional<Error> refusal;
-  /// Keys whose value no case of this version can hold ("layout.schedule" -> "zb-h1"): their point is refused, unless it is only
-  /// estimated.
+  /// Keys whose value no case of this version can hold ("layout.schedule" -> "zb-h1"): their point is refused, unless it
+  /// is only estimated.
   std::vector<std::pair<std::string, std::string>> unheld;
-  /// The model, where no case can hold all of it (mixtures of experts, ...): `config.model` has the sizes of its body. Null: it
-  /// can.
+  /// The model, where no case can hold all of it (mixtures of experts, ...): `config.model` has the sizes of its body.
+  /// Null: it can.
   std::shared_ptr<const ModelConfig> model;
   bool derived = false;  ///< what was not given is filled in: `config` is whole, but for `unheld`
 };
@@ -69,9 +69,9 @@ class Sweep {
   const std::string& description() const;
   const std::string& file() const;
   Mode mode() const;
-  /// What the sweep tests, each with an expression that can be parsed.
+  /// The claims that the sweep tests; the expression of each can be parsed.
   const std::vector<Claim>& claims() const;
-  /// The loss whose time and tokens are asked for.
+  /// The loss that the sweep asks to reach.
   const LossTarget& loss_target() const;
 
   struct Content;  ///< sweeps/document.h
@@ -85,7 +85,7 @@ class Sweep {
 /// Reads a sweep file. The error holds all that is wrong with it, each with file:line:column, and what to write instead.
 Result<Sweep> load_sweep(const std::string& path, const LoadOptions& options = {});
 
-/// The same from text; `file` is its name in messages, and paths in it are relative to the folder of `file`.
+/// Loads a sweep from text; `file` is its name in messages, and paths in it are relative to the folder of `file`.
 Result<Sweep> load_sweep_text(std::string_view text, const std::string& file, const LoadOptions& options = {});
 
 /// All points. Order: axes and zip, when, exclude, include, derived values, constraints, removal of duplicates. The error is
@@ -99,8 +99,8 @@ Result<Case> load_case_text(std::string_view text, const std::string& file, cons
 /// A case from words alone ("model=gpt2", "machine=hgx-h100-ndr", "tp=8"), as verbs without a file need it.
 Result<Case> case_from_words(const LoadOptions& options);
 
-/// The same for who asks what no plan is made for: a point that is refused as a case keeps its reason, and what can be said of it.
-/// The error is a word that means nothing.
+/// The point of the command line's words, for callers that need no plan. A point that is refused as a case keeps its reason and its
+/// settings. The error is a word that means nothing.
 Result<Point> point_from_words(const LoadOptions& options);
 
 /// The resolved case as a case file: canonical and stable; loading it gives the same case. A local machine is written by name

@@ -1,4 +1,4 @@
-// Which cases of a sweep leave their traces in the run directory.
+// The cases of a sweep that leave their traces in the run directory.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ enum class Traces : uint8_t { kNone, kMeasured, kAll };
 std::string_view name_of(Traces traces);  ///< "none", "measured", "all"
 std::optional<Traces> traces_named(std::string_view name);
 
-/// What the file says; kMeasured where it does not.
+/// The choice that the file makes; kMeasured if it makes none.
 Traces traces_of(const Sweep& sweep);
 
 }  // namespace shardlab::sweeps

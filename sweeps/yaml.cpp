@@ -20,8 +20,10 @@ namespace shardlab::sweeps {
 
 namespace {
 
-constexpr size_t kSpelled = 64;            ///< a longer word is nobody's slip of the finger
-constexpr size_t kMessage = 2000;          ///< bytes of a message about one place
+constexpr size_t kSpelled = 64;    ///< a longer word is nobody's slip of the finger
+constexpr size_t kMessage = 2000;  ///< bytes of a message about one place
+constexpr const char* kNul = "a NUL character, where the name of a file or folder would end";
+constexpr const char* kTakeOut = "take it out";
 constexpr int64_t kOpenBrackets = 10'000;  ///< beyond any text that means something, and before the library's tokens fill memory
 
 Mark mark_of(const YAML::Mark& m) { return m.is_null() ? Mark{} : Mark{m.line + 1, m.column + 1}; }
@@ -88,9 +90,8 @@ class Builder : public YAML::EventHandler {
   }
 
   void leaf(YamlNode::Kind kind, const YAML::Mark& mark, YAML::anchor_t anchor, const std::string& text) {
-    YamlNode node{kind, text, mark_of(mark), {}, {}};
-    if (text.find('\0') != std::string::npos)
-      problems_.add(node.mark, "a NUL character, where the name of a file or folder would end", "take it out");
+    YamlNode node{kind, to_utf8(text), mark_of(mark), {}, {}};  // the library writes "\_" and "\N" as bytes of Latin-1
+    if (text.find('\0') != std::string::npos) problems_.add(node.mark, kNul, kTakeOut);
     count(1, node.mark);
     remember(anchor, node, 1);
     place(std::move(node), 1);
@@ -174,6 +175,19 @@ std::optional<Mark> opened_too_deeply(std::string_view text) {
     if (depth > kOpenBrackets) return mark;
     ++mark.column;
     if (c == '\n') mark = {mark.line + 1, 1};
+  }
+  return std::nullopt;
+}
+
+/// The first NUL of the text: the library takes one in a plain value for its sign of an escape. In UTF-16 every ASCII
+/// character has a byte that is zero, and a NUL two.
+std::optional<Mark> first_nul(std::string_view text, bool wide) {
+  Mark mark{1, 1};
+  const size_t unit = wide ? 2 : 1;
+  for (size_t i = 0; i + unit <= text.size(); i += unit) {
+    if (text[i] == '\0' && text[i + unit - 1] == '\0') return mark;
+    ++mark.column;
+    if (text[i] == '\n' || (wide && text[i + 1] == '\n')) mark = {mark.line + 1, 1};
   }
   return std::nullopt;
 }
@@ -313,10 +327,14 @@ YamlNode parse_yaml(std::string_view text, Problems& problems) {
     problems.add(*mark, fmt::format("more than {} brackets are open", kOpenBrackets), "close them");
     return {};
   }
+  const bool wide = text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
+  if (const auto mark = first_nul(text, wide)) {
+    problems.add(*mark, kNul, kTakeOut);
+    return {};
+  }
   // The library reports with exceptions: they end here.
   try {
     // Names go into files, databases and JSON, which hold UTF-8.
-    const bool wide = text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff");
     std::istringstream stream{wide ? std::string(text) : to_utf8(text)};
     YAML::Parser parser(stream);
     Builder first(problems), second(problems), third(problems);

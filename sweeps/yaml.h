@@ -52,8 +52,8 @@ std::string to_flow(const YamlNode& node);
 /// `text` as a YAML scalar, in double quotes where it needs them.
 std::string yaml_scalar(std::string_view text);
 
-/// Everything wrong with one file, collected so that all of it is reported at once. Beyond `limits::kProblems` they are only
-/// counted.
+/// Everything wrong with one file, collected so that all of it is reported at once. Beyond `limits::kProblems` they
+/// are only counted.
 class Problems {
  public:
   explicit Problems(std::string file) : file_(std::move(file)) {}
@@ -64,7 +64,7 @@ class Problems {
   bool empty() const { return found_.empty(); }
   /// Whether a further problem is only counted.
   bool is_full() const { return found_.size() >= limits::kProblems; }
-  /// In the order of the file; what stands elsewhere comes last.
+  /// Errors in the order of the file; errors of other files come last.
   std::vector<Error> errors() const;
   const std::string& file() const { return file_; }
   /// "file:line:column", or the file alone where the mark is nowhere.
@@ -82,8 +82,8 @@ class Problems {
   int64_t untold_ = 0;
 };
 
-/// Reads one YAML document. What cannot be read as YAML, what is beyond a bound of plan/base/limits.h, duplicate keys, merge keys
-/// and keys that are not scalars become problems; the tree is what could be read.
+/// Reads one YAML document. Text that is no YAML, values beyond a bound of plan/base/limits.h, duplicate keys, merge keys and keys
+/// that are not scalars become problems. The tree holds the readable rest.
 YamlNode parse_yaml(std::string_view text, Problems& problems);
 
 /// The bytes of a file that holds YAML or JSON, or why it cannot be read.

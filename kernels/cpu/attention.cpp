@@ -1,5 +1,5 @@
-// Causal attention, one (sequence, kv head) at a time, four query rows at a time: a block of scores is [4, tokens], never [tokens,
-// tokens].
+// Causal attention, one (sequence, kv head) at a time, four query rows at a time: a block of scores is [4, tokens],
+// never [tokens, tokens].
 //
 // Scores put lanes along the keys (K transposed once a head), outputs and gradients along the head's depth. Row i uses keys 0 .. i:
 // what four rows have in common is done together, the rest of each row alone, so that no masked term is ever added.
@@ -91,8 +91,8 @@ void dots(const float* const* rows, const float* transposed, int64_t keys, const
   for (; key < end; key += kLanes) dot_strip<1>(rows, transposed + key, h, out + key);
 }
 
-/// V vectors of sums over keys for kQueryRows rows: weights[r][key] * matrix[key][d], keys ascending. Row r has keys 0 .. common +
-/// r.
+/// V vectors of sums over keys for kQueryRows rows: weights[r][key] * matrix[key][d], keys ascending. Row r has keys 0 ..
+/// common + r.
 template <int V>
 SHARDLAB_INLINE void weighted_strip(const float* weights, const float* matrix, int64_t common, int rows, const Head& h,
                                     float* out) {
@@ -252,7 +252,7 @@ void attention_forward(const AttentionForward& a) {
 
 namespace {
 
-/// What the backward pass of one kv head holds.
+/// The scratch arrays of the backward pass of one kv head.
 struct BackwardScratch {
   float *keys_transposed, *values_transposed, *keys, *dkeys, *dvalues, *p, *ds, *queries, *douts;
 };

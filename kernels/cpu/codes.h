@@ -11,8 +11,8 @@ typedef uint8_t BytePiece __attribute__((vector_size(kPieceLanes)));
 SHARDLAB_INLINE WordPiece words(uint32_t x) { return WordPiece{} + x; }
 SHARDLAB_INLINE WordPiece pick(const IntPiece& condition, const WordPiece& a, const WordPiece& b) { return condition ? a : b; }
 
-/// What differs between the formats. Codes are sign, exponent, mantissa from the top. kTop: code of infinity, or of NaN where there
-/// is none. kCap: fp32 bits of the largest value for formats that saturate, else 0.
+/// The differences between the formats. Codes are sign, exponent, mantissa from the top. kTop: code of infinity, or of NaN in a
+/// format without infinity. kCap: fp32 bits of the largest value for formats that saturate, else 0.
 struct Bf16 {
   using Piece = HalfPiece;
   using Code = uint16_t;

@@ -1,7 +1,7 @@
 // The elementary functions as formulas over T, one float or sixteen: one text, hence the same bits.
 //
-// No intermediate may differ between the two forms: only correctly rounded operations, explicit fma, and integer operations on the
-// bits.
+// No intermediate may differ between the two forms: only correctly rounded operations, explicit fma, and integer operations
+// on the bits.
 #pragma once
 
 #include "kernels/cpu/vector.h"

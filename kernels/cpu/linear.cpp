@@ -1,10 +1,10 @@
-// Linear: oneDNN in fast mode; in canonical mode a matrix product whose every output is a tree over leaves, each leaf a chain of
-// fma.
+// Linear: oneDNN in fast mode; in canonical mode a matrix product whose every output is a tree over leaves, each leaf a
+// chain of fma.
 //
 // The canonical product, C[m,n] = tree over leaves of chain over p of A(m,p) * B(p,n), is cut in tiles of kTileRows x 16
 // kTileVectors outputs that stay in registers over a whole leaf. B's columns are packed [p][column] for a block of columns, A's
-// rows [p][row] for a tile. Vectors lie along n: no order depends on their width, so tiles may differ between variants and the bits
-// may not.
+// rows [p][row] for a tile. Vectors lie along n: no order depends on their width, so tiles may differ between variants and the
+// bits may not.
 #include <dnnl.h>
 
 #include "kernels/cpu/panels.h"

@@ -1,9 +1,9 @@
 // Sixteen fp32 lanes as the processor variant has them: one 512-bit register, two of 256 or four of 128. Every operation is lane by
 // lane and correctly rounded, so all variants give the same bits.
 //
-// Everything here lives in the variant's own namespace. Nothing of the standard library may be left as an out-of-line inline
-// function in a variant's object files: the linker keeps one copy of each, perhaps one that this processor cannot run
-// (tests/kernels checks).
+// Everything here lives in the variant's own namespace. Nothing of the standard library may be left as an out-of-line
+// inline function in a variant's object files: the linker keeps one copy of each, perhaps one that this processor cannot
+// run (tests/kernels checks).
 #pragma once
 
 #ifndef SHARDLAB_VARIANT

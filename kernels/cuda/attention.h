@@ -1,9 +1,9 @@
-// What the attention kernels share: where heads lie in a row, and the two tasks of a block.
+// Shared by the attention kernels: the places of heads in a row, and the two tasks of a block.
 //
-// Forward (Dao 2023): a block has a tile of queries and walks over the tiles of keys that they see; per row it keeps the largest
-// score m and the sum l of exp(score - m), and rescales what it has summed when m grows. Backward: p = exp(score - lse) is computed
-// again; one kernel walks as the forward one and sums dq, another has a tile of keys, walks over the queries that see them and sums
-// dk, dv.
+// Forward (Dao 2023): a block has a tile of queries and walks over the tiles of keys that they see. Per row it keeps the
+// largest score m and the sum l of exp(score - m), and rescales its sums when m grows. Backward: p = exp(score - lse) is
+// computed again. One kernel walks as forward does and sums dq. Another has a tile of keys, walks over the queries that see
+// them, and sums dk and dv.
 #pragma once
 
 #include "kernels/cuda/launch.h"

@@ -1,5 +1,5 @@
-// Attention as cuDNN is asked for it: a graph of products, elementwise operations and reductions, from which its runtime-fused
-// engines recognise attention. Pure functions, so that what is asked can be read, tested and carried out without the library.
+// The attention graph that cuDNN is given: products, elementwise operations and reductions, from which its runtime-fused engines
+// recognise attention. Pure functions, so the graph can be read, tested and carried out without the library.
 //
 // Source: the graphs of cudnn-frontend (CompositeSDPANode, CompositeSDPABackwardNode), which cuDNN's engines match. The backend
 // interface has an attention operation of its own, which takes a causal mask from cuDNN 9.21 on only.
@@ -16,7 +16,7 @@
 
 namespace shardlab::gpu::cudnn {
 
-/// What stands behind a tensor of a graph when it is executed.
+/// The array behind a tensor of a graph when the graph is executed.
 enum class Place : uint8_t {
   kVirtual,  ///< nothing: it exists inside the engine
   kScalar,   ///< a number given by value

@@ -84,8 +84,8 @@ struct TensorForward {
   }
 
  private:
-  /// Scores become 2^(factor * (score - most)) = exp(scale * (score - most)). ahead: the warp's first query less the step's first
-  /// key.
+  /// Scores become 2^(factor * (score - most)) = exp(scale * (score - most)). ahead: the warp's first query less the
+  /// step's first key.
   SHARDLAB_DEVICE static void soften(const Thread& t, int64_t ahead, float factor, Sums<kScores>& x, float (&most)[2],
                                      float (&sum)[2], Sums<kOut>& out) {
     if (ahead < kKeys - 1) {

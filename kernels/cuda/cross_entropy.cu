@@ -1,5 +1,5 @@
-// Cross-entropy, whole or over a part of the vocabulary. A block a row; the row is read from memory once where shared memory holds
-// it.
+// Cross-entropy, whole or over a part of the vocabulary. A block a row; the row is read from memory once where shared
+// memory holds it.
 //
 // Max first, then the sum of exponentials leaf by leaf: the fused form has the bits of the vocabulary-parallel parts.
 #include <cmath>

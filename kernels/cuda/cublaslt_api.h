@@ -41,7 +41,7 @@ struct CublasLtMatrix {
 struct CublasLtCall {
   CublasLtDescriptor product = nullptr;
   CublasLtMatrix a, b;
-  CublasLtDescriptor d = nullptr;  ///< layout of what is added to and of the result
+  CublasLtDescriptor d = nullptr;  ///< layout of the summand and of the result
   void* data = nullptr;
   float alpha = 1, beta = 0;
   CublasLtAlgorithm algorithm;

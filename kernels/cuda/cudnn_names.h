@@ -1,4 +1,4 @@
-// cuDNN's numbers for what is used of its backend interface: kinds of descriptors, attributes, types, modes. Tests compare each
+// Numbers of cuDNN's backend interface, as far as it is used: kinds of descriptors, attributes, types, modes. Tests compare each
 // with cudnn.h where the toolkit is.
 #pragma once
 

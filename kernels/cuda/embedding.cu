@@ -28,7 +28,7 @@ struct EmbedWeightRows {
   static constexpr int kWarps = kThreads / kWarp;
   using Args = EmbedWeight;
 
-  /// In shared memory: places of the owner's tokens, how many each warp found, and whether an earlier token was found.
+  /// Shared memory: places of the owner's tokens, how many each warp found, and whether an earlier token was found.
   struct Shared {
     int32_t list[kThreads];
     int32_t found[2][kWarps];

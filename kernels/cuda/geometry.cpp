@@ -85,8 +85,8 @@ AttentionTiles attention_tiles(int head_dim, bool tensor_cores) {
 
 namespace {
 
-/// Bytes of a tile of fp32 rows of `depth` and one float more, and of tensor-core rows of `depth` 2-byte elements and 16 bytes
-/// more.
+/// Bytes of a tile of fp32 rows of `depth` and one float more, and of tensor-core rows of `depth` 2-byte elements and
+/// 16 bytes more.
 int64_t fp32_tile(int64_t rows, int64_t depth) { return 4 * rows * (depth + 1); }
 int64_t tensor_tile(int64_t rows, int64_t depth) { return 2 * rows * (depth + 8); }
 constexpr int kTensorThreads = 128, kFp32Threads = 256;

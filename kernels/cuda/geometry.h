@@ -16,7 +16,7 @@ struct Geometry {
   constexpr int64_t blocks() const { return x * y * z; }
 };
 
-/// What every device from compute capability 8.0 on takes.
+/// Limits that hold on every device from compute capability 8.0 on.
 inline constexpr int64_t kMostBlocksX = (int64_t{1} << 31) - 1, kMostBlocksYZ = 65535;
 inline constexpr int kMostThreads = 1024;
 inline constexpr int64_t kMostShared = 163 * 1024;
@@ -29,7 +29,7 @@ std::string_view refusal(const Geometry& g);
 
 namespace geometry {
 
-/// Elementwise: a thread for each vector of `vector` elements and one for what is left over.
+/// Elementwise: a thread for each vector of `vector` elements, and one for the rest.
 inline constexpr int kElementwiseThreads = 256;
 Geometry elementwise(int64_t n, int vector);
 
@@ -73,8 +73,8 @@ inline constexpr int kNormThreads = 256;
 inline constexpr int64_t kNormSpan = 32 * kNormThreads;  ///< elements a block
 Geometry squared_norm(int64_t n);
 
-/// Attention. Tiles of queries and keys by head_dim padded to 64, 128 or 256; tensor-core kernels (2-byte elements) and fp32
-/// kernels.
+/// Attention. Tiles of queries and keys by head_dim padded to 64, 128 or 256; tensor-core kernels (2-byte elements)
+/// and fp32 kernels.
 struct AttentionTiles {
   int depth = 64;         ///< head_dim padded
   int queries = 64;       ///< forward and dq: rows of a block

@@ -33,8 +33,8 @@ namespace shardlab::gpu {
 using kernels::Part;
 using kernels::Tokens;
 
-/// Who learns that a launch failed. The back end owns it; `failed` may throw. kernel: "norm_forward"; library: "cuda",
-/// "cublasLt"; code and text: the library's own. With cuda the error may stem from earlier work on the device.
+/// The receiver of launch failures. The back end owns it; `failed` may throw. kernel: "norm_forward"; library: "cuda", "cublasLt";
+/// code and text: the library's own. With cuda the error may stem from earlier work on the device.
 class LaunchCheck {
  public:
   virtual void failed(std::string_view kernel, std::string_view library, int code, std::string_view text) = 0;
@@ -43,7 +43,8 @@ class LaunchCheck {
   ~LaunchCheck() = default;
 };
 
-/// Where launches go. handle: a cudaStream_t; for the host table an emulate::Settings* (kernels/cuda/emulate/settings.h), or null.
+/// The target of launches. handle: a cudaStream_t; for the host table an emulate::Settings*
+/// (kernels/cuda/emulate/settings.h), or null.
 struct Stream {
   void* handle = nullptr;
   LaunchCheck* check = nullptr;  ///< never null
@@ -177,7 +178,7 @@ struct MatmulOptions {
 struct Rope {
   Output qkv;
   int64_t sequences = 1, tokens = 0;
-  int heads = 0, kv_heads = 0, head_dim = 0;  ///< those of this rank; head_dim even
+  int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank; head_dim even
   bool backward = false;
   const float* table = nullptr;
 };
@@ -185,7 +186,7 @@ struct Rope {
 /// qkv as Rope's. kv_heads divides heads; head_dim is even and at most 256 (64 and 128 are the fast ones).
 struct AttentionShape {
   int64_t sequences = 1, tokens = 0;
-  int heads = 0, kv_heads = 0, head_dim = 0;  ///< those of this rank
+  int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank
   constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
   constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
 };
@@ -236,8 +237,8 @@ struct ResidualForward {
   int64_t rows = 0, width = 0;
 };
 
-/// W of a bias (residual's, linear's). dy[rows,width] -> dbias[width] (f32 or T), the sum over tokens. With `accumulate`: old +
-/// new.
+/// W of a bias (residual's, linear's). dy[rows,width] -> dbias[width] (f32 or T), the sum over tokens. With `accumulate`:
+/// old + new.
 struct BiasWeight {
   Input dy;
   Output dbias;
@@ -247,10 +248,10 @@ struct BiasWeight {
   Scratch scratch;
 };
 
-/// F and I, in place: kept elements times 1/(1-p), the others +0. The mask is that of kernels::Dropout (kernels/dropout.h), bit by
-/// bit: random_bits(key, e) >= p * 2^32 with e = ((sequence_begin + b) * tokens_total + token_begin + t) * width_total +
-/// width_begin
-/// + c. A total of 0 means the extent held.
+/// F and I, in place: kept elements times 1/(1-p), the others +0. The mask is the mask of kernels::Dropout (kernels/dropout.h), bit
+/// by bit: random_bits(key, e) >= p * 2^32 with
+///   e = ((sequence_begin + b) * tokens_total + token_begin + t) * width_total + width_begin + c.
+/// A total of 0 means the extent held.
 struct Dropout {
   Output z;
   int64_t sequences = 1, tokens = 0, width = 0;
@@ -382,7 +383,7 @@ int64_t scratch_bytes(const CrossEntropy& a);
 int64_t scratch_bytes(const SumScalars& a);
 int64_t scratch_bytes(const SquaredNorm& a);
 
-/// What T may be.
+/// Whether T may be `t`.
 constexpr bool is_activation_type(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16; }
 /// Why attention refuses a shape ("head_dim 320 is over 256"), or empty.
 std::string_view attention_refusal(const AttentionShape& shape);
@@ -446,7 +447,7 @@ struct Kernels {
 
 /// The table for CUDA: in target shardlab_kernels_cuda, which exists where the toolkit does (SHARDLAB_WITH_CUDA is then defined).
 const Kernels& cuda_kernels();
-/// The same sources run on the host: in target shardlab_kernels_emulated, which always exists. For tests.
+/// The table of the same sources on the host: in target shardlab_kernels_emulated, which always exists. For tests.
 const Kernels& emulated_kernels();
 
 }  // namespace shardlab::gpu

@@ -1,4 +1,4 @@
-// What the sources of this folder define for the table, once for CUDA and once for the host.
+// The launch functions that the sources of this folder define for the table, once for CUDA and once for the host.
 #pragma once
 
 #include "kernels/cuda/kernels.h"

@@ -69,7 +69,7 @@ CudnnStatus describe_tensor(CudnnApi& api, const GraphTensor& t, size_t number, 
       .into(out);
 }
 
-/// What the operation computes: not of a reshape.
+/// Describes the computation of an operation; a reshape has none.
 CudnnStatus describe_mode(CudnnApi& api, const GraphOp& op, OwnedDescriptor& out) {
   switch (op.kind) {
     case GraphOp::Kind::kProduct:

@@ -45,7 +45,7 @@ Result<DescribedGraph> describe(CudnnApi& api, const Graph& graph);
 
 }  // namespace cudnn
 
-/// Of one stream of one rank: a handle of its own, used by one thread at a time.
+/// cuDNN's attention on one stream of one rank: a handle of its own, used by one thread at a time.
 class LibraryAttention {
  public:
   /// On the calling thread's device. Refuses (ExitCode::kEnvironment) where cuDNN does not start.
@@ -53,8 +53,8 @@ class LibraryAttention {
   ~LibraryAttention();
   LibraryAttention(const LibraryAttention&) = delete;
 
-  /// Finds an engine that takes the shape in at most `AttentionCalls::library_bytes`, and keeps its plan. Refuses (kUsage) with why
-  /// there is none: the shape, the statuses of what cuDNN proposed, the bytes that they wanted.
+  /// Finds an engine that takes the shape in at most `AttentionCalls::library_bytes`, and keeps its plan. Refuses (kUsage) if there
+  /// is none, with the reason: the shape, the statuses of cuDNN's proposals, the bytes that they wanted.
   Result<void> prepare(const AttentionShape& shape, DType type, bool backward);
 
   /// Launch a plan that was prepared; `scratch`: `scratch_bytes` of the shape. Sums are in an order of cuDNN's own, which in
@@ -80,7 +80,7 @@ class LibraryAttention {
     OwnedDescriptor whole, engine, plan;
     int64_t workspace = 0;
   };
-  /// Arrays by what they are.
+  /// The arrays of a call, by role.
   struct Arrays {
     const void *qkv = nullptr, *o = nullptr, *lse = nullptr, *dout = nullptr;
     void* dqkv = nullptr;

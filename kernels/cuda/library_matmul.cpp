@@ -47,7 +47,7 @@ uint32_t alignment(const void* p) {
   return bytes;
 }
 
-/// What an algorithm depends on.
+/// The properties of a product on which the choice of an algorithm depends.
 struct Key {
   int64_t m, n, k;
   bool transposed_a, transposed_b, accumulate;
@@ -73,8 +73,8 @@ Key key_of(const Product& p, int64_t workspace) {
           workspace};
 }
 
-/// "64x128 += 64x32 transposed * 32x128, bf16 to f32, with bias, arrays aligned to 256, 16 and 2 bytes, 33554432 bytes of
-/// workspace".
+/// "64x128 += 64x32 transposed * 32x128, bf16 to f32, with bias, arrays aligned to 256, 16 and 2 bytes, 33554432
+/// bytes of workspace".
 std::string describe(const Key& k) {
   const auto factor = [](int64_t rows, int64_t columns, bool turned) {
     return turned ? fmt::format("{}x{} transposed", columns, rows) : fmt::format("{}x{}", rows, columns);

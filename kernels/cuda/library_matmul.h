@@ -14,7 +14,7 @@ namespace shardlab::gpu {
 
 class CublasLtApi;  // kernels/cuda/cublaslt_api.h
 
-/// y[rows,width] += bias[width]: what is launched where the library cannot add a bias of its type.
+/// y[rows,width] += bias[width]: launched if the library cannot add a bias of its type.
 using AddBias = void (*)(Output y, Input bias, int64_t rows, int64_t width, Stream s);
 
 /// A Matmul on `library`, with a handle of its own on the calling thread's device. Null where that gives none, which `check` has
@@ -22,7 +22,7 @@ using AddBias = void (*)(Output y, Input bias, int64_t rows, int64_t width, Stre
 /// alignment of its arrays and the workspace lent, with what to do instead.
 std::unique_ptr<Matmul> library_matmul(std::shared_ptr<CublasLtApi> library, const MatmulOptions& options, AddBias add_bias,
                                        LaunchCheck& check);
-/// The same on cuBLASLt as it is installed.
+/// The products of the installed cuBLASLt.
 std::unique_ptr<Matmul> library_matmul(const MatmulOptions& options, AddBias add_bias, LaunchCheck& check);
 
 }  // namespace shardlab::gpu

@@ -1,6 +1,6 @@
-// Arguments of what plans ask for by name (kernels/README.md): numbers that decide about updates, quantisation, selections, low
-// rank, moments. Each operand is f32, bf16 or f16 by itself unless it is a pointer. Numbers are read from device memory when the
-// kernel runs: other kernels have left them there.
+// Arguments of the kernels that plans ask for by name (kernels/README.md): numbers that decide about updates, quantisation,
+// selections, low rank, moments. Each operand is f32, bf16 or f16 by itself unless it is a pointer. Numbers are read from device
+// memory when the kernel runs: other kernels have left them there.
 #pragma once
 
 #include <array>
@@ -13,8 +13,8 @@ namespace shardlab::gpu {
 
 // ---- numbers
 
-/// One rule on single numbers, by one thread. Operands in the order of kernels/README.md; `wide`: the first is an fp64 squared
-/// norm.
+/// One rule on single numbers, by one thread. Operands in the order of kernels/README.md; `wide`: the first is an
+/// fp64 squared norm.
 struct Numbers {
   enum class Rule : uint8_t {
     kAny,            ///< (i32 ...) -> i32
@@ -133,8 +133,8 @@ struct Select {
 };
 int64_t scratch_bytes(const Select& a);
 
-/// y[n] = tree over `parts` of the vector with values[part,i] at indices[part,i] (ascending) and +0 elsewhere. Fewer than 2^16
-/// parts.
+/// y[n] = tree over `parts` of the vector with values[part,i] at indices[part,i] (ascending) and +0 elsewhere. Fewer
+/// than 2^16 parts.
 struct Scatter {
   int64_t parts = 1, k = 0, n = 0;
   const float* values = nullptr;
@@ -170,8 +170,8 @@ struct StartBasis {
 
 // ---- moments
 
-/// momentum[n] = beta1 * (share * m[n]) + (1 - beta1) * gradient[n]; without m: (1 - beta1) * gradient[n]. momentum may be
-/// gradient.
+/// momentum[n] = beta1 * (share * m[n]) + (1 - beta1) * gradient[n]; without m: (1 - beta1) * gradient[n]. momentum
+/// may be gradient.
 struct FoldMomentum {
   const float* gradient = nullptr;
   float* momentum = nullptr;

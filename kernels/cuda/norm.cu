@@ -58,7 +58,7 @@ struct Place {
   }
 };
 
-/// What a thread holds of a row: its first kRowVectors vectors, in registers, as they lie in memory.
+/// The part of a row that a thread holds: its first kRowVectors vectors, in registers, as they lie in memory.
 template <class T, bool kWhole>
 struct HeldRow {
   static constexpr int kVector = kVectorOf<T>;

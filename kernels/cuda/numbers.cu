@@ -95,7 +95,8 @@ struct OneNumber {
 SHARDLAB_DEVICE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 constexpr uint32_t kInfinity = 0x7f800000u;
 
-/// Of the numbers of a block's threads; every thread gets it. `shared`: a number a warp, free again after the block's next barrier.
+/// The largest of the numbers of a block's threads; every thread gets it. `shared`: a number a warp, free again after the
+/// block's next barrier.
 SHARDLAB_DEVICE uint32_t block_largest(const Thread& t, uint32_t x, uint32_t* shared) {
 #pragma unroll
   for (int mask = kWarp / 2; mask >= 1; mask /= 2) x = larger(x, t.shuffle_xor(x, mask));

@@ -11,7 +11,7 @@ constexpr int kDigitBits = 4, kDigits = 1 << kDigitBits;
 constexpr int kSelectThreads = geometry::kNormThreads;
 constexpr int kWarps = kSelectThreads / kWarp;
 
-/// What the launches of one selection hand on.
+/// State that the launches of one selection hand on.
 struct State {
   uint32_t threshold;  ///< the k-th largest key, from the top digit on
   int32_t ties;        ///< how many of those equal to it are taken

@@ -21,8 +21,8 @@ SHARDLAB_DEVICE float warp_max(const Thread& t, float x) {
   return x;
 }
 
-/// Sums over a block's warps of what warp_sum gave each, in warp order; every thread gets them. `shared`: kSums * warps elements
-/// that nothing else uses before the block's next barrier but one.
+/// For each of kSums values, the sum over a block's warps of the results of warp_sum, in warp order; every thread gets it.
+/// `shared`: kSums * warps elements that nothing else uses before the block's next barrier but one.
 template <int kSums, class T>
 SHARDLAB_DEVICE void block_sums(const Thread& t, T (&x)[kSums], T* shared) {
 #pragma unroll

@@ -1,7 +1,7 @@
-// What a kernel's body sees of the machine: one thread of a block. On the device every method is an instruction; on the host it is
-// a fiber of kernels/cuda/emulate. Kernel bodies use nothing else of CUDA, so that one text serves both.
+// The machine as a kernel's body sees it: one thread of a block. On the device every method is an instruction; on the host it is a
+// fiber of kernels/cuda/emulate. Kernel bodies use nothing else of CUDA, so that one text serves both.
 //
-// Warp operations are called by all 32 lanes of a warp together, barriers by all threads of a block.
+// All 32 lanes of a warp call warp operations together; all threads of a block call barriers together.
 #pragma once
 
 #include "kernels/cuda/number.h"

@@ -13,7 +13,7 @@ namespace {
 using geometry::kTokenColumns;
 using geometry::kTokenRows;
 
-/// What is summed: dy; or dy * xhat (and dy) with a norm's x and stats.
+/// The summand: dy; or dy * xhat (and dy) with a norm's x and stats.
 enum class Summed { kPlain, kLayerNorm, kRmsNorm };
 
 struct Leaves {

@@ -1,12 +1,13 @@
-// How a GPU's attention library is asked for one attention op, and what it is lent: what the plan counts and the kernels do.
+// How a GPU's attention library is called for one attention op, and the memory that it gets. The plan counts these bytes, the
+// kernels use them.
 #pragma once
 
 #include <cstdint>
 
 namespace shardlab {
 
-/// What the matrix library is lent on every stream that multiplies, and cuDNN beyond what `AttentionCalls` counts. cuBLAS takes as
-/// much by default on compute capability 9.0 (its documentation, cublasSetWorkspace).
+/// Workspace bytes of the matrix library on every stream that multiplies, and of cuDNN beyond what `AttentionCalls` counts. Source:
+/// the default of cuBLAS on compute capability 9.0 (its documentation, cublasSetWorkspace).
 inline constexpr int64_t kLibraryWorkspace = int64_t{32} << 20;
 
 /// How cuDNN is asked for one attention op. Heads of a row lie in groups: the query heads that share a key head, the key, the
@@ -26,11 +27,11 @@ struct AttentionCalls {
     this->kv_heads = 1;
   }
 
-  /// What backward keeps between its parts: dq[batch,heads,tokens,head_dim] in fp32, to which blocks add, and a sum a row.
+  /// Bytes that backward keeps between its parts: dq[batch,heads,tokens,head_dim] in fp32, to which blocks add, and one sum a row.
   constexpr int64_t dq_bytes() const { return 4 * batch * heads * tokens * head_dim; }
   constexpr int64_t row_sum_bytes() const { return 4 * batch * heads * tokens; }
-  /// What the library may take for itself: `kLibraryWorkspace`, and in backward, where query heads share a key, the gradients of
-  /// keys and values of each (2-byte elements).
+  /// Bytes that the library may use for itself: `kLibraryWorkspace`. In backward, where query heads share a key, also the gradients
+  /// of keys and values of each query head (2-byte elements).
   constexpr int64_t library_bytes(bool backward) const {
     return kLibraryWorkspace + (backward && heads > kv_heads ? 2 * 2 * batch * heads * tokens * head_dim : 0);
   }

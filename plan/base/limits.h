@@ -1,6 +1,6 @@
-// Bounds on what is read from outside, checked before anything is allocated for it. A file beyond a bound is refused by a message
-// that names the value and the bound. Each bound is far above what people and this program write, and low enough that a refusal
-// takes seconds and at most a gibibyte.
+// Bounds on foreign input, checked before anything is allocated for it. A file beyond a bound is refused by a message that names
+// the value and the bound. Each bound is far above what people and this program write, and low enough that a refusal takes seconds
+// and at most a gibibyte.
 #pragma once
 
 #include <cstddef>

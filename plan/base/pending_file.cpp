@@ -65,11 +65,11 @@ void remove_leftovers(const fs::path& path) {
   }
 }
 
-/// What stands for an open file among the paths.
+/// The path under which an open file can be linked.
 std::string link_to(int file) { return fmt::format("/proc/self/fd/{}", file); }
 
-/// A file without a name in the folder of `path`, which the operating system frees however the process ends; -1 where the file
-/// system has none such, as those of networks, or where it could not be given a name later.
+/// A file without a name in the folder of `path`; the operating system frees it however the process ends. -1 if the file system has
+/// no such files (network file systems), or if the file could not be given a name later.
 int open_nameless(const std::string& path) {
   const fs::path folder = fs::path(path).parent_path();
   const int file = ::open(folder.empty() ? "." : folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);

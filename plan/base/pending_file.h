@@ -23,7 +23,7 @@ class PendingFile {
   void write(std::string_view bytes);
   /// Waits until the disk has what was written.
   void sync();
-  /// Renames the file to its path, or to another one in the same folder, in place of what is there. To be called once, last.
+  /// Renames the file to its path, or to another path in the same folder, and replaces the file there. To be called once, last.
   void place() { place(path_); }
   void place(const std::string& path);
 
@@ -37,16 +37,16 @@ class PendingFile {
   int file_;
 };
 
-/// Writes a file of the program's own: a reader sees the old file or the whole new one. Whatever is at `path`, a link too, is
-/// replaced.
+/// Writes a file of the program's own: a reader sees the old file or the whole new one. Whatever is at `path`, a link
+/// too, is replaced.
 void write_file_atomically(const std::string& path, std::string_view text);
 
 /// Writes a file that the user named. A link is followed; a pipe, a device or an open file (/dev/stdout) is written into; a
 /// regular file is replaced as `write_file_atomically` does, after leftovers of dead processes beside it are taken away.
 void write_output(const std::string& path, std::string_view text);
 
-/// Removes the temporary files that processes which were killed left in `folder`, and in the folders below it down to `depth`.
-/// Those of living processes stay, unless `all`. Returns how many. For who knows that nobody writes there.
+/// Removes the temporary files that killed processes left in `folder` and in the folders below it down to `depth`. Files of living
+/// processes stay, unless `all`: for a caller who knows that nobody writes there. Returns the number of files removed.
 int remove_pending_files(const std::string& folder, int depth = 0, bool all = false);
 
 }  // namespace shardlab

@@ -22,7 +22,7 @@ constexpr std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter, uint64
   return counter;
 }
 
-/// What a random number is for; part of its counter.
+/// The purpose of a random number; part of its counter.
 enum class RandomUse : uint32_t { kInitialise = 1, kDropout = 2, kShuffle = 3, kRounding = 4 };
 
 /// Names one stream of random elements: dropout site 5 of step 12, say.

@@ -34,6 +34,9 @@ struct Error {
   std::string where;
 };
 
+/// A request that cannot be met as it stands.
+inline Error refusal(std::string message, std::string hint) { return {ExitCode::kUsage, std::move(message), std::move(hint), {}}; }
+
 /// "where: message\n  hint", as every verb prints it.
 inline std::string to_string(const Error& e) {
   std::string text = e.where.empty() ? e.message : e.where + ": " + e.message;

@@ -54,8 +54,8 @@ auto tree_sum(int64_t first, int64_t n, const Leaf& leaf, const Add& add) -> dec
 /// Contractions are cut into this many leaves along K; tensor-parallel sizes divide it.
 inline constexpr int kContractionLeaves = 16;
 
-/// First index of leaf `i` of `leaves` over an extent of `n`: leaf i is [begin(i), begin(i + 1)).
-/// Where a shard's extent is n * j / leaves, its leaves are leaves of the whole.
+/// First index of leaf `i` of `leaves` over an extent of `n`: leaf i is [begin(i), begin(i + 1)). If a shard's extent is n * j /
+/// leaves, its leaves are leaves of the whole extent.
 constexpr int64_t leaf_begin(int64_t n, int i, int leaves = kContractionLeaves) { return n * i / leaves; }
 
 }  // namespace shardlab

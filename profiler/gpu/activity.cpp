@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "profiler/json_integer.h"
+
 namespace shardlab::profiler {
 
 using nlohmann::json;
@@ -94,8 +96,8 @@ std::string to_lines(const ActivityLog& log) {
 namespace {
 
 void read_record(const json& r, ActivityLog& log) {
-  const auto number = [&](const char* key) { return r.at(key).get<int64_t>(); };
-  const auto id = [&](const char* key) { return r.at(key).get<uint32_t>(); };
+  const auto number = [&](const char* key) { return json_integer<int64_t>(r.at(key)); };
+  const auto id = [&](const char* key) { return json_integer<uint32_t>(r.at(key)); };
   const auto name = [&](const char* key) {
     const int64_t n = number(key);
     if (n < 0 || n >= static_cast<int64_t>(log.names.all().size())) throw std::out_of_range("no name of this number");
@@ -111,20 +113,21 @@ void read_record(const json& r, ActivityLog& log) {
     w.kind = static_cast<DeviceWork::Kind>(choice("work", 3));
     w.begin_ns = number("begin"), w.end_ns = number("end"), w.correlation = id("correlation");
     w.device = id("device"), w.context = id("context"), w.stream = id("stream"), w.name = name("name"), w.bytes = number("bytes");
-    w.grid = r.at("grid").get<std::array<int32_t, 3>>(), w.block = r.at("block").get<std::array<int32_t, 3>>();
-    w.registers = r.at("registers").get<int32_t>(), w.shared_bytes = r.at("shared").get<int32_t>();
+    for (size_t i = 0; i < 3; ++i)
+      w.grid[i] = json_integer<int32_t>(r.at("grid").at(i)), w.block[i] = json_integer<int32_t>(r.at("block").at(i));
+    w.registers = json_integer<int32_t>(r.at("registers")), w.shared_bytes = json_integer<int32_t>(r.at("shared"));
     log.work.push_back(w);
   } else if (r.contains("call")) {
     log.calls.push_back({number("begin"), number("end"), id("correlation"), id("thread"), name("call")});
   } else if (r.contains("allocation")) {
     log.allocations.push_back({static_cast<AllocationRecord::Space>(choice("allocation", 5)), r.at("release").get<bool>(),
-                               number("time"), r.at("address").get<uint64_t>(), number("bytes"), id("device")});
+                               number("time"), json_integer<uint64_t>(r.at("address")), number("bytes"), id("device")});
   } else if (r.contains("synchronisation")) {
     log.synchronisations.push_back({number("begin"), number("end"), id("correlation"), id("stream"), name("synchronisation")});
   } else if (r.contains("overhead")) {
     log.overheads.push_back({number("begin"), number("end"), name("overhead")});
   } else {
-    log.links.push_back({id("correlation"), r.at("link").get<uint64_t>()});
+    log.links.push_back({id("correlation"), json_integer<uint64_t>(r.at("link"))});
   }
 }
 
@@ -142,10 +145,10 @@ Result<ActivityLog> parse_activity_lines(const std::string& text) {
         read_record(record, log);
         continue;
       }
-      if (record.at("version").get<int>() != 1) throw std::out_of_range("a version that this program does not know");
-      log.dropped = record.at("dropped").get<int64_t>();
-      log.unknown = record.at("unknown").get<int64_t>();
-      log.unreadable = record.at("unreadable").get<int64_t>();
+      if (json_integer<int>(record.at("version")) != 1) throw std::out_of_range("a version that this program does not know");
+      log.dropped = json_integer<int64_t>(record.at("dropped"));
+      log.unknown = json_integer<int64_t>(record.at("unknown"));
+      log.unreadable = json_integer<int64_t>(record.at("unreadable"));
       for (const std::string& name : record.at("names").get<std::vector<std::string>>()) log.names.number(name);
     } catch (const std::exception& error) {
       return Error{ExitCode::kUsage, fmt::format("these device records are damaged: {}", error.what()), "record the run again",

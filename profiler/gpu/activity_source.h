@@ -1,4 +1,4 @@
-// Where activity records come from: CUPTI, or a test.
+// The source of activity records: CUPTI, or a test.
 #pragma once
 
 #include <cstdint>

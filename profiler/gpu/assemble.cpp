@@ -105,8 +105,8 @@ void derive_waits(const Program& program, const std::vector<TraceEvent>& events,
 
 namespace {
 
-/// What pairs an op with its peers': the step, the communicator and who meets there. For a collective `from` and `to` both are the
-/// first rank of the group.
+/// The identity of a meeting, which pairs an op with its peers' ops: the step, the communicator and who meets there. For a
+/// collective `from` and `to` both are the first rank of the group.
 using Meeting = std::tuple<int32_t, int32_t, int, int>;  // step, comm, from, to
 
 int peer_of(const Mesh& mesh, const Comm& comm, int rank, int hop, bool cyclic) {

@@ -1,4 +1,4 @@
-// From what the device, the driver and the host recorded to one trace. Pure functions: they need no device.
+// Makes one trace of the records of device, driver and host. Pure functions: they need no device.
 #pragma once
 
 #include <array>
@@ -48,7 +48,7 @@ struct OpInterval {
   double end = 0;
 };
 
-/// What `correlate` makes of a device's records.
+/// The result of `correlate` for a device's records.
 struct Correlated {
   std::vector<OpInterval> ops;  ///< in order of OpKey
   TraceAccounting accounting;
@@ -72,8 +72,8 @@ Trace assemble(const Plan& plan, const std::vector<Program>& programs, const Hos
 /// the end of the last op that it depends on, and never past its own begin. `events`: ops of one rank and step; appends to `out`.
 void derive_waits(const Program& program, const std::vector<TraceEvent>& events, double step_begin, std::vector<TraceEvent>& out);
 
-/// Sets `peer_wait` of collectives, sends and receives: from an op's begin to that of the last of its peers. Peers are matched by
-/// their order on the communicator. `trace.events` are grouped by rank.
+/// Sets `peer_wait` of collectives, sends and receives: the time from an op's begin to the begin of the last of its peers. Peers
+/// are matched by their order on the communicator. `trace.events` are grouped by rank.
 void set_peer_waits(const Plan& plan, const std::vector<Program>& programs, Trace& trace);
 
 }  // namespace shardlab::profiler

@@ -28,7 +28,7 @@ std::vector<ClockPair> read_clock_pairs(const Clock& session, const std::functio
 /// between the anchors were set in between (NTP slews by less): the drift is then added to the error.
 class ClockAlignment {
  public:
-  /// The same clock: seconds are nanoseconds times 1e-9.
+  /// The identity: both clocks are one; seconds are nanoseconds times 1e-9.
   ClockAlignment() = default;
   /// `last` may be empty: one anchor. `first` must not be.
   ClockAlignment(std::span<const ClockPair> first, std::span<const ClockPair> last);

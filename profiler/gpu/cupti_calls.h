@@ -41,7 +41,7 @@ struct LoadedCupti {
 /// library is never closed.
 LoadedCupti load_cupti();
 
-/// What a result code of CUPTI means for us; `what` names the call.
+/// The status that a result code of CUPTI stands for; `what` names the call.
 LibraryStatus cupti_result_status(const CuptiCalls& calls, CUptiResult result, const char* what);
 
 }  // namespace shardlab::profiler

@@ -69,7 +69,7 @@ AllocationRecord::Space space_of(int kind) {
 
 int64_t ns(uint64_t time) { return static_cast<int64_t>(time); }
 
-/// What kernels, copies and fills have in common, whatever the version of the record.
+/// The fields that kernels, copies and fills have in common, whatever the version of the record.
 template <class Record>
 DeviceWork work_of_record(const Record& r, DeviceWork::Kind kind) {
   DeviceWork work;

@@ -116,8 +116,8 @@ class CuptiSource final : public ActivitySource {
   }
 
   ActivityLog drain() override {
-    // Completed records first; with the device idle that is all of them. What CUPTI still holds as incomplete comes with the
-    // second.
+    // Completed records first; with the device idle that is all of them. What CUPTI still holds as incomplete comes
+    // with the second.
     for (const uint32_t flag : {uint32_t{0}, static_cast<uint32_t>(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED)})
       if (const LibraryStatus s = check(calls_.flush_all(flag), "cuptiActivityFlushAll"); !s.ok())
         throw WorldError(s.message, s.remedy);

@@ -8,8 +8,8 @@
 
 namespace shardlab::profiler {
 
-/// Subscribes and tries what the recorder needs, on the calls given: those of the library or a test's. The calls must outlive the
-/// process (CUPTI calls back from threads of its own).
+/// Subscribes and tries everything that the recorder needs, on the given calls: the library's or a test's. The calls must outlive
+/// the process (CUPTI calls back from threads of its own).
 OpenedSource open_cupti_on(const CuptiCalls& calls, int64_t max_records);
 
 }  // namespace shardlab::profiler

@@ -15,7 +15,8 @@ struct DriverCalls {
 /// libcuda.so.1 as it is here; calls are null where there is none. The library is never closed.
 DriverCalls load_driver();
 
-/// ok, or kNoDriver with what is missing. Asked before CUPTI is touched: without a driver some of its calls succeed all the same.
+/// ok, or kNoDriver with the missing part. Asked before CUPTI is touched: without a driver some of CUPTI's calls succeed
+/// all the same.
 LibraryStatus driver_status(const DriverCalls& driver);
 
 }  // namespace shardlab::profiler

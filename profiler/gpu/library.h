@@ -1,4 +1,4 @@
-// What of NVIDIA's profiling libraries this process can use. They are loaded at run time: the program links none of them.
+// The status of NVIDIA's profiling libraries in this process. They are loaded at run time: the program links none of them.
 #pragma once
 
 #include <cstdint>

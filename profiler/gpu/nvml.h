@@ -23,7 +23,7 @@ struct NvmlCalls {
   int (*device_count)(unsigned*) = nullptr;
   int (*device_by_index)(unsigned, Device*) = nullptr;
   int (*device_by_pci_bus_id)(const char*, Device*) = nullptr;
-  // Any of these may be missing or not supported by a device: what they tell is then left out.
+  // Any of these may be missing, or a device may not support it: the reading then lacks the value.
   int (*name)(Device, char*, unsigned bytes) = nullptr;
   int (*total_energy)(Device, unsigned long long* millijoules) = nullptr;  ///< since the driver was loaded
   int (*clock)(Device, int type, unsigned* mhz) = nullptr;                 ///< type 1: SM, 2: memory
@@ -46,7 +46,7 @@ struct ThrottleReason {
 };
 const std::vector<ThrottleReason>& throttle_reasons();
 
-/// What a device tells at one moment; what it does not tell is missing.
+/// The readings of a device at one moment; a value that the device does not tell is missing.
 struct DeviceReading {
   double time = 0;  ///< seconds on the sampler's clock
   std::optional<double> energy_j;
@@ -56,7 +56,7 @@ struct DeviceReading {
   std::optional<double> temperature_c;
 };
 
-/// What does not change while a program runs.
+/// The facts about a device that do not change while a program runs.
 struct DeviceFacts {
   std::string name;
   std::optional<double> max_sm_clock_mhz, power_limit_w;
@@ -87,8 +87,8 @@ class Nvml {
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
 
-  /// The device of a CUDA device, by its PCI bus id ("0000:17:00.0", cudaDeviceGetPCIBusId): CUDA and NVML number devices
-  /// differently.
+  /// The device of a CUDA device, by its PCI bus id ("0000:17:00.0", cudaDeviceGetPCIBusId): CUDA and NVML
+  /// number devices differently.
   Result<NvmlDevice> device(const std::string& pci_bus_id) const;
   /// The device of NVML's own number.
   Result<NvmlDevice> device(unsigned index) const;

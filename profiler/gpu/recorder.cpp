@@ -126,7 +126,7 @@ class Recording final : public GpuRecorder {
   }
 
  private:
-  /// What one rank's threads recorded. They meet seldom: a lock is cheap.
+  /// The records of one rank's threads. They meet seldom: a lock is cheap.
   struct alignas(64) Lane {
     std::mutex mutex;
     std::vector<HostSide::Launch> launches;

@@ -1,5 +1,5 @@
-// Records what a GPU did, op by op: the measured trace of a CUDA run. One type for the records of CUPTI and for pairs of CUDA
-// events.
+// Records what a GPU did, op by op: the measured trace of a CUDA run. One type for the records of CUPTI and for pairs
+// of CUDA events.
 //
 //   auto recorder = GpuRecorder::create(placed.plan->mesh.world_size(), {});   // before CUDA is first used
 //   RunOptions options{.recorder = recorder.get(), ...};                        // the host's side: launches, step intervals
@@ -24,7 +24,7 @@ namespace shardlab::profiler {
 
 struct ActivityLog;
 
-/// Where the times of device work come from.
+/// The source of the times of device work.
 enum class DeviceTimeSource : uint8_t {
   kBest,    ///< CUPTI where its state is ok, else CUDA events
   kCupti,   ///< the driver's activity records
@@ -37,32 +37,32 @@ struct GpuRecorderOptions {
   const Clock* clock = nullptr;      ///< the session's; none: this machine's monotonic clock
 };
 
-/// The recorder of a run on GPUs. It is the session's `Recorder` (host events give launch times, sent bytes and step intervals) and
-/// the back end's `DeviceTracer`. Both sides may be called from any thread; `set_on` and `take` between steps, with the device
-/// idle.
+/// The recorder of a run on GPUs. It is the session's `Recorder` (host events give launch times, sent bytes and step
+/// intervals) and the back end's `DeviceTracer`. Both sides may be called from any thread; `set_on` and `take` between steps,
+/// with the device idle.
 class GpuRecorder : public Recorder, public DeviceTracer {
  public:
-  /// Never fails: where CUPTI cannot be used, `status` says why and the back end is asked for events. Asking for kCupti where it is
-  /// not ok gives a recorder whose status is not ok; the caller decides. CUPTI serves one recorder of a process at a time.
+  /// Never fails. If CUPTI cannot be used, `status` says why and the back end is asked for events. If kCupti is asked for and is
+  /// not ok, the recorder's status is not ok, and the caller decides. CUPTI serves one recorder of a process at a time.
   static std::unique_ptr<GpuRecorder> create(int world_size, const GpuRecorderOptions& options);
 
   /// The source in use: kCupti or kEvents.
   virtual DeviceTimeSource source() const = 0;
-  /// What became of CUPTI: ok where it is the source.
+  /// The status of CUPTI; ok if it is the source.
   virtual const LibraryStatus& status() const = 0;
 
   /// Nothing is kept and CUPTI's activity kinds are disabled while off: warm-up steps. Off at first.
   virtual void set_on(bool on) = 0;
 
-  /// The trace of the steps kept, `Trace::accounting` filled in; empties the recorder. An op's interval is the hull of its device
-  /// work; waits are derived from the plan's edges. Throws WorldError where CUPTI fails to hand over what it recorded.
+  /// The trace of the kept steps, `Trace::accounting` filled in; empties the recorder. An op's interval is the hull of its device
+  /// work; waits are derived from the plan's edges. Throws WorldError if CUPTI fails to hand over its records.
   virtual Trace take(const Plan& plan, const std::vector<Program>& programs) = 0;
 
   /// The records that the last `take` was made from, to be kept or looked into (profiler/gpu/activity.h); null with CUDA events.
   virtual const ActivityLog* log() const = 0;
 };
 
-/// What CUPTI can do here, tried out: libraries, driver, version, subscription, rights. Leaves nothing enabled. For `doctor`.
+/// The abilities of CUPTI here, tried out: libraries, driver, version, subscription, rights. Leaves nothing enabled. For `doctor`.
 LibraryStatus cupti_status();
 
 }  // namespace shardlab::profiler

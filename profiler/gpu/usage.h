@@ -1,4 +1,4 @@
-// What a device used while a program ran: energy, power, clocks, throttling.
+// The usage of a device while a program ran: energy, power, clocks, throttling.
 //
 //   UsageSampler sampler(device, clock, 0.1);   // profiler/gpu/nvml.h
 //   ... the steps to be measured ...
@@ -19,7 +19,7 @@
 
 namespace shardlab::profiler {
 
-/// Smallest, median and largest of what was sampled.
+/// Smallest, median and largest sample.
 struct Spread {
   double low = 0, median = 0, high = 0;
 };
@@ -28,7 +28,8 @@ struct DeviceUsage {
   DeviceFacts facts;
   int samples = 0;
   double seconds = 0;
-  /// Of the whole device, the idle share included: difference of its counter. None where it has none, or where it did not move.
+  /// Joules of the whole device, the idle share included: the difference of its counter. None if it has no counter, or if the
+  /// counter did not move.
   std::optional<double> energy_j;
   /// How far `energy_j` may be off: the counter is refreshed every 100 ms or so, so both readings may be that old.
   std::optional<double> energy_error_j;
@@ -40,15 +41,15 @@ struct DeviceUsage {
   };
   std::vector<Throttled> throttled;  ///< only what slows a busy device, in the order of `throttle_reasons`
 
-  /// What a reader of the measurement should know: "power cap in 80 % of the samples: the clock was 1500 of 1980 MHz".
+  /// Warnings for a reader of the measurement: "power cap in 80 % of the samples: the clock was 1500 of 1980 MHz".
   std::vector<std::string> warnings() const;
 };
 
 /// Folds readings, which are in order of time. The first and the last bracket the run.
 DeviceUsage summarise(const DeviceFacts& facts, std::span<const DeviceReading> readings);
 
-/// Reads a device from its making to `stop`: at both ends, and in between every `period_s` on a thread of its own (none where it is
-/// 0).
+/// Reads a device from its making to `stop`: at both ends, and in between every `period_s` on a thread of its own (none where
+/// it is 0).
 class UsageSampler {
  public:
   UsageSampler(const NvmlDevice& device, const Clock& clock, double period_s = 0.1);

@@ -22,6 +22,14 @@ struct EventHandle {
   friend bool operator==(const EventHandle&, const EventHandle&) = default;
 };
 
+/// The byte `offset` behind `base`; nothing lies behind nothing.
+inline const std::byte* bytes_at(const void* base, int64_t offset) {
+  return base == nullptr ? nullptr : static_cast<const std::byte*>(base) + offset;
+}
+inline std::byte* bytes_at(void* base, int64_t offset) {
+  return base == nullptr ? nullptr : static_cast<std::byte*>(base) + offset;
+}
+
 /// A cudaError_t. 0 is success.
 using Status = int;
 inline constexpr Status kSuccess = 0;
@@ -80,7 +88,8 @@ const gpu::Kernels* built_kernels();
 /// The real runtime. Refuses (ExitCode::kEnvironment, with the remedy) where this build has none; says nothing of drivers.
 Result<std::unique_ptr<Api>> real_api();
 
-/// What of CUDA can be used, by asking in the order that is safe without a driver: driver version, then the count of devices.
+/// The parts of CUDA that can be used. Found by questions in the order that is safe without a driver: driver version, then the
+/// count of devices.
 struct Presence {
   bool built = false;           ///< this build has CUDA
   int driver = 0, runtime = 0;  ///< versions as CUDA writes them, 13000 for 13.0; 0: none
@@ -91,7 +100,7 @@ struct Presence {
   bool usable() const { return reason.empty(); }
 };
 Presence presence(Api& api);
-/// The same of the real runtime, whether this build has it or not.
+/// Presence of the real runtime, whether this build has CUDA or not.
 Presence presence();
 
 /// "13.0" of 13000.

@@ -24,10 +24,7 @@ using gpu::Input;
 using gpu::Output;
 using kernels::Tokens;
 
-Input input(const Tensor& t) { return {t.data, t.type->dtype}; }
-Output output(const Tensor& t) { return {t.data, t.type->dtype}; }
-
-/// What the ops of one stream share: they never overlap.
+/// The libraries shared by the ops of one stream, which never overlap.
 struct StreamLibraries {
   bool multiplies = false;  ///< some op wants the library's product
   std::unique_ptr<gpu::Matmul> matmul;
@@ -119,8 +116,8 @@ class CudaBackend final : public Backend {
   ThrowingCheck check_;
   const std::unique_ptr<Backend> host_;                     ///< of ops whose operands are all in host memory
   std::vector<std::unique_ptr<std::byte[]>> host_scratch_;  ///< for such ops on streams whose workspace is the device's
-  std::map<int, StreamLibraries> libraries_;  ///< by stream; addresses stay
-  std::vector<float> rope_values_;            ///< of the role's table, none without Rope
+  std::map<int, StreamLibraries> libraries_;                ///< by stream; addresses stay
+  std::vector<float> rope_values_;                          ///< of the role's table, none without Rope
   float* rope_table_ = nullptr;
 };
 
@@ -137,7 +134,7 @@ bool has_wide_form(const Work& work) {
   return std::holds_alternative<Add>(work) || std::holds_alternative<Fill>(work) || std::holds_alternative<SquaredNorm>(work);
 }
 
-/// Which reads and writes must be of the op's one activation type: those in front, of which the first read decides.
+/// The reads and writes that must have the op's one activation type: the first ones of each. The first read decides the type.
 struct Uniform {
   size_t reads = 0, writes = 0;
 };
@@ -222,7 +219,7 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
   return std::visit([&](const auto& w) { return bind_work(op, w); }, work);
 }
 
-/// By the CPU's kernel, on the thread that issues: what is in host memory stays there.
+/// Binds an op to the CPU's kernel, on the thread that issues: data in host memory stay there.
 Result<Launch> CudaBackend::bind_on_host(const BoundOp& op) {
   BoundOp here = op;
   const auto needed = static_cast<size_t>(scratch_bytes(*op.instruction->segment, op.op(), options_.canonical));
@@ -258,8 +255,8 @@ void CudaBackend::enter_thread(int stream) {
 
 // ---- input and embeddings
 
-/// The host writes the batch to a pinned block of the op's own, which the device copies: the block is free again when the step
-/// ends.
+/// The host writes the batch to a pinned block of the op's own, which the device copies: the block is free again when
+/// the step ends.
 Launch CudaBackend::bind_work(const BoundOp& op, const LoadBatch& w) {
   SHARDLAB_CHECK(op.source != nullptr, "`{}` reads a batch and the session has no data", describe(*op.plan, *op.instruction));
   const Tensor& out = op.writes[0];
@@ -620,7 +617,7 @@ Launch CudaBackend::bind_work(const BoundOp& op, const SquaredNorm&) {
   };
 }
 
-/// What an update multiplies its gradient by: the operand behind its others, if there is one.
+/// The factor by which an update multiplies its gradient: the operand behind the others, if there is one.
 const float* factor_of(const BoundOp& op, size_t operands) {
   return op.reads.size() > operands ? op.reads[operands].as<const float>() : nullptr;
 }

@@ -10,9 +10,6 @@
 
 namespace shardlab::runtime::cuda {
 
-/// Whose kernels do attention: those of kernels/cuda, cuDNN's, or cuDNN's where it takes the shape in the bytes that are planned.
-enum class AttentionBy : uint8_t { kOwn, kCudnn, kAuto };
-
 struct CudaOptions {
   bool canonical = false;  ///< the fixed-order product instead of the library's, own attention: bitwise equal across layouts
   bool tf32 = false;       ///< fp32 products of the library may round their factors to tf32

@@ -1,4 +1,4 @@
-// What a process takes of its devices' memory, by what takes it: measured, not computed.
+// Device memory that a process takes, item by item: measured, not computed.
 #pragma once
 
 #include <array>
@@ -17,11 +17,11 @@
 
 namespace shardlab::runtime::cuda {
 
-/// What takes device memory, in the order in which a case meets them.
+/// The items that take device memory, in the order in which a case meets them.
 enum class MemoryUse : uint8_t {
   kContext,        ///< of the driver, with what a recorder that was there before it keeps in it
   kStreams,        ///< streams and events
-  kArenas,         ///< storage that ranks reserve: of which the plan's bytes are not unplanned, but their rounding is
+  kArenas,         ///< storage that ranks reserve. The plan's bytes in it are planned, the rounding is not
   kMatmul,         ///< cuBLASLt's handles; its workspace is the plan's
   kCudnn,          ///< cuDNN's handles and execution plans; its workspace is the plan's
   kCommunicators,  ///< NCCL's
@@ -30,13 +30,14 @@ enum class MemoryUse : uint8_t {
   kRest,
 };
 inline constexpr size_t kMemoryUses = 9;
-/// As results name what is unplanned of it: "context", "rounding of allocations" (plan/device_words.h).
+/// The name by which results list the unplanned part of an item: "context", "rounding of allocations" (plan/device_words.h).
 std::string_view name_of(MemoryUse use);
 
-/// Reads the memory that devices have in use after each thing that takes some, and books what came since the last reading. What is
-/// booked adds up to what was taken, whatever the attribution: another process on the device shows in it too.
+/// Reads the memory that devices have in use after each thing that takes some, and books the growth since the last reading. The
+/// booked bytes add up to the bytes taken, whoever took them: another process on the device shows in them too.
 ///
-/// Any thread; a `Taking` holds back every other one, so that things that run at the same time are told apart. Readings without a
+/// Any thread. A `Taking` holds back every other one, so that things that run at the same time are told apart. Readings without a
+/// meter leave the calling thread on the device that was read last.
 /// meter leave the calling thread on the device that was read last.
 class MemoryAccount {
  public:
@@ -48,14 +49,15 @@ class MemoryAccount {
   MemoryAccount(Api& api, std::set<int> devices, Meter meter);
   MemoryAccount(const MemoryAccount&) = delete;
 
-  /// Whether contexts are in what was booked.
+  /// Whether the booked bytes include contexts.
   bool knows_context() const { return meter_ != nullptr; }
 
   /// Books what has come since the last reading.
   void book(MemoryUse use);
   /// Bytes taken since the account began, as last read.
   int64_t taken() const;
-  /// The same by use, where it is not 0, but `planned` bytes of the arenas: adds up to taken() - planned.
+  /// Bytes taken by item, without the items that are 0 and without the `planned` bytes of the arenas. They add up to
+  /// taken() - planned.
   std::vector<std::pair<MemoryUse, int64_t>> unplanned(int64_t planned) const;
 
   /// From here to its end, what `devices` give is taken by `use`. Nested, the inner one has what comes while it lasts. An account

@@ -19,8 +19,6 @@ using named::Matrix;
 using named::matrix_of;
 using named::share_of;
 
-Input input(const Tensor& t) { return {t.data, t.type->dtype}; }
-Output output(const Tensor& t) { return {t.data, t.type->dtype}; }
 const float* number(const Tensor& t) { return t.as<const float>(); }
 
 /// Checks of operands, with the types that GPUs compute on.

@@ -10,6 +10,9 @@
 
 namespace shardlab::runtime::cuda {
 
+inline gpu::Input input(const Tensor& t) { return {t.data, t.type->dtype}; }
+inline gpu::Output output(const Tensor& t) { return {t.data, t.type->dtype}; }
+
 /// Enqueues one op.
 using Enqueue = std::function<void(const StepState&, gpu::Stream)>;
 

@@ -28,8 +28,8 @@ struct NcclId {
 /// ncclResult_t. 0 is success.
 using NcclStatus = int;
 
-/// Every call returns what NCCL returned. Counts are elements of `dtype`; reductions know f32, f64, bf16, f16, i32 and i64, moves
-/// u8.
+/// Every call returns what NCCL returned. Counts are elements of `dtype`; reductions know f32, f64, bf16, f16, i32 and
+/// i64, moves u8.
 class NcclApi {
  public:
   virtual ~NcclApi() = default;
@@ -39,7 +39,7 @@ class NcclApi {
   virtual NcclStatus init(NcclHandle* handle, int size, const NcclId& id, int index) = 0;
   virtual NcclStatus destroy(NcclHandle handle) = 0;
   virtual NcclStatus abort(NcclHandle handle) = 0;
-  /// What went wrong on the communicator since, perhaps on another rank.
+  /// The first failure on the communicator since it was made, perhaps on another rank.
   virtual NcclStatus async_error(NcclHandle handle, NcclStatus* status) = 0;
   virtual NcclStatus group_start() = 0;
   virtual NcclStatus group_end() = 0;

@@ -30,11 +30,10 @@ struct NcclOp {
   std::vector<NcclCall> calls;
 };
 
-/// The calls of `rank`, in issue order, which is the order in which they are made whatever their streams: NCCL asks for one order
-/// of launches on a device across communicators. An all_to_all is a group of sends and receives, and what is
-/// cut in strips is a group with one collective a strip. A cyclic send and the receive that
-/// goes with it (next to it on its stream and communicator) are one group, opened by the first and closed by the second; so nobody
-/// waits in a ring.
+/// The calls of `rank`, in issue order. They are made in that order whatever their streams, because NCCL asks for one order of
+/// launches on a device across communicators. An all_to_all is a group of sends and receives. A collective that is cut in strips is
+/// a group with one collective a strip. A cyclic send and its receive (next to it on its stream and communicator) are one group,
+/// opened by the first and closed by the second, so that nobody waits in a ring.
 ///
 /// Refuses what NCCL cannot do: parts of unequal size, element types that it does not reduce, a cyclic message alone, a predicate.
 Result<std::vector<NcclOp>> nccl_calls(const Plan& plan, const Program& program, int rank);

@@ -14,11 +14,6 @@ using Kind = NcclCall::Kind;
 
 namespace {
 
-const void* bytes_at(const void* base, int64_t offset) {
-  return base == nullptr ? nullptr : static_cast<const std::byte*>(base) + offset;
-}
-void* bytes_at(void* base, int64_t offset) { return base == nullptr ? nullptr : static_cast<std::byte*>(base) + offset; }
-
 size_t role_of(const Plan& plan, int rank) { return static_cast<size_t>(plan.mesh.role_of(rank)); }
 
 }  // namespace
@@ -65,7 +60,7 @@ const NcclOp& NcclCommunicator::await_turn(Task& task) {
   return *found;
 }
 
-/// Makes one call. `source` and `target` are those of the call itself.
+/// Makes one call. `source` and `target` belong to the call itself.
 void NcclCommunicator::issue(const NcclCall& call, const void* source, void* target, StreamHandle stream) {
   NcclApi& nccl = transport_.nccl_;
   const auto check = [&](NcclStatus status, std::string_view name) { transport_.check(status, name); };

@@ -15,8 +15,8 @@
 namespace shardlab::runtime::cuda {
 
 /// Communicators are those that the plan names, one for each of their groups. A group's communicator is made once its last member
-/// has joined, for all members at once, and a first tiny call of each kind is made on it then: what NCCL sets up lazily would
-/// otherwise fall into the first step, and its host-side handshakes between the calls of a step.
+/// has joined, for all members at once. One tiny call of each kind is then made on it: NCCL sets things up lazily, and its
+/// host-side handshakes would otherwise fall into the first step.
 ///
 /// Calls are the ones of `nccl_calls`, made in issue order on each device (a ticket that every call takes), whatever the streams:
 /// NCCL's kernels of two communicators must come in one order on all devices. NCCL chooses the algorithm; bytes sent are counted as

@@ -129,10 +129,10 @@ Node::Node(Api& api, const gpu::Kernels& kernels, const std::vector<int>& device
     ranks_.push_back(std::make_unique<RankDevice>(api, static_cast<int>(r), devices[r], account));
 }
 
-Result<std::vector<int>> devices_for(std::string_view transport, int world_size, const Presence& presence) {
+Result<std::vector<int>> devices_for(TransportKind transport, int world_size, const Presence& presence) {
   if (!presence.usable()) return Error{ExitCode::kEnvironment, presence.reason, presence.remedy, ""};
   std::vector<int> devices(static_cast<size_t>(world_size), 0);
-  if (transport != "nccl") return devices;
+  if (transport != TransportKind::kNccl) return devices;
   if (world_size > presence.devices)
     return Error{
         ExitCode::kEnvironment,

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/kernels.h"
+#include "plan/case.h"
 #include "runtime/accelerator.h"
 #include "runtime/cuda/api.h"
 #include "runtime/cuda/memory_account.h"
@@ -94,6 +95,6 @@ class Node {
 
 /// Device numbers by rank: all on device 0 (one-gpu), or one each (nccl). Refuses (ExitCode::kEnvironment) where there are fewer
 /// devices than that takes.
-Result<std::vector<int>> devices_for(std::string_view transport, int world_size, const Presence& presence);
+Result<std::vector<int>> devices_for(TransportKind transport, int world_size, const Presence& presence);
 
 }  // namespace shardlab::runtime::cuda

@@ -13,9 +13,6 @@ namespace shardlab::runtime::cuda {
 
 namespace {
 
-std::byte* bytes_at(void* base, int64_t offset) { return static_cast<std::byte*>(base) + offset; }
-const std::byte* bytes_at(const void* base, int64_t offset) { return static_cast<const std::byte*>(base) + offset; }
-
 bool combinable(DType t) { return gpu::is_activation_type(t) || t == DType::f64 || t == DType::i32 || t == DType::i64; }
 
 /// One rank's side.
@@ -35,7 +32,7 @@ class OneGpuCommunicator final : public Communicator {
  private:
   /// The element of a strip of the group's buffer from which a part begins.
   int64_t begin_of(const CollectiveCall& call, int part) const { return part_begin(call.elements / call.strips, size(), part); }
-  /// Of a part, in one strip.
+  /// Elements of a part, in one strip.
   int64_t extent_of(const CollectiveCall& call, int part) const { return begin_of(call, part + 1) - begin_of(call, part); }
   RankDevice& device() { return node_.rank(meeting_.ranks[static_cast<size_t>(index_)]); }
 
@@ -144,8 +141,8 @@ void OneGpuCommunicator::all_reduce(StreamHandle stream) {
                           {stream.value, &check_});
 }
 
-/// One launch a rank and strip, on its part of every rank's source: a target inside the source is written by the launch that reads
-/// it.
+/// One launch a rank and strip, on its part of every rank's source: a target inside the source is written by the launch
+/// that reads it.
 void OneGpuCommunicator::reduce_scatter(StreamHandle stream) {
   for (int own = 0; own < size(); ++own) {
     const CollectiveCall& call = call_of(own);

@@ -13,9 +13,9 @@ namespace shardlab::simulator {
 /// Labels of ops that only prepare an operand; every other op of a bench is measured.
 inline constexpr std::string_view kPreparation = "prepare";
 
-/// Elements of the pools of a rank: about ten times what an op touches, as much as a step touches between writing an activation and
-/// reading it again. What was not touched on purpose has so left the inner caches, and the outer one as far as it would have in a
-/// step. By default 12 MiB of inputs and 6 MiB of results, for ops of a small model.
+/// Elements of the pools of a rank: about ten times the elements of an op, as many as a step touches between writing an activation
+/// and reading it again. So an operand that was not touched on purpose has left the inner caches, and the outer cache as far as it
+/// would in a step. By default 12 MiB of inputs and 6 MiB of results, for ops of a small model.
 struct PoolSizes {
   int64_t inputs = 3 << 20;
   int64_t results = 3 << 19;
@@ -26,8 +26,8 @@ struct PoolSizes {
 /// source of a warm one, must fit the pool of inputs together.
 class Bench {
  public:
-  /// `axis` is the one axis of the mesh ("rank" for independent ranks, "pp" for a sender and a receiver), `ranks` its size.
-  /// `dtype` is that of the pools: types of another cannot be their windows.
+  /// `axis` is the one axis of the mesh ("rank" for independent ranks, "pp" for a sender and a receiver), `ranks` its size. `dtype`
+  /// is the element type of the pools; windows of the pools must have it too.
   Bench(std::string name, std::string axis, int ranks, const PoolSizes& pools = {}, DType dtype = DType::f32);
 
   /// `type` in the pools' element type.
@@ -40,10 +40,10 @@ class Bench {
   BufferId cold(const Type& type);
   /// An operand that was just written, by a copy in front of the op. Random values.
   BufferId warm(const Type& type);
-  /// Where an op leaves a result that the step keeps: a saved activation, a gradient of a weight. Never read.
+  /// A place for a result that the step keeps: a saved activation, a gradient of a weight. Never read.
   BufferId result(const Type& type);
-  /// Where an op leaves a result that the next ops use up: a gradient of an activation. A step's arena gives the same memory out
-  /// for these in every layer, so that it is still in the caches. Never read.
+  /// A place for a result that the next ops use up: a gradient of an activation. The arena of a step gives such results the same
+  /// memory in every layer, so it is still in the caches. Never read.
   BufferId passing(const Type& type);
   /// Persistent state that starts at zero: optimizer moments.
   BufferId state(const Type& type);

@@ -5,10 +5,10 @@
 //   }
 //   machine.calibration = fit(runs, ...)
 //
-// Nothing but the executor itself is measured, so that whatever surrounds a kernel in a real step (dispatch, recorder, caches,
-// other ranks) surrounds it here: each op under test is preceded by a copy that leaves its freshly produced operand in the cache,
-// as the op before it does in a step, while weights and saved activations come from buffers that in turn are larger than the
-// caches.
+// Nothing but the executor itself is measured, so that whatever surrounds a kernel in a real step (dispatch, recorder,
+// caches, other ranks) surrounds it here: each op under test is preceded by a copy that leaves its freshly produced operand
+// in the cache, as the op before it does in a step, while weights and saved activations come from buffers that in turn are
+// larger than the caches.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@
 
 namespace shardlab::simulator {
 
-/// What is measured: the processor, or a GPU, whose shapes are larger and whose ranks are alone on it.
+/// The target of a calibration: the processor, or a GPU, whose shapes are larger and whose ranks are alone on it.
 enum class CalibrationTarget : uint8_t { kProcessor, kGpu };
 
 struct CalibrationOptions {
@@ -62,7 +62,7 @@ struct CalibrationRun {
   int skip = 0;
 };
 
-/// Who measured what; copied into the calibration.
+/// The origin of a calibration; copied into it.
 struct CalibrationOrigin {
   std::string date;  ///< ISO 8601
   std::string command;

@@ -13,12 +13,21 @@
 namespace shardlab::simulator {
 namespace {
 
-/// Micro-batches of the shorter plan: the pipeline is full, its steady phase has begun, and it drains.
-int64_t few_of(const Layout& l) { return l.pp + 4; }
+/// Micro-batches after which the steady phase of a case's schedule does the same again: with the same buffers, and the messages of
+/// its stages in the same order. 0 where it never does: what holds every micro-batch, tables, and gradients that are a binary
+/// counter.
+int period_of(const Case& c) {
+  const Schedule schedule = c.layout.schedule;
+  if (c.canonical || !is_named(schedule) || schedule == Schedule::kAfab || schedule == Schedule::kBreadthFirst) return 0;
+  return schedule == Schedule::kInterleaved ? c.layout.pp : is_mirrored(schedule) ? 2 : 1;
+}
 
-/// Whether the steady phase is one forward and one backward, again and again, that find the same buffers.
-bool repeats(const Case& c) {
-  return !c.canonical && (c.layout.schedule == Schedule::kNone || c.layout.schedule == Schedule::k1F1B);
+/// Micro-batches of the shorter plan: the pipeline is full, its steady phase has begun, and it drains. One that tells two gradients
+/// apart fills with up to two micro-batches a stage.
+int64_t few_of(const Case& c, int period) {
+  const bool one = period == 1 && !splits_backward(c.layout.schedule);
+  const int64_t few = one ? c.layout.pp + 4 : 3 * c.layout.pp + 4;
+  return few + (c.train.grad_accumulation - few) % period;
 }
 
 using Stages = std::vector<std::array<MemoryPeak, kSpaces>>;
@@ -43,7 +52,7 @@ void for_each_class(MemoryPeak& a, const MemoryPeak& b, const Use& use) {
       use((a.*part).bytes[c], (b.*part).bytes[c], c == static_cast<size_t>(BufferClass::kMetric));
 }
 
-/// Adds `times` times what a micro-batch more adds. False where something grows that does not live for the whole step.
+/// Adds `times` times what a period more adds. False where something grows that does not live for the whole step.
 bool extend(Stages& stages, const Stages& longer, int64_t times) {
   bool same = true;
   for (size_t s = 0; s < stages.size(); ++s)
@@ -65,11 +74,13 @@ bool extend(Stages& stages, const Stages& longer, int64_t times) {
 Result<CasePlan> CasePlan::of(const Case& config, const Lower& lower) {
   CasePlan out;
   out.lower_ = lower;
-  const int64_t micro_batches = config.train.grad_accumulation, few = few_of(config.layout);
-  if (micro_batches > 2 * few + 1 && repeats(config)) {
-    auto shorter = lower(with_micro_batches(config, few)), longer = lower(with_micro_batches(config, few + 1));
+  const int64_t micro_batches = config.train.grad_accumulation;
+  const int period = period_of(config);
+  const int64_t few = period > 0 ? few_of(config, period) : micro_batches;
+  if (micro_batches > 2 * few + period) {
+    auto shorter = lower(with_micro_batches(config, few)), longer = lower(with_micro_batches(config, few + period));
     if (shorter.ok() && longer.ok()) {
-      const int64_t more = micro_batches - few;
+      const int64_t more = (micro_batches - few) / period;
       out.stages_ = peaks_of(*shorter);
       if (extend(out.stages_, peaks_of(*longer), more)) {
         out.wire_ = total_wire_bytes(*shorter);
@@ -177,7 +188,8 @@ void for_each_change(const Plan& plan, const Role& role, const Use& use) {
         if (a == nullptr && f == nullptr) continue;
         const SlotId id = a != nullptr ? a->slot : f->slot;
         const BufferId bound = id.index() < call.binding.size() ? call.binding[id.index()] : BufferId();
-        if (!use(Change{.buffer = bound ? bound.value : -1, .slot = &segment.slots[id.index()], .sign = a != nullptr ? 1 : -1})) return;
+        if (!use(Change{.buffer = bound ? bound.value : -1, .slot = &segment.slots[id.index()], .sign = a != nullptr ? 1 : -1}))
+          return;
       }
     }
   }

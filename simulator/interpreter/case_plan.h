@@ -35,17 +35,19 @@ struct HeldTensor {
   int64_t bytes = 0;  ///< aligned
 };
 
-/// What is live on the device at the first moment of a stage's peak, by class and name. Persistent buffers are one entry a class,
-/// without a name. The bytes add up to the peak.
+/// The buffers that are live on the device at the first moment of a stage's peak, by class and name. Persistent buffers are one
+/// entry a class, without a name. The bytes add up to the peak.
 std::vector<HeldTensor> held_at_peak(const Plan& plan, int stage);
 
 class CasePlan {
  public:
   /// Lowers the case, or two cases of fewer micro-batches that stand for it.
   ///
-  /// Formula: under 1f1b and without a pipeline, where the steady phase repeats itself with each micro-batch, the plans are of
-  ///   m1 = pp + 4 and of m1 + 1 micro-batches, if that is fewer than m together. A figure f of the case is
-  ///   f(m1) + (m - m1) (f(m1 + 1) - f(m1)). Of other schedules and few micro-batches the case itself is lowered.
+  /// Formula: where the steady phase of the schedule does the same again after r micro-batches (p of an interleaved pipeline, 2 of
+  /// a
+  ///   mirrored one, else 1), the plans are of m1 and of m1 + r micro-batches, if that is fewer than m together: m1 is pp + 4, of
+  ///   interleaved stages and of those that tell two gradients apart 3 pp + 4 and what makes m - m1 a multiple of r. A figure f of
+  ///   the case is f(m1) + (m - m1) / r (f(m1 + r) - f(m1)). Of other schedules and few micro-batches the case itself is lowered.
   /// Valid when: of every stage and space the two plans have the same peak, class by class, but for metrics, which live for the
   ///   whole step (a loss a micro-batch). Otherwise, and in canonical mode, whose gradients are a binary counter over
   ///   micro-batches, the case itself is lowered. tests/laws holds both to each other, to the byte.
@@ -59,8 +61,8 @@ class CasePlan {
   /// Memory and wire bytes of a step.
   Prediction bytes() const;
 
-  /// `bytes` and the seconds of a step by segments (simulator/interpreter/segments) of the whole plan: stages of unequal length take
-  /// longer to find their pace than to fill their buffers. The machine is not local; the plan passes `check_runnable`.
+  /// `bytes` and the seconds of a step by segments (simulator/interpreter/segments) of the whole plan: stages of unequal length
+  /// take longer to find their pace than to fill their buffers. The machine is not local; the plan passes `check_runnable`.
   Prediction predict(const Case& config, const PlacedCostModel& costs) const;
 
   /// The plan that was folded: of the case, or of fewer micro-batches.

@@ -113,8 +113,6 @@ bool reads_narrow(const Instruction& i) {
          !std::holds_alternative<Collective>(i.op->work) && !std::holds_alternative<Send>(i.op->work);
 }
 
-double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
-
 /// A constant of the device, or its default.
 double constant(const Device& device, double DeviceConstants::*field) {
   for (const DeviceConstant& c : device_constants())
@@ -347,7 +345,7 @@ DatasheetRates::Kernel kernel_work(const Segment& segment, const Op& op, const W
 
 }  // namespace
 
-DatasheetCostModel::DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency)
+DatasheetCostModel::DatasheetCostModel(const Machine& machine, Precision precision, const Efficiency& efficiency)
     : rates_(machine, precision, efficiency) {}
 
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
@@ -478,7 +476,7 @@ Seconds FixedCostModel::communicate(const Plan& plan, const Instruction& instruc
 
 // --- choice ------------------------------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision) {
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, Precision precision) {
   if (machine.calibration) return std::unique_ptr<PlacedCostModel>(std::make_unique<CalibratedCostModel>(machine));
   if (machine.local)
     return Error{ExitCode::kEnvironment, fmt::format("machine `{}` is this machine, and it was never measured", machine.id),
@@ -490,7 +488,8 @@ Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, 
   if (const auto fabric = Fabric::of(machine); !fabric.ok()) return fabric.error();
   if (dense_peak(machine.device, precision) > 0)
     return std::unique_ptr<PlacedCostModel>(std::make_unique<DatasheetCostModel>(machine, precision));
-  return Error{ExitCode::kUsage, fmt::format("machine `{}` states no peak for precision {} nor a wider one", machine.id, precision),
+  return Error{ExitCode::kUsage,
+               fmt::format("machine `{}` states no peak for precision {} nor a wider one", machine.id, name_of(precision)),
                "add it to device.peak_flops in its machine file"};
 }
 

@@ -1,4 +1,4 @@
-// How long one instruction takes on its own: from what calibration measured, from a data sheet, or from a fixed table.
+// Seconds of one instruction on its own: from calibration, from a data sheet, or from a fixed table.
 #pragma once
 
 #include <limits>
@@ -17,7 +17,7 @@
 
 namespace shardlab::simulator {
 
-/// What is known of a communication before anybody says how fast the machine is.
+/// The facts about a communication that do not depend on the machine's speed.
 struct Communication {
   std::vector<std::vector<int>> groups;  ///< who meets, once for each meeting that the asking rank stands for (`who_meet`)
   double sent_bytes = 0;                 ///< by the first rank of a group: the message, or what a collective's algorithm sends
@@ -38,17 +38,17 @@ class PlacedCostModel : public CostModel {
     Seconds seconds;
     Demand demand;  ///< of what takes any time
   };
-  /// Of the groups of a communication the one that takes longest, the first of equals, alone on the machine.
+  /// The group of a communication that takes longest, the first of equals, alone on the machine.
   virtual Slowest slowest_of(const Plan& plan, const Instruction& instruction, const Communication& communication) const;
   /// Core time, on a local machine, of a member's part in one step of a collective or message (plan/collective_steps.h): what the
   /// whole takes where each of `ranks` has a core, over its steps.
   Seconds step_among(const Plan& plan, const Instruction& instruction, std::span<const int> ranks) const;
-  /// On a local machine: what it costs a stream to take over a core from another, and for how long one keeps a core that another
-  /// wants, but for the op that it is in (runtime/core_scheduler.h).
+  /// On a local machine: seconds for a stream to take over a core from another stream, and the seconds for which a stream keeps a
+  /// core that another one wants, not counting the op in progress (runtime/core_scheduler.h).
   virtual Seconds handover() const { return Seconds(0); }
   virtual Seconds turn() const { return Seconds(0); }
-  /// What the instruction asks of its rank's device, if alone it takes `alone`; `ranks` as above, of what communicates. A model
-  /// that knows no work says: all of what the op mainly needs, for all of its time. That is the multiprocessors, for a message the
+  /// The demand of an instruction on its rank's device, if it takes `alone` seconds alone; `ranks` as above, for communication. A
+  /// model that knows no work demands all of the op's main resource for all of its time: the multiprocessors; for a message the
   /// link out of its sender and into its receiver, for a collective both, for a copy between memories a copy engine.
   virtual Demand demand(const Plan& plan, const Instruction& instruction, std::span<const int> ranks, Seconds alone) const;
 };
@@ -56,7 +56,7 @@ class PlacedCostModel : public CostModel {
 /// The name under which an op's cost is measured and looked up: kind, phase and whatever changes its inner loop.
 /// "linear.F.bias", "norm.I.rms", "activation.F.swiglu", "cross_entropy.fused", "all_reduce.ring", "p2p" (send and receive alike).
 std::string kernel_of(const Op& op);
-/// The same with the element type of a product whose factors are not fp32: "linear.F.bf16".
+/// The name of the op's kernel; with the element type, for a product whose factors are not fp32: "linear.F.bf16".
 std::string kernel_of(const Segment& segment, const Op& op);
 
 /// The extents that determine the cost of `op` on one rank, in the order of `RatePoint::shape`:
@@ -133,9 +133,9 @@ class CalibratedCostModel final : public PlacedCostModel {
 /// Valid when: each rank has a device of its own; never better than a factor, and so always reported as extrapolated.
 class DatasheetCostModel final : public PlacedCostModel {
  public:
-  /// The machine must be one that `cost_model_for` does not refuse. `precision` names the peak used ("fp32", "bf16"); a machine
+  /// The machine must be one that `cost_model_for` does not refuse. `precision` says which peak is used; a machine
   /// without it has its largest slower one.
-  DatasheetCostModel(const Machine& machine, const std::string& precision, const Efficiency& efficiency = {});
+  DatasheetCostModel(const Machine& machine, Precision precision, const Efficiency& efficiency = {});
 
   Seconds compute(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
   Seconds communicate(const Plan& plan, const Instruction& instruction, int busy_cores) const override;
@@ -175,6 +175,6 @@ class FixedCostModel final : public PlacedCostModel {
 
 /// The best model that `machine` supports: calibrated if it carries a calibration, else of its data sheet. Refuses a local machine
 /// without calibration, a device without peak or bandwidth, and constants that DeviceModel or Fabric refuse.
-Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, const std::string& precision);
+Result<std::unique_ptr<PlacedCostModel>> cost_model_for(const Machine& machine, Precision precision);
 
 }  // namespace shardlab::simulator

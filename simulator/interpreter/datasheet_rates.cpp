@@ -10,8 +10,6 @@
 namespace shardlab::simulator {
 namespace {
 
-double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
-
 /// The model of a machine that `cost_model_for` has let pass.
 template <class T>
 T must(Result<T> model) {
@@ -26,17 +24,17 @@ struct DatasheetRates::Models {
   Fabric fabric;
 };
 
-double dense_peak(const Device& device, const std::string& precision) {
+double dense_peak(const Device& device, Precision precision) {
   bool wide_enough = false;
   for (const char* name : {"fp4", "fp8", "bf16", "fp16", "tf32", "fp32"}) {
-    wide_enough = wide_enough || precision == name;
+    wide_enough = wide_enough || name_of(precision) == name;
     const auto peak = device.peak_flops.find(name);
     if (wide_enough && peak != device.peak_flops.end()) return peak->second;
   }
   return 0;
 }
 
-DatasheetRates::DatasheetRates(const Machine& machine, const std::string& precision, const Efficiency& efficiency)
+DatasheetRates::DatasheetRates(const Machine& machine, Precision precision, const Efficiency& efficiency)
     : efficiency_(efficiency),
       models_(std::make_shared<const Models>(Models{must(DeviceModel::of(machine.device)), must(Fabric::of(machine))})),
       memory_bytes_per_s_(machine.device.memory_bytes_per_s * efficiency.memory),
@@ -46,7 +44,7 @@ DatasheetRates::DatasheetRates(const Machine& machine, const std::string& precis
       peak_(dense_peak(machine.device, precision)),
       wide_peak_(peak_) {
   SHARDLAB_CHECK(peak_ > 0 && machine.device.memory_bytes_per_s > 0, "machine `{}` has no peak or bandwidth for {}", machine.id,
-                 precision);
+                 name_of(precision));
   // 8 bits are for products of 8-bit factors, the rest computes in 16 or more.
   const auto fp8 = machine.device.peak_flops.find("fp8"), bf16 = machine.device.peak_flops.find("bf16");
   if (fp8 != machine.device.peak_flops.end() && bf16 != machine.device.peak_flops.end() && peak_ == fp8->second)

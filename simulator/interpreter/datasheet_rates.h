@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "plan/case.h"
 #include "plan/machine.h"
 #include "plan/op.h"
 #include "simulator/interpreter/efficiency.h"
@@ -20,9 +21,9 @@ CollectiveUse use_of(CollectiveKind kind);
 /// Formula and sources: DatasheetCostModel (simulator/interpreter/cost_model.h).
 class DatasheetRates {
  public:
-  /// The machine must be one that `cost_model_for` does not refuse. `precision` names the peak used ("fp32", "bf16"); a machine
+  /// The machine must be one that `cost_model_for` does not refuse. `precision` says which peak is used; a machine
   /// without it has its largest slower one.
-  DatasheetRates(const Machine& machine, const std::string& precision, const Efficiency& efficiency = {});
+  DatasheetRates(const Machine& machine, Precision precision, const Efficiency& efficiency = {});
 
   /// What a kernel on the device does.
   struct Kernel {
@@ -65,6 +66,6 @@ class DatasheetRates {
 };
 
 /// Dense peak of the precision, or of the next wider one that the machine computes in; 0 for none.
-double dense_peak(const Device& device, const std::string& precision);
+double dense_peak(const Device& device, Precision precision);
 
 }  // namespace shardlab::simulator

@@ -6,13 +6,13 @@
 
 namespace shardlab::simulator {
 
-/// What of a data sheet a program reaches, and what a kernel costs beside its flops and bytes.
+/// The share of a data sheet's rates that a program reaches, and the costs of a kernel beside its flops and bytes.
 ///
-/// Units: as stated. Defaults are those of an A100 (fitted there, transferred anywhere else); shipped machines state their own,
-/// each tagged. Fitted constants come from simulator/published alone, never from an end-to-end run. `matmul_spread` is transferred
-/// everywhere: Sinha et al., "Not All GPUs Are Created Equal" (SC 2022, arXiv 2208.11035), measured over 90 % of the devices of
-/// five clusters and found 8 % on average between slow and fast ones, outliers apart, caused by power management; read as the
-/// whiskers of a box plot, which are 5.4 deviations of a normal apart.
+/// Units: as stated. Defaults are the constants of an A100 (fitted there, transferred anywhere else); shipped machines state their
+/// own, each tagged. Fitted constants come from simulator/published alone, never from an end-to-end run. `matmul_spread` is
+/// transferred everywhere: Sinha et al., "Not All GPUs Are Created Equal" (SC 2022, arXiv 2208.11035) measured over 90 % of the
+/// devices of five clusters and found 8 % on average between slow and fast ones, outliers apart, caused by power management. These
+/// 8 % are read as the whiskers of a box plot, which are 5.4 deviations of a normal apart.
 struct DeviceConstants {
   double sms = 108;  ///< multiprocessors (compute units): how many tiles are computed at once
 
@@ -86,8 +86,8 @@ struct DeviceConstants {
 struct DeviceConstant {
   std::string_view name;
   double DeviceConstants::*value;
-  /// What is predicted with it: "matmul", "unaligned", "many" (devices that wait for one another), "attention", "memory", "host",
-  /// "capacity".
+  /// The kind of prediction that uses the constant: "matmul", "unaligned", "many" (devices that wait for one another), "attention",
+  /// "memory", "host", "capacity".
   std::string_view group;
 };
 

@@ -45,17 +45,6 @@ double waves(double tiles, double sms, double quantisation) {
 
 }  // namespace
 
-std::string_view name_of(Precision precision) {
-  constexpr std::string_view names[] = {"fp32", "bf16", "fp16", "fp8", "fp4"};
-  return names[static_cast<int>(precision)];
-}
-
-std::optional<Precision> precision_named(std::string_view name) {
-  for (int i = 0; i < kPrecisions; ++i)
-    if (name_of(static_cast<Precision>(i)) == name) return static_cast<Precision>(i);
-  return std::nullopt;
-}
-
 namespace {
 
 /// The peak of `precision`, or of the nearest wider one that the device has; fp16 and bf16 stand in for each other.

@@ -11,22 +11,22 @@
 #include <string_view>
 
 #include "plan/base/result.h"
+#include "plan/case.h"
 #include "plan/machine.h"
 #include "simulator/interpreter/device_constants.h"
 
 namespace shardlab::simulator {
 
+/// Seconds that `total` takes at `rate` a second; none where the rate is not known.
+inline double time_at(double total, double rate) { return rate > 0 ? total / rate : 0; }
+
 /// How the operands of the multiplications are stored. fp16 runs at the rate of bf16 on every device that has both.
-enum class Precision : uint8_t { kFp32, kBf16, kFp16, kFp8, kFp4 };
-inline constexpr int kPrecisions = 5;
-std::string_view name_of(Precision precision);                    ///< "fp32", "bf16", ...: the words of the key `precision`
-std::optional<Precision> precision_named(std::string_view name);  ///< nothing for an unknown word
-constexpr double bytes_of(Precision precision) {                  ///< of one operand element; scales of blocks not counted
+constexpr double bytes_of(Precision precision) {  ///< of one operand element; scales of blocks not counted
   constexpr double bytes[] = {4, 2, 2, 1, 0.5};
   return bytes[static_cast<int>(precision)];
 }
 
-/// Which operand is read along its rows. The three matmuls of a linear layer differ in it, and libraries differ in speed by it.
+/// The operand that is read along its rows. The three matmuls of a linear layer differ in it, and libraries differ in speed by it.
 enum class Product : uint8_t {
   kForward,  ///< y = x w^T: m = tokens, n = out, k = in
   kInput,    ///< dx = dy w: m = tokens, n = in, k = out
@@ -166,8 +166,8 @@ class DeviceModel {
   double peak_flops(Precision precision) const { return peak_[static_cast<int>(precision)]; }
   double memory_bytes_per_s() const { return memory_bytes_per_s_; }
   const DeviceConstants& constants() const { return constants_; }
-  /// The least trusted provenance among the constants that predict `what` ("matmul", "attention", "memory", "host"); of the rates
-  /// of matmuls, that of `precision`.
+  /// The least trusted provenance among the constants that predict `what` ("matmul", "attention", "memory", "host"); for rates of
+  /// matmuls, the provenance of the rate of `precision`.
   Provenance provenance(std::string_view what, Precision precision = Precision::kBf16) const;
 
  private:

@@ -1,9 +1,9 @@
-// What of a data sheet's rates a program reaches, and what a step of a collective then costs.
+// The share of a data sheet's rates that a program reaches, and the cost of a step of a collective that follows from it.
 #pragma once
 
 namespace shardlab::simulator {
 
-/// What of a data sheet's peak a real program gets. Stated, never tuned on a case.
+/// The share of a data sheet's peaks that a real program reaches. Stated, never tuned on a case.
 struct Efficiency {
   double matmul = 0.60;             ///< of the dense peak, on large matrices
   double memory = 0.80;             ///< of the memory bandwidth, streaming
@@ -16,7 +16,7 @@ struct Efficiency {
   double wake_s = 2e-6;             ///< an event from one stream to another
 };
 
-/// What lies between the ranks of a group.
+/// The links between the ranks of a group.
 struct Way {
   int nodes = 1;
   int fewest_on_a_node = 1;
@@ -26,8 +26,7 @@ struct Way {
   friend bool operator==(const Way&, const Way&) = default;
 };
 
-/// What a collective's steps and bytes cost: seconds of a step, and bytes/s that a rank sends at; 0 bytes/s: nothing joins the
-/// ranks.
+/// The cost of a collective: seconds of a step, and bytes/s that a rank sends at; 0 bytes/s: nothing joins the ranks.
 ///
 /// Formula: the link within a node, else the lesser of the link and of the network's rate times the members on the node with the
 ///   fewest of them (parallel rings, one a device).

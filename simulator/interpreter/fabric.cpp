@@ -53,7 +53,7 @@ std::span<const FabricConstant> fabric_constants() {
   return table;
 }
 
-/// Which of NCCL's four rows a device falls in. AMD's devices run a fork of it with the same model and no rows of their own.
+/// The one of NCCL's four rows that a device falls in. AMD's devices run a fork of it with the same model and no rows of their own.
 GpuGeneration generation_of(const std::string& architecture) {
   if (architecture == "volta") return GpuGeneration::kVolta;
   if (architecture == "hopper") return GpuGeneration::kHopper;
@@ -61,7 +61,8 @@ GpuGeneration generation_of(const std::string& architecture) {
   return GpuGeneration::kAmpere;
 }
 
-/// What NCCL's search takes one link to carry, of the data sheet: 20 of 25 GB/s, 20.6 of 25, 40.1 of 50 (src/graph/topo.h).
+/// The rate that NCCL's search assumes of one link, from the data sheet's rate: 20 of 25 GB/s, 20.6 of 25, 40.1
+/// of 50 (src/graph/topo.h).
 double assumed_link(GpuGeneration generation) {
   constexpr double part[] = {0.8, 0.8, 0.824, 0.802};
   return part[static_cast<int>(generation)];

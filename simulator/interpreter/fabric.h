@@ -66,9 +66,8 @@ class CollectiveCost {
   std::array<Line, kMaxNcclCells> lines_;
 };
 
-/// What was measured on the very fabric: nccl-tests busbw, bytes/s. What the model thinks of every group is then corrected by as
-/// much as it is wrong about the group that was measured: a rate over 64 nodes says nothing directly of a group over two, whose
-/// ring has 32 times fewer steps.
+/// Measurements on the very fabric: nccl-tests busbw, bytes/s. The error of the model on the measured group corrects the model of
+/// every group. A rate over 64 nodes says nothing directly about a group over two nodes, whose ring has 32 times fewer steps.
 struct MeasuredFabric {
   std::optional<double> all_reduce, all_gather, reduce_scatter;                    ///< over all devices of all nodes
   std::optional<double> intra_all_reduce, intra_all_gather, intra_reduce_scatter;  ///< over all devices of one node
@@ -78,15 +77,15 @@ struct MeasuredFabric {
   int nodes = 0;  ///< over which the first three were measured; 0: all of the machine
 };
 
-/// What computing and communicating at the same time cost each other: factors of time, 1 or more.
+/// The mutual cost of computing and communicating at the same time: factors of time, 1 or more.
 struct Contention {
   double compute = 1;        ///< of kernels that memory binds, for the bandwidth that the collective takes
   double communication = 1;  ///< of the collective
-  double taken_sms = 0;      ///< multiprocessors that the collective holds: what they cost kernels, DeviceModel knows
+  double taken_sms = 0;      ///< multiprocessors that the collective holds; DeviceModel knows their price for kernels
 };
 
-/// What joins devices beyond the two bandwidths: the names of Machine::fabric. Defaults are those of a node of H100 (fitted there,
-/// see sweeps/machines/hgx-h100-ndr.yaml; transferred anywhere else), without its reducing switch.
+/// Constants of the fabric beyond the two bandwidths, by the names of Machine::fabric. Defaults are the constants of a node of H100
+/// (fitted there, see sweeps/machines/hgx-h100-ndr.yaml; transferred anywhere else), without its reducing switch.
 struct FabricConstants {
   double rails_per_node = 0;        ///< network interfaces of a node; together devices_per_node * inter_bandwidth. 0: one a device
   double oversubscription = 1;      ///< of the network above the leaf switches, shared by groups of more than `leaf_nodes` nodes
@@ -119,8 +118,8 @@ struct FabricConstants {
 /// How the collectives of a group are done.
 struct CollectiveStyle {
   bool stepped = false;  ///< by shardlab's own algorithms, step by step (plan/collective_steps.h); else by NCCL
-  AlgorithmChoice choice =
-      AlgorithmChoice::kAuto;  ///< NCCL: kAuto is its own choice, kRing leaves it its rings alone; it has no other
+  /// NCCL: kAuto is its own choice, kRing leaves it its rings alone; it has no other.
+  AlgorithmChoice choice = AlgorithmChoice::kAuto;
 };
 
 /// Messages and collectives of one machine.
@@ -165,7 +164,7 @@ class Fabric {
 
  private:
   Fabric() = default;
-  /// What a group really gets, bytes/s one way: of one device within the node, and of its share of a node's network.
+  /// The rates that a group really gets, bytes/s one way: of one device within the node, and of its share of a node's network.
   struct Rates {
     double link = 0;
     double node = 0;
@@ -187,7 +186,7 @@ class Fabric {
   double inter_bytes_per_s_ = 0;  ///< one way, per device
   double memory_bytes_per_s_ = 0;
   FabricConstants constants_;
-  /// What was measured over what the model thinks: 1 where nothing was.
+  /// Measured over modelled rates; 1 where nothing was measured.
   struct Correction {
     double latency = 1, seconds_per_byte = 1;
     bool measured = false;

@@ -51,7 +51,7 @@ std::span<const double> speeds(GpuGeneration generation, bool across_nodes) {
 
 int log2_floor(int n) { return std::bit_width(static_cast<unsigned>(n)) - 1; }
 
-/// What a table is computed from, with the names of the formulas.
+/// The inputs of a table, with the names of the formulas.
 class Tuner {
  public:
   Tuner(CollectiveUse kind, const NcclTopology& topology)

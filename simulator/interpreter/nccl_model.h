@@ -1,7 +1,7 @@
-// NCCL's own model of its collectives: which algorithm and protocol it thinks fastest, and what it expects of each.
+// NCCL's own model of its collectives: which algorithm and protocol it considers fastest, and the time that it expects of each.
 //
 // Pure arithmetic on a description of the communicator's graphs, so that it can be held to tables that NCCL printed
-// (NCCL_DEBUG_SUBSYS=TUNING). What the links really reach is the business of simulator/interpreter/fabric.
+// (NCCL_DEBUG_SUBSYS=TUNING). The rates that links really reach are the business of simulator/interpreter/fabric.
 #pragma once
 
 #include <array>
@@ -10,9 +10,9 @@
 
 namespace shardlab::simulator {
 
-/// What a group does together. `bytes` is the full buffer as nccl-tests count it: all-reduce and broadcast the vector that every
-/// rank holds; reduce-scatter and all-gather the whole of it (ranks * shard); all-to-all what one rank sends in all, its own part
-/// included.
+/// The collective of a group. `bytes` is the full buffer as nccl-tests count it. All-reduce and broadcast: the vector that
+/// every rank holds. Reduce-scatter and all-gather: the whole vector (ranks * shard). All-to-all: all that one rank sends,
+/// its own part included.
 enum class CollectiveUse : uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kReduce, kAllToAll };
 inline constexpr int kCollectives = 6;
 std::string_view name_of(CollectiveUse kind);
@@ -35,7 +35,7 @@ struct NcclGraph {
   double inter = 0;
 };
 
-/// What NCCL's model is given.
+/// The input of NCCL's model.
 struct NcclTopology {
   int ranks = 2;
   int nodes = 1;
@@ -69,8 +69,8 @@ struct NcclTable {
 /// Units: microseconds, GB/s.
 NcclTable nccl_table(CollectiveUse kind, const NcclTopology& topology);
 
-/// What NCCL's model says a cell takes: the table's line, with its corrections of the bandwidth of trees and of the latency of
-/// rings by size. Microseconds.
+/// Microseconds of a cell by NCCL's model: the table's line, with its corrections of the bandwidth of trees and of the latency of
+/// rings by size.
 double nccl_time_us(CollectiveUse kind, const NcclTopology& topology, const NcclCell& cell, double bytes);
 
 /// Factor on the tree's bandwidth at `bytes`; 1 for other algorithms.
@@ -81,7 +81,7 @@ double nccl_ring_plateau(GpuGeneration generation);
 /// The channels that NCCL's search finds for rings and trees: the rate of a channel is of a fixed list, and channels are doubled.
 /// `total_gbs` is what one device (within a node) or one node (between nodes) can send.
 NcclGraph nccl_search(GpuGeneration generation, bool across_nodes, double total_gbs, double channel_limit_gbs);
-/// The same for the reducing switch of one node: a channel a rank, at most 32, never doubled. All but a rank's own part passes its
+/// The graph of the reducing switch of one node: a channel a rank, at most 32, never doubled. All but a rank's own part passes its
 /// links, so the search may use n / (n - 1) of them.
 NcclGraph nccl_search_nvls(GpuGeneration generation, int ranks, double total_gbs);
 

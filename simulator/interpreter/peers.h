@@ -1,4 +1,4 @@
-// Who meets whom: the simulated ranks, and for every message of a program its number, its group and its bytes.
+// The partners of each message: the simulated ranks, and for every message of a program its number, its group and its bytes.
 #pragma once
 
 #include <array>
@@ -31,23 +31,23 @@ class SimulatedRanks {
   bool individually_;
   int pipeline_axis_ = -1;
   std::vector<int> ranks_;
-  std::vector<std::vector<int>> members_;  ///< whom each of `ranks_` stands for
+  std::vector<std::vector<int>> members_;  ///< by rank of `ranks_`: the ranks that it stands for
 };
 
-/// What a communication instruction needs before it can move data.
+/// The partners and the size of a communication instruction, before it moves data.
 struct Meeting {
-  /// Equal for all who meet: communicator, first and last party, direction (0 collective, 1 p2p), number of the message between
-  /// them.
+  /// Equal for all who meet: communicator, first and last party, direction (0 collective, 1 p2p), number of the
+  /// message between them.
   using Key = std::tuple<int, int, int, int, int>;
   Key key{};
   int parties = 1;         ///< simulated ranks that must arrive; 1: nothing to wait for
   bool moves = true;       ///< false when the group is one rank or the hop leaves the axis: the op does nothing
   bool sender = false;     ///< of a p2p op: the receiver moves the data
-  int member = 0;          ///< which of those who meet: index in the group; of a message 0 is the sender, 1 the receiver
+  int member = 0;          ///< the rank's index in the group; in a message 0 is the sender, 1 the receiver
   int64_t sent_bytes = 0;  ///< by this rank
 };
 
-/// By position in issue order; entries of instructions that do not communicate are unused.
+/// Meetings of a program by position in issue order; entries of instructions that do not communicate are unused.
 std::vector<Meeting> meetings_of(const Plan& plan, const Program& program, const SimulatedRanks& simulated, int rank);
 
 bool communicates(const Instruction& instruction);
@@ -59,8 +59,8 @@ const Comm& comm_of(const Plan& plan, const Op& op);
 /// hop leaves the group or leads back to the member itself.
 std::optional<std::array<int, 2>> hop_of(const Op& op, std::span<const int> group, size_t index);
 
-/// The ranks who meet, once for each meeting that `rank`'s communication stands for: a message's sender and receiver, or a
-/// collective's group. An individual rank has one, a representative as many as differ among the ranks of its role.
+/// The ranks who meet, once for each meeting that the communication of `rank` stands for: a message's sender and receiver, or a
+/// collective's group. An individual rank has one meeting. A representative has as many as differ among the ranks of its role.
 std::vector<std::vector<int>> who_meet(const Plan& plan, const Op& op, const SimulatedRanks& simulated, int rank);
 
 }  // namespace shardlab::simulator

@@ -1,6 +1,5 @@
 #include "simulator/interpreter/pipeline_choice.h"
 
-
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -12,7 +11,8 @@
 namespace shardlab::simulator {
 namespace {
 
-/// Two layers on two stages under a schedule that tells gradients of inputs and of weights apart; of the layout only what shapes ops.
+/// Two layers on two stages under a schedule that tells gradients of inputs and of weights apart; of the layout only what shapes
+/// ops.
 Case probe_of(const Case& config) {
   Case probe = config;
   probe.layout = Layout{};
@@ -38,7 +38,8 @@ Case probe_of(const Case& config) {
 
 }  // namespace
 
-Result<UnitSeconds> unit_seconds(const Case& config, const std::function<Result<Plan>(const Case&)>& lower, const PlacedCostModel& costs) {
+Result<UnitSeconds> unit_seconds(const Case& config, const std::function<Result<Plan>(const Case&)>& lower,
+                                 const PlacedCostModel& costs) {
   const auto plan = lower(probe_of(config));
   if (!plan.ok()) return plan.error();
   std::map<std::string, double, std::less<>> by_segment;  // of one call
@@ -90,7 +91,7 @@ SlotCosts slot_costs(const std::vector<int>& layers, const UnitSeconds& seconds)
   SlotCosts costs;
   costs.hop = seconds.hop;
   for (size_t part = 0; part < layers.size(); ++part) {
-    const auto sum = [&](double SlotSeconds::* slot) {
+    const auto sum = [&](double SlotSeconds::*slot) {
       return layers[part] * seconds.layer.*slot + (part == 0 ? seconds.embedding.*slot : 0) +
              (part + 1 == layers.size() ? seconds.head.*slot : 0);
     };
@@ -102,7 +103,8 @@ SlotCosts slot_costs(const std::vector<int>& layers, const UnitSeconds& seconds)
 }
 
 std::vector<PipelineCandidate> pipeline_candidates(const Case& config, const UnitSeconds& seconds) {
-  const int p = config.layout.pp, layers = static_cast<int>(config.model.layers), m = static_cast<int>(config.train.grad_accumulation);
+  const int p = config.layout.pp, layers = static_cast<int>(config.model.layers),
+            m = static_cast<int>(config.train.grad_accumulation);
   std::vector<PipelineCandidate> all;
   const auto add = [&](PipelineSchedule schedule, Schedule named, int virtual_stages, std::vector<int> parts) {
     const auto times = play(schedule, slot_costs(parts, seconds));

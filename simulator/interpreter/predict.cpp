@@ -11,7 +11,7 @@
 namespace shardlab::simulator {
 namespace {
 
-/// Seconds of a period on the rank with the longest, as those of a step.
+/// Adds the times of a period on the rank with the longest step, divided by the steps of the period.
 void add_times(const Plan& plan, double seconds, const Breakdown& b, const IdleBreakdown& idle, Prediction& p) {
   p.step_s = seconds / plan.period;
   p.compute_s = b.compute_s / plan.period;
@@ -21,7 +21,7 @@ void add_times(const Plan& plan, double seconds, const Breakdown& b, const IdleB
   p.idle = idle_of_step(plan, idle);
 }
 
-/// What does not depend on how the plan is simulated.
+/// Adds the figures that do not depend on how the plan is simulated.
 void add_rest(const Case& config, const Plan& plan, int64_t arena_bytes, const PlacedCostModel& costs, Prediction& p) {
   for (size_t role = 0; role < plan.roles.size(); ++role) add_peaks(memory_peak(plan, static_cast<int>(role)), p);
   p.arena_bytes = arena_bytes;

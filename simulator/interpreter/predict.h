@@ -21,21 +21,21 @@ struct Predicted {
 /// Puts a role's peaks into the prediction wherever they are above those of the roles before it.
 void add_peaks(const std::array<MemoryPeak, kSpaces>& peaks, Prediction& prediction);
 
-/// Seconds of a step of `plan`, of which `timeline` is, by segments. The machine is not local.
+/// Sets the seconds of a step of `plan` by segments; `timeline` is made from `plan`. The machine is not local.
 void add_segment_times(const Plan& plan, SegmentTimeline& timeline, const Machine& machine, const PlacedCostModel& costs,
                        Prediction& prediction);
 /// Whether an op's cost was extrapolated, and by which calibration costs are.
 void add_provenance(const Case& config, const Plan& plan, const PlacedCostModel& costs, Prediction& prediction);
 
-/// Predicts one step of `plan` on `config.machine`: where its period has several, the mean of them. `programs` are indexed by role
-/// and were given arena offsets by `place_arena`, whose device-space sizes are `arena_bytes` (of the rank with the largest). Times
-/// are of the rank with the longest step, `compute_s` and `exposed_comm_s` as plan/trace.h `analyse` has them. `extrapolated` is
-/// set when any op's cost was not interpolated, or the case asks for more threads a rank than were calibrated.
+/// Predicts one step of `plan` on `config.machine`; the mean step, if the plan's period has several. `programs` are indexed by role
+/// and got arena offsets from `place_arena`; `arena_bytes` is the device-space size on the rank with the largest arena. Times are
+/// of the rank with the longest step, `compute_s` and `exposed_comm_s` as `analyse` (plan/trace.h) has them. `extrapolated` is set
+/// if any op's cost was not interpolated, or if the case asks for more threads a rank than were calibrated.
 Predicted predict(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
                   const PlacedCostModel& costs);
 
-/// The same figures by segments (simulator/interpreter/segments): of the longest stage, each rank of which does the same. The machine is not
-/// local.
+/// The same figures by segments (simulator/interpreter/segments), for the longest stage; its ranks all do the same. The machine
+/// is not local.
 Prediction predict_by_segments(const Case& config, const Plan& plan, const std::vector<Program>& programs, int64_t arena_bytes,
                                const PlacedCostModel& costs);
 

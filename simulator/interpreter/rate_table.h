@@ -9,12 +9,10 @@ namespace shardlab::simulator {
 
 /// Seconds by shape, for the points of one kernel at one concurrency.
 ///
-/// Formula: log seconds multilinear in the logs of the extents over the cell of the grid that holds the shape: exact for every
-/// power
-///   law, hence for a kernel at a constant rate. Beyond the grid the outermost cell's slope goes on, kept within [0, 1.25] an
-///   extent
-///   ([0, 2.25] where the extent enters squared is the caller's: it states `max_slope`). Where points do not fill a grid the
-///   nearest measured shape is scaled by the ratio of the products of extents.
+/// Formula: log seconds multilinear in the logs of the extents over the cell of the grid that holds the shape: exact for
+///   every power law, hence for a kernel at a constant rate. Beyond the grid the outermost cell's slope goes on, kept within
+///   [0, 1.25] an extent. Where the extent enters squared, the caller states a `max_slope` of 2.25. Where points do not fill a
+///   grid, the nearest measured shape is scaled by the ratio of the products of extents.
 /// Units: seconds; extents are positive counts.
 class RateTable {
  public:

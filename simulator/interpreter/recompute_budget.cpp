@@ -184,8 +184,7 @@ class StageSearch {
     bool fit = false;
     do {
       std::vector<size_t> layers;
-      for (const size_t place : places)
-        layers.insert(layers.end(), static_cast<size_t>(counts_[groups[place]]), groups[place]);
+      for (const size_t place : places) layers.insert(layers.end(), static_cast<size_t>(counts_[groups[place]]), groups[place]);
       fit = look_at(std::move(layers), sum) || fit;
     } while (parks && (least_peak_ || !fit) && looked_at_ < kMostLookedAt && std::ranges::next_permutation(places).found);
     return fit;

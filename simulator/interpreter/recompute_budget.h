@@ -1,8 +1,8 @@
-// Recompute by budget: which layers keep what they made, make it again or park it in host memory, so that a step takes the least
-// time within so many bytes of device memory.
+// Recompute by budget. Each layer keeps its activations, makes them again, or parks them in host memory, such that a step takes the
+// least time within a budget of device memory.
 //
 // A plan knows no seconds, so the choice is made here, where costs are known, and written into the case as a list by layer
-// (plan/treatment.h): visible, stored, and lowered like one that somebody wrote by hand.
+// (plan/treatment.h). It is visible and stored, and lowered like a list that somebody wrote by hand.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ struct PricedTreatment {
   double seconds = 0;
 };
 
-/// What a layer can be given: nothing, full, or any set of sub-layers is made again; each also parked.
+/// All treatments of a layer: nothing, everything, or any set of sub-layers is made again; each also parked.
 std::vector<LayerTreatment> candidate_treatments();
 
-/// Prices by the timeline: probes of four layers, the batch and tp of the case and nothing else of its layout, each with all layers
-/// under one treatment. Of a parked treatment the last layer stays on the device, so that the copies of three are exposed.
-/// What an op does to the rest of the step (a pipeline's bubble, a reduction that is hidden behind it) is not priced.
+/// Prices by the timeline of probes. A probe has four layers, all under one treatment, the batch and tp of the case and nothing
+/// else of its layout. The last layer of a parked treatment stays on the device, so the copies of three layers are exposed. The
+/// effect of an op on the rest of the step (a pipeline's bubble, a reduction that is hidden behind it) is not priced.
 /// Formula: (T(4 * t) - T(4 * none)) / 4, and for copies (T(4 * t@cpu) - T(4 * t)) / 3 more; never below 0.
-/// Refuses what `lower` does.
+/// Refuses what `lower` refuses.
 Result<std::vector<PricedTreatment>> price_treatments(const Case& config, std::span<const LayerTreatment> treatments,
                                                       const Lower& lower, const PlacedCostModel& costs);
 
@@ -42,7 +42,7 @@ struct ByteBudget {
   int64_t host = INT64_MAX;
 };
 
-/// Assignments whose peak is evaluated on one stage, before the best of them is taken as it is.
+/// The most assignments whose peak is evaluated on one stage; after that the best of them is taken.
 inline constexpr int64_t kMostLookedAt = 6000;
 
 struct BudgetChoice {

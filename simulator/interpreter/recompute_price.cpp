@@ -1,4 +1,4 @@
-// What treatments of a layer cost in time: probes on the timeline.
+// Prices of a layer's treatments in time: probes on the timeline.
 #include <algorithm>
 
 #include "plan/program.h"

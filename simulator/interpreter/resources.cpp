@@ -121,8 +121,8 @@ void DeviceSharing::collect(std::span<const Use> uses) {
   }
 }
 
-/// Works out the speeds of all whom the collected resources join, directly or through other resources that are asked for too much
-/// of.
+/// Works out the speeds of all whom the collected resources join, directly or through other resources that are asked for
+/// too much of.
 void DeviceSharing::share_out(double now) {
   bool any_tight = false;
   for (size_t i = 0; i < resources_in_.size(); ++i) {

@@ -22,7 +22,7 @@
 
 namespace shardlab::simulator {
 
-/// Of one device. Links join devices of a node, the network nodes.
+/// The resources of one device. Links join the devices of a node, the network joins nodes.
 enum class Resource : uint8_t {
   kUnits,    ///< multiprocessors
   kMemory,   ///< bandwidth of device memory
@@ -35,7 +35,7 @@ enum class Resource : uint8_t {
 };
 inline constexpr int kResources = 8;
 
-/// What one op asks of one device.
+/// The work that one op asks of one device.
 struct Demand {
   /// Seconds for which the op alone keeps each resource busy; at most as long as it takes alone.
   std::array<double, kResources> busy_s{};
@@ -51,7 +51,7 @@ struct Shares {
   double held_units = 0;
   friend bool operator==(const Shares&, const Shares&) = default;
 };
-/// Of a task that alone takes `seconds`, more than 0.
+/// The shares of a task that takes `seconds` alone; `seconds` is above 0.
 Shares shares_of(const Demand& demand, double seconds);
 
 /// The rule above for tasks that are on one device and nowhere else: their speeds, at most 32 of them.
@@ -71,7 +71,7 @@ class DeviceSharing {
 
   /// Task `task` begins at `now`; alone it takes `seconds`, more than 0.
   void start(int task, double seconds, std::span<const Part> parts, double now);
-  /// It is over.
+  /// The task is over.
   void finish(int task, double now);
 
   /// Tasks that will now end at another time than before the last `start` or `finish`; a started one is among them.

@@ -11,8 +11,8 @@
 namespace shardlab::simulator {
 namespace {
 
-/// A piece of a role's program that belongs to one layer or to none, at a place that all treatments share: after how many calls that
-/// compute, and the how-manieth piece of its owner there.
+/// A piece of a role's program that belongs to one layer or to none, at a place that all treatments share: after how many calls
+/// that compute, and the how-manieth piece of its owner there.
 struct Place {
   int32_t calls = 0;
   int32_t layer = -1;  ///< of the model
@@ -163,7 +163,7 @@ Result<StagePeaks> StagePeaks::of(const Case& config, std::vector<LayerTreatment
   }
   StagePeaks out;
   for (size_t t = 0; t < plans.size(); ++t) {
-    std::vector<Rise> calls;  // of one micro-batch: forward, then backward in one piece or two
+    std::vector<Rise> calls;                 // of one micro-batch: forward, then backward in one piece or two
     for (const Role& role : plans[t].roles)  // the one that has layer 0
       for_each_layer_call(plans[t], role, 0, [&](const Call& call) {
         if (call.micro_batch == 0) calls.push_back(rises[t][call.segment.index()]);
@@ -229,7 +229,8 @@ StagePeaks::Peak StagePeaks::peak(int64_t stage, std::span<const size_t> assigne
   const Stage& s = stages_[static_cast<size_t>(stage)];
   Rise all{.highest = s.persistent, .net = s.persistent};
   for (const Part& part : s.parts)
-    all.then(part.layer < 0 ? part.rise : s.by_treatment[static_cast<size_t>(part.first) + assigned[static_cast<size_t>(part.layer)]]);
+    all.then(part.layer < 0 ? part.rise
+                            : s.by_treatment[static_cast<size_t>(part.first) + assigned[static_cast<size_t>(part.layer)]]);
   return {all.highest[0] + s.longer[0], all.highest[1] + s.longer[1]};
 }
 

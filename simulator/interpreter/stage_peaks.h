@@ -1,8 +1,8 @@
-// Peaks of stages whose layers differ in their treatment (plan/treatment.h), of any assignment, from one plan a treatment.
+// Peaks of stages for any assignment of treatments to layers (plan/treatment.h), from one plan a treatment.
 //
-// Plans of one case that differ in the treatment of a layer differ in what the layer's own calls allot, and in the copies that park
-// it. So what a treatment does to live bytes is read once from a plan all of whose layers have it, and an assignment is folded from
-// what its layers do: a lowering of its own takes a thousand times as long.
+// Plans of one case that differ in the treatment of a layer differ in two things: the allocations of the layer's own calls, and the
+// copies that park it. So the effect of a treatment on live bytes is read once, from a plan all of whose layers have the treatment.
+// An assignment is then folded from the effects of its layers; a lowering of its own takes a thousand times as long.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ namespace shardlab::simulator {
 /// Device and host memory.
 inline constexpr size_t kTreatedSpaces = 2;
 
-/// What a stretch of a program does to live bytes, by space.
+/// The effect of a stretch of a program on live bytes, by space.
 struct Rise {
   std::array<int64_t, kTreatedSpaces> highest{}, net{};
   void then(const Rise& next);
@@ -33,8 +33,8 @@ class StagePeaks {
   struct Peak {
     int64_t device = 0, host = 0;
   };
-  /// `assigned`: by layer of the stage, indices of treatments. Units: bytes of one rank. Under zero 3 an assignment that parks a layer
-  /// is lowered: what gathers weights beside the copies depends on the neighbours.
+  /// `assigned`: by layer of the stage, indices of treatments. Units: bytes of one rank. Under zero 3 an assignment that parks a
+  /// layer is lowered: what gathers weights beside the copies depends on the neighbours.
   Peak peak(int64_t stage, std::span<const size_t> assigned) const;
 
   /// Layers of the model that the stage has, ascending; under looped and folded schedules they are no one run.
@@ -42,9 +42,9 @@ class StagePeaks {
   int64_t in_flight(int64_t stage) const { return stages_[static_cast<size_t>(stage)].in_flight; }
   /// Device bytes that live for the whole step.
   int64_t whole_step(int64_t stage) const { return stages_[static_cast<size_t>(stage)].whole_step; }
-  /// What a layer's forward leaves on the device of one micro-batch, its output included; 0 where it is parked.
+  /// Bytes that a layer's forward leaves on the device for one micro-batch, its output included; 0 if they are parked.
   int64_t kept(size_t treatment) const { return kept_[treatment]; }
-  /// How far a layer's forward and its backward rise above what is live when forward begins.
+  /// The rise of a layer's forward and of its backward above the bytes that are live when forward begins.
   int64_t forward(size_t treatment) const { return forward_[treatment]; }
   int64_t backward(size_t treatment) const { return backward_[treatment]; }
 

@@ -1,5 +1,5 @@
-// A collective or message on a local machine, step by step: who may go on when, as the executor's transport has it
-// (runtime/thread_transport.h).
+// A collective or message on a local machine, step by step: who may go on when, as the executor's transport
+// has it (runtime/thread_transport.h).
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace shardlab::simulator {
 
-/// What each member does, by index in the group; of a message 0 is the sender and 1 the receiver.
+/// The steps of each member, by index in the group; in a message 0 is the sender and 1 the receiver.
 using MeetingSchedule = std::vector<std::vector<CollectiveStep>>;
 
-/// Of a collective, send or receive among `size` ranks.
+/// The schedule of a collective, send or receive among `size` ranks.
 MeetingSchedule schedule_of(const Op& op, int size);
 
-/// In every step a member offers what it sends, reads what the others of the step offer it, and goes on to its next once those who
-/// read from it have done so.
+/// A meeting step by step. In every step a member offers its message, reads the messages that others offer it, and goes on to its
+/// next step once its own readers are done.
 class SteppedMeeting {
  public:
   /// `schedule` must outlive the meeting.
@@ -35,13 +35,13 @@ class SteppedMeeting {
   void offer(int member) { at(member).offered = at(member).step + 1; }
   /// Does its step read at all?
   bool reads(int member) const { return step_of(member).receive_from != -1; }
-  /// Does everybody offer from whom it reads?
+  /// Whether every member from which `member` reads has offered.
   bool may_read(int member) const;
   void begin_read(int member, double now) { at(member).read_begin = now; }
   void end_read(int member) { at(member).read = at(member).step + 1; }
-  /// Has everybody read whom it offers to?
+  /// Whether every reader of `member` has read.
   bool taken(int member) const;
-  /// When the last of those began.
+  /// When the last of these readers began to read.
   double taking_since(int member) const;
   void next_step(int member) { ++at(member).step; }
 

@@ -23,7 +23,7 @@ namespace {
 /// Events that happen together may differ in the last bits of their times: a thousandth of a nanosecond is together.
 constexpr double kTogether = 1e-12;
 
-/// What a stream is doing. In brackets: what ends it.
+/// The state of a stream. In brackets: the event that ends it.
 enum class Doing : uint8_t {
   kReady,        ///< between instructions
   kStarts,       ///< the step has begun, and a stream on a local machine comes to its first instruction (a task)
@@ -74,7 +74,7 @@ struct Rank {
   double end = 0;
 };
 
-/// What an op costs, asked of the cost model once: calls of a segment cost the same, and so does a message between the same ranks.
+/// Costs of ops, asked of the cost model once: calls of a segment cost the same, and so does a message between the same ranks.
 class Costs {
  public:
   struct OnDevice {
@@ -85,7 +85,7 @@ class Costs {
   Costs(const Plan& plan, const PlacedCostModel& model, const SimulatedRanks& simulated, int levels)
       : plan_(plan), model_(model), simulated_(simulated), levels_(static_cast<size_t>(levels)) {}
 
-  /// Seconds on a local machine by number of busy cores; of what communicates, of a member's part in one step.
+  /// Seconds on a local machine by number of busy cores. For communication: seconds of a member's part in one step.
   double of(const Instruction& i, int rank, int busy_cores) {
     const size_t level = std::min(static_cast<size_t>(busy_cores), levels_) - 1;
     std::vector<double>& known = by_cores_[key(i, rank)];
@@ -373,7 +373,8 @@ class Simulation {
     }
   }
 
-  /// Of the time until a peer has read, what went by before it began is waiting; the rest is the moving itself.
+  /// The time until a peer has read splits in two: the time before the peer began to read is waiting, the rest is
+  /// the moving itself.
   void have_been_taken(int index) {
     Stream& s = streams_[static_cast<size_t>(index)];
     s.peer_wait += std::clamp(s.taking - s.since, 0.0, now_ - s.since);

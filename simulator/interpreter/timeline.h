@@ -7,9 +7,9 @@
 //              hands it over by the executor's own rules (plan/cores.h). Waits take none.
 //   memory     an op's own speed depends on how many cores are busy (CostModel: measured at concurrency 1 and at all cores).
 //   devices    on any other machine each rank has a device of its own, on which streams run side by side and share multiprocessors,
-//              memory bandwidth, links, network and copy engines (simulator/interpreter/resources.h); a meeting is one task, as slow as
-//              its slowest member. The host launches instructions in issue order, `dispatch` seconds each, and no op starts before
-//              it was launched.
+//              memory bandwidth, links, network and copy engines (simulator/interpreter/resources.h); a meeting is one task, as
+//              slow as its slowest member. The host launches instructions in issue order, `dispatch` seconds each, and no op starts
+//              before it was launched.
 //   peers      on devices a collective moves data once its whole group has arrived, a send and its receive once both have. Between
 //              ranks of a local machine they go step by step as the transport does, each member on a core of its own or on one
 //              handed over (simulator/interpreter/stepped_meeting.h).
@@ -36,8 +36,8 @@ struct SimulateOptions {
 };
 
 /// The predicted trace of one step. `programs` are indexed by role. Events exist for simulated ranks only; `step_interval` for
-/// every rank. The plan must have passed `verify` and `check_runnable` (plan/runnable.h): one that deadlocks is a bug, and so is
-/// one whose rows or steps this would count wrong.
+/// every rank. The plan must have passed `verify` and `check_runnable` (plan/runnable.h). A plan that deadlocks is a bug, and so is
+/// a plan whose rows or steps the simulation would count wrong.
 Trace simulate(const Plan& plan, const std::vector<Program>& programs, const Machine& machine, const PlacedCostModel& costs,
                const SimulateOptions& options = {});
 

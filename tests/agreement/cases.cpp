@@ -118,9 +118,9 @@ void CaseDealer::deal_training(Case& c) {
   Train& t = c.train;
   t.micro_batch = of({1, 1, 2, 4});
   t.grad_accumulation = c.layout.pp * of({1, 1, 2, 3}) - (one_in(4) && c.layout.pp > 1 ? 1 : 0);
-  t.precision = of<const char*>({"fp32", "bf16", "bf16", "bf16", "fp16", "fp8"});
-  if (t.precision == "fp8") t.fp8_scaling = of<const char*>({"current", "delayed", "block"});
-  if (t.precision != "fp32" && one_in(4)) t.reduce_dtype = t.accumulate_dtype = "bf16";
+  t.precision = of<Precision>({Precision::kFp32, Precision::kBf16, Precision::kBf16, Precision::kBf16, Precision::kFp16, Precision::kFp8});
+  if (t.precision == Precision::kFp8) t.fp8_scaling = of<Fp8Scaling>({Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock});
+  if (t.precision != Precision::kFp32 && one_in(4)) t.reduce_dtype = t.accumulate_dtype = "bf16";
   t.optimizer = one_in(5) ? Optimizer::kSgd : Optimizer::kAdamW;
   t.dropout = one_in(4) ? 0.1f : 0;
   t.clip_norm = one_in(4) ? 1.0f : 0;
@@ -131,7 +131,7 @@ void CaseDealer::deal_training(Case& c) {
     t.guard.loss_factor = of({0.0f, 2.0f}), t.guard.norm_factor = of({0.0f, 10.0f});
   }
   if (one_in(2)) t.weight_decay = 0.1f;
-  if (one_in(2)) t.loss_scale = t.precision == "fp16" ? 1024.0f : 0;
+  if (one_in(2)) t.loss_scale = t.precision == Precision::kFp16 ? 1024.0f : 0;
 }
 
 void CaseDealer::deal_techniques(Case& c) {
@@ -156,7 +156,7 @@ void CaseDealer::deal_compression(Case& c) {
 
 void CaseDealer::deal_machine(Case& c) {
   Machine& m = c.machine;
-  m.device = one_in(2) || c.train.precision == "fp8" ? hopper() : ampere();
+  m.device = one_in(2) || c.train.precision == Precision::kFp8 ? hopper() : ampere();
   m.id = "nodes-of-eight";
   m.devices_per_node = 8;
   m.nodes = (c.layout.world_size() + 7) / 8;

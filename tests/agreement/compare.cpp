@@ -63,7 +63,7 @@ std::string line_of_case(const Case& c) {
   std::string s = fmt::format("{}{} L{} h{} a{}/{} d{} f{} V{} s{} | dp{} tp{} pp{} {} zero{} {} | m{} b{} {}", name_of(m.family),
                               m.tied_embeddings ? " tied" : "", m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocab,
                               t.seq_len, l.dp, l.tp, l.pp, name_of(l.schedule), l.zero, c.machine.device.id, t.grad_accumulation,
-                              t.micro_batch, t.precision);
+                              t.micro_batch, name_of(t.precision));
   const auto add = [&](bool there, std::string word) {
     if (there) s += " " + std::move(word);
   };
@@ -76,7 +76,7 @@ std::string line_of_case(const Case& c) {
   add(l.recompute_options.every > 1, fmt::format("every{}", l.recompute_options.every));
   add(c.canonical, "canonical");
   add(l.collective_algorithm != AlgorithmChoice::kAuto, std::string(name_of(l.collective_algorithm)));
-  add(t.precision == "fp8", t.fp8_scaling);
+  add(t.precision == Precision::kFp8, std::string(name_of(t.fp8_scaling)));
   add(!t.reduce_dtype.empty(), "reduce=" + t.reduce_dtype);
   add(t.optimizer == Optimizer::kSgd, "sgd");
   add(t.dropout > 0, "dropout");

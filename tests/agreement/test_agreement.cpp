@@ -41,7 +41,7 @@ std::vector<std::string> words_of(const Row& row) {
                              fmt::format("zero {}{}", l.zero, l.dp == 1 ? " dp 1" : ""),
                              l.pp > 1 ? std::string(name_of(l.schedule)) : "pp 1",
                              l.tp > 1 ? "tp" : "tp 1",
-                             c.train.precision,
+                             std::string(name_of(c.train.precision)),
                              std::string(name_of(c.model.family)),
                              "recompute " + std::string(name_of(l.recompute))};
   const auto add = [&](bool there, std::string word) {

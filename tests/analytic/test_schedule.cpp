@@ -16,12 +16,13 @@ TEST_CASE("micro-batches in flight") {
   CHECK(in_flight(Schedule::k1F1B, 4, 0, 2, 1) == 2);
   // Narayanan et al. 2021: the first of p interleaved stages holds p (1 + (p - 1) / (p v)) stages' worth.
   CHECK(in_flight(Schedule::kInterleaved, 8, 0, 64, 3) == Approx(8 * (1 + 7.0 / (8 * 3))));
-  // Qi et al. 2023, table 2: H1 as 1F1B, H2 2 p - 1; 2024, table 2: V-Half p / 2 + 1, V-Min p / 3 + 2, ZB-V p.
+  // Qi et al. 2023, table 2: H1 as 1F1B, H2 2 p - 1; 2024, table 2: V-Half (p + 2) / 2, V-Min (p + 4) / 3, rounded down; ZB-V p.
   CHECK(in_flight(Schedule::kZbH1, 8, 7, 64, 1) == 8);
   CHECK(in_flight(Schedule::kZbH2, 8, 0, 64, 1) == 15);
   CHECK(in_flight(Schedule::kZbV, 8, 3, 64, 1) == 8);
   CHECK(in_flight(Schedule::kVHalf, 8, 3, 64, 1) == 5);
-  CHECK(in_flight(Schedule::kVMin, 9, 3, 64, 1) == 5);
+  CHECK(in_flight(Schedule::kVMin, 9, 3, 64, 1) == 4);
+  CHECK(in_flight(Schedule::kVMin, 8, 3, 64, 1) == 4);
   CHECK(in_flight(Schedule::kDualPipe, 8, 3, 64, 1) == 9);
 }
 

@@ -51,7 +51,7 @@ TEST_CASE("by layer: the plan's bytes are its replay's in every space") {
     for (const Ranks& ranks : kRanks)
       for (const char* list : kLists)
         for (const bool overlap : {false, true})
-          for (const char* precision : {"fp32", "bf16"}) {
+          for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
             Case c = listed(small_case(family, 7), list);
             set(c, ranks);
             c.layout.overlap = overlap;
@@ -75,7 +75,7 @@ TEST_CASE("by layer: the same bits as without") {
     for (const Family family : {Family::kGpt, Family::kLlama}) {
       Case c = small_case(family, 7);
       set(c, ranks);
-      c.train.precision = number % 3 == 0 ? "bf16" : "fp32";
+      c.train.precision = number % 3 == 0 ? Precision::kBf16 : Precision::kFp32;
       c.train.dropout = 0.1f;
       require_same_bits(c, listed(c, kLists[2 + number++ % 5]));
     }

@@ -78,7 +78,7 @@ std::vector<Outcome> all_of_stage(const Case& c, int64_t stage, const std::vecto
 
 /// The choice at budgets from what is too small to what is more than enough, against all assignments.
 void require_best(const Case& c, const std::vector<PricedTreatment>& priced) {
-  INFO(line_of(c));
+  INFO(offload_line(c));
   std::vector<std::vector<Outcome>> stages;
   int64_t least = 0, most = 0;
   for (int64_t stage = 0; stage < c.layout.pp; ++stage) {
@@ -154,9 +154,9 @@ TEST_CASE("peaks folded from a plan a treatment are those of the plan of each as
         Case c = small_case(family, 7);
         set(c, ranks);
         c.layout.overlap = overlap;
-        c.train.precision = family == Family::kGpt ? "fp32" : "bf16";
+        c.train.precision = family == Family::kGpt ? Precision::kFp32 : Precision::kBf16;
         c.train.dropout = overlap ? 0.1f : 0;
-        INFO(line_of(c));
+        INFO(offload_line(c));
         const auto peaks = StagePeaks::of(c, treatments, unverified);
         REQUIRE(peaks.ok());
         for (int i = 0; i < 25; ++i) {

@@ -94,8 +94,8 @@ TEST_CASE("what a list or a budget leaves no room for is refused") {
   c.layout.offload.activations = OffloadTo::kCpu;
   CHECK(refused(c) == "recompute layer by layer with offload.activations=cpu");
   c.layout.offload = {};
-  c.backend = "cuda";
-  c.transport = "one-gpu";
+  c.backend = BackendKind::kCuda;
+  c.transport = TransportKind::kOneGpu;
   CHECK(check(c).ok());
   c.layout.recompute_options.layers = "4*full";
   CHECK(check(c).ok());

@@ -210,8 +210,8 @@ TEST_CASE("one run through fifteen layouts, saved and resumed after every step, 
 TEST_CASE("the sizes that delayed fp8 scales are for are saved with the run, and other ranks take them up", "[checkpoint]") {
   const auto fp8_case = [](const Ranks& ranks) {
     Case c = case_of(ranks);
-    c.train.precision = "fp8";
-    c.train.fp8_scaling = "delayed";
+    c.train.precision = Precision::kFp8;
+    c.train.fp8_scaling = Fp8Scaling::kDelayed;
     return c;
   };
   const std::vector<Ranks> layouts = {{}, {.dp = 2, .zero = 1}, {.pp = 2}, {.dp = 4, .zero = 3}, {.dp = 2, .pp = 2, .zero = 2}};
@@ -226,7 +226,7 @@ TEST_CASE("the sizes that delayed fp8 scales are for are saved with the run, and
     next.save(static_cast<int64_t>(i) + 1, folder);
   }
   Case other = fp8_case({});
-  other.train.fp8_scaling = "current";
+  other.train.fp8_scaling = Fp8Scaling::kCurrent;
   CHECK(contains(refusal(folder.path(), other), "precision"));
 }
 

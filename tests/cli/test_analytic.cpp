@@ -8,9 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "cli/analytic_case.h"
 #include "reports/table.h"
 #include "simulator/estimator/analytic/analytic.h"
-#include "sweeps/keys.h"
+#include "plan/keys.h"
+#include "sweeps/resolution.h"
+#include "sweeps/sweep.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
@@ -129,6 +132,24 @@ TEST_CASE("a sweep of another framework is predicted by closed forms, with no pl
   CHECK(rows.at("tp=64 pp=1 zero=0 micro_batch=1 recompute=none sequence_parallel=false").at("reason").find("tp 64") !=
         std::string::npos);
   for (const auto& entry : fs::directory_iterator(scratch / "run")) CHECK(!entry.is_directory());
+}
+
+TEST_CASE("cases that differ in numbers without a price share one study, and no more studies are remembered than are said") {
+  const Scratch scratch;
+  const auto asked = [&](const std::string& axis) {
+    const auto sweep = sweeps::load_sweep(scratch.write(
+        "sweep.yaml", "model: tiny-gpt\nmachine: hgx-h100-ndr\nprofile: megatron\ntrain: {seq_len: 64, global_batch_tokens: 4096}\n"
+                      "axes: {" + axis + "}\n"));
+    REQUIRE(sweep.ok());
+    const auto expansion = sweeps::expand(*sweep, Resolution::kAnalytic);
+    REQUIRE(expansion.ok());
+    cli::AnalyticCaseRunner runner;
+    for (const sweeps::Point& point : expansion->points) CHECK(runner.run(point, Mode::kSimulate).status == Status::kOk);
+    CHECK(expansion->points.size() == 100);
+    return runner.studies();
+  };
+  CHECK(asked("seed: {range: [1, 100]}") == 1);
+  CHECK(asked("model.layers: {range: [1, 100]}") == cli::AnalyticCaseRunner::kMostStudies);
 }
 
 TEST_CASE("where shardlab runs the layout both resolutions say the same bytes") {

@@ -79,6 +79,27 @@ TEST_CASE("a verdict has a margin where bytes are compared, sides lie apart, or 
   CHECK(verdict(near + " or small.parameter_bytes < large.parameter_bytes").mood == Statement::Mood::kGood);
 }
 
+TEST_CASE("a loss that a case did not reach takes longer than one that another did; of two such nothing is said") {
+  std::vector<CaseOutcome> cases = two_cases();
+  for (CaseOutcome& c : cases) {
+    c.measured.emplace();
+    c.measured->step_s = 1;
+    c.measured->losses = c.config.name == "small" ? std::vector<double>{3, 2, 1} : std::vector<double>{3, 3, 3};
+    c.loss_target = {.loss = 2, .mean_of = 1};
+  }
+  const auto judged = [&](const std::string& check) { return verdicts({{"a sentence", "a source", check, ""}}, cases).at(0).text; };
+  const std::string figures = "small.measured_s_to_loss = 2.000 s, large.measured_s_to_loss = never.";
+  CHECK(judged("small.measured_s_to_loss < large.measured_s_to_loss") ==
+        "Holds here: \"a sentence\" (a source). Tested: small.measured_s_to_loss < large.measured_s_to_loss, where " + figures);
+  CHECK(judged("large.measured_s_to_loss < small.measured_s_to_loss or small.measured_s_to_loss < 1").starts_with("Does not hold here: "));
+  for (CaseOutcome& c : cases) c.loss_target.loss = 0.5;
+  CHECK(judged("large.steps_to_loss <= 1.05 * small.steps_to_loss") ==
+        "Undecided: \"a sentence\" (a source). Not tested, since neither side reached its loss (large.steps_to_loss = never, "
+        "small.steps_to_loss = never): give time_to_loss a higher one.");
+  for (CaseOutcome& c : cases) c.loss_target.loss = 0;
+  CHECK(judged("small.steps_to_loss < 3").find("since small has no steps_to_loss") != std::string::npos);
+}
+
 TEST_CASE("a claim whose figures are not there is undecided, with the reason") {
   CHECK(verdict("other.parameter_bytes > 0").text ==
         "Undecided: \"a sentence\" (a source). Not tested, since there is no case called other.");

@@ -88,5 +88,33 @@ TEST_CASE("the examples of help do what they say") {
   }
 }
 
+TEST_CASE("a command line that is wrong is answered by a sentence with what to do next") {
+  const Scratch scratch;
+  fs::create_directory(scratch / "empty");
+  const auto said = [&](const std::string& words) {
+    const Output o = shardlab_program(scratch, words);
+    CHECK(o.code == 2);
+    CHECK(o.out.empty());
+    return o.err;
+  };
+  const std::string memory =
+      "\n  `shardlab memory --help` lists what it takes; for example: shardlab memory --model llama-3.1-8b "
+      "--machine hgx-h100-ndr --devices 8 --profile torchtitan\n";
+  CHECK(said("memory --machine h100").starts_with("shardlab: `memory` needs --model"));
+  CHECK(said("memory --machine h100").ends_with(memory));
+  CHECK(said("memory --modl gpt2 --machine h100") == "shardlab: `memory` has no option --modl; did you mean --model?" + memory);
+  CHECK(said("memory --model=gpt2 --machin=h100") == "shardlab: `memory` has no option --machin; did you mean --machine?" + memory);
+  CHECK(said("diff a.yaml").starts_with("shardlab: `diff` needs <b>: another"));
+  CHECK(said("doctor now").starts_with("shardlab: `doctor` does not take `now`\n  `shardlab doctor --help` lists"));
+  CHECK(said("model").starts_with("shardlab: `model` needs one more word: list, show"));
+  CHECK(said("model show").starts_with("shardlab: `show` needs <name>"));
+  CHECK(said("model show").find("`shardlab model show --help` lists") != std::string::npos);
+  CHECK(said("report " + (scratch / "empty")).find("holds no results: it has no results.sqlite") != std::string::npos);
+  CHECK(said("explain " + (scratch / "empty")).find("/empty holds no results") != std::string::npos);
+  CHECK(said("report " + (scratch / "none")).starts_with("shardlab: there is no directory " + (scratch / "none")));
+  CHECK(said("machine show x") == "shardlab: no machine is named `x`\n  `shardlab machine list` prints the names; a path to a machine "
+                                  "file is also a machine (write ./NAME for a file without .yaml)\n");
+}
+
 }  // namespace
 }  // namespace shardlab::testing

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "cli/pipeline.h"
-#include "sweeps/keys.h"
+#include "plan/keys.h"
 #include "sweeps/sweep.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"

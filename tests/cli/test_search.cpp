@@ -341,7 +341,7 @@ TEST_CASE("under shardlab every layout that is proposed is one that shardlab run
   for (size_t i = 0; i < 40; i += 13) {
     const auto& l = json["layouts"][i];
     std::string words = "memory --format json --profile shardlab --model tiny-llama --machine hgx-h100-ndr --devices 8";
-    for (const char* key : {"dp", "tp", "pp", "zero", "micro_batch", "grad_accumulation", "seq_len"})
+    for (const char* key : {"dp", "tp", "pp", "vpp", "zero", "micro_batch", "grad_accumulation", "seq_len"})
       words += fmt::format(" --{} {}", key, l[key].get<int64_t>());
     for (const char* key : {"schedule", "recompute", "offload", "precision"})
       words += fmt::format(" --{} {}", key, l[key].get<std::string>());

@@ -80,6 +80,7 @@ double rounded(double x, DataType type) {
 std::string FakeCudnn::describe(CudnnStatus status) { return fmt::format("status {}", status); }
 
 CudnnStatus FakeCudnn::create(gpu::CudnnHandle* handle) {
+  const std::lock_guard lock(mutex_);
   if (create_status != 0) return create_status;
   if (when_made) when_made();
   auto made = std::make_unique<int>(0);
@@ -87,14 +88,19 @@ CudnnStatus FakeCudnn::create(gpu::CudnnHandle* handle) {
   handles_[*handle] = {std::move(made), nullptr};
   return 0;
 }
-CudnnStatus FakeCudnn::destroy(gpu::CudnnHandle handle) { return handles_.erase(handle) == 1 ? 0 : kBadParameter; }
+CudnnStatus FakeCudnn::destroy(gpu::CudnnHandle handle) {
+  const std::lock_guard lock(mutex_);
+  return handles_.erase(handle) == 1 ? 0 : kBadParameter;
+}
 CudnnStatus FakeCudnn::set_stream(gpu::CudnnHandle handle, void* stream) {
+  const std::lock_guard lock(mutex_);
   if (handles_.count(handle) == 0) return kBadParameter;
   handles_[handle].second = stream;
   return 0;
 }
 
 CudnnStatus FakeCudnn::create_descriptor(int kind, CudnnDescriptor* descriptor) {
+  const std::lock_guard lock(mutex_);
   auto made = std::make_shared<Descriptor>();
   made->kind = kind;
   made->number = ++made_;
@@ -103,6 +109,7 @@ CudnnStatus FakeCudnn::create_descriptor(int kind, CudnnDescriptor* descriptor) 
   return 0;
 }
 CudnnStatus FakeCudnn::destroy_descriptor(CudnnDescriptor descriptor) {
+  const std::lock_guard lock(mutex_);
   return descriptors_.erase(descriptor) == 1 ? 0 : kBadParameter;
 }
 
@@ -112,6 +119,7 @@ FakeCudnn::Descriptor* FakeCudnn::find(CudnnDescriptor descriptor) {
 }
 
 CudnnStatus FakeCudnn::set_attribute(CudnnDescriptor descriptor, int name, int type, int64_t count, const void* elements) {
+  const std::lock_guard lock(mutex_);
   Descriptor* d = find(descriptor);
   if (d == nullptr || d->finished || count < 1 || elements == nullptr) return kBadParameter;
   const auto* from = static_cast<const std::byte*>(elements);
@@ -152,6 +160,7 @@ void FakeCudnn::write_down(const Descriptor& d) {
 }
 
 CudnnStatus FakeCudnn::finalize(CudnnDescriptor descriptor) {
+  const std::lock_guard lock(mutex_);
   Descriptor* d = find(descriptor);
   if (d == nullptr || !complete(*d)) return kBadParameter;
   if (static_cast<Kind>(d->kind) == Kind::kOperationGraph && graph_status != 0) return graph_status;
@@ -167,6 +176,7 @@ CudnnStatus FakeCudnn::finalize(CudnnDescriptor descriptor) {
 }
 
 CudnnStatus FakeCudnn::get_attribute(CudnnDescriptor descriptor, int name, int, int64_t requested, int64_t* count, void* elements) {
+  const std::lock_guard lock(mutex_);
   Descriptor* d = find(descriptor);
   if (d == nullptr || !d->finished) return kNotFinalized;
   if (static_cast<Name>(name) == Name::kPlanWorkspace) {
@@ -365,6 +375,7 @@ class FakeCudnn::Run {
 };
 
 CudnnStatus FakeCudnn::execute(gpu::CudnnHandle handle, CudnnDescriptor plan, CudnnDescriptor pack) {
+  const std::lock_guard lock(mutex_);
   if (execute_status != 0) return execute_status;
   Descriptor *p = find(plan), *given = find(pack);
   if (handles_.count(handle) == 0 || p == nullptr || given == nullptr || !p->finished || !given->finished) return kBadParameter;

@@ -1,10 +1,12 @@
 // A cuDNN of this process: keeps descriptors as they are described, refuses what is incomplete, proposes the engines that it is
-// told to, and carries a graph out on host memory, operation by operation, from its descriptors alone.
+// told to, and carries a graph out on host memory, operation by operation, from its descriptors alone. Ranks on threads of their own
+// share it, as they share the library: every call holds its lock.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -63,6 +65,7 @@ class FakeCudnn final : public gpu::CudnnApi {
   static bool complete(const Descriptor& d);
   void write_down(const Descriptor& d);
 
+  std::mutex mutex_;
   std::map<void*, std::shared_ptr<Descriptor>> descriptors_;
   std::map<void*, std::pair<std::unique_ptr<int>, void*>> handles_;  ///< and the stream of each
   int made_ = 0;

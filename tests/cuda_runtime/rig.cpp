@@ -122,18 +122,14 @@ double worst(const std::vector<float>& a, const std::vector<float>& b) {
   return most;
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 void Tokens64::sequence(int64_t number, std::span<int32_t> out) const {
   for (size_t i = 0; i < out.size(); ++i)
     out[i] = static_cast<int32_t>(random_bits({7, RandomUse::kShuffle, 1, 0}, static_cast<uint64_t>(number) * 1024 + i) % 64);
 }
 
 PlacedPlan lowered(Case config) {
-  config.backend = "cuda";
-  config.transport = "one-gpu";
+  config.backend = BackendKind::kCuda;
+  config.transport = TransportKind::kOneGpu;
   return placed_plan(config);
 }
 

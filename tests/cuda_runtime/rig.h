@@ -13,6 +13,7 @@
 #include "tests/cuda_runtime/fake_api.h"
 #include "tests/cuda_runtime/queued_kernels.h"
 #include "tests/namespaces.h"
+#include "tests/runtime/rig.h"
 
 namespace shardlab::testing {
 
@@ -65,8 +66,6 @@ std::vector<std::pair<std::string, Case>> training_layouts(const Case& subject);
 
 /// The largest difference; every value must be finite.
 double worst(const std::vector<float>& a, const std::vector<float>& b);
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
-
 /// Trains on the fake GPU by the one-gpu transport.
 Run train_on_fake(const Case& config, const RunSettings& settings);
 /// Trains on device 0 of `api` by the one-gpu transport.

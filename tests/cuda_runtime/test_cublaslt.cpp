@@ -45,7 +45,7 @@ std::set<std::string> kinds(const FakeCublasLt& fake) {
 }
 
 /// Few tokens: the emulation is slow.
-Case small(Family family, const std::string& precision) {
+Case small(Family family, Precision precision) {
   Case c = tiny_case(family);
   c.train.precision = precision;
   c.train.seq_len = 8;
@@ -99,15 +99,15 @@ TEST_CASE("in two bytes and in tf32 a case asks for products of its types, and t
   return;
 #endif
   for (const Family family : {Family::kGpt, Family::kLlama})
-    for (const std::string precision : {"bf16", "fp32"}) {
-      INFO(name_of(family) << " " << precision);
+    for (const Precision precision : {Precision::kBf16, Precision::kFp32}) {
+      INFO(name_of(family) << " " << name_of(precision));
       Case c = small(family, precision);
-      c.tf32 = precision == "fp32";
+      c.tf32 = precision == Precision::kFp32;
       LibraryTable table(Behind::kEmulated);
       const std::vector<double> device = losses_on(table, c, 2);
       const Run own = train_on_fake(c, {.steps = 2, .kernels = Behind::kEmulated});
       for (size_t step = 0; step < 2; ++step) REQUIRE(device[step] == Approx(own.losses[step]).epsilon(1e-2));
-      const std::string f = precision == "bf16" ? "bf16" : "f32", tf32 = c.tf32 ? " tf32" : "";
+      const std::string f = precision == Precision::kBf16 ? "bf16" : "f32", tf32 = c.tf32 ? " tf32" : "";
       for (const std::string& kind : kinds(table.fake())) {
         INFO(kind);
         REQUIRE(kind.substr(3, f.size()) == f);

@@ -208,16 +208,16 @@ struct Trained {
   int64_t peak = 0, planned = 0;
 };
 
-Trained trained(FakeCudnn* cudnn, cuda::AttentionBy by, bool canonical = false) {
+Trained trained(FakeCudnn* cudnn, AttentionBy by, bool canonical = false) {
   Case c = tiny_case(Family::kLlama);
-  c.train.precision = "bf16";
+  c.train.precision = Precision::kBf16;
   c.train.seq_len = 8;
   c.train.micro_batch = 2;
   c.train.global_batch_tokens = 16;
   c.canonical = canonical;
-  c.backend = "cuda";
-  c.transport = "one-gpu";
-  c.attention = by == cuda::AttentionBy::kOwn ? "own" : by == cuda::AttentionBy::kAuto ? "auto" : "cudnn";
+  c.backend = BackendKind::kCuda;
+  c.transport = TransportKind::kOneGpu;
+  c.attention = by;
   const PlacedPlan placed = lowered(c);
   FakeApi api;
   Trained t;
@@ -252,13 +252,13 @@ TEST_CASE("a case trains with cuDNN's attention as with our own; which it was is
   WARN("skipped: the thread sanitizer cannot follow the fibers that the emulation runs kernels on");
   return;
 #endif
-  const Trained own = trained(nullptr, cuda::AttentionBy::kOwn);
+  const Trained own = trained(nullptr, AttentionBy::kOwn);
   REQUIRE(own.losses.size() == 2);
   REQUIRE(own.notes == std::set<std::string>{"attention backward by own kernels", "attention forward by own kernels"});
   REQUIRE(own.peak == own.planned);
 
   FakeCudnn cudnn;
-  const Trained theirs = trained(&cudnn, cuda::AttentionBy::kCudnn);
+  const Trained theirs = trained(&cudnn, AttentionBy::kCudnn);
   REQUIRE(theirs.notes == std::set<std::string>{"attention backward by cuDNN 9.19.0", "attention forward by cuDNN 9.19.0"});
   REQUIRE(theirs.peak == theirs.planned);
   REQUIRE(theirs.peak > own.peak);
@@ -268,24 +268,24 @@ TEST_CASE("a case trains with cuDNN's attention as with our own; which it was is
   for (size_t step = 0; step < 2; ++step) REQUIRE(theirs.losses[step] == Approx(own.losses[step]).epsilon(1e-2));
 
   // What auto falls back on is bit for bit what own does.
-  const Trained without = trained(nullptr, cuda::AttentionBy::kAuto);
+  const Trained without = trained(nullptr, AttentionBy::kAuto);
   REQUIRE(without.losses == own.losses);
   REQUIRE(without.notes.count("attention forward by own kernels (libcudnn.so.9 was not found)") == 1);
   FakeCudnn narrow;
   narrow.engines = {{0, 3002}};
-  const Trained refused = trained(&narrow, cuda::AttentionBy::kAuto);
+  const Trained refused = trained(&narrow, AttentionBy::kAuto);
   REQUIRE(refused.losses == own.losses);
   REQUIRE(refused.notes.count("attention backward by own kernels (cuDNN 9.19.0 has no engine for it (status 3002))") == 1);
   FakeCudnn dead;
   dead.create_status = 1001;
-  REQUIRE(trained(&dead, cuda::AttentionBy::kAuto).losses == own.losses);
+  REQUIRE(trained(&dead, AttentionBy::kAuto).losses == own.losses);
 
   // Asked for by name it is refused.
-  REQUIRE(contains(trained(&narrow, cuda::AttentionBy::kCudnn).refusal, "cannot run on cuDNN: cuDNN 9.19.0 has no engine for it"));
+  REQUIRE(contains(trained(&narrow, AttentionBy::kCudnn).refusal, "cannot run on cuDNN: cuDNN 9.19.0 has no engine for it"));
   FakeCudnn failing;
   failing.execute_status = 5000;
   REQUIRE(
-      contains(world_error([&] { trained(&failing, cuda::AttentionBy::kAuto); }), "kernel attention_forward: cuDNN error 5000"));
+      contains(world_error([&] { trained(&failing, AttentionBy::kAuto); }), "kernel attention_forward: cuDNN error 5000"));
 }
 
 #ifdef SHARDLAB_TEST_CUDNN_HEADER

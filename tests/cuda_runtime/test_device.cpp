@@ -92,12 +92,12 @@ TEST_CASE("what CUDA says of this machine becomes a reason and a remedy") {
   FakeApi good(1, 2);
   REQUIRE(cuda::presence(good).usable());
 
-  const auto four = cuda::devices_for("nccl", 4, cuda::presence(good));
+  const auto four = cuda::devices_for(TransportKind::kNccl, 4, cuda::presence(good));
   REQUIRE(four.error().code == ExitCode::kEnvironment);
   REQUIRE(contains(four.error().message, "each of 4 ranks a device, and this machine has 2"));
-  REQUIRE(*cuda::devices_for("nccl", 2, cuda::presence(good)) == std::vector<int>{0, 1});
-  REQUIRE(*cuda::devices_for("one-gpu", 3, cuda::presence(good)) == std::vector<int>{0, 0, 0});
-  REQUIRE(cuda::devices_for("one-gpu", 1, cuda::presence(none)).error().code == ExitCode::kEnvironment);
+  REQUIRE(*cuda::devices_for(TransportKind::kNccl, 2, cuda::presence(good)) == std::vector<int>{0, 1});
+  REQUIRE(*cuda::devices_for(TransportKind::kOneGpu, 3, cuda::presence(good)) == std::vector<int>{0, 0, 0});
+  REQUIRE(cuda::devices_for(TransportKind::kOneGpu, 1, cuda::presence(none)).error().code == ExitCode::kEnvironment);
 }
 
 TEST_CASE("a call that fails names the rank, the op and the call, and everything is released") {

@@ -46,14 +46,14 @@ int64_t in_granules(int64_t bytes) { return (bytes + kGranule - 1) / kGranule * 
 /// Two-byte, with heads that cuDNN takes.
 Case subject() {
   Case c = tiny_case(Family::kLlama);
-  c.train.precision = "bf16";
+  c.train.precision = Precision::kBf16;
   c.train.seq_len = 8;
   c.train.micro_batch = 1;
   c.layout.dp = 2;
   c.train.global_batch_tokens = 16;
-  c.backend = "cuda";
-  c.transport = "one-gpu";
-  c.attention = "cudnn";
+  c.backend = BackendKind::kCuda;
+  c.transport = TransportKind::kOneGpu;
+  c.attention = AttentionBy::kCudnn;
   return c;
 }
 
@@ -78,7 +78,7 @@ TEST_CASE("memory that nobody planned is told apart by what takes it, and adds u
   {
     RunOptions options;
     options.timeout_s = 120;
-    FakeRun fake(placed, api, options, {.attention = cuda::AttentionBy::kCudnn, .cudnn = &cudnn}, table.kernels(), &account);
+    FakeRun fake(placed, api, options, {.attention = AttentionBy::kCudnn, .cudnn = &cudnn}, table.kernels(), &account);
     INFO((fake.session.ok() ? std::string() : to_string(fake.session.error())));
     REQUIRE(fake.session.ok());
     Session& session = **fake.session;
@@ -116,8 +116,8 @@ TEST_CASE("memory that nobody planned is told apart by what takes it, and adds u
 TEST_CASE("communicators' memory is theirs on every device, what they reserve on the way too") {
   Case c = tiny_case();
   c.layout.dp = 2;
-  c.backend = "cuda";
-  c.transport = "nccl";
+  c.backend = BackendKind::kCuda;
+  c.transport = TransportKind::kNccl;
   auto plan = lower(c);
   REQUIRE(plan.ok());
   const PlacedPlan placed = place(std::move(*plan));

@@ -123,7 +123,7 @@ TEST_CASE("the transport makes the calls that the plan comes to, on each device 
 TEST_CASE("every yes of transport nccl makes its calls, and every pair that NCCL cannot do is refused before") {
   int stepped = 0;
   for (const LegalPair& pair : legal_pairs()) {
-    if (pair.config.transport != "nccl") continue;
+    if (pair.config.transport != TransportKind::kNccl) continue;
     INFO(pair.first << " with " << pair.second);
     Case c = pair.config;
     c.train.seq_len = 16;

@@ -39,8 +39,8 @@ Case small(Case c) {
 }
 
 Case on_cpu(Case c) {
-  c.backend = "cpu";
-  c.transport = "threads";
+  c.backend = BackendKind::kCpu;
+  c.transport = TransportKind::kThreads;
   return c;
 }
 
@@ -57,12 +57,12 @@ TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU 
   double farthest = 0;
   std::string farthest_pair;
   for (const LegalPair& pair : legal_pairs()) {
-    if (pair.config.transport != "one-gpu") continue;
+    if (pair.config.transport != TransportKind::kOneGpu) continue;
     const Case c = small(pair.config);
     INFO(pair.first << " with " << pair.second);
     CHECK(difference_from_replay(plan_of(c)) == "");
     const Run cpu = train_on_cpu(on_cpu(c), {.steps = kSteps});
-    const Behind behind = c.train.precision == "fp32" ? Behind::kHost : Behind::kEmulated;
+    const Behind behind = c.train.precision == Precision::kFp32 ? Behind::kHost : Behind::kEmulated;
     const Run device = train_on_fake(c, {.steps = kSteps, .seed = static_cast<uint64_t>(1 + trained), .kernels = behind});
     ++trained;
     CHECK(device.sent_bytes == cpu.sent_bytes);
@@ -71,7 +71,7 @@ TEST_CASE("every yes of backend cuda is trained on the fake runtime, as the CPU 
     REQUIRE(device.losses.size() == cpu.losses.size());
     REQUIRE(device.losses.size() == kSteps);
     CHECK(cpu.losses.front() != cpu.losses.back());
-    if (c.canonical && c.train.precision == "fp32") {
+    if (c.canonical && c.train.precision == Precision::kFp32) {
       CHECK(same(device, cpu));
       ++bits;
     }
@@ -95,8 +95,8 @@ TEST_CASE("what check lets through on a GPU the back end binds: every third pair
     Case c = pair.config;
     c.train.seq_len = 16;
     c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
-    c.backend = "cuda";
-    c.transport = "one-gpu";
+    c.backend = BackendKind::kCuda;
+    c.transport = TransportKind::kOneGpu;
     if (!check(c).ok()) {
       ++refused;
       continue;

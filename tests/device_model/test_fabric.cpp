@@ -161,7 +161,7 @@ TEST_CASE("a tree over two nodes outruns the network, but not where devices shar
 TEST_CASE("collectives of our own take what the cost model of plans says of the same steps") {
   const Machine m = cluster();
   const Fabric fabric = fabric_of(m);
-  const DatasheetRates rates(m, "bf16");
+  const DatasheetRates rates(m, Precision::kBf16);
   const std::pair<CollectiveUse, CollectiveKind> kinds[] = {{CollectiveUse::kAllReduce, CollectiveKind::kAllReduce},
                                                             {CollectiveUse::kReduceScatter, CollectiveKind::kReduceScatter},
                                                             {CollectiveUse::kAllGather, CollectiveKind::kAllGather},

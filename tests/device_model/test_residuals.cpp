@@ -15,9 +15,9 @@ using namespace shardlab::testing;
 
 namespace {
 
-using Groups = std::map<std::pair<std::string, std::string>, std::vector<double>>;
+using RatioGroups = std::map<std::pair<std::string, std::string>, std::vector<double>>;
 
-std::string table(const std::string& title, const Groups& groups) {
+std::string table(const std::string& title, const RatioGroups& groups) {
   std::string text =
       fmt::format("{}\n{:<20} {:<44} {:>5} {:>8} {:>8} {:>8}\n", title, "machine", "family", "rows", "bias", "median", "p90");
   for (const auto& [key, ratios] : groups) {
@@ -28,8 +28,8 @@ std::string table(const std::string& title, const Groups& groups) {
   return text + "\n";
 }
 
-Groups kernel_ratios() {
-  Groups groups;
+RatioGroups kernel_ratios() {
+  RatioGroups groups;
   std::map<std::string, DeviceModel> models;
   for (const KernelSample& s : kernel_samples()) {
     auto it = models.find(s.device);
@@ -39,8 +39,8 @@ Groups kernel_ratios() {
   return groups;
 }
 
-Groups collective_ratios() {
-  Groups groups;
+RatioGroups collective_ratios() {
+  RatioGroups groups;
   std::map<std::string, Fabric> fabrics;
   for (const CollectiveSample& s : collective_samples()) {
     auto it = fabrics.find(s.machine);
@@ -55,7 +55,7 @@ Groups collective_ratios() {
 }
 
 /// Devices on which nothing was measured: every fitted constant of theirs is another device's.
-std::string devices_without_rows(const Groups& groups) {
+std::string devices_without_rows(const RatioGroups& groups) {
   std::set<std::string> measured;
   for (const auto& [key, ratios] : groups) measured.insert(key.first);
   std::string text = "No kernel of these devices is published here; their constants are transferred, as their machine files say:\n";
@@ -70,8 +70,8 @@ std::string devices_without_rows(const Groups& groups) {
 // The whole report is a golden file: any constant that moves shows which residuals it moves. The ratchet below is what may not
 // worsen even when the file is updated.
 TEST_CASE("residuals of the shipped constants on the published tables") {
-  const Groups kernels = kernel_ratios();
-  const Groups collectives = collective_ratios();
+  const RatioGroups kernels = kernel_ratios();
+  const RatioGroups collectives = collective_ratios();
   REQUIRE_GOLDEN(
       "device_model/residuals.txt",
       "Predicted against measured, rows of simulator/published/kernels. Bias and median are of predicted / measured - 1 and of\n"
@@ -102,14 +102,14 @@ TEST_CASE("every shipped machine has cost functions, with no constant that they 
 }
 
 TEST_CASE("the median residual of each table stays within its bound") {
-  const auto pooled = [](const Groups& groups, const std::string& start) {
+  const auto pooled = [](const RatioGroups& groups, const std::string& start) {
     std::vector<double> all;
     for (const auto& [key, ratios] : groups)
       if (key.second.starts_with(start)) all.insert(all.end(), ratios.begin(), ratios.end());
     REQUIRE(all.size() > 100);
     return residuals(all).median;
   };
-  const Groups kernels = kernel_ratios();
+  const RatioGroups kernels = kernel_ratios();
   CHECK(pooled(kernels, "matmul") < 0.055);
   CHECK(pooled(kernels, "attention") < 0.08);
   CHECK(pooled(kernels, "memory") < 0.06);

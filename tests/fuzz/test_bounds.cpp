@@ -7,6 +7,7 @@
 
 #include "plan/base/json_depth.h"
 #include "plan/pipeline_schedule.h"
+#include "profiler/gpu/activity.h"
 #include "profiler/trace_reader.h"
 #include "runtime/manifest.h"
 #include "tests/namespaces.h"
@@ -63,6 +64,22 @@ TEST_CASE("a trace has the ranks, steps and instructions that it can have") {
   CHECK(trace_refusal(promising(", \"events\": 0")).find("the trace has more than 0 events") != std::string::npos);
   CHECK(trace_refusal(promising(", \"events\": 2")).find("it has 1 of 2 events") != std::string::npos);
   CHECK(trace_refusal(std::string(17 << 20, 'x')).find("this line has more than 16777216 bytes") != std::string::npos);
+}
+
+TEST_CASE("numbers of traces and of a GPU's records are whole and fit") {
+  const std::string trace = fmt::format(fmt::runtime(kHeader), 2, 3) + "\n";
+  const auto with = [](std::string text, const std::string& what, const std::string& by) {
+    return text.replace(text.find(what), what.size(), by);
+  };
+  CHECK(trace_refusal(with(trace, "\"steps\": 3", "\"steps\": 4e85")).find("`4e+85`, where a whole number") != std::string::npos);
+  CHECK(trace_refusal(with(trace, "\"world_size\": 2", "\"world_size\": 4294967298")).find("`4294967298`, where") != std::string::npos);
+  const auto records = [](const char* release) {
+    return fmt::format(R"({{"version":1,"dropped":0,"unknown":0,"unreadable":0,"names":[]}}{}{{"allocation":1,"release":{},"time":8,"address":18446744073709551615,"bytes":1,"device":0}})", "\n", release);
+  };
+  CHECK(parse_activity_lines(records("true")).ok());
+  const auto refused = parse_activity_lines(with(records("true"), "\"device\":0", "\"device\":4e85"));
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().message.find("`4e+85`, where a whole number of at most 32 bits") != std::string::npos);
 }
 
 TEST_CASE("a checkpoint's tensors lie in its file") {

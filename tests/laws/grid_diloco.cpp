@@ -21,11 +21,11 @@ std::vector<Case> apart() {
     c.layout.diloco = kPeriods[i % std::size(kPeriods)];
     c.train.clip_norm = i % 2 == 0 ? 1 : 0;
     c.train.grad_norm = false;
-    if (i / 3 % 3 == 1) c.train.precision = "bf16";
+    if (i / 3 % 3 == 1) c.train.precision = Precision::kBf16;
     if (i / 9 % 3 == 1) c.layout.offload.activations = OffloadTo::kCpu;
     if (i / 9 % 3 == 2 && c.layout.recompute == Recompute::kFull) c.layout.recompute_options.every = 2;
     if (!check(c).ok()) c.train.clip_norm = 0;  // three stages add no norms by halving
-    c.name += " diloco " + std::to_string(c.layout.diloco.steps) + " " + c.train.precision;
+    c.name += " diloco " + std::to_string(c.layout.diloco.steps) + " " + std::string(name_of(c.train.precision));
     all.push_back(std::move(c));
   }
   return all;
@@ -82,7 +82,7 @@ TEST_CASE("apart: refused where it has no meaning, with what to do instead") {
   refused("with offload.optimizer=cpu");
   c.layout.bucket_bytes = 4096;
   refused("averaged where they are");
-  c.train.precision = "fp16";
+  c.train.precision = Precision::kFp16;
   refused("workers do not talk");
   c.train.grad_norm = true;
   refused("a norm of its own");

@@ -46,7 +46,7 @@ TEST_CASE("a case of many micro-batches has the bytes of its whole plan") {
     if (number++ % 5 != 0) continue;
     c.train.grad_accumulation = c.canonical ? 32 : 8 * c.layout.pp + c.train.grad_accumulation;
     c.name += " m" + std::to_string(c.train.grad_accumulation);
-    if (number % 3 == 0) c.train.precision = "bf16";
+    if (number % 3 == 0) c.train.precision = Precision::kBf16;
     if (number % 4 == 0) c.layout.offload.activations = number % 8 == 0 ? OffloadTo::kCpu : OffloadTo::kNvme;
     if (number % 7 == 0) c.layout.offload.optimizer = OffloadTo::kCpu;
     if (number % 6 == 0 && c.layout.recompute == Recompute::kNone) c.layout.recompute = Recompute::kSelective;
@@ -58,6 +58,33 @@ TEST_CASE("a case of many micro-batches has the bytes of its whole plan") {
   }
   CHECK(shortened > 300);
   CHECK(whole > 300);
+}
+
+TEST_CASE("of every schedule a case of many micro-batches has the bytes of its whole plan") {
+  std::map<std::string, int> shortened;
+  for (int number = 0; number < named_schedules(); ++number)
+    for (const int stages : {2, 3, 4, 8})
+      for (const int zero : {0, 2, 3})
+        for (const int more : {0, 1, 5}) {
+          Case c = legal_cases().front();
+          c.canonical = false, c.model.layers = 18;
+          c.layout.pp = stages, c.layout.schedule = Schedule(number), c.layout.vpp = is_looped(c.layout.schedule) ? 2 : 1;
+          c.layout.dp = zero == 0 ? 1 : 2, c.layout.zero = zero, c.layout.overlap = more != 1;
+          if (more == 5) c.layout.offload.activations = OffloadTo::kCpu;
+          if (more == 1) c.layout.recompute = Recompute::kSelective;
+          c.train.grad_accumulation = 8 * stages + 12 + more;
+          c.name = std::string(name_of(c.layout.schedule)) + " pp" + std::to_string(stages) + " zero" + std::to_string(zero) + " m" +
+                   std::to_string(c.train.grad_accumulation);
+          if (!check(c).ok()) continue;
+          const auto folded = CasePlan::of(c, lowered);
+          REQUIRE(folded.ok());
+          shortened[std::string(name_of(c.layout.schedule))] += folded->shortened();
+          require_same(c, *folded);
+        }
+  for (const auto& [name, count] : shortened) {
+    INFO(name);
+    CHECK((count > 0) == (name != "afab" && name != "breadth-first"));
+  }
 }
 
 TEST_CASE("every micro-batch that afab keeps is counted, and canonical mode is never shortened") {
@@ -104,7 +131,7 @@ TEST_CASE("the step of many micro-batches takes what its whole plan takes by seg
     c.machine.nodes = (c.layout.world_size() + 7) / 8;
     if (!check(c).ok()) continue;
     INFO(c.name);
-    const auto costs = cost_model_for(c.machine, "fp32");
+    const auto costs = cost_model_for(c.machine, Precision::kFp32);
     const auto folded = CasePlan::of(c, lowered);
     const auto whole = lowered(c);
     REQUIRE((costs.ok() && folded.ok() && whole.ok()));

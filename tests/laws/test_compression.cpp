@@ -56,11 +56,11 @@ std::vector<Case> compressed_cases() {
     if (c.layout.dp == 1 || c.layout.zero > 0) continue;
     const size_t i = all.size();
     c.layout.compression = kKinds[i % std::size(kKinds)];
-    if (i / 2 % 3 == 1) c.train.precision = "bf16";
+    if (i / 2 % 3 == 1) c.train.precision = Precision::kBf16;
     if (i / 2 % 3 == 2) c.train.clip_norm = 1;
     suit(c);
     if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
-    c.name += " " + std::string(name_of(c.layout.compression.kind)) + " " + c.train.precision;
+    c.name += " " + std::string(name_of(c.layout.compression.kind)) + " " + std::string(name_of(c.train.precision));
     all.push_back(std::move(c));
   }
   return all;
@@ -81,10 +81,10 @@ std::vector<Case> scattered_cases() {
     const size_t i = number++;
     if (i % 2 == 1) continue;
     c.layout.compression = kKinds[std::array{0, 1, 3}[i / 2 % 3]];
-    if (i / 2 % 4 == 1) c.train.precision = "bf16";
+    if (i / 2 % 4 == 1) c.train.precision = Precision::kBf16;
     if (i / 2 % 4 == 2) c.train.clip_norm = 1;
     if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
-    c.name += " " + std::string(name_of(c.layout.compression.kind)) + " " + c.train.precision;
+    c.name += " " + std::string(name_of(c.layout.compression.kind)) + " " + std::string(name_of(c.train.precision));
     all.push_back(std::move(c));
   }
   return all;
@@ -223,7 +223,7 @@ TEST_CASE("compression is refused where it has no meaning, with what to do inste
   r.refused("compression.kind=random-k with zero=1");
   r.c.layout.compression.bits = 5;
   r.refused("compression.bits=5");
-  r.c.train.precision = "bf16";
+  r.c.train.precision = Precision::kBf16;
   r.c.train.reduce_dtype = "bf16";
   r.refused("reduce_dtype=bf16: errors are kept of fp32 gradients");
   r.c.layout.compression = {.kind = CompressionKind::kTopK, .k = 0};

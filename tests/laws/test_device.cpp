@@ -18,20 +18,21 @@ using testing::plan_of;
 /// Every eleventh case of the grid, on one GPU.
 std::vector<Case> device_cases() {
   struct Kind {
-    const char *precision, *attention;
+    Precision precision;
+    AttentionBy attention;
   };
-  constexpr Kind kKinds[] = {{"fp32", "auto"}, {"bf16", "auto"}, {"bf16", "own"}};
+  constexpr Kind kKinds[] = {{Precision::kFp32, AttentionBy::kAuto}, {Precision::kBf16, AttentionBy::kAuto}, {Precision::kBf16, AttentionBy::kOwn}};
   std::vector<Case> all;
   const std::vector<Case> grid = testing::legal_cases();
   for (size_t i = 0; i < grid.size(); i += 11) {
     Case c = grid[i];
     const Kind& kind = kKinds[i / 11 % std::size(kKinds)];
-    c.backend = "cuda";
-    c.transport = "one-gpu";
+    c.backend = BackendKind::kCuda;
+    c.transport = TransportKind::kOneGpu;
     c.layout.collective_algorithm = AlgorithmChoice::kAuto;
     c.train.precision = kind.precision;
     c.attention = kind.attention;
-    c.name += std::string(" on a GPU ") + kind.precision + " " + kind.attention;
+    c.name += fmt::format(" on a GPU {} {}", name_of(kind.precision), name_of(kind.attention));
     if (check(c).ok()) all.push_back(std::move(c));
   }
   return all;
@@ -64,18 +65,18 @@ TEST_CASE("what a GPU's kernels are lent is planned: the library's 32 MiB, cuDNN
   c.train.seq_len = 64;
   c.train.micro_batch = 2;
   c.train.global_batch_tokens = 128;
-  c.train.precision = "bf16";
-  c.backend = "cuda";
-  c.transport = "one-gpu";
-  c.attention = "own";
+  c.train.precision = Precision::kBf16;
+  c.backend = BackendKind::kCuda;
+  c.transport = TransportKind::kOneGpu;
+  c.attention = AttentionBy::kOwn;
   REQUIRE(check(c).ok());
   REQUIRE(workspace(c) == kLibraryWorkspace + kLine);
-  c.attention = "auto";
+  c.attention = AttentionBy::kAuto;
   const int64_t rows = 2 * 8 * 64;
   REQUIRE(workspace(c) == (4 * rows * 8 + kLine) + (4 * rows + kLine) + kLibraryWorkspace + kLine);
   c.model.kv_heads = 2;  // a call a sequence, and the gradients of keys and values of each query head
   REQUIRE(workspace(c) == (2 * rows * 8 + kLine) + (2 * rows + kLine) + kLibraryWorkspace + 4 * rows / 2 * 8 + kLine);
-  c.attention = "own";
+  c.attention = AttentionBy::kOwn;
   c.canonical = true;
   REQUIRE(workspace(c) == 4 * 16 * 2 * 64 + kLine);  // a norm's sums over tokens: 16 of each sequence
 }

@@ -16,7 +16,7 @@ namespace {
 
 using testing::plan_of;
 
-constexpr const char* kScalings[] = {"current", "delayed", "block"};
+constexpr Fp8Scaling kScalings[] = {Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock};
 constexpr const char* kModules[] = {"", "attn.norm", "attn.core mlp.act", "attn.norm attn.core mlp.norm mlp.act"};
 
 /// Every 31st case of the grid (which is coprime to the lengths of its lists).
@@ -26,7 +26,7 @@ std::vector<Case> fp8_cases() {
   for (size_t i = 0; i < grid.size(); i += 31) {
     const size_t n = i / 31;
     Case c = grid[i];
-    c.train.precision = "fp8";
+    c.train.precision = Precision::kFp8;
     c.train.fp8_scaling = kScalings[n % 3];
     if (n % 4 == 1) c.train.accumulate_dtype = "bf16";
     if (c.layout.recompute == Recompute::kNone && n % 2 == 0) {
@@ -34,13 +34,13 @@ std::vector<Case> fp8_cases() {
       c.layout.recompute_options.modules = kModules[n / 2 % std::size(kModules)];
     }
     if (c.layout.recompute == Recompute::kFull && n % 5 == 0) c.layout.recompute_options.every = 2;
-    if (c.train.fp8_scaling == "block" && c.layout.tp > 1) {  // slices of whole blocks
+    if (c.train.fp8_scaling == Fp8Scaling::kBlock && c.layout.tp > 1) {  // slices of whole blocks
       const int64_t t = c.layout.tp;
       c.model.heads = c.model.kv_heads = 4;
       c.model.head_dim = 32 * t;
       c.model.ffn = 128 * t;
     }
-    c.name += " " + c.train.fp8_scaling + " " + c.train.accumulate_dtype + " " + std::string(name_of(c.layout.recompute)) + " " +
+    c.name += " " + std::string(name_of(c.train.fp8_scaling)) + " " + c.train.accumulate_dtype + " " + std::string(name_of(c.layout.recompute)) + " " +
               c.layout.recompute_options.modules;
     all.push_back(std::move(c));
   }
@@ -48,9 +48,9 @@ std::vector<Case> fp8_cases() {
 }
 
 /// Sixteen heads of 8, so that nothing is rounded up.
-Case plain(const char* scaling) {
+Case plain(Fp8Scaling scaling) {
   Case c;
-  c.name = scaling;
+  c.name = name_of(scaling);
   Model& m = c.model;
   m.family = Family::kLlama;
   m.layers = 3;
@@ -60,7 +60,7 @@ Case plain(const char* scaling) {
   m.ffn = 384;
   m.vocab = 128;
   c.train.seq_len = 64;
-  c.train.precision = "fp8";
+  c.train.precision = Precision::kFp8;
   c.train.fp8_scaling = scaling;
   return c;
 }
@@ -79,22 +79,22 @@ TEST_CASE("8-bit factors: peak, classes and wire bytes of the plan equal its rep
 }
 
 TEST_CASE("inputs of products are kept in 8 bits, attention's output in both") {
-  for (const char* scaling : kScalings) {
+  for (const Fp8Scaling scaling : kScalings) {
     Case c = plain(scaling), wide = c;
-    wide.train.precision = "bf16";
+    wide.train.precision = Precision::kBf16;
     wide.train.fp8_scaling = Train{}.fp8_scaling;
     const int64_t tokens = c.train.seq_len, h = c.model.hidden, f = c.model.ffn;
     const int64_t inputs = 2 * h + f, with_output = inputs + c.model.heads * c.model.head_dim;
     // One scale of 64 bytes a factor; or a number each 128 elements of an input.
-    const int64_t scales = c.train.fp8_scaling == "current" ? 8 * 64
-                           : c.train.fp8_scaling == "block" ? 4 * tokens * with_output / 128
+    const int64_t scales = c.train.fp8_scaling == Fp8Scaling::kCurrent ? 8 * 64
+                           : c.train.fp8_scaling == Fp8Scaling::kBlock ? 4 * tokens * with_output / 128
                                                             : 0;
     CHECK(kept(wide) - kept(c) == 2 * tokens * inputs - tokens * with_output - scales);
   }
 }
 
 TEST_CASE("who agrees: tp on every current scale, dp and tp once a step on delayed ones, nobody on blocks") {
-  for (const char* scaling : kScalings) {
+  for (const Fp8Scaling scaling : kScalings) {
     Case c = plain(scaling);
     c.model.heads = c.model.kv_heads = 4;
     c.model.head_dim = 64;
@@ -104,10 +104,10 @@ TEST_CASE("who agrees: tp on every current scale, dp and tp once a step on delay
     for (const int tp : {1, 2}) {
       c.layout.tp = tp;
       Case wide = c;
-      wide.train.precision = "bf16";
+      wide.train.precision = Precision::kBf16;
       wide.train.fp8_scaling = Train{}.fp8_scaling;
       auto wire = total_wire_bytes(plan_of(c)), without = total_wire_bytes(plan_of(wide));
-      const bool current = c.train.fp8_scaling == "current", delayed = c.train.fp8_scaling == "delayed";
+      const bool current = c.train.fp8_scaling == Fp8Scaling::kCurrent, delayed = c.train.fp8_scaling == Fp8Scaling::kDelayed;
       const int64_t among_tp = tp == 1 ? 0 : wire.at("tp") - without.at("tp");
       // 2 (t - 1) numbers of 4 bytes for each of 8 tensors, over 3 layers, 3 micro-batches, 2 replicas.
       CHECK(among_tp == (current && tp == 2 ? 2 * 4 * 8 * 3 * 3 * 2 : 0));
@@ -118,7 +118,7 @@ TEST_CASE("who agrees: tp on every current scale, dp and tp once a step on delay
 }
 
 TEST_CASE("full recompute asks no rank again: the scale of the first time is kept") {
-  Case c = plain("current");
+  Case c = plain(Fp8Scaling::kCurrent);
   c.layout.tp = 2;
   Case again = c;
   again.layout.recompute = Recompute::kFull;
@@ -134,26 +134,24 @@ TEST_CASE("full recompute asks no rank again: the scale of the first time is kep
 }
 
 TEST_CASE("what fp8 cannot be is refused: slices that cut blocks, wider gradients than results, settings without it") {
-  Case c = plain("block");
+  Case c = plain(Fp8Scaling::kBlock);
   CHECK(refusal(c).empty());
   c.layout.tp = 2;
   CHECK(refusal(c).find("fp8_scaling=block with tp=2: a rank's 192") != std::string::npos);
-  c.train.fp8_scaling = "current";
+  c.train.fp8_scaling = Fp8Scaling::kCurrent;
   CHECK(refusal(c).empty());
   c.train.accumulate_dtype = "bf16";
   CHECK(refusal(c).empty());
   c.train.accumulate_dtype = "fp16";
   CHECK(refusal(c).find("accumulate_dtype=fp16 with precision=fp8") != std::string::npos);
   c.train.accumulate_dtype = "";
-  c.train.fp8_scaling = "rowwise";
-  CHECK(refusal(c).find("use current, delayed or block") != std::string::npos);
-  c.train.fp8_scaling = "delayed";
-  c.backend = "cuda";
-  c.transport = "one-gpu";
+  c.train.fp8_scaling = Fp8Scaling::kDelayed;
+  c.backend = BackendKind::kCuda;
+  c.transport = TransportKind::kOneGpu;
   CHECK(refusal(c).find("precision=fp8 with backend=cuda") != std::string::npos);
-  c.backend = "cpu";
-  c.transport = "threads";
-  c.train.precision = "bf16";
+  c.backend = BackendKind::kCpu;
+  c.transport = TransportKind::kThreads;
+  c.train.precision = Precision::kBf16;
   CHECK(refusal(c).find("fp8_scaling") != std::string::npos);
 }
 

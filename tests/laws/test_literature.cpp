@@ -7,6 +7,7 @@
 #include "plan/memory.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
+#include "tests/laws/equal.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -40,12 +41,6 @@ Case with_pipeline(Case c, int stages, Schedule schedule, int64_t micro_batches)
   c.layout.schedule = schedule;
   c.train.grad_accumulation = micro_batches;
   return c;
-}
-
-Plan plan_of(const Case& c) {
-  auto plan = lower(c, {.after = {}, .verify = false});
-  REQUIRE(plan.ok());
-  return std::move(plan).value();
 }
 
 /// Bytes that the first rank sends on a communicator in one step.

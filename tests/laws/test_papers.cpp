@@ -8,6 +8,7 @@
 #include "plan/memory.h"
 #include "plan/wire.h"
 #include "strategies/lower.h"
+#include "tests/laws/equal.h"
 #include "tests/laws/grid.h"
 #include "tests/laws/replay.h"
 #include "tests/namespaces.h"
@@ -17,13 +18,6 @@ namespace shardlab::testing {
 namespace {
 
 using testing::legal_cases;
-
-Plan plan_of(const Case& c) {
-  auto plan = lower(c, {.after = {}, .verify = false});
-  INFO(c.name);
-  REQUIRE(plan.ok());
-  return std::move(plan).value();
-}
 
 /// Elements that a rank of a stage holds of a model cut by tp, and how many tensors they are.
 struct Elements {
@@ -136,7 +130,8 @@ TEST_CASE("what is sent: e b s h four times a layer over tp and once a boundary 
     const std::map<std::string, int64_t> wire = total_wire_bytes(plan_of(c));
     const auto sent = [&](const std::string& comm) { return wire.contains(comm) ? wire.at(comm) : 0; };
     const Layout& l = c.layout;
-    const int64_t m = c.train.grad_accumulation, tokens = c.train.micro_batch * c.train.seq_len, message = 4 * tokens * c.model.hidden;
+    const int64_t m = c.train.grad_accumulation, tokens = c.train.micro_batch * c.train.seq_len,
+                  message = 4 * tokens * c.model.hidden;
     // Full recompute repeats one of a layer's two all-reduces of forward; the loss takes three numbers a token.
     const int64_t each = c.model.layers * (l.recompute == Recompute::kFull ? 5 : 4) + 2;
     REQUIRE(sent("tp") == l.dp * m * 2 * (l.tp - 1) * (each * message + 3 * 4 * tokens));
@@ -152,7 +147,8 @@ TEST_CASE("what is sent: e b s h four times a layer over tp and once a boundary 
     const int64_t each_hop = 4 * (l.dp - 1) * l.tp, volume = each_hop * all.count, padding = each_hop * l.dp * all.tensors;
     const int64_t scatters = l.zero == 0 ? 2 : l.zero == 1 ? 1 : m;
     // A tied table on one stage has two gradients, which ZeRO-2 and 3 and canonical mode reduce apart.
-    const int64_t table = c.model.tied_embeddings && (l.zero >= 2 || c.canonical) ? each_hop * c.model.vocab / l.tp * c.model.hidden : 0;
+    const int64_t table =
+        c.model.tied_embeddings && (l.zero >= 2 || c.canonical) ? each_hop * c.model.vocab / l.tp * c.model.hidden : 0;
     REQUIRE(sent("dp.grads") >= scatters * volume);
     REQUIRE(sent("dp.grads") <= scatters * (volume + padding + table));
     const int64_t gathers = l.zero == 0 ? 0 : l.zero < 3 ? 1 : (l.fsdp.reshard ? 2 : 1) * m;

@@ -24,9 +24,9 @@ std::vector<Case> served_cases() {
     if (c.layout.dp == 1 || c.layout.zero > 0) continue;
     const size_t i = all.size();
     c.layout.parameter_server.servers = c.layout.dp;
-    if (i % 3 == 1) c.train.precision = "bf16";
+    if (i % 3 == 1) c.train.precision = Precision::kBf16;
     if (i % 3 == 2) c.train.clip_norm = 1;
-    c.name += " served " + c.train.precision;
+    c.name += " served " + std::string(name_of(c.train.precision));
     all.push_back(std::move(c));
   }
   return all;
@@ -127,7 +127,7 @@ TEST_CASE("what does not go with servers is refused with its reason") {
         "parameter_server.servers=4 with compression.kind=int8: what is compressed is an all-reduce");
   CHECK(refused(-1, [](Case& c) { c.layout.parameter_server.staleness = -2; }) ==
         "parameter_server.servers=4 parameter_server.staleness=-2");
-  CHECK(refused(-1, [](Case& c) { c.backend = "cuda", c.transport = "nccl"; }) ==
+  CHECK(refused(-1, [](Case& c) { c.backend = BackendKind::kCuda, c.transport = TransportKind::kNccl; }) ==
         "parameter_server.servers=4 with transport=nccl, which moves data by a way of its own");
   const std::string apart = "parameter_server.staleness=1 with ";
   const std::string of_all = ": it is found from all gradients of a step, and servers apply them as they arrive";
@@ -137,7 +137,7 @@ TEST_CASE("what does not go with servers is refused with its reason") {
         apart + "pp=2: a worker of several ranks would pull values of several versions");
   CHECK(refused(1, [](Case& c) { c.train.clip_norm = 1; }) == apart + "clip_norm" + of_all);
   CHECK(refused(1, [](Case& c) { c.train.grad_norm = true; }) == apart + "grad_norm" + of_all);
-  CHECK(refused(1, [](Case& c) { c.train.precision = "fp16"; }) == apart + "precision=fp16" + of_all);
+  CHECK(refused(1, [](Case& c) { c.train.precision = Precision::kFp16; }) == apart + "precision=fp16" + of_all);
   CHECK(refused(1, [](Case& c) { c.train.guard.nonfinite = GuardAction::kSkip; }) == apart + "guard" + of_all);
   CHECK(refused(1, [](Case& c) { c.model.tied_embeddings = true; }) ==
         apart + "tied embeddings: the table's gradient is a sum of two");

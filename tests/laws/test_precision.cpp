@@ -20,9 +20,10 @@ using testing::plan_of;
 /// Every seventh case of the grid (which is coprime to the lengths of its lists) in another precision, half of them clipped.
 std::vector<Case> precision_cases() {
   struct Kind {
-    const char *precision, *accumulate;
+    Precision precision;
+    const char* accumulate;
   };
-  constexpr Kind kKinds[] = {{"bf16", ""}, {"bf16", "bf16"}, {"fp32", ""}, {"fp16", "fp16"}, {"fp16", "fp32"}};
+  constexpr Kind kKinds[] = {{Precision::kBf16, ""}, {Precision::kBf16, "bf16"}, {Precision::kFp32, ""}, {Precision::kFp16, "fp16"}, {Precision::kFp16, "fp32"}};
   std::vector<Case> all;
   const std::vector<Case> grid = testing::legal_cases();
   for (size_t i = 0; i < grid.size(); i += 7) {
@@ -30,9 +31,9 @@ std::vector<Case> precision_cases() {
     const Kind& kind = kKinds[i / 7 % std::size(kKinds)];
     c.train.precision = kind.precision;
     c.train.accumulate_dtype = kind.accumulate;
-    if (c.train.precision == "fp16") c.train.loss_scale = i / 7 % 2 == 0 ? 1024.0f : 0.0f;
-    c.train.clip_norm = i / 7 % 3 == 0 || c.train.precision == "fp32" ? 1.0f : 0.0f;
-    c.name += std::string(" ") + kind.precision + " " + kind.accumulate + (c.train.clip_norm > 0 ? " clipped" : "");
+    if (c.train.precision == Precision::kFp16) c.train.loss_scale = i / 7 % 2 == 0 ? 1024.0f : 0.0f;
+    c.train.clip_norm = i / 7 % 3 == 0 || c.train.precision == Precision::kFp32 ? 1.0f : 0.0f;
+    c.name += std::string(" ") + std::string(name_of(kind.precision)) + " " + kind.accumulate + (c.train.clip_norm > 0 ? " clipped" : "");
     // The norm that clipping wants is added over stages, whose number halving-doubling may not serve.
     if (!check(c).ok()) c.layout.collective_algorithm = AlgorithmChoice::kRing;
     all.push_back(std::move(c));
@@ -68,7 +69,7 @@ TEST_CASE("mixed precision: 2 + 2 + 4 + 8 bytes a parameter, as many as in fp32"
                                 bytes(config, BufferClass::kMaster), bytes(config, BufferClass::kMoment)};
   };
   CHECK(states(c) == std::vector<int64_t>{4 * psi, 4 * psi, 0, 8 * psi});
-  c.train.precision = "bf16";
+  c.train.precision = Precision::kBf16;
   CHECK(states(c) == std::vector<int64_t>{2 * psi, 4 * psi, 4 * psi, 8 * psi});
   c.train.accumulate_dtype = "bf16";
   CHECK(states(c) == std::vector<int64_t>{2 * psi, 2 * psi, 4 * psi, 8 * psi});
@@ -87,7 +88,7 @@ TEST_CASE("16-bit gradients without 16-bit parameters, and two types for one gra
   REQUIRE(refusal().empty());
   c.train.reduce_dtype = "bf16";
   CHECK(refusal().find("compression.kind: bf16") != std::string::npos);
-  c.train.precision = "bf16";
+  c.train.precision = Precision::kBf16;
   CHECK(refusal().empty());
   c.train.accumulate_dtype = "fp32";
   CHECK(refusal().find("reduce_dtype=bf16 with accumulate_dtype=fp32") != std::string::npos);
@@ -97,7 +98,7 @@ TEST_CASE("16-bit gradients without 16-bit parameters, and two types for one gra
   c.train.reduce_dtype = "";
   c.train.loss_scale = 1024;
   CHECK(refusal().find("loss_scale with precision=bf16") != std::string::npos);
-  c.train.precision = "fp16";
+  c.train.precision = Precision::kFp16;
   CHECK(refusal().empty());
   c.train.loss_scale = 3e7f;
   CHECK(refusal().find("is outside [1, 16777216]") != std::string::npos);
@@ -105,13 +106,13 @@ TEST_CASE("16-bit gradients without 16-bit parameters, and two types for one gra
   c.train.loss_scale_start = 0.5f;
   CHECK(refusal().find("loss_scale_start=0.5") != std::string::npos);
   c.train.loss_scale_start = 65536;
-  c.backend = "cuda";
-  c.transport = "one-gpu";
+  c.backend = BackendKind::kCuda;
+  c.transport = TransportKind::kOneGpu;
   c.layout.collective_algorithm = AlgorithmChoice::kAuto;
   CHECK(refusal() == "");
-  c.backend = "cpu";
-  c.transport = "threads";
-  c.train.precision = "fp4";
+  c.backend = BackendKind::kCpu;
+  c.transport = TransportKind::kThreads;
+  c.train.precision = Precision::kFp4;
   CHECK(refusal().find("precision=fp4 is not implemented") != std::string::npos);
 }
 

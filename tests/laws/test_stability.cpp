@@ -34,7 +34,7 @@ TEST_CASE("guards and loss scales: peak, classes and wire bytes of the plan equa
     if (kind == 1 || kind == 5) g.norm_factor = 0;
     if (kind == 2) g.loss_factor = 0;
     if (kind >= 4) c.train.clip_norm = 1;
-    if (kind == 5) c.train.precision = "fp16";
+    if (kind == 5) c.train.precision = Precision::kFp16;
     c.name += " guard " + std::to_string(kind);
     make_legal(c);
     require_verified_and_equal(c);

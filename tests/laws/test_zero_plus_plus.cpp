@@ -29,19 +29,19 @@ std::vector<Case> cases() {
     if (c.layout.dp == 4 && i % 3 != 0) z.secondary = 2;
     if (c.layout.hybrid_shard > 0 && i % 4 < 3) std::swap(z.secondary, c.layout.hybrid_shard);
     if (z.secondary > 0) c.layout.fsdp.reshard = true;
-    if (i / 3 % 4 == 1) c.train.precision = "bf16";
-    if (i / 3 % 4 == 2) c.train.precision = "fp16";
+    if (i / 3 % 4 == 1) c.train.precision = Precision::kBf16;
+    if (i / 3 % 4 == 2) c.train.precision = Precision::kFp16;
     if (i / 3 % 4 == 3) c.train.clip_norm = 1;
     if (c.layout.dp == 6 && c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling)
       c.layout.collective_algorithm = AlgorithmChoice::kRing;
     if (i % 12 == 4) c.layout.offload.activations = OffloadTo::kCpu;
-    if (i % 12 == 8 && c.train.precision != "fp16" && c.train.clip_norm == 0) {
+    if (i % 12 == 8 && c.train.precision != Precision::kFp16 && c.train.clip_norm == 0) {
       c.layout.offload.optimizer = OffloadTo::kCpu;
       c.train.grad_norm = false;
     }
     if (!check(c).ok()) c.train.grad_accumulation = 1;  // canonical over six ranks
     if (z == ZeroPlusPlus{} || !check(c).ok()) continue;
-    c.name += fmt::format(" weights {} secondary {} gradients {} {}", z.weights, z.secondary, z.gradients, c.train.precision);
+    c.name += fmt::format(" weights {} secondary {} gradients {} {}", z.weights, z.secondary, z.gradients, name_of(c.train.precision));
     all.push_back(std::move(c));
   }
   return all;
@@ -77,7 +77,7 @@ Case even_case(const ZeroPlusPlus& z, bool reshard = true) {
   m.ffn = 4096;
   m.vocab = 2048;
   c.train.seq_len = 8;
-  c.train.precision = "bf16";
+  c.train.precision = Precision::kBf16;
   c.layout.dp = 4;
   c.layout.zero = 3;
   c.layout.fsdp.reshard = reshard;

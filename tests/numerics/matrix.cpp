@@ -46,7 +46,7 @@ Model llama() {
 
 /// The same subject under both optimizers. SGD at lr 1 shows every uniform scale error, which Adam would hide.
 void add(std::vector<Subject>& list, std::string name, Model model, int64_t seq_len, float dropout, int64_t sequences,
-         float clip_norm = 0, std::string_view precision = "fp32", std::string_view fp8_scaling = "current") {
+         float clip_norm = 0, Precision precision = Precision::kFp32, Fp8Scaling fp8_scaling = Fp8Scaling::kCurrent) {
   Train t;
   t.precision = precision;
   t.fp8_scaling = fp8_scaling;
@@ -76,7 +76,7 @@ void schedule_and_guard(std::vector<Subject>& list) {
     if (i / 2 % 3 == 2)
       t.guard = {
           .nonfinite = GuardAction::kSkip, .spike = GuardAction::kSkip, .loss_factor = 100, .norm_factor = 1000, .window = 2};
-    if (t.precision != "fp16") continue;
+    if (t.precision != Precision::kFp16) continue;
     t.guard.nonfinite = GuardAction::kNone;
     t.loss_scale_start = 1024;
     t.loss_scale_interval = 2;
@@ -109,12 +109,12 @@ std::vector<Subject> subjects() {
   add(list, "llama tied dropout clipped", llama_tied, 16, 0.25f, 8, 0.5f);
   add(list, "gpt tied clipped, 16 sequences", gpt(), 16, 0, 16, 0.5f);
   add(list, "llama, 6 sequences", llama(), 16, 0, 6);
-  add(list, "gpt tied bf16 clipped", gpt(), 16, 0, 8, 0.5f, "bf16");
-  add(list, "llama bf16", llama(), 24, 0.25f, 8, 0, "bf16");
-  add(list, "gpt tied fp16 clipped", gpt(), 16, 0, 8, 0.5f, "fp16");
-  add(list, "gpt tied fp8", gpt(), 16, 0, 8, 0, "fp8");
-  add(list, "llama fp8 delayed clipped", llama(), 24, 0, 8, 0.5f, "fp8", "delayed");
-  add(list, "gpt untied fp8 block", gpt_untied, 20, 0, 8, 0, "fp8", "block");
+  add(list, "gpt tied bf16 clipped", gpt(), 16, 0, 8, 0.5f, Precision::kBf16);
+  add(list, "llama bf16", llama(), 24, 0.25f, 8, 0, Precision::kBf16);
+  add(list, "gpt tied fp16 clipped", gpt(), 16, 0, 8, 0.5f, Precision::kFp16);
+  add(list, "gpt tied fp8", gpt(), 16, 0, 8, 0, Precision::kFp8);
+  add(list, "llama fp8 delayed clipped", llama(), 24, 0, 8, 0.5f, Precision::kFp8, Fp8Scaling::kDelayed);
+  add(list, "gpt untied fp8 block", gpt_untied, 20, 0, 8, 0, Precision::kFp8, Fp8Scaling::kBlock);
   schedule_and_guard(list);
   return list;
 }

@@ -111,7 +111,7 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
   Coverage coverage;
   uint64_t number = 0;
   for (const Subject& subject : testing::subjects()) {
-    if (subject.train.precision != "fp32") continue;  // rounds otherwise than the reference
+    if (subject.train.precision != Precision::kFp32) continue;  // rounds otherwise than the reference
     auto rows = testing::rows_of(subject, layouts);
     if (subject.sequences == 16) std::erase_if(rows, [](const Case& c) { return c.train.grad_accumulation * c.layout.dp != 16; });
     const auto expected = expect<float>(subject);

@@ -23,13 +23,13 @@ namespace {
 constexpr double kNear = 0.05;
 
 bool keeps_bits(const Case& c) {
-  return c.train.precision == "fp32" &&
+  return c.train.precision == Precision::kFp32 &&
          std::ranges::none_of(catalogue(), [&](const Strategy& s) { return s.applies(c) && s.tier > Tier::kE1; });
 }
 
 Subject subject_of(const Case& c) {
   Subject s{.name = "pair", .model = c.model, .train = c.train, .sequences = c.sequences_per_step()};
-  s.train.precision = "fp32";
+  s.train.precision = Precision::kFp32;
   return s;
 }
 
@@ -53,7 +53,7 @@ TEST_CASE("every legal pair trains as it promises, in the memory and with the by
     c.canonical = true;
     c.train.seq_len = 16;
     c.train.global_batch_tokens = c.sequences_per_step() * c.train.seq_len;
-    if (c.backend != "cpu" || c.layout.parameter_server.staleness >= 0)
+    if (c.backend != BackendKind::kCpu || c.layout.parameter_server.staleness >= 0)
       continue;  // a device, or an order of arrivals, of their own
     if (!check(c).ok()) c.canonical = false;
     REQUIRE(check(c).ok());

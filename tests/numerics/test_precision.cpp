@@ -18,7 +18,7 @@ using testing::Trained;
 constexpr int kSteps = 3;
 
 /// The first subject of this precision that is clipped or not, trained by SGD at lr 1.
-Subject subject_of(std::string_view precision, bool clipped) {
+Subject subject_of(Precision precision, bool clipped) {
   for (const Subject& s : testing::subjects())
     if (s.train.precision == precision && (s.train.clip_norm > 0) == clipped && s.sequences == 8) return s;
   FAIL("no such subject");
@@ -77,7 +77,7 @@ double distance(const Trained& a, const Trained& b) {
 }
 
 TEST_CASE("clipping moves parameters to the same bits under every layout, and a bound that nothing meets changes none") {
-  Subject subject = subject_of("fp32", true);
+  Subject subject = subject_of(Precision::kFp32, true);
   subject.train.dropout = 0;
   const Trained one = train(case_of(subject, {}));
   for (const Choice& choice : {Choice{.dp = 2}, Choice{.dp = 2, .tp = 2, .zero = 1}, Choice{.pp = 2, .accumulation = 2},
@@ -96,7 +96,7 @@ TEST_CASE("clipping moves parameters to the same bits under every layout, and a 
 
 TEST_CASE("bf16 with fp32 gradients: data parallel, sharded, pipelined and recomputed, the bits of one rank") {
   for (const bool clipped : {true, false}) {
-    const Subject subject = subject_of("bf16", clipped);
+    const Subject subject = subject_of(Precision::kBf16, clipped);
     const Trained one = train(case_of(subject, {}));
     for (const Choice& choice :
          {Choice{.dp = 2}, Choice{.dp = 2, .zero = 1, .accumulation = 2}, Choice{.dp = 2, .zero = 2}, Choice{.dp = 4, .zero = 3},
@@ -111,10 +111,10 @@ TEST_CASE("bf16 with fp32 gradients: data parallel, sharded, pipelined and recom
 TEST_CASE("bf16 is near fp32, and not it") {
   for (const char* accumulate : {"fp32", "bf16"})
     for (const Choice& choice : {Choice{}, Choice{.dp = 2, .tp = 2, .zero = 1, .accumulation = 2}}) {
-      Subject subject = subject_of("bf16", true);
+      Subject subject = subject_of(Precision::kBf16, true);
       subject.train.accumulate_dtype = accumulate;
       const Case narrow = case_of(subject, choice);
-      subject.train.precision = "fp32";
+      subject.train.precision = Precision::kFp32;
       subject.train.accumulate_dtype = "";
       const Case wide = case_of(subject, choice);
       const Trained a = train(narrow), b = train(wide);
@@ -125,19 +125,19 @@ TEST_CASE("bf16 is near fp32, and not it") {
 }
 
 /// The subject of 8-bit factors that are scaled so.
-Subject fp8_subject(std::string_view scaling) {
+Subject fp8_subject(Fp8Scaling scaling) {
   for (const Subject& s : testing::subjects())
-    if (s.train.precision == "fp8" && s.train.fp8_scaling == scaling) return s;
+    if (s.train.precision == Precision::kFp8 && s.train.fp8_scaling == scaling) return s;
   FAIL("no such subject");
   return {};
 }
 
 TEST_CASE("fp8: data parallel, sharded, pipelined, accumulated, recomputed, the bits of one rank") {
-  for (const char* scaling : {"current", "delayed", "block"}) {
+  for (const Fp8Scaling scaling : {Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock}) {
     const Subject subject = fp8_subject(scaling);
     for (const int64_t micro_batches : {1, 4}) {
       // A current scale is of a micro-batch: the same micro-batches have the same. Others do not depend on how the batch is cut.
-      const bool cut_alike = scaling == std::string_view("current");
+      const bool cut_alike = scaling == Fp8Scaling::kCurrent;
       const Trained one = train(case_of(subject, {.accumulation = micro_batches}));
       for (const Choice& choice :
            {Choice{.dp = 4}, Choice{.dp = 2, .accumulation = 2}, Choice{.dp = 2, .zero = 1, .accumulation = 2},
@@ -146,7 +146,7 @@ TEST_CASE("fp8: data parallel, sharded, pipelined, accumulated, recomputed, the 
             Choice{.recompute = true}}) {
         if (cut_alike && choice.dp * choice.accumulation != micro_batches) continue;
         const Case c = case_of(subject, choice);
-        INFO(scaling << " " << c.name);
+        INFO(name_of(scaling) << " " << c.name);
         CHECK(difference(one, train(c)) == "");
       }
     }
@@ -154,26 +154,26 @@ TEST_CASE("fp8: data parallel, sharded, pipelined, accumulated, recomputed, the 
 }
 
 TEST_CASE("fp8: sub-layers made again are rounded as they were, whatever the scales") {
-  for (const char* scaling : {"current", "delayed", "block"}) {
+  for (const Fp8Scaling scaling : {Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock}) {
     const Subject subject = fp8_subject(scaling);
     Case c = case_of(subject, {.accumulation = 2});
     const Trained one = train(c);
     c.layout.recompute = Recompute::kSelective;
     for (const char* modules : {"", "attn.norm mlp.act", "attn.norm attn.core mlp.norm mlp.act"}) {
       c.layout.recompute_options.modules = modules;
-      INFO(scaling << " " << modules);
+      INFO(name_of(scaling) << " " << modules);
       CHECK(difference(one, train(c)) == "");
     }
   }
 }
 
 TEST_CASE("fp8 with state parked elsewhere and guards that find nothing: the same bits; with compressed gradients: near") {
-  for (const char* scaling : {"current", "delayed", "block"}) {
+  for (const Fp8Scaling scaling : {Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock}) {
     const Subject subject = fp8_subject(scaling);
     const Case plain = case_of(subject, {.dp = 2, .zero = 1, .accumulation = 2});
     const Trained one = train(plain);
     Case c = plain;
-    INFO(scaling);
+    INFO(name_of(scaling));
     c.layout.offload.activations = OffloadTo::kCpu;
     CHECK(difference(one, train(c)) == "");
     c = plain;
@@ -198,16 +198,16 @@ TEST_CASE("fp8 with state parked elsewhere and guards that find nothing: the sam
 }
 
 TEST_CASE("fp8 is near bf16, and not it") {
-  for (const char* scaling : {"current", "delayed", "block"})
+  for (const Fp8Scaling scaling : {Fp8Scaling::kCurrent, Fp8Scaling::kDelayed, Fp8Scaling::kBlock})
     for (const Choice& choice : {Choice{}, Choice{.dp = 2, .tp = 2, .zero = 1, .accumulation = 2}}) {
-      if (choice.tp > 1 && scaling == std::string_view("block")) continue;
+      if (choice.tp > 1 && scaling == Fp8Scaling::kBlock) continue;
       Subject subject = fp8_subject(scaling);
       const Case narrow = case_of(subject, choice);
-      subject.train.precision = "bf16";
+      subject.train.precision = Precision::kBf16;
       subject.train.fp8_scaling = Train{}.fp8_scaling;
       const Case wide = case_of(subject, choice);
       const Trained a = train(narrow), b = train(wide);
-      INFO(scaling << " " << narrow.name);
+      INFO(name_of(scaling) << " " << narrow.name);
       for (size_t i = 0; i < a.losses.size(); ++i) CHECK(std::abs(a.losses[i] - b.losses[i]) < 0.05f * b.losses[i]);
       CHECK(difference(b, a) != "");
     }

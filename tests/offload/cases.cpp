@@ -38,10 +38,10 @@ void set(Case& c, const Ranks& r) {
   c.train.grad_accumulation = r.accumulation;
 }
 
-std::string line_of(const Case& c) {
+std::string offload_line(const Case& c) {
   const Layout& l = c.layout;
   return fmt::format("{}{} {} dp{} zero{} tp{} pp{} {} ga{} bucket{} recompute={}{}{} {} offload {}", name_of(c.model.family),
-                     c.model.tied_embeddings ? " tied" : "", c.train.precision, l.dp, l.zero, l.tp, l.pp, name_of(l.schedule),
+                     c.model.tied_embeddings ? " tied" : "", name_of(c.train.precision), l.dp, l.zero, l.tp, l.pp, name_of(l.schedule),
                      c.train.grad_accumulation, l.bucket_bytes,
                      l.recompute_options.layers.empty() ? name_of(l.recompute) : l.recompute_options.layers,
                      l.overlap ? " overlap" : "", c.canonical ? " canonical" : "", name_of(c.train.optimizer),
@@ -50,13 +50,13 @@ std::string line_of(const Case& c) {
 
 Plan plan_of(const Case& c) {
   auto plan = lower(c);
-  INFO(line_of(c) << (plan.ok() ? std::string() : "\n" + to_string(plan.error())));
+  INFO(offload_line(c) << (plan.ok() ? std::string() : "\n" + to_string(plan.error())));
   REQUIRE(plan.ok());
   return std::move(plan).value();
 }
 
 void require_replayed(const Case& c) {
-  INFO(line_of(c));
+  INFO(offload_line(c));
   REQUIRE(difference_from_replay(plan_of(c)) == "");
 }
 

@@ -23,7 +23,7 @@ struct Ranks {
 void set(Case& c, const Ranks& ranks);
 
 /// "gpt dp2 zero1 ga3 overlap offload optimizer=cpu": for messages.
-std::string line_of(const Case& c);
+std::string offload_line(const Case& c);
 
 /// Verified; a refusal fails the test with its text.
 Plan plan_of(const Case& c);

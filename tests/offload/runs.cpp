@@ -24,7 +24,7 @@ void require_measured_as_planned(const Case& c) {
   options.poison = true;
   options.timeout_s = 60;
   auto session = Session::create(placed, options, transport, cpu_backend(kernels, {c.canonical, 1}), &text);
-  INFO(line_of(c) << (session.ok() ? std::string() : "\n" + to_string(session.error())));
+  INFO(offload_line(c) << (session.ok() ? std::string() : "\n" + to_string(session.error())));
   REQUIRE(session.ok());
   (*session)->initialise_parameters();
   for (int step = 0; step < 3; ++step) {
@@ -57,7 +57,7 @@ std::string difference(const std::string& name, const std::vector<float>& a, con
 }  // namespace
 
 void require_same_bits(const Case& a, const Case& b, int steps) {
-  INFO(line_of(a) << "\n" << line_of(b));
+  INFO(offload_line(a) << "\n" << offload_line(b));
   const auto first = train_case(a, RandomText(a.model.vocab), steps), second = train_case(b, RandomText(b.model.vocab), steps);
   INFO((first.ok() ? std::string() : to_string(first.error())) << (second.ok() ? std::string() : to_string(second.error())));
   REQUIRE((first.ok() && second.ok()));

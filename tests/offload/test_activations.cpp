@@ -48,7 +48,7 @@ TEST_CASE("activations on the host: the plan's bytes are its replay's in every s
     for (const Ranks& ranks : kRanks)
       for (const int64_t layers : {3, 5, 8})
         for (const Recompute recompute : {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
-          for (const char* precision : {"fp32", "bf16"})
+          for (const Precision precision : {Precision::kFp32, Precision::kBf16})
             for (const bool overlap : {false, true}) {
               Case c = small_case(family, layers);
               set(c, ranks);
@@ -76,14 +76,14 @@ TEST_CASE("activations on the host: what is measured is what was planned") {
 TEST_CASE("activations on the host: the same bits as without") {
   for (const Family family : {Family::kGpt, Family::kLlama})
     for (const Ranks& ranks : kRanks)
-      for (const char* precision : {"fp32", "bf16"}) {
+      for (const Precision precision : {Precision::kFp32, Precision::kBf16}) {
         Case c = small_case(family);
         set(c, ranks);
         c.train.precision = precision;
         c.train.dropout = 0.1f;
         c.layout.recompute = ranks.tp == 2 ? Recompute::kFull : Recompute::kNone;
         c.layout.overlap = family == Family::kGpt;
-        require_same_bits(c, offloaded(c, precision[0] == 'f' ? OffloadTo::kNvme : OffloadTo::kCpu));
+        require_same_bits(c, offloaded(c, precision == Precision::kFp32 ? OffloadTo::kNvme : OffloadTo::kCpu));
       }
 }
 

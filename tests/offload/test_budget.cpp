@@ -20,7 +20,7 @@ Case deep_case() {
   c.model.head_dim = 16;
   c.model.ffn = 256;
   c.train.micro_batch = 1;
-  c.train.precision = "bf16";
+  c.train.precision = Precision::kBf16;
   return c;
 }
 

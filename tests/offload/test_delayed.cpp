@@ -59,7 +59,7 @@ void for_each_case(const Visit& visit) {
               Case c = small_case(family, 3);
               set(c, ranks);
               c.model.tied_embeddings = tied;
-              c.train.precision = precision[0] == 'b' ? "bf16" : "fp32";
+              c.train.precision = precision[0] == 'b' ? Precision::kBf16 : Precision::kFp32;
               if (precision == std::string("bf16 gradients")) c.train.accumulate_dtype = "bf16";
               c.layout.bucket_bytes = c.layout.zero == 3 ? 0 : bucket_bytes;  // whose buckets are units
               c.train.clip_norm = clip_norm;
@@ -82,7 +82,7 @@ constexpr Mix kMixes[] = {
     {"activations on nvme", [](Case& c) { c.layout.offload.activations = OffloadTo::kNvme; }},
     {"recompute", [](Case& c) { c.layout.recompute = Recompute::kFull, c.layout.recompute_options.every = 2; }},
     {"canonical accumulation", [](Case& c) { c.canonical = true, c.layout.dp = 2, c.train.grad_accumulation = 4; }},
-    {"fp8", [](Case& c) { c.train.precision = "fp8", c.train.fp8_scaling = "delayed", c.layout.dp = 2; }},
+    {"fp8", [](Case& c) { c.train.precision = Precision::kFp8, c.train.fp8_scaling = Fp8Scaling::kDelayed, c.layout.dp = 2; }},
     {"norm", [](Case& c) { c.train.grad_norm = true, c.layout.dp = 2, c.layout.zero = 1, c.layout.tp = 2; }},
 };
 
@@ -147,7 +147,7 @@ TEST_CASE("delayed updates have the bits of an emulation that updates with the g
       c.train.learning_rate.warmup_steps = 3;  // whose rate is that of updates, not of steps
       if (c.train.optimizer == Optimizer::kSgd) c.train.learning_rate.peak = 0.25f;
       c = delayed(c);
-      INFO(name << " " << line_of(c));
+      INFO(name << " " << offload_line(c));
       Running run(c);
       reference::Trainer<float> trainer(c.model, c.train, c.sequences_per_step());
       std::optional<reference::Tensors<float>> waiting;
@@ -183,7 +183,7 @@ TEST_CASE("delayed updates begin as updates without delay do, in every precision
   const auto same_first_update = [](const Case& late) {
     Case now = late;
     now.layout.offload.delayed_update = false;
-    INFO(line_of(late));
+    INFO(offload_line(late));
     const RandomText text(late.model.vocab);
     const auto none = train_case(late, text, 1), two = train_case(late, text, 2), one = train_case(now, text, 1);
     REQUIRE((none.ok() && two.ok() && one.ok()));
@@ -304,7 +304,7 @@ TEST_CASE("delayed updates are refused where they could not run beside the step,
   r.c.layout.zero = 3;
   r.c.layout.offload.parameters = OffloadTo::kCpu;
   r.refused("delayed_update with offload.parameters=cpu");
-  r.c.train.precision = "fp16";
+  r.c.train.precision = Precision::kFp16;
   r.refused("delayed_update with precision=fp16");
   r.c.train.guard.nonfinite = GuardAction::kSkip;
   r.refused("delayed_update with guard");

@@ -48,7 +48,7 @@ void for_each_case(const Visit& visit) {
               Case c = small_case(family, 4);
               set(c, ranks);
               c.model.tied_embeddings = tied;
-              c.train.precision = precision[0] == 'b' ? "bf16" : "fp32";
+              c.train.precision = precision[0] == 'b' ? Precision::kBf16 : Precision::kFp32;
               if (precision == std::string("bf16 gradients")) c.train.accumulate_dtype = "bf16";
               c.layout.bucket_bytes = c.layout.zero == 3 ? 0 : bucket_bytes;  // whose buckets are units
               c.layout.overlap = overlap;
@@ -100,10 +100,10 @@ constexpr Judge kJudges[] = {
     {"grad_norm", [](Case& c) { c.train.grad_norm = true; }},
     {"clip_norm", [](Case& c) { c.train.clip_norm = 0.05f; }},
     {"clip_norm, 16-bit gradients",
-     [](Case& c) { c.train.clip_norm = 0.05f, c.train.precision = c.train.accumulate_dtype = "bf16"; }},
-    {"fp16, scaled", [](Case& c) { c.train.precision = "fp16", c.train.loss_scale_start = 1024; }},
+     [](Case& c) { c.train.clip_norm = 0.05f, c.train.precision = Precision::kBf16, c.train.accumulate_dtype = "bf16"; }},
+    {"fp16, scaled", [](Case& c) { c.train.precision = Precision::kFp16, c.train.loss_scale_start = 1024; }},
     {"fp16, scaled and clipped",
-     [](Case& c) { c.train.precision = c.train.accumulate_dtype = "fp16", c.train.loss_scale = 512, c.train.clip_norm = 0.05f; }},
+     [](Case& c) { c.train.precision = Precision::kFp16, c.train.accumulate_dtype = "fp16", c.train.loss_scale = 512, c.train.clip_norm = 0.05f; }},
     {"guard",
      [](Case& c) {
        c.train.guard = {.nonfinite = GuardAction::kSkip, .spike = GuardAction::kSkip, .norm_factor = 1000, .window = 2};
@@ -113,7 +113,7 @@ constexpr Judge kJudges[] = {
 TEST_CASE("gradients judged on the host: the plan's bytes are its replay's in every space") {
   int number = 0;
   for_each_case([&](const Case& plain) {
-    if (plain.train.precision != "fp32") return;
+    if (plain.train.precision != Precision::kFp32) return;
     for (const Judge& judge : kJudges) {
       Case c = offloaded(plain, kPlaces[number++ % 2]);
       judge.set(c);
@@ -126,7 +126,7 @@ TEST_CASE("gradients judged on the host: the plan's bytes are its replay's in ev
 TEST_CASE("gradients judged on the host: the same bits and the same norm as without") {
   int number = 0;
   for_each_case([&](const Case& plain) {
-    if (plain.train.precision != "fp32" || number++ % 5 != 0) return;
+    if (plain.train.precision != Precision::kFp32 || number++ % 5 != 0) return;
     const Judge& judge = kJudges[static_cast<size_t>(number / 5) % std::size(kJudges)];
     Case c = plain;
     judge.set(c);

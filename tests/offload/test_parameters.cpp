@@ -48,7 +48,7 @@ void for_each_case(const Visit& visit) {
               Case c = small_case(family, 5);
               set(c, ranks);
               c.model.tied_embeddings = tied;
-              c.train.precision = precision[0] == 'b' ? "bf16" : "fp32";
+              c.train.precision = precision[0] == 'b' ? Precision::kBf16 : Precision::kFp32;
               if (precision == std::string("bf16 gradients")) c.train.accumulate_dtype = "bf16";
               c.layout.fsdp = unit;
               c.layout.overlap = overlap;

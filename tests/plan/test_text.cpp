@@ -226,6 +226,7 @@ TEST_CASE("a parse error names line, column, the expected and the found") {
   REQUIRE(error_of(with_line("norm.F a (%x) -> (%x) epsilon=x")) == where + "31: expected a number for `epsilon`, found `x`");
   REQUIRE(error_of(with_line("all_reduce a (%x) -> (%x) comm=dp")) ==
           where + "32: expected the name of a communicator, found `dp`");
+  REQUIRE(error_of(with_line("send a (%x) -> ()")).starts_with(where + "18: expected `comm=` and the name of a communicator"));
   REQUIRE(error_of(with_line("copy a (%x) -> (%x) @copy")) == where + "21: expected the name of a stream, found `@copy`");
   REQUIRE(error_of(with_line("bound %x activation f32[2]")) ==
           where + "7: expected a new name for a slot, found `%x` a second time");

@@ -161,5 +161,60 @@ TEST_CASE("temporary files are told from others by their names, and links among 
   CHECK(files_in(scratch / "") == 5 + 3);                   // the others, the folder, the victim, the link to a folder
 }
 
+TEST_CASE("an input that is a pipe is read where somebody writes, and refused where nobody does") {
+  const Scratch scratch;
+  const std::string pipe = scratch / "pipe";
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+  for (const std::string verb : {"run", "plan", "validate", "memory --machine h100 --model"}) {
+    const Output alone = shardlab_program(scratch, verb + " " + pipe);
+    CHECK(alone.code == 2);
+    CHECK(alone.err.find("is a pipe into which nobody writes") != std::string::npos);
+  }
+  // One that opens it and takes longer than anybody waits for a writer.
+  const std::string sweep =
+      scratch.write("s.yaml", "model: tiny-gpt\nmachine: h100-sxm5-80gb\ntrain: {seq_len: 64, global_batch_tokens: 512}\n");
+  const Output slow =
+      shardlab_program(scratch, "run " + pipe + " --dry-run", fmt::format("{{ sleep 3; cat {}; }} > {} & ", sweep, pipe));
+  INFO(slow.err);
+  CHECK(slow.code == 0);
+  CHECK(shardlab_program(scratch, "run /dev/stdin --dry-run", "cat " + sweep + " |").code == 0);
+}
+
+TEST_CASE("nothing is written through what is planted in a run directory under the name of the store, the lock or a case") {
+  const Scratch scratch;
+  const std::string sweep =
+      scratch.write("s.yaml", "model: tiny-gpt\nmachine: h100-sxm5-80gb\ntrain: {seq_len: 64, global_batch_tokens: 512}\n");
+  const std::string out = scratch / "run";
+  const auto run_with = [&](const std::string& name, const auto& plant) {
+    fs::remove_all(out);
+    fs::create_directory(out);
+    plant(out + "/" + name);
+    return shardlab_program(scratch, "run " + sweep + " --out " + out);
+  };
+  const std::string empty = scratch.write("empty", ""), victim = scratch.write("victim", "precious");
+  const Output store = run_with("results.sqlite", [&](const std::string& at) { fs::create_symlink(empty, at); });
+  CHECK(store.code == 6);
+  CHECK(store.err.find("results.sqlite is a link") != std::string::npos);
+  CHECK(slurp(empty).empty());
+  const Output pipe = run_with("results.sqlite", [&](const std::string& at) { mkfifo(at.c_str(), 0600); });
+  CHECK(pipe.code == 6);
+  CHECK(pipe.err.find("results.sqlite is no file") != std::string::npos);
+  CHECK(shardlab_program(scratch, "report " + out).err.find("results.sqlite is no file") != std::string::npos);
+  for (const bool hard : {false, true})
+    CHECK(run_with("run.lock", [&](const std::string& at) {
+            hard ? fs::create_hard_link(victim, at) : fs::create_symlink(victim, at);
+          }).code == 6);
+  CHECK(slurp(victim) == "precious");
+  CHECK(run_with("unused", [](const std::string&) {}).code == 0);
+  std::string id;
+  for (const auto& entry : fs::directory_iterator(out))
+    if (entry.is_directory()) id = entry.path().filename().string();
+  fs::create_directory(scratch / "folder");
+  const Output folder = run_with(id, [&](const std::string& at) { fs::create_directory_symlink(scratch / "folder", at); });
+  CHECK(folder.code == 4);
+  CHECK(folder.out.find("is a link: files of the case would be written elsewhere") != std::string::npos);
+  CHECK(fs::is_empty(scratch / "folder"));
+}
+
 }  // namespace
 }  // namespace shardlab::testing

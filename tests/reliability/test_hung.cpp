@@ -1,6 +1,7 @@
 // What takes too long is named, and what is told to end ends, with everything that it started.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <pty.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
@@ -74,7 +75,7 @@ bool becomes(const Condition& so) {
 TEST_CASE("of ranks of which one stands still, that one is named, its op, and what the others wait for") {
   const SteadyClock clock;
   ThreadScheduler scheduler(clock, 3, 1);
-  Crew crew(scheduler, 300, [](const Task& task) { return fmt::format("op #{}", task.instruction()); });
+  Crew crew(scheduler, 300, [](const TaskSeat& seat) { return fmt::format("op #{}", seat.instruction()); });
   for (int rank = 0; rank < 3; ++rank) crew.add(rank, 0);
   Counter offered;
   std::atomic<bool> stands{true}, moves{true};
@@ -108,7 +109,7 @@ TEST_CASE("of ranks of which one stands still, that one is named, its op, and wh
 TEST_CASE("ranks that all wait are said to") {
   const SteadyClock clock;
   ThreadScheduler scheduler(clock, 2, 1);
-  Crew crew(scheduler, 300, [](const Task& task) { return fmt::format("op #{}", task.instruction()); });
+  Crew crew(scheduler, 300, [](const TaskSeat& seat) { return fmt::format("op #{}", seat.instruction()); });
   for (int rank = 0; rank < 2; ++rank) crew.add(rank, 0);
   Counter never;
   crew.start([&](Task& task) {
@@ -260,11 +261,34 @@ TEST_CASE("a signal ends every other verb with 130 and the command") {
 std::string read_until(int terminal, const std::string& wanted) {
   std::string text;
   std::array<char, 4096> buffer;
-  while (wanted.empty() || text.find(wanted) == std::string::npos) {
+  while (text.find(wanted) == std::string::npos) {
     const ssize_t n = read(terminal, buffer.data(), buffer.size());
-    if (n <= 0) break;  // a terminal whose program has ended is no longer read from
+    if (n <= 0) break;  // the program has ended
     text.append(buffer.data(), static_cast<size_t>(n));
   }
+  return text;
+}
+
+/// All that the program still writes, until it has ended. The other end of the terminal stays open here: what stands in a terminal that
+/// nobody has open may be lost.
+std::string read_to_end(int terminal, pid_t program) {
+  const int other_end = open(ptsname(terminal), O_RDWR | O_NOCTTY);
+  REQUIRE(other_end >= 0);
+  std::string text;
+  std::array<char, 4096> buffer;
+  for (bool ended = false;;) {
+    pollfd waiting{terminal, POLLIN, 0};
+    if (poll(&waiting, 1, 20) > 0) {
+      const ssize_t n = read(terminal, buffer.data(), buffer.size());
+      REQUIRE(n > 0);
+      text.append(buffer.data(), static_cast<size_t>(n));
+      continue;
+    }
+    if (ended) break;
+    siginfo_t info{};
+    ended = waitid(P_PID, static_cast<id_t>(program), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == program;
+  }
+  close(other_end);
   return text;
 }
 
@@ -285,7 +309,7 @@ TEST_CASE("a signal ends a screen with 130, the command of the layout that was r
       REQUIRE(write(terminal, "\x03", 1) == 1);  // Ctrl-C
     else
       kill(program, SIGTERM);
-    const std::string end = read_until(terminal, "");
+    const std::string end = read_to_end(terminal, program);
     CHECK(exit_code_of(program) == 130);
     close(terminal);
     INFO(end);

@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string simulated(const std::string& more) {
+std::string tiny_sweep(const std::string& more) {
   return "version: 1\nname: tiny\nmode: simulate\nmodel: {preset: tiny-gpt, layers: 2}\nmachine: h100-sxm5-80gb\n"
          "train: {seq_len: 64, global_batch_tokens: 512}\n" +
          more;
@@ -43,7 +43,7 @@ void die_in_a_commit(const std::string& store) {
 
 TEST_CASE("a store whose process died in the middle of a commit is rolled back, reported and resumed") {
   const Scratch scratch;
-  const std::string file = scratch.write("sweep.yaml", simulated("axes: {seed: {range: [1, 8]}}\n"));
+  const std::string file = scratch.write("sweep.yaml", tiny_sweep("axes: {seed: {range: [1, 8]}}\n"));
   const std::string out = scratch / "out";
   REQUIRE(shardlab_program(scratch, "run " + file + " --out " + out).code == 0);
   const std::string before = slurp(out + "/results.csv");
@@ -61,7 +61,7 @@ TEST_CASE("a store whose process died in the middle of a commit is rolled back, 
 
 TEST_CASE("a run that died before its first commit begins anew, with --resume and without") {
   const Scratch scratch;
-  const std::string file = scratch.write("sweep.yaml", simulated(""));
+  const std::string file = scratch.write("sweep.yaml", tiny_sweep(""));
   for (const std::string how : {"", " --resume"}) {
     const std::string out = scratch / (how.empty() ? "anew" : "resumed");
     fs::create_directories(out);
@@ -78,7 +78,7 @@ TEST_CASE("a run that died before its first commit begins anew, with --resume an
 
 TEST_CASE("a store that was cut short is said to be damaged, and nothing is written into it") {
   const Scratch scratch;
-  const std::string file = scratch.write("sweep.yaml", simulated("axes: {seed: {range: [1, 8]}}\n"));
+  const std::string file = scratch.write("sweep.yaml", tiny_sweep("axes: {seed: {range: [1, 8]}}\n"));
   const std::string out = scratch / "out", store = out + "/results.sqlite";
   REQUIRE(shardlab_program(scratch, "run " + file + " --out " + out).code == 0);
   fs::resize_file(store, fs::file_size(store) / 2);
@@ -94,7 +94,7 @@ TEST_CASE("a store that was cut short is said to be damaged, and nothing is writ
 
 TEST_CASE("a directory that another run writes is refused, with that run's process, until the process ends") {
   const Scratch scratch;
-  const std::string file = scratch.write("sweep.yaml", simulated(""));
+  const std::string file = scratch.write("sweep.yaml", tiny_sweep(""));
   const std::string out = scratch / "out";
   fs::create_directories(out);
   int ready[2];
@@ -128,7 +128,7 @@ TEST_CASE("a directory that another run writes is refused, with that run's proce
 
 TEST_CASE("temporary files of killed processes are gone after the next start") {
   const Scratch scratch;
-  const std::string file = scratch.write("sweep.yaml", simulated(""));
+  const std::string file = scratch.write("sweep.yaml", tiny_sweep(""));
   const std::string out = scratch / "out";
   REQUIRE(shardlab_program(scratch, "run " + file + " --out " + out).code == 0);
   const std::string id = cell(parse_csv(slurp(out + "/results.csv")), 1, "case_id");
@@ -167,13 +167,13 @@ TEST_CASE("a log takes the place of a planted link, and is not written through o
 TEST_CASE("a hundred thousand points are counted in a gibibyte, and a billion are refused") {
   const Scratch scratch;
   const std::string bounded = "ulimit -v 1048576 &&";
-  const std::string many = scratch.write("many.yaml", simulated("axes: {seed: {range: [1, 100000]}}\n"));
+  const std::string many = scratch.write("many.yaml", tiny_sweep("axes: {seed: {range: [1, 100000]}}\n"));
   const Output counted = shardlab_program(scratch, "run " + many + " --dry-run", bounded);
   INFO(counted.err);
   CHECK(counted.code == 0);
   CHECK(counted.out ==
         "tiny: 100000 combinations, 0 excluded, 0 included, 0 duplicates\n100000 points: 100000 to run, 0 refused\n");
-  const std::string more = scratch.write("more.yaml", simulated("axes: {seed: {range: [1, 1000000000]}}\n"));
+  const std::string more = scratch.write("more.yaml", tiny_sweep("axes: {seed: {range: [1, 1000000000]}}\n"));
   const Output refused = shardlab_program(scratch, "run " + more + " --dry-run", bounded);
   CHECK(refused.code == 2);
   CHECK(refused.err.find("takes 999999999 steps, and the axes of a sweep have at most 1000000 values") != std::string::npos);

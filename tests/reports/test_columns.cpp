@@ -69,7 +69,7 @@ TEST_CASE("ranks that share cores share their peak; a data-sheet machine has one
   CHECK(peak_flops(c) == 2 * 250e9);
   c.machine.local = false;
   CHECK(peak_flops(c) == 8 * 250e9);
-  c.train.precision = "fp8";
+  c.train.precision = Precision::kFp8;
   CHECK_FALSE(peak_flops(c));
 }
 

@@ -183,10 +183,10 @@ TEST_CASE("a newer store, a foreign file and a missing one are refused with what
   const Folder folder;
   const std::string path = folder / "results.sqlite";
   opened(path);
-  sql(path, "PRAGMA user_version = 2");
+  sql(path, "PRAGMA user_version = 3");
   const Result<Store> newer = Store::open(path);
   REQUIRE_FALSE(newer.ok());
-  CHECK(newer.error().message == path + " was written by a newer shardlab: store version 2, this program reads up to 1");
+  CHECK(newer.error().message == path + " was written by a newer shardlab: store version 3, this program reads up to 2");
   CHECK(newer.error().hint == "use that shardlab, or choose another directory with --out");
 
   sql(path, "PRAGMA user_version = 0");
@@ -194,7 +194,7 @@ TEST_CASE("a newer store, a foreign file and a missing one are refused with what
     const Result<Store> older = open(path);
     REQUIRE_FALSE(older.ok());
     CHECK(older.error().code == ExitCode::kUsage);
-    CHECK(older.error().message == path + " was written by an older shardlab: store version 0, this program reads version 1");
+    CHECK(older.error().message == path + " was written by an older shardlab: store version 0, this program reads version 2");
     CHECK(older.error().hint == "read it with that shardlab, and run the sweep again into another directory with --out");
   }
 
@@ -392,10 +392,12 @@ TEST_CASE("stored JSON of a wrong kind is refused") {
   CHECK_FALSE(outcome_from_json("{\"status\": \"splendid\"}").ok());
   CHECK_FALSE(machine_from_json("{").ok());
   CHECK_FALSE(outcome_from_json("{\"status\": " + std::string(200'000, '[') + std::string(200'000, ']') + "}").ok());
-  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout\": {\"dp\": 18446744073709551615}}}").ok());
-  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout\": {\"dp\": 4294967296}}}").ok());
-  const Result<CaseOutcome> older =
-      outcome_from_json("{\"case_id\": \"a1\", \"config\": {\"layout\": {\"dp\": 2}}, \"unknown\": 3}");
+  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout.dp\": \"18446744073709551615\"}}").ok());
+  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout.dp\": \"4294967296\"}}").ok());
+  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout.dp\": 2}}").ok());
+  CHECK_FALSE(outcome_from_json("{\"config\": {\"layout.ranks\": \"2\"}}").ok());
+  CHECK_FALSE(outcome_from_json("{\"config\": {\"train.precision\": \"fp7\"}}").ok());
+  const Result<CaseOutcome> older = outcome_from_json("{\"case_id\": \"a1\", \"config\": {\"layout.dp\": \"2\"}, \"unknown\": 3}");
   REQUIRE(older.ok());
   CHECK(older->config.layout.dp == 2);
   CHECK(older->config.layout.tp == 1);

@@ -159,12 +159,11 @@ TEST_CASE("a tick stands for a promise that was kept: equal bits in canonical mo
   cases[3].measured->losses[1] = 5.25;
   CHECK(said(cases) ==
         Said{{Mood::kNote,
-              "2 layouts lie within 0.25 of one another over 3 steps. They add in different orders, and no bound is promised; with "
+              "2 layouts differ by at most 0.25 over 3 steps. They add in different orders, for which no bound is promised; with "
               "canonical: true the bits are equal."},
              {Mood::kNote,
-              "1 layout of another method (compression, staleness, delayed or local updates) lie within 1 of the rest over 3 "
-              "steps: the "
-              "method's own difference, for which no bound is promised."}});
+              "1 layout of another method (compression, staleness, delayed or local updates): the largest difference from the other "
+              "layouts is 1 over 3 steps. A method's own difference has no promised bound."}});
 }
 
 TEST_CASE("of many cases the fastest, the smallest and those that claims name stand for all, which are counted") {

@@ -1,8 +1,9 @@
-#include "plan/work.h"
 #include "tests/runtime/rig.h"
+#include "plan/work.h"
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <thread>
 
 #include "plan/base/philox.h"
@@ -14,7 +15,7 @@ namespace shardlab::testing {
 
 void run_tasks(Scheduler& scheduler, double timeout_s, int ranks, int streams, const std::function<void(Task&)>& body) {
   Counter done;
-  Crew crew(scheduler, timeout_s, [](const Task& task) { return fmt::format("stream {}", task.stream()); });
+  Crew crew(scheduler, timeout_s, [](const TaskSeat& seat) { return fmt::format("stream {}", seat.stream()); });
   for (int r = 0; r < ranks; ++r)
     for (int s = 0; s < streams; ++s) crew.add(r, s);
   crew.start([&](Task& task) {
@@ -65,6 +66,10 @@ std::vector<float> noise(uint64_t seed, uint32_t tensor, int64_t n) {
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = static_cast<float>(static_cast<int32_t>(random_bits({seed, RandomUse::kShuffle, tensor, 0}, i))) * 0x1p-31f;
   return values;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 }  // namespace shardlab::testing

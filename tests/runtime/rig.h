@@ -49,4 +49,7 @@ std::string plan_head(int pp, int dp, int tp, const std::string& streams = "comp
 /// Values in [-1, 1), the same for equal arguments.
 std::vector<float> noise(uint64_t seed, uint32_t tensor, int64_t n);
 
+/// Equal sizes and bits: no zero of another sign, no other NaN.
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b);
+
 }  // namespace shardlab::testing

@@ -63,10 +63,6 @@ Values expected(const CollectiveCall& call, const Inputs& in, int index) {
   return out;
 }
 
-bool same_bits(const Values& a, const Values& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
 /// Runs one call on one rank, in place or with the result apart, and says what is wrong with it.
 std::string fault_of(Communicator& comm, Task& task, CollectiveCall call, const Inputs& in, bool apart) {
   const int g = comm.size(), index = comm.index();
@@ -247,7 +243,7 @@ TEST_CASE("what the transport cannot do is refused beforehand", "[collectives]")
     return prepared.ok() ? std::string() : prepared.error().message;
   };
   REQUIRE(refusal({CollectiveKind::kAllReduce, ReduceOp::kSum, Algorithm::kRing, DType::f8e4m3, 6, 0, nullptr, nullptr}) ==
-          "a collective reduces f8e4m3, which the thread transport cannot");
+          "a collective reduces f8e4m3, which the transports of the CPU cannot");
   REQUIRE(refusal({CollectiveKind::kAllGather, ReduceOp::kSum, Algorithm::kHalvingDoubling, DType::f32, 6, 0, nullptr, nullptr}) ==
           "halving-doubling in a group of 3 ranks, which is no power of two");
   REQUIRE(refusal({CollectiveKind::kAllToAll, ReduceOp::kSum, Algorithm::kDirect, DType::f32, 7, 0, nullptr, nullptr}) ==

@@ -118,10 +118,6 @@ segment send
   return text;
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 float after_rounds(int rounds) {
   float x = 1;
   for (int i = 0; i < rounds; ++i) x = (x + 1) * 2;

@@ -298,6 +298,42 @@ TEST_CASE("what is said of layouts that shardlab runs is their plans', and what 
   }
 }
 
+TEST_CASE("every schedule of shardlab's executor is proposed, with the bytes of its plans") {
+  const Lower lower = [](const Case& c) { return strategies::lower(c, {.after = {}, .verify = false}); };
+  const auto prepared = prepare(small(llama_8b(), 16), machine(1), *analytic::profile_named("shardlab"));
+  REQUIRE(prepared.ok());
+  const std::vector<Study> studies{{8, *prepared}};
+  Estimator estimator(studies[0].prepared);
+  const int64_t context = static_cast<int64_t>(studies[0].prepared.profile().memory_context);
+  for (int number = 1; number <= static_cast<int>(Schedule::kDualPipeV); ++number) {
+    const Schedule schedule = Schedule(number);
+    INFO(name_of(schedule));
+    // Whether the executor runs it is asked of the case alone.
+    Case config;
+    config.model = {.name = "tiny", .family = Family::kLlama, .layers = 16, .hidden = 64, .heads = 8, .kv_heads = 4, .head_dim = 8};
+    config.model.ffn = 128, config.model.vocab = 64, config.machine = machine(1);
+    config.layout.pp = 2, config.layout.schedule = schedule, config.layout.vpp = is_looped(schedule) ? 2 : 1;
+    config.train.seq_len = 32, config.train.grad_accumulation = 4;
+    const Space space{.can = studies[0].prepared.profile().can, .devices = {8}, .seq_len = 4096, .sequences = 64, .pp = {2, 4}};
+    bool proposed = false;
+    for (const Order& order : orders_of(space, 16, 2)) proposed = proposed || order.schedule == schedule;
+    const auto runs = check(config);
+    INFO((runs.ok() ? "" : to_string(runs.error())));
+    REQUIRE(proposed == runs.ok());
+    if (!proposed) continue;
+    Space only = space;
+    only.schedule = {schedule};
+    const Ranked ranked = rank(studies, only, {.top = 4, .lower = lower});
+    REQUIRE(ranked.found.best.size() == 4);
+    for (const Candidate& c : ranked.found.best) {
+      REQUIRE(c.point.schedule == schedule);
+      const Prediction bytes = CasePlan::of(*estimator.executed(c.point), lower)->bytes();
+      REQUIRE(c.bytes() == bytes.peak_bytes + context);
+      REQUIRE(c.estimate.wire_total() == static_cast<double>(bytes.wire_bytes));
+    }
+  }
+}
+
 TEST_CASE("ranked layouts have the bytes that `memory` tells of them, and what then does not fit is taken out") {
   const std::vector<Study> studies = studies_on(llama_8b(), "megatron", {8});
   Space space{.devices = {8}, .seq_len = 4096, .sequences = 16};

@@ -108,7 +108,7 @@ TEST_CASE("every schedule agrees, with tp and dp overlap, under every zero") {
         Case c = gpt3_175b(4, 8);
         c.model.layers = 8, c.model.hidden = 2048, c.model.heads = c.model.kv_heads = 16, c.model.ffn = 8192;
         c.layout.schedule = schedule, c.layout.dp = 2, c.layout.tp = tp, c.layout.zero = zero;
-        c.train.precision = "bf16";
+        c.train.precision = Precision::kBf16;
         c.machine.nodes = c.layout.world_size() / 8;
         INFO(line_of_case(c));
         REQUIRE(check(c).ok());

@@ -70,7 +70,7 @@ TEST_CASE("a plan that nobody expanded is condensed to the same") {
       CHECK(a.stages[s].waits[w].count == b.stages[s].waits[w].count);
     }
   }
-  const DatasheetCostModel costs(c.machine, "bf16");
+  const DatasheetCostModel costs(c.machine, Precision::kBf16);
   CHECK(SegmentTimeline(*l.plan, l.programs).step(c.machine, costs).seconds ==
         SegmentTimeline(*l.plan).step(c.machine, costs).seconds);
 }

@@ -111,7 +111,7 @@ TEST_CASE("what one device shares is shared as op by op") {
         c.machine.nodes = c.layout.world_size() > 8 ? c.layout.world_size() / 8 : 1;
         const Lowered l = lowered(c);
         SegmentTimeline timeline(*l.plan, l.programs);
-        const DatasheetCostModel costs(c.machine, "bf16");
+        const DatasheetCostModel costs(c.machine, Precision::kBf16);
         const OpByOp ops = op_by_op(*l.plan, l.programs, c.machine, costs);
         const SegmentStep step = timeline.step(c.machine, costs);
         CHECK(step.seconds == Approx(ops.seconds).epsilon(2e-5));
@@ -126,7 +126,7 @@ TEST_CASE("prices may change under a plan that stays, and nothing of the last st
   Machine slower = c.machine;
   slower.inter_bytes_per_s /= 16;
   slower.device.memory_bytes_per_s /= 2;
-  const DatasheetCostModel fast(c.machine, "bf16"), slow(slower, "bf16");
+  const DatasheetCostModel fast(c.machine, Precision::kBf16), slow(slower, Precision::kBf16);
   const SegmentStep first = kept.step(c.machine, fast), other = kept.step(slower, slow), again = kept.step(c.machine, fast);
   CHECK(first.seconds == again.seconds);
   CHECK(first.breakdown.exposed_comm_s == again.breakdown.exposed_comm_s);
@@ -138,7 +138,7 @@ TEST_CASE("prices may change under a plan that stays, and nothing of the last st
 TEST_CASE("175B on 8 stages with 64 micro-batches") {
   const Case c = gpt3_175b(8, 64);
   const Lowered l = lowered(c);
-  const DatasheetCostModel costs(c.machine, "fp32");
+  const DatasheetCostModel costs(c.machine, Precision::kFp32);
   SegmentTimeline timeline(*l.plan, l.programs);
   const SegmentStep step = timeline.step(c.machine, costs);
   const OpByOp ops = op_by_op(*l.plan, l.programs, c.machine, costs);

@@ -223,16 +223,16 @@ TEST_CASE("a data sheet model adds up latency and bandwidth") {
   f.step_latency_s = 1e-6;
   f.network_latency_s = 1e-5;
   const double flops = 2.0 * 64 * 128 * 32, bytes = 4.0 * (64 * 32 + 128 * 32 + 64 * 128);
-  CHECK(DatasheetCostModel(m, "fp32", f).compute(*e.plan, op(e, "linear"), 1).value ==
+  CHECK(DatasheetCostModel(m, Precision::kFp32, f).compute(*e.plan, op(e, "linear"), 1).value ==
         Approx(std::max(flops / 5e11, bytes / 5e11)));
-  CHECK(DatasheetCostModel(m, "fp8", f).compute(*e.plan, op(e, "linear"), 1).value == Approx(std::max(flops / 2e12, bytes / 5e11)));
+  CHECK(DatasheetCostModel(m, Precision::kFp8, f).compute(*e.plan, op(e, "linear"), 1).value == Approx(std::max(flops / 2e12, bytes / 5e11)));
   const double gathered = 4.0 * 128 * 32;
   // Four ranks of one node: three steps of the ring, three quarters of the bytes.
-  CHECK(DatasheetCostModel(m, "fp32", f).communicate(*e.plan, op(e, "gather"), 1).value == Approx(3e-6 + 0.75 * gathered / 5e10));
+  CHECK(DatasheetCostModel(m, Precision::kFp32, f).communicate(*e.plan, op(e, "gather"), 1).value == Approx(3e-6 + 0.75 * gathered / 5e10));
   // Two on each of two nodes: two network cards share the ring's traffic.
   m.devices_per_node = 2;
-  CHECK(DatasheetCostModel(m, "fp32", f).communicate(*e.plan, op(e, "gather"), 1).value == Approx(3e-5 + 0.75 * gathered / 1e10));
-  CHECK(DatasheetCostModel(m, "fp32", f).communicate(*e.plan, op(e, "send"), 1).value == Approx(1e-5 + 4.0 * 2 * 32 * 32 / 5e9));
+  CHECK(DatasheetCostModel(m, Precision::kFp32, f).communicate(*e.plan, op(e, "gather"), 1).value == Approx(3e-5 + 0.75 * gathered / 1e10));
+  CHECK(DatasheetCostModel(m, Precision::kFp32, f).communicate(*e.plan, op(e, "send"), 1).value == Approx(1e-5 + 4.0 * 2 * 32 * 32 / 5e9));
 }
 
 TEST_CASE("a message costs the way between its two ranks, a collective its own group") {
@@ -247,7 +247,7 @@ TEST_CASE("a message costs the way between its two ranks, a collective its own g
   f.link = f.network = 1;
   f.step_latency_s = 1e-6;
   f.network_latency_s = 1e-5;
-  const DatasheetCostModel costs(m, "fp32", f);
+  const DatasheetCostModel costs(m, Precision::kFp32, f);
   const auto among = [&](const char* label, std::vector<int> ranks) {
     return costs.communicate_among(*e.plan, op(e, label), ranks, 1).value;
   };
@@ -293,7 +293,7 @@ role 0
   m.device.link_bytes_per_s = 1e11;
   m.device.constants = {{"host.to_device_bytes_per_s", 2e10}, {"host.from_device_bytes_per_s", 1e10}, {"host.copy_start_s", 1e-6},
                         {"nvme.read_bytes_per_s", 4e9},       {"nvme.write_bytes_per_s", 2e9},        {"nvme.start_s", 1e-4}};
-  const DatasheetCostModel costs(m, "fp32");
+  const DatasheetCostModel costs(m, Precision::kFp32);
   const auto seconds = [&](const char* label) { return costs.compute(*e.plan, op(e, label), 1).value; };
   CHECK(seconds("out") == Approx(1e-6 + 1e6 / 1e10));
   CHECK(seconds("in") == Approx(1e-6 + 1e6 / 2e10));
@@ -314,27 +314,26 @@ TEST_CASE("a machine of several devices that nothing joins is refused") {
   m.devices_per_node = 2;
   m.device.peak_flops = {{"fp32", 1e12}};
   m.device.memory_bytes_per_s = 1e12;
-  CHECK_FALSE(cost_model_for(m, "fp32").ok());
+  CHECK_FALSE(cost_model_for(m, Precision::kFp32).ok());
   m.device.link_bytes_per_s = 1e11;
-  CHECK(cost_model_for(m, "fp32").ok());
+  CHECK(cost_model_for(m, Precision::kFp32).ok());
   m.nodes = 2;
-  CHECK_FALSE(cost_model_for(m, "fp32").ok());
+  CHECK_FALSE(cost_model_for(m, Precision::kFp32).ok());
 }
 
 TEST_CASE("a machine without figures is refused with the remedy") {
   Machine local;
   local.local = true;
-  const auto unmeasured = cost_model_for(local, "fp32");
+  const auto unmeasured = cost_model_for(local, Precision::kFp32);
   REQUIRE_FALSE(unmeasured.ok());
   CHECK(unmeasured.error().code == ExitCode::kEnvironment);
   CHECK(unmeasured.error().hint.find("shardlab calibrate") != std::string::npos);
   Machine bare;
-  CHECK_FALSE(cost_model_for(bare, "fp32").ok());
+  CHECK_FALSE(cost_model_for(bare, Precision::kFp32).ok());
   bare.device.memory_bytes_per_s = 1e12;
   bare.device.peak_flops["bf16"] = 1e12;
-  CHECK(cost_model_for(bare, "fp8").ok());
-  CHECK_FALSE(cost_model_for(bare, "fp32").ok());
-  CHECK_FALSE(cost_model_for(bare, "fp3").ok());
+  CHECK(cost_model_for(bare, Precision::kFp8).ok());
+  CHECK_FALSE(cost_model_for(bare, Precision::kFp32).ok());
 }
 
 }  // namespace shardlab::testing

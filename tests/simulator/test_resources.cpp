@@ -150,7 +150,7 @@ TEST_CASE("multiprocessors that a collective holds are lost to kernels, and only
 
 TEST_CASE("compute on two streams of a device shares it") {
   const Expanded e = two_streams("  linear.F a (%x, %w) -> (%y)\n  linear.F b (%x, %w) -> (%z) @side\n");
-  const auto end = ends(e, simulate(*e.plan, e.programs, device(), DatasheetCostModel(device(), "fp32", perfect())));
+  const auto end = ends(e, simulate(*e.plan, e.programs, device(), DatasheetCostModel(device(), Precision::kFp32, perfect())));
   CHECK(end.at("a") == Approx(4e-3));
   CHECK(end.at("b") == Approx(4e-3));
   FixedCostModel fixed;
@@ -163,7 +163,7 @@ TEST_CASE("a copy beside a matmul takes from it the memory bandwidth that it nee
   const Expanded e = two_streams("  linear.F a (%x, %w) -> (%y)\n  copy b (%x) -> (%z) @side\n");
   Machine m = device();
   m.device.memory_bytes_per_s = 8e9;  // 1 ms for the copy's 8 MB, 1.5 ms of the matmul's 2
-  const auto end = ends(e, simulate(*e.plan, e.programs, m, DatasheetCostModel(m, "fp32", perfect())));
+  const auto end = ends(e, simulate(*e.plan, e.programs, m, DatasheetCostModel(m, Precision::kFp32, perfect())));
   // Memory is asked for 1 + 3/4: both run at 4/7 until the copy is done at 7/4 ms, with half of the matmul left.
   CHECK(end.at("b") == Approx(1.75e-3));
   CHECK(end.at("a") == Approx(2.75e-3));
@@ -174,7 +174,7 @@ TEST_CASE("two collectives share the links") {
   m.device.memory_bytes_per_s = 1e15;
   const auto run = [&](const std::string& ops) {
     const Expanded e = two_streams(ops);
-    return ends(e, simulate(*e.plan, e.programs, m, DatasheetCostModel(m, "fp32", perfect())));
+    return ends(e, simulate(*e.plan, e.programs, m, DatasheetCostModel(m, Precision::kFp32, perfect())));
   };
   // Of two ranks each sends as much as the buffer holds: 4 MB and 2 MB, 40 and 20 us alone.
   const std::string a = "  all_reduce a (%g) -> (%sum) comm=one\n", b = "  all_reduce b (%k) -> (%sum.k) comm=two @side\n";
@@ -189,7 +189,7 @@ TEST_CASE("a collective slows matmuls by the multiprocessors it holds, other ker
   const Machine m = device();
   const auto run = [&](const std::string& ops) {
     const Expanded e = two_streams(ops);
-    return ends(e, simulate(*e.plan, e.programs, m, DatasheetCostModel(m, "fp32", perfect())));
+    return ends(e, simulate(*e.plan, e.programs, m, DatasheetCostModel(m, Precision::kFp32, perfect())));
   };
   const std::string reduce = "  all_reduce reduce (%g) -> (%sum) comm=one @side\n";
   const Fabric fabric = Fabric::of(m).value();
@@ -209,7 +209,7 @@ TEST_CASE("a copy to the host runs beside a matmul, two of them share the engine
   const Machine m = device();
   const auto run = [&](const std::string& ops) {
     const Expanded e = two_streams(ops);
-    return ends(e, simulate(*e.plan, e.programs, m, DatasheetCostModel(m, "fp32", perfect())));
+    return ends(e, simulate(*e.plan, e.programs, m, DatasheetCostModel(m, Precision::kFp32, perfect())));
   };
   const double alone = run("  copy out (%x) -> (%h) @side\n").at("out");
   const auto beside = run("  linear.F a (%x, %w) -> (%y)\n  copy out (%x) -> (%h) @side\n");

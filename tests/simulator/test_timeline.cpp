@@ -388,7 +388,7 @@ TEST_CASE("only the hops between nodes pay the network") {
     Expanded e = pipeline(4, 1, true);
     if (replicas > 1) e.plan->mesh.axes.push_back({"dp", replicas});
     m.devices_per_node = 2 * replicas;
-    const Trace trace = simulate(*e.plan, e.programs, m, DatasheetCostModel(m, "fp32", f));
+    const Trace trace = simulate(*e.plan, e.programs, m, DatasheetCostModel(m, Precision::kFp32, f));
     std::map<std::pair<int, std::string>, double> moved;
     for (const TraceEvent& event : trace.events) {
       const int stage = event.rank / replicas;
@@ -417,7 +417,7 @@ TEST_CASE("a representative takes the time of the slowest whom it stands for") {
   f.step_latency_s = f.network_latency_s = f.launch_s = f.wake_s = 0;
   Expanded e = pipeline(2, 1, true);
   e.plan->mesh.axes.push_back({"dp", 3});
-  const DatasheetCostModel costs(m, "fp32", f);
+  const DatasheetCostModel costs(m, Precision::kFp32, f);
   const double each = step_seconds(simulate(*e.plan, e.programs, m, costs));
   const double representative = step_seconds(simulate(*e.plan, e.programs, m, costs, {.max_individual_ranks = 1}));
   CHECK(each == Approx(8e-6).epsilon(1e-3));

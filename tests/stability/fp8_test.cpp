@@ -14,8 +14,8 @@ namespace {
 
 Case delayed_case(const Ranks& ranks) {
   Case c = stability_case(ranks);
-  c.train.precision = "fp8";
-  c.train.fp8_scaling = "delayed";
+  c.train.precision = Precision::kFp8;
+  c.train.fp8_scaling = Fp8Scaling::kDelayed;
   return c;
 }
 
@@ -78,7 +78,7 @@ TEST_CASE("slices of a matrix are scaled as the whole: tp ranks know the largest
 }
 
 TEST_CASE("twenty steps of fp8 on slices stay finite: more than a window") {
-  for (const char* scaling : {"current", "delayed"}) {
+  for (const Fp8Scaling scaling : {Fp8Scaling::kCurrent, Fp8Scaling::kDelayed}) {
     Case c = delayed_case({.dp = 2, .tp = 2, .accumulation = 2});
     c.train.fp8_scaling = scaling;
     Training run(c);

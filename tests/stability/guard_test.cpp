@@ -113,13 +113,13 @@ TEST_CASE("a loss beyond its running mean is a spike on every stage, and does no
 
 TEST_CASE("a gradient norm beyond its running mean is a spike, with clipping and a loss scale too", "[guard]") {
   for (const Ranks& ranks : {Ranks{}, Ranks{.dp = 2, .zero = 2}, Ranks{.tp = 2, .pp = 2}})
-    for (const char* precision : {"fp32", "bf16", "fp16"})
+    for (const Precision precision : {Precision::kFp32, Precision::kBf16, Precision::kFp16})
       for (const float clip : {0.0f, 0.5f}) {
         Case c = guarded(ranks, {.spike = GuardAction::kSkip, .loss_factor = 0, .norm_factor = 1.0001f, .window = 1});
         c.train.precision = precision;
         c.train.clip_norm = clip;
-        if (c.train.precision == "fp16") c.train.loss_scale = 1024;
-        CAPTURE(line_of(ranks), precision, clip);
+        if (c.train.precision == Precision::kFp16) c.train.loss_scale = 1024;
+        CAPTURE(line_of(ranks), name_of(precision), clip);
         Training training(c);
         float mean = 0, applied = 0;
         int skipped = 0;
@@ -146,11 +146,11 @@ TEST_CASE("guards that guard nothing are refused", "[guard]") {
   CHECK(refusal(guarded({}, {.spike = GuardAction::kStop, .window = 0})) == "guard.window=0");
   Case c = guarded({}, {.nonfinite = GuardAction::kStop});
   CHECK(refusal(c).empty());
-  c.train.precision = "fp16";
+  c.train.precision = Precision::kFp16;
   CHECK(refusal(c).find("guard.nonfinite=stop with precision=fp16") == 0);
-  c.train.precision = "fp32";
-  c.backend = "cuda";
-  c.transport = "one-gpu";
+  c.train.precision = Precision::kFp32;
+  c.backend = BackendKind::kCuda;
+  c.transport = TransportKind::kOneGpu;
   CHECK(refusal(c).empty());
 }
 

@@ -16,7 +16,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 Case fp16_case(const Ranks& ranks, Optimizer optimizer = Optimizer::kAdamW) {
   Case c = stability_case(ranks, optimizer);
-  c.train.precision = "fp16";
+  c.train.precision = Precision::kFp16;
   return c;
 }
 
@@ -169,7 +169,7 @@ TEST_CASE("a fixed scale of any power of two is the same training, until fp16 un
 }
 
 TEST_CASE("a scale keeps gradients that fp16 would lose, and comes nearer to fp32", "[fp16]") {
-  const auto parameters_after = [](const std::string& precision, float scale) {
+  const auto parameters_after = [](Precision precision, float scale) {
     // Most of 2048 tokens' gradients of 1024 logits are some 5e-7, of which fp16 keeps three bits.
     Case c = stability_case({}, Optimizer::kSgd);
     c.model.vocab = 1024;
@@ -188,8 +188,8 @@ TEST_CASE("a scale keeps gradients that fp16 would lose, and comes nearer to fp3
       for (size_t i = 0; i < values.size(); ++i) sum += std::pow(double{values[i]} - double{b.at(name)[i]}, 2);
     return std::sqrt(sum);
   };
-  const auto wide = parameters_after("fp32", 0);
-  CHECK(distance(wide, parameters_after("fp16", 1024)) < distance(wide, parameters_after("fp16", 1)));
+  const auto wide = parameters_after(Precision::kFp32, 0);
+  CHECK(distance(wide, parameters_after(Precision::kFp16, 1024)) < distance(wide, parameters_after(Precision::kFp16, 1)));
 }
 
 TEST_CASE("checkpoints carry the scale, its count and the updates made from one layout to another", "[fp16][checkpoint]") {

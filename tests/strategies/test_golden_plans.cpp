@@ -70,13 +70,13 @@ std::vector<Golden> goldens() {
   Case tp = tiny_case();
   tp.layout.tp = 2;
   all.push_back({"tensor-parallel", tp});
-  tp.train.precision = "fp8";
+  tp.train.precision = Precision::kFp8;
   all.push_back({"fp8", tp});
-  tp.train.fp8_scaling = "delayed";
+  tp.train.fp8_scaling = Fp8Scaling::kDelayed;
   all.push_back({"fp8-delayed", tp});
   Case blocks = tiny_case(Family::kLlama);
-  blocks.train.precision = "fp8";
-  blocks.train.fp8_scaling = "block";
+  blocks.train.precision = Precision::kFp8;
+  blocks.train.fp8_scaling = Fp8Scaling::kBlock;
   blocks.layout.recompute = Recompute::kFull;
   all.push_back({"fp8-block", blocks});
   Case recompute = tiny_case(Family::kLlama);
@@ -120,7 +120,7 @@ std::vector<Golden> goldens() {
   all.push_back({"clip-norm", clipped});
   dp.layout.dp = 2;
   dp.layout.hybrid_shard = 0;
-  dp.train.precision = "bf16";
+  dp.train.precision = Precision::kBf16;
   all.push_back({"mixed-precision", dp});
   Case parked = tiny_case();
   parked.layout.recompute = Recompute::kFull;
@@ -135,7 +135,7 @@ std::vector<Golden> goldens() {
   Case scaled = with_pipeline(tied, 2, Schedule::kAfab, 1);
   scaled.layout.tp = 2;
   scaled.train.clip_norm = 1;
-  scaled.train.precision = "fp16";
+  scaled.train.precision = Precision::kFp16;
   all.push_back({"loss-scale", scaled});
   Case guarded = with_pipeline(tied, 2, Schedule::kAfab, 1);
   guarded.train.guard = {.nonfinite = GuardAction::kStop, .spike = GuardAction::kSkip};
@@ -181,7 +181,7 @@ std::vector<Golden> goldens() {
   streamed.layout.dp = 2;
   streamed.layout.zero = 3;
   streamed.layout.offload = {.optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kCpu};
-  streamed.train.precision = "bf16";
+  streamed.train.precision = Precision::kBf16;
   all.push_back({"offload-parameters", streamed});
   Case layers = tiny_case(Family::kLlama);
   layers.layout.zero = 3;

@@ -179,6 +179,7 @@ device:
     return machine.ok() ? std::string() : to_string(machine.error());
   };
   CHECK(said("").empty());
+  CHECK(said("calibration: {id: c, points: [null]}\n").find("`calibration.points` has no `kernel`") != std::string::npos);
   CHECK(said("nodes: 2000000\ndevices_per_node: 2000000\n").find("at most 2^30 devices") != std::string::npos);
   CHECK(said("nodes: 1e10\n").find("m.yaml:5:8: `nodes` of the machine is `1e10`") != std::string::npos);
   CHECK(said("inter_bandwidth: nan\n").find("m.yaml:5:18") != std::string::npos);

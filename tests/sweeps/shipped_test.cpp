@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <set>
 
-#include "sweeps/keys.h"
+#include "plan/keys.h"
 #include "sweeps/sweep.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
@@ -13,7 +13,7 @@ using namespace shardlab::testing;
 
 namespace {
 
-LoadOptions with_local() {
+LoadOptions with_small_local() {
   LoadOptions options;
   options.local_machine = []() -> Result<Machine> {
     Machine m;
@@ -27,7 +27,7 @@ LoadOptions with_local() {
 }
 
 Expansion shipped(const std::string& file) {
-  const auto sweep = load_sweep(testing::source_dir() + "/sweeps/" + file, with_local());
+  const auto sweep = load_sweep(testing::source_dir() + "/sweeps/" + file, with_small_local());
   INFO((sweep.ok() ? "" : to_string(sweep.error())));
   REQUIRE(sweep.ok());
   auto expansion = expand(*sweep);
@@ -107,7 +107,7 @@ TEST_CASE("quickstart covers every strategy on 1, 2, 4 and 8 ranks with one glob
 TEST_CASE("the claims load, each with points to run and sentences to test") {
   for (const auto& entry : std::filesystem::directory_iterator(testing::source_dir() + "/sweeps/claims")) {
     INFO(entry.path());
-    const auto sweep = load_sweep(entry.path().string(), with_local());
+    const auto sweep = load_sweep(entry.path().string(), with_small_local());
     REQUIRE(sweep.ok());
     CHECK(!sweep->claims().empty());
     const auto expansion = expand(*sweep);
@@ -137,8 +137,8 @@ TEST_CASE("the sweep for a GPU has layouts whose curves must agree, in canonical
     INFO(p.name);
     INFO((p.refusal ? p.refusal->message : ""));
     CHECK_FALSE(p.refusal);
-    CHECK(p.config.backend == "cuda");
-    CHECK(p.config.transport == "one-gpu");
+    CHECK(p.config.backend == BackendKind::kCuda);
+    CHECK(p.config.transport == TransportKind::kOneGpu);
     (p.config.canonical ? canonical : fast) += 1;
     if (!p.config.canonical) CHECK(p.config.layout.world_size() == 1);
   }
@@ -159,7 +159,7 @@ TEST_CASE("the example sweeps load and have points to run") {
   for (const Point& p : llama.points) CHECK((p.refusal || p.config.layout.world_size() == 16));
 }
 
-TEST_CASE("every key of the design has its word") {
+TEST_CASE("every key of the contract has its word") {
   const std::vector<std::string> words = keys_under("");
   for (const char* word : {"dp",
                            "tp",

@@ -286,11 +286,11 @@ TEST_CASE("points that differ in a value no case can hold are different points")
 
 TEST_CASE("the precision is that of the device where nobody says one") {
   const auto precision = [](const std::string& text) { return points_of(text).points.front().config.train.precision; };
-  CHECK(precision("model: tiny-gpt\nmachine: h100\n") == "bf16");
-  CHECK(precision("model: tiny-gpt\nmachine: v100\n") == "fp32");  // fp16 alone needs a scaled loss
-  CHECK(precision("model: tiny-gpt\nmachine: local\n") == "fp32");
-  CHECK(precision("model: tiny-gpt\nmachine: h100\nprecision: fp32\n") == "fp32");
-  CHECK(precision("model: tiny-gpt\nmachine: h100\nprecision: auto\n") == "bf16");
+  CHECK(precision("model: tiny-gpt\nmachine: h100\n") == Precision::kBf16);
+  CHECK(precision("model: tiny-gpt\nmachine: v100\n") == Precision::kFp32);  // fp16 alone needs a scaled loss
+  CHECK(precision("model: tiny-gpt\nmachine: local\n") == Precision::kFp32);
+  CHECK(precision("model: tiny-gpt\nmachine: h100\nprecision: fp32\n") == Precision::kFp32);
+  CHECK(precision("model: tiny-gpt\nmachine: h100\nprecision: auto\n") == Precision::kBf16);
 }
 
 TEST_CASE("constraints refuse with their why") {

@@ -1,7 +1,7 @@
 // The YAML tree: marks, problems, scalars, spelling.
 #include "sweeps/yaml.h"
 
-#include "sweeps/values.h"
+#include "plan/base/values.h"
 #include "tests/namespaces.h"
 #include "tests/test.h"
 
@@ -100,6 +100,17 @@ TEST_CASE("problems beyond a hundred are counted") {
 TEST_CASE("a file without an end is refused") {
   CHECK(read_text_file("/dev/zero").error().message == "has more than 8388608 bytes, the most that is read of such a file");
   CHECK(read_text_file("/").error().message == "is a folder, not a file");
+}
+
+TEST_CASE("a NUL is refused where it stands, in every encoding; escapes of wide blanks are UTF-8") {
+  const std::string said = ": a NUL character, where the name of a file or folder would end";
+  using namespace std::string_literals;
+  CHECK(problems_of("a: 1\nb: x\0_y\n"s) == std::vector{"f.yaml:2:5" + said});
+  CHECK(problems_of("a: \"x\\0y\"\n") == std::vector{"f.yaml:1:4" + said});
+  CHECK(problems_of("\xff\xfe\x61\0\x3a\0\x20\0\x62\0"s).empty());
+  CHECK(problems_of("\xff\xfe\x61\0\x3a\0\x20\0\0\0"s) == std::vector{"f.yaml:1:5" + said});
+  Problems problems("f.yaml");
+  CHECK(parse_yaml("a: \"x\\_y\\Nz\"\n", problems).find("a")->text == "x\u00a0y\u0085z");
 }
 
 TEST_CASE("any text survives as a scalar") {

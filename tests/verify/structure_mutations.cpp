@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ranges>
 #include <set>
 #include <utility>
 
@@ -121,10 +122,51 @@ class StructureMutator {
           int& micro_batch = call_at(p, r, i).micro_batch;
           micro_batch = (micro_batch + 1) % plan_.micro_batches;
         });
-      if (any_op(segment, [](const Op& op) { return phase_of(op.work) == Phase::kW; })) free_before(r, i, *call, place);
-      if (segment.steps.size() != 1 || !any_op(segment, [](const Op& op) { return std::holds_alternative<Send>(op.work); })) continue;
+      if (model && call->layer >= 0) exchange_parts(r, i, *call, place);
+      if (any_op(segment, [](const Op& op) { return phase_of(op.work) == Phase::kW; })) {
+        free_before(r, i, *call, place);
+        if (call->layer >= 0 && !any_op(segment, [](const Op& op) { return of_model(op) && phase_of(op.work) != Phase::kW; }))
+          exchange_pieces(r, i, *call, place);
+      }
+      if (segment.steps.size() != 1 || !any_op(segment, [](const Op& op) { return std::holds_alternative<Send>(op.work); }))
+        continue;
       exchange_boundaries(r, last_send, i, place);
       last_send = i;
+    }
+  }
+
+  /// A layer computes with what the same slots of another layer's call are bound to, of one class of buffers: parameters of another
+  /// part.
+  void exchange_parts(size_t r, size_t i, const Call& call, const std::string& place) {
+    const auto& program = plan_.roles[r].program;
+    for (size_t j = i + 1; j < program.size(); ++j) {
+      const Call* other = std::get_if<Call>(&program[j]);
+      if (other == nullptr || other->segment != call.segment || other->layer == call.layer ||
+          other->micro_batch != call.micro_batch)
+        continue;
+      const auto is_state = [&](BufferId id) { return id && plan_.roles[r].buffers[id.index()].parameter >= 0; };
+      const auto same = [&](size_t s) { return !is_state(call.binding[s]) || call.binding[s] == other->binding[s]; };
+      if (std::ranges::all_of(std::views::iota(size_t{0}, call.binding.size()), same)) return jury_.equivalent("another part");
+      jury_.judge("another part", place, [=](Plan& p) {
+        Call &a = call_at(p, r, i), &b = call_at(p, r, j);
+        for (size_t s = 0; s < a.binding.size(); ++s)
+          if (is_state(a.binding[s])) std::swap(a.binding[s], b.binding[s]);
+      });
+      return;
+    }
+  }
+
+  /// The gradients of weights of two micro-batches, each from what the gradient of the input left of the other. Of calls that go
+  /// back in one piece that is two backwards in the other order: the same sum.
+  void exchange_pieces(size_t r, size_t i, const Call& call, const std::string& place) {
+    const auto& program = plan_.roles[r].program;
+    for (size_t j = i + 1; j < program.size(); ++j) {
+      const Call* other = std::get_if<Call>(&program[j]);
+      if (other == nullptr || other->segment != call.segment || other->layer != call.layer) continue;
+      if (other->binding == call.binding) return jury_.equivalent("a piece of another micro-batch");
+      jury_.judge("a piece of another micro-batch", place,
+                  [=](Plan& p) { std::swap(call_at(p, r, i).binding, call_at(p, r, j).binding); });
+      return;
     }
   }
 
@@ -148,8 +190,7 @@ class StructureMutator {
     const auto& program = plan_.roles[r].program;
     if (last >= program.size() || std::get<Call>(program[last]).segment != std::get<Call>(program[i]).segment) return;
     if (std::get<Call>(program[last]).binding == std::get<Call>(program[i]).binding) return jury_.equivalent("another boundary");
-    jury_.judge("another boundary", place,
-                [=](Plan& p) { std::swap(call_at(p, r, last).binding, call_at(p, r, i).binding); });
+    jury_.judge("another boundary", place, [=](Plan& p) { std::swap(call_at(p, r, last).binding, call_at(p, r, i).binding); });
   }
 
   const Plan& plan_;

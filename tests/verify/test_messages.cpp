@@ -12,19 +12,20 @@ std::string finding(const std::string& text) {
   const auto findings = find_faults(parse_or_fail(text));
   return findings.empty() ? "" : fmt::format("{}: {}", name_of(findings[0].rule), findings[0].message);
 }
-std::string broken(std::string_view from, std::string_view to) { return finding(replaced(pipeline_text(), from, to)); }
+std::string broken_pipeline(std::string_view from, std::string_view to) { return finding(replaced(pipeline_text(), from, to)); }
 
 }  // namespace
 
 TEST_CASE("messages: sends and receives match") {
-  CHECK(broken("  call send.x m=1 (x=%x@1)\n", "") == "messages: stage 0 never sends it: 1 sends meet 2 receives on `fwd`");
-  CHECK(broken("  call take m=1 (d=%d@1)\n", "  call take m=1 (d=%d@1)\n  call send.x m=1 (x=%x@1)\n") ==
+  CHECK(broken_pipeline("  call send.x m=1 (x=%x@1)\n", "") ==
+        "messages: stage 0 never sends it: 1 sends meet 2 receives on `fwd`");
+  CHECK(broken_pipeline("  call take m=1 (d=%d@1)\n", "  call take m=1 (d=%d@1)\n  call send.x m=1 (x=%x@1)\n") ==
         "messages: stage 1 never receives it: 3 sends meet 2 receives on `fwd`");
-  CHECK(
-      broken("segment recv.d\n  bound %d activation f32[4]", "segment recv.d\n  bound %d activation f32[2]").starts_with("form:"));
-  CHECK(broken("recv recv.x () -> (%x) comm=fwd", "recv recv.d () -> (%x) comm=fwd") ==
+  CHECK(broken_pipeline("segment recv.d\n  bound %d activation f32[4]", "segment recv.d\n  bound %d activation f32[2]")
+            .starts_with("form:"));
+  CHECK(broken_pipeline("recv recv.x () -> (%x) comm=fwd", "recv recv.d () -> (%x) comm=fwd") ==
         "messages: it waits for `d`, but what stage 0 sends then is `x`");
-  CHECK(broken("recv recv.d () -> (%d) comm=bwd hop=1", "recv recv.d () -> (%d) comm=bwd hop=-1") ==
+  CHECK(broken_pipeline("recv recv.d () -> (%d) comm=bwd hop=1", "recv recv.d () -> (%d) comm=bwd hop=-1") ==
         "messages: stage 0 has no peer -1 hops along `bwd`");
 }
 

@@ -1,6 +1,8 @@
 // The mutation score over hand-written plans and over what the strategies make.
 #include <fmt/format.h>
 
+#include <span>
+
 #include "strategies/lower.h"
 #include "strategies/warm_up.h"
 #include "tests/namespaces.h"
@@ -27,7 +29,7 @@ struct Mix {
   float dropout = 0;
   Optimizer optimizer = Optimizer::kAdamW;
   float clip_norm = 0;
-  const char* precision = "fp32";
+  Precision precision = Precision::kFp32;
   int layers = 2;
   Offload offload;
   Compression compression = {};
@@ -37,7 +39,7 @@ struct Mix {
   bool served = false;
   int staleness = -1;
   Diloco diloco = {};
-  const char* fp8_scaling = "current";
+  Fp8Scaling fp8_scaling = Fp8Scaling::kCurrent;
   ZeroPlusPlus zero_plus_plus = {};
 };
 
@@ -61,6 +63,7 @@ Case case_of(const Mix& mix) {
   c.layout.zero = mix.zero;
   c.layout.hybrid_shard = mix.hybrid;
   c.layout.schedule = mix.schedule;
+  if (is_looped(mix.schedule)) c.layout.vpp = 2;
   c.layout.bucket_bytes = mix.bucket_bytes;
   c.layout.offload = mix.offload;
   c.layout.recompute = mix.recompute ? Recompute::kFull : mix.selective ? Recompute::kSelective : Recompute::kNone;
@@ -78,13 +81,25 @@ Case case_of(const Mix& mix) {
   c.layout.compression = mix.compression;
   c.canonical = mix.canonical;
   if (mix.guarded) c.train.guard.spike = GuardAction::kSkip;
-  if (mix.guarded && c.train.precision != "fp16") c.train.guard.nonfinite = GuardAction::kStop;
+  if (mix.guarded && c.train.precision != Precision::kFp16) c.train.guard.nonfinite = GuardAction::kStop;
   c.layout.recompute_options.every = mix.every;
   if (mix.by_layer != nullptr) c.layout.recompute = Recompute::kByLayer, c.layout.recompute_options.layers = mix.by_layer;
   if (mix.served) c.layout.parameter_server = {.servers = mix.dp, .staleness = mix.staleness};
   c.layout.diloco = mix.diloco;
   c.layout.zero_plus_plus = mix.zero_plus_plus;
   return c;
+}
+
+std::vector<Plan> lowered(std::span<const Mix> mixes) {
+  std::vector<Plan> plans;
+  for (const Mix& mix : mixes) {
+    INFO(mix.name);
+    auto plan = lower(case_of(mix));
+    if (!plan.ok()) FAIL(to_string(plan.error()));
+    plans.push_back(std::move(plan).value());
+    plans.back().name = mix.name;
+  }
+  return plans;
 }
 
 std::vector<Plan> lowered_plans() {
@@ -125,9 +140,9 @@ std::vector<Plan> lowered_plans() {
        .accumulation = 2,
        .dropout = 0.1f},
       {.name = "clipped dp2 tp2 pp2 tied", .dp = 2, .tp = 2, .pp = 2, .schedule = Schedule::k1F1B, .zero = 1, .clip_norm = 1},
-      {.name = "bf16 dp2 tied", .dp = 2, .accumulation = 2, .bucket_bytes = 4096, .precision = "bf16"},
-      {.name = "bf16 dp2 zero1 clipped", .dp = 2, .accumulation = 2, .zero = 1, .clip_norm = 1, .precision = "bf16"},
-      {.name = "bf16 dp2 zero3 sgd", .dp = 2, .zero = 3, .optimizer = Optimizer::kSgd, .precision = "bf16"},
+      {.name = "bf16 dp2 tied", .dp = 2, .accumulation = 2, .bucket_bytes = 4096, .precision = Precision::kBf16},
+      {.name = "bf16 dp2 zero1 clipped", .dp = 2, .accumulation = 2, .zero = 1, .clip_norm = 1, .precision = Precision::kBf16},
+      {.name = "bf16 dp2 zero3 sgd", .dp = 2, .zero = 3, .optimizer = Optimizer::kSgd, .precision = Precision::kBf16},
       {.name = "activations offloaded", .accumulation = 2, .layers = 3, .offload = {.activations = OffloadTo::kCpu}},
       {.name = "activations offloaded, zero2",
        .tied = false,
@@ -142,7 +157,7 @@ std::vector<Plan> lowered_plans() {
        .dp = 2,
        .zero = 1,
        .bucket_bytes = 4096,
-       .precision = "bf16",
+       .precision = Precision::kBf16,
        .offload = {.optimizer = OffloadTo::kCpu}},
       {.name = "layer by layer, zero1",
        .tied = false,
@@ -178,7 +193,7 @@ std::vector<Plan> lowered_plans() {
        .pp = 2,
        .schedule = Schedule::k1F1B,
        .accumulation = 2,
-       .precision = "bf16",
+       .precision = Precision::kBf16,
        .compression = {.kind = CompressionKind::kOneBitAdam, .warmup = 3}},
       {.name = "one-bit-adam dp2 warming up",
        .dp = 2,
@@ -196,8 +211,8 @@ std::vector<Plan> lowered_plans() {
        .schedule = Schedule::k1F1B,
        .accumulation = 2,
        .clip_norm = 1,
-       .precision = "fp16"},
-      {.name = "fp16 dp2 zero2 guarded", .dp = 2, .accumulation = 2, .zero = 2, .precision = "fp16", .guarded = true},
+       .precision = Precision::kFp16},
+      {.name = "fp16 dp2 zero2 guarded", .dp = 2, .accumulation = 2, .zero = 2, .precision = Precision::kFp16, .guarded = true},
       {.name = "guarded dp2 pp2", .dp = 2, .pp = 2, .schedule = Schedule::kAfab, .zero = 1, .guarded = true},
       {.name = "tp2 every second layer again", .tp = 2, .accumulation = 2, .recompute = true, .every = 2},
       {.name = "served dp2 tp2 clipped", .dp = 2, .tp = 2, .accumulation = 2, .bucket_bytes = 4096, .clip_norm = 1, .served = true},
@@ -205,7 +220,7 @@ std::vector<Plan> lowered_plans() {
        .tied = false,
        .dp = 2,
        .bucket_bytes = 4096,
-       .precision = "bf16",
+       .precision = Precision::kBf16,
        .served = true,
        .staleness = 1},
       {.name = "optimizer's states on nvme, dp2 zero2",
@@ -226,10 +241,10 @@ std::vector<Plan> lowered_plans() {
        .pp = 2,
        .schedule = Schedule::k1F1B,
        .accumulation = 2,
-       .precision = "bf16",
+       .precision = Precision::kBf16,
        .diloco = {.steps = 2, .learning_rate = 0.7f, .momentum = 0.9f}},
-      {.name = "fp8 dp2 tp2", .dp = 2, .tp = 2, .accumulation = 2, .precision = "fp8"},
-      {.name = "fp8 recompute", .family = Family::kLlama, .tied = false, .tp = 2, .recompute = true, .precision = "fp8"},
+      {.name = "fp8 dp2 tp2", .dp = 2, .tp = 2, .accumulation = 2, .precision = Precision::kFp8},
+      {.name = "fp8 recompute", .family = Family::kLlama, .tied = false, .tp = 2, .recompute = true, .precision = Precision::kFp8},
       {.name = "fp8 delayed dp2 tp2 pp2",
        .tied = false,
        .dp = 2,
@@ -237,16 +252,16 @@ std::vector<Plan> lowered_plans() {
        .pp = 2,
        .schedule = Schedule::k1F1B,
        .accumulation = 2,
-       .precision = "fp8",
-       .fp8_scaling = "delayed"},
+       .precision = Precision::kFp8,
+       .fp8_scaling = Fp8Scaling::kDelayed},
       {.name = "fp8 blocks zero3 selective",
        .family = Family::kLlama,
        .tied = false,
        .dp = 2,
        .zero = 3,
        .selective = true,
-       .precision = "fp8",
-       .fp8_scaling = "block"},
+       .precision = Precision::kFp8,
+       .fp8_scaling = Fp8Scaling::kBlock},
       {.name = "optimizer offloaded, clipped, dp2 zero1 tp2",
        .dp = 2,
        .tp = 2,
@@ -260,7 +275,7 @@ std::vector<Plan> lowered_plans() {
        .accumulation = 2,
        .zero = 1,
        .bucket_bytes = 4096,
-       .precision = "bf16",
+       .precision = Precision::kBf16,
        .offload = {.optimizer = OffloadTo::kCpu, .delayed_update = true}},
       {.name = "delayed update, clipped, dp2 tp2 pp2 tied",
        .dp = 2,
@@ -276,7 +291,7 @@ std::vector<Plan> lowered_plans() {
        .dp = 2,
        .accumulation = 2,
        .zero = 3,
-       .precision = "bf16",
+       .precision = Precision::kBf16,
        .offload = {.optimizer = OffloadTo::kCpu, .parameters = OffloadTo::kCpu}},
       {.name = "parameters and states on nvme",
        .tied = false,
@@ -312,22 +327,91 @@ std::vector<Plan> lowered_plans() {
        .schedule = Schedule::k1F1B,
        .accumulation = 2,
        .zero = 3,
-       .precision = "bf16",
+       .precision = Precision::kBf16,
        .layers = 5,
        .zero_plus_plus = {.weights = true, .secondary = 2, .gradients = true}},
   };
-  std::vector<Plan> plans;
-  for (const Mix& mix : mixes) {
-    INFO(mix.name);
-    auto plan = lower(case_of(mix));
-    if (!plan.ok()) FAIL(to_string(plan.error()));
-    plans.push_back(std::move(plan).value());
-    plans.back().name = mix.name;
-  }
-  return plans;
+  return lowered(mixes);
 }
 
-void require_full_score(const std::vector<Plan>& plans) {
+/// Every schedule whose parts or pieces are more than a stage's forward and backward, alone and with what shards, remakes or parks.
+std::vector<Plan> pipelined_plans() {
+  constexpr Offload kParked{.activations = OffloadTo::kCpu};
+  const Mix mixes[] = {
+      {.name = "naive", .pp = 2, .schedule = Schedule::kNaive, .accumulation = 2},
+      {.name = "interleaved, tied, clipped",
+       .pp = 2,
+       .schedule = Schedule::kInterleaved,
+       .accumulation = 3,
+       .clip_norm = 1,
+       .layers = 4},
+      {.name = "interleaved zero3 dp2",
+       .tied = false,
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::kInterleaved,
+       .accumulation = 2,
+       .zero = 3,
+       .layers = 4},
+      {.name = "breadth-first dp2",
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::kBreadthFirst,
+       .accumulation = 2,
+       .bucket_bytes = 4096,
+       .layers = 4},
+      {.name = "zb-h1, tied", .pp = 3, .schedule = Schedule::kZbH1, .accumulation = 4, .layers = 3},
+      {.name = "zb-h1 zero2 dp2", .tied = false, .dp = 2, .pp = 2, .schedule = Schedule::kZbH1, .accumulation = 3, .zero = 2},
+      {.name = "zb-h2 recompute",
+       .family = Family::kLlama,
+       .tied = false,
+       .pp = 2,
+       .schedule = Schedule::kZbH2,
+       .accumulation = 4,
+       .recompute = true},
+      {.name = "zb-h2 canonical", .tied = false, .pp = 2, .schedule = Schedule::kZbH2, .accumulation = 4, .canonical = true},
+      {.name = "zb-v tp2, tied", .tp = 2, .pp = 2, .schedule = Schedule::kZbV, .accumulation = 2, .layers = 4},
+      {.name = "zb-v zero1 bf16",
+       .tied = false,
+       .dp = 2,
+       .pp = 2,
+       .schedule = Schedule::kZbV,
+       .accumulation = 2,
+       .zero = 1,
+       .precision = Precision::kBf16,
+       .layers = 4},
+      {.name = "v-half",
+       .family = Family::kLlama,
+       .tied = false,
+       .pp = 2,
+       .schedule = Schedule::kVHalf,
+       .accumulation = 3,
+       .layers = 4},
+      {.name = "v-min parked",
+       .tied = false,
+       .pp = 2,
+       .schedule = Schedule::kVMin,
+       .accumulation = 2,
+       .layers = 6,
+       .offload = kParked},
+      {.name = "dualpipe, tied, clipped", .pp = 2, .schedule = Schedule::kDualPipe, .accumulation = 4, .clip_norm = 1},
+      {.name = "dualpipe zero1 dp2 fp16", .tied = false, .dp = 2, .pp = 2, .schedule = Schedule::kDualPipe, .accumulation = 2, .zero = 1, .precision = Precision::kFp16},
+      {.name = "dualpipe zero3 dp2 tied guarded", .dp = 2, .pp = 4, .schedule = Schedule::kDualPipe, .accumulation = 2, .zero = 3, .layers = 4, .guarded = true},
+      {.name = "dualpipe-v, tied", .pp = 2, .schedule = Schedule::kDualPipeV, .accumulation = 4, .layers = 4},
+      {.name = "dualpipe-v fp16 norm",
+       .tied = false,
+       .pp = 2,
+       .schedule = Schedule::kDualPipeV,
+       .accumulation = 2,
+       .grad_norm = true,
+       .precision = Precision::kFp16,
+       .layers = 4},
+  };
+  return lowered(mixes);
+}
+
+/// The number of mutants.
+int require_full_score(const std::vector<Plan>& plans) {
   const auto tallies = mutate_all(plans);
   fmt::print("{}\n", score_table(tallies));
   for (const MutationTally& t : tallies) {
@@ -335,6 +419,9 @@ void require_full_score(const std::vector<Plan>& plans) {
     CHECK(t.survivors == std::vector<std::string>());
   }
   REQUIRE(score_percent(tallies) == 100);
+  int mutants = 0;
+  for (const MutationTally& t : tallies) mutants += t.mutants;
+  return mutants;
 }
 
 }  // namespace
@@ -349,6 +436,8 @@ TEST_CASE("mutations of the language exam are all found") {
   require_full_score(plans);
 }
 
-TEST_CASE("mutations of the strategies' plans are all found") { require_full_score(lowered_plans()); }
+TEST_CASE("mutations of the strategies' plans are all found") { CHECK(require_full_score(lowered_plans()) > 30'000); }
+
+TEST_CASE("mutations of pipelines' plans are all found") { CHECK(require_full_score(pipelined_plans()) > 4'000); }
 
 }  // namespace shardlab::testing

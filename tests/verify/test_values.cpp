@@ -14,7 +14,9 @@ std::string first_finding(const std::string& text, const VerifyOptions& options 
   return findings.empty() ? "" : fmt::format("{}: {}", name_of(findings[0].rule), findings[0].message);
 }
 
-std::string broken(std::string_view from, std::string_view to) { return first_finding(replaced(training_text(), from, to)); }
+std::string broken_training(std::string_view from, std::string_view to) {
+  return first_finding(replaced(training_text(), from, to));
+}
 std::string broken_zero1(std::string_view from, std::string_view to) { return first_finding(replaced(zero1_text(), from, to)); }
 
 }  // namespace
@@ -26,24 +28,26 @@ TEST_CASE("the plans to break are good") {
 }
 
 TEST_CASE("values: lifetimes") {
-  CHECK(broken("  free %g.head\n", "") == "values: %g.head is never freed");
-  CHECK(broken("  call update.head (g=%s.head, p=%head)\n", "  free %g.head\n  call update.head (g=%s.head, p=%head)\n") ==
+  CHECK(broken_training("  free %g.head\n", "") == "values: %g.head is never freed");
+  CHECK(broken_training("  call update.head (g=%s.head, p=%head)\n", "  free %g.head\n  call update.head (g=%s.head, p=%head)\n") ==
         "values: reads %g, which is not live: it was not allocated, or freed before this");
-  CHECK(broken("  alloc %nll@1\n", "") == "values: writes storage that is not live");
-  CHECK(broken("  alloc %nll@1\n", "  alloc %nll@1\n  alloc %nll@1\n") == "values: alloc of %nll@1, which is live already");
-  CHECK(broken("  alloc %nll@1\n", "  alloc %nll@1\n  alloc %table\n") == "values: alloc of %table, which is persistent");
-  CHECK(broken("  free %logits\n", "") == "values: local %logits is never freed");
-  CHECK(broken("  free %x.part\n", "  free %x.part\n  free %x.part\n") == "values: free of %x.part, which is not live");
-  CHECK(broken("  linear.F head (%x, %head) -> (%logits)\n", "") == "values: reads %logits before it is written");
+  CHECK(broken_training("  alloc %nll@1\n", "") == "values: writes storage that is not live");
+  CHECK(broken_training("  alloc %nll@1\n", "  alloc %nll@1\n  alloc %nll@1\n") ==
+        "values: alloc of %nll@1, which is live already");
+  CHECK(broken_training("  alloc %nll@1\n", "  alloc %nll@1\n  alloc %table\n") == "values: alloc of %table, which is persistent");
+  CHECK(broken_training("  free %logits\n", "") == "values: local %logits is never freed");
+  CHECK(broken_training("  free %x.part\n", "  free %x.part\n  free %x.part\n") == "values: free of %x.part, which is not live");
+  CHECK(broken_training("  linear.F head (%x, %head) -> (%logits)\n", "") == "values: reads %logits before it is written");
 }
 
 TEST_CASE("values: names that are gone") {
   // The gradient before the reduction is not the gradient after it.
-  CHECK(broken("  call reduce.head (part=%g.head)\n", "") ==
+  CHECK(broken_training("  call reduce.head (part=%g.head)\n", "") ==
         "values: reads %g as f32 dp:replicate tp:replicate micro:sum, but since %g.head was written it holds f32 dp:partial "
         "tp:replicate micro:sum");
   // Twice reduced: the first reduction left another type.
-  CHECK(broken("  call reduce.head (part=%g.head)\n", "  call reduce.head (part=%g.head)\n  call reduce.head (part=%g.head)\n")
+  CHECK(broken_training("  call reduce.head (part=%g.head)\n",
+                        "  call reduce.head (part=%g.head)\n  call reduce.head (part=%g.head)\n")
             .starts_with("values: reads %part as f32 dp:partial tp:replicate micro:sum"));
   // A value that an op in place of it has replaced, though both have one type.
   const std::string text = R"(shardlab plan 1
@@ -96,13 +100,13 @@ TEST_CASE("values: sharded state is whole again when the period ends") {
 }
 
 TEST_CASE("values: what is reported is whole") {
-  CHECK(broken("  all_reduce loss.dp (%loss) -> (%whole) comm=dp\n", "") ==
+  CHECK(broken_training("  all_reduce loss.dp (%loss) -> (%whole) comm=dp\n", "") ==
         "types: %loss is reported as an unreduced sum: f32 dp:partial tp:replicate micro:sum");
-  CHECK(broken("sum_scalars loss (%nll0, %nll1) -> (%loss)", "sum_scalars loss (%nll0) -> (%loss)") ==
+  CHECK(broken_training("sum_scalars loss (%nll0, %nll1) -> (%loss)", "sum_scalars loss (%nll0) -> (%loss)") ==
         "values: %loss holds 1 of the step's 2 micro-batches");
-  CHECK(broken("factor=1/24", "factor=1/12") ==
+  CHECK(broken_training("factor=1/24", "factor=1/12") ==
         "types: %loss is reported as 2/1 times what it sums up to: the mean loss of the step's targets, or the whole squared norm");
-  CHECK(broken("factor=1/24", "factor=0/24") == "types: %loss is 0 whatever is summed: the factor is 0");
+  CHECK(broken_training("factor=1/24", "factor=0/24") == "types: %loss is 0 whatever is summed: the factor is 0");
   std::string silent = training_text();
   const size_t sum = silent.find("  call loss.sum");
   silent.erase(sum, silent.find('\n', sum) + 1 - sum);
@@ -110,7 +114,7 @@ TEST_CASE("values: what is reported is whole") {
 }
 
 TEST_CASE("gradients: every micro-batch once") {
-  CHECK(broken("  call micro m=1 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@1)\n", "")
+  CHECK(broken_training("  call micro m=1 (table=%table, head=%head, g.table=%g.table, g.head=%g.head, nll=%nll@1)\n", "")
             .starts_with("values: reads %nll1 before"));
   std::string text = replaced(training_text(), "linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate",
                               "linear.W head (%x, %logits) -> (%g.head)");
@@ -131,18 +135,18 @@ TEST_CASE("gradients: every micro-batch once") {
 }
 
 TEST_CASE("gradients: every use of a parameter, and only those") {
-  CHECK(broken("  embed.W embed (%tokens, %d.x, %g.table) -> (%g.table) accumulate\n", "") ==
+  CHECK(broken_training("  embed.W embed (%tokens, %d.x, %g.table) -> (%g.table) accumulate\n", "") ==
         "gradients: the gradient of table lacks the contribution of embed");
-  CHECK(broken("linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate",
-               "linear.W other (%x, %logits, %g.head) -> (%g.head) accumulate") ==
+  CHECK(broken_training("linear.W head (%x, %logits, %g.head) -> (%g.head) accumulate",
+                        "linear.W other (%x, %logits, %g.head) -> (%g.head) accumulate") ==
         "gradients: the gradient of head lacks the contribution of head");
 }
 
 TEST_CASE("gradients: the right gradient updates each parameter, once") {
-  CHECK(broken("  call update.head (g=%s.head, p=%head)\n", "") ==
+  CHECK(broken_training("  call update.head (g=%s.head, p=%head)\n", "") ==
         "gradients: 0 of the 48 elements of head are updated in a period");
-  CHECK(broken("  call update.head (g=%s.head, p=%head)\n",
-               "  call update.head (g=%s.head, p=%head)\n  call update.head (g=%s.head, p=%head)\n") ==
+  CHECK(broken_training("  call update.head (g=%s.head, p=%head)\n",
+                        "  call update.head (g=%s.head, p=%head)\n  call update.head (g=%s.head, p=%head)\n") ==
         "gradients: updates head a second time");
   CHECK(broken_zero1("%g.head  gradient  f32[8,6] dp:P micro:sum view %grads offset 24 of head",
                      "%g.head  gradient  f32[8,6] dp:P micro:sum view %grads offset 24 of table")
@@ -171,8 +175,8 @@ TEST_CASE("gradients: a bucket hides no unreduced sum") {
 }
 
 TEST_CASE("gradients: optimizer operands") {
-  CHECK(broken("segment update.head\n  bound %g gradient f32[8,6] micro:sum",
-               "segment update.head\n  bound %g gradient f32[8,6] dp:P micro:sum")
+  CHECK(broken_training("segment update.head\n  bound %g gradient f32[8,6] micro:sum",
+                        "segment update.head\n  bound %g gradient f32[8,6] dp:P micro:sum")
             .starts_with("form:"));
   std::string text = replaced(training_text(), "segment update.head\n  bound %g gradient f32[8,6] micro:sum",
                               "segment update.head\n  bound %g gradient f32[8,6] dp:P micro:sum");

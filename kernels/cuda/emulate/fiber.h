@@ -22,7 +22,7 @@ class Fiber {
  private:
   static void enter(Fiber* me);
   static void enter_halves(unsigned high, unsigned low);
-  /// What the sanitizers want to hear first on a stack that goes on.
+  /// Tells the sanitizers that this stack goes on; called first on it.
   void entered();
 
   void* stack_pointer_ = nullptr;  ///< while it is left, on x86-64 but under the thread sanitizer

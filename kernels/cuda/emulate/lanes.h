@@ -14,7 +14,7 @@ namespace shardlab::gpu::emulate {
 
 class Block;
 
-/// What a warp operation is; all lanes must agree.
+/// The kind of a warp operation; all lanes must agree.
 enum class WarpOp : uint8_t { kShuffle, kBallot, kMatrixLoad, kMatrixProduct, kSync };
 
 /// One thread of the grid.

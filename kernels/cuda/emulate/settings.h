@@ -1,4 +1,4 @@
-// How the host table runs its launches, and what it remembers of them. A Stream's handle may point to one.
+// Settings of launches on the host, and a record of them. A Stream's handle may point to one.
 #pragma once
 
 #include <cstddef>

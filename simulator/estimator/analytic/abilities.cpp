@@ -56,7 +56,7 @@ uint32_t precision_bit(Precision precision) {
   return bit(static_cast<int>(std::ranges::find(words, name_of(precision)) - words.begin()));
 }
 
-/// What a point asks for, under the keys of the table.
+/// The techniques that a point asks for, under the keys of the table.
 struct Asked {
   std::string_view key;
   uint32_t bits;
@@ -87,13 +87,13 @@ std::vector<std::string> words_of(const Key& key, uint32_t set) {
   return words;
 }
 
-Error refuse(const std::string& where, const YAML::Mark& mark, std::string message, std::string hint) {
+}  // namespace
+
+Error refusal_at(const std::string& where, const YAML::Mark& mark, std::string message, std::string hint) {
   return {.message = std::move(message),
           .hint = std::move(hint),
           .where = fmt::format("{}:{}:{}", where, mark.line + 1, mark.column + 1)};
 }
-
-}  // namespace
 
 bool has(const Abilities& can, const Point& p) {
   if (p.zero < 0 || p.zero > 3) return true;  // refused as a size
@@ -124,7 +124,7 @@ uint32_t abilities_of(const Abilities& can, std::string_view name) {
 }
 
 Result<void> read_abilities(const YAML::Node& table, const std::string& where, Abilities& can) {
-  if (!table.IsMap()) return refuse(where, table.Mark(), "`can` is no map of lists", "for example can: {zero: [0, 1]}");
+  if (!table.IsMap()) return refusal_at(where, table.Mark(), "`can` is no map of lists", "for example can: {zero: [0, 1]}");
   std::set<std::string> seen;
   for (const auto& entry : table) {
     const std::string name = entry.first.as<std::string>();
@@ -132,21 +132,21 @@ Result<void> read_abilities(const YAML::Node& table, const std::string& where, A
     if (key == kKeys.end()) {
       std::string names;
       for (const Key& k : kKeys) names += (names.empty() ? "" : ", ") + std::string(k.name);
-      return refuse(where, entry.first.Mark(), fmt::format("`can.{}` is no key of a profile", name), "allowed: " + names);
+      return refusal_at(where, entry.first.Mark(), fmt::format("`can.{}` is no key of a profile", name), "allowed: " + names);
     }
     if (!seen.insert(name).second)
-      return refuse(where, entry.first.Mark(), fmt::format("`can.{}` is there twice", name), "keep one of the two");
+      return refusal_at(where, entry.first.Mark(), fmt::format("`can.{}` is there twice", name), "keep one of the two");
     const std::vector<std::string> words = ability_words(name);
     if (!entry.second.IsSequence())
-      return refuse(where, entry.second.Mark(), fmt::format("`can.{}` is no list", name),
-                    fmt::format("of: {}", fmt::join(words, ", ")));
+      return refusal_at(where, entry.second.Mark(), fmt::format("`can.{}` is no list", name),
+                        fmt::format("of: {}", fmt::join(words, ", ")));
     uint32_t set = 0;
     for (const auto& item : entry.second) {
       const std::string word = item.as<std::string>();
       const auto at = std::ranges::find(words, word);
       if (at == words.end())
-        return refuse(where, item.Mark(), fmt::format("`{}` is nothing of `can.{}`", word, name),
-                      fmt::format("allowed: {}", fmt::join(words, ", ")));
+        return refusal_at(where, item.Mark(), fmt::format("`{}` is nothing of `can.{}`", word, name),
+                          fmt::format("allowed: {}", fmt::join(words, ", ")));
       set |= bit(static_cast<int>(at - words.begin()));
     }
     can.*(key->set) = set;

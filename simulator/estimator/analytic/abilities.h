@@ -1,4 +1,4 @@
-// What a framework can do at all, whatever it costs: one `can:` table a profile, each line with its source.
+// The techniques that a framework has, whatever they cost: one `can:` table a profile, each line with its source.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace YAML {
 class Node;
-}
+struct Mark;
+}  // namespace YAML
 
 namespace shardlab::simulator::analytic {
 
@@ -36,7 +37,7 @@ struct Abilities {
 struct Missing {
   std::string_view key;              ///< of the table
   std::string word;                  ///< "zb-h1"
-  std::vector<std::string> allowed;  ///< what it has of that kind
+  std::vector<std::string> allowed;  ///< the values of that kind that the framework has
 };
 
 bool has(const Abilities& can, const Point& point);
@@ -50,5 +51,8 @@ uint32_t abilities_of(const Abilities& can, std::string_view key);
 
 /// Reads a `can:` table over `can`: keys that it names are replaced. `where` is the file in messages.
 Result<void> read_abilities(const YAML::Node& table, const std::string& where, Abilities& can);
+
+/// A refusal of the entry at `mark` in the file `where`.
+Error refusal_at(const std::string& where, const YAML::Mark& mark, std::string message, std::string hint = {});
 
 }  // namespace shardlab::simulator::analytic

@@ -17,6 +17,7 @@
 #include "plan/base/result.h"
 #include "plan/case.h"
 #include "plan/machine.h"
+#include "plan/pipeline_schedule.h"
 #include "simulator/estimator/analytic/profile.h"
 #include "simulator/estimator/analytic/shape.h"
 #include "simulator/interpreter/case_plan.h"
@@ -25,30 +26,19 @@
 
 namespace shardlab::simulator::analytic {
 
-enum class Schedule : uint8_t {
-  kNone,
-  kAfab,
-  k1F1B,
-  kInterleaved,
-  kBreadthFirst,
-  kZbH1,
-  kZbH2,
-  kZbV,
-  kVHalf,
-  kVMin,
-  kDualPipe,
-  kDualPipeV
-};
+/// The estimator knows the schedules that papers have formulas for: those up to kDualPipeV.
+using shardlab::Schedule;
 enum class CpKind : uint8_t { kRing, kZigzag, kStriped, kAllGather, kUlysses };
 enum class Medium : uint8_t { kDevice, kCpu, kNvme };
 enum class Compression : uint8_t { kNone, kPowerSgd, kTopK, kOneBit, kInt8 };
 
 /// Words of the command line: "1f1b", "zb-h1", "all-gather", "cpu", "powersgd". Readers return false for an unknown word.
-std::string_view name_of(Schedule v);
+using shardlab::name_of;
 std::string_view name_of(CpKind v);
 std::string_view name_of(Medium v);
 std::string_view name_of(Compression v);
 bool read(std::string_view word, Schedule* v);
+const std::vector<std::string_view>& schedule_words();  ///< those that `read` knows
 bool read(std::string_view word, CpKind* v);
 bool read(std::string_view word, Medium* v);
 bool read(std::string_view word, Compression* v);
@@ -102,10 +92,10 @@ enum class Refusal : uint8_t {
 };
 inline constexpr size_t kRefusals = 14;
 std::string_view name_of(Refusal v);
-/// What is wrong with such points, as a sentence's end: "tp does not divide the attention heads".
+/// The reason of a refusal, as a sentence's end: "tp does not divide the attention heads".
 std::string_view sentence_of(Refusal v);
 
-/// Where the seconds of a step go, on the slowest stage.
+/// The parts of a step's seconds, on the slowest stage.
 enum class TimePart : uint8_t {
   kForward,
   kBackward,
@@ -123,7 +113,7 @@ std::string_view name_of(TimePart v);
 /// Why a layout with more of it is slower: "longer pipeline bubbles".
 std::string_view sentence_of(TimePart v);
 
-/// What device bytes are for.
+/// The uses of device bytes.
 enum class MemoryPart : uint8_t {
   kParameters,
   kGradients,
@@ -153,7 +143,7 @@ struct MemoryBytes {
   int64_t device() const;    ///< what the driver reports: reserved, context and nccl
 };
 
-/// Bytes sent in a step, over all ranks, by what they are for.
+/// Bytes sent in a step, over all ranks, by use.
 enum class WireUse : uint8_t { kTensor, kContext, kExpert, kGradients, kWeights, kPipeline, kEnds, kMetrics };
 inline constexpr size_t kWireUses = 8;
 
@@ -188,7 +178,7 @@ enum class PeakMoment : uint8_t {
 };
 std::string_view name_of(PeakMoment v);  ///< "forward", "loss", "backward", "end", "update"
 
-/// What one tensor of the layers, or of the ends, comes to on a stage at its peak.
+/// Bytes of one tensor of the layers, or of the ends, on a stage at its peak.
 struct KeptBytes {
   std::string_view name;
   bool moe = false;  ///< of the layers with experts
@@ -206,7 +196,7 @@ struct StagePeak {
   std::vector<KeptBytes> activations;
 };
 
-/// What every point of a study shares. Immutable; copies share.
+/// The data that all points of a study share. Immutable; copies share.
 class Prepared {
  public:
   const ModelShape& shape() const;
@@ -227,8 +217,8 @@ Result<Prepared> prepare(const ModelShape& shape, const Machine& machine, const 
 
 /// The study and the point of a resolved case. Refuses a case whose words this engine does not know.
 Result<Prepared> prepare(const Case& config, const MeasuredFabric& measured = {});
-/// The same of a model that no case can hold: `shape` in place of the case's. Refuses the profile "shardlab", whose executor has no
-/// plan of it.
+/// The study and the point of a model that no case can hold: `shape` replaces the case's model. Refuses the profile "shardlab",
+/// whose executor has no plan of it.
 Result<Prepared> prepare(const Case& config, const ModelShape& shape, const MeasuredFabric& measured = {});
 Result<Point> point_of(const Case& config);
 
@@ -246,11 +236,12 @@ class Estimator {
   /// Memory of one stage at its peak.
   MemoryBytes stage_memory(const Point& point, int32_t stage);
 
-  /// The same with the moment and the activations by tensor, by the profile's forms alone. Nothing for a refused point.
+  /// The peak of a stage with its moment and with the activations by tensor, by the profile's forms alone. Empty for
+  /// a refused point.
   StagePeak stage_peak(const Point& point, int32_t stage);
 
-  /// The case that shardlab's executor runs for the point, whose plan tells its bytes (`tell_bytes`); nullptr where it runs none.
-  /// Valid until the estimator is asked of another point.
+  /// The case that shardlab's executor runs for the point; its plan tells its bytes (`tell_bytes`). nullptr if the executor runs
+  /// none. Valid until the estimator is asked about another point.
   const Case* executed(const Point& point);
 
   /// No legal point that shares with `point` the cut of a layer (tp cp ep expert_tp micro_batch seq_len precision recompute
@@ -269,12 +260,12 @@ class Estimator {
 /// Why `point` is no legal layout; kNone when it is.
 Refusal refusal_of(const Prepared& prepared, const Point& point);
 
-/// How much larger than a device an estimate under the profile "shardlab" may be for its plan to be asked whether it fits. Estimates of
-/// 120 layouts of two models were 13 % below their plans at worst, 1 % above in the median; above by more than this are those that offload
-/// nearly all, which are far below the capacity of a device.
+/// How much larger than a device an estimate under the profile "shardlab" may be for its plan to be asked whether it fits.
+/// Estimates of 120 layouts of two models were 13 % below their plans at worst, 1 % above in the median; above by more than this
+/// are those that offload nearly all, which are far below the capacity of a device.
 inline constexpr double kPlanEstimateError = 0.15;
 
-/// Puts the memory and wire bytes of a plan in place of the estimate's: of what shardlab's executor runs they are exact.
+/// Replaces the estimate's memory and wire bytes by those of a plan. They are exact for runs of shardlab's executor.
 void tell_bytes(const FrameworkProfile& profile, const CasePlan& plan, Estimate& estimate);
 
 /// One point. For many, keep an `Estimator`.
@@ -283,8 +274,8 @@ Estimate estimate(const Prepared& prepared, const Point& point);
 /// Why the point is refused, with the values and what to change; ok when it is legal.
 Result<void> explain(const Prepared& prepared, const Point& point);
 
-/// What a framework does not have of what the point asks for, what it has instead, and who has all of it; ok where it has
-/// everything.
+/// Refuses a point that asks for something that the framework does not have. The message says what the framework has instead, and
+/// which profiles have all of it.
 Result<void> explain_ability(const FrameworkProfile& profile, const Point& point);
 
 /// One line of a table of activations: what a layer of one kind keeps of one micro-batch.
@@ -300,20 +291,20 @@ struct AllocationEvent {
   int64_t bytes = 0;  ///< negative: given back
   int32_t tensor = 0;
   MemoryPart part = MemoryPart::kActivations;
-  int8_t stream = 0;  ///< whose pool it comes from: 0 computes, 1 gathers weights, 2 reduces gradients
+  int8_t stream = 0;  ///< the stream whose pool it comes from: 0 computes, 1 gathers weights, 2 reduces gradients
 };
-/// Two steps of one stage as its allocator sees them: parameters and what is made with them first, optimizer moments at the end of
-/// the first step, where frameworks make them; then a step with all state. Tensors of a layer come one by one, weights under zero 3
-/// unit by unit from the stream that gathers. Of the micro-batches of a step as many as make no difference are left out: the
-/// steady phase is one. The largest running sum is what `stage_memory` calls live, within 3 %, unless the layout offloads
-/// activations. Nothing for a refused point.
+/// Two steps of one stage as its allocator sees them. First come parameters and the buffers made with them. Optimizer moments come
+/// at the end of the first step, where frameworks make them. Then a step with all state. Tensors of a layer come one by one,
+/// weights under zero 3 unit by unit from the stream that gathers. The steady phase counts as one micro-batch, since more of them
+/// make no difference. The largest running sum equals the live bytes of `stage_memory` within 3 %, unless the layout offloads
+/// activations. Empty for a refused point.
 std::vector<AllocationEvent> allocation_events(const Prepared& prepared, const Point& point, int32_t stage);
 
 /// Money, energy and time of a whole training run.
 struct RunPrice {
   double device_hour_usd = 0;
   double power_w = 0;     ///< of a device under this load; 0: as the machine states
-  double overhead = 1.5;  ///< energy of the whole site over that of the devices (hosts, fans, power usage effectiveness)
+  double overhead = 1.5;  ///< energy of the whole site over the energy of its devices (hosts, fans, power usage effectiveness)
   double kg_co2_per_kwh = 0.4;
 };
 struct RunBill {

@@ -6,8 +6,6 @@
 namespace shardlab::simulator::analytic {
 namespace {
 
-double of(int64_t v) { return static_cast<double>(v); }
-
 /// Sums of a bound and of an estimate are rounded in different orders.
 constexpr double kRounding = 1 - 1e-9;
 
@@ -31,15 +29,17 @@ double micro_batch_s(const Frame& f, int64_t dense, int64_t moe, double embeddin
   return std::max(device, host);
 }
 
-/// Fewest micro-batches that the first stage of any schedule holds: see `in_flight`.
+/// Fewest micro-batches that the first stage of any schedule holds.
 double least_in_flight(const Point& p) {
   if (p.pp == 1) return 1;
-  const double stages = p.pp;
-  return std::min({of(p.grad_accumulation), stages, stages / 3 + 2, stages / 2 + 1});
+  double least = of(p.grad_accumulation);
+  for (int i = static_cast<int>(Schedule::kNone) + 1; i <= static_cast<int>(Schedule::kDualPipeV); ++i)
+    least = std::min(least, in_flight(Schedule(i), p.pp, 0, p.grad_accumulation, 1));
+  return least;
 }
 
-/// The ways in which the schedules of a cut deal out its layers: evenly, or balanced where the framework does and the schedule lets
-/// it.
+/// The ways in which the schedules of a cut deal out its layers: evenly, or balanced where the framework does and the
+/// schedule lets it.
 template <class Bound>
 double least_over_splits(const Frame& f, const Bound& bound) {
   const double even = bound(StageGroups(f.in.shape, f.point, false));

@@ -192,7 +192,7 @@ void StageGroups::add(int32_t first, int32_t count, const ModelShape& shape, con
     g.holds_embedding = g.holds_head = g.holds_loss = at_first || at_last;
     g.embedding = g.head = g.loss = g.holds_head ? 0.5 : 0;
   } else {
-    g.holds_embedding = at_first, g.holds_head = g.holds_loss = folded(point.schedule) ? at_first : at_last;
+    g.holds_embedding = at_first, g.holds_head = g.holds_loss = is_folded(point.schedule) ? at_first : at_last;
     g.embedding = g.holds_embedding ? 1 : 0, g.head = g.loss = g.holds_head ? 1 : 0;
   }
   groups_[static_cast<size_t>(count_++)] = g;

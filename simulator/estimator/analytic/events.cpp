@@ -9,8 +9,6 @@
 namespace shardlab::simulator::analytic {
 namespace {
 
-int64_t whole(double bytes) { return static_cast<int64_t>(std::llround(bytes)); }
-
 constexpr int8_t kComputes = 0, kGathers = 1, kReduces = 2;
 
 /// Writes events; a handle gives back what it stands for.
@@ -43,7 +41,7 @@ class Writer {
   std::vector<AllocationEvent> events_;
 };
 
-/// What one micro-batch holds between its forward and its backward, layer by layer, and of the head.
+/// The tensors that one micro-batch holds between its forward and its backward: layer by layer, and of the head.
 struct Held {
   std::vector<std::vector<int32_t>> layers;
   std::vector<int32_t> inputs, logits;
@@ -66,8 +64,8 @@ struct LayerTensors {
   double passing = 0;
 };
 
-/// What runs beside what is kept is no one tensor: gradients of the residual stream and of the feed-forward, each of the size that
-/// such a tensor has.
+/// Sizes of the transient tensors that live beside the kept ones: gradients of the residual stream and of the feed-forward, each of
+/// the size of such a tensor.
 std::vector<double> transients_of(const FrameworkProfile& p, const LayerCost& cost, double residual, bool swiglu) {
   std::vector<double> pieces;
   double left = cost.transient;
@@ -143,7 +141,7 @@ class Replay {
   }
   void end() { writer_.give(standing_); }
 
-  /// What each rank updated comes in flat, then into a list of equal pieces.
+  /// The updated values of each rank come in flat, then into a list of equal pieces.
   void update() {
     if (gathered_.updated <= 0) return;
     std::vector<int32_t> gathered;
@@ -228,7 +226,7 @@ class Replay {
     return f_.in.profile.state_gradient_fresh_stage ? MemoryPart::kGradients : MemoryPart::kTransient;
   }
   double kept_logits() const { return f_.block.head.logits - f_.block.head.at_loss; }
-  /// Of a unit's gradient, what backward makes and what the reduction reads besides.
+  /// Bytes of a unit's gradient beyond the accumulated ones: the part that backward makes and the reduction reads.
   double fresh_unit() const { return std::min(gathered_.gradient, gathered_.gradient * share_of_fresh()); }
   double cast_unit() const { return gathered_.gradient - fresh_unit(); }
   double share_of_fresh() const {

@@ -28,8 +28,7 @@ std::optional<Model> model_of(const ModelShape& s) {
 bool sayable(const Point& p) {
   constexpr uint16_t kNamed = Recompute::kAttentionCore | Recompute::kActivation;
   const bool recompute = p.recompute.full() || p.recompute.modules == Recompute::kSelective || (p.recompute.modules & ~kNamed) == 0;
-  return recompute && p.schedule <= Schedule::k1F1B && p.vpp == 1 && p.cp == 1 && p.ep == 1 && p.expert_tp == 1 &&
-         p.tensor_overlap == 0 && p.precision != Precision::kFp4;
+  return recompute && p.cp == 1 && p.ep == 1 && p.expert_tp == 1 && p.tensor_overlap == 0 && p.precision != Precision::kFp4;
 }
 
 OffloadTo place_of(Medium m) {
@@ -42,13 +41,11 @@ void set_layout(const Point& p, Case& c) {
   c.layout.sequence_parallel = p.sequence_parallel;
   if (p.reshard >= 0) c.layout.fsdp.reshard = p.reshard != 0;
   if (p.zero != 3) c.layout.fsdp = {};
-  c.layout.schedule = static_cast<shardlab::Schedule>(p.schedule);
-  c.train.precision = name_of(p.precision);
+  c.layout.schedule = p.schedule, c.layout.vpp = p.vpp;
+  c.train.precision = p.precision;
   c.train.seq_len = p.seq_len, c.train.micro_batch = p.micro_batch, c.train.grad_accumulation = p.grad_accumulation;
   c.train.global_batch_tokens = p.tokens_per_step();
 }
-
-static_assert(static_cast<int>(Schedule::k1F1B) == static_cast<int>(shardlab::Schedule::k1F1B));
 
 }  // namespace
 
@@ -150,7 +147,9 @@ WireUse use_of(std::string_view comm) {
 }  // namespace
 
 void tell_bytes(const FrameworkProfile& profile, const CasePlan& plan, Estimate& e) {
-  const auto peak = [&](size_t stage, Space space) -> const MemoryPeak& { return plan.stages()[stage][static_cast<size_t>(space)]; };
+  const auto peak = [&](size_t stage, Space space) -> const MemoryPeak& {
+    return plan.stages()[stage][static_cast<size_t>(space)];
+  };
   size_t worst = 0;
   e.host_bytes = e.nvme_bytes = 0;
   for (size_t i = 0; i < plan.stages().size(); ++i) {
@@ -232,8 +231,8 @@ Result<Point> point_of(const Case& c) {
   // What a sweep file has where it does not say is, of another framework, as that has it.
   const int8_t by_default = c.profile == "shardlab" ? 1 : -1;
   if (c.layout.zero == 3) p.reshard = c.layout.fsdp.reshard ? by_default : 0;
-  if (!read(name_of(c.layout.schedule), &p.schedule))
-    return no_form(fmt::format("schedule {}", name_of(c.layout.schedule)), "another schedule");
+  p.schedule = c.layout.schedule;
+  if (p.schedule > Schedule::kDualPipeV) return no_form(fmt::format("schedule {}", name_of(c.layout.schedule)), "another schedule");
   p.sequence_parallel = c.layout.sequence_parallel;
   SHARDLAB_TRY(read_recompute(c, p));
   SHARDLAB_TRY(read_offload(c.layout.offload, p));
@@ -243,10 +242,7 @@ Result<Point> point_of(const Case& c) {
   const bool in_buckets = c.profile == "shardlab" && c.layout.zero < 3 && c.layout.dp > 1;
   if (c.layout.bucket_bytes > 0 || in_buckets) p.bucket_bytes = c.layout.bucket_bytes;
   p.algorithm = c.layout.collective_algorithm;
-  const std::optional<Precision> precision = precision_named(c.train.precision);
-  if (!precision)
-    return Error{.message = fmt::format("precision {}", c.train.precision), .hint = "fp32, bf16, fp16, fp8 or fp4", .where = {}};
-  p.precision = *precision;
+  p.precision = c.train.precision;
   constexpr int64_t kMost = int64_t{1} << 30;
   if (c.train.micro_batch > kMost || c.train.grad_accumulation > kMost)
     return Error{.message = fmt::format("micro_batch {} and grad_accumulation {}", c.train.micro_batch, c.train.grad_accumulation),

@@ -1,4 +1,4 @@
-// What the files of the analytic estimate share: a study, and what one point makes of it.
+// Shared by the files of the analytic estimate: a study, and the intermediate results for one point.
 #pragma once
 
 #include <array>
@@ -36,10 +36,10 @@ class ExecutorCases {
   explicit ExecutorCases(const Prepared::Inside& in);
   /// The case of `point`; nothing where the executor does not run it. Valid until the next call.
   const Case* of(const Point& point);
-  /// Whether the executor runs the study's model and not `point`; never where the profile lists no abilities: then costs alone are
-  /// asked for.
+  /// Whether the executor runs the study's model and not `point`; never where the profile lists no abilities: then costs alone
+  /// are asked for.
   bool refuses(const Point& point) { return possible_ && held_ && of(point) == nullptr; }
-  /// What the executor says of a point that it refuses.
+  /// The refusal that the executor gives for a point.
   Error refusal(const Point& point);
 
  private:
@@ -67,8 +67,9 @@ struct StageGroup {
   }
 };
 
-/// At most the first, the last, those beside the boundary between q + 1 and q layers and between dense and mixture; where stages
-/// are balanced by cost (FrameworkProfile::balanced_stages) those of each number of layers, which need not be neighbours.
+/// Representative stages: at most the first, the last, and the stages beside the boundaries between q + 1 and q layers and between
+/// dense and mixture layers. If stages are balanced by cost (FrameworkProfile::balanced_stages), the stages of each number of
+/// layers, which need not be neighbours.
 class StageGroups {
  public:
   static constexpr size_t kMost = 12;
@@ -111,7 +112,7 @@ class CollectiveMemo {
  public:
   explicit CollectiveMemo(const Fabric& fabric) : fabric_(&fabric), entries_(64) {}
   double seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style);
-  /// What compute and an all-gather of the group do to one another.
+  /// The mutual cost of compute and an all-gather of the group.
   const Contention& contention(const Group& group, const CollectiveStyle& style);
 
  private:
@@ -173,9 +174,9 @@ struct Frame {
   int64_t expert_parameters(const StageGroup& g) const;
 };
 
-/// The part of what all devices of a step are late by that fewer of them are spared.
-/// Formula: 1 - (x(n) - 1) / (x(all) - 1), x of DeviceModel::slowest_of, in which seconds of matmuls at the limit of power are
-/// linear.
+/// All devices of a step together are late by some time; the part of it that a smaller number n of devices is spared.
+/// Formula: 1 - (x(n) - 1) / (x(all) - 1), x of DeviceModel::slowest_of, in which seconds of matmuls at the limit of
+/// power are linear.
 class Spared {
  public:
   explicit Spared(const Frame& f)
@@ -217,7 +218,7 @@ Refusal refusal_of(const Prepared::Inside& in, const Point& point);
 void estimate_time(Frame& frame, Estimate& estimate);
 /// Memory of `stage`, which belongs to `group`, at its peak. `host` and `nvme` receive what was offloaded, where not null.
 MemoryBytes memory_of(const Frame& frame, const StageGroup& group, int32_t stage, int64_t* host, int64_t* nvme);
-/// The same with its moment and its activations by tensor.
+/// The peak of a stage with its moment and with the activations by tensor.
 StagePeak stage_peak_of(const Frame& frame, const StageGroup& group, int32_t stage, const LayerKey& key);
 /// See `allocation_events` and `activations_by_kind`.
 std::vector<AllocationEvent> events_of(const Frame& frame, const StageGroup& group, int32_t stage, const LayerKey& key);

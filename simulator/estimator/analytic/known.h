@@ -9,4 +9,8 @@ namespace shardlab::simulator::analytic {
 /// Refuses, by its name, a layout or training key that is set and that neither a point nor a study takes over.
 Result<void> check_known(const Case& config);
 
+/// Puts the numbers that change neither memory nor time (seed, learning rate, betas, ...) back to their defaults: cases that differ
+/// in these alone share their estimate.
+void clear_unpriced(Train& train);
+
 }  // namespace shardlab::simulator::analytic

@@ -7,8 +7,9 @@
 
 namespace shardlab::simulator::analytic {
 
-/// Where tensor-parallel gathers carry one byte, each rank rounds its part of the rows before, once for all projections that read
-/// them; of what it has gathered it only makes the copy that the weight gradient reads.
+/// Cost of the rounded arguments of a linear. If tensor-parallel gathers carry one byte, each rank rounds its part of the
+/// rows before the gather, once for all projections that read them. From the gathered rows it only makes the copy that the
+/// weight gradient reads.
 Pricer::Quantised Pricer::quantise(const Linear& l, double input, double result, double weight) const {
   if (!low_) return {};
   Quantised q;

@@ -1,7 +1,8 @@
-// What one layer costs on one rank: time of its phases, what it keeps, what it sends. The slow half of an estimate, worked out once
-// for each way in which a layer can be cut and remembered.
+// The cost of one layer on one rank: time of its phases, bytes it keeps, bytes it sends. This is the slow half of an estimate. It
+// is worked out once for each way in which a layer can be cut, and remembered.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -13,7 +14,11 @@
 
 namespace shardlab::simulator::analytic {
 
-/// What all layers of a study share.
+/// A count as the formulas take it, and a size in bytes as the results give it: whole, and within what 64 bits hold.
+inline double of(int64_t v) { return static_cast<double>(v); }
+inline int64_t whole(double bytes) { return static_cast<int64_t>(std::clamp(bytes, 0.0, 9e18) + 0.5); }
+
+/// The data that all layers of a study share.
 struct LayerStudy {
   const ModelShape& shape;
   const FrameworkProfile& profile;
@@ -22,7 +27,7 @@ struct LayerStudy {
   Group everyone;  ///< all devices of the machine
 };
 
-/// What of a point a layer's cost depends on.
+/// The parts of a point on which a layer's cost depends.
 struct LayerKey {
   int32_t tp = 1, cp = 1, ep = 1, expert_tp = 1, micro_batch = 1;
   int64_t seq_len = 1;
@@ -69,11 +74,11 @@ struct LayerCost {
   double kept = 0;       ///< bytes from forward to backward, the input included
   double remade = 0;     ///< bytes that recompute makes again
   double transient = 0;  ///< bytes beyond both while backward runs
-  double passing = 0;    ///< bytes beyond what is kept while forward runs
+  double passing = 0;    ///< bytes while forward runs, beyond the kept ones
   double matmuls = 0;    ///< share of the time of its kernels
   double attention = 0;  ///< the same of fused attention
   double matmul_s = 0;   ///< seconds of one matmul, each counted by its time
-  double late_s = 0;     ///< seconds of the slowest of LayerKey::devices beyond those of the typical one
+  double late_s = 0;     ///< seconds by which the slowest of LayerKey::devices is behind the typical one
   double shapes = 0;     ///< elements of one matrix of each shape of its feed-forward
   /// Elements on one rank.
   int64_t matrix = 0, replicated = 0, expert = 0;
@@ -87,12 +92,12 @@ struct KeptTensor {
   double kept = 0, remade = 0;
 };
 
-/// What a layer's forward makes for its backward, in order.
+/// The tensors that a layer's forward makes for its backward, in order.
 class KeptTensors {
  public:
   explicit KeptTensors(Recompute recompute) : recompute_(recompute) {}
-  /// `modules`: those whose recompute makes the tensor again. `alternate`: the part that operator-wise checkpointing keeps. The
-  /// first tensor is the layer's input.
+  /// `modules`: the modules whose recompute makes the tensor again. `alternate`: the part that operator-wise checkpointing keeps.
+  /// The first tensor is the layer's input.
   void add(std::string_view name, double bytes, uint16_t modules, double alternate = 0);
   std::span<const KeptTensor> all() && = delete;  // a list that is gone
   std::span<const KeptTensor> all() const& { return {tensors_.data(), static_cast<size_t>(count_)}; }
@@ -102,8 +107,8 @@ class KeptTensors {
   int count_ = 0;
   std::array<KeptTensor, 32> tensors_;
 };
-/// Whether rows that sequence parallelism gathers or scatters are there twice: in the order of the ranks' pieces and in their own.
-/// Where communication is part of the matmul, pieces of a single sequence need no second copy.
+/// Whether two copies exist of rows that sequence parallelism gathers or scatters: one in the order of the ranks' pieces, one in
+/// the order of the rows. If communication is part of the matmul, pieces of a single sequence need no second copy.
 bool copies_rows(const FrameworkProfile& profile, const LayerKey& key);
 KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe);
 
@@ -111,10 +116,10 @@ KeptTensors kept_tensors(const LayerStudy& study, const LayerKey& key, bool moe)
 struct EndCost {
   PhaseCost forward, backward;
   LayerWire wire;
-  double late_s = 0;           ///< seconds of the slowest device beyond those of the typical one, as LayerCost has them
+  double late_s = 0;           ///< seconds by which the slowest device is behind the typical one, as in LayerCost
   double kept = 0;             ///< bytes from forward to backward
-  double at_loss = 0;          ///< bytes beyond what is kept while the loss runs
-  double logits = 0;           ///< those of `kept` and `at_loss` that hold logits, at the peak
+  double at_loss = 0;          ///< bytes while the loss runs, beyond the kept ones
+  double logits = 0;           ///< the bytes of `kept` and `at_loss` that hold logits, at the peak
   double logits_once = 0;      ///< of logits in 16 bit
   double logits_forward = 0;   ///< of logits, at the peak of the loss's forward
   double logits_backward = 0;  ///< and of its backward

@@ -1,4 +1,4 @@
-// What a layer exchanges over tensor and context parallelism, what that slows, and what the host pays to start it all.
+// A layer's exchanges over tensor and context parallelism, the work that they slow, and the host's cost to start them all.
 #include <algorithm>
 #include <tuple>
 
@@ -64,7 +64,7 @@ void Pricer::add_context_gather(double core_forward, double core_backward, Layer
   cost.wire.context += gathers * ring_bytes(kv * n_.c, n_.c) + n_.c * gradients;
 }
 
-/// What a layer's matmuls take longer when their rows are cut in tp parts.
+/// Extra seconds of a layer's matmuls when their rows are cut in tp parts.
 Pricer::CutMatmuls Pricer::cut_matmuls() const {
   const double ffn = of(shape_.ffn > 0 ? shape_.ffn : shape_.moe_ffn * shape_.top_k) / n_.t;
   const auto extra = [&](double out, double in) {
@@ -75,7 +75,7 @@ Pricer::CutMatmuls Pricer::cut_matmuls() const {
           .scattered = extra(n_.h, n_.o) + extra(n_.h, ffn)};
 }
 
-/// Of each exchange in backward, what runs beside it: the products of the column-parallel linear whose input it is about.
+/// The work that runs beside an exchange in backward: the products of the column-parallel linear whose input is exchanged.
 Pricer::Shelter Pricer::shelter(int pair, bool moe) const {
   if (!p_.overlap_tensor) return {};
   const double ffn = moe ? of(shape_.shared_experts * shape_.moe_ffn) : of(shape_.ffn);

@@ -1,4 +1,4 @@
-// What a layer keeps from forward to backward, tensor by tensor, and what it needs besides while it runs.
+// The tensors that a layer keeps from forward to backward, one by one, and the bytes that it needs besides while it runs.
 #include <algorithm>
 
 #include "simulator/estimator/analytic/pricer.h"

@@ -1,4 +1,4 @@
-// Which points are no layouts at all, and why.
+// Points that are no layouts at all, and the reasons.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ bool schedule_ok(const ModelShape& s, const Point& p) {
   if (!looped && p.vpp != 1) return false;
   if (looped && (p.vpp < 2 || int64_t{p.pp} * p.vpp > s.layers)) return false;
   if (p.schedule == Schedule::kInterleaved && p.grad_accumulation % p.pp != 0) return false;
-  if (folded(p.schedule) && 2 * int64_t{p.pp} > s.layers) return false;
+  if (is_folded(p.schedule) && 2 * int64_t{p.pp} > s.layers) return false;
   return p.schedule != Schedule::kDualPipe || (p.pp % 2 == 0 && p.grad_accumulation % 2 == 0 && p.grad_accumulation >= 2 * p.pp);
 }
 

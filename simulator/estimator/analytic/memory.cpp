@@ -1,4 +1,4 @@
-// Live bytes of a stage at its peak, by what they are for; what the allocator, the driver and the communicators add.
+// Live bytes of a stage at its peak, by use; and the bytes that the allocator, the driver and the communicators add.
 #include <algorithm>
 #include <array>
 
@@ -6,9 +6,6 @@
 
 namespace shardlab::simulator::analytic {
 namespace {
-
-double of(int64_t v) { return static_cast<double>(v); }
-int64_t whole(double bytes) { return static_cast<int64_t>(std::clamp(bytes, 0.0, 9e18) + 0.5); }
 
 /// Bytes that live for the whole step.
 struct Standing {
@@ -159,9 +156,9 @@ double buckets_of(const Frame& f, const StageGroup& g) {
   return p.memory_buckets * f.bucket_bytes + reducer;
 }
 
-/// Values and gradients that stages exchange, where they stay for each micro-batch of the step: a rank's virtual stages receive and
-/// send two tensors each way, the first of all nothing before, the last nothing after it but its logits. Inputs in flight are
-/// activations.
+/// Values and gradients that stages exchange, where they stay for each micro-batch of the step: a rank's virtual stages
+/// receive and send two tensors each way, the first of all nothing before, the last nothing after it but its logits. Inputs
+/// in flight are activations.
 double boundaries_of(const Frame& f, const StageGroup& g, int32_t stage) {
   const Point& p = f.point;
   if (p.pp <= 1 || !f.in.profile.memory_pipeline_buffers) return 0;
@@ -304,8 +301,8 @@ GatheredBytes gathered_of(const Frame& f, const StageGroup& g) {
     if (p.overlap_ends_last) bytes.last_gradient = ends * (f.bytes.ends + cast);
     return bytes;
   }
-  // Reduced once a step: until then they are added up in the dtype of the reduction (FSDPParam.to_accumulated_grad_if_needed of
-  // torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
+  // Reduced once a step: until then they are added up in the dtype of the reduction
+  // (FSDPParam.to_accumulated_grad_if_needed of torch/distributed/fsdp/_fully_shard/_fsdp_param.py).
   bytes.gradient_stays = all * std::max(f.bytes.fresh, f.bytes.gradient_wire);
   bytes.gradient = f.bytes.gradient_wire > f.bytes.fresh ? unit * f.bytes.fresh : 0;
   return bytes;

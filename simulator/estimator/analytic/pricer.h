@@ -11,8 +11,6 @@
 
 namespace shardlab::simulator::analytic {
 
-inline double of(int64_t v) { return static_cast<double>(v); }
-
 /// Sizes of one layer on one rank, in elements.
 struct Sizes {
   Sizes(const ModelShape& s, const LayerKey& k)
@@ -107,8 +105,8 @@ class Pricer {
     return passes <= 0 ? 0 : device_.memory_bound_seconds(elements * passes * wide_, std::max(launches, 1.0), kind);
   }
 
-  /// What of a linear's arguments sequence parallelism gathers: its input where it is column-parallel, else the gradient of its
-  /// result.
+  /// The argument of a linear that sequence parallelism gathers: the input of a column-parallel one, else the gradient
+  /// of the result.
   enum class Gathered { kNothing, kInput, kGradient };
   /// y = x w^T for `tokens` rows; `batch` of them for experts. Adds the three matmuls, weight casts, quantisation.
   struct Linear {
@@ -135,7 +133,7 @@ class Pricer {
     if (shape_.biases) cost.weight.compute_s += moved(result, p_.passes_bias, 1);
     cost.weight.compute_s += accumulated(weight);
   }
-  /// What narrow arguments of one linear's matmuls cost: kernels that make them, and the ranks' agreement on a scale.
+  /// The cost of narrow arguments of one linear's matmuls: kernels that make them, and the ranks' agreement on a scale.
   struct Quantised {
     double input_s = 0;     ///< whenever forward runs
     double weight_s = 0;    ///< the same
@@ -166,7 +164,7 @@ class Pricer {
         p_.passes_summed * of(static_cast<int64_t>(widths.size()) - 1) + (key_.tp > 1 ? p_.passes_summed_sent : 0);
     cost.input.compute_s += moved(l.rows * l.in * l.batch, passes, 1);
   }
-  /// Unfused attention whose softmax no kernel does at once.
+  /// Whether attention is unfused and no kernel does its whole softmax at once.
   bool softmax_apart() const {
     if (p_.attention_fused) return false;
     const auto batch = static_cast<int64_t>(std::llround(n_.heads)) * key_.micro_batch;
@@ -199,10 +197,10 @@ class Pricer {
   void add_context_exchange(double core_forward, double core_backward, LayerCost& cost) const;
   void add_context_gather(double core_forward, double core_backward, LayerCost& cost) const;
   void add_feed_forward(LayerCost& cost) const;
-  /// The dense feed-forward where `experts` is 0, else those of so many experts on this rank, with `rows` each.
+  /// Adds the dense feed-forward if `experts` is 0, else that many experts of this rank, with `rows` rows each.
   void add_mlp(double rows, double width, double experts, bool remade_up, bool remade_all, LayerCost& cost) const;
   void add_experts(LayerCost& cost) const;
-  /// Seconds of the matmuls that read what is gathered, and of those whose results are scattered.
+  /// Seconds of the matmuls that read a gathered input, and of the matmuls whose results are scattered.
   struct CutMatmuls {
     double gathered = 0, scattered = 0;
   };
@@ -233,7 +231,7 @@ class Pricer {
     const int64_t unit = std::max<int64_t>(1, static_cast<int64_t>(p_.vocab_multiple)) * cut;
     return (shape_.vocab + unit - 1) / unit * unit / cut;
   }
-  /// What a column-parallel matmul keeps of its input, where that is not gathered again in backward.
+  /// Bytes that a column-parallel matmul keeps of its gathered input, if the input is not gathered again in backward.
   double gathered_input() const { return key_.sequence_parallel && key_.tp > 1 ? p_.saved_gathered * wide_ * n_.tokens * n_.h : 0; }
   void kept_by_attention(KeptTensors& kept) const;
   void kept_by_feed_forward(bool moe, KeptTensors& kept) const;
@@ -243,10 +241,10 @@ class Pricer {
   const DeviceModel& device_;
   const Fabric& fabric_;
   double attention_rate_;
-  double slowest_;  ///< matmul of all devices, relative to that of the typical one
+  double slowest_;  ///< time of a matmul on the slowest of all devices, relative to the typical device
   const LayerKey& key_;
   Sizes n_;
-  /// Of the layer in work: seconds of matmuls, the sum of their squares, what they are late by, seconds of fused attention.
+  /// Of the layer in work: seconds of matmuls, the sum of their squares, seconds that they are late, seconds of fused attention.
   mutable double matmul_s_ = 0, matmul_squares_ = 0, late_s_ = 0, attention_s_ = 0;
   bool fp32_;
   double e_, wide_;

@@ -201,12 +201,6 @@ constexpr std::array kModules{
     ModuleName{Recompute::kAlternate, "alternate"},
 };
 
-Error refuse(const std::string& where, const YAML::Mark& mark, std::string message, std::string hint = {}) {
-  return {.message = std::move(message),
-          .hint = std::move(hint),
-          .where = fmt::format("{}:{}:{}", where, mark.line + 1, mark.column + 1)};
-}
-
 std::string keys_of(std::string_view section) {
   std::set<std::string_view> keys;
   for (const Field& f : kFields) keys.insert(section.empty() ? f.section : f.section == section ? f.key : std::string_view{});
@@ -232,7 +226,7 @@ bool set(P& profile, const Member& member, const YAML::Node& value) {
 }
 
 Result<void> read_section(P& profile, std::string_view section, const YAML::Node& body, const std::string& where) {
-  if (!body.IsMap()) return refuse(where, body.Mark(), fmt::format("`{}` is no section of keys", section));
+  if (!body.IsMap()) return refusal_at(where, body.Mark(), fmt::format("`{}` is no section of keys", section));
   std::set<std::string> seen;
   for (const auto& entry : body) {
     const std::string key = entry.first.as<std::string>();
@@ -240,10 +234,11 @@ Result<void> read_section(P& profile, std::string_view section, const YAML::Node
     for (const Field& f : kFields)
       if (f.section == section && f.key == key) field = &f;
     if (field == nullptr)
-      return refuse(where, entry.first.Mark(), fmt::format("`{}.{}` is no key of a profile", section, key), keys_of(section));
-    if (!seen.insert(key).second) return refuse(where, entry.first.Mark(), fmt::format("`{}.{}` is there twice", section, key));
+      return refusal_at(where, entry.first.Mark(), fmt::format("`{}.{}` is no key of a profile", section, key), keys_of(section));
+    if (!seen.insert(key).second) return refusal_at(where, entry.first.Mark(), fmt::format("`{}.{}` is there twice", section, key));
     if (!entry.second.IsScalar() || !set(profile, field->member, entry.second))
-      return refuse(where, entry.second.Mark(), fmt::format("the value of `{}.{}` is not of its kind or negative", section, key));
+      return refusal_at(where, entry.second.Mark(),
+                        fmt::format("the value of `{}.{}` is not of its kind or negative", section, key));
   }
   return {};
 }
@@ -259,7 +254,7 @@ Result<P> read_root(const YAML::Node& root, const std::string& where) {
   std::set<std::string> seen;
   for (const auto& entry : root) {
     const std::string key = entry.first.as<std::string>();
-    if (!seen.insert(key).second) return refuse(where, entry.first.Mark(), fmt::format("`{}` is there twice", key));
+    if (!seen.insert(key).second) return refusal_at(where, entry.first.Mark(), fmt::format("`{}` is there twice", key));
     if (key == "based_on") continue;
     if (key == "can") {
       SHARDLAB_TRY(read_abilities(entry.second, where, profile.can));
@@ -271,7 +266,7 @@ Result<P> read_root(const YAML::Node& root, const std::string& where) {
     }
     bool known = false;
     for (const Field& f : kFields) known = known || f.section == key;
-    if (!known) return refuse(where, entry.first.Mark(), fmt::format("`{}` is no section of a profile", key), keys_of({}));
+    if (!known) return refusal_at(where, entry.first.Mark(), fmt::format("`{}` is no section of a profile", key), keys_of({}));
     SHARDLAB_TRY(read_section(profile, key, entry.second, where));
   }
   if (profile.selective.modules & Recompute::kSelective)
@@ -313,7 +308,7 @@ bool read(std::string_view word, Recompute* v) {
 Result<FrameworkProfile> read_profile(std::string_view yaml, const std::string& where) {
   try {
     return read_root(YAML::Load(std::string(yaml)), where);
-  } catch (const YAML::Exception& e) { return refuse(where, e.mark, e.msg); }
+  } catch (const YAML::Exception& e) { return refusal_at(where, e.mark, e.msg); }
 }
 
 std::vector<std::string_view> profile_names() {

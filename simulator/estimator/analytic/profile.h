@@ -1,5 +1,6 @@
-// How a framework runs a step, as data: what it keeps and in which precision, how it fuses kernels, what it overlaps, what its
-// allocator, driver context and communicators take. One YAML file a framework (simulator/profiles), each entry with its source.
+// A framework's way to run a step, as data: the tensors it keeps and their precision, the kernels it fuses, what it overlaps,
+// and the memory of its allocator, driver context and communicators. One YAML file a framework (simulator/profiles), each entry
+// with its source.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 
 namespace shardlab::simulator::analytic {
 
-/// What backward computes again, as a set of modules of a layer.
+/// The modules of a layer that backward computes again.
 struct Recompute {
   enum Module : uint16_t {
     kNorms = 1,          ///< outputs of the norms
@@ -37,8 +38,8 @@ struct Recompute {
 std::string name_of(Recompute v);
 bool read(std::string_view word, Recompute* v);
 
-/// Numbers of one framework. A key of the file is "section: {member: value}". Bytes are per element of what is named; "passes" are
-/// bytes that kernels move per element, read and written together. Where 16 bit is said, fp32 runs take twice.
+/// Numbers of one framework. A key of the file is "section: {member: value}". Bytes are per element of the named tensor. "Passes"
+/// are bytes that kernels move per element, read and written together. Where 16 bit is said, fp32 runs take twice.
 struct FrameworkProfile {
   std::string name;
   std::string describes;  ///< framework and version, one line
@@ -48,7 +49,7 @@ struct FrameworkProfile {
   double state_gradient = 4;                ///< as accumulated
   double state_gradient_fresh = 0;          ///< as backward makes them, beside the accumulated ones, of one layer
   bool state_gradient_fresh_stage = false;  ///< they stay until the micro-batch's backward is over: of the whole stage
-  double state_gradient_ends = 0;           ///< as backward makes those of embedding and head, where that is not as of a layer
+  double state_gradient_ends = 0;           ///< gradients of embedding and head as backward makes them, if not as a layer's
   double state_master = 4;                  ///< 0 where state_parameter is the master
   double state_moments = 8;
   double state_gradient_wire = 4;        ///< as reduced
@@ -56,7 +57,7 @@ struct FrameworkProfile {
   double state_fp8_weight = 0;           ///< extra bytes a matrix parameter of fp8 copies (with the transposed one)
   bool state_fp8_gather = false;         ///< fp8 weights are gathered as 1 byte
   bool state_fp8_exchange = false;       ///< under fp8, tensor-parallel gathers carry 1 byte an element
-  bool state_fp8_shared = true;          ///< projections of one input share what is made of it
+  bool state_fp8_shared = true;          ///< projections of one input share its quantised copy
   double state_context_gradient = 2;     ///< gradients of k and v on the wire of context parallelism that gathers
   bool state_gradient_with_step = true;  ///< gradients are allocated for the whole step, not made by backward and given back
 
@@ -83,15 +84,15 @@ struct FrameworkProfile {
   double saved_logits_output = 0;    ///< a logit that stays until the next forward is over: what a trainer holds for its metrics
   double saved_logits_parallel = 0;  ///< a logit, as saved_logits, where tp cuts the vocabulary; 0: as saved_logits
   double saved_head_input = 2;
-  double saved_result =
-      2;  ///< of the feed-forward where every second matmul is computed again; 0: a compiler sees that nobody reads it
-  double saved_gathered =
-      0;  ///< inputs of column-parallel matmuls, whole on each rank under sequence parallelism; 0: gathered again
+  /// The result of the feed-forward, where every second matmul is computed again. 0: a compiler sees that nobody reads it.
+  double saved_result = 2;
+  /// Inputs of column-parallel matmuls, whole on each rank under sequence parallelism; 0: gathered again.
+  double saved_gathered = 0;
   double saved_permuted = 2;       ///< tokens after the exchange between experts, per routed copy
   double saved_expert_output = 2;  ///< per routed copy
   double saved_router = 8;         ///< a token and expert: logits and probabilities
 
-  // transient: bytes beyond what is kept while one layer runs
+  // transient: bytes while one layer runs, beyond the kept ones
   double transient_backward = 4;  ///< an element of the residual stream: gradients under way
   double transient_ffn = 4;       ///< an element of the feed-forward's inner width: its gradients
   double transient_gathered = 2;  ///< an element of the residual stream gathered over tp under sequence parallelism
@@ -148,8 +149,8 @@ struct FrameworkProfile {
 
   // attention
   bool attention_fused = true;  ///< flash attention; else matmul, softmax, matmul
-  /// Where not: the longest row that one kernel for scale, mask and softmax takes (0: any), and of what the number of heads times
-  /// sequences on a rank must be a multiple. Elsewhere each step is a kernel of its own, in fp32.
+  /// Limits of the one kernel for scale, mask and softmax of unfused attention: its longest row (0: any), and the number by which
+  /// heads times sequences on a rank must be divisible. Beyond these limits each step is a kernel of its own, in fp32.
   int64_t attention_softmax_keys = 0, attention_softmax_multiple = 1;
   bool attention_causal_half = true;  ///< the fused kernel skips what the mask hides
   bool attention_flash2 = false;      ///< fused by FlashAttention-2, which newer devices do not run at their best
@@ -165,7 +166,7 @@ struct FrameworkProfile {
   bool overlap_scatter_gather = false;  ///< of equal tensors on tensor-parallel ranks, each sends its part to the next stage
   double overlap_bucket_bytes = 40e6;   ///< of gradients reduced together, each tensor in one bucket
   bool overlap_tensor = false;          ///< tensor-parallel all-reduce of backward runs beside the weight gradient
-  double overlap_tensor_hidden = 0.5;   ///< of what asynchronous tensor parallelism could hide, what it does
+  double overlap_tensor_hidden = 0.5;   ///< the share that asynchronous tensor parallelism hides of what it could hide
   double overlap_gather_hidden = 0.5;   ///< the same of gathers, which a framework may fail to fuse
   bool overlap_regathers = true;        ///< sequence parallelism: backward gathers the inputs of matmuls again, which were kept cut
   bool overlap_context = true;          ///< what context parallelism gathers and sends around runs beside its blocks of attention
@@ -178,8 +179,9 @@ struct FrameworkProfile {
   bool overlap_gather_copies = false;   ///< zero 3: a unit is gathered into a buffer of its own, then copied to what compute reads
   bool overlap_ends_last = false;       ///< zero 3: embedding and head are one unit, reduced when the whole backward is over
   double overlap_wgrad_fused = 1;  ///< 1: the weight gradient is added into the accumulated one by the matmul; 0: a pass of its own
-  bool overlap_wgrad_added =
-      true;  ///< where not fused: false where backward sends gradients off whole, and adds what comes back cut
+  /// Where weight gradients are not fused: whether they are added up whole. False: backward sends gradients off whole and adds the
+  /// slices that come back.
+  bool overlap_wgrad_added = true;
 
   // update: bytes moved a parameter on the rank that updates it
   double update_passes = 30;             ///< Adam: gradient, master, moments read; master, moments, weight written
@@ -198,8 +200,8 @@ struct FrameworkProfile {
   double memory_workspace = 32e6;    ///< of cuBLAS and such, within the allocator
   double memory_buckets = 0;         ///< buckets that stand beside the gradients
   double memory_reducer = 0;         ///< bytes a parameter of buckets that stand beside the gradients, under zero 0
-  double memory_rows =
-      0;  ///< an element of the residual stream, whole: buffers of gathered rows that stay, under sequence parallelism
+  /// Bytes an element of the residual stream, whole: buffers of gathered rows that stay, under sequence parallelism.
+  double memory_rows = 0;
   bool memory_pipeline_buffers = false;  ///< what a stage receives and sends stays for each micro-batch of the step, gradients too
   double memory_dummy_gradients = 0;   ///< bytes an element of one gradient that nobody reads, for each shape of a layer's matrices
   double memory_fragmentation = 0.04;  ///< reserved beyond live, of activations and transients, where no replay is asked for
@@ -208,7 +210,7 @@ struct FrameworkProfile {
   bool memory_expandable = false;        ///< the caching allocator has expandable segments
 
   Recompute selective;         ///< what this framework calls selective
-  bool remakes_unread = true;  ///< recompute also runs products whose results only feed what was kept
+  bool remakes_unread = true;  ///< recompute also runs products whose results only feed tensors that were kept
   /// Stages of a pipeline are balanced by the matmuls of their blocks, the head one of them: a stage takes blocks until its share
   /// is exceeded, and where the head exceeds it the loss is the next stage's. false: as many layers each as can be.
   bool balanced_stages = false;
@@ -224,12 +226,12 @@ struct FrameworkProfile {
   friend bool operator==(const FrameworkProfile&, const FrameworkProfile&) = default;
 };
 
-/// Reads a profile. `where` names the file in messages. Unknown and duplicate keys, values of the wrong kind, negative and
-/// non-finite numbers are refused. `based_on: NAME` starts from a shipped profile. `can` lists what the framework has
-/// (abilities.h).
+/// Reads a profile. `where` names the file in messages. Unknown and duplicate keys, values of the wrong kind,
+/// negative and non-finite numbers are refused. `based_on: NAME` starts from a shipped profile. `can` lists what the
+/// framework has (abilities.h).
 Result<FrameworkProfile> read_profile(std::string_view yaml, const std::string& where);
 
-/// Names of the shipped profiles, sorted: the frameworks of design section 3 and versions of them ("megatron-2022").
+/// Names of the shipped profiles, sorted: frameworks ("megatron") and versions of them ("megatron-2022").
 std::vector<std::string_view> profile_names();
 Result<FrameworkProfile> profile_named(std::string_view name);
 

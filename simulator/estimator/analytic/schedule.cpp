@@ -1,6 +1,7 @@
 #include "simulator/estimator/analytic/schedule.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace shardlab::simulator::analytic {
 
@@ -16,12 +17,12 @@ double in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro
     case Schedule::kZbH1:
     case Schedule::kZbV: return std::min(m, p);
     case Schedule::kZbH2: return std::min(m, 2 * p - 1);
-    case Schedule::kVHalf: return std::min(m, p / 2 + 1);
-    case Schedule::kVMin: return std::min(m, p / 3 + 2);
+    case Schedule::kVHalf: return std::min(m, std::floor((p + 2) / 2));
+    case Schedule::kVMin: return std::min(m, std::floor((p + 4) / 3));
     case Schedule::kDualPipe:
     case Schedule::kDualPipeV: return std::min(m, p + 1);
+    default: return m;  // no point has another
   }
-  return m;
 }
 
 double bubble_s(Schedule schedule, int64_t stages, int64_t virtual_stages, const StageTimes& t) {
@@ -41,6 +42,7 @@ double bubble_s(Schedule schedule, int64_t stages, int64_t virtual_stages, const
     case Schedule::kVMin: seconds = whole * 2 / 3; break;
     case Schedule::kDualPipe: seconds = (static_cast<double>(stages) / 2 - 1) * (t.forward + 2 * t.input - t.weight); break;
     case Schedule::kDualPipeV: seconds = others * (t.forward + 2 * t.input - t.weight) / 2; break;
+    default: break;  // no point has another
   }
   return std::max(0.0, seconds);
 }

@@ -7,17 +7,12 @@
 
 namespace shardlab::simulator::analytic {
 
-/// Whether ranks hold two parts of the model, the last beside the first.
-constexpr bool folded(Schedule s) {
-  return s == Schedule::kZbV || s == Schedule::kVHalf || s == Schedule::kVMin || s == Schedule::kDualPipeV;
-}
-constexpr bool splits_backward(Schedule s) { return s >= Schedule::kZbH1; }
 /// Whether a stage runs all forwards before its first backward.
 constexpr bool forwards_first(Schedule s) { return s == Schedule::kAfab || s == Schedule::kBreadthFirst; }
 /// Copies of the parameters that a rank holds.
 constexpr int parameter_copies(Schedule s) { return s == Schedule::kDualPipe ? 2 : 1; }
 
-/// What a schedule knows of the stages, per micro-batch. Seconds.
+/// The stages as a schedule sees them, per micro-batch. Seconds.
 struct StageTimes {
   double forward = 0;  ///< of the mean stage
   double input = 0;    ///< backward for the input, recompute included
@@ -27,12 +22,11 @@ struct StageTimes {
 };
 
 /// Most micro-batches between forward and backward on a stage, in activations of a whole stage (an interleaved stage holds parts).
-/// Formula: none 1; afab, breadth-first m; 1f1b min(m, p - r); interleaved min(m v, 2 (p - 1 - r) + (v - 1) p + 1) / v; zb-h1
-/// min(m, p);
-///   zb-h2 min(m, 2 p - 1); zb-v min(m, p); v-half min(m, p / 2 + 1); v-min min(m, p / 3 + 2); dualpipe, dualpipe-v min(m, p + 1).
-/// Source: Narayanan et al. 2021, section 2.2; Qi et al., "Zero Bubble Pipeline Parallelism" (2023), table 2, and "Pipeline
-/// Parallelism
-///   with Controllable Memory" (2024), table 2; DeepSeek-V3 (2024), table 2.
+/// Formula: none 1; afab, breadth-first m; 1f1b min(m, p - r); interleaved min(m v, 2 (p - 1 - r) + (v - 1) p + 1) / v;
+///   zb-h1 min(m, p); zb-h2 min(m, 2 p - 1); zb-v min(m, p); v-half min(m, (p + 2) / 2) and v-min min(m, (p + 4) / 3), rounded
+///   down; dualpipe and dualpipe-v min(m, p + 1).
+/// Source: Narayanan et al. 2021, section 2.2; Qi et al., "Zero Bubble Pipeline Parallelism" (2023), table 2, and
+///   "Pipeline Parallelism with Controllable Memory" (2024), table 2; DeepSeek-V3 (2024), table 2.
 double in_flight(Schedule schedule, int64_t stages, int64_t stage, int64_t micro_batches, int64_t virtual_stages);
 
 /// Seconds in which the slowest stage has nothing to do, fill and drain.

@@ -12,13 +12,13 @@ namespace {
 int64_t mlp_matrices(const ModelShape& s) { return s.swiglu ? 3 : 2; }
 int64_t norm_width(const ModelShape& s) { return s.rms_norm ? 1 : 2; }
 
-/// Of one expert.
+/// Parameters of one expert.
 int64_t expert_parameters(const ModelShape& s) {
   const int64_t biases = s.expert_biases ? (mlp_matrices(s) - 1) * s.moe_ffn + s.hidden : 0;
   return mlp_matrices(s) * s.hidden * s.moe_ffn + biases;
 }
 
-/// Of attention and both norms: what dense and mixture layers share.
+/// Parameters of attention and both norms, which dense and mixture layers share.
 LayerParameters attention_parameters(const ModelShape& s) {
   LayerParameters p;
   p.replicated = (s.post_norms ? 4 : 2) * norm_width(s) * s.hidden;

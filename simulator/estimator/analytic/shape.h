@@ -29,7 +29,7 @@ struct ModelShape {
   bool post_norms = false;     ///< a norm after attention and one after the feed-forward, beside those before (Gemma 2)
   bool sinks = false;          ///< a learned logit a head that takes attention from the tokens (gpt-oss)
 
-  /// Of `windowed_layers` layers a token sees so many tokens, itself included; of the others all before it.
+  /// In `windowed_layers` layers a token sees `window` tokens, itself included; in the other layers all tokens before it.
   int64_t window = 0, windowed_layers = 0;
 
   // Mixture of experts. Layers from `dense_layers` on have `experts` of width `moe_ffn`, `top_k` of them for a token, and
@@ -58,7 +58,7 @@ struct ModelShape {
 
 ModelShape shape_of(const Model& model);
 
-/// Refuses sizes that no transformer has, and such as overflow what is computed from them (each below 2^31, parameters below 2^53).
+/// Refuses sizes that no transformer has, and sizes that overflow later computations (each is below 2^31, parameters below 2^53).
 Result<void> check(const ModelShape& shape);
 
 /// Parameters in elements, by how layouts cut them.
@@ -73,7 +73,7 @@ LayerParameters moe_layer_parameters(const ModelShape& shape);
 
 /// All parameters. A tied head is none of its own.
 int64_t parameter_count(const ModelShape& shape);
-/// Those that one token passes: what 6 N D counts.
+/// Parameters that one token passes: the N of 6 N D.
 int64_t active_parameter_count(const ModelShape& shape);
 
 /// Training flops of one token without recompute: 6 a matmul parameter that the token passes, head included, and causal attention

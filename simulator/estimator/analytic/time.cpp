@@ -1,5 +1,5 @@
-// Step time: the slowest stage's work for every micro-batch, the pipeline's idle time, and what of communication and update nothing
-// hides.
+// Step time: the slowest stage's work for every micro-batch, the pipeline's idle time, and the exposed part of
+// communication and update.
 #include <algorithm>
 #include <cmath>
 
@@ -7,8 +7,6 @@
 
 namespace shardlab::simulator::analytic {
 namespace {
-
-double of(int64_t v) { return static_cast<double>(v); }
 
 PhaseCost operator*(double n, const PhaseCost& c) {
   return {n * c.compute_s, n * c.tensor_s, n * c.context_s, n * c.expert_s, n * c.hidden_s, n * c.host_s};
@@ -92,7 +90,7 @@ Group expert_group(const Frame& f, int64_t ranks) {
   return group_of(static_cast<int>(ranks), f.point.ep * f.point.expert_tp, f.in.fabric.devices_per_node());
 }
 
-/// What of the gradients is sent once compressed.
+/// The elements of gradients that are sent after compression.
 double compressed(const Frame& f, double elements) {
   const Point& p = f.point;
   const double hidden = of(f.in.shape.hidden);
@@ -117,7 +115,7 @@ class Beside {
     return layer.matmuls * device_.lost_beside(taken_, seconds, layer.matmul_s) + layer.attention * attention_ +
            (1 - layer.matmuls - layer.attention) * others_;
   }
-  /// The same of a stage's layers.
+  /// The compute that a stage's layers lose.
   double lost(const Frame& f, const StageGroup& g, double seconds) const {
     const double layers = of(g.dense + g.moe);
     if (layers <= 0) return 0;
@@ -129,8 +127,8 @@ class Beside {
   double taken_ = 0, attention_ = 0, others_ = 0;
 };
 
-/// Zero 3, one micro-batch: each unit's weights are gathered beside the compute of the one before, its gradients reduced beside
-/// that of the next.
+/// Zero 3, one micro-batch: the weights of each unit are gathered beside the compute of the unit before, and its gradients reduced
+/// beside the compute of the next.
 void add_gathering(const Frame& f, const StageGroup& g, StageStep& s) {
   const Replicas& r = f.replicas;
   const Group shard = data_group(f, r.shard), expert_shard = expert_group(f, r.expert_shard);
@@ -219,8 +217,8 @@ double buckets_of(const Frame& f, const StageGroup& g, double bytes) {
   return std::clamp(bytes / f.bucket_bytes, 1.0, std::max(1.0, matrices));
 }
 
-/// Zero 0 to 2: buckets of gradients are reduced while the last backward runs, updated weights gathered while the first forward
-/// does.
+/// Zero 0 to 2: buckets of gradients are reduced while the last backward runs, updated weights gathered while the
+/// first forward does.
 void add_reducing(const Frame& f, const StageGroup& g, StageStep& s) {
   const Replicas& r = f.replicas;
   const Group all = data_group(f, r.dense), experts = expert_group(f, r.expert);
@@ -280,8 +278,8 @@ double update_of(const Frame& f, const StageGroup& g) {
   double device = d.memory_bound_seconds(own * p.update_passes * wide, launches, MemoryKernel::kOptimizer) +
                   d.memory_bound_seconds(own * p.update_norm_passes + held * p.update_zero_passes, 1, MemoryKernel::kElementwise);
   if (f.point.offload_optimizer != Medium::kDevice) {
-    // Gradients go to the host, weights come back; Adam moves its state through host memory, of which a device's share is taken to
-    // be what its copy engine reaches. From and to NVMe the state is read and written besides.
+    // Gradients go to the host, weights come back. Adam moves its state through host memory; a device's share of host memory's rate
+    // is taken to be the rate of its copy engine. With NVMe the state is also read and written there.
     const double state = f.bytes.master + f.bytes.moments;
     device = d.host_copy_seconds(own * f.bytes.gradient, HostCopy::kToHost) + d.host_copy_seconds(own * 2, HostCopy::kToDevice) +
              d.host_copy_seconds(own * 2 * state, HostCopy::kToHost);
@@ -362,7 +360,7 @@ void StepMemo::begin(const Point& point) {
 
 namespace {
 
-/// As `step_of`, which asks of the schedule only whether it runs two micro-batches at once.
+/// The remembered result of `step_of`, which asks of the schedule only whether it runs two micro-batches at once.
 const StageStep& remembered_step(const Frame& f, const StageGroup& g) {
   StepMemo::Steps& steps = f.steps.steps();
   const bool pair = f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV;
@@ -391,7 +389,7 @@ double sends_of(const Frame& f) {
     return std::max(host, f.in.fabric.send_seconds(bytes, remote, remote ? sharing : 1)) + f.in.profile.host_send_s;
   };
   const double send = seconds(f.block.boundary) + f.block.boundary_gather_s;
-  const double looped = p.vpp * (folded(p.schedule) ? 2 : 1);
+  const double looped = p.vpp * (is_folded(p.schedule) ? 2 : 1);
   // Logits travel in 16 bit, and once they are cast in 32.
   double fill = 2 * (p.pp - 1) * send, longest = send;
   for (int32_t hop = 0; hop < f.groups.logit_hops(); ++hop) {

@@ -1,4 +1,4 @@
-// Names of what estimates speak of.
+// Names of parts, classes and refusals of estimates.
 #include <array>
 #include <numeric>
 
@@ -7,9 +7,6 @@
 namespace shardlab::simulator::analytic {
 namespace {
 
-using Words12 = std::array<std::string_view, 12>;
-constexpr Words12 kSchedules{"none",  "afab", "1f1b",   "interleaved", "breadth-first", "zb-h1",
-                             "zb-h2", "zb-v", "v-half", "v-min",       "dualpipe",      "dualpipe-v"};
 constexpr std::array<std::string_view, 5> kCpKinds{"ring", "zigzag", "striped", "all-gather", "ulysses"};
 constexpr std::array<std::string_view, 3> kMedia{"none", "cpu", "nvme"};
 constexpr std::array<std::string_view, 5> kCompressions{"none", "powersgd", "top-k", "one-bit", "int8"};
@@ -32,7 +29,6 @@ bool find(const std::array<std::string_view, N>& words, std::string_view word, E
 
 }  // namespace
 
-std::string_view name_of(Schedule v) { return kSchedules[static_cast<size_t>(v)]; }
 std::string_view name_of(CpKind v) { return kCpKinds[static_cast<size_t>(v)]; }
 std::string_view name_of(Medium v) { return kMedia[static_cast<size_t>(v)]; }
 std::string_view name_of(Compression v) { return kCompressions[static_cast<size_t>(v)]; }
@@ -90,7 +86,20 @@ std::string_view name_of(PeakMoment v) {
   return kNames[static_cast<size_t>(v)];
 }
 std::string_view name_of(MemoryPart v) { return kMemoryNames[static_cast<size_t>(v)]; }
-bool read(std::string_view word, Schedule* v) { return find(kSchedules, word, v); }
+const std::vector<std::string_view>& schedule_words() {
+  static const std::vector<std::string_view> words = [] {
+    std::vector<std::string_view> out;
+    for (int i = 0; i <= static_cast<int>(Schedule::kDualPipeV); ++i) out.push_back(name_of(Schedule(i)));
+    return out;
+  }();
+  return words;
+}
+bool read(std::string_view word, Schedule* v) {
+  const auto named = schedule_named(word);
+  if (!named || *named > Schedule::kDualPipeV) return false;
+  *v = *named;
+  return true;
+}
 bool read(std::string_view word, CpKind* v) { return find(kCpKinds, word, v); }
 bool read(std::string_view word, Medium* v) { return find(kMedia, word, v); }
 bool read(std::string_view word, Compression* v) { return find(kCompressions, word, v); }

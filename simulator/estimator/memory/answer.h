@@ -1,8 +1,8 @@
-// What the memory calculator says of one layout: bytes by stage and item at three levels (live, reserved by the allocator, used of
-// the device), when the peak is, how far it can be trusted, and whether it fits.
+// An answer of the memory calculator about one layout: bytes by stage and item at three levels (live, reserved by the allocator,
+// used of the device), the moment of the peak, how far it can be trusted, and whether it fits.
 //
-// Two sources make answers. `analytic_answer` here is the estimate of a framework's run. What shardlab's executor runs itself comes
-// from its plan, to the byte, and is put into the same form by whoever has the plan.
+// Answers have two sources. `analytic_answer` here is the estimate of a framework's run. Runs of shardlab's executor are answered
+// from their plan, to the byte; the owner of the plan puts the figures into the same form.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +31,11 @@ struct Item {
 /// One rank of a stage at its peak.
 struct StageAnswer {
   int32_t stage = 0;
-  std::vector<Item> items;                   ///< without those of 0 bytes
+  std::vector<Item> items;                   ///< items of more than 0 bytes
   std::string moment;                        ///< when the peak is reached, as a sentence's end: "the loss of micro-batch 1"
   std::string op;                            ///< what runs then
   int64_t host_bytes = 0, nvme_bytes = 0;    ///< offloaded state, beside the device
-  std::vector<Item> host_items, nvme_items;  ///< of which classes, where it is known
+  std::vector<Item> host_items, nvme_items;  ///< the items by class, where that is known
 
   int64_t of(ItemGroup group) const;
   int64_t live() const;                                        ///< the first six groups
@@ -60,12 +60,12 @@ std::string_view name_of(Verdict verdict);  ///< "unknown", "fits", "tight", "un
 
 /// Device bytes of nine in ten runs: `reserved` within a relative `error`, and what no allocator sees `beside` it.
 Interval device_interval(int64_t reserved, int64_t beside, double error);
-/// Of a prediction with its interval on a device of `capacity` bytes; 0: not known.
+/// The verdict of a prediction with its interval on a device of `capacity` bytes; 0: not known.
 Verdict verdict_of(int64_t device, Interval range, int64_t capacity);
 
 struct Answer {
   std::vector<StageAnswer> stages;
-  bool exact = false;   ///< of a plan of shardlab's executor: live bytes are those of its run
+  bool exact = false;   ///< from a plan of shardlab's executor: live bytes equal those of the run
   bool packed = false;  ///< the plan's arenas were laid out, so that reserved bytes are exact too
   /// Relative error of live and of reserved bytes that nine of ten published runs stay within; 0 where exact.
   double live_error = 0, reserved_error = 0;
@@ -78,20 +78,20 @@ struct Answer {
   Interval live() const;             ///< of the worst stage
   Interval device() const;
   Verdict verdict() const;
-  /// The prediction itself, not the interval, in every space whose capacity is known.
+  /// Whether the prediction itself, not the interval, fits in every space whose capacity is known.
   bool fits() const { return (capacity <= 0 || worst().device() <= capacity) && fits_outside(); }
-  /// In host memory and on NVMe.
+  /// Whether it fits in host memory and on NVMe.
   bool fits_outside() const;
   int64_t headroom() const { return capacity - worst().device(); }  ///< negative: so much is missing
 };
 
 /// The errors that `analytic_answer` states: nine of ten published runs lie within (simulator/published/runs: live bytes of
-/// simumax_b200, reserved bytes of torchtitan). tests/validate/test_published.cpp holds them to what `validate` finds.
+/// simumax_b200, reserved bytes of torchtitan). tests/validate/test_published.cpp holds them to the result of `validate`.
 inline constexpr double kLiveError = 0.03;
 inline constexpr double kReservedError = 0.10;
 
-/// What packing an arena adds to the live peak of a plan of shardlab's executor stays below this share: tests/cli/test_memory.cpp
-/// holds plans to it.
+/// An upper bound on the share by which packing an arena exceeds the live peak of a plan of shardlab's executor.
+/// tests/cli/test_memory.cpp holds plans to it.
 inline constexpr double kPacking = 0.05;
 /// Relative error of reserved bytes under a profile, before its plan, if it has one, is packed.
 double reserved_error_of(const analytic::FrameworkProfile& profile);
@@ -100,7 +100,7 @@ double reserved_error_of(const analytic::FrameworkProfile& profile);
 Answer analytic_answer(const analytic::Prepared& prepared, analytic::Estimator& estimator, const analytic::Point& point,
                        int64_t capacity);
 
-/// What differs between two answers, item by item, on their worst stages.
+/// The differences between two answers, item by item, on their worst stages.
 struct Difference {
   std::string name;
   int64_t before = 0, after = 0;

@@ -35,8 +35,8 @@ class CachingAllocator {
 
   explicit CachingAllocator(AllocatorOptions options = {}) : options_(options) {}
 
-  /// A block for `bytes`, above 0, on a stream; its handle. Where neither the driver nor what is cached has room, the block is
-  /// given all the same and `out_of_memory` stays true.
+  /// Allocates a block of `bytes` (above 0) on a stream and returns its handle. If neither the driver nor the cache has room, the
+  /// block is given all the same and `out_of_memory` stays true.
   int32_t allocate(int64_t bytes, int stream = 0);
   void release(int32_t block);
 

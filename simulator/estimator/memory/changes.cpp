@@ -21,7 +21,7 @@ using analytic::Schedule;
 
 /// One alternative of one key; false where it is none for this point.
 using Step = std::function<bool(Point&)>;
-/// Alternatives of one key, of which a combination takes at most one.
+/// Alternatives of one key; a combination takes at most one of them.
 using Steps = std::vector<Step>;
 
 constexpr int32_t kMostParts = 8;  ///< by which one key is multiplied
@@ -85,8 +85,8 @@ Steps offload_steps() {
   return {optimizer, activations, [=](Point& p) { return optimizer(p) && activations(p); }};
 }
 
-/// In this order: ranks of the model before those of the sequence before those of the experts, so that each combination is made
-/// once.
+/// In this order: ranks of the model before those of the sequence before those of the experts, so that each combination
+/// is made once.
 std::vector<Steps> all_steps(const FrameworkProfile& profile, const Point& point, bool bf16) {
   std::vector<Steps> keys{recompute_steps(profile),
                           zero_steps(),

@@ -1,4 +1,4 @@
-// What to change so that a layout fits, by predicted cost in time: an exhaustive look at the layouts beside it.
+// Changes that make a layout fit, by predicted cost in time: an exhaustive look at the layouts beside it.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace shardlab::simulator::whatif {
 /// Keys of the command line and their values.
 using Words = std::vector<std::pair<std::string, std::string>>;
 
-/// The point in the words of the command line, batch and layout; what is neutral (vpp 1, no offload) is left out.
+/// The point in the words of the command line, batch and layout; neutral values (vpp 1, no offload) are left out.
 Words words_of(const analytic::Point& point);
-/// Those of `to` that differ from what `from` has.
+/// The words of `to` that differ from the words of `from`.
 Words changed_words(const analytic::Point& from, const analytic::Point& to);
 /// "zero=3 recompute=full".
 std::string text_of(const Words& words);
@@ -30,7 +30,7 @@ struct Change {
   int64_t device_bytes = 0;  ///< of the worst stage
   int64_t host_bytes = 0;    ///< of one rank, where something is offloaded
   double step_s = 0;
-  double slowdown = 0;  ///< step time over that of the layout that was asked about, less one: negative where it is faster
+  double slowdown = 0;  ///< step time relative to the layout of the question, less one: negative where it is faster
 };
 
 struct ChangeOptions {
@@ -38,7 +38,7 @@ struct ChangeOptions {
   Lower lower;              ///< where given, only layouts that shardlab's executor runs, each that is told of by its plan
   /// Seconds of a step of a case by its plan, for layouts that are told of under `lower`; none: as estimated.
   std::function<double(const Case&, const CasePlan&)> seconds;
-  bool bf16 = false;        ///< the device multiplies in bf16: what is fp32 may become that
+  bool bf16 = false;        ///< the device multiplies in bf16, so fp32 may become bf16
   size_t most = 6;          ///< changes that are listed
 };
 
@@ -48,13 +48,12 @@ struct Advice {
   int64_t looked_at = 0;        ///< legal layouts
 };
 
-/// Layouts on the same devices and with the same tokens a step that fit. Looks at every combination of at most three of:
-/// recompute (none, selective, full), zero raised, micro-batches halved and accumulated more, tp, cp and pp doubled up to eightfold
-/// at the expense of dp, bf16 in place of fp32, ep doubled, sequence parallelism, 1f1b in place of afab, weights given back after
-/// forward, optimizer and activations offloaded to the host. One that contains all that a faster one changes is left out, and so is
-/// one within 2 % of the capacity: what is predicted to fit so narrowly may not. Under `lower` layouts are ranked by their estimates, and
-/// those that are told of have the bytes of their plans: changes in order of time until there are enough that fit, and the few of
-/// the least estimates.
+/// Layouts on the same devices and with the same tokens a step that fit. Looks at every combination of at most three of: recompute
+/// (none, selective, full), zero raised, micro-batches halved and accumulated more, tp, cp and pp doubled up to eightfold at the
+/// expense of dp, bf16 in place of fp32, ep doubled, sequence parallelism, 1f1b in place of afab, weights given back after forward,
+/// optimizer and activations offloaded to the host. Leaves out a layout that contains all changes of a faster one, and a layout
+/// within 2 % of the capacity, which may not fit. Under `lower` the estimate ranks layouts, and the reported ones have the bytes of
+/// their plans: plans are made in order of time until enough layouts fit, and for the few layouts of the least estimated bytes.
 Advice advise(analytic::Estimator& estimator, const analytic::FrameworkProfile& profile, const analytic::Point& point,
               const ChangeOptions& options);
 

@@ -33,8 +33,8 @@ int64_t room_for_allocator(const MemoryBytes& stage, int64_t capacity) {
 
 int64_t fragmented_bytes(const Replayed& r, const MemoryBytes& stage, int64_t room) {
   const int64_t held = std::max<int64_t>(0, r.reserved - r.live);
-  // Where the replay found room by giving cached segments back, so does the run, whatever lies between its live bytes and the
-  // estimate's.
+  // Where the replay found room by giving cached segments back, so does the run, whatever lies between its live bytes
+  // and the estimate's.
   return room > 0 && !r.out_of_memory ? std::min(held, room - stage.live()) : held;
 }
 

@@ -9,7 +9,7 @@ namespace shardlab::simulator::search {
 
 class Front {
  public:
-  /// Whether some member needs no more time and no more bytes: what is not better in either can be left out.
+  /// Whether some member needs no more time and no more bytes. A candidate that is covered can be left out.
   bool covers(double seconds, int64_t bytes) const;
   /// Takes `candidate` in, unless a member covers it, and drops those that it covers.
   void add(const Candidate& candidate);
@@ -19,7 +19,7 @@ class Front {
   std::map<double, Candidate> members_;  ///< by seconds; bytes fall
 };
 
-/// Those of all fronts that none beats in all of time, memory and device seconds; by time.
+/// The candidates of all fronts that no other beats in all of time, memory and device seconds; by time.
 std::vector<Candidate> joined(std::span<const Front> fronts);
 
 }  // namespace shardlab::simulator::search

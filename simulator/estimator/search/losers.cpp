@@ -117,7 +117,7 @@ void Losers::bounded(int64_t points, const Point& example, double least_s) {
   if (loser.seconds == 0 || least_s < loser.seconds) loser.nearest = example, loser.seconds = least_s;
 }
 
-/// Takes the layout as the example where it has less of what is sought.
+/// Takes the layout as the example if it is better in the objective.
 void Losers::nearer_to_first(Loser& loser, const Candidate& c) {
   const bool closer = objective_ == Objective::kMemory ? c.bytes() < loser.bytes
                       : objective_ == Objective::kCost

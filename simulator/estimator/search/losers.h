@@ -10,7 +10,7 @@ namespace shardlab::simulator::search {
 /// Axes in which two points differ.
 int distance(const Point& a, const Point& b);
 
-/// What a layout that fits loses by, as a class of one point.
+/// The reason by which a layout that fits loses, as a class of one point.
 Loser beaten_by(const Candidate& best, const Candidate& candidate, Objective objective);
 /// Counts one more loser among the classes of a list.
 void count_loser(std::vector<Loser>& list, const Loser& loser);
@@ -30,7 +30,7 @@ class Losers {
   void tight(const Candidate& candidate);
   /// A layout that fits, when `best` is the best known.
   void beaten(const Candidate& candidate, const Candidate& best);
-  /// Examples of what is illegal are from now on those nearest to `best`.
+  /// From now on the examples of illegal layouts are the ones nearest to `best`.
   void new_best(const Point& best);
 
   /// The commonest first.

@@ -88,7 +88,7 @@ class Ranker {
   Ranker(std::span<const Study> studies, const Options& options)
       : options_(options), replays_(studies, options.capacity_bytes, options.lower) {}
 
-  /// Takes layouts of a search until there are enough, or `all`. Its ranking begins with those of the search before.
+  /// Takes layouts of a search until there are enough, or `all`. The ranking begins with the layouts of the search before.
   void take(const Found& found, bool all) {
     for (; best_done_ < found.best.size() && (all || !enough()); ++best_done_) sort_in(found.best[best_done_]);
   }
@@ -126,7 +126,7 @@ class Ranker {
   }
 
  private:
-  /// Of `front` and what is ranked: bytes of plans may change who beats whom.
+  /// The Pareto front of `front` and the ranked layouts together: bytes of plans may change who beats whom.
   std::vector<Candidate> undominated(std::span<const Candidate> front) const {
     std::vector<Front> each;
     for (const std::span<const Candidate> list : {front, std::span<const Candidate>(best_)})

@@ -1,4 +1,4 @@
-// Bytes of ranked layouts by the replay of their allocations, or, of what shardlab's executor runs, by their plans: a search of
+// Bytes of ranked layouts: by the replay of their allocations, or, for layouts of shardlab's executor, by their plans. A search of
 // millions of points has no time for either.
 #pragma once
 
@@ -19,8 +19,8 @@ class Replays {
   /// `studies` as for `search`; `capacity_bytes` of a device, 0: no end; `lower`, where given, for layouts of shardlab's executor.
   Replays(std::span<const Study> studies, int64_t capacity_bytes, Lower lower = {});
 
-  /// Gives the candidate's estimate the bytes of the stage that then needs most; of what shardlab's executor runs all bytes of its
-  /// plan. Where another profile has an arena nothing changes.
+  /// Gives the candidate's estimate the replayed bytes of the stage that then needs most. A candidate of shardlab's executor gets
+  /// all bytes of its plan. Under another profile with an arena nothing changes.
   void replay(Candidate& candidate);
 
  private:
@@ -38,14 +38,14 @@ class Replays {
 std::vector<Candidate> replay_allocations(std::vector<Candidate>& candidates, std::span<const Study> studies,
                                           int64_t capacity_bytes);
 
-/// What a search found, with allocations replayed: as many layouts as were asked for, where there are so many.
+/// The result of a search with allocations replayed: as many layouts as were asked for, if there are so many.
 struct Ranked {
   Found found;                     ///< `best` and `tight` by their verdicts after the replay
   std::vector<Candidate> misfits;  ///< were estimated to fit, and do not
 };
 
-/// Searches, replays in the order of the ranking, and searches again for more where layouts turned out not to fit. Under
-/// `Options::lower` what is estimated to exceed the capacity by no more than estimates are off is asked of its plan too.
+/// Searches, replays in the order of the ranking, and searches again for more if layouts turned out not to fit. Under
+/// `Options::lower` a layout whose estimate exceeds the capacity by no more than the error of estimates is asked of its plan too.
 Ranked rank(std::span<const Study> studies, const Space& space, const Options& options, Watcher* watcher = nullptr);
 
 }  // namespace shardlab::simulator::search

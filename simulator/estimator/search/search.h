@@ -3,8 +3,9 @@
 //   auto studies = ...;                                  // a prepared study for each number of devices
 //   Found found = search(studies, space, options, &watcher);
 //
-// Exhaustive, best first: cuts come in the order of a lower bound on what is sought, and what a bound proves to be neither among
-// the best nor on the Pareto front is counted and not estimated. The answer is that of estimating everything (tests/search).
+// Exhaustive, best first. Cuts come in the order of a lower bound on the objective. Points that a bound proves to be
+// neither among the best nor on the Pareto front are counted, not estimated. The answer equals the answer of
+// estimating everything (tests/search).
 #pragma once
 
 #include <array>
@@ -39,7 +40,7 @@ struct Options {
   double reserved_error = 0;   ///< of a profile's reserved bytes (whatif::reserved_error_of): what fits by less is tight
   int64_t margin_bytes = 0;    ///< of a device, to stay free: what leaves less is tight
   double most_s = 0;           ///< a step may take no longer; 0: no end
-  Lower lower;                 ///< for `rank`, of shardlab's own executor: what it says of a layout is told by the layout's plan
+  Lower lower;                 ///< for `rank`, of shardlab's own executor: makes the plan from which a layout's figures are read
 };
 
 /// The verdict of `shardlab memory` on a prediction, where the margin is as free as the prediction is off.

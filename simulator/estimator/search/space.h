@@ -1,4 +1,4 @@
-// What a search looks through: every way to put a model on a number of devices and to run one batch on them.
+// The space of a search: every way to put a model on a number of devices and to run one batch on them.
 //
 // Points come in two levels. A *cut* fixes devices, dp tp pp cp ep, micro-batch, recompute, sequence parallelism and the algorithm
 // of collectives: what layers cost. Its *choices* are state (zero, hybrid_shard, bucket_bytes, offload) and order (schedule, vpp):
@@ -24,12 +24,12 @@ struct Offload {
   friend bool operator==(const Offload&, const Offload&) = default;
 };
 
-/// Values that each axis may take. An empty list stands for every value that could be legal: divisors of what an axis cuts (of the
-/// devices, the layers of a stage, the experts, the sequences of a rank), all stages of ZeRO, all schedules, no offload and offload
-/// to the processor's memory, none, selective and full recompute. Sizes of buckets and algorithms of collectives are varied only
-/// where they are listed: an empty list is the framework's own size, and `auto`.
+/// Values that each axis may take. An empty list stands for every value that could be legal: divisors of the size that an axis cuts
+/// (the devices, the layers of a stage, the experts, the sequences of a rank), all stages of ZeRO, all schedules, no offload and
+/// offload to the processor's memory, none, selective and full recompute. Sizes of buckets and algorithms of collectives are varied
+/// only if they are listed; an empty list is the framework's own size, and `auto`.
 struct Space {
-  analytic::Abilities can;       ///< of the framework: what it does not have is no part of the space, unless a list below names it
+  analytic::Abilities can;       ///< the framework's; a technique that it lacks is not in the space, unless a list below names it
   std::vector<int32_t> devices;  ///< numbers of ranks; at least one
   int64_t seq_len = 0;
   int64_t sequences = 0;  ///< of a step over all ranks
@@ -40,7 +40,7 @@ struct Space {
   std::vector<analytic::Recompute> recompute;
   std::vector<Offload> offload;
   std::vector<CpKind> cp_kind;
-  std::vector<int64_t> bucket_bytes;                  ///< of what is reduced in buckets: several ranks, zero 0 to 2
+  std::vector<int64_t> bucket_bytes;                  ///< for gradients reduced in buckets: several ranks, zero 0 to 2
   std::vector<AlgorithmChoice> collective_algorithm;  ///< of more than one rank
 };
 
@@ -62,9 +62,9 @@ struct Order {
 /// Positive divisors of `n`, ascending.
 std::vector<int32_t> divisors(int64_t n);
 
-/// Calls `visit` with each cut on `devices` ranks, as a point of zero 0 and schedule none (1f1b where pp is above 1).
-/// A cut may be illegal. `undivided` is called with the layout of ranks for each whose dp does not divide the batch, or whose given
-/// micro_batch and grad_accumulation are not that batch.
+/// Calls `visit` with each cut on `devices` ranks, as a point of zero 0 and schedule none (1f1b if pp is above 1). A cut may be
+/// illegal. Calls `undivided` with each layout of ranks whose dp does not divide the batch, or whose given micro_batch and
+/// grad_accumulation do not give that batch.
 void for_each_cut(const Space& space, const analytic::ModelShape& shape, int32_t devices,
                   const std::function<void(const Point&)>& visit, const std::function<void(const Point&)>& undivided);
 

@@ -24,10 +24,10 @@ struct CsvTable {
   int column(std::string_view name) const;
 };
 
-/// Reads RFC 4180 text: LF or CRLF line ends, quoted fields with doubled quotes, an optional byte order mark; empty lines are left
-/// out. Errors, all of them at once, each with file:line:column: a quote within an unquoted field, text after a closing quote, a
-/// quoted field without its end, a record with more or fewer fields than the header, an empty or repeated column name, no record at
-/// all.
+/// Reads RFC 4180 text: LF or CRLF line ends, quoted fields with doubled quotes, an optional byte order mark; empty lines are
+/// left out. Errors, all of them at once, each with file:line:column: a quote within an unquoted field, text after a closing
+/// quote, a quoted field without its end, a record with more or fewer fields than the header, an empty or repeated column name,
+/// no record at all.
 Result<CsvTable> read_csv(std::string_view text, const std::string& file);
 
 }  // namespace shardlab::simulator

@@ -17,15 +17,14 @@ struct Residual {
   double log_ratio = 0;
 };
 
-/// Those of the rows that have both times.
+/// Residuals of the rows that have both times.
 std::vector<Residual> residuals_of(std::span<const ScoredRow> rows);
 
 /// Intervals of 90 % around predicted step times.
 ///
-/// Formula: [p e^a, p e^b] around the prediction p, where a and b are the 5 % and the 95 % quantile of the log residuals of all
-/// rows
-///   that do not come from the row's own source. Each source weighs the square root of its number of rows: rows of one source share
-///   their errors, so many of them say less than as many sources would, and yet more than one row.
+/// Formula: [p e^a, p e^b] around the prediction p, where a and b are the 5 % and the 95 % quantile of the log residuals of
+///   all rows that do not come from the row's own source. Each source weighs the square root of its number of rows: rows of one
+///   source share their errors, so many of them say less than equally many sources would, and yet more than one row.
 /// Units: seconds.
 /// Source: the residuals of the published sets; leaving the own source out is what makes the coverage one of unseen clusters.
 /// Valid when: at least three other sources are there; else there is no interval.

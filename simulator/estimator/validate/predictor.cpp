@@ -18,7 +18,7 @@ using analytic::FrameworkProfile;
 using analytic::ModelShape;
 using analytic::Point;
 
-/// What a row asks for and the model of its framework does not tell apart.
+/// Settings of a row that the model of its framework does not tell apart.
 struct Notes {
   std::string text;
   void add(const std::string& note) { text += (text.empty() ? "" : "; ") + note; }
@@ -110,7 +110,7 @@ Result<void> set_words(const Run& run, Point& point) {
   const auto unknown = [](const char* key, const std::string& word) {
     return Error{ExitCode::kUsage, fmt::format("{} `{}` cannot be predicted", key, word), "leave the row out", {}};
   };
-  if (!read(l.schedule, &point.schedule)) return unknown("schedule", l.schedule);
+  if (!analytic::read(l.schedule, &point.schedule)) return unknown("schedule", l.schedule);
   if (!l.cp_kind.empty() && !read(l.cp_kind, &point.cp_kind)) return unknown("cp_kind", l.cp_kind);
   const std::string recompute = fmt::format("{}", fmt::join(l.recompute, "+"));
   if (!read(recompute, &point.recompute)) return unknown("recompute", recompute);
@@ -211,7 +211,7 @@ class AnalyticPredictor {
   }
 
  private:
-  /// What rows of one model, machine and framework share.
+  /// The data shared by rows of one model, machine and framework.
   struct Study {
     RunFabric fabric;
     int64_t devices;  ///< over which it was measured

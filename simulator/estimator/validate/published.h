@@ -1,5 +1,5 @@
-// The measured runs that ship with the program: simulator/published/runs, compiled in (CMakeLists.txt beside this writes the
-// table).
+// The measured runs that ship with the program: simulator/published/runs, compiled in (CMakeLists.txt beside this
+// writes the table).
 #pragma once
 
 #include <span>

@@ -35,8 +35,8 @@ struct Recorded {
 Result<std::vector<Recorded>> read_scores(std::string_view text, const std::string& file);
 std::string write_scores(std::span<const Recorded> scores);
 
-/// What is wrong, one sentence each, empty when nothing is: a figure above its recorded value by more than the tolerance, a figure
-/// that is not recorded, a recorded one that is gone, a worsening without its reason.
+/// Faults, one sentence each: a figure above its recorded value by more than the tolerance, a figure that is not recorded, a
+/// recorded figure that is gone, a worsening without its reason. Empty if there is none.
 std::vector<std::string> compare_scores(std::span<const Recorded> recorded, std::span<const Figure> now);
 
 /// The file after this run: values as they are now, bests improved, tolerances and reasons kept. A new figure is given a tolerance:

@@ -9,7 +9,8 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
-#include <span>
+
+#include "simulator/estimator/analytic/analytic.h"
 
 namespace shardlab::simulator::validation {
 namespace {
@@ -25,8 +26,6 @@ constexpr double kMostSeconds = 1e7, kLeastSeconds = 1e-6, kMostTokensPerSecond 
 constexpr double kMostParameters = 1e15;
 
 constexpr std::array kProfiles = {"shardlab", "megatron", "nanotron", "torchtitan", "deepspeed", "llm-foundry", "llm.c", "llmq"};
-constexpr std::array kSchedules = {"none",  "afab", "1f1b",   "interleaved", "breadth-first", "zb-h1",
-                                   "zb-h2", "zb-v", "v-half", "v-min",       "dualpipe",      "dualpipe-v"};
 constexpr std::array kPrecisions = {"fp32", "bf16", "fp16", "fp8", "fp4"};
 constexpr std::array kCpKinds = {"ring", "zigzag", "striped", "all-gather", "ulysses", "usp"};
 constexpr std::array kScalings = {"tensorwise", "rowwise", "blockwise", "delayed"};
@@ -111,7 +110,8 @@ class RowReader {
   }
 
   /// The lower-case word of a column, checked against those allowed; empty where it is not stated.
-  std::string word(std::string_view column, std::span<const char* const> allowed) {
+  template <class Words>
+  std::string word(std::string_view column, const Words& allowed) {
     const std::string value = lower(text(column));
     if (value.empty() || std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return value;
     refuse(column, fmt::format("`{}` is unknown", text(column)), fmt::format("one of: {}", fmt::join(allowed, " ")));
@@ -267,10 +267,10 @@ void read_offload(RowReader& in, RunLayout& layout) {
 }
 
 void read_schedule(RowReader& in, RunLayout& layout) {
-  const std::string schedule = in.word("schedule", kSchedules);
+  const std::string schedule = in.word("schedule", analytic::schedule_words());
   layout.schedule = !schedule.empty() ? schedule : layout.pp == 1 ? "none" : layout.vpp > 1 ? "interleaved" : "1f1b";
-  // A pipeline of one stage has no schedule, whatever the run's settings called it; and 1F1B over virtual stages is the interleaved
-  // one.
+  // A pipeline of one stage has no schedule, whatever the run's settings called it; and 1F1B over virtual stages is
+  // the interleaved one.
   if (layout.pp == 1) layout.schedule = "none";
   if (layout.schedule == "1f1b" && layout.vpp > 1) layout.schedule = "interleaved";
   if (layout.pp > 1 && layout.schedule == "none")
@@ -371,8 +371,8 @@ void read_machine(RowReader& in, const Resolver& resolver, Run& run) {
   if (!machine.ok()) return in.refuse("machine", machine.error().message, machine.error().hint);
   run.machine = std::move(*machine);
   if (in.failed()) return;
-  // The preset of one device, and several of them in the run: one host holds up to eight, joined by the link that the preset
-  // states.
+  // The preset of one device, and several of them in the run: one host holds up to eight, joined by the link that
+  // the preset states.
   if (run.machine.devices() == 1 && run.machine.inter_bytes_per_s == 0)
     run.machine.devices_per_node = static_cast<int>(std::min(run.devices, kMostDevicesOfHost));
   const int64_t nodes = (run.devices + run.machine.devices_per_node - 1) / run.machine.devices_per_node;

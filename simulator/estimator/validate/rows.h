@@ -1,9 +1,8 @@
-// Measured training runs of any origin, one a row, in the columns of design section 3: what is predicted and scored.
+// Measured training runs of any origin, one a row, in the columns of validate/README.md. They are predicted and scored.
 //
-// A row states the framework, the model, the machine, the layout and what was measured. What it leaves out follows: `dp` from the
-// devices, `grad_accumulation` from the global batch, the schedule from pp and vpp. What it states must agree with the rest. A row
-// that cannot be a training run is refused with its reason and the others go on; columns that are not known here are carried
-// through.
+// A row states the framework, the model, the machine, the layout and the measurement. Open columns are derived: `dp` from the
+// devices, `grad_accumulation` from the global batch, the schedule from pp and vpp. The stated columns must agree with one another.
+// A row that cannot be a training run is refused with its reason, and the other rows go on. Unknown columns are carried through.
 #pragma once
 
 #include <array>
@@ -30,12 +29,13 @@ struct RunShape {
   bool rms_norm = false;  ///< else LayerNorm
   int64_t experts = 0, top_k = 0, moe_ffn = 0;
 
-  // Beyond the fixed columns, for DeepSeek's family: experts that every token passes, dense layers before the first mixture, ranks
-  // of the compressed q and kv, widths of the rotary part and of v. `head_dim` is then that of q and k without the rotary part.
+  // Beyond the fixed columns, for DeepSeek's family: experts that every token passes, dense layers before the first
+  // mixture, ranks of the compressed q and kv, widths of the rotary part and of v. `head_dim` is then the width of q and k
+  // without the rotary part.
   int64_t shared_experts = 0, dense_layers = 0, q_lora_rank = 0, kv_lora_rank = 0, qk_rope_head_dim = 0, v_head_dim = 0;
 };
 
-/// The layout and the batch. Words are those of the command line, checked against the lists of design section 3.
+/// The layout and the batch. Words are those of the command line, checked against the lists of validate/README.md.
 struct RunLayout {
   int64_t dp = 1, tp = 1, pp = 1, vpp = 1, cp = 1, ep = 1;
   std::optional<int64_t> zero;                               ///< absent: as the framework does
@@ -62,7 +62,7 @@ struct RunLayout {
   int64_t tokens_per_step() const { return dp * micro_batch * grad_accumulation * seq_len; }
 };
 
-/// Bus bandwidths as nccl-tests defines them, GB/s (1e9), over all devices of the run and, `intra`, over those of one node.
+/// Bus bandwidths as nccl-tests defines them, GB/s (1e9): over all devices of the run, and (`intra`) over the devices of one node.
 struct RunFabric {
   std::optional<double> all_reduce, all_gather, reduce_scatter;
   std::optional<double> intra_all_reduce, intra_all_gather, intra_reduce_scatter;
@@ -96,7 +96,7 @@ struct Run {
   RunMeasured measured;
 };
 
-/// Where names lead: presets and files. Injected, because the folder that knows them must not be known here.
+/// Resolves names of presets and files. Injected, because the folder that knows them must not be known here.
 struct Resolver {
   std::function<Result<Model>(const std::string& preset_or_path)> model;
   std::function<Result<Machine>(const std::string& preset_or_path)> machine;

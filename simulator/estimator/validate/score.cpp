@@ -50,7 +50,8 @@ ErrorFigures figures_of(std::vector<LabelledError> errors) {
 
 std::string label(const ScoredRow& row) { return fmt::format("{}:{}", row.table->name, row.row().line); }
 
-/// What competing layouts of one job share, as text. The measured fabric belongs to it: it says which cluster it was, on which day.
+/// The identity of a job, as text: the columns that competing layouts share. The measured fabric belongs to it, because it tells
+/// which cluster it was, on which day.
 std::string job_of(const Run& run) {
   const RunShape& s = run.shape;
   return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", run.profile, s.layers, s.hidden, s.heads, s.kv_heads, s.ffn, s.vocab,

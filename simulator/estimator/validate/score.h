@@ -40,16 +40,16 @@ struct Score {
   int64_t rows = 0;     ///< of the group
   int64_t refused = 0;  ///< rows without a prediction
   ErrorFigures step;
-  /// Of tokens a second and device, over all rows of the group with a step time.
+  /// Rank correlation of tokens a second and device, over all rows of the group with a step time.
   std::optional<double> rank;
-  /// Among layouts of one job (the same model, machine, devices, sequence and batch; three at least): mean of their rank
-  /// correlations, and what is lost by taking the layout predicted fastest instead of the fastest, each weighted by the job's rows.
+  /// Among layouts of one job (the same model, machine, devices, sequence and batch; three at least): the mean rank correlation,
+  /// and the loss of taking the layout that is predicted fastest instead of the fastest. Each is weighted by the job's rows.
   std::optional<double> layout_rank, layout_loss;
   int64_t jobs = 0;
   std::array<ErrorFigures, kMemoryKinds> memory;
   FitFigures fit;
   int64_t intervals = 0;  ///< rows with an interval and a measured step time ...
-  int64_t covered = 0;    ///< ... and those of them within it
+  int64_t covered = 0;    ///< ... and how many of them lie within it
 };
 
 /// Rows whose fields in the columns of `by` are equal are one group, in the order of their first appearance; without columns, a

@@ -13,16 +13,16 @@
 
 namespace shardlab::simulator::validation {
 
-/// What a predictor says of one run.
+/// A predictor's figures for one run.
 struct Prediction {
   double step_s = 0;
   std::array<int64_t, kMemoryKinds> bytes{};  ///< live, reserved, device: of the fullest rank, of the stage where each is largest
   int64_t capacity_bytes = 0;                 ///< that a program can use of the device; 0: not known
-  double exposed =
-      0;  ///< share of the step in which the device does not compute: exposed communication, bubbles, waiting for the host
+  /// Share of the step in which the device does not compute: exposed communication, bubbles, waiting for the host.
+  double exposed = 0;
   bool transferred = false;  ///< built on a constant that nobody measured on this device
   std::string note;          ///< what else there is to say: a technique that was asked for and could not be told apart
-  std::vector<std::pair<std::string, double>> parts;  ///< seconds of the step by what they go to, in the predictor's words
+  std::vector<std::pair<std::string, double>> parts;  ///< seconds of the step by use, in the predictor's words
 
   int64_t of(MemoryKind kind) const { return bytes[static_cast<size_t>(kind)]; }
   /// Does what the driver would report fit the device? Nothing where the capacity is not known.

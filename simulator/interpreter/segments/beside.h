@@ -17,7 +17,7 @@
 
 namespace shardlab::simulator::segments {
 
-/// What the seconds of an op count as.
+/// The kind of time that the seconds of an op count as.
 enum class Spent : uint8_t { kCompute, kCommunication, kCopy };
 inline constexpr size_t kSpents = 3;
 
@@ -29,12 +29,13 @@ struct Cost {
   friend bool operator==(const Cost&, const Cost&) = default;
 };
 
-/// Of a piece beside a set: up to the begin of each op and to the end of the last, row 0 the seconds that have passed, row 1 + i
-/// what member i has done, in seconds alone. Behind the members, by how much communication and copies of the piece were slowed.
+/// A piece beside a set of ops, at the begin of each of its ops and at the end of the last. Row 0 has the seconds that have passed.
+/// Row 1 + i has the progress of member i, in seconds that it takes alone. The rows behind the members say by how much
+/// communication and copies of the piece were slowed.
 struct Profile {
   std::vector<double> rows;
   size_t ops = 0;
-  size_t slowed = 1;  ///< row of communication; that of copies is the next
+  size_t slowed = 1;  ///< row of communication; the row of copies is the next
 
   std::span<const double> row(size_t r) const { return {rows.data() + r * (ops + 1), ops + 1}; }
   double total(size_t r) const { return rows[r * (ops + 1) + ops]; }
@@ -47,7 +48,7 @@ class Beside {
   /// Kind 0 asks for nothing.
   int32_t kind_of(const Shares& shares);
 
-  /// The kinds that run beside a control stream, with what is known of them.
+  /// The kinds of ops that run beside a control stream, and their shares.
   struct Set {
     int32_t number = 0;                       ///< 0: nobody
     std::vector<int32_t> kinds;               ///< ascending
@@ -56,7 +57,7 @@ class Beside {
     std::vector<std::vector<double>> beside;  ///< by kind of the control stream's op: its speed, then theirs; empty: not known
     std::vector<const Profile*> profiles;     ///< by piece, or null
 
-    /// Of the first member of a kind.
+    /// Position of the first member of a kind.
     size_t position(int32_t kind) const {
       size_t i = 0;
       while (kinds[i] != kind) ++i;

@@ -1,32 +1,30 @@
 // Where the step of one stage went: one walk over its streams, from one moment at which something changes to the next.
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <optional>
 #include <tuple>
 #include <utility>
 
+#include "simulator/interpreter/segments/progress.h"
 #include "simulator/interpreter/segments/segments.h"
 
 namespace shardlab::simulator::segments {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
-/// What a stretch's seconds alone are spent on.
+/// The seconds of a stretch that runs alone, by kind.
 struct Parts {
   double communication = 0, copies = 0;
   std::vector<std::pair<size_t, double>> comms;  ///< its communicators' parts of the first
 };
 
-/// Of every second from a stretch's begin to its end, by kind; the rest is what the host held up.
+/// The share of each kind in every second from a stretch's begin to its end; the rest is time in which the host held it up.
 std::array<double, kSpents> shares(const Parts& parts, const Ran& r) {
   const double communication = parts.communication + r.slowed_communication, copies = parts.copies + r.slowed_copies;
   const double whole = r.end - r.begin;
   return {(r.worked - r.begin - communication - copies) / whole, communication / whole, copies / whole};
 }
 
-/// What a stream is doing from one of its moments to the next, in this order for each entry.
+/// The phases of a stream's entry, in the order in which each entry has them.
 enum class Phase : uint8_t { kFree, kBlocked, kHeldUp, kAtMeeting, kRuns };
 
 struct Cursor {
@@ -103,7 +101,7 @@ class Walk {
     }
   }
 
-  /// Of those that begin to run together, the first by begin and by the order of launches.
+  /// Of the ops that begin to run together, the first by begin and by the order of launches.
   void runs(const Cursor& c) {
     const Ran& r = c.at();
     const int32_t launches = c.entry().launches;

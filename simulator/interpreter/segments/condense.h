@@ -25,9 +25,9 @@ namespace shardlab::simulator::segments {
 struct AskedOp {
   Instruction example;  ///< its first instruction
   Spent spent = Spent::kCompute;
-  CommId comm;                  ///< of what communicates
+  CommId comm;                  ///< the communicator, if the entry communicates
   bool receives = false;        ///< it is a receive
-  Communication communication;  ///< of what communicates
+  Communication communication;  ///< the kind of communication, if the entry communicates
   bool moves = true;            ///< false where its group is one rank: it does nothing
 };
 
@@ -77,8 +77,8 @@ struct Condensed {
   int64_t entries() const;
 };
 
-/// Condenses the programs of a plan, one representative a stage. Instructions are copied; segments and ops of `plan` are pointed
-/// to.
+/// Condenses the programs of a plan, one representative a stage. Instructions are copied; segments and ops of `plan`
+/// are pointed to.
 Condensed condense(const Plan& plan, std::span<const Program> programs);
 /// The same, expanding one role after the other.
 Condensed condense(const Plan& plan);

@@ -7,7 +7,7 @@
 namespace shardlab::simulator::segments {
 namespace {
 
-/// `first` and then `second`, of which the host launches `launches` before it comes to `second`.
+/// The cost of `first` and then `second`. `launches_s`: the time in which the host launches `first`.
 StretchCost followed_by(const StretchCost& first, const StretchCost& second, double launches_s) {
   return {first.alone + second.alone, std::max(first.launched + second.alone, launches_s + second.launched)};
 }

@@ -13,11 +13,11 @@
 
 namespace shardlab::simulator::segments {
 
-/// A stretch that has the device for itself. With n ops that take d_0 .. d_(n-1), begun at t as launch number l + 1 of its host, it
-/// ends at
+/// A stretch that has the device for itself. With n ops that take d_0 .. d_(n-1), begun at t as launch number l + 1 of its host,
+/// it ends at
 ///
-///   max(t + alone, l * dispatch + launched),   alone = sum d,   launched = max over j of (j + 1) * dispatch + sum over k >= j of
-///   d_k
+///   max(t + alone, l * dispatch + launched),   alone = sum d,
+///   launched = max over j of (j + 1) * dispatch + sum over k >= j of d_k
 ///
 /// since op j begins when the one before has ended and when it was launched.
 struct StretchCost {
@@ -62,7 +62,7 @@ class Prices {
   std::vector<Cost> ops_;
   std::vector<Demand> demands_;           ///< by op
   std::vector<std::vector<Cost>> costs_;  ///< by piece
-  std::vector<int32_t> same_as_;          ///< by piece: the first that costs the same (stages whose groups lie alike)
+  std::vector<int32_t> same_as_;          ///< by piece: the first piece of equal cost (stages whose groups lie alike)
   std::vector<StretchCost> pieces_;
   std::vector<StretchCost> stretches_;
   std::deque<Track> all_tracks_;

@@ -1,8 +1,8 @@
-// What one device does from one moment to the next: a stretch of its control stream, and single ops of other streams beside it.
+// One device from one moment to the next: a stretch of its control stream, and single ops of other streams beside it.
 //
 // While nothing begins or ends there, the stretch runs along its profiles (beside.h), and so do the ops beside it. Whenever
-// something does, `account` works out the place of the stretch and what is left of each op, the change is made, and `project` looks
-// up when they will end.
+// something begins or ends, `account` works out the place of the stretch and the rest of each op, the change is made, and `project`
+// looks up when they will end.
 #pragma once
 
 #include <array>
@@ -51,7 +51,7 @@ class Progress {
   double slowed_copies() const { return slowed_copies_; }
 
  private:
-  /// Where in a run of repeated pieces a stretch is: the repetition, the op, the part of the op that is done.
+  /// The place of a stretch in a run of repeated pieces: the repetition, the op, the part of the op that is done.
   struct Place {
     double times = 0;
     size_t op = 0;

@@ -1,8 +1,8 @@
-// What differs from the timeline op by op, where the rest is the same to rounding:
+// The differences from the timeline op by op; the rest is the same to rounding:
 //   - a message between two stages is slowed by each of its devices as if the other let it pass: it has arrived when both are
-//   through
-//     with it. Where other single ops slow it, at either end, both ends are brought together at every change (`couple`); what is
-//     left out is then the rhythm of the stretches' ops, and that a message slowed at one end asks for less at the other;
+//     through with it. Where other single ops slow it, at either end, both ends are brought together at every change (`couple`).
+//     Two effects are then left out: the rhythm of the stretches' ops, and that a message slowed at one end asks for less at the
+//     other;
 //   - a stretch that waits for its host and shares the device at once is taken to share it for its own time, and then to wait.
 #include "simulator/interpreter/segments/run.h"
 

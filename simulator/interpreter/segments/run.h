@@ -20,15 +20,15 @@ struct Ran {
   double end = 0;
 };
 
-/// Of all entries, by stage and stream.
+/// Times of all entries, by stage and stream.
 struct Times {
   std::vector<std::vector<std::vector<Ran>>> stages;
   std::vector<double> ends;  ///< by stage
   int64_t events = 0;        ///< moments at which something began or ended
 };
 
-/// Runs one step. The rules are those of simulator/interpreter/timeline.h for ranks with a device each, and nothing is left out of them but
-/// what run.cpp's head says.
+/// Runs one step, by the rules of simulator/interpreter/timeline.h for ranks with a device each. The head of run.cpp lists what
+/// is left out.
 void run(const Condensed& text, Prices& prices, Times& times);
 
 }  // namespace shardlab::simulator::segments

@@ -1,9 +1,9 @@
 // The timeline on segment level: a step of whole stretches of segments instead of single instructions.
 //
-// What `simulate` (simulator/interpreter/timeline.h) does op by op is done here for whole stretches (condense.h): where a stretch has its
-// device to itself, its end is one formula; beside other ops it runs along a profile (beside.h). A plan is condensed once and
-// priced as often as one likes: GPT-3 175B on 8 stages with 64 micro-batches takes about 0.4 ms a machine, 200 times less than op
-// by op.
+// What `simulate` (simulator/interpreter/timeline.h) does op by op is done here for whole stretches (condense.h): where a stretch
+// has its device to itself, its end is one formula; beside other ops it runs along a profile (beside.h). A plan is condensed once
+// and priced as often as one likes: GPT-3 175B on 8 stages with 64 micro-batches takes about 0.4 ms a machine, 200 times less than
+// op by op.
 //
 // The two agree to rounding where nothing runs beside the control streams, and where what does is on one device; run.cpp's head
 // says what is left out beyond that, tests/segments how much it comes to. There is one representative a stage, as in `simulate` of
@@ -27,8 +27,8 @@ struct SegmentStep {
   int stage = 0;
   Breakdown breakdown;  ///< as `analyse` of that stage's trace; kinds take even turns within a stretch
   IdleBreakdown idle;   ///< as `idle_by_cause`; what the host holds up within a stretch is `other_s`
-  /// By communicator of the plan: adds up to `breakdown.exposed_comm_s`. Where several communicate at once a second is the control
-  /// stream's, else that of one whose peers are there.
+  /// Exposed seconds by communicator of the plan; they add up to `breakdown.exposed_comm_s`. Where several communicate at once, a
+  /// second belongs to the communicator of the control stream, else to one whose peers have arrived.
   std::vector<double> exposed_by_comm_s;
 };
 
@@ -37,11 +37,11 @@ class SegmentTimeline {
   /// Condenses the plan, which must outlive this. It must have passed `verify` and `check_runnable`. `programs` are indexed by role
   /// and are not needed afterwards.
   SegmentTimeline(const Plan& plan, std::span<const Program> programs);
-  /// The same where nobody has expanded the programs.
+  /// The timeline of a plan whose programs nobody has expanded.
   explicit SegmentTimeline(const Plan& plan);
 
-  /// The step at the costs of a machine whose ranks have a device each (`machine.local` is a bug: its ranks share cores, and
-  /// `simulate` knows how).
+  /// The step at the costs of a machine whose ranks have a device each. `machine.local` is a bug: its ranks share cores, and
+  /// `simulate` knows how.
   SegmentStep step(const Machine& machine, const PlacedCostModel& costs);
 
   int64_t instructions() const { return text_.instructions; }
@@ -59,7 +59,7 @@ class SegmentTimeline {
 
 namespace segments {
 
-/// What the seconds of stage `stage` go to.
+/// The breakdown of the seconds of stage `stage`.
 SegmentStep break_down(const Plan& plan, const Condensed& text, const Prices& prices, const Times& times, int stage);
 
 }  // namespace segments

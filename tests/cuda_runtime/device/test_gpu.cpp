@@ -76,7 +76,7 @@ TEST_CASE("cuDNN's attention on the GPU trains as our own does, in grouped heads
   Case c = tiny_case(Family::kLlama);
   c.model.head_dim = 64;
   c.model.hidden = 256;
-  c.train.precision = "bf16";
+  c.train.precision = Precision::kBf16;
   c.train.seq_len = 128;
   c.train.micro_batch = 2;
   c.train.global_batch_tokens = 256;
@@ -86,7 +86,7 @@ TEST_CASE("cuDNN's attention on the GPU trains as our own does, in grouped heads
     std::set<std::string> notes;
     const RunSettings own{.steps = 3};
     RunSettings theirs{.steps = 3};
-    theirs.cuda = {.attention = cuda::AttentionBy::kCudnn, .cudnn = cudnn->get(), .notes = &notes};
+    theirs.cuda = {.attention = AttentionBy::kCudnn, .cudnn = cudnn->get(), .notes = &notes};
     const Run a = train_on_gpu(*api, *cuda::built_kernels(), c, own), b = train_on_gpu(*api, *cuda::built_kernels(), c, theirs);
     REQUIRE(notes.size() == 2);
     REQUIRE(notes.begin()->find("cuDNN") != std::string::npos);

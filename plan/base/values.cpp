@@ -1,4 +1,4 @@
-#include "sweeps/values.h"
+#include "plan/base/values.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <utility>
 
-namespace shardlab::sweeps {
+namespace shardlab {
 
 namespace {
 
@@ -94,4 +94,4 @@ std::string to_text(float value) {
   return fmt::format("{}", value);
 }
 
-}  // namespace shardlab::sweeps
+}  // namespace shardlab

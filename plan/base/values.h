@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace shardlab::sweeps {
+namespace shardlab {
 
 /// "8", "-1", "64k", "1Mi", "1e6", "2.5M" where the result is whole. k M G T are powers of 1000, Ki Mi Gi Ti of 1024.
 std::optional<int64_t> parse_count(std::string_view text);
@@ -24,4 +24,4 @@ std::optional<bool> parse_bool(std::string_view text);
 std::string to_text(double value);
 std::string to_text(float value);
 
-}  // namespace shardlab::sweeps
+}  // namespace shardlab

@@ -1,0 +1,59 @@
+// launch: runs the cases of a sweep with their ranks in several processes.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "cli/common.h"
+#include "cli/namespaces.h"
+#include "cli/verbs.h"
+#include "plan/base/world_error.h"
+
+namespace shardlab::cli {
+namespace {
+
+struct LaunchFlags {
+  int processes = 0, ranks_per_process = 0;
+  std::vector<std::string> command;
+};
+
+/// Becomes `run` with what `launch` was told, so that there is one way to run a sweep.
+Result<ExitCode> launch(const LaunchFlags& flags, const Invocation& invocation) {
+  if (flags.command.empty() || flags.command.front() != "run")
+    return Error{ExitCode::kUsage,
+                 fmt::format("launch {}: only `run` has ranks to launch", fmt::join(flags.command, " ")),
+                 "for example: shardlab launch -n 4 run SWEEP.yaml",
+                 {}};
+  std::vector<std::string> words{invocation.program};
+  words.insert(words.end(), flags.command.begin(), flags.command.end());
+  const bool named = std::ranges::any_of(
+      flags.command, [](const std::string& word) { return word.starts_with("--transport") || word.starts_with("transport="); });
+  if (!named) words.insert(words.end(), {"--transport", "processes"});
+  if (flags.processes > 0) words.insert(words.end(), {"--processes", std::to_string(flags.processes)});
+  if (flags.ranks_per_process > 0) words.insert(words.end(), {"--ranks-per-process", std::to_string(flags.ranks_per_process)});
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execv(invocation.program.c_str(), arguments.data());
+  throw WorldError(fmt::format("{} cannot be started: {}", invocation.program, std::strerror(errno)), "run it by its full path");
+}
+
+}  // namespace
+
+void add_launch(CLI::App& app, Action& action, const Invocation& invocation) {
+  auto* verb = app.add_subcommand("launch", "launch -n N run SWEEP.yaml ...: runs a sweep with the ranks of each case in several processes");
+  auto flags = std::make_shared<LaunchFlags>();
+  verb->add_option("-n,--processes", flags->processes, "processes that a case's ranks are shared out to; one a rank by default")
+      ->check(number_in(1, 4096));
+  verb->add_option("--ranks-per-process", flags->ranks_per_process, "ranks of each process")->check(number_in(1, 4096));
+  verb->prefix_command();
+  verb->callback([&action, &invocation, flags, verb] {
+    for (const std::string& word : verb->remaining()) flags->command.push_back(word);
+    action = [flags, &invocation] { return launch(*flags, invocation); };
+  });
+}
+
+}  // namespace shardlab::cli

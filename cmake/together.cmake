@@ -1,0 +1,50 @@
+# Compiles the sources of a target several at a time: most of what a source takes to compile is the headers that its neighbours include
+# as well. A source that needs definitions of its own stays alone, and so do those that CMake writes.
+#
+#   shardlab_compile_together(TARGET [AT_A_TIME 8])
+#
+# Off in the preset `odr`, which compiles every source by itself, so that none lives on its neighbours' includes. CMake's own
+# UNITY_BUILD names sources by absolute paths: no compiler cache then serves a second checkout.
+option(SHARDLAB_TOGETHER "Compile sources several at a time" ON)
+
+function(shardlab_compile_together target)
+  cmake_parse_arguments(arg "" "AT_A_TIME" "" ${ARGN})
+  if(NOT SHARDLAB_TOGETHER)
+    return()
+  endif()
+  if(NOT arg_AT_A_TIME)
+    set(arg_AT_A_TIME 8)
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  set(kept "")
+  set(joined "")
+  foreach(source ${sources})
+    get_filename_component(path ${source} ABSOLUTE)
+    file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR} ${path})
+    get_source_file_property(definitions ${path} COMPILE_DEFINITIONS)
+    if(name MATCHES "^(build|\\.\\.)/" OR NOT name MATCHES "\\.cpp$" OR definitions)
+      list(APPEND kept ${source})
+    else()
+      list(APPEND joined ${name})
+    endif()
+  endforeach()
+  list(LENGTH joined total)
+  # Parts of equal length: 9 sources are 5 and 4, not 8 and 1.
+  math(EXPR parts "(${total} + ${arg_AT_A_TIME} - 1) / ${arg_AT_A_TIME}")
+  set(begin 0)
+  set(number 0)
+  while(begin LESS total)
+    math(EXPR count "(${total} - ${begin} + ${parts} - ${number} - 1) / (${parts} - ${number})")
+    list(SUBLIST joined ${begin} ${count} part)
+    list(TRANSFORM part REPLACE "(.+)" "#include \"\\1\"")
+    list(JOIN part "\n" text)
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/${target}_${number}.cpp)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${text}\n" @ONLY)
+    list(APPEND kept ${file})
+    math(EXPR begin "${begin} + ${count}")
+    math(EXPR number "${number} + 1")
+  endwhile()
+  set_target_properties(${target} PROPERTIES SOURCES "${kept}")
+  # GCC takes a source within another for a header, whose classes should hold nothing local.
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+endfunction()

@@ -1,0 +1,257 @@
+#include "runtime/stepped_communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "plan/base/check.h"
+#include "plan/collective_steps.h"
+#include "runtime/reduction.h"
+
+namespace shardlab::runtime {
+
+namespace {
+
+using Action = CollectiveStep::Action;
+constexpr int kEveryOther = -2;
+
+std::byte* bytes_at(void* base, int64_t offset) { return static_cast<std::byte*>(base) + offset; }
+const std::byte* bytes_at(const void* base, int64_t offset) { return static_cast<const std::byte*>(base) + offset; }
+
+}  // namespace
+
+int64_t SteppedCommunicator::bytes_of_parts(const CollectiveCall& call, std::span<const int> parts) const {
+  int64_t bytes = 0;
+  for (const int p : parts) bytes += bytes_of_part(call, p);
+  return bytes;
+}
+
+const SteppedCommunicator::Schedule& SteppedCommunicator::schedule_of(const CollectiveCall& call) {
+  for (const Schedule& s : schedules_)
+    if (s.kind == call.kind && s.algorithm == call.algorithm && s.root == call.root) return s;
+  schedules_.push_back(
+      {call.kind, call.algorithm, call.root, collective_steps(call.kind, call.algorithm, size(), index_, call.root)});
+  return schedules_.back();
+}
+
+Result<void> SteppedCommunicator::prepare(const CollectiveCall& call) {
+  const bool reduces = call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduceScatter;
+  if (reduces && !reducible(call.dtype))
+    return Error{ExitCode::kUsage,
+                 fmt::format("a collective reduces {}, which the transports of the CPU cannot", name_of(call.dtype)),
+                 "reduce in f32, f64, i32 or i64", ""};
+  if (bits_of(call.dtype) < 8)
+    return Error{ExitCode::kUsage, fmt::format("a collective moves {}, whose parts may end within a byte", name_of(call.dtype)),
+                 "view the buffer as u8", ""};
+  if (call.algorithm == Algorithm::kHalvingDoubling && !std::has_single_bit(static_cast<unsigned>(size())))
+    return Error{ExitCode::kUsage, fmt::format("halving-doubling in a group of {} ranks, which is no power of two", size()),
+                 "set collective_algorithm to ring or auto", ""};
+  if (call.kind == CollectiveKind::kAllToAll && call.elements % size() != 0)
+    return Error{ExitCode::kUsage, fmt::format("an all_to_all cuts {} elements in {} equal parts", call.elements, size()),
+                 "pad the buffer to a multiple of the group's size", ""};
+  if (call.kind == CollectiveKind::kReduceScatter && call.algorithm != Algorithm::kDirect && call.source != nullptr && size() > 1 &&
+      call.target != bytes_at(call.source, begin_of(call, index_)))
+    return Error{
+        ExitCode::kUsage,
+        "a reduce_scatter by ring or halving-doubling keeps partial sums in its source, so its result must be a view of that",
+        "make the destination a sharded view of the source, or use the direct algorithm", ""};
+  schedule_of(call);
+  return {};
+}
+
+Moved SteppedCommunicator::collective(const CollectiveCall& call, Task& task) {
+  Run run{call, nullptr, nullptr, task, {}};
+  start(run);
+  const bool staged = call.kind == CollectiveKind::kAllToAll && call.algorithm == Algorithm::kHalvingDoubling;
+  for (const CollectiveStep& s : schedule_of(call).steps) {
+    task.pause();
+    if (staged)
+      staged_step(run, s);
+    else
+      step(run, s);
+  }
+  finish(run);
+  return run.moved;
+}
+
+/// Chooses the buffer that the steps work on, and puts this rank's own contribution where they expect it.
+void SteppedCommunicator::start(Run& run) const {
+  const CollectiveCall& call = run.call;
+  const int64_t own_begin = begin_of(call, index_), own_bytes = bytes_of_part(call, index_);
+  run.offered = call.target;
+  run.own = call.target;
+  switch (call.kind) {
+    case CollectiveKind::kReduceScatter:
+      run.offered = call.source;
+      run.own = const_cast<void*>(call.source);  // the plan lets a reduce_scatter in place overwrite what it reads
+      return;
+    case CollectiveKind::kAllToAll:
+      if (call.algorithm != Algorithm::kHalvingDoubling) run.offered = call.source;
+      break;
+    default: break;
+  }
+  if (call.target == nullptr) return;
+  if (call.kind == CollectiveKind::kAllGather) {
+    std::byte* place = bytes_at(call.target, own_begin);
+    const int64_t strip = strip_of_part(call, index_);
+    for (int64_t s = 0; s < call.strips && place != call.source; ++s)
+      std::memcpy(place + s * bytes_of_strip(call), bytes_at(call.source, s * strip), static_cast<size_t>(strip));
+  } else if (call.kind == CollectiveKind::kAllToAll && call.algorithm != Algorithm::kHalvingDoubling) {
+    std::memcpy(bytes_at(call.target, own_begin), bytes_at(call.source, own_begin), static_cast<size_t>(own_bytes));
+  } else if (call.target != call.source) {
+    std::memcpy(call.target, call.source, static_cast<size_t>(bytes_of(call.dtype, call.elements)));
+  }
+}
+
+/// A reduce_scatter apart from its source, in a group of one, is a copy; in larger groups `direct` has written the target.
+void SteppedCommunicator::finish(Run& run) const {
+  const CollectiveCall& call = run.call;
+  if (call.kind == CollectiveKind::kReduceScatter && size() == 1 && call.target != nullptr && call.target != call.source)
+    std::memcpy(call.target, call.source, static_cast<size_t>(bytes_of(call.dtype, call.elements)));
+}
+
+/// Offers what is sent, reads what is received, and returns once the peers have read too.
+void SteppedCommunicator::step(Run& run, const CollectiveStep& s) {
+  if (s.send_to >= 0) offer(run, s.send_to, s.send_parts);
+  if (s.send_to == kEveryOther)
+    for (int d = 0; d < size(); ++d)
+      if (d != index_) offer(run, d, s.scatter ? std::span<const int>(&d, 1) : s.send_parts);
+
+  if (s.receive_from >= 0) read_from(run, s, s.receive_from, s.receive_parts);
+  if (s.receive_from == kEveryOther) {
+    if (s.action == Action::kTreeReduce) {
+      reduce_from_all(run, s.receive_parts.front());
+    } else {
+      for (const int from : s.receive_parts) read_from(run, s, from, std::span(&from, 1));
+    }
+  }
+
+  if (s.send_to >= 0) wires_[static_cast<size_t>(s.send_to)]->await_taken(run.moved, run.task);
+  if (s.send_to == kEveryOther)
+    for (int d = 0; d < size(); ++d)
+      if (d != index_) wires_[static_cast<size_t>(d)]->await_taken(run.moved, run.task);
+}
+
+/// Reads `parts` of what `from` offers into the same parts of the own buffer. In an all_to_all the sender's part for this rank
+/// becomes the sender's part here.
+void SteppedCommunicator::read_from(Run& run, const CollectiveStep& s, int from, std::span<const int> parts) {
+  const CollectiveCall& call = run.call;
+  Wire& wire = *wires_[static_cast<size_t>(from)];
+  const Arrived theirs = wire.await_offer(bytes_of_parts(call, parts), run.moved, run.task);
+  int64_t packed = 0;  // bytes of the message before the strip
+  for (const int p : parts) {
+    if (theirs.at == nullptr) break;
+    const int64_t there = begin_of(call, call.kind == CollectiveKind::kAllToAll ? index_ : p);
+    std::byte* here = bytes_at(run.own, begin_of(call, p));
+    for (int64_t strip = 0; strip < call.strips; ++strip) {
+      std::byte* to = here + strip * bytes_of_strip(call);
+      const std::byte* source = theirs.at + (theirs.packed ? packed : there + strip * bytes_of_strip(call));
+      packed += strip_of_part(call, p);
+      if (s.action == Action::kReduce)
+        combine(kernels_, call.dtype, call.reduce, to, source, strip_of_part(call, p) * 8 / bits_of(call.dtype));
+      else
+        std::memcpy(to, source, static_cast<size_t>(strip_of_part(call, p)));
+    }
+  }
+  wire.release();
+}
+
+/// The canonical tree over all ranks' copies of `part`, read where they lie.
+void SteppedCommunicator::reduce_from_all(Run& run, int part) {
+  const CollectiveCall& call = run.call;
+  const int64_t offset = begin_of(call, part), strip_bytes = strip_of_part(call, part);
+  std::vector<Arrived> copies(static_cast<size_t>(size()), {static_cast<const std::byte*>(run.own), false});
+  std::vector<const void*> leaves(copies.size());
+  for (int i = 0; i < size(); ++i)
+    if (i != index_)
+      copies[static_cast<size_t>(i)] = wires_[static_cast<size_t>(i)]->await_offer(bytes_of_part(call, part), run.moved, run.task);
+  for (int64_t strip = 0; strip < call.strips && run.own != nullptr; ++strip) {
+    const int64_t there = offset + strip * bytes_of_strip(call);
+    std::ranges::transform(copies, leaves.begin(),
+                           [&](const Arrived& copy) { return copy.at + (copy.packed ? strip * strip_bytes : there); });
+    const bool apart = call.kind == CollectiveKind::kReduceScatter;
+    void* out = apart ? bytes_at(call.target, strip * strip_bytes) : bytes_at(run.own, there);
+    tree_combine(kernels_, call.dtype, call.reduce, leaves, out, strip_bytes * 8 / bits_of(call.dtype));
+  }
+  for (int i = 0; i < size(); ++i)
+    if (i != index_) wires_[static_cast<size_t>(i)]->release();
+}
+
+/// A step whose sent and received parts are the same places: what arrives is staged until the peer has read too. The part in the
+/// peer's place p comes to lie in place p with the bit of the step turned over.
+void SteppedCommunicator::staged_step(Run& run, const CollectiveStep& s) {
+  const CollectiveCall& call = run.call;
+  const int bit = s.send_to ^ index_;
+  const int64_t part_bytes = bytes_of_part(call, 0);
+  offer(run, s.send_to, s.send_parts);
+  Wire& wire = *wires_[static_cast<size_t>(s.receive_from)];
+  const Arrived theirs = wire.await_offer(bytes_of_parts(call, s.receive_parts), run.moved, run.task);
+  stage_.resize(static_cast<size_t>(part_bytes) * s.receive_parts.size());
+  std::byte* staged = stage_.data();
+  for (const int p : s.receive_parts) {
+    const std::byte* source = theirs.at + (theirs.packed ? staged - stage_.data() : begin_of(call, p ^ bit));
+    if (theirs.at != nullptr) std::memcpy(staged, source, static_cast<size_t>(part_bytes));
+    staged += part_bytes;
+  }
+  wire.release();
+  wires_[static_cast<size_t>(s.send_to)]->await_taken(run.moved, run.task);
+  staged = stage_.data();
+  for (const int p : s.receive_parts) {
+    if (theirs.at != nullptr) std::memcpy(bytes_at(run.own, begin_of(call, p)), staged, static_cast<size_t>(part_bytes));
+    staged += part_bytes;
+  }
+}
+
+/// Offers the slices that a step sends to `to`: `parts` of every strip, in the order in which the peer receives them.
+void SteppedCommunicator::offer(Run& run, int to, std::span<const int> parts) {
+  const CollectiveCall& call = run.call;
+  Wire& wire = *wires_[static_cast<size_t>(to)];
+  Message message{run.offered, bytes_of_parts(call, parts), {}};
+  slices_.clear();
+  if (wire.packs() && run.offered != nullptr) {
+    for (const int p : parts)
+      for (int64_t strip = 0; strip < call.strips; ++strip) {
+        const Slice slice{bytes_at(run.offered, begin_of(call, p) + strip * bytes_of_strip(call)), strip_of_part(call, p)};
+        if (!slices_.empty() && slices_.back().at + slices_.back().bytes == slice.at)
+          slices_.back().bytes += slice.bytes;
+        else if (slice.bytes > 0)
+          slices_.push_back(slice);
+      }
+    message.slices = slices_;
+  }
+  wire.offer(message);
+  run.moved.sent_bytes += message.bytes;
+}
+
+Moved SteppedCommunicator::send(const void* data, int64_t bytes, int to, Task& task) {
+  Moved moved;
+  Wire& wire = *wires_[static_cast<size_t>(to)];
+  const Slice all{static_cast<const std::byte*>(data), bytes};
+  wire.offer({data, bytes, std::span(&all, data != nullptr && bytes > 0 ? 1 : 0)});
+  moved.sent_bytes = bytes;
+  wire.await_taken(moved, task);
+  return moved;
+}
+
+Moved SteppedCommunicator::receive(void* data, int64_t bytes, int from, Task& task) {
+  Moved moved;
+  Wire& wire = *wires_[static_cast<size_t>(from)];
+  const Arrived theirs = wire.await_offer(bytes, moved, task);
+  if (theirs.at != nullptr && bytes > 0) std::memcpy(data, theirs.at, static_cast<size_t>(bytes));
+  wire.release();
+  return moved;
+}
+
+std::unique_ptr<Communicator> join_by(const kernels::Kernels& kernels, int rank, std::span<const int> members,
+                                      const std::function<std::unique_ptr<Wire>(int peer)>& wire_to) {
+  const auto self = std::ranges::find(members, rank);
+  SHARDLAB_CHECK(self != members.end(), "rank {} joins a group that it is not in", rank);
+  std::vector<std::unique_ptr<Wire>> wires;
+  for (const int peer : members) wires.push_back(peer == rank ? nullptr : wire_to(peer));
+  return std::make_unique<SteppedCommunicator>(kernels, static_cast<int>(self - members.begin()), std::move(wires));
+}
+
+}  // namespace shardlab::runtime
