@@ -71,6 +71,7 @@ struct EmbedWeight {
   int64_t sequences = 1, tokens = 0, width = 0;
   int64_t row_begin = 0, table_rows = 0;
   bool accumulate = false;
+  Part part{};  ///< which tokens of a sequence they are, where it is cut
 };
 
 /// F. x[sequences,tokens,width], table[tokens,width] (f32 or T) -> y = x + table; y may be x.
@@ -80,13 +81,14 @@ struct PositionsForward {
   int64_t sequences = 1, tokens = 0, width = 0;
 };
 
-/// W. dx[sequences,tokens,width] -> dtable[tokens,width] (f32 or T): the tree over sequences. With `accumulate`: old + new.
+/// W. dx[sequences,tokens,width] -> dtable[tokens,width] (f32 or T): the tree over sequences, plus +0. With `accumulate`: old + new.
 /// (Rows of a longer table: Fill.)
 struct PositionsWeight {
   Input dx;
   Output dtable;
   int64_t sequences = 1, tokens = 0, width = 0;
   bool accumulate = false;
+  int64_t stride = 0;  ///< elements from one sequence of dx to the next, where they lie apart; 0: tokens * width
 };
 
 // ---- norms
@@ -187,6 +189,7 @@ struct Rope {
 struct AttentionShape {
   int64_t sequences = 1, tokens = 0;
   int heads = 0, kv_heads = 0, head_dim = 0;  ///< heads on this rank
+  bool canonical = false;                     ///< own kernels have one order, whatever it says; the CPU's (tests) have two
   constexpr int64_t qkv_width() const { return int64_t{heads + 2 * kv_heads} * head_dim; }
   constexpr int64_t out_width() const { return int64_t{heads} * head_dim; }
 };

@@ -216,6 +216,9 @@ Result<Launch> CudaBackend::bind(const BoundOp& op) {
     SHARDLAB_TRY(check_types(op));
   SHARDLAB_TRY(check_workspace(op, options_));
   if (const Attention* a = std::get_if<Attention>(&work)) return bind_attention(op, *a);
+  if (std::holds_alternative<SplitHeads>(work) || std::holds_alternative<AttentionBlock>(work) ||
+      std::holds_alternative<AttentionMerge>(work))
+    return refuse(op, "has no kernel on a GPU: attention there takes whole sequences", "use backend: cpu");
   return std::visit([&](const auto& w) { return bind_work(op, w); }, work);
 }
 
@@ -301,26 +304,47 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Embed& w) {
                                  .width = table.shape[1],
                                  .row_begin = part_of(op, table, 0).begin,
                                  .table_rows = table.shape[0],
-                                 .accumulate = w.accumulate});
+                                 .accumulate = w.accumulate,
+                                 .part = tokens.part});
 }
 
+/// A token takes the row of its position: where positions are consecutive, one launch takes the rows of all.
 Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
-  const Tokens tokens = tokens_of(op, *op.reads[0].type);
-  const int64_t width = op.reads[0].shape().last();
-  if (w.phase == Phase::kF)
-    return launch(op, k_.positions_forward,
-                  gpu::PositionsForward{input(op.reads[0]), input(op.reads[1]), output(op.writes[0]), tokens.sequences,
-                                        tokens.tokens, width});
+  const Type& x = *op.reads[0].type;
+  const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
+  const auto at = [](auto array, int64_t element) {
+    using Byte = std::conditional_t<std::is_same_v<decltype(array), gpu::Input>, const std::byte, std::byte>;
+    array.data = static_cast<Byte*>(array.data) + bytes_of(array.dtype, element);
+    return array;
+  };
+  if (w.phase == Phase::kF) {
+    std::vector<gpu::PositionsForward> calls;
+    for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+      const bool whole = n == tokens;
+      for (int64_t b = 0; b < (whole ? 1 : sequences); ++b) {
+        const int64_t from = (b * tokens + first) * width;
+        calls.push_back({at(input(op.reads[0]), from), at(input(op.reads[1]), position * width), at(output(op.writes[0]), from),
+                         whole ? sequences : 1, n, width});
+      }
+    });
+    return [this, calls, s = op.instruction->stream](const StepState&) {
+      for (const auto& args : calls) k_.positions_forward(args, stream(s));
+    };
+  }
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  const Output dtable = output(op.writes[0]);
-  const gpu::PositionsWeight args{input(op.reads[0]), dtable, tokens.sequences, tokens.tokens, width, w.accumulate};
-  const int64_t used = tokens.tokens * width, unused = op.writes[0].shape().elements() - used;
-  if (w.accumulate || unused == 0) return launch(op, k_.positions_weight, args);
-  // Positions beyond the sequence have no token, and a gradient of 0.
-  const gpu::Fill rest{{static_cast<std::byte*>(dtable.data) + bytes_of(dtable.dtype, used), dtable.dtype}, unused, 0.0f};
-  return [this, args, rest, s = op.instruction->stream](const StepState&) {
-    k_.positions_weight(args, stream(s));
-    k_.fill(rest, stream(s));
+  std::vector<gpu::PositionsWeight> calls;
+  for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+    calls.push_back({at(input(op.reads[0]), first * width), at(output(op.writes[0]), position * width), sequences, n, width,
+                     w.accumulate, tokens * width});
+  });
+  // Positions of which no token is here have a gradient of 0.
+  const int64_t used = tokens * width, all = op.writes[0].shape().elements();
+  const bool in_front = calls.size() == 1 && calls[0].dtable.data == output(op.writes[0]).data;
+  const gpu::Fill rest =
+      in_front ? gpu::Fill{at(output(op.writes[0]), used), all - used, 0.0f} : gpu::Fill{output(op.writes[0]), all, 0.0f};
+  return [this, calls, rest, fills = !w.accumulate && rest.n > 0, s = op.instruction->stream](const StepState&) {
+    if (fills) k_.fill(rest, stream(s));
+    for (const auto& args : calls) k_.positions_weight(args, stream(s));
   };
 }
 
@@ -420,7 +444,8 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
   SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
   rope_table_ = op.rope_table;
   rope_values_.resize(static_cast<size_t>(tokens.tokens * w.head_dim));
-  kernels::rope_table(part_of(op, qkv, 1).begin, tokens.tokens, w.head_dim, w.theta, rope_values_.data());
+  const auto part = part_of(op, qkv, 1);
+  kernels::rope_table(part.begin, tokens.tokens, w.head_dim, w.theta, rope_values_.data(), op.plan->token_order, part.total);
   return launch(op, k_.rope,
                 gpu::Rope{.qkv = output(op.writes[0]),
                           .sequences = tokens.sequences,
@@ -436,7 +461,12 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
 Result<Launch> CudaBackend::bind_attention(const BoundOp& op, const Attention& w) {
   const bool backward = w.phase == Phase::kI;
   const Type& out = *(backward ? op.reads[0] : op.writes[0]).type;
-  const gpu::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim};
+  const gpu::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim, options_.canonical};
+  if (op.plan->token_order.kind != TokenOrder::Kind::kContiguous)
+    return refuse(op,
+                  fmt::format("cannot run: a GPU's attention takes tokens in the order of the text, and these are in {} parts",
+                              op.plan->token_order.parts),
+                  "use backend: cpu, or a contiguous order");
   gpu::LibraryAttention* library = nullptr;
   std::string reason = options_.canonical ? "canonical order" : "";
   if (options_.attention != AttentionBy::kOwn && !options_.canonical) {

@@ -303,7 +303,7 @@ RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instructi
     if (emulated || (!product && reads_narrow(instruction))) answer.extrapolated = true;
     return answer;
   }
-  const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
+  const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh, plan.token_order);
   const double bytes = static_cast<double>(std::max(work.memory.value, work.payload.value));
   return {std::max(time_at(static_cast<double>(work.flops.value), peak_flops_), time_at(bytes, memory_bytes_per_s_)), true};
 }
@@ -351,7 +351,7 @@ DatasheetCostModel::DatasheetCostModel(const Machine& machine, Precision precisi
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
   const Segment& segment = *instruction.segment;
   const Op& op = *instruction.op;
-  const WorkAmount work = work_of(segment, op, plan.mesh);
+  const WorkAmount work = work_of(segment, op, plan.mesh, plan.token_order);
   const double bytes = static_cast<double>(work.memory.value);
   switch (place_of(segment, op)) {
     case Where::kDevice: break;
@@ -405,7 +405,7 @@ Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instructi
   if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
     return rates_.message_demand(message_bytes(plan, instruction), rates_.way_between(ranks),
                                  std::holds_alternative<Send>(op.work));
-  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh);
+  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh, plan.token_order);
   Demand d = PlacedCostModel::demand(plan, instruction, ranks, alone);
   switch (place_of(*instruction.segment, op)) {
     case Where::kDevice: return rates_.kernel_demand(kernel_work(*instruction.segment, op, work));

@@ -51,15 +51,15 @@ void embed_forward(const gpu::EmbedForward& a, gpu::Stream) {
   cpu().embed_forward({a.ids, in(a.table), out(a.x), a.rows, a.width, a.row_begin, a.table_rows});
 }
 void embed_weight(const gpu::EmbedWeight& a, gpu::Stream) {
-  const kernels::EmbedWeight args{a.ids,   in(a.dx),    out(a.dtable), a.sequences, a.tokens,
-                                  a.width, a.row_begin, a.table_rows,  a.accumulate};
+  const kernels::EmbedWeight args{a.ids,       in(a.dx),     out(a.dtable), a.sequences, a.tokens, a.width,
+                                  a.row_begin, a.table_rows, a.accumulate,  nullptr,     a.part};
   with_scratch(cpu().embed_weight, args, kernels::embed_scratch_bytes(args));
 }
 void positions_forward(const gpu::PositionsForward& a, gpu::Stream) {
   cpu().positions_forward({in(a.x), in(a.table), out(a.y), a.sequences, a.tokens, a.width});
 }
 void positions_weight(const gpu::PositionsWeight& a, gpu::Stream) {
-  cpu().positions_weight({in(a.dx), out(a.dtable), a.sequences, a.tokens, a.width, a.accumulate});
+  cpu().positions_weight({in(a.dx), out(a.dtable), a.sequences, a.tokens, a.width, a.accumulate, a.stride});
 }
 void norm_forward(const gpu::NormForward& a, gpu::Stream) {
   cpu().norm_forward({in(a.x), in(a.gamma), in(a.beta), out(a.y), a.stats, a.rows, a.width, a.epsilon, a.rms});
@@ -93,7 +93,9 @@ void rope(const gpu::Rope& a, gpu::Stream) {
               .backward = a.backward,
               .table = a.table});
 }
-kernels::AttentionShape shape_of(const gpu::AttentionShape& s) { return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim}; }
+kernels::AttentionShape shape_of(const gpu::AttentionShape& s) {
+  return {s.sequences, s.tokens, s.heads, s.kv_heads, s.head_dim, {}, s.canonical};
+}
 void attention_forward(const gpu::AttentionForward& a, gpu::Stream) {
   const kernels::AttentionForward args{shape_of(a.shape), in(a.qkv), out(a.o), a.lse};
   with_scratch(cpu().attention_forward, args, kernels::attention_scratch_bytes(args));
