@@ -22,18 +22,16 @@ int64_t linear_scratch_bytes(const LinearWeight& a) { return a.canonical ? canon
 namespace {
 
 int64_t forward_bytes(int64_t keys, int64_t depth) {
-  const int64_t padded = padded_to_lanes(depth);
-  // Keys transposed, values, four rows of scores, partial sums of four rows.
-  return floats_of_bytes(depth * padded_row(keys)) + floats_of_bytes(keys * padded) +
-         floats_of_bytes(kQueryRows * padded_row(keys)) + floats_of_bytes(kRowEntries * kQueryRows * padded);
+  // Keys transposed, values, four rows of scores.
+  return floats_of_bytes(depth * padded_to_lanes(keys)) + floats_of_bytes(keys * padded_to_lanes(depth)) +
+         floats_of_bytes(kQueryRows * padded_to_lanes(keys));
 }
 
 int64_t backward_bytes(int64_t keys, int64_t depth, bool canonical, int heads_of_group) {
-  const int64_t padded = padded_to_lanes(depth);
-  // Keys and values transposed; keys; four rows each of p and ds, of q and do; partial sums of four rows, and of dk and dv.
-  return 2 * floats_of_bytes(depth * padded_row(keys)) + floats_of_bytes(keys * padded) +
-         2 * floats_of_bytes(kQueryRows * padded_row(keys)) + 2 * floats_of_bytes(kQueryRows * padded) +
-         floats_of_bytes(kRowEntries * kQueryRows * padded) +
+  const int64_t row = padded_to_lanes(keys), padded = padded_to_lanes(depth);
+  // Keys and values transposed; keys; four rows each of p and ds, of q and do; sums of dk and dv.
+  return 2 * floats_of_bytes(depth * row) + floats_of_bytes(keys * padded) + 2 * floats_of_bytes(kQueryRows * row) +
+         2 * floats_of_bytes(kQueryRows * padded) +
          2 * floats_of_bytes(key_gradient_entries(canonical, heads_of_group) * keys * padded);
 }
 

@@ -592,6 +592,8 @@ std::string Builder::settings_fault() const {
       if (std::string fault = extent_fault(read_slot(i + 1), 1, w.heads, "one a head"); !fault.empty()) return fault;
       if (std::string fault = extent_fault(read_slot(i + 1), 3, 2, "a maximum and a sum"); !fault.empty()) return fault;
     }
+    if (each == 2 && write_slot(1).type.dtype != DType::f32)
+      return fmt::format("%{} is {}, and statistics are f32", write_slot(1).name, name_of(write_slot(1).type.dtype));
     return extent_fault(write_slot(0), 2, out, "the rows of the result");
   };
   const auto of_rope = [&](const Rope& w) -> std::string {
@@ -712,6 +714,7 @@ class TypeChecker {
   bool cuts_queries(const Equation& equation, int axis) const;
   void check_block(const Op& op, const Equation& equation, const AttentionBlock& block);
   void check_merge(const Op& op, const AttentionMerge& merge);
+  void check_positions(const Op& op);
   Derived derive_sharded(const Equation& equation, const Written& w, int axis, char letter) const;
   Derived derive_partial(const Equation& equation, const Written& w, int axis, bool contracts) const;
   bool used(const Written& w, size_t read) const { return read >= 32 || (w.uses >> read) & 1; }
@@ -747,6 +750,7 @@ void TypeChecker::check(const Op& op) {
   }
   for (const Written& w : builder.equation.writes) check_written(op, builder.equation, w);
   check_agreed(op);
+  check_positions(op);
   if (const auto* block = std::get_if<AttentionBlock>(&op.work)) check_block(op, builder.equation, *block);
   if (const auto* merge = std::get_if<AttentionMerge>(&op.work)) check_merge(op, *merge);
   const auto* kernel = std::get_if<Kernel>(&op.work);
@@ -867,12 +871,26 @@ void TypeChecker::check_block(const Op& op, const Equation& equation, const Atte
   if (cut < 0 && block.turn != 0) fault(op, Rule::kTypes, "turn={}, and no axis cuts the sequence", block.turn);
 }
 
+/// What asks for positions has as many tokens as the plan's order can place.
+void TypeChecker::check_positions(const Op& op) {
+  const auto* block = std::get_if<AttentionBlock>(&op.work);
+  const auto* attention = std::get_if<Attention>(&op.work);
+  const bool asks = block || attention || std::holds_alternative<Rope>(op.work) || std::holds_alternative<Positions>(op.work);
+  if (!asks) return;
+  const size_t rows = block != nullptr && block->phase == Phase::kI ? 3 : 0;
+  const int64_t tokens = logical_shape(type(op.reads[rows]), plan_.mesh)[1], granule = plan_.token_order.granule();
+  if (tokens % granule != 0)
+    fault(op, Rule::kTypes, "%{} is of sequences of {} tokens, and the order of tokens takes multiples of {}", name(op.reads[rows]),
+          tokens, granule);
+}
+
 /// One operand of each rank along the axis that cuts the sequence, or one of the whole.
 void TypeChecker::check_merge(const Op& op, const AttentionMerge& merge) {
   const size_t n = op.reads.size() / (merge.phase == Phase::kF ? 2 : 1);
   int64_t ranks = 1;
   for (int axis = 0; axis < axes(); ++axis)
     if (split(axis) && place(op.reads[0], axis) == Placement::shard(1)) ranks *= plan_.mesh.axes[static_cast<size_t>(axis)].size;
+  if (n > 16) fault(op, Rule::kTypes, "merges {} parts: the tree over a sequence has 16 leaves", n);
   if (n != 1 && (static_cast<int64_t>(n) != ranks || (merge.step != 1 && merge.step != -1)))
     fault(op, Rule::kTypes, "merges {} parts with step={}, and {} ranks cut the sequence: one of each, step=1 or step=-1", n,
           merge.step, ranks);

@@ -167,11 +167,11 @@ int64_t scratch_of(const Linear& w, const Operands& o, bool canonical) { return 
 /// Of `s` keys. In canonical mode dk and dv are held at each level of a tree over 16 leaves and the heads of a group.
 template <class W>
 int64_t attention_scratch(const W& w, int64_t s, bool canonical) {
-  const int64_t d = w.head_dim, row = padded(s) + 16, partial = floats(12 * 4 * padded(d));
-  if (w.phase == Phase::kF) return floats(d * row) + floats(s * padded(d)) + floats(4 * row) + partial;
+  const int64_t d = w.head_dim, row = padded(s);
+  if (w.phase == Phase::kF) return floats(d * row) + floats(s * padded(d)) + floats(4 * row);
   int64_t entries = canonical ? 6 : 1;
   for (int n = w.heads / w.kv_heads - 1; canonical && n > 0; n /= 2) ++entries;
-  return 2 * floats(d * row) + floats(s * padded(d)) + 2 * floats(4 * row) + 2 * floats(4 * padded(d)) + partial +
+  return 2 * floats(d * row) + floats(s * padded(d)) + 2 * floats(4 * row) + 2 * floats(4 * padded(d)) +
          2 * floats(entries * s * padded(d));
 }
 

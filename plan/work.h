@@ -38,9 +38,8 @@ std::vector<int64_t> matmul_extents(const Segment& segment, const Op& op);
 
 /// Bytes that a kernel of `op` may use beside its operands while it runs: what `workspace.<stream>` must hold.
 ///
-/// Formula, with e = 4, rows and widths padded to 16 elements and each part aligned: attention of s keys F e (d s + s d + 4 s
-///   + 48 d), I e (3 s d + 8 s + 56 d + 2 n s d) with rows of s 16 elements longer and n = 1, in canonical mode 6 + bits of (query heads
-///   of a kv head - 1); embedding W two lists of (row, position), 8 bytes a token each; in canonical mode a linear of contraction K packs
+/// Formula, with e = 4, rows and widths padded to 16 elements and each part aligned: attention of s keys F e (d s + s d +
+///   4 s), I e (3 s d + 8 s + 8 d + 2 n s d) with n = 1, in canonical mode 6 + bits of (query heads of a kv head - 1); embedding W two lists of (row, position), 8 bytes a token each; in canonical mode a linear of contraction K packs
 ///   e K (8 + c) for c = clamp(2^18 / K to a multiple of 64, 64, 512) columns. Everything else works in place.
 /// Units: bytes.
 /// Source: kernels/scratch.cpp, to which tests hold it.

@@ -32,7 +32,7 @@ struct View {
   int64_t q_stride, q_group;    ///< from one token's row to the next; from one kv head's queries to the next's
   int64_t kv_stride, kv_group;  ///< likewise of keys; a value follows its key
   int per_group() const { return heads / kv_heads; }
-  int64_t padded_keys() const { return padded_row(keys); }
+  int64_t padded_keys() const { return padded_to_lanes(keys); }
   int64_t padded_depth() const { return padded_to_lanes(depth); }
   int64_t query_at(int head) const { return head / per_group() * q_group + head % per_group() * depth; }
   float scale() const { return 1.0f / __builtin_sqrtf(static_cast<float>(depth)); }
@@ -152,9 +152,9 @@ SHARDLAB_INLINE void dot_strip(const float* const* rows, const float* transposed
     for (int j = 0; j < V; ++j) store(out + r * h.padded_tokens + j * kLanes, sum[r][j]);
 }
 
-/// Products of four rows with the keys (or values) [begin, end), rounded up to whole vectors.
+/// Products of four rows with the keys (or values) [begin, end), and of those around them that make the vectors whole.
 void dots(const float* const* rows, const float* transposed, int64_t begin, int64_t end, const Head& h, float* out) {
-  int64_t key = begin;
+  int64_t key = begin / kLanes * kLanes;
   for (; key + kVectors * kLanes <= end; key += kVectors * kLanes) dot_strip<kVectors>(rows, transposed + key, h, out + key);
   for (; key < end; key += kLanes) dot_strip<1>(rows, transposed + key, h, out + key);
 }
@@ -328,6 +328,32 @@ void merge(Softmax& left, const Softmax& right, int64_t padded_depth) {
   }
 }
 
+/// Partial softmaxes, and sums of dq, of four rows that are held at once.
+inline constexpr int kRowEntries = 6;
+
+/// The sums of one block of rows over leaves: by the tree, or in fast mode one after another.
+class RowSums {
+ public:
+  explicit RowSums(bool canonical) : canonical_(canonical) {}
+  template <class Join>
+  SHARDLAB_INLINE int push(int leaf, const Join& join) {
+    if (canonical_) return tree_.push(static_cast<uint32_t>(leaf), join);
+    if (size_ == 2) join(0);
+    return size_ == 0 ? size_++ : (size_ = 2, 1);
+  }
+  template <class Join>
+  SHARDLAB_INLINE bool finish(const Join& join) {
+    if (canonical_) return tree_.finish(join);
+    if (size_ == 2) join(0);
+    return size_ > 0;
+  }
+
+ private:
+  bool canonical_;
+  int size_ = 0;
+  TreeStack tree_;
+};
+
 /// Where a forward pass leaves its result. Offsets as of q; lse and sums are [sequences, heads, queries].
 struct ForwardResult {
   float *o, *lse, *sums;
@@ -367,9 +393,9 @@ void forward(const View& v, const float* q, const float* kv, const ForwardResult
   float* keys = take<float>(scratch, v.depth * h.padded_tokens);
   float* values = take<float>(scratch, v.keys * h.padded_depth);
   float* scores = take<float>(scratch, kQueryRows * h.padded_tokens);
-  float* sums = take<float>(scratch, kRowEntries * kQueryRows * h.padded_depth);
   const Leaves leaves(v, v.first_key, v.keys);
   Seen seen;
+  alignas(64) float sums[kRowEntries * kQueryRows * kMostDepth];
   Softmax stack[kRowEntries];
   for (int i = 0; i < kRowEntries; ++i) stack[i].o = sums + i * kQueryRows * h.padded_depth;
   const auto join = [&](int i) { merge(stack[i], stack[i + 1], h.padded_depth); };
@@ -385,10 +411,10 @@ void forward(const View& v, const float* q, const float* kv, const ForwardResult
           row_pointers(q + b * v.queries * v.q_stride + v.query_at(head), v.q_stride, first, rows, query);
           seen.look(v, leaves, first, rows);
           for_seen(leaves, seen, [&](int64_t begin, int64_t end) { dots(query, keys, begin, end, h, scores); });
-          TreeStack tree;
+          RowSums tree(v.canonical);
           for (int leaf = 0; leaf < leaves.count; ++leaf) {
             if (seen.most[leaf] == 0) continue;
-            Softmax& part = stack[tree.push(static_cast<uint32_t>(leaf), join)];
+            Softmax& part = stack[tree.push(leaf, join)];
             const int64_t begin = leaves.begin[leaf];
             for (int r = 0; r < kQueryRows; ++r) {
               part.m[r] = -__builtin_inff();
@@ -418,7 +444,8 @@ struct Backward {
 
 /// The scratch arrays of the backward pass of one kv head. `dkeys` and `dvalues` are a stack of entries of keys * padded_depth.
 struct BackwardScratch {
-  float *keys_transposed, *values_transposed, *keys, *p, *ds, *queries, *douts, *sums, *dkeys, *dvalues;
+  float *keys_transposed, *values_transposed, *keys, *p, *ds, *queries, *douts, *dkeys, *dvalues;
+  float* sums;  ///< kRowEntries of dq's
 };
 
 /// to = x, or added to what is there.
@@ -466,15 +493,15 @@ void backward_rows(const View& v, const Backward& a, const Head& h, const Backwa
   }
   const int64_t entry = kQueryRows * h.padded_depth;
   const auto join = [&](int i) { add_to(x.sums + i * entry, x.sums + (i + 1) * entry, entry); };
-  TreeStack tree;
+  RowSums tree(v.canonical);
   for (int leaf = 0; leaf < leaves.count; ++leaf) {
     if (seen.most[leaf] == 0) continue;
     const int64_t begin = leaves.begin[leaf];
     scatter_rows(x.ds + begin, x.queries, seen.keys[leaf], rows, h, dkeys + begin * h.padded_depth);
     scatter_rows(x.p + begin, x.douts, seen.keys[leaf], rows, h, dvalues + begin * h.padded_depth);
-    float* sum = x.sums + tree.push(static_cast<uint32_t>(leaf), join) * entry;
+    float* sum = x.sums + tree.push(leaf, join) * entry;
     weighted_rows(x.ds + begin, x.keys + begin * h.padded_depth, seen.keys[leaf], h, sum);
-    add_to(sum, nullptr, entry);
+    if (v.canonical) add_to(sum, nullptr, entry);
   }
   if (!tree.finish(join)) std::memset(x.sums, 0, sizeof(float) * static_cast<size_t>(entry));
   float* dq = a.dq + (b * v.queries + first) * v.q_stride + at;
@@ -492,7 +519,8 @@ void backward(const View& v, const Backward& a, void* scratch) {
   x.keys = take<float>(scratch, matrix);
   for (float** part : {&x.p, &x.ds}) *part = take<float>(scratch, kQueryRows * h.padded_tokens);
   for (float** part : {&x.queries, &x.douts}) *part = take<float>(scratch, kQueryRows * h.padded_depth);
-  x.sums = take<float>(scratch, kRowEntries * kQueryRows * h.padded_depth);
+  alignas(64) float sums[kRowEntries * kQueryRows * kMostDepth];
+  x.sums = sums;
   for (float** part : {&x.dkeys, &x.dvalues}) *part = take<float>(scratch, entries * matrix);
   const Leaves leaves(v, v.first_key, v.keys), queries(v, v.first_query, v.queries);
   const auto join = [&](int i) {

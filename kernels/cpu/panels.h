@@ -21,9 +21,6 @@ SHARDLAB_SIZE int64_t block_columns(int64_t extent) {
 /// Query rows that attention works on at a time.
 inline constexpr int kQueryRows = 4;
 
-/// A row of scores: vectors may begin at any key.
-SHARDLAB_SIZE int64_t padded_row(int64_t keys) { return padded_to_lanes(keys) + 16; }
-
 /// Partial sums of dk and dv that backward holds at once: one, or in canonical mode those of a tree over 16 leaves and the query heads
 /// of a group.
 SHARDLAB_SIZE int key_gradient_entries(bool canonical, int heads_of_group) {
@@ -31,9 +28,6 @@ SHARDLAB_SIZE int key_gradient_entries(bool canonical, int heads_of_group) {
   for (int n = heads_of_group - 1; canonical && n > 0; n /= 2) ++entries;
   return entries;
 }
-
-/// Partial softmaxes, and sums of dq, of four rows that are held at once.
-inline constexpr int kRowEntries = 12;
 
 #undef SHARDLAB_SIZE
 
