@@ -3,6 +3,8 @@
 // threads.
 #pragma once
 
+#include <cmath>
+
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/vectors.h"
 

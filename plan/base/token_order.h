@@ -63,26 +63,34 @@ struct TokenOrder {
   friend constexpr bool operator==(const TokenOrder&, const TokenOrder&) = default;
 };
 
+/// Pairs of i in [first, first + n) and j in [other, other + m) with j <= i.
+constexpr int64_t pairs_up_to(int64_t first, int64_t n, int64_t other, int64_t m) {
+  // The first i's meet none, the next one more each, the last all m.
+  const int64_t none = other - first, all = none + m - 1;
+  const int64_t from = none < 0 ? 0 : none > n ? n : none, to = all < from ? from : all > n ? n : all;
+  const int64_t rising = to - from, least = from + 1 - none;
+  return rising * least + rising * (rising - 1) / 2 + (n - to) * m;
+}
+
 /// Pairs of a query among the places [first_query, first_query + queries) and a key among [first_key, first_key + keys) that it sees.
 constexpr int64_t seen_pairs(const TokenOrder& order, int64_t tokens, int64_t first_query, int64_t queries, int64_t first_key,
                              int64_t keys) {
+  if (order.kind == TokenOrder::Kind::kContiguous) return pairs_up_to(first_query, queries, first_key, keys);
+  // Places whose positions are `step` apart: in zigzag half a part, in striped a part.
+  const bool striped = order.kind == TokenOrder::Kind::kStriped;
+  const int64_t length = striped ? tokens / order.parts : tokens / order.parts / 2;
+  const auto end_of = [&](int64_t place, int64_t end) {
+    const int64_t next = (place / length + 1) * length;
+    return next < end ? next : end;
+  };
   int64_t pairs = 0;
-  if (order.kind == TokenOrder::Kind::kContiguous) {                  // the query at i sees min(keys, i + 1 - first_key)
-    const int64_t none = first_key - first_query, all = none + keys;  // queries before `none` see nothing, from `all` - 1 on all
-    const int64_t from = none < 0         ? 0
-                         : none > queries ? queries
-                                          : none,
-                  to = all - 1 < from      ? from
-                       : all - 1 > queries ? queries
-                                           : all - 1;
-    const int64_t n = to - from, first = from + 1 - none;
-    return n * first + n * (n - 1) / 2 + (queries - to) * keys;
-  }
-  for (int64_t q = first_query; q < first_query + queries; ++q)
-    for (int64_t key = first_key; key < first_key + keys;) {
-      const int64_t run = order.run_end(key, tokens), end = run < first_key + keys ? run : first_key + keys;
-      pairs += order.seen(key, end, order.position(q, tokens), tokens);
-      key = end;
+  for (int64_t q = first_query; q < first_query + queries; q = end_of(q, first_query + queries))
+    for (int64_t k = first_key; k < first_key + keys; k = end_of(k, first_key + keys)) {
+      const int64_t n = end_of(q, first_query + queries) - q, m = end_of(k, first_key + keys) - k;
+      if (striped)  // position p = part + parts * at: a later part's token at the same place is later in the text
+        pairs += pairs_up_to(q % length, n, k % length + (k / length > q / length ? 1 : 0), m);
+      else
+        pairs += pairs_up_to(order.position(q, tokens), n, order.position(k, tokens), m);
     }
   return pairs;
 }
