@@ -689,6 +689,9 @@ void Replay::check_complete(const Act& act) {
   }
 }
 
+/// Whether two blocks are of one value, wherever each has come from.
+bool same_blocks(const Held& a, const Held& b) { return a.kind == b.kind && a.what == b.what && a.shift == b.shift; }
+
 /// An attention meets the next block of keys: the one that the op says, and each once.
 void Replay::meet_block(const Act& act, int32_t node) {
   const AttentionBlock& w = std::get<AttentionBlock>(act.op->work);
@@ -708,6 +711,8 @@ void Replay::meet_block(const Act& act, int32_t node) {
             name(act.reads[3]));
     else
       check_same(act, 0, rule_.read(before, 0), "the queries of the blocks before");
+    if (met != nullptr && !same_blocks(held_[1], rule_.read(before, 1)))
+      fault(Rule::kValues, act, "reads %{}, which is no block of the keys of the blocks before", name(act.reads[1]));
     if (met != nullptr) blocks.turns = met->turns;
     if (met != nullptr) rule_.blocks(before).next = node;
   }
@@ -739,8 +744,10 @@ void Replay::meet_all(const Act& act, int32_t node) {
             turn, part->size);
     all.turns.insert(turn);
     rule_.blocks(maker).next = node;
-    if (i > 0 && held_[0].kind == Held::Kind::kValue && rule_.read(maker, 0) != rule_.read(rule_.maker(held_[0]), 0))
-      fault(Rule::kValues, act, "merges %{}, which is of other queries than %{}", name(act.reads[at]), name(act.reads[0]));
+    const int32_t first = held_[0].kind == Held::Kind::kValue ? rule_.maker(held_[0]) : -1;
+    if (i > 0 && first >= 0 && rule_.known_blocks(first) != nullptr &&
+        (rule_.read(maker, 0) != rule_.read(first, 0) || !same_blocks(rule_.read(maker, 1), rule_.read(first, 1))))
+      fault(Rule::kValues, act, "merges %{}, which is of other queries or keys than %{}", name(act.reads[at]), name(act.reads[0]));
   }
   rule_.blocks(node) = std::move(all);
 }
