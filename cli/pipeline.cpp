@@ -672,7 +672,7 @@ std::vector<OpComparison> compare_ops(const PlacedPlan& placed, const Trace* pre
     if (phase != Phase::kNone) kind += phase == Phase::kF ? ".F" : phase == Phase::kI ? ".I" : ".W";
     std::string label = i.segment->name + " " + i.op->label;
     OpComparison& c = by_label[{joined.role, label, kind}];
-    const WorkAmount work = work_of(*i.segment, *i.op, plan.mesh);
+    const WorkAmount work = work_of(*i.segment, *i.op, plan.mesh, plan.token_order);
     c.stage = joined.role;
     c.label = std::move(label);
     c.kind = std::move(kind);

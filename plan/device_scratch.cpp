@@ -64,6 +64,12 @@ int64_t scratch_of(const Attention& w, const DeviceOperands& o) {
   return std::max(own, parts + lent(c.library_bytes(backward)));
 }
 
+int64_t scratch_of(const AttentionBlock& w, const DeviceOperands& o) {
+  if (w.phase == Phase::kF) return 0;
+  const Shape& q = o.read(3).shape;
+  return lent(4 * q[0] * q[1] * w.heads);
+}
+
 int64_t scratch_of(const CrossEntropy& w, const DeviceOperands& o) {
   using Part = CrossEntropy::Part;
   return w.part == Part::kMax || w.part == Part::kSum ? 0 : lent(4 * rows_of(o.read(0)));
@@ -101,7 +107,9 @@ int64_t scratch_of(const Other&, const DeviceOperands&) {
 
 }  // namespace
 
-DeviceKernels device_kernels(const Case& config) { return {config.canonical, !config.canonical && config.attention != AttentionBy::kOwn}; }
+DeviceKernels device_kernels(const Case& config) {
+  return {config.canonical, !config.canonical && config.attention != AttentionBy::kOwn};
+}
 
 int64_t device_scratch_bytes(const Segment& segment, const Op& op, const Mesh& mesh, const DeviceKernels& kernels) {
   return std::visit([&](const auto& w) { return scratch_of(w, DeviceOperands{segment, op, mesh, kernels}); }, op.work);

@@ -33,7 +33,8 @@ struct Embed {
   bool accumulate = false;
 };
 
-/// Learned positions. F: x, table[p,h], p >= s -> y (in place of x). W: dx -> dtable[p,h]; rows from s on get 0.
+/// Learned positions. F: x, table[p,h], p >= s -> y (in place of x): a token takes the row of its position (`Plan::token_order`).
+/// W: dx -> dtable[p,h]; rows of positions that are not here get 0.
 struct Positions {
   Phase phase = Phase::kF;
   bool accumulate = false;
@@ -77,6 +78,46 @@ struct Attention {
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
+};
+
+/// Takes the rows of qkv apart, for attention in blocks. F: qkv -> q[b,s,heads*d], kv[b,s,kv_heads*2*d] (by kv head a key and a value).
+/// I: dq, dkv -> dqkv.
+struct SplitHeads {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+};
+
+/// Attention of the queries of one part of a sequence to the keys of a part, which may be another rank's: a query sees the keys whose
+/// position is not after its own (plan/base/token_order.h). q[b,sq,heads*d]; kv[b,sk,kv_heads*2*d], by kv head a key and a value.
+/// Along the axis that cuts the sequence q is a shard, and kv is this rank's own shard (`turn` 0), the block of the rank `turn`
+/// further along, which is local, or the whole. Several blocks of one layer make one attention: `o` and `lse` below are those of all.
+/// F: q, kv -> o f32[b,sq,heads*d], lse f32[b,heads,sq]. With `carry`: q, kv, o, lse -> o, lse (in place) of the blocks so far.
+///   With `partial`: q, kv -> o, sums f32[b,heads,sq,2]: o is not divided yet, and sums are m and l of docs/canonical-order.md.
+/// I: do, o, lse, q, kv, (dq), (dkv) -> dq, dkv. With `carry` dq is added to in place, with `carry_kv` dkv is. With `partial`
+///   dkv is f32[b,sk,heads*2*d], by query head: AttentionMerge adds up a group's.
+struct AttentionBlock {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int turn = 0;
+  bool carry = false;
+  bool carry_kv = false;
+  bool partial = false;
+};
+
+/// What partial AttentionBlocks of the n ranks along an axis made, combined by the canonical tree in the order of the ranks. Operand
+/// i is of the rank `step` * i further along, i = 0 ... n-1; one operand is of the whole.
+/// F: o, sums, o, sums ... -> o, lse. I: dq, dq ... -> dq; with `keys` dkv by query head, dkv ... -> dkv[b,sk,kv_heads*2*d].
+struct AttentionMerge {
+  Phase phase = Phase::kF;
+  int heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int step = 0;
+  bool keys = false;
 };
 
 /// F: u -> a. I: da, u -> du. gelu is the tanh form, u and a [b,s,f]. swiglu takes u[b,s,2f] of alternating gate and up
@@ -198,8 +239,9 @@ struct Recv {
   bool cyclic = false;
 };
 
-using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, Activation, Residual, Dropout, CrossEntropy,
-                          Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel, Collective, Send, Recv>;
+using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
+                          Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel,
+                          Collective, Send, Recv>;
 
 /// One operation of a segment.
 struct Op {

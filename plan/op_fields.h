@@ -13,6 +13,7 @@ namespace shardlab {
 
 inline constexpr std::array<std::string_view, 5> kCrossEntropyParts{"fused", "loss-only", "max", "sum", "grad"};
 inline constexpr std::array<std::string_view, 5> kKernelRules{"elementwise", "linear", "contract", "opaque", "trusted"};
+inline constexpr std::array<std::string_view, 3> kTokenOrders{"contiguous", "zigzag", "striped"};
 inline constexpr std::array<std::string_view, 2> kReduceOps{"sum", "max"};
 inline constexpr std::array<std::string_view, 3> kAlgorithms{"ring", "halving-doubling", "direct"};
 
@@ -52,6 +53,30 @@ void op_fields(A& a, Attention& w) {
   a.number("heads", w.heads, 0);
   a.number("kv_heads", w.kv_heads, 0);
   a.number("head_dim", w.head_dim, 0);
+}
+template <class A>
+void op_fields(A& a, SplitHeads& w) {
+  a.number("heads", w.heads, 0);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+}
+template <class A>
+void op_fields(A& a, AttentionBlock& w) {
+  a.number("heads", w.heads, 0);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+  a.number("turn", w.turn, 0);
+  a.flag("carry", w.carry);
+  a.flag("carry_kv", w.carry_kv);
+  a.flag("partial", w.partial);
+}
+template <class A>
+void op_fields(A& a, AttentionMerge& w) {
+  a.number("heads", w.heads, 0);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+  a.number("step", w.step, 0);
+  a.flag("keys", w.keys);
 }
 template <class A>
 void op_fields(A& a, Activation& w) {

@@ -130,7 +130,7 @@ class Builder {
     op.label = describe(plan_, i);
     op.kind = i.kind == Instruction::Kind::kAlloc ? "alloc" : i.kind == Instruction::Kind::kFree ? "free" : "";
     if (i.op != nullptr && i.segment != nullptr) {
-      const WorkAmount work = work_of(*i.segment, *i.op, plan_.mesh);
+      const WorkAmount work = work_of(*i.segment, *i.op, plan_.mesh, plan_.token_order);
       constexpr std::string_view kPhases[] = {"", ".F", ".I", ".W"};
       op.kind = fmt::format("{}{}", kind_of(i.op->work), kPhases[static_cast<size_t>(phase_of(i.op->work))]);
       op.flops = static_cast<double>(work.flops.value);

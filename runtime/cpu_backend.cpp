@@ -45,6 +45,8 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Linear& w);
   Launch bind_work(const BoundOp& op, const Rope& w);
   Launch bind_work(const BoundOp& op, const Attention& w);
+  Launch bind_work(const BoundOp& op, const AttentionBlock& w);
+  Launch bind_work(const BoundOp& op, const AttentionMerge& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
   Launch bind_work(const BoundOp& op, const Residual& w);
   Launch bind_work(const BoundOp& op, const Dropout& w);
@@ -106,7 +108,7 @@ Result<void> check_types(const BoundOp& op) {
 Result<Launch> CpuBackend::bind(const BoundOp& op) {
   if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work)) return lend_scratch(op, bind_named(op, *kernel, tools()));
   if (const Rope* rope = std::get_if<Rope>(&op.op().work)) want_rope_table(op, *rope);
-  if (is_mixed(op)) return lend_scratch(op, bind_mixed(op, tools()));
+  if (is_mixed(op) || std::holds_alternative<SplitHeads>(op.op().work)) return lend_scratch(op, bind_mixed(op, tools()));
   const bool copies = std::holds_alternative<Copy>(op.op().work);
   if (copies && op.reads[0].type->dtype != op.writes[0].type->dtype)
     return Error{ExitCode::kUsage,
@@ -137,8 +139,9 @@ Result<Launch> CpuBackend::lend_scratch(const BoundOp& op, Result<ScratchLaunch>
 void CpuBackend::want_rope_table(const BoundOp& op, const Rope& w) {
   const Type& qkv = *op.writes[0].type;
   SHARDLAB_CHECK(op.rope_table != nullptr, "`{}` has no table: the role lacks `rope.table`", describe(*op.plan, *op.instruction));
-  fill_rope_table_ = [begin = part_of(op, qkv, 1).begin, n = tokens_of(op, qkv).tokens, d = w.head_dim, theta = w.theta,
-                      table = op.rope_table] { kernels::rope_table(begin, n, d, theta, table); };
+  fill_rope_table_ = [part = part_of(op, qkv, 1), order = op.plan->token_order, n = tokens_of(op, qkv).tokens, d = w.head_dim,
+                      theta = w.theta,
+                      table = op.rope_table] { kernels::rope_table(part.begin, n, d, theta, table, order, part.total); };
 }
 
 void CpuBackend::enter_thread(int stream) {
@@ -189,26 +192,51 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Embed& w) {
                                   .width = table.shape[1],
                                   .row_begin = part_of(op, table, 0).begin,
                                   .table_rows = table.shape[0],
-                                  .accumulate = w.accumulate};
+                                  .accumulate = w.accumulate,
+                                  .part = tokens.part};
   return with_scratch(op, k_.embed_weight, args, kernels::embed_scratch_bytes(args));
 }
 
+/// A token takes the row of its position: where positions are consecutive, one call takes the rows of all.
 Launch CpuBackend::bind_work(const BoundOp& op, const Positions& w) {
-  const kernels::Tokens tokens = tokens_of(op, *op.reads[0].type);
-  const int64_t width = op.reads[0].shape().last();
-  if (w.phase == Phase::kF)
-    return launch(k_.positions_forward,
-                  kernels::PositionsForward{floats(op.reads[0]), floats(op.reads[1]), mutable_floats(op.writes[0]),
-                                            tokens.sequences, tokens.tokens, width});
+  const Type& x = *op.reads[0].type;
+  const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
+  if (w.phase == Phase::kF) {
+    std::vector<kernels::PositionsForward> calls;
+    for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+      const bool whole = n == tokens;
+      for (int64_t b = 0; b < (whole ? 1 : sequences); ++b) {
+        const int64_t at = (b * tokens + first) * width;
+        calls.push_back({floats(op.reads[0]) + at, floats(op.reads[1]) + position * width, mutable_floats(op.writes[0]) + at,
+                         whole ? sequences : 1, n, width});
+      }
+    });
+    return [kernel = k_.positions_forward, calls](const StepState&) {
+      for (const auto& args : calls) kernel(args);
+    };
+  }
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  const kernels::PositionsWeight args{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens.sequences, tokens.tokens, width,
-                                      w.accumulate};
-  const int64_t used = tokens.tokens * width, unused = op.writes[0].shape().elements() - used;
-  if (w.accumulate || unused == 0) return launch(k_.positions_weight, args);
-  // Positions beyond the sequence have no token, and a gradient of 0.
-  return [weight = k_.positions_weight, fill = k_.fill, args, used, unused](const StepState&) {
-    weight(args);
-    fill(args.dtable + used, unused, 0.0f);
+  std::vector<kernels::PositionsWeight> calls;
+  for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
+    calls.push_back({floats(op.reads[0]) + first * width, mutable_floats(op.writes[0]) + position * width, sequences, n, width,
+                     w.accumulate, tokens * width});
+  });
+  // Positions of which no token is here have a gradient of 0.
+  const int64_t rows = op.writes[0].shape()[0];
+  std::vector<std::pair<int64_t, int64_t>> gaps;  // first element, number
+  std::vector<std::pair<int64_t, int64_t>> runs;
+  for_positions(op, x, [&](int64_t, int64_t n, int64_t position) { runs.emplace_back(position, position + n); });
+  std::ranges::sort(runs);
+  int64_t at = 0;
+  for (const auto& [begin, end] : runs) {
+    if (begin > at) gaps.emplace_back(at * width, (begin - at) * width);
+    at = end;
+  }
+  if (at < rows) gaps.emplace_back(at * width, (rows - at) * width);
+  if (w.accumulate) gaps.clear();
+  return [weight = k_.positions_weight, fill = k_.fill, calls, gaps, table = mutable_floats(op.writes[0])](const StepState&) {
+    for (const auto& args : calls) weight(args);
+    for (const auto& [first, n] : gaps) fill(table + first, n, 0.0f);
   };
 }
 
@@ -316,7 +344,8 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Rope& w) {
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Attention& w) {
   const Type& out = *(w.phase == Phase::kF ? op.writes[0] : op.reads[0]).type;
-  const kernels::AttentionShape shape{out.shape[0], out.shape[1], w.heads, w.kv_heads, w.head_dim};
+  const kernels::AttentionShape shape{out.shape[0], out.shape[1],         w.heads,           w.kv_heads,
+                                      w.head_dim,   op.plan->token_order, options_.canonical};
   if (w.phase == Phase::kF) {
     const kernels::AttentionForward args{
         .shape = shape, .qkv = floats(op.reads[0]), .o = mutable_floats(op.writes[0]), .lse = mutable_floats(op.writes[1])};
@@ -329,6 +358,56 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Attention& w) {
                                      .qkv = floats(op.reads[3]),
                                      .dqkv = mutable_floats(op.writes[0])};
   return with_scratch(op, k_.attention_input, args, kernels::attention_scratch_bytes(args));
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const AttentionBlock& w) {
+  const kernels::AttentionBlockShape shape = block_shape(op, w, options_.canonical);
+  if (w.phase == Phase::kF) {
+    if (w.carry)
+      for (const size_t i : {size_t{0}, size_t{1}}) check_in_place(op, op.writes[i], op.reads[2 + i]);
+    const kernels::AttentionBlockForward args{.shape = shape,
+                                              .q = floats(op.reads[0]),
+                                              .kv = floats(op.reads[1]),
+                                              .o = mutable_floats(op.writes[0]),
+                                              .lse = w.partial ? nullptr : mutable_floats(op.writes[1]),
+                                              .sums = w.partial ? mutable_floats(op.writes[1]) : nullptr,
+                                              .carry = w.carry};
+    return with_scratch(op, k_.attention_block_forward, args, kernels::attention_scratch_bytes(args));
+  }
+  if (w.carry) check_in_place(op, op.writes[0], op.reads[5]);
+  if (w.carry_kv) check_in_place(op, op.writes[1], op.reads[w.carry ? 6 : 5]);
+  const kernels::AttentionBlockInput args{.shape = shape,
+                                          .dout = floats(op.reads[0]),
+                                          .o = floats(op.reads[1]),
+                                          .lse = floats(op.reads[2]),
+                                          .q = floats(op.reads[3]),
+                                          .kv = floats(op.reads[4]),
+                                          .dq = mutable_floats(op.writes[0]),
+                                          .dkv = mutable_floats(op.writes[1]),
+                                          .carry = w.carry,
+                                          .carry_kv = w.carry_kv,
+                                          .by_head = w.partial};
+  return with_scratch(op, k_.attention_block_input, args, kernels::attention_scratch_bytes(args));
+}
+
+Launch CpuBackend::bind_work(const BoundOp& op, const AttentionMerge& w) {
+  const std::vector<size_t> order = merge_order(op, w);
+  const Shape& y = op.writes[0].shape();
+  if (w.phase == Phase::kF) {
+    kernels::AttentionMergeForward args{y[0], y[1], w.heads, w.head_dim, static_cast<int>(order.size())};
+    for (size_t i = 0; i < order.size(); ++i) {
+      args.part_o[i] = floats(op.reads[2 * order[i]]);
+      args.part_sums[i] = floats(op.reads[2 * order[i] + 1]);
+    }
+    args.o = mutable_floats(op.writes[0]);
+    args.lse = mutable_floats(op.writes[1]);
+    return launch(k_.attention_merge_forward, args);
+  }
+  kernels::AttentionMergeInput args{y[0] * y[1], w.heads, w.keys ? w.kv_heads : w.heads, (w.keys ? 2 : 1) * int64_t{w.head_dim},
+                                    static_cast<int>(order.size())};
+  for (size_t i = 0; i < order.size(); ++i) args.part[i] = floats(op.reads[order[i]]);
+  args.y = mutable_floats(op.writes[0]);
+  return launch(k_.attention_merge_input, args);
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Activation& w) {

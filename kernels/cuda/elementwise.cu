@@ -129,15 +129,15 @@ template <class T>
 struct PositionsWeightSum {
   const T* dx;
   Output dtable;
-  int64_t sequences, sequence;
+  int64_t sequences, stride;
   bool accumulate;
   template <int N>
   SHARDLAB_DEVICE void at(int64_t i) const {
     Values<N> total{};
     for (int j = 0; j < N; ++j) {
       TreeCounter<float, kSequenceLevels> sum;
-      for (int64_t b = 0; b < sequences; ++b) sum.push(value_of(dx[b * sequence + i + j]));
-      total.at[j] = sum.total(0.0f);
+      for (int64_t b = 0; b < sequences; ++b) sum.push(value_of(dx[b * stride + i + j]));
+      total.at[j] = sum.total(0.0f) + 0.0f;
     }
     if (accumulate) total = values_at<N>(dtable, i) + total;
     put(dtable, i, total);
@@ -337,8 +337,8 @@ void positions_weight(const PositionsWeight& a, Stream s) {
   expect_type(a.dtable.dtype, a.dx.dtype, true, "positions: dtable is f32 or of dx's type");
   with_type(a.dx.dtype, "positions: dx is f32, bf16 or f16", [&]<class T>(Named<T>) {
     const auto* dx = static_cast<const T*>(a.dx.data);
-    const int64_t sequence = a.tokens * a.width;
-    elementwise<2>("positions_weight", PositionsWeightSum<T>{dx, a.dtable, a.sequences, sequence, a.accumulate}, sequence,
+    const int64_t sequence = a.tokens * a.width, stride = a.stride != 0 ? a.stride : sequence;
+    elementwise<2>("positions_weight", PositionsWeightSum<T>{dx, a.dtable, a.sequences, stride, a.accumulate}, sequence,
                    aligned({a.dtable.data}), s);
   });
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <optional>
 #include <set>
@@ -169,6 +170,12 @@ std::vector<int64_t> cost_shape_of(const Plan& plan, const Segment& segment, con
     const Shape& s = slot(segment, op.reads[0]).type.shape;
     return {s[0], a->heads, s[1], a->head_dim};
   }
+  if (const auto* a = std::get_if<AttentionBlock>(&op.work)) {
+    // The side of the causal attention of a whole sequence that has as many pairs.
+    const double pairs = static_cast<double>(pairs_of_block(segment, op, plan.mesh, plan.token_order));
+    const Shape& q = slot(segment, op.reads[a->phase == Phase::kF ? 0 : 3]).type.shape;
+    return {q[0], a->heads, std::max<int64_t>(1, std::llround(std::sqrt(2 * pairs + 0.25) - 0.5)), a->head_dim};
+  }
   if (const auto* c = std::get_if<Collective>(&op.work))
     return {full_type(segment, op, *c).bytes(), group_size(plan.mesh, comm_of(plan, op))};
   if (std::holds_alternative<Send>(op.work)) return {slot(segment, op.reads[0]).type.bytes()};
@@ -287,7 +294,11 @@ RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instructi
   const bool emulated = multiplies_narrow(*instruction.segment, *instruction.op);
   const std::string kernel = emulated ? kernel_of(*instruction.op) : kernel_of(*instruction.segment, *instruction.op);
   if (const auto drive = drive_seconds(device_, *instruction.segment, *instruction.op, 1)) return {*drive, true};
-  if (const auto levels = kernels_.find(kernel); levels != kernels_.end()) {
+  auto levels = kernels_.find(kernel);
+  // A block of attention does for its pairs what attention does for as many of a whole sequence.
+  if (const auto* a = std::get_if<AttentionBlock>(&instruction.op->work); a != nullptr && levels == kernels_.end())
+    levels = kernels_.find(a->phase == Phase::kF ? "attention.F" : "attention.I");
+  if (levels != kernels_.end()) {
     std::vector<int64_t> shape = cost_shape_of(plan, *instruction.segment, *instruction.op);
     double times = 1;
     bool more_cores = false;
@@ -303,7 +314,7 @@ RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instructi
     if (emulated || (!product && reads_narrow(instruction))) answer.extrapolated = true;
     return answer;
   }
-  const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh);
+  const WorkAmount work = work_of(*instruction.segment, *instruction.op, plan.mesh, plan.token_order);
   const double bytes = static_cast<double>(std::max(work.memory.value, work.payload.value));
   return {std::max(time_at(static_cast<double>(work.flops.value), peak_flops_), time_at(bytes, memory_bytes_per_s_)), true};
 }
@@ -339,7 +350,8 @@ namespace {
 
 /// What a kernel of the device does.
 DatasheetRates::Kernel kernel_work(const Segment& segment, const Op& op, const WorkAmount& work) {
-  const bool product = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work);
+  const bool product = std::holds_alternative<Linear>(op.work) || std::holds_alternative<Attention>(op.work) ||
+                       std::holds_alternative<AttentionBlock>(op.work);
   return {static_cast<double>(work.flops.value), static_cast<double>(work.memory.value), product, multiplies_narrow(segment, op)};
 }
 
@@ -351,7 +363,7 @@ DatasheetCostModel::DatasheetCostModel(const Machine& machine, Precision precisi
 Seconds DatasheetCostModel::compute(const Plan& plan, const Instruction& instruction, int) const {
   const Segment& segment = *instruction.segment;
   const Op& op = *instruction.op;
-  const WorkAmount work = work_of(segment, op, plan.mesh);
+  const WorkAmount work = work_of(segment, op, plan.mesh, plan.token_order);
   const double bytes = static_cast<double>(work.memory.value);
   switch (place_of(segment, op)) {
     case Where::kDevice: break;
@@ -405,7 +417,7 @@ Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instructi
   if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
     return rates_.message_demand(message_bytes(plan, instruction), rates_.way_between(ranks),
                                  std::holds_alternative<Send>(op.work));
-  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh);
+  const WorkAmount work = work_of(*instruction.segment, op, plan.mesh, plan.token_order);
   Demand d = PlacedCostModel::demand(plan, instruction, ranks, alone);
   switch (place_of(*instruction.segment, op)) {
     case Where::kDevice: return rates_.kernel_demand(kernel_work(*instruction.segment, op, work));

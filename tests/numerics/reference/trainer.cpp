@@ -227,13 +227,9 @@ Contribution<T> Trainer<T>::contribution(std::span<const int32_t> row, int64_t s
     dx = backward_layer(state.layers[static_cast<size_t>(layer)], std::move(dx), layer, sequence, c.gradients);
 
   drop(dx, -1, 0, sequence);
-  const bool positions = bias("embed.positions") != nullptr;
-  for (int64_t t = 0; t < s; ++t)
-    for (int64_t i = 0; i < h; ++i) {
-      const T d = dx[static_cast<size_t>(t * h + i)];
-      c.gradients[embedding][static_cast<size_t>(row[static_cast<size_t>(t)] * h + i)] += d;
-      if (positions) c.gradients[index("embed.positions")][static_cast<size_t>(t * h + i)] = d;
-    }
+  c.gradients[embedding] = embedding_weight(row.data(), dx, s, h, model_.vocab);
+  if (bias("embed.positions") != nullptr)
+    for (int64_t i = 0; i < s * h; ++i) c.gradients[index("embed.positions")][static_cast<size_t>(i)] = dx[static_cast<size_t>(i)];
   return c;
 }
 
