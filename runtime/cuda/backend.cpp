@@ -91,6 +91,9 @@ class CudaBackend final : public Backend {
     args.scratch = lent(op);
     return launch(op, kernel, args);
   }
+  template <class Args, class Move>
+  Launch by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move);
+  Launch sum_sequences(const BoundOp& op, bool accumulate);
   /// A matrix product: by the library's method or, in canonical mode, by the fixed-order kernel.
   template <class Args>
   Launch product(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), void (gpu::Matmul::*method)(const Args&, gpu::Stream),
@@ -129,6 +132,16 @@ Error refuse(const BoundOp& op, std::string_view why, std::string_view hint) {
 
 bool is_float(DType t) { return gpu::is_activation_type(t); }
 
+/// What lies `elements` further on.
+Input past(Input a, int64_t elements) { return {static_cast<const std::byte*>(a.data) + bytes_of(a.dtype, elements), a.dtype}; }
+Output past(Output a, int64_t elements) { return {static_cast<std::byte*>(a.data) + bytes_of(a.dtype, elements), a.dtype}; }
+
+Launch one_after_another(std::vector<Launch> each) {
+  return [each = std::move(each)](const StepState& state) {
+    for (const Launch& one : each) one(state);
+  };
+}
+
 /// Ops whose operands may be of fp64: sums of squared norms.
 bool has_wide_form(const Work& work) {
   return std::holds_alternative<Add>(work) || std::holds_alternative<Fill>(work) || std::holds_alternative<SquaredNorm>(work);
@@ -144,6 +157,7 @@ Uniform uniform_operands(const Work& work) {
                           return Uniform{2, 0};
                         },
                         [](const Norm& w) {
+                          if (w.over == SumOver::kSequences) return Uniform{1, 0};
                           return w.phase == Phase::kF ? Uniform{1, 1} : w.phase == Phase::kI ? Uniform{2, 1} : Uniform{2, 0};
                         },
                         [](const Attention& w) {
@@ -309,24 +323,28 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
   const int64_t width = op.reads[0].shape().last();
   if (w.phase == Phase::kF)
     return launch(op, k_.positions_forward,
-                  gpu::PositionsForward{input(op.reads[0]), input(op.reads[1]), output(op.writes[0]), tokens.sequences,
-                                        tokens.tokens, width});
+                  gpu::PositionsForward{input(op.reads[0]), past(input(op.reads[1]), tokens.part.begin * width),
+                                        output(op.writes[0]), tokens.sequences, tokens.tokens, width});
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
   const Output dtable = output(op.writes[0]);
-  const gpu::PositionsWeight args{input(op.reads[0]), dtable, tokens.sequences, tokens.tokens, width, w.accumulate};
-  const int64_t used = tokens.tokens * width, unused = op.writes[0].shape().elements() - used;
-  if (w.accumulate || unused == 0) return launch(op, k_.positions_weight, args);
-  // Positions beyond the sequence have no token, and a gradient of 0.
-  const gpu::Fill rest{{static_cast<std::byte*>(dtable.data) + bytes_of(dtable.dtype, used), dtable.dtype}, unused, 0.0f};
-  return [this, args, rest, s = op.instruction->stream](const StepState&) {
-    k_.positions_weight(args, stream(s));
-    k_.fill(rest, stream(s));
-  };
+  const int64_t before = tokens.part.begin * width, used = tokens.tokens * width;
+  const int64_t after = op.writes[0].shape().elements() - before - used;
+  std::vector<Launch> each{
+      launch(op, k_.positions_weight,
+             gpu::PositionsWeight{input(op.reads[0]), past(dtable, before), tokens.sequences, tokens.tokens, width, w.accumulate})};
+  // Positions of no token here have a gradient of 0.
+  if (!w.accumulate && before > 0) each.push_back(launch(op, k_.fill, gpu::Fill{dtable, before, 0.0f}));
+  if (!w.accumulate && after > 0) each.push_back(launch(op, k_.fill, gpu::Fill{past(dtable, before + used), after, 0.0f}));
+  return each.size() == 1 ? each[0] : one_after_another(std::move(each));
 }
 
 // ---- the layers
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Norm& w) {
+  if (w.accumulate)
+    for (size_t i = 0; i < op.writes.size(); ++i)
+      check_in_place(op, op.writes[i], op.reads[op.reads.size() - op.writes.size() + i]);
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate);
   const Type& x = *op.reads[w.phase == Phase::kF ? 0 : 1].type;
   const int64_t rows = rows_of(x), width = x.shape.last();
   if (w.phase == Phase::kF)
@@ -351,18 +369,51 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Norm& w) {
                                  .rows = rows,
                                  .width = width,
                                  .rms = w.rms});
-  if (w.accumulate)
-    for (size_t i = 0; i < op.writes.size(); ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
-  return launch_with_scratch(op, k_.norm_weight,
-                             gpu::NormWeight{.dy = input(op.reads[0]),
-                                             .x = input(op.reads[1]),
-                                             .stats = op.reads[2].as<const float>(),
-                                             .dgamma = output(op.writes[0]),
-                                             .dbeta = w.rms ? Output{} : output(op.writes[1]),
-                                             .tokens = tokens_of(op, x),
-                                             .width = width,
-                                             .rms = w.rms,
-                                             .accumulate = w.accumulate});
+  const gpu::NormWeight args{.dy = input(op.reads[0]),
+                             .x = input(op.reads[1]),
+                             .stats = op.reads[2].as<const float>(),
+                             .dgamma = output(op.writes[0]),
+                             .dbeta = w.rms ? Output{} : output(op.writes[1]),
+                             .tokens = tokens_of(op, x),
+                             .width = width,
+                             .rms = w.rms,
+                             .accumulate = w.accumulate};
+  if (w.over == SumOver::kAll) return launch_with_scratch(op, k_.norm_weight, args);
+  return by_sequence(op, k_.norm_weight, args, [](gpu::NormWeight& a, int64_t sequence) {
+    const int64_t row = sequence * a.tokens.tokens;
+    a.dy = past(a.dy, row * a.width);
+    a.x = past(a.x, row * a.width);
+    a.stats += row * (a.rms ? 1 : 2);
+    a.dgamma = past(a.dgamma, sequence * a.width);
+    if (!a.rms) a.dbeta = past(a.dbeta, sequence * a.width);
+  });
+}
+
+/// A launch of the kernel for each sequence, one after another in the stream's scratch; `move` takes its operands to a sequence.
+template <class Args, class Move>
+Launch CudaBackend::by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move) {
+  const int64_t sequences = args.tokens.sequences;
+  args.tokens.sequences = 1;
+  std::vector<Launch> each;
+  for (int64_t i = 0; i < sequences; ++i) {
+    Args one = args;
+    move(one, i);
+    each.push_back(launch_with_scratch(op, kernel, one));
+  }
+  return one_after_another(std::move(each));
+}
+
+/// Each write is the sum over sequences of the read beside it: to a sum over tokens a sequence is one token.
+Launch CudaBackend::sum_sequences(const BoundOp& op, bool accumulate) {
+  std::vector<Launch> each;
+  for (size_t i = 0; i < op.writes.size(); ++i)
+    each.push_back(launch_with_scratch(op, k_.bias_weight,
+                                       gpu::BiasWeight{.dy = input(op.reads[i]),
+                                                       .dbias = output(op.writes[i]),
+                                                       .tokens = tokens_of(op, *op.reads[i].type),
+                                                       .width = op.reads[i].shape().last(),
+                                                       .accumulate = accumulate}));
+  return one_after_another(std::move(each));
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Linear& w) {
@@ -507,12 +558,16 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Residual& w) {
                                        .rows = rows_of(x),
                                        .width = width});
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  return launch_with_scratch(op, k_.bias_weight,
-                             gpu::BiasWeight{.dy = input(op.reads[0]),
-                                             .dbias = output(op.writes[0]),
-                                             .tokens = tokens_of(op, x),
-                                             .width = width,
-                                             .accumulate = w.accumulate});
+  const gpu::BiasWeight args{.dy = input(op.reads[0]),
+                             .dbias = output(op.writes[0]),
+                             .tokens = tokens_of(op, x),
+                             .width = width,
+                             .accumulate = w.accumulate};
+  if (w.over != SumOver::kTokens) return launch_with_scratch(op, k_.bias_weight, args);
+  return by_sequence(op, k_.bias_weight, args, [](gpu::BiasWeight& a, int64_t sequence) {
+    a.dy = past(a.dy, sequence * a.tokens.tokens * a.width);
+    a.dbias = past(a.dbias, sequence * a.width);
+  });
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Dropout& w) {

@@ -142,6 +142,7 @@ void CaseDealer::deal_techniques(Case& c) {
   if (l.zero == 3 && one_in(6)) l.offload.parameters = of({OffloadTo::kCpu, OffloadTo::kNvme});
   if (l.dp > 1 && one_in(6)) deal_compression(c);
   c.canonical = one_in(10);
+  if (l.tp > 1) l.sequence_parallel = one_in(2);
 }
 
 void CaseDealer::deal_compression(Case& c) {
