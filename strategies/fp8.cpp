@@ -25,8 +25,8 @@
 // Adds     current: per layer and micro-batch 8 all-reduces (maximum) of one f32 over tp (4 matrices, 2 inputs, 2 gradients)
 //          delayed: per step and stage an all-reduce (maximum) of 12 f32 a layer over dp and tp
 //          block: nothing
-//          under sequence parallelism the gathered inputs and gradients of products travel in 8 bits, block scales beside them; 2 more
-//          all-reduces of one f32 in backward, over tp, with current scaling
+//          under sequence parallelism the gathered inputs and gradients of products travel in 8 bits, block scales beside them; with
+//          current scaling 4 more all-reduces of one f32, over tp: those inputs and gradients are cut too
 // Memory   of inputs of products b*s*(2h + f/t) less than in bf16, b*s*h/t more for attention's output; scales; delayed:
 //          12*(16 + 2) f32 a layer. While it is used, one matrix in 8 bits
 // Refuses  shards that cut blocks; back ends without kernels of it (`check`)
