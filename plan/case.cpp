@@ -333,7 +333,6 @@ Result<void> check_implemented(const Case& c) {
   SHARDLAB_TRY(check_mirrored(c));
   if (l.cp != 1) return missing(fmt::format("cp={} (context parallel)", l.cp), "cp: 1");
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
-  if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (l.zero < 0 || l.zero > 3) return refusal(fmt::format("zero={}", l.zero), "use 0 to 3");
   SHARDLAB_TRY(check_offload(c));
   if (c.train.precision == Precision::kFp4)
@@ -632,6 +631,16 @@ Result<void> check_layout(const Case& c) {
   SHARDLAB_TRY(divides("heads", m.heads, "tp", l.tp));
   SHARDLAB_TRY(divides("kv_heads", m.kv_heads, "tp", l.tp));
   SHARDLAB_TRY(divides("ffn", m.ffn, "tp", l.tp));
+  if (l.sequence_parallel && c.train.seq_len % l.tp != 0)
+    return refusal(fmt::format("sequence_parallel with seq_len {}, which is not divisible by tp={}", c.train.seq_len, l.tp),
+                   fmt::format("set sequence_parallel: false, or seq_len: {}", (c.train.seq_len + l.tp - 1) / l.tp * l.tp));
+  if (const AlgorithmChoice a = l.collective_algorithm;
+      l.sequence_parallel && l.tp > 1 && (a == AlgorithmChoice::kRing || a == AlgorithmChoice::kHalvingDoubling))
+    return refusal(
+        fmt::format("sequence_parallel with collective_algorithm={}, which keeps partial sums in its source: sums of tokens "
+                    "are scattered to storage of their own",
+                    name_of(a)),
+        "use collective_algorithm: auto or direct, which send as much");
   if (m.vocab % l.tp != 0)
     return refusal(
         fmt::format("vocab {} is not divisible by tp={}", m.vocab, l.tp),

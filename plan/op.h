@@ -40,16 +40,26 @@ struct Positions {
   bool accumulate = false;
 };
 
+/// What an op of phase W adds up. Where ranks have parts of the tokens of each sequence, each adds up its own tokens, sequence by
+/// sequence; the ranks add up these sums; and then the sequences are added up. So the order is that of the one sum on one rank.
+enum class SumOver : uint8_t {
+  kAll,        ///< tokens, then sequences: a sum over micro-batches
+  kTokens,     ///< the tokens of each sequence apart: values of one micro-batch
+  kSequences,  ///< what kTokens left: a sum over micro-batches
+};
+
 /// LayerNorm (with bias) or RMSNorm (without), over h.
 /// F: x, gamma[h], (beta[h]) -> y, stats[b,s,2] (mean, 1/std) or [b,s,1] (1/rms).
 /// I: dy, x, gamma, stats, (residual) -> dx; with `residual` the operand is added to the result.
-/// W: dy, x, stats -> dgamma, (dbeta).
+/// W: dy, x, stats -> dgamma, (dbeta). kTokens: the results are f32[b,1,h]. kSequences: sums of gamma, (of beta) f32[b,1,h] ->
+/// dgamma, (dbeta).
 struct Norm {
   Phase phase = Phase::kF;
   bool rms = false;
   float epsilon = 1e-5f;
   bool residual = false;
   bool accumulate = false;
+  SumOver over = SumOver::kAll;  ///< of W
 };
 
 /// y = x w^T (+ bias). Weights are [out, in] row-major. F: x[..,in], w, (bias[out]) -> y[..,out].
@@ -127,11 +137,13 @@ struct Activation {
   bool swiglu = false;
 };
 
-/// F: x, z, (bias[h]) -> y = x + (z + bias). W: dy -> dbias. Its input gradients are dy itself.
+/// F: x, z, (bias[h]) -> y = x + (z + bias). W: dy -> dbias. Its input gradients are dy itself. kTokens: dy -> f32[b,1,h].
+/// kSequences: f32[b,1,h] -> dbias.
 struct Residual {
   Phase phase = Phase::kF;
   bool bias = false;
   bool accumulate = false;
+  SumOver over = SumOver::kAll;  ///< of W
 };
 
 /// F and I: z -> z (in place): kept elements are scaled by 1/(1-p); the mask is drawn from the seed, the step, `site`
@@ -251,7 +263,8 @@ struct Op {
   StreamId stream{0};
   SlotId when;  ///< predicate i32[1], replicated on every axis: the op runs where it is not 0; none = always
   /// "attn.qkv": unique in its segment with the phase. F, I and W of one use of a parameter share it (a recomputed F adds
-  /// ".again"), and so do a send and its receive, less a leading "send" or "receive": `verify` matches by it.
+  /// ".again", a sum over tokens alone ".tokens"), and so do a send and its receive, less a leading "send" or "receive": `verify`
+  /// matches by it.
   std::string label;
   std::string strategy;  ///< the pass that put it there
 };

@@ -12,6 +12,7 @@
 namespace shardlab {
 
 inline constexpr std::array<std::string_view, 5> kCrossEntropyParts{"fused", "loss-only", "max", "sum", "grad"};
+inline constexpr std::array<std::string_view, 3> kSumsOver{"all", "tokens", "sequences"};
 inline constexpr std::array<std::string_view, 5> kKernelRules{"elementwise", "linear", "contract", "opaque", "trusted"};
 inline constexpr std::array<std::string_view, 3> kTokenOrders{"contiguous", "zigzag", "striped"};
 inline constexpr std::array<std::string_view, 2> kReduceOps{"sum", "max"};
@@ -35,6 +36,7 @@ void op_fields(A& a, Norm& w) {
   a.number("epsilon", w.epsilon, Norm{}.epsilon);
   a.flag("residual", w.residual);
   a.flag("accumulate", w.accumulate);
+  a.choice("over", w.over, kSumsOver, SumOver::kAll);
 }
 template <class A>
 void op_fields(A& a, Linear& w) {
@@ -86,6 +88,7 @@ template <class A>
 void op_fields(A& a, Residual& w) {
   a.flag("bias", w.bias);
   a.flag("accumulate", w.accumulate);
+  a.choice("over", w.over, kSumsOver, SumOver::kAll);
 }
 template <class A>
 void op_fields(A& a, Dropout& w) {

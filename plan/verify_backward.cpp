@@ -36,6 +36,8 @@ namespace backward {
 namespace {
 
 constexpr std::string_view kAgain = ".again";
+/// Ends the label of a sum over tokens that is not yet one over sequences.
+constexpr std::string_view kTokens = ".tokens";
 
 /// The rule for an operand of a backward op.
 struct Source {
@@ -45,6 +47,7 @@ struct Source {
     kMade,      ///< the forward op's write `index`
     kLast,      ///< write `index` of the last op that carried on the forward op's result
     kTerm,      ///< another gradient, added to result `index`
+    kSums,      ///< what the op over tokens made, its result `index`, summed over the ranks that have tokens
     kFree,      ///< an old value of a sum over micro-batches
   } kind = Kind::kFree;
   size_t index = 0;
@@ -62,7 +65,9 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
           [&](const Embed&) {
             return std::vector{kX, kGradient};
           },
-          [&](const Norm&) {
+          [&](const Norm& w) {
+            constexpr Source kOfGamma{Kind::kSums, 0}, kOfBeta{Kind::kSums, 1};
+            if (w.over == SumOver::kSequences) return w.rms ? std::vector{kOfGamma} : std::vector{kOfGamma, kOfBeta};
             return input ? std::vector{kGradient, kX, kParameter, kSaved, kTerm} : std::vector{kGradient, kX, kSaved};
           },
           [&](const Linear& w) {
@@ -88,7 +93,10 @@ std::vector<Source> sources_of(const Work& work, bool scaled) {
           [&](const Activation&) {
             return std::vector{kGradient, kX};
           },
-          [&](const auto&) { return std::vector{kGradient}; },  // positions, rope, residual, dropout
+          [&](const Residual& w) {
+            return std::vector{w.over == SumOver::kSequences ? Source{Kind::kSums, 0} : kGradient};
+          },
+          [&](const auto&) { return std::vector{kGradient}; },  // positions, rope, dropout
       },
       work);
 }
@@ -180,6 +188,20 @@ struct Script {
   std::vector<Act> acts;
 };
 
+SumOver over_of(const Work& work) {
+  return std::visit(
+      []<class W>(const W& w) {
+        if constexpr (requires { w.over; })
+          return w.over;
+        else
+          return SumOver::kAll;
+      },
+      work);
+}
+
+/// The identity of the sums over tokens that go to the n-th parameter of a node.
+uint64_t sums_of(int32_t node, size_t n) { return static_cast<uint64_t>(node) * 2 + n; }
+
 Act::Kind kind_of_act(const Op& op) {
   using Kind = Act::Kind;
   const Phase phase = phase_of(op.work);
@@ -231,6 +253,7 @@ class Compiler {
     std::string_view label = op.label;
     act.again = label.ends_with(kAgain);
     if (act.again) label.remove_suffix(kAgain.size());
+    if (over_of(op.work) == SumOver::kTokens && label.ends_with(kTokens)) label.remove_suffix(kTokens.size());
     act.label = hash_text(label);
     const std::string text = Settings::of(op.work);
     const auto [at, fresh] = numbers_.try_emplace(text, static_cast<int32_t>(texts_.size()));
@@ -899,9 +922,14 @@ void Replay::play_backward(const Act& act) {
     check_operand(act, i, node,
                   sums[std::min(act.sources[i].kind == Source::Kind::kTerm ? act.sources[i].index : 0, sums.size() - 1)]);
   const bool block = std::holds_alternative<AttentionBlock>(act.op->work);
+  const bool over_tokens = over_of(act.op->work) == SumOver::kTokens;
   if (block) rule_.note_block_term(node, held_[4].turn);
   for (size_t w = 0; w < act.writes.size(); ++w) {
     if (!script_->slots[static_cast<size_t>(act.writes[w])].slice) continue;
+    if (over_tokens) {
+      write(act.writes[w], {Held::Kind::kTokenSums, sums_of(node, w), 0});
+      continue;
+    }
     Held held = sums[w] ? Held{Held::Kind::kGradient, *sums[w], 0} : Held{};
     if (block && w == 1) {  // the gradient of keys that have come round a ring goes on from where they are
       held.turn = held_[4].turn;
@@ -939,6 +967,11 @@ void Replay::check_operand(const Act& act, size_t i, int32_t node, std::optional
         fault(Rule::kGradients, act, "adds %{} to a gradient, and it is a forward value", name(act.reads[i]));
       if (held_[i].kind != Held::Kind::kGradient && held_[i].kind != Held::Kind::kZero) sum.reset();
       return;
+    case Source::Kind::kSums:
+      if (held_[i] == Held{Held::Kind::kTokenSums, sums_of(node, source.index), 0}) return;
+      return fault(Rule::kGradients, act,
+                   "adds up %{} over sequences, and no sum over the tokens of this label and micro-batch is there",
+                   name(act.reads[i]));
     case Source::Kind::kFree: return;
   }
 }

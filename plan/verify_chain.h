@@ -32,6 +32,7 @@ struct Held {
     kParameter,  ///< parameter number `what`, from its element `shift` on
     kSeveral,    ///< unlike parts: `what` tells them apart
     kMessage,    ///< what message number `what` brings
+    kTokenSums,  ///< sums over the tokens of each sequence, number `what`: a part of a parameter's gradient
   } kind = Kind::kUnknown;
   uint64_t what = 0;
   int64_t shift = 0;

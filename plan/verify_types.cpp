@@ -104,6 +104,7 @@ class Builder {
   void describe(const Embed& w);
   void describe(const Positions& w);
   void describe(const Norm& w);
+  void describe_sequences(int sums, bool accumulates);
   void describe(const Linear& w);
   void describe(const Rope& w);
   void describe(const Attention& w);
@@ -157,19 +158,20 @@ void Builder::describe(const Embed& w) {
 }
 
 void Builder::describe(const Positions& w) {
-  equation.loose = "s";  // the table may have more rows than the sequence has tokens
+  // A rank adds the rows of its tokens' positions, and sums over its tokens: the table is whole, its gradient a summand.
   if (w.phase == Phase::kF) {
     read("x", "bsh", Pass::kTerm);
-    read("table", "sh", Pass::kTerm);
+    read("table", "ph", Pass::kTerm);
     write("y", "bsh", ~0u, slot_of_read(0));
   } else {
     read("dx", "bsh", Pass::kFactor);
-    write("dtable", "sh");
+    write("dtable", "ph");
     accumulate(w.accumulate);
   }
 }
 
 void Builder::describe(const Norm& w) {
+  if (w.over == SumOver::kSequences) return describe_sequences(w.rms ? 1 : 2, w.accumulate);
   const std::string b = lead(w.phase == Phase::kF ? 0 : 1);
   equation.frozen = "h";
   if (w.phase == Phase::kF) {
@@ -190,9 +192,17 @@ void Builder::describe(const Norm& w) {
     write("dx", b + "h");
     return;
   }
-  write("dgamma", "h", 0b111u);
-  if (!w.rms) write("dbeta", "h", 0b001u);
-  accumulate(w.accumulate);
+  const bool apart = w.over == SumOver::kTokens;
+  write("dgamma", apart ? "bnh" : "h", 0b111u);
+  if (!w.rms) write("dbeta", apart ? "bnh" : "h", 0b001u);
+  if (!apart) accumulate(w.accumulate);
+}
+
+/// Sums of the tokens of each sequence are added up over sequences.
+void Builder::describe_sequences(int sums, bool accumulates) {
+  for (int i = 0; i < sums; ++i) read("sums", "bnh", Pass::kFactor);
+  for (int i = 0; i < sums; ++i) write("dparameter", "h", 1u << i);
+  accumulate(accumulates);
 }
 
 /// Scales say nothing of how the result is placed: each rank multiplies what it holds by what it was divided by.
@@ -324,6 +334,7 @@ void Builder::describe(const Activation& w) {
 }
 
 void Builder::describe(const Residual& w) {
+  if (w.over == SumOver::kSequences) return describe_sequences(1, w.accumulate);
   const std::string b = lead(0);
   equation.may_alias = true;
   if (w.phase == Phase::kF) {
@@ -333,8 +344,8 @@ void Builder::describe(const Residual& w) {
     write("y", b + "h");
   } else {
     read("dy", b + "h", Pass::kFactor);
-    write("dbias", "h");
-    accumulate(w.accumulate);
+    write("dbias", w.over == SumOver::kTokens ? "bnh" : "h");
+    if (w.over == SumOver::kAll) accumulate(w.accumulate);
   }
 }
 
@@ -608,7 +619,22 @@ std::string Builder::settings_fault() const {
       return fault;
     return forward ? "" : extent_fault(write_slot(0), u.type.shape.rank - 1, u.type.shape.last(), "the gradient of gate and up");
   };
+  const auto over_fault = [&](SumOver over, Phase phase, bool accumulates) -> std::string {
+    if (over == SumOver::kAll) return "";
+    if (phase != Phase::kW) return "only a sum over tokens, of phase W, is over tokens or sequences alone";
+    if (over == SumOver::kTokens && accumulates)
+      return "sums of one micro-batch are not added to others: that is for over=sequences";
+    for (const SlotId sum : over == SumOver::kTokens ? op_.writes : std::vector<SlotId>(op_.reads.begin(), op_.reads.begin() + 1)) {
+      if (std::string fault = extent_fault(slot(sum), 1, 1, "a sum for each sequence"); !fault.empty()) return fault;
+      if (slot(sum).type.dtype != DType::f32)
+        return fmt::format("%{} is {}, and sums that are to be added up are f32", slot(sum).name, name_of(slot(sum).type.dtype));
+    }
+    return "";
+  };
+  const auto of_residual = [&](const Residual& w) -> std::string { return over_fault(w.over, w.phase, w.accumulate); };
   const auto of_norm = [&](const Norm& w) -> std::string {
+    if (std::string fault = over_fault(w.over, w.phase, w.accumulate); !fault.empty()) return fault;
+    if (w.over == SumOver::kSequences) return "";
     const Slot& stats = w.phase == Phase::kF ? write_slot(1) : read_slot(w.phase == Phase::kI ? 3 : 2);
     return extent_fault(stats, stats.type.shape.rank - 1, w.rms ? 1 : 2, w.rms ? "1/rms" : "mean and 1/std");
   };
@@ -641,7 +667,7 @@ std::string Builder::settings_fault() const {
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
   return std::visit(Overload{of_kernel, of_linear, of_attention, of_split, of_block, of_merge, of_rope, of_activation, of_norm,
-                             of_positions, of_loss, of_dropout, [](const auto&) { return std::string(); }},
+                             of_residual, of_positions, of_loss, of_dropout, [](const auto&) { return std::string(); }},
                     op_.work);
 }
 

@@ -68,6 +68,7 @@ int64_t flops_of(const Norm& w, const Operands& o) {
   const int64_t n = elements(o.read(0));
   if (w.phase == Phase::kF) return n * (w.rms ? 4 : 8);
   if (w.phase == Phase::kI) return n * ((w.rms ? 7 : 10) + (w.residual ? 1 : 0));
+  if (w.over == SumOver::kSequences) return n * (w.rms ? 1 : 2);
   return n * (w.rms ? 3 : 5);
 }
 
@@ -211,6 +212,11 @@ int64_t windows(const Operands& o, int64_t n) {
   return bytes;
 }
 
+/// Rows that a sum over tokens takes in one launch: sequences that are summed apart are taken one after another.
+int64_t rows_at_once(SumOver over, const Type& gradient) {
+  return over == SumOver::kTokens ? rows_of(gradient) / gradient.shape[0] : rows_of(gradient);
+}
+
 int64_t narrow_scratch(const Norm& w, const Operands& o, bool) {
   const size_t beta = 2;
   const int64_t width = o.read(0).shape.last(), block = block_of_rows(width);
@@ -220,7 +226,13 @@ int64_t narrow_scratch(const Norm& w, const Operands& o, bool) {
   if (w.phase == Phase::kI)
     return window(o.read(0), block) + window(o.read(1), block) + window(o.write(0), block) + window(o.read(2), width) +
            (w.residual ? window(o.read(4), block) : 0);
-  return 2 * floats(rows_of(o.read(0)) * kColumns) + window(o.write(0), kColumns) + (w.rms ? 0 : window(o.write(1), kColumns));
+  if (w.over == SumOver::kSequences) {  // one sum after another
+    int64_t widest = 0;
+    for (size_t i = 0; i < o.writes(); ++i) widest = std::max(widest, window(o.write(i), kColumns));
+    return floats(rows_of(o.read(0)) * kColumns) + widest;
+  }
+  return 2 * floats(rows_at_once(w.over, o.read(0)) * kColumns) + window(o.write(0), kColumns) +
+         (w.rms ? 0 : window(o.write(1), kColumns));
 }
 
 int64_t narrow_scratch(const Linear& w, const Operands& o, bool canonical) {
@@ -294,7 +306,7 @@ int64_t narrow_scratch(const Activation& w, const Operands& o, bool) {
 
 int64_t narrow_scratch(const Residual& w, const Operands& o, bool) {
   const int64_t width = o.read(0).shape.last(), block = block_of_rows(width);
-  if (w.phase == Phase::kW) return floats(rows_of(o.read(0)) * kColumns) + window(o.write(0), kColumns);
+  if (w.phase == Phase::kW) return floats(rows_at_once(w.over, o.read(0)) * kColumns) + window(o.write(0), kColumns);
   return window(o.read(0), block) + window(o.read(1), block) + window(o.write(0), block) + (w.bias ? window(o.read(2), width) : 0);
 }
 

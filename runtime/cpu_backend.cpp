@@ -72,6 +72,9 @@ class CpuBackend final : public Backend {
     args.scratch = op.workspace.data();
     return [kernel, args](const StepState&) { kernel(args); };
   }
+  template <class Args, class Move>
+  static Launch by_sequence(void (*kernel)(const Args&), Args args, kernels::Tokens tokens, Move move);
+  Launch sum_sequences(const BoundOp& op, bool accumulate);
   /// The tools of mixed ops and named kernels.
   BindTools tools() const { return {k_, options_}; }
   Result<Launch> lend_scratch(const BoundOp& op, Result<ScratchLaunch> bound);
@@ -243,6 +246,10 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Positions& w) {
 // ---- the layers
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Norm& w) {
+  if (w.accumulate)
+    for (size_t i = 0; i < op.writes.size(); ++i)
+      check_in_place(op, op.writes[i], op.reads[op.reads.size() - op.writes.size() + i]);
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate);
   const Type& x = *op.reads[w.phase == Phase::kF ? 0 : 1].type;
   const int64_t rows = rows_of(x), width = x.shape.last();
   switch (w.phase) {
@@ -268,17 +275,48 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Norm& w) {
                                                       .rms = w.rms});
     default: break;
   }
-  if (w.accumulate)
-    for (size_t i = 0; i < op.writes.size(); ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
-  return launch(k_.norm_weight, kernels::NormWeight{.dy = floats(op.reads[0]),
-                                                    .x = floats(op.reads[1]),
-                                                    .stats = floats(op.reads[2]),
-                                                    .dgamma = mutable_floats(op.writes[0]),
-                                                    .dbeta = w.rms ? nullptr : mutable_floats(op.writes[1]),
-                                                    .tokens = tokens_of(op, x),
-                                                    .width = width,
-                                                    .rms = w.rms,
-                                                    .accumulate = w.accumulate});
+  const kernels::NormWeight args{.dy = floats(op.reads[0]),
+                                 .x = floats(op.reads[1]),
+                                 .stats = floats(op.reads[2]),
+                                 .dgamma = mutable_floats(op.writes[0]),
+                                 .dbeta = w.rms ? nullptr : mutable_floats(op.writes[1]),
+                                 .tokens = tokens_of(op, x),
+                                 .width = width,
+                                 .rms = w.rms,
+                                 .accumulate = w.accumulate};
+  if (w.over == SumOver::kAll) return launch(k_.norm_weight, args);
+  return by_sequence(k_.norm_weight, args, args.tokens, [](kernels::NormWeight& a, int64_t sequence) {
+    const int64_t row = sequence * a.tokens.tokens;
+    a.dy += row * a.width;
+    a.x += row * a.width;
+    a.stats += row * (a.rms ? 1 : 2);
+    a.dgamma += sequence * a.width;
+    if (!a.rms) a.dbeta += sequence * a.width;
+  });
+}
+
+/// A launch of the kernel for each sequence; `move` takes its operands to a sequence.
+template <class Args, class Move>
+Launch CpuBackend::by_sequence(void (*kernel)(const Args&), Args args, kernels::Tokens tokens, Move move) {
+  args.tokens.sequences = 1;
+  return [kernel, args, n = tokens.sequences, move](const StepState&) {
+    for (int64_t i = 0; i < n; ++i) {
+      Args one = args;
+      move(one, i);
+      kernel(one);
+    }
+  };
+}
+
+/// Each write is the sum over sequences of the read beside it: to a sum over tokens a sequence is one token.
+Launch CpuBackend::sum_sequences(const BoundOp& op, bool accumulate) {
+  std::vector<kernels::BiasWeight> sums;
+  for (size_t i = 0; i < op.writes.size(); ++i)
+    sums.push_back({floats(op.reads[i]), mutable_floats(op.writes[i]), tokens_of(op, *op.reads[i].type), op.reads[i].shape().last(),
+                    accumulate});
+  return [kernel = k_.bias_weight, sums](const StepState&) {
+    for (const kernels::BiasWeight& sum : sums) kernel(sum);
+  };
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Linear& w) {
@@ -430,8 +468,12 @@ Launch CpuBackend::bind_work(const BoundOp& op, const Residual& w) {
                                                                 .rows = rows_of(x),
                                                                 .width = width});
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  return launch(k_.bias_weight,
-                kernels::BiasWeight{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens_of(op, x), width, w.accumulate});
+  const kernels::BiasWeight args{floats(op.reads[0]), mutable_floats(op.writes[0]), tokens_of(op, x), width, w.accumulate};
+  if (w.over != SumOver::kTokens) return launch(k_.bias_weight, args);
+  return by_sequence(k_.bias_weight, args, args.tokens, [](kernels::BiasWeight& a, int64_t sequence) {
+    a.dy += sequence * a.tokens.tokens * a.width;
+    a.dbias += sequence * a.width;
+  });
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Dropout& w) {

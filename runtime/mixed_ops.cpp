@@ -33,6 +33,45 @@ ScratchLaunch launch(const BindTools& tools, void (MixedKernels::*kernel)(const 
 
 float* statistics(const Tensor& t) { return t.as<float>(); }
 
+/// What lies `elements` further on.
+Stored past(Stored s, int64_t elements) {
+  s.data = static_cast<std::byte*>(s.data) + bytes_of(s.dtype, elements);
+  return s;
+}
+
+/// A launch of the kernel for each sequence, all in one scratch; `move` takes its operands to a sequence.
+template <class Args, class Move>
+ScratchLaunch by_sequence(const BindTools& tools, void (MixedKernels::*kernel)(const Args&, kernels::Scratch&) const, Args args,
+                          Move move) {
+  const int64_t sequences = args.tokens.sequences;
+  args.tokens.sequences = 1;
+  return counted_launch(tools.kernels, args, [kernel, sequences, move](const MixedKernels& k, const Args& a, kernels::Scratch& s) {
+    if (s.counting()) return (k.*kernel)(a, s);
+    for (int64_t i = 0; i < sequences; ++i) {
+      Args one = a;
+      move(one, i);
+      kernels::Scratch again = s;
+      (k.*kernel)(one, again);
+    }
+  });
+}
+
+/// Each write is the sum over sequences of the read beside it: to a sum over tokens a sequence is one token.
+ScratchLaunch sum_sequences(const BoundOp& op, bool accumulate, const BindTools& tools) {
+  std::vector<kernels::MixedBiasWeight> sums;
+  for (size_t i = 0; i < op.writes.size(); ++i)
+    sums.push_back(
+        {stored(op.reads[i]), stored(op.writes[i]), held_tokens(op, *op.reads[i].type), op.reads[i].shape().last(), accumulate});
+  return counted_launch(tools.kernels, sums,
+                        [](const MixedKernels& k, const std::vector<kernels::MixedBiasWeight>& all, kernels::Scratch& s) {
+                          for (const kernels::MixedBiasWeight& sum : all) {
+                            if (s.counting()) return k.bias_weight(sum, s);
+                            kernels::Scratch again = s;
+                            k.bias_weight(sum, again);
+                          }
+                        });
+}
+
 // ---- input and embeddings
 
 ScratchLaunch bind_work(const BoundOp& op, const Embed& w, const BindTools& tools) {
@@ -67,11 +106,7 @@ ScratchLaunch bind_work(const BoundOp& op, const Embed& w, const BindTools& tool
 ScratchLaunch bind_work(const BoundOp& op, const Positions& w, const BindTools& tools) {
   const Type& x = *op.reads[0].type;
   const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
-  const auto at = [](const Tensor& t, int64_t element) {
-    Stored s = stored(t);
-    s.data = static_cast<char*>(s.data) + bytes_of(s.dtype, element);
-    return s;
-  };
+  const auto at = [](const Tensor& t, int64_t element) { return past(stored(t), element); };
   if (w.phase == Phase::kF) {
     std::vector<kernels::MixedPositionsForward> calls;
     for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
@@ -112,6 +147,7 @@ ScratchLaunch bind_work(const BoundOp& op, const Positions& w, const BindTools& 
 // ---- the layers
 
 ScratchLaunch bind_work(const BoundOp& op, const Norm& w, const BindTools& tools) {
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate, tools);
   const Type& x = *op.reads[w.phase == Phase::kF ? 0 : 1].type;
   const int64_t rows = rows_of(x), width = x.shape.last();
   const auto maybe = [](const std::vector<Tensor>& operands, size_t i, bool there) {
@@ -139,16 +175,24 @@ ScratchLaunch bind_work(const BoundOp& op, const Norm& w, const BindTools& tools
                                             .rows = rows,
                                             .width = width,
                                             .rms = w.rms});
-  return launch<kernels::MixedNormWeight>(tools, &MixedKernels::norm_weight,
-                                          {.dy = stored(op.reads[0]),
-                                           .x = stored(op.reads[1]),
-                                           .dgamma = stored(op.writes[0]),
-                                           .dbeta = maybe(op.writes, 1, !w.rms),
-                                           .stats = statistics(op.reads[2]),
-                                           .tokens = held_tokens(op, x),
-                                           .width = width,
-                                           .rms = w.rms,
-                                           .accumulate = w.accumulate});
+  const kernels::MixedNormWeight args{.dy = stored(op.reads[0]),
+                                      .x = stored(op.reads[1]),
+                                      .dgamma = stored(op.writes[0]),
+                                      .dbeta = maybe(op.writes, 1, !w.rms),
+                                      .stats = statistics(op.reads[2]),
+                                      .tokens = held_tokens(op, x),
+                                      .width = width,
+                                      .rms = w.rms,
+                                      .accumulate = w.accumulate};
+  if (w.over == SumOver::kAll) return launch(tools, &MixedKernels::norm_weight, args);
+  return by_sequence(tools, &MixedKernels::norm_weight, args, [](kernels::MixedNormWeight& a, int64_t sequence) {
+    const int64_t row = sequence * a.tokens.tokens;
+    a.dy = past(a.dy, row * a.width);
+    a.x = past(a.x, row * a.width);
+    a.stats += row * (a.rms ? 1 : 2);
+    a.dgamma = past(a.dgamma, sequence * a.width);
+    if (!a.rms) a.dbeta = past(a.dbeta, sequence * a.width);
+  });
 }
 
 /// The library's product where both factors are bf16, the result is one that it writes, and no fixed order is asked for. It plans
@@ -372,8 +416,12 @@ ScratchLaunch bind_work(const BoundOp& op, const Residual& w, const BindTools& t
                                                   .y = stored(op.writes[0]),
                                                   .rows = rows_of(x),
                                                   .width = width});
-  return launch<kernels::MixedBiasWeight>(tools, &MixedKernels::bias_weight,
-                                          {stored(op.reads[0]), stored(op.writes[0]), held_tokens(op, x), width, w.accumulate});
+  const kernels::MixedBiasWeight args{stored(op.reads[0]), stored(op.writes[0]), held_tokens(op, x), width, w.accumulate};
+  if (w.over != SumOver::kTokens) return launch(tools, &MixedKernels::bias_weight, args);
+  return by_sequence(tools, &MixedKernels::bias_weight, args, [](kernels::MixedBiasWeight& a, int64_t sequence) {
+    a.dy = past(a.dy, sequence * a.tokens.tokens * a.width);
+    a.dbias = past(a.dbias, sequence * a.width);
+  });
 }
 
 ScratchLaunch bind_work(const BoundOp& op, const Dropout& w, const BindTools& tools) {
@@ -517,7 +565,7 @@ struct FixedOperands {
 };
 
 FixedOperands statistics_of(const Work& work) {
-  if (const auto* w = std::get_if<Norm>(&work))
+  if (const auto* w = std::get_if<Norm>(&work); w != nullptr && w->over != SumOver::kSequences)
     return w->phase == Phase::kF ? FixedOperands{{}, {1}} : w->phase == Phase::kI ? FixedOperands{{3}, {}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<Attention>(&work)) return w->phase == Phase::kF ? FixedOperands{{}, {1}} : FixedOperands{{2}, {}};
   if (const auto* w = std::get_if<AttentionBlock>(&work))

@@ -94,6 +94,9 @@ class CudaBackend final : public Backend {
     args.scratch = lent(op);
     return launch(op, kernel, args);
   }
+  template <class Args, class Move>
+  Launch by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move);
+  Launch sum_sequences(const BoundOp& op, bool accumulate);
   /// A matrix product: by the library's method or, in canonical mode, by the fixed-order kernel.
   template <class Args>
   Launch product(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), void (gpu::Matmul::*method)(const Args&, gpu::Stream),
@@ -132,6 +135,16 @@ Error refuse(const BoundOp& op, std::string_view why, std::string_view hint) {
 
 bool is_float(DType t) { return gpu::is_activation_type(t); }
 
+/// What lies `elements` further on.
+Input past(Input a, int64_t elements) { return {static_cast<const std::byte*>(a.data) + bytes_of(a.dtype, elements), a.dtype}; }
+Output past(Output a, int64_t elements) { return {static_cast<std::byte*>(a.data) + bytes_of(a.dtype, elements), a.dtype}; }
+
+Launch one_after_another(std::vector<Launch> each) {
+  return [each = std::move(each)](const StepState& state) {
+    for (const Launch& one : each) one(state);
+  };
+}
+
 /// Ops whose operands may be of fp64: sums of squared norms.
 bool has_wide_form(const Work& work) {
   return std::holds_alternative<Add>(work) || std::holds_alternative<Fill>(work) || std::holds_alternative<SquaredNorm>(work);
@@ -147,6 +160,7 @@ Uniform uniform_operands(const Work& work) {
                           return Uniform{2, 0};
                         },
                         [](const Norm& w) {
+                          if (w.over == SumOver::kSequences) return Uniform{1, 0};
                           return w.phase == Phase::kF ? Uniform{1, 1} : w.phase == Phase::kI ? Uniform{2, 1} : Uniform{2, 0};
                         },
                         [](const Attention& w) {
@@ -313,19 +327,14 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Embed& w) {
 Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
   const Type& x = *op.reads[0].type;
   const int64_t sequences = x.shape[0], tokens = x.shape[1], width = x.shape.last();
-  const auto at = [](auto array, int64_t element) {
-    using Byte = std::conditional_t<std::is_same_v<decltype(array), gpu::Input>, const std::byte, std::byte>;
-    array.data = static_cast<Byte*>(array.data) + bytes_of(array.dtype, element);
-    return array;
-  };
   if (w.phase == Phase::kF) {
     std::vector<gpu::PositionsForward> calls;
     for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
       const bool whole = n == tokens;
       for (int64_t b = 0; b < (whole ? 1 : sequences); ++b) {
         const int64_t from = (b * tokens + first) * width;
-        calls.push_back({at(input(op.reads[0]), from), at(input(op.reads[1]), position * width), at(output(op.writes[0]), from),
-                         whole ? sequences : 1, n, width});
+        calls.push_back({past(input(op.reads[0]), from), past(input(op.reads[1]), position * width),
+                         past(output(op.writes[0]), from), whole ? sequences : 1, n, width});
       }
     });
     return [this, calls, s = op.instruction->stream](const StepState&) {
@@ -335,14 +344,14 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
   std::vector<gpu::PositionsWeight> calls;
   for_positions(op, x, [&](int64_t first, int64_t n, int64_t position) {
-    calls.push_back({at(input(op.reads[0]), first * width), at(output(op.writes[0]), position * width), sequences, n, width,
+    calls.push_back({past(input(op.reads[0]), first * width), past(output(op.writes[0]), position * width), sequences, n, width,
                      w.accumulate, tokens * width});
   });
   // Positions of which no token is here have a gradient of 0.
   const int64_t used = tokens * width, all = op.writes[0].shape().elements();
   const bool in_front = calls.size() == 1 && calls[0].dtable.data == output(op.writes[0]).data;
   const gpu::Fill rest =
-      in_front ? gpu::Fill{at(output(op.writes[0]), used), all - used, 0.0f} : gpu::Fill{output(op.writes[0]), all, 0.0f};
+      in_front ? gpu::Fill{past(output(op.writes[0]), used), all - used, 0.0f} : gpu::Fill{output(op.writes[0]), all, 0.0f};
   return [this, calls, rest, fills = !w.accumulate && rest.n > 0, s = op.instruction->stream](const StepState&) {
     if (fills) k_.fill(rest, stream(s));
     for (const auto& args : calls) k_.positions_weight(args, stream(s));
@@ -352,6 +361,10 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Positions& w) {
 // ---- the layers
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Norm& w) {
+  if (w.accumulate)
+    for (size_t i = 0; i < op.writes.size(); ++i)
+      check_in_place(op, op.writes[i], op.reads[op.reads.size() - op.writes.size() + i]);
+  if (w.over == SumOver::kSequences) return sum_sequences(op, w.accumulate);
   const Type& x = *op.reads[w.phase == Phase::kF ? 0 : 1].type;
   const int64_t rows = rows_of(x), width = x.shape.last();
   if (w.phase == Phase::kF)
@@ -376,18 +389,51 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Norm& w) {
                                  .rows = rows,
                                  .width = width,
                                  .rms = w.rms});
-  if (w.accumulate)
-    for (size_t i = 0; i < op.writes.size(); ++i) check_in_place(op, op.writes[i], op.reads[3 + i]);
-  return launch_with_scratch(op, k_.norm_weight,
-                             gpu::NormWeight{.dy = input(op.reads[0]),
-                                             .x = input(op.reads[1]),
-                                             .stats = op.reads[2].as<const float>(),
-                                             .dgamma = output(op.writes[0]),
-                                             .dbeta = w.rms ? Output{} : output(op.writes[1]),
-                                             .tokens = tokens_of(op, x),
-                                             .width = width,
-                                             .rms = w.rms,
-                                             .accumulate = w.accumulate});
+  const gpu::NormWeight args{.dy = input(op.reads[0]),
+                             .x = input(op.reads[1]),
+                             .stats = op.reads[2].as<const float>(),
+                             .dgamma = output(op.writes[0]),
+                             .dbeta = w.rms ? Output{} : output(op.writes[1]),
+                             .tokens = tokens_of(op, x),
+                             .width = width,
+                             .rms = w.rms,
+                             .accumulate = w.accumulate};
+  if (w.over == SumOver::kAll) return launch_with_scratch(op, k_.norm_weight, args);
+  return by_sequence(op, k_.norm_weight, args, [](gpu::NormWeight& a, int64_t sequence) {
+    const int64_t row = sequence * a.tokens.tokens;
+    a.dy = past(a.dy, row * a.width);
+    a.x = past(a.x, row * a.width);
+    a.stats += row * (a.rms ? 1 : 2);
+    a.dgamma = past(a.dgamma, sequence * a.width);
+    if (!a.rms) a.dbeta = past(a.dbeta, sequence * a.width);
+  });
+}
+
+/// A launch of the kernel for each sequence, one after another in the stream's scratch; `move` takes its operands to a sequence.
+template <class Args, class Move>
+Launch CudaBackend::by_sequence(const BoundOp& op, void (*kernel)(const Args&, gpu::Stream), Args args, Move move) {
+  const int64_t sequences = args.tokens.sequences;
+  args.tokens.sequences = 1;
+  std::vector<Launch> each;
+  for (int64_t i = 0; i < sequences; ++i) {
+    Args one = args;
+    move(one, i);
+    each.push_back(launch_with_scratch(op, kernel, one));
+  }
+  return one_after_another(std::move(each));
+}
+
+/// Each write is the sum over sequences of the read beside it: to a sum over tokens a sequence is one token.
+Launch CudaBackend::sum_sequences(const BoundOp& op, bool accumulate) {
+  std::vector<Launch> each;
+  for (size_t i = 0; i < op.writes.size(); ++i)
+    each.push_back(launch_with_scratch(op, k_.bias_weight,
+                                       gpu::BiasWeight{.dy = input(op.reads[i]),
+                                                       .dbias = output(op.writes[i]),
+                                                       .tokens = tokens_of(op, *op.reads[i].type),
+                                                       .width = op.reads[i].shape().last(),
+                                                       .accumulate = accumulate}));
+  return one_after_another(std::move(each));
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Linear& w) {
@@ -600,12 +646,16 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Residual& w) {
                                        .rows = rows_of(x),
                                        .width = width});
   if (w.accumulate) check_in_place(op, op.writes[0], op.reads[1]);
-  return launch_with_scratch(op, k_.bias_weight,
-                             gpu::BiasWeight{.dy = input(op.reads[0]),
-                                             .dbias = output(op.writes[0]),
-                                             .tokens = tokens_of(op, x),
-                                             .width = width,
-                                             .accumulate = w.accumulate});
+  const gpu::BiasWeight args{.dy = input(op.reads[0]),
+                             .dbias = output(op.writes[0]),
+                             .tokens = tokens_of(op, x),
+                             .width = width,
+                             .accumulate = w.accumulate};
+  if (w.over != SumOver::kTokens) return launch_with_scratch(op, k_.bias_weight, args);
+  return by_sequence(op, k_.bias_weight, args, [](gpu::BiasWeight& a, int64_t sequence) {
+    a.dy = past(a.dy, sequence * a.tokens.tokens * a.width);
+    a.dbias = past(a.dbias, sequence * a.width);
+  });
 }
 
 Launch CudaBackend::bind_work(const BoundOp& op, const Dropout& w) {

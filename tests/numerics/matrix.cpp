@@ -241,6 +241,36 @@ std::vector<Case> offload_layouts() {
   return list;
 }
 
+std::vector<Case> sequence_layouts() {
+  Case base;
+  base.canonical = true;
+  base.layout.sequence_parallel = true;
+  std::vector<Case> list{base};
+  times<int>(list, {2, 4}, [](Case& c, int v) { c.layout.tp = v; });
+  times<std::array<int, 3>>(list, {{1, 1, 0}, {1, 2, 0}, {2, 1, 0}, {2, 1, 1}, {2, 1, 2}, {2, 1, 3}, {2, 2, 1}, {4, 1, 3}},
+                            [](Case& c, std::array<int, 3> v) {
+                              c.layout.dp = v[0];
+                              c.layout.pp = v[1];
+                              c.layout.zero = v[2];
+                            });
+  times<Schedule>(list, {Schedule::kNone, Schedule::k1F1B, Schedule::kZbH1}, [](Case& c, Schedule v) { c.layout.schedule = v; });
+  times<int>(list, {1, 2, 4}, [](Case& c, int v) { c.train.grad_accumulation = v; });
+  times<std::string>(
+      list, {"none", "full", "attn.core", "attn.norm attn.core mlp.norm mlp.act", "1*full@cpu 1*attn.norm+mlp.act 1*none"},
+      [](Case& c, std::string v) {
+        Layout& l = c.layout;
+        if (v == "none") return;
+        l.recompute = v == "full" ? Recompute::kFull : v.front() == '1' ? Recompute::kByLayer : Recompute::kSelective;
+        if (l.recompute == Recompute::kSelective) l.recompute_options.modules = v;
+        if (l.recompute == Recompute::kByLayer) l.recompute_options.layers = v;
+      });
+  times<Offload>(list, {{}, {.activations = OffloadTo::kCpu, .optimizer = OffloadTo::kCpu}},
+                 [](Case& c, Offload v) { c.layout.offload = v; });
+  times<bool>(list, {false, true}, [](Case& c, bool v) { c.layout.overlap = v; });
+  std::erase_if(list, [](const Case& c) { return c.layout.world_size() > 8; });
+  return list;
+}
+
 std::vector<Case> served_layouts() {
   Case base;
   base.canonical = true;
@@ -319,6 +349,7 @@ std::vector<Case> rows_of(const Subject& subject, std::span<const Case> layouts)
 std::string layout_name(const Case& config) {
   const Layout& l = config.layout;
   std::string name = fmt::format("dp{} tp{} pp{}", l.dp, l.tp, l.pp);
+  if (l.sequence_parallel) name += " sequence-parallel";
   if (l.pp > 1) name += fmt::format(" {}", name_of(l.schedule));
   name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);

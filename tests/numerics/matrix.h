@@ -35,6 +35,9 @@ std::vector<Case> selective_layouts();
 /// State in host memory, alone and under other strategies.
 std::vector<Case> offload_layouts();
 
+/// Sequence parallelism with every ZeRO stage, pipelines, recompute and offload.
+std::vector<Case> sequence_layouts();
+
 /// A server on every worker's rank, under accumulation, tensor and pipeline parallelism, recompute and offload.
 std::vector<Case> served_layouts();
 

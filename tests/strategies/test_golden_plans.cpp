@@ -70,6 +70,12 @@ std::vector<Golden> goldens() {
   Case tp = tiny_case();
   tp.layout.tp = 2;
   all.push_back({"tensor-parallel", tp});
+  Case sequence = tp;
+  sequence.layout.sequence_parallel = true;
+  all.push_back({"sequence-parallel", sequence});
+  sequence.model = tiny_case(Family::kLlama).model;
+  sequence.layout.recompute = Recompute::kFull;
+  all.push_back({"sequence-parallel-recompute", sequence});
   tp.train.precision = Precision::kFp8;
   all.push_back({"fp8", tp});
   tp.train.fp8_scaling = Fp8Scaling::kDelayed;
