@@ -15,7 +15,7 @@ inline constexpr int64_t kBucketBytes = int64_t{25} << 20;
 /// `bucket_bytes` of a case that leaves it out. 0 where no bucket of gradients travels: one data-parallel rank, zero 3 (units
 /// travel), diloco (parameters travel one by one), and another framework's profile, which has its own.
 inline int64_t automatic_bucket_bytes(const Case& c) {
-  const bool travels = c.layout.dp > 1 && c.layout.zero < 3 && c.layout.diloco.steps == 0;
+  const bool travels = c.layout.data_ranks() > 1 && c.layout.zero < 3 && c.layout.diloco.steps == 0;
   return travels && c.profile == "shardlab" ? kBucketBytes : 0;
 }
 

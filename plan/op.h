@@ -154,6 +154,18 @@ struct Dropout {
   int site = 0;
 };
 
+/// Rows cut in parts that ranks exchange, and rows put together of parts (Ulysses): x[b,s,w] and y[n,s,b,w/n], part i of every row
+/// in y[i]. x -> y, or, with `join`, y -> x. `parts` counts the parts of a row over all ranks. With `copies` of k each kv head
+/// of a row of q, k and v goes to k parts: a part has 1/k of the head's queries, its key and its value. `join` adds the copies of a
+/// key and of a value (of their gradients) by the canonical tree. `kv_heads` and `head_dim` are those of x, where there are copies.
+struct Regroup {
+  bool join = false;
+  int parts = 1;
+  int copies = 1;
+  int kv_heads = 0;
+  int head_dim = 0;
+};
+
 /// The named denominator of gradients that a loss scale has multiplied.
 inline constexpr std::string_view kLossScale = "loss_scale";
 
@@ -253,7 +265,7 @@ struct Recv {
 
 using Work = std::variant<LoadBatch, Embed, Positions, Norm, Linear, Rope, Attention, SplitHeads, AttentionBlock, AttentionMerge,
                           Activation, Residual, Dropout, CrossEntropy, Add, Fill, SumScalars, SquaredNorm, Sgd, AdamW, Copy, Kernel,
-                          Collective, Send, Recv>;
+                          Collective, Send, Recv, Regroup>;
 
 /// One operation of a segment.
 struct Op {

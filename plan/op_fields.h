@@ -151,6 +151,15 @@ void op_fields(A& a, Recv& w) {
   a.flag("cyclic", w.cyclic);
 }
 
+template <class A>
+void op_fields(A& a, Regroup& w) {
+  a.flag("join", w.join);
+  a.number("parts", w.parts, 1);
+  a.number("copies", w.copies, 1);
+  a.number("kv_heads", w.kv_heads, 0);
+  a.number("head_dim", w.head_dim, 0);
+}
+
 /// The phase of an op that has one, to be read or set.
 template <class W>
 constexpr bool has_phase = requires(W& w) {

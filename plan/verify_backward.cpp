@@ -212,7 +212,9 @@ Act::Kind kind_of_act(const Op& op) {
   if (std::holds_alternative<LoadBatch>(op.work)) return Kind::kLoad;
   if (std::holds_alternative<Add>(op.work)) return Kind::kAdd;
   if (std::holds_alternative<Fill>(op.work)) return Kind::kFill;
-  if (std::holds_alternative<Copy>(op.work) || std::holds_alternative<Collective>(op.work)) return Kind::kTransfer;
+  if (std::holds_alternative<Copy>(op.work) || std::holds_alternative<Regroup>(op.work) ||
+      std::holds_alternative<Collective>(op.work))
+    return Kind::kTransfer;
   if (std::holds_alternative<Send>(op.work)) return Kind::kSend;
   if (std::holds_alternative<Recv>(op.work)) return Kind::kReceive;
   return Kind::kOther;

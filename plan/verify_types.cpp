@@ -17,6 +17,7 @@
 #include <bit>
 #include <string_view>
 
+#include "plan/base/tree.h"
 #include "plan/collective_steps.h"
 #include "plan/limits.h"
 #include "plan/verify_internal.h"
@@ -126,6 +127,7 @@ class Builder {
   void describe(const Collective&);
   void describe(const Send&) { read("x", first_dims(), Pass::kTerm); }
   void describe(const Recv&);
+  void describe(const Regroup& w);
 
   std::string first_dims() const { return type_of_read(0) == nullptr ? "" : by_position(*type_of_read(0)); }
   std::string operands_fault() const;
@@ -158,7 +160,8 @@ void Builder::describe(const Embed& w) {
 }
 
 void Builder::describe(const Positions& w) {
-  // A rank adds the rows of its tokens' positions, and sums over its tokens: the table is whole, its gradient a summand.
+  // Each token takes the row of its position. A rank adds those rows, and sums over its tokens: the table is whole and may have
+  // more rows than the sequence has tokens, its gradient is a summand.
   if (w.phase == Phase::kF) {
     read("x", "bsh", Pass::kTerm);
     read("table", "ph", Pass::kTerm);
@@ -305,14 +308,14 @@ void Builder::describe(const AttentionBlock& w) {
 }
 
 void Builder::describe(const AttentionMerge& w) {
-  equation.loose = w.keys ? "g" : "";
+  equation.loose = w.keys || w.phase == Phase::kF ? "g" : "";  // rows of o and heads are counted along it
   if (w.phase == Phase::kF) {
     for (size_t i = 0; i < std::max<size_t>(1, op_.reads.size() / 2); ++i) {
       read("o", "bqg", Pass::kNonlinear);
-      read("sums", "bhqc", Pass::kNonlinear);
+      read("sums", "bgqc", Pass::kNonlinear);
     }
     write("o", "bqg");
-    write("lse", "bhq");
+    write("lse", "bgq");
     return;
   }
   for (size_t i = 0; i < std::max<size_t>(1, op_.reads.size()); ++i) read(w.keys ? "dkv" : "dq", "bqg", Pass::kTerm);
@@ -443,6 +446,13 @@ void Builder::describe(const Collective& w) {
   equation.may_alias = true;
   const bool in_place = w.kind == CollectiveKind::kAllReduce || w.kind == CollectiveKind::kBroadcast;
   write("dst", op_.writes.empty() ? "" : by_position(slot(op_.writes[0]).type), ~0u, in_place ? slot_of_read(0) : SlotId(), true);
+}
+
+/// Placements are judged by `check_regroup`: along one axis the parts of a row are cut apart, along another each part.
+void Builder::describe(const Regroup& w) {
+  equation.loose = "wv";
+  read("x", w.join ? "nsbv" : "bsw", Pass::kTerm);
+  write("y", w.join ? "bsw" : "nsbv");
 }
 
 void Builder::describe(const Recv&) {
@@ -638,6 +648,20 @@ std::string Builder::settings_fault() const {
     const Slot& stats = w.phase == Phase::kF ? write_slot(1) : read_slot(w.phase == Phase::kI ? 3 : 2);
     return extent_fault(stats, stats.type.shape.rank - 1, w.rms ? 1 : 2, w.rms ? "1/rms" : "mean and 1/std");
   };
+  const auto of_regroup = [&](const Regroup& w) -> std::string {
+    const Slot &whole = w.join ? write_slot(0) : read_slot(0), &parted = w.join ? read_slot(0) : write_slot(0);
+    const int64_t here = parted.type.shape[0], width = parted.type.shape[3];
+    if (w.parts < 1 || here < 1 || w.parts % here != 0) return fmt::format("%{} has {} of {} parts", parted.name, here, w.parts);
+    if (w.copies == 1) return extent_fault(whole, 2, here * width, "a row of its parts");
+    const int64_t d = w.head_dim, groups = w.kv_heads;
+    if (w.copies < 1 || w.copies > kContractionLeaves || d < 1 || groups < 1 || here != w.parts || w.parts != groups * w.copies)
+      return fmt::format("parts={} copies={} kv_heads={} head_dim={}: each copy of a kv head is one part, and there are at most {}",
+                         w.parts, w.copies, w.kv_heads, w.head_dim, kContractionLeaves);
+    const int64_t queries = width - 2 * d;  // of a part
+    if (queries < d || queries % d != 0)
+      return fmt::format("%{} has parts of {} rows, and a part is queries, a key and a value of {} each", parted.name, width, d);
+    return extent_fault(whole, 2, groups * (w.copies * queries + 2 * d), "queries, keys and values of its parts");
+  };
   const auto of_positions = [&](const Positions& w) -> std::string {
     const Slot &table = w.phase == Phase::kF ? read_slot(1) : write_slot(0), &x = read_slot(0);
     if (table.type.shape[0] >= x.type.shape[1]) return "";
@@ -667,7 +691,8 @@ std::string Builder::settings_fault() const {
     return "takes (%squared_norm f64[1], %bound f32[1]) -> (%factor f32[1])";
   };
   return std::visit(Overload{of_kernel, of_linear, of_attention, of_split, of_block, of_merge, of_rope, of_activation, of_norm,
-                             of_residual, of_positions, of_loss, of_dropout, [](const auto&) { return std::string(); }},
+                             of_residual, of_positions, of_loss, of_dropout, of_regroup,
+                             [](const auto&) { return std::string(); }},
                     op_.work);
 }
 
@@ -728,6 +753,7 @@ class TypeChecker {
   void check_collective_shapes(const Op& op, const Collective& c);
   void check_counts(const Op& op, const Collective& c);
   void check_cut(const Op& op, const Collective& c);
+  void check_regroup(const Op& op, const Regroup& w);
   void check_load(const Op& op);
   void check_fill(const Op& op, const Fill& fill);
   int cut_within(SlotId slot, int axis, const Comm& comm) const;
@@ -765,6 +791,12 @@ void TypeChecker::check(const Op& op) {
                    kMaxTokens);
   }
   if (const auto* f = std::get_if<Fill>(&op.work)) return check_fill(op, *f);
+  if (const auto* w = std::get_if<Regroup>(&op.work)) return check_regroup(op, *w);
+  if (const auto* w = std::get_if<Positions>(&op.work)) {
+    const Type& table = type(w->phase == Phase::kF ? op.reads[1] : op.writes[0]);
+    const int64_t tokens = logical_shape(type(op.reads[0]), plan_.mesh)[1], rows = logical_shape(table, plan_.mesh)[0];
+    if (tokens > rows) fault(op, Rule::kTypes, "a table of {} positions for sequences of {} tokens", rows, tokens);
+  }
   if (std::holds_alternative<Sgd>(op.work)) return check_optimizer(op, 1);
   if (std::holds_alternative<AdamW>(op.work)) return check_optimizer(op, 3);
   Builder builder(segment_, op);
@@ -1151,6 +1183,34 @@ void TypeChecker::check_agreed(const Op& op) {
   const Type &x = type(op.reads[0]), &q = type(op.writes[0]);
   if (q.micro != x.micro || q.scale != x.scale || !(q.shape == x.shape))
     fault(op, Rule::kTypes, "%{} is %{} rounded, and must have its shape, scale and micro", name(op.writes[0]), name(op.reads[0]));
+}
+
+/// x[b,s,w] and y[n,s,b,v]: rows are their parts in order, and each part is cut within. So an axis that cuts x along w cuts y along n or
+/// along v; where one axis does the first and one the second, the second cuts within the slices of the first.
+void TypeChecker::check_regroup(const Op& op, const Regroup& w) {
+  const SlotId x = w.join ? op.writes[0] : op.reads[0], y = w.join ? op.reads[0] : op.writes[0];
+  int by_part = -1;
+  for (int axis = 0; axis < axes(); ++axis) {
+    if (!split(axis)) continue;
+    const Placement whole = place(x, axis), parted = place(y, axis);
+    bool good = whole.kind == parted.kind;
+    if (good && whole.is_shard()) {
+      const int dim = parted.dim;
+      good = whole.dim == 0 ? dim == 2 : whole.dim == 1 ? dim == 1 : dim == 0 || dim == 3;
+      if (dim == 0) by_part = axis;
+    }
+    if (!good)
+      fault(op, Rule::kTypes, "along {}: {}, and {}: parts of rows keep sequences and tokens where they are", axis_name(axis),
+            placed(x, axis), placed(y, axis));
+  }
+  for (int axis = 0; axis < by_part; ++axis)
+    if (split(axis) && place(y, axis) == Placement::shard(3))
+      fault(op, Rule::kTypes, "along {}: {} cuts each part of %{}, and {} the parts: the mesh's later axes cut within slices",
+            axis_name(by_part), axis_name(axis), name(y), axis_name(by_part));
+  if (const int64_t parts = logical_shape(type(y), plan_.mesh)[0]; parts != w.parts)
+    fault(op, Rule::kTypes, "%{} has {} parts over all ranks, and the op makes {}", name(y), parts, w.parts);
+  if (type(x).scale != type(y).scale || type(x).micro != type(y).micro || type(x).dtype != type(y).dtype)
+    fault(op, Rule::kTypes, "%{} and %{} have one scale, one micro-batch part and one element type", name(x), name(y));
 }
 
 void TypeChecker::check_load(const Op& op) {

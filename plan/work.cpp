@@ -135,6 +135,12 @@ int64_t flops_of(const Kernel& w, const Operands&) { return w.flops; }
 int64_t flops_of(const Collective&, const Operands&) { return 0; }
 int64_t flops_of(const Send&, const Operands&) { return 0; }
 int64_t flops_of(const Recv&, const Operands&) { return 0; }
+/// Of rows that are put together of copies: the sum of each key and value over them.
+int64_t flops_of(const Regroup& w, const Operands& o) {
+  if (!w.join || w.copies == 1) return 0;
+  const Shape& x = o.write(0).shape;
+  return x[0] * x[1] * w.kv_heads * 2 * w.head_dim * (w.copies - 1);
+}
 
 // --- memory and payload ------------------------------------------------------------------------------------------------------
 

@@ -294,8 +294,7 @@ const std::vector<CaseColumn> kColumns = {
     CaseColumn{"parameter_server", Unit::kNone, "", "servers and staleness", parameter_server},
     CaseColumn{"compression", Unit::kNone, "", "of gradients", compression},
     CaseColumn{"diloco", Unit::kNone, "", "local steps and outer optimizer", diloco},
-    // A key whose technique this version refuses: its neutral value.
-    CaseColumn{"cp_kind", Unit::kNone, "", "kind of context parallelism", [](Outcome) { return text("none"); }},
+    of_key("cp_kind"),
     CaseColumn{"reduce_dtype", Unit::kNone, "", "element type of gradient reductions", gradient_dtype},
     CaseColumn{"accumulate_dtype", Unit::kNone, "", "element type of accumulated gradients", gradient_dtype},
     CaseColumn{"clip_norm", Unit::kNone, "", "bound on the gradient norm",

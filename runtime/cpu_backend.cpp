@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/regroup.h"
 #include "plan/base/check.h"
 #include "plan/work.h"
 #include "runtime/backend.h"
 #include "runtime/mixed_ops.h"
 #include "runtime/named_kernels.h"
 #include "runtime/operands.h"
+#include "runtime/positions.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -47,6 +49,7 @@ class CpuBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Attention& w);
   Launch bind_work(const BoundOp& op, const AttentionBlock& w);
   Launch bind_work(const BoundOp& op, const AttentionMerge& w);
+  Launch bind_work(const BoundOp& op, const Regroup& w);
   Launch bind_work(const BoundOp& op, const Activation& w);
   Launch bind_work(const BoundOp& op, const Residual& w);
   Launch bind_work(const BoundOp& op, const Dropout& w);
@@ -111,6 +114,7 @@ Result<void> check_types(const BoundOp& op) {
 Result<Launch> CpuBackend::bind(const BoundOp& op) {
   if (const Kernel* kernel = std::get_if<Kernel>(&op.op().work)) return lend_scratch(op, bind_named(op, *kernel, tools()));
   if (const Rope* rope = std::get_if<Rope>(&op.op().work)) want_rope_table(op, *rope);
+  if (const Regroup* regroup = std::get_if<Regroup>(&op.op().work)) return bind_work(op, *regroup);
   if (is_mixed(op) || std::holds_alternative<SplitHeads>(op.op().work)) return lend_scratch(op, bind_mixed(op, tools()));
   const bool copies = std::holds_alternative<Copy>(op.op().work);
   if (copies && op.reads[0].type->dtype != op.writes[0].type->dtype)
@@ -159,15 +163,16 @@ void CpuBackend::enter_thread(int stream) {
 Launch CpuBackend::bind_work(const BoundOp& op, const LoadBatch& w) {
   SHARDLAB_CHECK(op.source != nullptr, "`{}` reads a batch and the session has no data", describe(*op.plan, *op.instruction));
   const Tensor& out = op.writes[0];
-  const kernels::Part part = part_of(op, *out.type, 1);
-  const int64_t sequences = out.shape()[0], tokens = out.shape()[1], length = part.total + 1;
+  const int64_t sequences = out.shape()[0], length = logical_shape(*out.type, op.mesh())[1] + 1;
   const int64_t first = op.first_sequence(*out.type), per_step = op.sequences_per_step(*out.type);
-  const int64_t shift = part.begin + (w.targets ? 1 : 0);
+  std::vector<int64_t> places = positions_of(op, *out.type);  // a target stands behind its token in the text, wherever that lies
+  for (int64_t& place : places) place += w.targets ? 1 : 0;
   auto whole = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(length));
-  return [source = op.source, data = out.as<int32_t>(), whole, sequences, tokens, first, per_step, shift](const StepState& state) {
+  return [source = op.source, data = out.as<int32_t>(), whole, sequences, first, per_step, places](const StepState& state) {
+    int32_t* to = data;
     for (int64_t i = 0; i < sequences; ++i) {
       source->sequence(state.step * per_step + first + i, *whole);
-      std::copy_n(whole->begin() + shift, tokens, data + i * tokens);
+      for (const int64_t place : places) *to++ = (*whole)[static_cast<size_t>(place)];
     }
   };
 }
@@ -446,6 +451,23 @@ Launch CpuBackend::bind_work(const BoundOp& op, const AttentionMerge& w) {
   for (size_t i = 0; i < order.size(); ++i) args.part[i] = floats(op.reads[order[i]]);
   args.y = mutable_floats(op.writes[0]);
   return launch(k_.attention_merge_input, args);
+}
+
+/// Of any storage: nothing is computed but sums of copies, in fp32.
+Launch CpuBackend::bind_work(const BoundOp& op, const Regroup& w) {
+  const Shape& parts = (w.join ? op.reads[0] : op.writes[0]).shape();
+  const kernels::Regroup args{.from = op.reads[0].data,
+                              .to = op.writes[0].data,
+                              .dtype = op.writes[0].type->dtype,
+                              .sequences = parts[2],
+                              .tokens = parts[1],
+                              .parts = parts[0],
+                              .width = parts[3],
+                              .join = w.join,
+                              .copies = w.copies,
+                              .kv_heads = w.kv_heads,
+                              .head_dim = w.head_dim};
+  return [&storage = kernels::storage_kernels(k_), args](const StepState&) { kernels::regroup(storage, args); };
 }
 
 Launch CpuBackend::bind_work(const BoundOp& op, const Activation& w) {

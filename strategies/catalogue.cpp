@@ -9,6 +9,7 @@
 #include "strategies/accumulation.h"
 #include "strategies/clip_norm.h"
 #include "strategies/compression.h"
+#include "strategies/context_parallel.h"
 #include "strategies/data_parallel.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
@@ -78,6 +79,12 @@ constexpr std::array kCatalogue{
              "per layer and micro-batch 4 reduce-scatters and 6 all-gathers of b*s*h in place of 4 all-reduces; b*h a norm or bias",
              "activations between the products 1/t", "Korthikanti et al. 2022",
              [](const Case& c) { return c.layout.tp > 1 && c.layout.sequence_parallel; }, sequence_parallel, true},
+    Strategy{"context-parallel", "Context parallel: parts of sequences", Tier::kE1, "cp, cp_kind",
+             "per layer and micro-batch, n = k and v of a rank's tokens: all-gather 3 n (c-1); ring, zigzag, striped n (3c-2); "
+             "ulysses 4 all-to-alls of q, k, v and o",
+             "activations 1/c; k and v of the whole (all-gather) or of two more ranks (rings)",
+             "Liu et al. 2023; Brandon et al. 2023; Jacobs et al. 2023; Llama Team 2024",
+             [](const Case& c) { return c.layout.cp > 1; }, context_parallel, true},
     Strategy{"fp8", "Matrix products of 8-bit factors", Tier::kE2, "precision: fp8, fp8_scaling: current, delayed, block",
              "current: per layer and micro-batch 8 f32 (maximum) over tp",
              "inputs of products in 8 bits: b*s*(2h + f/t) less; b*s*h/t more", "Micikevicius et al. 2022; DeepSeek-AI 2024",
@@ -110,8 +117,8 @@ constexpr std::array kCatalogue{
     Strategy{"data-parallel", "Data parallel, bucketed and overlapped or naive", Tier::kE1, "dp, bucket_bytes, overlap",
              "all-reduce: 2 Psi (N-1)/N", "none", "Li et al. 2020",
              [](const Case& c) {
-               return (c.layout.dp > 1 || is_mirrored(c.layout.schedule)) && c.layout.zero == 0 && !has_servers(c) && !works_apart(c) &&
-                      compresses(c, {CompressionKind::kNone});
+               return (c.layout.data_ranks() > 1 || is_mirrored(c.layout.schedule)) && c.layout.zero == 0 && !has_servers(c) &&
+                      !works_apart(c) && compresses(c, {CompressionKind::kNone});
              },
              data_parallel},
     Strategy{"quantised-gradients", "Gradients in 16, 8 or 4 bits on the wire", Tier::kE3, "compression: bf16, int8 (bits)",

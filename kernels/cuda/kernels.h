@@ -173,6 +173,17 @@ struct MatmulOptions {
   bool tf32 = false;  ///< fp32 products may round their factors to tf32
 };
 
+/// Rows cut in parts, or put together of parts with `join`: x[sequences,tokens,row], y[parts,tokens,sequences,width], one type, as
+/// kernels::Regroup (kernels/regroup.h) has them; at most 16 copies.
+struct Regroup {
+  Input from;
+  Output to;
+  int64_t sequences = 1, tokens = 0, parts = 1, width = 0;
+  bool join = false;
+  int copies = 1;
+  int64_t head_dim = 0;  ///< where there are copies
+};
+
 // ---- rotary positions, attention
 
 /// F, or I with `backward` (rotates back), in place: q and k of qkv[sequences,tokens,kv_heads*(heads/kv_heads+2)*head_dim], rows
@@ -466,6 +477,7 @@ struct Kernels {
   void (*attention_block_input)(const AttentionBlockInput&, Stream);
   void (*attention_merge_forward)(const AttentionMergeForward&, Stream);
   void (*attention_merge_input)(const AttentionMergeInput&, Stream);
+  void (*regroup)(const Regroup&, Stream);
   void (*activation_forward)(const ActivationForward&, Stream);
   void (*activation_input)(const ActivationInput&, Stream);
   void (*residual_forward)(const ResidualForward&, Stream);

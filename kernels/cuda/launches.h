@@ -24,6 +24,7 @@ void attention_block_forward(const AttentionBlockForward& a, Stream s);
 void attention_block_input(const AttentionBlockInput& a, Stream s);
 void attention_merge_forward(const AttentionMergeForward& a, Stream s);
 void attention_merge_input(const AttentionMergeInput& a, Stream s);
+void regroup(const Regroup& a, Stream s);
 void activation_forward(const ActivationForward& a, Stream s);
 void activation_input(const ActivationInput& a, Stream s);
 void residual_forward(const ResidualForward& a, Stream s);

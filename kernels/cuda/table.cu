@@ -33,6 +33,7 @@ constexpr Kernels table(std::string_view name) {
           .attention_block_input = attention_block_input,
           .attention_merge_forward = attention_merge_forward,
           .attention_merge_input = attention_merge_input,
+          .regroup = regroup,
           .activation_forward = activation_forward,
           .activation_input = activation_input,
           .residual_forward = residual_forward,

@@ -15,6 +15,7 @@
 #include "plan/work.h"
 #include "runtime/cuda/named.h"
 #include "runtime/operands.h"
+#include "runtime/positions.h"
 
 namespace shardlab::runtime::cuda {
 
@@ -54,6 +55,7 @@ class CudaBackend final : public Backend {
   Launch bind_work(const BoundOp& op, const Norm& w);
   Launch bind_work(const BoundOp& op, const Linear& w);
   Launch bind_work(const BoundOp& op, const Rope& w);
+  Launch bind_work(const BoundOp& op, const Regroup& w);
   Result<Launch> bind_attention(const BoundOp& op, const Attention& w);
   Result<Launch> bind_block(const BoundOp& op, const AttentionBlock& w);
   Launch bind_work(const BoundOp& op, const SplitHeads& w);
@@ -181,6 +183,9 @@ Uniform uniform_operands(const Work& work) {
                         [](const Rope&) {
                           return Uniform{1, 1};
                         },
+                        [](const Regroup&) {
+                          return Uniform{1, 1};
+                        },
                         [](const auto&) { return Uniform{}; },
                     },
                     work);
@@ -278,17 +283,19 @@ void CudaBackend::enter_thread(int stream) {
 Launch CudaBackend::bind_work(const BoundOp& op, const LoadBatch& w) {
   SHARDLAB_CHECK(op.source != nullptr, "`{}` reads a batch and the session has no data", describe(*op.plan, *op.instruction));
   const Tensor& out = op.writes[0];
-  const kernels::Part part = part_of(op, *out.type, 1);
-  const int64_t sequences = out.shape()[0], tokens = out.shape()[1], length = part.total + 1;
+  const int64_t sequences = out.shape()[0], length = logical_shape(*out.type, op.mesh())[1] + 1;
   const int64_t first = op.first_sequence(*out.type), per_step = op.sequences_per_step(*out.type);
-  const int64_t shift = part.begin + (w.targets ? 1 : 0), bytes = out.type->bytes();
+  const int64_t bytes = out.type->bytes();
+  std::vector<int64_t> places = positions_of(op, *out.type);  // a target stands behind its token in the text, wherever that lies
+  for (int64_t& place : places) place += w.targets ? 1 : 0;
   auto whole = std::make_shared<std::vector<int32_t>>(static_cast<size_t>(length));
   auto* const staged = reinterpret_cast<int32_t*>(device_.reserve(Space::kHost, bytes));
-  return [this, source = op.source, data = out.data, whole, staged, bytes, sequences, tokens, first, per_step, shift,
+  return [this, source = op.source, data = out.data, whole, staged, bytes, sequences, first, per_step, places,
           s = op.instruction->stream](const StepState& state) {
+    int32_t* to = staged;
     for (int64_t i = 0; i < sequences; ++i) {
       source->sequence(state.step * per_step + first + i, *whole);
-      std::copy_n(whole->begin() + shift, tokens, staged + i * tokens);
+      for (const int64_t place : places) *to++ = (*whole)[static_cast<size_t>(place)];
     }
     device_.copy(data, staged, bytes, s);
   };
@@ -502,6 +509,20 @@ Launch CudaBackend::bind_work(const BoundOp& op, const Rope& w) {
                           .head_dim = w.head_dim,
                           .backward = w.phase == Phase::kI,
                           .table = op.rope_table});
+}
+
+Launch CudaBackend::bind_work(const BoundOp& op, const Regroup& w) {
+  const Shape& parts = (w.join ? op.reads[0] : op.writes[0]).shape();
+  return launch(op, k_.regroup,
+                gpu::Regroup{.from = input(op.reads[0]),
+                             .to = output(op.writes[0]),
+                             .sequences = parts[2],
+                             .tokens = parts[1],
+                             .parts = parts[0],
+                             .width = parts[3],
+                             .join = w.join,
+                             .copies = w.copies,
+                             .head_dim = w.head_dim});
 }
 
 /// Own kernels, or cuDNN's where they were asked for or take the shape. Which it was is noted.

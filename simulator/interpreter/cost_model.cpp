@@ -37,6 +37,7 @@ SlotId rows_slot(const Op& op) {
   return std::visit(Overload{
                         [&](const Norm&) { return op.reads[0]; },
                         [&](const Rope&) { return op.reads[0]; },
+                        [&](const Regroup& r) { return r.join ? op.writes[0] : op.reads[0]; },
                         [&](const Residual&) { return op.reads[0]; },
                         [&](const Dropout&) { return op.reads[0]; },
                         [&](const Positions&) { return op.reads[0]; },
@@ -148,6 +149,7 @@ std::string kernel_of(const Op& op) {
                  [&](const Linear& l) { name += l.bias ? ".bias" : ""; },
                  [&](const Norm& n) { name += n.rms ? ".rms" : ""; },
                  [&](const Activation& a) { name += a.swiglu ? ".swiglu" : ".gelu"; },
+                 [&](const Regroup& r) { name += r.join ? ".join" : ".split"; },
                  [&](const CrossEntropy& c) { name += fmt::format(".{}", name_of(c.part)); },
                  [&](const Collective& c) { name += fmt::format(".{}", name_of(c.algorithm)); },
                  [&](const Kernel& k) { name += "." + k.name; },

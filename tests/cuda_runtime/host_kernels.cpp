@@ -235,6 +235,7 @@ constexpr gpu::Kernels kTable{
     .attention_block_input = attention_block_input,
     .attention_merge_forward = attention_merge_forward,
     .attention_merge_input = attention_merge_input,
+    .regroup = emulated<&gpu::Kernels::regroup>,
     .activation_forward = activation_forward,
     .activation_input = activation_input,
     .residual_forward = residual_forward,

@@ -295,6 +295,28 @@ std::vector<Case> served_layouts() {
   return list;
 }
 
+std::vector<Case> context_layouts(std::initializer_list<ContextKind> kinds) {
+  Case base;
+  base.canonical = true;
+  std::vector<Case> list{base};
+  times<ContextKind>(list, kinds, [](Case& c, ContextKind v) { c.layout.cp_kind = v; });
+  // cp, dp, tp, pp, zero, grad_accumulation
+  times<std::array<int, 6>>(list,
+                            {{2, 1, 1, 1, 0, 8}, {4, 2, 1, 1, 0, 4}, {2, 2, 2, 1, 2, 4}, {2, 2, 1, 2, 3, 4}, {4, 1, 1, 2, 0, 8}},
+                            [](Case& c, std::array<int, 6> v) {
+                              c.layout.cp = v[0];
+                              c.layout.dp = v[1];
+                              c.layout.tp = v[2];
+                              c.layout.pp = v[3];
+                              c.layout.zero = v[4];
+                              c.train.grad_accumulation = v[5];
+                              c.layout.schedule = v[3] > 1 ? Schedule::k1F1B : Schedule::kNone;
+                            });
+  times<Recompute>(list, {Recompute::kNone, Recompute::kSelective, Recompute::kFull},
+                   [](Case& c, Recompute v) { c.layout.recompute = v; });
+  return list;
+}
+
 std::vector<Case> uneven_layouts() {
   Case base;
   base.layout.overlap = false;
@@ -351,6 +373,7 @@ std::string layout_name(const Case& config) {
   std::string name = fmt::format("dp{} tp{} pp{}", l.dp, l.tp, l.pp);
   if (l.sequence_parallel) name += " sequence-parallel";
   if (l.pp > 1) name += fmt::format(" {}", name_of(l.schedule));
+  if (l.cp > 1) name += fmt::format(" cp{} {}", l.cp, name_of(l.cp_kind));
   name += fmt::format(" ga{} b{}", config.train.grad_accumulation, config.train.micro_batch);
   if (l.zero > 0) name += fmt::format(" zero{}", l.zero);
   if (l.hybrid_shard > 0) name += fmt::format(" hybrid{}", l.hybrid_shard);

@@ -120,6 +120,10 @@ TEST_CASE("canonical mode: every layout trains to the reference's bits") {
     for (Case& config : deal(testing::rows_of(subject, testing::offload_layouts()), number, 8)) rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, 24)) rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, 48)) rows.push_back(std::move(config));
+    // Kinds that leave the order of tokens as it is; the others have tests of their own (test_context_parallel.cpp).
+    for (Case& config :
+         deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kRing, ContextKind::kUlysses})), number, 8))
+      rows.push_back(std::move(config));
     for (const Case& config : rows) {
       if (!bitwise(config)) continue;
       const auto trained = train(config);
@@ -212,6 +216,11 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
     for (Case& config : deal(testing::rows_of(subject, testing::served_layouts()), number, is_even ? 64 : 8))
       rows.push_back(std::move(config));
     for (Case& config : deal(testing::rows_of(subject, testing::sequence_layouts()), number, is_even ? 160 : 16))
+      rows.push_back(std::move(config));
+    for (Case& config :
+         deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kAllGather, ContextKind::kRing, ContextKind::kZigzag,
+                                                                  ContextKind::kStriped, ContextKind::kUlysses})),
+              number, 16))
       rows.push_back(std::move(config));
     for (Case& config : rows) {
       config.canonical = false;

@@ -76,6 +76,23 @@ std::vector<Golden> goldens() {
   sequence.model = tiny_case(Family::kLlama).model;
   sequence.layout.recompute = Recompute::kFull;
   all.push_back({"sequence-parallel-recompute", sequence});
+  Case context = tiny_case(Family::kLlama);
+  context.layout.cp = 2;
+  context.layout.cp_kind = ContextKind::kZigzag;
+  all.push_back({"context-parallel-zigzag", context});
+  context.canonical = true;
+  context.train.grad_accumulation = 2;
+  all.push_back({"context-parallel-canonical", context});
+  context.canonical = false;
+  context.layout.cp_kind = ContextKind::kAllGather;
+  context.layout.dp = 2;
+  context.layout.zero = 2;
+  context.layout.recompute = Recompute::kFull;
+  all.push_back({"context-parallel-all-gather", context});
+  context = tiny_case(Family::kLlama);
+  context.layout.cp = 4;  // of 2 kv heads: two copies of each
+  context.layout.cp_kind = ContextKind::kUlysses;
+  all.push_back({"context-parallel-ulysses", context});
   tp.train.precision = Precision::kFp8;
   all.push_back({"fp8", tp});
   tp.train.fp8_scaling = Fp8Scaling::kDelayed;
