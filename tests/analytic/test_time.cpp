@@ -696,7 +696,7 @@ TEST_CASE("without DDP gradients are one buffer, and chunks of a looped stage re
   ModelShape shape = gpt_175b();
   shape.tied_embeddings = false;
   Estimator estimator(study(shape, "megatron", 96));
-  Point flat{.dp = 12, .tp = 8, .pp = 8, .zero = 1, .schedule = Schedule::k1F1B, .grad_accumulation = 8, .seq_len = 2048};
+  Point flat{.dp = 12, .tp = 8, .pp = 8, .zero = 1, .schedule = Schedule::k1F1B, .grad_accumulation = 8, .seq_len = 128};
   Point looped = flat;
   looped.schedule = Schedule::kInterleaved, looped.vpp = 12;
   CHECK(estimator(looped).part(TimePart::kDataParallel) < estimator(flat).part(TimePart::kDataParallel));

@@ -350,6 +350,7 @@ struct StepMemo::Steps {
   struct Entry {
     StageGroup group;
     Schedule schedule;
+    int32_t pieces;  ///< of a looped stage
     StageStep step;
   };
   std::array<Entry, 32> entries;
@@ -373,16 +374,18 @@ void StepMemo::begin(const Point& point) {
 
 namespace {
 
-/// The remembered result of `step_of`, which asks of the schedule only whether it runs two micro-batches at once.
+/// The remembered result of `step_of`, which asks of the schedule only whether it runs two micro-batches at once, and for the pieces of
+/// a looped stage.
 const StageStep& remembered_step(const Frame& f, const StageGroup& g) {
   StepMemo::Steps& steps = f.steps.steps();
   const bool pair = f.point.schedule == Schedule::kDualPipe || f.point.schedule == Schedule::kDualPipeV;
   const Schedule schedule = pair ? f.point.schedule : Schedule::kNone;
+  const int32_t pieces = f.point.schedule == Schedule::kInterleaved ? f.point.vpp : 1;
   for (size_t i = 0; i < steps.count; ++i) {
     const StepMemo::Steps::Entry& e = steps.entries[i];
-    if (e.schedule == schedule && e.group.same_work(g)) return e.step;
+    if (e.schedule == schedule && e.pieces == pieces && e.group.same_work(g)) return e.step;
   }
-  steps.entries[steps.count] = {g, schedule, step_of(f, g)};
+  steps.entries[steps.count] = {g, schedule, pieces, step_of(f, g)};
   return steps.entries[steps.count++].step;
 }
 
