@@ -47,6 +47,7 @@ std::span<const FabricConstant> fabric_constants() {
       {"remote_send_efficiency", &F::remote_send_efficiency, L::kCluster},
       {"all_to_all_efficiency", &F::all_to_all_efficiency, L::kNode},
       {"all_to_all_latency_s", &F::all_to_all_latency_s, L::kNode},
+      {"rank_latency_s", &F::rank_latency_s, L::kShape},
       {"message_s", &F::message_s, L::kNode},
       {"memory_traffic", &F::memory_traffic, L::kNode},
   };
@@ -318,6 +319,13 @@ CollectiveCost Fabric::prepare(CollectiveUse kind, const Group& group, const Col
                                   most / wrong.seconds_per_byte};
   }
   return cost;
+}
+
+double Fabric::exchange_seconds(CollectiveUse kind, double bytes, const Group& group, const CollectiveStyle& style) const {
+  const double seconds = collective_seconds(kind, bytes, group, style);
+  const bool ring = kind == CollectiveUse::kAllGather || kind == CollectiveUse::kReduceScatter;
+  if (!ring || style.stepped || group.nodes <= 1 || constants_.rank_latency_s <= 0) return seconds;
+  return std::hypot(seconds, (group.ranks() - 1) * constants_.rank_latency_s);
 }
 
 /// Formula: steps * latency + bytes sent / rate, of the rank that sends most of the buffer.
