@@ -364,7 +364,10 @@ void add_breakdown(const PlacedPlan& placed, const Trace& trace, Measurement& m)
     unplanned.push_back(b.unplanned_s / period);
     const IdleBreakdown idle = idle_by_cause(*placed.plan, placed.programs, trace, longest, step);
     add(m.idle, idle_of_step(*placed.plan, idle), 1.0 / trace.steps);
+    const StepParts parts = parts_of_step(*placed.plan, placed.programs, trace, longest, step);
+    for (const StepPartField& part : kStepParts) m.parts.*part.seconds += parts.*part.seconds;
   }
+  if (const double sum = m.parts.total(); sum > 0) m.parts = scaled(m.parts, m.step_s / sum);
   m.compute_s = median(compute);
   m.exposed_comm_s = median(exposed);
   m.exposed_copy_s = median(copies);

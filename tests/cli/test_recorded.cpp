@@ -145,7 +145,9 @@ TEST_CASE("simulated sweeps keep no traces until they are asked to, and the repo
     CHECK(entry.path().string().find("trace") == std::string::npos);
   const Output report = shardlab_program(scratch, fmt::format("report {0} --html {0}/r.html", scratch / "run"));
   CHECK(report.err.find("warning") == std::string::npos);
-  CHECK(has(slurp(scratch / "run/r.html"), "No timelines: no case has traces; keep them with `shardlab run --traces all`."));
+  CHECK(has(slurp(scratch / "run/r.html"),
+            "Timelines of 1 of 1 cases, simulated again for this page: the run kept no traces of them; keep them with `shardlab "
+            "run --traces all`."));
   const Output refused = shardlab_program(scratch, fmt::format("run {} --traces some", sweep));
   CHECK(refused.code == 2);
   CHECK(has(refused.err, "use none, measured or all"));
