@@ -21,7 +21,9 @@
 #include "cli/interrupt.h"
 #include "cli/namespaces.h"
 #include "cli/pipeline.h"
+#include "cli/placement.h"
 #include "cli/progress.h"
+#include "cli/seats.h"
 #include "cli/verbs.h"
 #include "plan/base/files.h"
 #include "plan/base/utf8.h"
@@ -41,6 +43,7 @@ namespace {
 
 struct RunFlags {
   ProcessShare share;
+  PlacementFlags placement;
   std::string sweep, mode, resolution, out, machine_file, format, backend, transport, replay, traces;
   std::vector<std::string> set;
   bool dry_run = false, resume = false;
@@ -281,8 +284,8 @@ void print_results(Digest& digest, const std::vector<Claim>& claims) {
 
 Result<DriveSummary> drive_cases(std::span<const Point> points, RunDirectory& directory, const std::string& out,
                                  const Invocation& invocation, const RunFlags& flags, Resolution resolution, Traces traces,
-                                 const DriveOptions& options) {
-  ProcessCaseRunner runner(out, invocation.program, interrupt::asked(), flags.replay, resolution, traces, flags.share);
+                                 const DriveOptions& options, Seats* seats) {
+  ProcessCaseRunner runner(out, invocation.program, interrupt::asked(), flags.replay, resolution, traces, flags.share, seats);
   DirectorySink sink(directory);
   ProgressPrinter progress(stderr_is_terminal());
   const SteadyClock clock;
@@ -426,7 +429,7 @@ ExitCode dry_run(const Sweep& sweep, const Points& points, Mode mode, TableForma
   return counts.runnable() > 0 ? ExitCode::kDone : ExitCode::kNo;
 }
 
-Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
+Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation, Seats* seats) {
   const auto format = parse_format(flags.format);
   if (!format.ok()) return format.error();
   if (flags.mode != "simulate") SHARDLAB_TRY(check_backend(flags.backend == "cuda" ? BackendKind::kCuda : BackendKind::kCpu));
@@ -489,7 +492,7 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   const bool afresh = analytic && directory->size() == 0;
   const auto summary = analytic
                            ? drive_analytic(*sweep, points->counts, *directory, afresh ? &digest : nullptr, drive_options)
-                           : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options);
+                           : drive_cases(expansion.points, *directory, out, invocation, flags, *resolution, *traces, drive_options, seats);
   directory->finish();
   if (!summary.ok()) return summary.error();
   const auto ids = ids_beside_others(*sweep, *resolution, afresh, summary->progress.done, *directory);
@@ -508,6 +511,22 @@ Result<ExitCode> run(const RunFlags& flags, const Invocation& invocation) {
   if (*resolution == Resolution::kTimeline) announce_traces(expansion.points, out);
   if (summary->interrupted) interrupt::say_how_to_go_on();
   return summary->exit;
+}
+
+}  // namespace
+
+namespace {
+
+/// As the first process of a job, or as one of the others (`launch` says which).
+Result<ExitCode> run_in_job(RunFlags flags, const Invocation& invocation) {
+  if (!flags.placement.any()) return run(flags, invocation, nullptr);
+  const auto placement = find_placement(flags.placement, process_environment());
+  if (!placement.ok()) return placement.error();
+  if ((*placement)->world_size == 1) return run(flags, invocation, nullptr);
+  if ((*placement)->rank > 0) return follow(**placement, invocation.program, kJoin_s);
+  Seats seats(**placement, kJoin_s);
+  flags.share.processes = seats.processes();
+  return run(flags, invocation, &seats);
 }
 
 }  // namespace
@@ -534,6 +553,7 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
       ->check(number_in(1, 4096));
   verb->add_option("--ranks-per-process", flags->share.ranks_per_process, "the same, by ranks of each process")
       ->check(number_in(1, 4096));
+  add_placement_flags(*verb, flags->placement, "");
   verb->add_option("--set", flags->set, "key=value instead of what the file says; may be repeated");
   verb->add_option("--replay", flags->replay,
                    "a run directory: parameter servers with a staleness repeat the arrivals that its cases logged");
@@ -541,7 +561,7 @@ void add_run(CLI::App& app, Action& action, const Invocation& invocation) {
   verb->add_flag("--resume", flags->resume, "skip cases that the run directory already has");
   verb->add_option("--jobs", flags->jobs, "cases at once, with --mode simulate")->check(number_in(1, 1024));
   add_format(*verb, flags->format);
-  verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run(*flags, invocation); }; });
+  verb->callback([&action, &invocation, flags] { action = [flags, &invocation] { return run_in_job(*flags, invocation); }; });
 }
 
 }  // namespace shardlab::cli

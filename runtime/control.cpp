@@ -276,7 +276,7 @@ void Control::on_failure(GroupFailure failure) {
     failure.message = failure.kind == GroupFailure::Kind::kGone
                           ? fmt::format("process {} of {} has ended", failure.process, processes_)
                           : fmt::format("process {} of {} has waited {:.3g} s for the others, which is the limit", process_,
-                                        processes_, timeout_s_);
+                                        processes_, timeout_s_.load());
   const bool said = failure.kind == GroupFailure::Kind::kSaid;
   std::string known;  // of the session that came last: the one that runs
   for (const auto& [id, listener] : listeners_)
@@ -292,7 +292,7 @@ std::vector<std::string> Control::gather(std::string_view own) {
   if (processes_ == 1) return {std::string(own)};
   send(kGather, own);
   std::unique_lock lock(mutex_);
-  const bool came = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s_), [&] { return answer_ || failure_; });
+  const bool came = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s_.load()), [&] { return answer_ || failure_; });
   if (!came) {
     lock.unlock();
     on_failure({.kind = GroupFailure::Kind::kSilent,
