@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <random>
 #include <utility>
 
 #include "cli/children.h"
@@ -24,12 +23,6 @@
 
 namespace shardlab::cli {
 namespace {
-
-/// What nobody else knows.
-std::string new_token() {
-  std::random_device device;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
-}
 
 /// A plan that does not fit is out of memory, and one that does not verify is no illegal layout but a bug of ours.
 CaseOutcome ended_by(CaseOutcome outcome, const Error& error) {

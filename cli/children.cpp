@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <thread>
 
 #include "cli/case_process.h"
@@ -57,6 +58,30 @@ pid_t start_child(const std::string& program, const CaseFiles& files, bool trace
   if (!place.token.empty()) setenv(kGroupToken, place.token.c_str(), 1);
   execv(program.c_str(), arguments.data());
   _exit(static_cast<int>(ExitCode::kEnvironment));
+}
+
+pid_t start_process(const std::vector<std::string>& words, const std::string& token, pid_t group) {
+  std::vector<char*> arguments;
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  const pid_t parent = getpid();
+  const pid_t child = fork();
+  if (child < 0) throw WorldError("cannot start a process", "fewer processes, or more memory");
+  if (child > 0) {
+    setpgid(child, group);
+    return child;
+  }
+  setpgid(0, group);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(static_cast<int>(ExitCode::kEnvironment));
+  setenv(kGroupToken, token.c_str(), 1);
+  execv(arguments.front(), arguments.data());
+  _exit(static_cast<int>(ExitCode::kEnvironment));
+}
+
+std::string new_token() {
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
 }
 
 void Children::add(pid_t process) {
@@ -152,6 +177,16 @@ ChildEnd wait_for(Children& children, double timeout_s, const CaseFiles& files, 
   end_within(children, kDeath_s, nullptr);
   return end;
 }
+
+bool wait_for_end(Children& children, double timeout_s) {
+  if (end_within(children, timeout_s, nullptr)) return true;
+  constexpr double kDeath_s = 2;
+  kill_all(children);
+  end_within(children, kDeath_s, nullptr);
+  return children.any_failed();
+}
+
+ExitCode exit_code_of(int status) { return WIFEXITED(status) ? static_cast<ExitCode>(WEXITSTATUS(status)) : ExitCode::kSomeFailed; }
 
 std::string how_it_ended(int status, const std::string& log) {
   const std::string said = tail_of(log);

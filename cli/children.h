@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/namespaces.h"
+#include "plan/base/result.h"
 #include "runtime/control.h"
 
 namespace shardlab::cli {
@@ -24,6 +25,12 @@ struct ChildPlace {
 
 /// Starts `program measure-case directory`, its output in a log of the case. Throws WorldError where no process can be made.
 pid_t start_child(const std::string& program, const CaseFiles& files, bool traces, const ChildPlace& place);
+
+/// Starts `words` (a program and its arguments) with this process's own output, in the process group `group`, 0: one of its own, and
+/// with `token` in the environment. It ends with the thread that starts it. Throws WorldError where no process can be made.
+pid_t start_process(const std::vector<std::string>& words, const std::string& token, pid_t group);
+/// What nobody else knows, for a group that is started here.
+std::string new_token();
 
 /// The processes of one case that run here.
 struct Children {
@@ -45,6 +52,12 @@ struct ChildEnd {
 /// they are when `interrupted` is set. A dead process can stay a while: a debugger that holds one of its threads keeps it, and
 /// nobody waits for that.
 ChildEnd wait_for(Children& children, double timeout_s, const CaseFiles& files, const std::atomic<bool>& interrupted);
+
+/// Whether all children end before `timeout_s` has passed; of those that do not none is left. Where one fails the others have a little
+/// longer.
+bool wait_for_end(Children& children, double timeout_s);
+/// What a process that has ended says by its exit code; of one that a signal ended, that some failed.
+ExitCode exit_code_of(int status);
 
 /// Why a case has not ended well: what its group says, with the processes that a signal ended; or the end of one that failed.
 /// `statuses` are of all processes of the case, as waitpid(2) has them.

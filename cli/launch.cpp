@@ -24,12 +24,13 @@ struct LaunchFlags {
   std::vector<std::string> command;
 };
 
-/// Becomes `run` with what `launch` was told and, in a job that something else has started, with this process's place in it: so
+/// Becomes `run` or `comm` with what `launch` was told and, in a job that something else has started, with this process's place in it: so
 /// there is one way to run a sweep.
 Result<ExitCode> launch(const LaunchFlags& flags, const Invocation& invocation) {
-  if (flags.command.empty() || flags.command.front() != "run")
+  const bool measures = !flags.command.empty() && flags.command.front() == "comm";
+  if (flags.command.empty() || (flags.command.front() != "run" && !measures))
     return Error{ExitCode::kUsage,
-                 fmt::format("launch {}: only `run` has ranks to launch", fmt::join(flags.command, " ")),
+                 fmt::format("launch {}: only `run` and `comm` have ranks to launch", fmt::join(flags.command, " ")),
                  "for example: shardlab launch -n 4 run SWEEP.yaml",
                  {}};
   std::optional<Placement> placement;
@@ -53,7 +54,12 @@ Result<ExitCode> launch(const LaunchFlags& flags, const Invocation& invocation) 
     setenv(kGroupToken, placement->token.c_str(), 1);
   }
   if (flags.processes > 0) words.insert(words.end(), {"--processes", std::to_string(flags.processes)});
-  if (flags.ranks_per_process > 0) words.insert(words.end(), {"--ranks-per-process", std::to_string(flags.ranks_per_process)});
+  if (flags.ranks_per_process > 0 && measures) {
+    const int processes = joins ? placement->world_size : flags.processes;
+    if (processes == 0) return refusal("--ranks-per-process without processes", "give -n, or comm --ranks");
+    words.insert(words.end(), {"--ranks", std::to_string(processes * flags.ranks_per_process)});
+  } else if (flags.ranks_per_process > 0)
+    words.insert(words.end(), {"--ranks-per-process", std::to_string(flags.ranks_per_process)});
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
