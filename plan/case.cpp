@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "plan/automatic.h"
 #include "plan/base/tree.h"
 #include "plan/limits.h"
 #include "plan/pipeline_case.h"
@@ -34,6 +35,8 @@ std::string_view name_of(AlgorithmChoice v) {
     case AlgorithmChoice::kRing: return "ring";
     case AlgorithmChoice::kHalvingDoubling: return "halving-doubling";
     case AlgorithmChoice::kDirect: return "direct";
+    case AlgorithmChoice::kTree: return "tree";
+    case AlgorithmChoice::kHierarchical: return "hierarchical";
   }
   return "?";
 }
@@ -736,6 +739,17 @@ Result<void> check_layout(const Case& c) {
                      : 1}})  // stages add their norms
       if (!std::has_single_bit(static_cast<unsigned>(size)))
         return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
+  if (l.collective_algorithm == AlgorithmChoice::kHierarchical) {
+    // Groups are even over nodes where the ranks of a node are whole blocks of every axis, or the blocks whole nodes.
+    const int node = ranks_per_node(c);
+    int64_t block = 1;
+    for (const auto& [key, size] : {std::pair{"tp", l.tp}, {"cp", l.cp}, {"hybrid_shard", l.shard_ranks()}, {"dp", l.replicas()}, {"pp", l.pp}}) {
+      block *= size;
+      if (size > 1 && block % node != 0 && node % block != 0)
+        return refusal(fmt::format("collective_algorithm=hierarchical with {}={}: blocks of {} ranks on nodes of {}", key, size, block, node),
+                       "use sizes that divide a node or that nodes divide, or ring");
+    }
+  }
   return {};
 }
 

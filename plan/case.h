@@ -19,7 +19,7 @@ enum class Optimizer : uint8_t { kAdamW, kSgd };
 enum class OffloadTo : uint8_t { kNone, kCpu, kNvme };
 enum class CompressionKind : uint8_t { kNone, kBf16, kInt8, kTopK, kRandomK, kPowerSgd, kOneBitAdam };
 enum class GuardAction : uint8_t { kNone, kStop, kSkip };
-enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect };
+enum class AlgorithmChoice : uint8_t { kAuto, kRing, kHalvingDoubling, kDirect, kTree, kHierarchical };
 enum class Precision : uint8_t { kFp32, kBf16, kFp16, kFp8, kFp4 };
 enum class Fp8Scaling : uint8_t { kCurrent, kDelayed, kBlock };
 enum class BackendKind : uint8_t { kCpu, kCuda, kDry };
@@ -32,7 +32,7 @@ inline constexpr int kPrecisions = 5;
 std::string_view name_of(Family v);
 std::string_view name_of(Recompute v);        ///< "none", "selective", "full", "by-layer"
 std::string_view name_of(Optimizer v);        ///< "adamw", "sgd"
-std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct"
+std::string_view name_of(AlgorithmChoice v);  ///< "auto", "ring", "halving-doubling", "direct", "tree", "hierarchical"
 std::string_view name_of(Precision v);        ///< "fp32", "bf16", "fp16", "fp8", "fp4"
 std::string_view name_of(Fp8Scaling v);       ///< "current", "delayed", "block"
 std::string_view name_of(BackendKind v);      ///< "cpu", "cuda", "dry"

@@ -381,8 +381,8 @@ constexpr std::array kKeys = std::to_array<CaseKey>({
             "gradients reduced together; 0: tensor by tensor"}
         .axis().estimated(),
     CaseKey{"layout.collective_algorithm", "collective_algorithm", Form::kWord, "auto ring halving-doubling direct tree hierarchical",
-     "auto, ring, halving-doubling or direct",
-     FIELD_NAMED(layout.collective_algorithm, AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect),
+     "auto, ring, halving-doubling, direct, tree or hierarchical",
+     FIELD_NAMED(layout.collective_algorithm, AlgorithmChoice::kAuto, AlgorithmChoice::kRing, AlgorithmChoice::kHalvingDoubling, AlgorithmChoice::kDirect, AlgorithmChoice::kTree, AlgorithmChoice::kHierarchical),
             "how collectives move bytes"}
         .axis().estimated(),
     CaseKey{"layout.fsdp", "fsdp", Form::kWord, "none", "", kNeutralNone, nullptr,

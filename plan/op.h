@@ -236,6 +236,8 @@ enum class Algorithm : uint8_t {
   kRing,
   kHalvingDoubling,  ///< recursive; groups of a power of two
   kDirect,           ///< every rank sends each peer its part, which sums in canonical tree order
+  kTree,             ///< a binomial tree to and from rank 0: few steps, the whole buffer in each
+  kHierarchical,     ///< rings within nodes, and rings across them between ranks of equal place (`Collective::per_node`)
 };
 
 /// src -> dst. all_reduce: dst in place of src. reduce_scatter: dst is this rank's 1/n of src, a view of it or apart. all_gather:
@@ -248,6 +250,7 @@ struct Collective {
   CommId comm;
   Algorithm algorithm = Algorithm::kRing;
   int root = 0;
+  int per_node = 1;  ///< of kHierarchical: ranks of the group on one node, neighbours in it
 };
 
 /// x -> : to the rank `hop` further along the communicator's axis, which must have the matching Recv. `cyclic` wraps around.

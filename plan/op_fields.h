@@ -16,7 +16,7 @@ inline constexpr std::array<std::string_view, 3> kSumsOver{"all", "tokens", "seq
 inline constexpr std::array<std::string_view, 5> kKernelRules{"elementwise", "linear", "contract", "opaque", "trusted"};
 inline constexpr std::array<std::string_view, 3> kTokenOrders{"contiguous", "zigzag", "striped"};
 inline constexpr std::array<std::string_view, 2> kReduceOps{"sum", "max"};
-inline constexpr std::array<std::string_view, 3> kAlgorithms{"ring", "halving-doubling", "direct"};
+inline constexpr std::array<std::string_view, 5> kAlgorithms{"ring", "halving-doubling", "direct", "tree", "hierarchical"};
 
 template <class A>
 void op_fields(A& a, LoadBatch& w) {
@@ -137,6 +137,7 @@ void op_fields(A& a, Collective& w) {
   a.choice("reduce", w.reduce, kReduceOps, ReduceOp::kSum);
   a.choice("algorithm", w.algorithm, kAlgorithms, Algorithm::kRing);
   a.number("root", w.root, 0);
+  a.number("per_node", w.per_node, 1);
 }
 template <class A>
 void op_fields(A& a, Send& w) {

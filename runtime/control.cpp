@@ -276,7 +276,7 @@ void Control::on_failure(GroupFailure failure) {
     failure.message = failure.kind == GroupFailure::Kind::kGone
                           ? fmt::format("process {} of {} has ended", failure.process, processes_)
                           : fmt::format("process {} of {} has waited {:.3g} s for the others, which is the limit", process_,
-                                        processes_, timeout_s_);
+                                        processes_, timeout_s_.load());
   const bool said = failure.kind == GroupFailure::Kind::kSaid;
   std::string known;  // of the session that came last: the one that runs
   for (const auto& [id, listener] : listeners_)
@@ -292,7 +292,7 @@ std::vector<std::string> Control::gather(std::string_view own) {
   if (processes_ == 1) return {std::string(own)};
   send(kGather, own);
   std::unique_lock lock(mutex_);
-  const bool came = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s_), [&] { return answer_ || failure_; });
+  const bool came = changed_.wait_for(lock, std::chrono::duration<double>(timeout_s_.load()), [&] { return answer_ || failure_; });
   if (!came) {
     lock.unlock();
     on_failure({.kind = GroupFailure::Kind::kSilent,
@@ -300,8 +300,9 @@ std::vector<std::string> Control::gather(std::string_view own) {
                 .hint = "raise the time-out (measure.timeout) if a step may really take so long"});
     lock.lock();
   }
-  if (failure_) throw WorldError(failure_->message, failure_->hint);
-  return *std::exchange(answer_, std::nullopt);
+  // An answer that has come counts, though the group may have ended right behind it: its server goes with the first process.
+  if (answer_) return *std::exchange(answer_, std::nullopt);
+  throw WorldError(failure_->message, failure_->hint);
 }
 
 void Control::fail(const std::string& message, const std::string& hint) {

@@ -6,6 +6,7 @@
 //   const auto all = control.gather("what this process says");   // by process; every process gets the same
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -83,6 +84,8 @@ class Control {
   Control(const Endpoint& server, const std::string& token, int process, int processes, double timeout_s);
   ~Control();
   Control(const Control&) = delete;
+  /// The longest that `gather` waits from now on.
+  void set_timeout(double seconds) { timeout_s_ = seconds; }
 
   int process() const { return process_; }
   int processes() const { return processes_; }
@@ -108,7 +111,7 @@ class Control {
   void send(uint32_t kind, std::string_view payload);
 
   const int process_, processes_;
-  const double timeout_s_;
+  std::atomic<double> timeout_s_;
   std::string address_;
   FileDescriptor socket_;
   std::mutex sending_;

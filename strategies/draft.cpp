@@ -98,6 +98,8 @@ Algorithm Draft::algorithm() const {
   switch (config.layout.collective_algorithm) {
     case AlgorithmChoice::kHalvingDoubling: return Algorithm::kHalvingDoubling;
     case AlgorithmChoice::kDirect: return Algorithm::kDirect;
+    case AlgorithmChoice::kTree: return Algorithm::kTree;
+    case AlgorithmChoice::kHierarchical: return Algorithm::kHierarchical;
     case AlgorithmChoice::kAuto:
     case AlgorithmChoice::kRing: return Algorithm::kRing;
   }

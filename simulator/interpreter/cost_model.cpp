@@ -9,6 +9,7 @@
 #include <set>
 
 #include "plan/collective_steps.h"
+#include "plan/op_fields.h"
 #include "plan/work.h"
 #include "simulator/interpreter/device_constants.h"
 #include "simulator/interpreter/device_model.h"
@@ -53,9 +54,13 @@ const Type& full_type(const Segment& segment, const Op& op, const Collective& c)
   return slot(segment, c.kind == CollectiveKind::kAllGather ? op.writes[0] : op.reads[0]).type;
 }
 
-std::string_view name_of(Algorithm a) {
-  return a == Algorithm::kRing ? "ring" : a == Algorithm::kHalvingDoubling ? "halving-doubling" : "direct";
-}
+/// Is it priced by the steps that follow one another, at each step's own links? The others are by what a rank sends, over the slowest.
+bool in_turn(Algorithm a) { return a == Algorithm::kTree || a == Algorithm::kHierarchical; }
+
+/// The algorithm whose measured steps stand for those of `a`: a ring's for what is made of the same exchanges in another order.
+Algorithm measured_as(Algorithm a) { return in_turn(a) ? Algorithm::kRing : a; }
+
+std::string_view name_of(Algorithm a) { return kAlgorithms[static_cast<size_t>(measured_as(a))]; }
 
 std::string_view name_of(CrossEntropy::Part part) {
   switch (part) {
@@ -74,11 +79,13 @@ bool is_collective_kernel(const std::string& kernel) {
 
 /// Steps of a collective's algorithm in a group of `size`.
 double steps_of(const Collective& c, int size) {
-  return static_cast<double>(collective_steps(c.kind, c.algorithm, size, 0, c.root % size).size());
+  return static_cast<double>(collective_steps(c.kind, c.algorithm, size, 0, c.root % size, c.per_node).size());
 }
 
 /// Of the whole buffer, what a member sends in a step: the most that one of them does, over the steps.
 double sent_a_step(const Collective& c, int size) {
+  if (in_turn(c.algorithm))
+    return static_cast<double>(steps_in_turn(c.kind, c.algorithm, size, size, c.per_node).elements) / size / steps_of(c, size);
   int64_t most = 0;  // parts
   for (int member = 0; member < size; ++member) most = std::max(most, sent_elements(c.kind, c.algorithm, size, size, member));
   return static_cast<double>(most) / size / steps_of(c, size);
@@ -321,17 +328,20 @@ RateTable::Answer CalibratedCostModel::cost_of(const Plan& plan, const Instructi
   return {std::max(time_at(static_cast<double>(work.flops.value), peak_flops_), time_at(bytes, memory_bytes_per_s_)), true};
 }
 
-/// Where a group is larger than any measured, puts in place of its shape that of the largest, with as much to move in a step.
+/// Where a group is larger than any measured, or its steps are not those that were, puts in place of its shape that of the largest,
+/// with as much to move in a step.
 /// Returns how many times the steps of that it has.
 double CalibratedCostModel::to_largest_group(const Collective& c, const std::string& kernel, std::vector<int64_t>& shape) const {
   const int ranks = static_cast<int>(shape[1]);
   const auto groups = groups_.find(kernel);
-  if (groups == groups_.end() || ranks <= groups->second.largest) return 1;
+  if (groups == groups_.end() || (ranks <= groups->second.largest && !in_turn(c.algorithm))) return 1;
   const auto [largest, least_bytes] = groups->second;
-  const double bytes = static_cast<double>(shape[0]) * sent_a_step(c, ranks) / sent_a_step(c, largest);
+  Collective measured = c;
+  measured.algorithm = measured_as(c.algorithm);
+  const double bytes = static_cast<double>(shape[0]) * sent_a_step(c, ranks) / sent_a_step(measured, largest);
   // Fewer bytes than the fewest measured cost no less: a step of nothing is still a step.
   shape = {std::max(std::llround(bytes), std::min<long long>(least_bytes, shape[0])), largest};
-  return steps_of(c, ranks) / steps_of(c, largest);
+  return steps_of(c, ranks) / steps_of(measured, largest);
 }
 
 Seconds CalibratedCostModel::compute(const Plan& plan, const Instruction& instruction, int busy_cores) const {
@@ -385,7 +395,17 @@ namespace {
 double sent_in(const Segment& segment, const Op& op, int ranks) {
   const Collective& c = std::get<Collective>(op.work);
   const Type& full = full_type(segment, op, c);
-  return static_cast<double>(bytes_of(full.dtype, sent_elements(c.kind, c.algorithm, full.shape.elements(), ranks, 0, c.root)));
+  return static_cast<double>(
+      bytes_of(full.dtype, sent_elements(c.kind, c.algorithm, full.shape.elements(), ranks, 0, c.root, c.per_node)));
+}
+
+/// Of a collective that is priced step by step.
+StepsTaken in_turn_of(const Segment& segment, const Op& op, const Collective& c, int ranks) {
+  const Type& full = full_type(segment, op, c);
+  const StepsInTurn turn = steps_in_turn(c.kind, c.algorithm, full.shape.elements(), ranks, c.per_node);
+  return {static_cast<double>(turn.steps), static_cast<double>(bytes_of(full.dtype, turn.elements)),
+          static_cast<double>(turn.steps_across), static_cast<double>(bytes_of(full.dtype, turn.elements_across)),
+          c.algorithm == Algorithm::kHierarchical};
 }
 
 double message_bytes(const Plan& plan, const Instruction& instruction) {
@@ -402,6 +422,7 @@ Communication communication_of(const Plan& plan, const Instruction& instruction,
     c.sent_bytes = message_bytes(plan, instruction);
   } else if (!c.groups.empty() && c.groups[0].size() > 1) {
     const int size = static_cast<int>(c.groups[0].size());
+    if (in_turn(collective->algorithm)) c.turn = in_turn_of(*instruction.segment, *instruction.op, *collective, size);
     c.sent_bytes = sent_in(*instruction.segment, *instruction.op, size);
     c.steps = steps_of(*collective, size);
   }
@@ -414,6 +435,8 @@ Demand DatasheetCostModel::demand(const Plan& plan, const Instruction& instructi
   if (const auto* c = std::get_if<Collective>(&op.work)) {
     const int size = static_cast<int>(ranks.size());
     if (size == 1) return {};
+    if (in_turn(c->algorithm))
+      return rates_.in_turn_demand(use_of(c->kind), in_turn_of(*instruction.segment, op, *c, size), rates_.way_between(ranks));
     return rates_.collective_demand(use_of(c->kind), sent_in(*instruction.segment, op, size), rates_.way_between(ranks));
   }
   if (std::holds_alternative<Send>(op.work) || std::holds_alternative<Recv>(op.work))
@@ -450,6 +473,7 @@ Seconds DatasheetCostModel::communicate_among(const Plan& plan, const Instructio
   if (c == nullptr) return Seconds(rates_.message_seconds(message_bytes(plan, instruction), way));
   const int size = static_cast<int>(ranks.size());
   if (size == 1) return Seconds(0);
+  if (in_turn(c->algorithm)) return Seconds(rates_.in_turn_seconds(in_turn_of(*instruction.segment, op, *c, size), way));
   const auto steps = collective_steps(c->kind, c->algorithm, size, 0, c->root).size();
   return Seconds(rates_.collective_seconds(static_cast<double>(steps), sent_in(*instruction.segment, op, size), way));
 }
@@ -467,13 +491,15 @@ PlacedCostModel::Slowest DatasheetCostModel::slowest_of(const Plan&, const Instr
     const DatasheetRates::Way way = rates_.way_between(ranks);
     if (before == way) continue;
     before = way;
-    const Seconds seconds(c == nullptr ? rates_.message_seconds(bytes, way)
-                                       : rates_.collective_seconds(communication.steps, bytes, way));
+    const Seconds seconds(c == nullptr            ? rates_.message_seconds(bytes, way)
+                          : in_turn(c->algorithm) ? rates_.in_turn_seconds(communication.turn, way)
+                                                  : rates_.collective_seconds(communication.steps, bytes, way));
     if (seconds > worst.seconds) worst.ranks = ranks, worst.seconds = seconds, slowest = way;
   }
   if (worst.ranks.empty()) return worst;
-  worst.demand = c == nullptr ? rates_.message_demand(bytes, slowest, std::holds_alternative<Send>(instruction.op->work))
-                              : rates_.collective_demand(use_of(c->kind), bytes, slowest);
+  worst.demand = c == nullptr            ? rates_.message_demand(bytes, slowest, std::holds_alternative<Send>(instruction.op->work))
+                 : in_turn(c->algorithm) ? rates_.in_turn_demand(use_of(c->kind), communication.turn, slowest)
+                                         : rates_.collective_demand(use_of(c->kind), bytes, slowest);
   return worst;
 }
 

@@ -22,6 +22,7 @@ struct Communication {
   std::vector<std::vector<int>> groups;  ///< who meets, once for each meeting that the asking rank stands for (`who_meet`)
   double sent_bytes = 0;                 ///< by the first rank of a group: the message, or what a collective's algorithm sends
   double steps = 1;                      ///< of the algorithm
+  StepsTaken turn;                       ///< of a tree and a hierarchical collective
 };
 /// All groups have one size. Those of one rank send nothing.
 Communication communication_of(const Plan& plan, const Instruction& instruction, std::vector<std::vector<int>> groups);

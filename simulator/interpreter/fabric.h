@@ -66,7 +66,8 @@ class CollectiveCost {
   std::array<Line, kMaxNcclCells> lines_;
 };
 
-/// Measurements on the very fabric: nccl-tests busbw, bytes/s. The error of the model on the measured group corrects the model of
+/// Measurements on the very fabric: nccl-tests busbw, bytes/s. A machine file has them as constants busbw.all_reduce,
+/// busbw.intra_all_gather, busbw.bytes and so on of its fabric (`shardlab comm --import`). The error of the model on the measured group corrects the model of
 /// every group. A rate over 64 nodes says nothing directly about a group over two nodes, whose ring has 32 times fewer steps.
 struct MeasuredFabric {
   std::optional<double> all_reduce, all_gather, reduce_scatter;                    ///< over all devices of all nodes
@@ -75,6 +76,7 @@ struct MeasuredFabric {
   /// measured. 0: so large that latency did not count; the rate is corrected, latency is not.
   double bytes = 256 << 20;
   int nodes = 0;  ///< over which the first three were measured; 0: all of the machine
+  friend bool operator==(const MeasuredFabric&, const MeasuredFabric&) = default;
 };
 
 /// The mutual cost of computing and communicating at the same time: factors of time, 1 or more.
