@@ -88,8 +88,8 @@ std::vector<size_t> first_looked_at(const Report& report, size_t most) {
   return order;
 }
 
-void add_simulated(Report& report) {
-  std::set<std::string> have;
+void add_simulated(Report& report, const std::set<std::string>& damaged) {
+  std::set<std::string> have = damaged;
   for (const Timeline& t : report.timelines) have.insert(t.case_id);
   for (const size_t i : first_looked_at(report, kMadeAnew)) {
     const CaseOutcome& outcome = report.cases[i];

@@ -1,6 +1,7 @@
 // What a page shows of some cases only: timelines, the memory of each stage, the whole case as YAML.
 #pragma once
 
+#include <set>
 #include <string>
 
 #include "cli/namespaces.h"
@@ -18,8 +19,9 @@ inline constexpr int64_t kIntervals = 8000;
 bool add_recorded(const RecordedCase& recorded, const CaseOutcome& outcome, Report& report);
 
 /// The same of the best cases that left no traces and were predicted by shardlab's own executor: their plans are lowered again and
-/// simulated. A few cases, of plans that a page has room for.
-void add_simulated(Report& report);
+/// simulated. A few cases, of plans that a page has room for; none of `damaged` (ids), whose traces or plan are there and cannot be
+/// joined: a report speaks of what ran.
+void add_simulated(Report& report, const std::set<std::string>& damaged);
 
 /// The cases that a reader looks at first, the fastest before the others, then the smallest.
 std::vector<size_t> first_looked_at(const Report& report, size_t most);

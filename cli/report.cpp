@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "cli/case_rows.h"
 #include "cli/claims.h"
@@ -59,12 +60,14 @@ std::string case_folder(const std::string& directory, const CaseOutcome& outcome
 class Problems {
  public:
   void add(const CaseOutcome& outcome, const std::vector<std::string>& problems) {
+    if (!problems.empty()) cases_.insert(outcome.case_id);
     for (const std::string& problem : problems) {
       const auto found = std::ranges::find(reasons_, problem, &Reason::text);
       Reason& reason = found != reasons_.end() ? *found : reasons_.emplace_back(Reason{problem, case_title(outcome.config), 0});
       ++reason.cases;
     }
   }
+  const std::set<std::string>& cases() const { return cases_; }
   std::vector<Statement> statements() const {
     std::vector<Statement> all;
     for (const Reason& r : reasons_)
@@ -80,6 +83,7 @@ class Problems {
     int cases = 0;
   };
   std::vector<Reason> reasons_;
+  std::set<std::string> cases_;  ///< their ids
 };
 
 /// What a page says of the timelines that it does not show, and of those that the run did not leave.
@@ -163,7 +167,7 @@ Result<Report> build_report(const ReportFlags& flags, bool timelines) {
         {Statement::Mood::kNote,
          fmt::format("Shown are the {} fastest of {} cases and the smallest; results.csv has all.", kPageCases, selection.total)});
   if (timelines) {
-    add_simulated(report);
+    add_simulated(report, problems.cases());
     add_yaml(report);
     add_price(report);
     if (const int best = summarise(report.cases, report.left_out).fastest; best >= 0)

@@ -103,7 +103,7 @@ void ControlServer::serve() {
       std::string message;
       {
         const std::lock_guard lock(mutex_);
-        if (ends_) return;
+        if (ends_) return finish();
         message = std::exchange(asked_to_fail_, "");
       }
       if (!message.empty()) announce({.message = message});
@@ -129,6 +129,19 @@ void ControlServer::serve() {
         peers_.back()->socket = std::move(socket);
       }
   }
+}
+
+/// Sends what is not sent yet: the answer that ends a group is on its way to the last process while the first one leaves.
+void ControlServer::finish() {
+  constexpr int kPatienceMs = 1000;
+  for (const auto& peer : peers_)
+    while (!peer->out.empty()) {
+      pollfd wait{peer->socket.get(), POLLOUT, 0};
+      if (::poll(&wait, 1, kPatienceMs) <= 0) break;
+      const ssize_t n = ::send(peer->socket.get(), peer->out.data(), peer->out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0 && errno != EAGAIN && errno != EINTR) break;
+      if (n > 0) peer->out.erase(0, static_cast<size_t>(n));
+    }
 }
 
 /// Reads what is there. False: the peer has gone, or is none of ours. Its last words may come together with its end.

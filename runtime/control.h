@@ -59,6 +59,7 @@ class ControlServer {
     std::string in, out;  ///< bytes of frames that are not complete, or not sent
   };
   void serve();
+  void finish();
   bool read(Peer& peer);
   bool take(Peer& peer, uint32_t kind, std::string_view payload);
   void announce(GroupFailure failure);

@@ -9,6 +9,7 @@
 #include "profiler/trace_file.h"
 #include "tests/cli/program.h"
 #include "tests/namespaces.h"
+#include "tests/reports/page.h"
 #include "tests/test.h"
 
 namespace shardlab::testing {
@@ -45,11 +46,13 @@ class Run {
     REQUIRE(folders.size() == 2);
     for (const std::string& folder : folders) REQUIRE(std::system(fmt::format("gunzip {}{}.gz", folder, kTrace).c_str()) == 0);
   }
+  /// The page of a report, and its data as text behind it.
   std::string page() const {
     const Output report = shardlab_program(scratch, fmt::format("report {0} --html {0}/r.html", scratch / "run"));
     INFO(report.err);
     REQUIRE(report.code == 0);
-    return slurp(scratch / "run/r.html");
+    const std::string page = slurp(scratch / "run/r.html");
+    return page + data_of(page);
   }
   /// What `explain` says of a case.
   std::string explained(const std::string& folder) const {

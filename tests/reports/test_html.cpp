@@ -1,5 +1,3 @@
-#include <zlib.h>
-
 #include <fmt/format.h>
 
 #include <cmath>
@@ -12,6 +10,7 @@
 #include "reports/html.h"
 #include "reports/pack.h"
 #include "tests/namespaces.h"
+#include "tests/reports/page.h"
 #include "tests/reports/sample.h"
 #include "tests/test.h"
 
@@ -20,44 +19,10 @@ using namespace shardlab::testing;
 
 namespace {
 
-/// What stands between two marks of a page; they must both be there.
-std::string between(const std::string& page, const std::string& open, const std::string& close) {
-  const size_t from = page.find(open);
-  REQUIRE(from != std::string::npos);
-  const size_t to = page.find(close, from + open.size());
-  REQUIRE(to != std::string::npos);
-  return page.substr(from + open.size(), to - from - open.size());
-}
-
 size_t count_of(const std::string& text, const std::string& word) {
   size_t n = 0;
   for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
   return n;
-}
-
-/// What `packed` packed.
-std::string unpacked(const std::string& text) {
-  std::string bytes;
-  unsigned bits = 0;
-  int held = 0;
-  for (const char c : text) {
-    const size_t digit = std::string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/").find(c);
-    if (digit == std::string::npos) break;
-    bits = bits << 6 | static_cast<unsigned>(digit), held += 6;
-    if (held >= 8) bytes += static_cast<char>(bits >> (held -= 8) & 255);
-  }
-  std::vector<char> out(64 << 20);
-  uLongf size = out.size();
-  REQUIRE(uncompress(reinterpret_cast<Bytef*>(out.data()), &size, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()) ==
-          Z_OK);
-  return {out.data(), size};
-}
-
-/// The data of a page as text.
-std::string data_of(const std::string& page) {
-  const bool is_packed = page.find("data-packed=\"deflate\"") != std::string::npos;
-  const std::string text = between(between(page, "id=\"data\"", "/script>"), ">", "<");
-  return is_packed ? unpacked(text) : text;
 }
 
 /// The value of a column for a case.
