@@ -221,7 +221,11 @@ TEST_CASE("fast mode: no layout is further from fp64 than 1.5 times one rank") {
          deal(testing::rows_of(subject, testing::context_layouts({ContextKind::kAllGather, ContextKind::kRing, ContextKind::kZigzag,
                                                                   ContextKind::kStriped, ContextKind::kUlysses})),
               number, 16))
-      rows.push_back(std::move(config));
+      // Masks of dropout follow the order in which tokens lie: another order is another draw, and not another rounding. With the
+      // same order on one rank the bits are equal (test_context_parallel.cpp).
+      if (config.train.dropout == 0 || config.layout.cp_kind == ContextKind::kRing ||
+          config.layout.cp_kind == ContextKind::kUlysses)
+        rows.push_back(std::move(config));
     for (Case& config : rows) {
       config.canonical = false;
       if (coverage.rows() % 3 == 2) config.threads_per_rank = 2;
