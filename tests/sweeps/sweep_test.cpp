@@ -270,7 +270,7 @@ TEST_CASE("the analytic resolution refuses nothing for want of a plan") {
 }
 
 TEST_CASE("points that differ in a value no case can hold are different points") {
-  const Expansion e = points_of(small("axes: {schedule: [none, interleaved, zb-v], collective_algorithm: [auto, tree]}\n"));
+  const Expansion e = points_of(small("axes: {schedule: [none, interleaved, zb-v], model.mlp: [gelu, swiglu]}\n"));
   CHECK(e.points.size() == 6);
   CHECK(e.duplicates == 0);
   CHECK(e.refused() == 5);
@@ -279,12 +279,12 @@ TEST_CASE("points that differ in a value no case can hold are different points")
   CHECK(ids.size() == 6);
   CHECK(e.points[0].id == case_id(e.points[0].config));
   CHECK(e.points[3].config.layout.schedule == Schedule::kInterleaved);
-  CHECK(e.points[3].unheld == std::vector<std::pair<std::string, std::string>>{{"layout.collective_algorithm", "tree"}});
+  CHECK(e.points[3].unheld == std::vector<std::pair<std::string, std::string>>{{"model.mlp", "swiglu"}});
   const auto reasons = refusals(e).list();
   REQUIRE(reasons.size() == 2);
-  CHECK(reasons[0].text == "collective_algorithm=tree is not implemented in this version");
+  CHECK(reasons[0].text == "model.mlp=swiglu is not implemented in this version");
   CHECK(reasons[0].cases == 3);
-  CHECK(reasons[0].example == "schedule=none collective_algorithm=tree");
+  CHECK(reasons[0].example == "schedule=none model.mlp=swiglu");
 }
 
 TEST_CASE("the precision is that of the device where nobody says one") {
