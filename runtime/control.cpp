@@ -186,12 +186,15 @@ bool ControlServer::take(Peer& peer, uint32_t kind, std::string_view payload) {
       if (std::ssize(gathered_) == processes_) answer();
       break;
     case kFail: announce(failure_of(payload)); return true;
-    case kBye: peer.left = true; break;
+    case kBye:
+      peer.left = true;
+      left_.insert(peer.process);
+      break;
     default: return false;
   }
-  for (const auto& other : peers_)
-    if (other->left && !gathered_.empty() && !gathered_.contains(other->process))
-      announce({.message = fmt::format("process {} has left the group while others go on", other->process)});
+  for (const int process : left_)
+    if (!gathered_.empty() && !gathered_.contains(process))
+      announce({.message = fmt::format("process {} has left the group while others go on", process)});
   return true;
 }
 

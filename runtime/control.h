@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -71,6 +72,7 @@ class ControlServer {
   FileDescriptor listener_, wake_read_, wake_write_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<int, std::string> gathered_;  ///< of the round under way, by process
+  std::set<int> left_;                   ///< processes that have said goodbye, whose connection may be closed since
   mutable std::mutex mutex_;             ///< guards the three below
   std::optional<GroupFailure> failure_;
   std::string asked_to_fail_;
