@@ -34,6 +34,8 @@ std::string_view name_of(AlgorithmChoice v) {
     case AlgorithmChoice::kRing: return "ring";
     case AlgorithmChoice::kHalvingDoubling: return "halving-doubling";
     case AlgorithmChoice::kDirect: return "direct";
+    case AlgorithmChoice::kTree: return "tree";
+    case AlgorithmChoice::kHierarchical: return "hierarchical";
   }
   return "?";
 }
@@ -58,6 +60,11 @@ std::string_view name_of(TransportKind v) {
   return names[static_cast<int>(v)];
 }
 std::string_view name_of(AttentionBy v) { return v == AttentionBy::kAuto ? "auto" : v == AttentionBy::kOwn ? "own" : "cudnn"; }
+
+std::string_view name_of(ContextKind v) {
+  static constexpr std::array<std::string_view, 7> kNames{"none", "ring", "zigzag", "striped", "all-gather", "ulysses", "usp"};
+  return kNames[static_cast<size_t>(v)];
+}
 
 std::string_view name_of(OffloadTo v) {
   static constexpr std::array<std::string_view, 3> kNames{"none", "cpu", "nvme"};
@@ -180,9 +187,7 @@ Result<void> check_missing(const Case& c) {
   const auto missing = [](std::string what, std::string have) {
     return refusal(fmt::format("{} is not implemented in this version", what), fmt::format("use {}", have));
   };
-  if (l.cp != 1) return missing(fmt::format("cp={} (context parallel)", l.cp), "cp: 1");
   if (l.ep != 1) return missing(fmt::format("ep={} (expert parallel)", l.ep), "ep: 1");
-  if (l.sequence_parallel) return missing("sequence_parallel", "sequence_parallel: false");
   if (c.train.precision == Precision::kFp4)
     return missing(fmt::format("precision={}", name_of(c.train.precision)), "precision: fp32, bf16, fp16 or fp8");
   if (c.profile != "shardlab") return missing(fmt::format("profile={}", c.profile), "profile: shardlab");

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "plan/automatic.h"
 #include "plan/base/tree.h"
 #include "plan/techniques.h"
 #include "plan/treatment.h"
@@ -48,7 +49,7 @@ Result<void> check_device_libraries(const Case& c) {
         fmt::format("head_dim={} with backend=cuda: attention on a GPU takes even ones up to {}", c.model.head_dim, kMostHeadDim),
         "use backend: cpu, or a model with other heads");
   constexpr int kMostOnOneGpu = 64;  // kernels/cuda/kernels.h, Combine
-  if (const int most = std::max({c.layout.dp, c.layout.tp, c.layout.pp});
+  if (const int most = std::max({c.layout.data_ranks(), c.layout.tp, c.layout.pp});
       c.transport == TransportKind::kOneGpu && most > kMostOnOneGpu)
     return refusal(
         fmt::format("a group of {} ranks with transport=one-gpu, which adds up to {} parts at once", most, kMostOnOneGpu),
@@ -234,6 +235,49 @@ Result<void> check_tensor_parallel(const Case& c) {
   return {};
 }
 
+Result<void> check_sequence_parallel(const Case& c) {
+  const int tp = c.layout.tp;
+  if (c.train.seq_len % tp != 0)
+    return refusal(fmt::format("sequence_parallel with seq_len {}, which is not divisible by tp={}", c.train.seq_len, tp),
+                   fmt::format("set sequence_parallel: false, or seq_len: {}", (c.train.seq_len + tp - 1) / tp * tp));
+  return {};
+}
+
+Result<void> check_context_parallel(const Case& c) {
+  const Layout& l = c.layout;
+  // A rank's part is of two chunks, one of early tokens and one of late.
+  const bool halves = l.cp_kind == ContextKind::kZigzag || l.cp_kind == ContextKind::kAllGather;
+  if (const int64_t parts = (halves ? 2 : 1) * int64_t{l.cp}; c.train.seq_len % parts != 0)
+    return refusal(fmt::format("cp_kind={} with cp={} and seq_len={}, which is not divisible by {}", name_of(l.cp_kind), l.cp,
+                               c.train.seq_len, parts),
+                   fmt::format("choose a multiple of {}, or another cp", parts));
+  return {};
+}
+
+/// Every rank attends with whole heads.
+Result<void> check_head_exchange(const Case& c) {
+  const Layout& l = c.layout;
+  const int64_t heads = c.model.heads / l.tp, kv_heads = c.model.kv_heads / l.tp;  // of a tensor-parallel rank
+  if (heads % l.cp != 0)
+    return refusal(
+        fmt::format("cp_kind=ulysses with cp={}, tp={} and {} heads: each rank takes whole heads", l.cp, l.tp, c.model.heads),
+        "lower cp or tp until cp * tp divides the heads, or use another cp_kind");
+  const int64_t copies = kv_heads >= l.cp ? 1 : l.cp / std::max<int64_t>(1, kv_heads);
+  if (kv_heads % l.cp != 0 && l.cp % std::max<int64_t>(1, kv_heads) != 0)
+    return refusal(
+        fmt::format("cp_kind=ulysses with cp={}, tp={} and {} kv heads: a rank takes whole kv heads, or several share one", l.cp,
+                    l.tp, c.model.kv_heads),
+        "choose a cp that divides the kv heads of a tensor-parallel rank, or is a multiple of them");
+  if (copies > kContractionLeaves)
+    return refusal(fmt::format("cp_kind=ulysses with cp={} and {} kv heads: {} copies of each", l.cp, c.model.kv_heads, copies),
+                   fmt::format("at most {} are made: lower cp", kContractionLeaves));
+  if (c.canonical && copies > 1 && !std::has_single_bit(static_cast<uint64_t>(heads / l.cp)))
+    return refusal(fmt::format("canonical with cp_kind=ulysses, and {} query heads a rank for one of {} copies of a kv head",
+                               heads / l.cp, copies),
+                   "what a rank sums over query heads must be an aligned block of the tree: a power of two of them");
+  return {};
+}
+
 Result<void> check_hybrid_shard(const Case& c) {
   const Layout& l = c.layout;
   if (l.hybrid_shard < 2 || l.hybrid_shard >= l.dp || l.dp % l.hybrid_shard != 0)
@@ -256,10 +300,27 @@ Result<void> check_halving_doubling(const Case& c) {
   for (const auto& [key, size] :
        {std::pair{"dp", l.replicas()},
         {l.hybrid_shard > 0 ? "hybrid_shard" : "dp", l.shard_ranks()},
+        {"cp", l.cp},
         {"tp", l.tp},
         {"pp", c.train.grad_norm || c.train.clip_norm > 0 || may_skip(c) ? l.pp : 1}})  // stages add their norms
     if (!std::has_single_bit(static_cast<unsigned>(size)))
       return refusal(fmt::format("collective_algorithm=halving-doubling with {}={}, no power of two", key, size), "use ring");
+  return {};
+}
+
+/// Groups are even over nodes where the ranks of a node are whole blocks of every axis, or the blocks whole nodes.
+Result<void> check_hierarchical(const Case& c) {
+  const Layout& l = c.layout;
+  const int node = ranks_per_node(c);
+  int64_t block = 1;
+  for (const auto& [key, size] :
+       {std::pair{"tp", l.tp}, {"cp", l.cp}, {"hybrid_shard", l.shard_ranks()}, {"dp", l.replicas()}, {"pp", l.pp}}) {
+    block *= size;
+    if (size > 1 && block % node != 0 && node % block != 0)
+      return refusal(
+          fmt::format("collective_algorithm=hierarchical with {}={}: blocks of {} ranks on nodes of {}", key, size, block, node),
+          "use sizes that divide a node or that nodes divide, or ring");
+  }
   return {};
 }
 
@@ -356,6 +417,18 @@ Result<void> check_canonical(const Case& c) {
     return refusal(fmt::format("canonical with dp={} and micro_batch*grad_accumulation={}, no power of two", c.layout.dp,
                                t.micro_batch * t.grad_accumulation),
                    "every data-parallel rank must hold an aligned block of the tree over sequences");
+  if (const int cp = c.layout.cp; cp > 1) {
+    if (t.micro_batch != 1)
+      return refusal(
+          fmt::format("canonical with cp={} and micro_batch={}", cp, t.micro_batch),
+          "the tree over sequences stands above that over parts of each: set micro_batch: 1 and raise grad_accumulation");
+    if (kContractionLeaves % cp != 0)
+      return refusal(fmt::format("canonical with cp={}, which does not divide {}", cp, kContractionLeaves),
+                     "use cp 1, 2, 4, 8 or 16");
+    if (c.layout.zero == 1 && t.grad_accumulation > 1)
+      return refusal(fmt::format("canonical with cp={}, zero=1 and grad_accumulation={}", cp, t.grad_accumulation),
+                     "each micro-batch is summed over the parts of its sequences by itself: set zero: 0, 2 or 3");
+  }
   if (kContractionLeaves % c.layout.tp != 0)
     return refusal(fmt::format("canonical with tp={}, which does not divide {}", c.layout.tp, kContractionLeaves),
                    "use tp 1, 2, 4, 8 or 16");

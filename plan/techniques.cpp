@@ -37,6 +37,12 @@ bool updates_on_host(const Case& c) { return c.layout.offload.optimizer != Offlo
 bool narrows(const Case& c) { return element_types(c).has_master(); }
 bool scales_loss(const Case& c) { return c.train.precision == Precision::kFp16; }
 bool delays_scales(const Case& c) { return multiplies_in_fp8(c) && c.train.fp8_scaling == Fp8Scaling::kDelayed; }
+bool cuts_tokens(const Case& c) { return c.layout.sequence_parallel && c.layout.tp > 1; }
+bool cuts_sequences(const Case& c) { return c.layout.cp > 1; }
+bool sends_in_rings(const Case& c) {
+  return cuts_sequences(c) && (c.layout.cp_kind == ContextKind::kRing || c.layout.cp_kind == ContextKind::kZigzag ||
+                               c.layout.cp_kind == ContextKind::kStriped);
+}
 bool has_budget(const Case& c) { return c.layout.recompute_options.budget_bytes != 0 && c.layout.recompute != Recompute::kByLayer; }
 bool is_by_layer(const Case& c) { return c.layout.recompute == Recompute::kByLayer; }
 
@@ -52,6 +58,7 @@ std::string staleness_text(const Case& c) {
 std::string diloco_text(const Case& c) { return fmt::format("diloco.steps={}", c.layout.diloco.steps); }
 std::string secondary_text(const Case& c) { return fmt::format("zero_plus_plus.secondary={}", c.layout.zero_plus_plus.secondary); }
 std::string schedule_text(const Case& c) { return fmt::format("schedule={}", name_of(c.layout.schedule)); }
+std::string context_text(const Case& c) { return fmt::format("cp_kind={}", name_of(c.layout.cp_kind)); }
 std::string budget_text(const Case& c) {
   return fmt::format("recompute_options.budget_bytes={}", c.layout.recompute_options.budget_bytes);
 }
@@ -129,10 +136,20 @@ constexpr Fact kOwnAlgorithm{
       return c.layout.collective_algorithm != AlgorithmChoice::kAuto && c.layout.collective_algorithm != AlgorithmChoice::kDirect;
     },
     [](const Case& c) { return fmt::format("collective_algorithm={}", name_of(c.layout.collective_algorithm)); }};
+constexpr Fact kInPlaceAlgorithm{[](const Case& c) {
+                                   return c.layout.collective_algorithm == AlgorithmChoice::kRing ||
+                                          c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling;
+                                 },
+                                 kOwnAlgorithm.text};
+constexpr Fact kCutTokens{cuts_tokens, [](const Case&) { return std::string("sequence_parallel"); }};
+constexpr Fact kNoCpKind{[](const Case& c) { return c.layout.cp_kind == ContextKind::kNone; }, context_text};
+constexpr Fact kUsp{[](const Case& c) { return c.layout.cp_kind == ContextKind::kUsp; }, context_text};
+constexpr Fact kZeroPlusPlus{[](const Case& c) { return !(c.layout.zero_plus_plus == ZeroPlusPlus{}); },
+                             [](const Case&) { return std::string("zero_plus_plus"); }};
 /// Compression that leaves every rank the whole gradient.
 constexpr Fact kSlices{[](const Case& c) { return c.layout.zero > 0 && !is_compression<Kind::kBf16, Kind::kInt8>(c); }, zero_text};
 constexpr Fact kNothingToShard{
-    [](const Case& c) { return c.layout.dp == 1 && c.layout.zero <= 3 && !(c.layout.zero == 3 && parks_parameters(c)); },
+    [](const Case& c) { return c.layout.data_ranks() == 1 && c.layout.zero <= 3 && !(c.layout.zero == 3 && parks_parameters(c)); },
     kOneDp.text};
 
 // --- what cannot be combined ---------------------------------------------------------------------------------------------------
@@ -180,6 +197,27 @@ constexpr Apart kFsdpApart[] = {{kNotZero3, "only zero 3 gathers parameters", "s
 constexpr Apart kBucketApart[] = {{kZero3, "what travels together is the unit", "set fsdp.unit, and leave bucket_bytes out"}};
 constexpr Apart kZeroApart[] = {{kNothingToShard, "there is nothing to shard over", "set zero: 0, or dp above 1"}};
 constexpr Apart kHybridApart[] = {{kNoZero, "nothing is sharded", "set zero: 1, 2 or 3"}};
+
+constexpr Apart kSequenceApart[] = {
+    {kInPlaceAlgorithm, ", which keeps partial sums in its source: sums of tokens are scattered to storage of their own",
+     "use collective_algorithm: auto or direct, which send as much"},
+};
+constexpr std::string_view kMissing = " is not implemented in this version";
+constexpr Apart kContextApart[] = {
+    {kNoCpKind, "nobody would attend to the tokens of other ranks",
+     "set cp_kind: zigzag, ring, striped, all-gather or ulysses, or cp: 1"},
+    {kUsp, kMissing, "set cp: 1, or cp_kind: zigzag or ulysses"},
+    {kCutTokens, kMissing, "set cp: 1, or sequence_parallel: false"},
+    {kCompression, kMissing, "set cp: 1, or compression.kind: none"},
+    {kServers, kMissing, "set cp: 1, or parameter_server.servers: 0"},
+    {kDilocoAtAll, kMissing, "set cp: 1, or diloco.steps: 0"},
+    {kZeroPlusPlus, kMissing, "set cp: 1, or leave zero_plus_plus out"},
+    {kFp8, kMissing, "set cp: 1, or precision: bf16"},
+};
+constexpr Apart kRingApart[] = {
+    {kNccl, "a hop's two halves run on two streams, and NCCL takes them as one call",
+     "use cp_kind: all-gather or ulysses, or transport: one-gpu"},
+};
 
 constexpr std::string_view kEightBits = "what layers keep in 8 bits has not been told apart layer by layer";
 constexpr std::string_view kUntested = "no test has yet told such layers apart there";
@@ -358,6 +396,21 @@ void stream_parameters(Case& c) {
 
 constexpr Choice kDpChoices[] = {{"dp: 2", [](Case& c) { c.layout.dp = std::max(c.layout.dp, 2); }}};
 constexpr Choice kTpChoices[] = {{"tp: 2", [](Case& c) { c.layout.tp = 2; }}};
+constexpr Choice kSequenceChoices[] = {{"sequence_parallel", [](Case& c) {
+                                          c.layout.tp = std::max(c.layout.tp, 2);
+                                          c.layout.sequence_parallel = true;
+                                        }}};
+template <ContextKind kind>
+void cut_sequences(Case& c) {
+  c.layout.cp = 2;
+  c.layout.cp_kind = kind;
+  c.train.micro_batch = 1;  // canonical sums over the parts of one sequence
+}
+constexpr Choice kContextChoices[] = {{"cp_kind: all-gather", cut_sequences<ContextKind::kAllGather>},
+                                      {"cp_kind: ring", cut_sequences<ContextKind::kRing>},
+                                      {"cp_kind: zigzag", cut_sequences<ContextKind::kZigzag>},
+                                      {"cp_kind: striped", cut_sequences<ContextKind::kStriped>},
+                                      {"cp_kind: ulysses", cut_sequences<ContextKind::kUlysses>}};
 constexpr Choice kPpChoices[] = {{"pp: 2, afab", stages<Schedule::kAfab>},
                                  {"pp: 2, 1f1b", stages<Schedule::k1F1B>},
                                  {"pp: 2, interleaved", stages<Schedule::kInterleaved>},
@@ -495,13 +548,19 @@ constexpr std::array kTable{
               .choices = kAlgorithmChoices},
     Technique{.id = "device-libraries", .on = always, .check = check_device_libraries},
     Technique{.id = "tensor-parallel", .on = kTp.holds, .check = check_tensor_parallel, .choices = kTpChoices},
+    Technique{.id = "sequence-parallel",
+              .on = cuts_tokens,
+              .text = kCutTokens.text,
+              .apart = kSequenceApart,
+              .check = check_sequence_parallel,
+              .choices = kSequenceChoices},
     Technique{.id = "pipeline", .on = always, .check = check_pipeline, .choices = kPpChoices},
     Technique{
         .id = "accumulation", .on = [](const Case& c) { return c.train.grad_accumulation > 1; }, .choices = kAccumulationChoices},
     Technique{.id = "data-parallel",
               .on =
                   [](const Case& c) {
-                    return (c.layout.dp > 1 || is_mirrored(c.layout.schedule)) && c.layout.zero == 0 && !has_servers(c) &&
+                    return (c.layout.data_ranks() > 1 || is_mirrored(c.layout.schedule)) && c.layout.zero == 0 && !has_servers(c) &&
                            !trains_apart(c) && !compresses(c);
                   },
               .choices = kDpChoices},
@@ -523,6 +582,20 @@ constexpr std::array kTable{
     Technique{.id = "halving-doubling",
               .on = [](const Case& c) { return c.layout.collective_algorithm == AlgorithmChoice::kHalvingDoubling; },
               .check = check_halving_doubling},
+    Technique{.id = "hierarchical",
+              .on = [](const Case& c) { return c.layout.collective_algorithm == AlgorithmChoice::kHierarchical; },
+              .check = check_hierarchical},
+    // Parts of sequences.
+    Technique{.id = "context-parallel",
+              .on = cuts_sequences,
+              .text = [](const Case& c) { return fmt::format("cp={}", c.layout.cp); },
+              .apart = kContextApart,
+              .check = check_context_parallel,
+              .choices = kContextChoices},
+    Technique{.id = "ring-attention", .on = sends_in_rings, .text = context_text, .apart = kRingApart},
+    Technique{.id = "head-exchange",
+              .on = [](const Case& c) { return cuts_sequences(c) && c.layout.cp_kind == ContextKind::kUlysses; },
+              .check = check_head_exchange},
     // What is made again, and what waits elsewhere.
     Technique{.id = "recompute", .on = always, .check = check_recompute},
     Technique{.id = "recompute-budget", .on = has_budget, .text = budget_text, .apart = kBudgetApart, .check = check_budget},
@@ -546,10 +619,7 @@ constexpr std::array kTable{
     Technique{.id = "offload-gradients", .on = updates_on_host},
     Technique{.id = "offload-optimizer", .on = updates_on_host, .choices = kOptimizerChoices},
     // Gradients and parameters on the wire.
-    Technique{.id = "zero-plus-plus",
-              .on = [](const Case& c) { return !(c.layout.zero_plus_plus == ZeroPlusPlus{}); },
-              .text = [](const Case&) { return std::string("zero_plus_plus"); },
-              .apart = kZeroPlusPlusApart},
+    Technique{.id = "zero-plus-plus", .on = kZeroPlusPlus.holds, .text = kZeroPlusPlus.text, .apart = kZeroPlusPlusApart},
     Technique{
         .id = "quantised-weights", .on = [](const Case& c) { return c.layout.zero_plus_plus.weights; }, .choices = kWeightChoices},
     Technique{.id = "secondary-shard",
@@ -666,7 +736,8 @@ static_assert(are_unique());
 
 Error refusal_by(const Technique& technique, const Apart& row, const Case& c) {
   std::string message = fmt::format("{} with {}", technique.text(c), row.from.text(c));
-  if (!row.because.empty()) message += (row.because.front() == ',' ? "" : ": ") + std::string(row.because);
+  if (!row.because.empty())
+    message += (row.because.front() == ',' || row.because.front() == ' ' ? "" : ": ") + std::string(row.because);
   std::string instead(row.instead);
   if (!technique.or_else.empty()) instead += ", " + std::string(technique.or_else);
   return refusal(std::move(message), std::move(instead));

@@ -19,7 +19,8 @@ struct Fact {
   std::string (*text)(const Case&);
 };
 
-/// Why a technique and a fact do not go together, and what to set instead. A reason that begins with a comma goes on from the fact.
+/// Why a technique and a fact do not go together, and what to set instead. A reason that begins with a comma or a space goes on
+/// from the fact.
 /// The refusal reads "TECHNIQUE with FACT: REASON", then "INSTEAD".
 struct Apart {
   Fact from;

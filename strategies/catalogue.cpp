@@ -5,6 +5,7 @@
 #include "strategies/accumulation.h"
 #include "strategies/clip_norm.h"
 #include "strategies/compression.h"
+#include "strategies/context_parallel.h"
 #include "strategies/data_parallel.h"
 #include "strategies/diloco.h"
 #include "strategies/draft.h"
@@ -22,6 +23,7 @@
 #include "strategies/parameter_server.h"
 #include "strategies/pipeline.h"
 #include "strategies/recompute.h"
+#include "strategies/sequence_parallel.h"
 #include "strategies/skipped_update.h"
 #include "strategies/state.h"
 #include "strategies/tensor_parallel.h"
@@ -54,6 +56,15 @@ constexpr std::array kCatalogue{
     Strategy{"tensor-parallel", "Tensor parallel: columns, rows, heads, vocabulary", Tier::kE1, "tp",
              "per layer and micro-batch 4 all-reduces of b*s*h; 3 numbers a token for the loss",
              "matrices, states, inner activations 1/t", "Shoeybi et al. 2019", tensor_parallel, true},
+    Strategy{"sequence-parallel", "Sequence parallel: norms, dropout and residuals on 1/t of the tokens", Tier::kE1,
+             "sequence_parallel (tp)",
+             "per layer and micro-batch 4 reduce-scatters and 6 all-gathers of b*s*h in place of 4 all-reduces; b*h a norm or bias",
+             "activations between the products 1/t", "Korthikanti et al. 2022", sequence_parallel, true},
+    Strategy{"context-parallel", "Context parallel: parts of sequences", Tier::kE1, "cp, cp_kind",
+             "per layer and micro-batch, n = k and v of a rank's tokens: all-gather 3 n (c-1); ring, zigzag, striped n (3c-2); "
+             "ulysses 4 all-to-alls of q, k, v and o",
+             "activations 1/c; k and v of the whole (all-gather) or of two more ranks (rings)",
+             "Liu et al. 2023; Brandon et al. 2023; Jacobs et al. 2023; Llama Team 2024", context_parallel, true},
     Strategy{"fp8", "Matrix products of 8-bit factors", Tier::kE2, "precision: fp8, fp8_scaling: current, delayed, block",
              "current: per layer and micro-batch 8 f32 (maximum) over tp",
              "inputs of products in 8 bits: b*s*(2h + f/t) less; b*s*h/t more", "Micikevicius et al. 2022; DeepSeek-AI 2024",

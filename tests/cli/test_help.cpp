@@ -1,4 +1,6 @@
 // `--help`: two examples a verb that do what they say, in lines that a terminal of 100 columns shows whole.
+#include <fmt/format.h>
+
 #include <set>
 
 #include "cli/help.h"
@@ -11,7 +13,8 @@
 namespace shardlab::testing {
 namespace {
 
-/// A folder with everything that the examples name: the shipped sweeps, a calibration, a run of a few cases, two cases, measured rows.
+/// A folder with everything that the examples name: the shipped sweeps, a calibration, a run of a few cases and its two shards, two
+/// cases, measured rows, what nccl-tests printed.
 class Desk {
  public:
   Desk() {
@@ -23,7 +26,10 @@ class Desk {
     scratch_.write("small.yaml", head + "mode: simulate\ntraces: all\naxes: {dp: [1, 2]}\n");
     scratch_.write("a.yaml", head + "dp: 2\n");
     scratch_.write("b.yaml", head + "dp: 2\nzero: 1\n");
+    fs::copy_file(source_dir() + "/tests/fuzz/corpus/nccl_tests/text", scratch_ / "all_reduce_perf.txt");
     REQUIRE(run("run small.yaml --out runs/quickstart").code == 0);
+    for (const char* shard : {"1", "2"})
+      REQUIRE(run(fmt::format("run small.yaml --shard {0}/2 --out runs/sweep.shard-{0}-of-2", shard)).code == 0);
     for (const auto& entry : fs::directory_iterator(scratch_ / "runs/quickstart"))
       if (fs::exists(entry.path() / "case.yaml")) case_ = entry.path().filename().string();
     REQUIRE_FALSE(case_.empty());
@@ -112,8 +118,9 @@ TEST_CASE("a command line that is wrong is answered by a sentence with what to d
   CHECK(said("report " + (scratch / "empty")).find("holds no results: it has no results.sqlite") != std::string::npos);
   CHECK(said("explain " + (scratch / "empty")).find("/empty holds no results") != std::string::npos);
   CHECK(said("report " + (scratch / "none")).starts_with("shardlab: there is no directory " + (scratch / "none")));
-  CHECK(said("machine show x") == "shardlab: no machine is named `x`\n  `shardlab machine list` prints the names; a path to a machine "
-                                  "file is also a machine (write ./NAME for a file without .yaml)\n");
+  CHECK(said("machine show x") ==
+        "shardlab: no machine is named `x`\n  `shardlab machine list` prints the names; a path to a machine "
+        "file is also a machine (write ./NAME for a file without .yaml)\n");
 }
 
 }  // namespace
