@@ -183,7 +183,8 @@ bool ControlServer::take(Peer& peer, uint32_t kind, std::string_view payload) {
   switch (kind) {
     case kGather:
       gathered_[peer.process] = payload;
-      if (std::ssize(gathered_) == processes_) answer();
+      // A group that has failed gets no answers: who comes late would go on alone.
+      if (std::ssize(gathered_) == processes_ && !failure()) answer();
       break;
     case kFail: announce(failure_of(payload)); return true;
     case kBye:

@@ -1,4 +1,4 @@
-// Every pair of choices of which docs/compatibility.md says that they go together is trained. Where both keep the reference's bits
+// Pairs of choices of which docs/compatibility.md says that they go together are trained: every third one, and all when thorough. Where both keep the reference's bits
 // (tiers E0 and E1) the pair does; where one rounds, compresses or delays, the pair's losses stay near the reference's. Peak bytes
 // by class and wire bytes of every pair's plan equal the closed forms.
 #include <fmt/format.h>
@@ -11,6 +11,7 @@
 #include "cli/pairs.h"
 #include "plan/base/hash.h"
 #include "strategies/catalogue.h"
+#include "tests/deal.h"
 #include "tests/laws/equal.h"
 #include "tests/namespaces.h"
 #include "tests/numerics/against_reference.h"
@@ -42,12 +43,15 @@ std::string recipe(const Subject& s, const TokenOrder& order) {
 
 }  // namespace
 
-TEST_CASE("every legal pair trains as it promises, in the memory and with the bytes of its closed form") {
+TEST_CASE("legal pairs train as they promise, in the memory and with the bytes of their closed forms") {
   std::map<std::string, Expected<float>> references;
+  const uint64_t shares = dealt(1, 3);
+  uint64_t number = 0;
   int bits = 0, near = 0, planned = 0;
   double farthest = 0;
   std::string farthest_pair;
   for (LegalPair& pair : legal_pairs()) {
+    if (number++ % shares != 0) continue;
     Case& c = pair.config;
     INFO(pair.first << " with " << pair.second);
     c.canonical = true;
@@ -88,8 +92,8 @@ TEST_CASE("every legal pair trains as it promises, in the memory and with the by
       "{} pairs have the reference's bits, {} are near it (the farthest by {:.2g} of the loss: {}), {} plans equal the closed "
       "forms\n",
       bits, near, farthest, farthest_pair, planned);
-  CHECK(bits > 250);
-  CHECK(near > 100);
+  CHECK(bits > 80);
+  CHECK(near > 35);
 }
 
 }  // namespace shardlab::testing
