@@ -93,8 +93,8 @@ TEST_CASE("legal pairs train as they promise, in the memory and with the bytes o
       "{} pairs have the reference's bits, {} are near it (the farthest by {:.2g} of the loss: {}), {} plans equal the closed "
       "forms\n",
       bits, near, farthest, farthest_pair, planned);
-  CHECK(bits > (thorough() ? 250 : 80));
-  CHECK(near > (thorough() ? 100 : 35));
+  CHECK(static_cast<uint64_t>(bits) * shares > 600);
+  CHECK(static_cast<uint64_t>(near) * shares > 450);
 }
 
 }  // namespace shardlab::testing
