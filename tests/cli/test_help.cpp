@@ -4,6 +4,7 @@
 #include "cli/help.h"
 #include "cli/namespaces.h"
 #include "tests/cli/program.h"
+#include "tests/cli/public_model.h"
 #include "tests/namespaces.h"
 #include "tests/paths.h"
 #include "tests/test.h"
@@ -23,7 +24,16 @@ class Desk {
     scratch_.write("small.yaml", head + "mode: simulate\ntraces: all\naxes: {dp: [1, 2]}\n");
     scratch_.write("a.yaml", head + "dp: 2\n");
     scratch_.write("b.yaml", head + "dp: 2\nzero: 1\n");
+    public_model(scratch_, "tiny-llama");
+    scratch_.write("ds_config.json",
+                   R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 2}})");
+    scratch_.write(
+        "pretrain.sh",
+        "torchrun pretrain_gpt.py --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 --vocab-size 50257 "
+        "\\\n"
+        "  --max-position-embeddings 1024 --micro-batch-size 8 --global-batch-size 512 --tensor-model-parallel-size 2 --lr 1e-3\n");
     REQUIRE(run("run small.yaml --out runs/quickstart").code == 0);
+    fs::create_directory_symlink("quickstart", scratch_ / "runs/before");
     for (const auto& entry : fs::directory_iterator(scratch_ / "runs/quickstart"))
       if (fs::exists(entry.path() / "case.yaml")) case_ = entry.path().filename().string();
     REQUIRE_FALSE(case_.empty());
@@ -112,8 +122,9 @@ TEST_CASE("a command line that is wrong is answered by a sentence with what to d
   CHECK(said("report " + (scratch / "empty")).find("holds no results: it has no results.sqlite") != std::string::npos);
   CHECK(said("explain " + (scratch / "empty")).find("/empty holds no results") != std::string::npos);
   CHECK(said("report " + (scratch / "none")).starts_with("shardlab: there is no directory " + (scratch / "none")));
-  CHECK(said("machine show x") == "shardlab: no machine is named `x`\n  `shardlab machine list` prints the names; a path to a machine "
-                                  "file is also a machine (write ./NAME for a file without .yaml)\n");
+  CHECK(said("machine show x") ==
+        "shardlab: no machine is named `x`\n  `shardlab machine list` prints the names; a path to a machine "
+        "file is also a machine (write ./NAME for a file without .yaml)\n");
 }
 
 }  // namespace

@@ -14,9 +14,12 @@
 #include <sstream>
 #include <string>
 
+#include "interop/frameworks.h"
+#include "interop/safetensors.h"
 #include "plan/base/check.h"
 #include "plan/base/hash.h"
 #include "plan/base/world_error.h"
+#include "plan/keys.h"
 #include "plan/pipeline_schedule.h"
 #include "plan/text.h"
 #include "plan/verify.h"
@@ -29,10 +32,9 @@
 #include "runtime/dataset.h"
 #include "runtime/manifest.h"
 #include "simulator/estimator/analytic/profile.h"
-#include "simulator/interpreter/machine_yaml.h"
 #include "simulator/estimator/validate/rows.h"
+#include "simulator/interpreter/machine_yaml.h"
 #include "sweeps/document.h"
-#include "plan/keys.h"
 #include "sweeps/expression_keys.h"
 #include "sweeps/machines.h"
 #include "sweeps/models.h"
@@ -267,6 +269,33 @@ void read_text(std::string_view bytes) {
   train_on({.text = file.path(), .tokens = {}}, bytes);
 }
 
+/// Settings of a framework: what is read has the form of its key, and makes a file that the sweep language reads.
+void read_framework(std::string_view bytes, std::string_view framework) {
+  for (const int64_t devices : {int64_t{0}, int64_t{16}}) {
+    const auto imported = interop::import_file(bytes, "fuzz", framework, devices);
+    if (!imported.ok()) continue;
+    for (const auto& [path, value] : imported->settings) SHARDLAB_CHECK(find_key(path) != nullptr, "no key is called `{}`", path);
+    const std::string text = interop::case_text(*imported, "machine: hgx-h100-ndr\n");
+    const auto sweep = load_sweep_text(text, "fuzz.yaml", load_options());
+    if (sweep.ok()) (void)expand(*sweep, Resolution::kAnalytic);
+  }
+}
+void read_megatron(std::string_view bytes) { read_framework(bytes, "megatron"); }
+void read_deepspeed(std::string_view bytes) { read_framework(bytes, "deepspeed"); }
+void read_torchtitan(std::string_view bytes) { read_framework(bytes, "torchtitan"); }
+
+void read_safetensors(std::string_view bytes) {
+  const auto header = interop::parse_safetensors(bytes, static_cast<int64_t>(bytes.size()), "fuzz");
+  if (!header.ok()) return;
+  for (const auto& [name, tensor] : header->tensors) {
+    SHARDLAB_CHECK(tensor.begin >= 0 && tensor.end <= static_cast<int64_t>(bytes.size()) - header->data_begin, "`{}` lies outside",
+                   name);
+    const std::string_view stored =
+        bytes.substr(static_cast<size_t>(header->data_begin + tensor.begin), static_cast<size_t>(tensor.end - tensor.begin));
+    (void)interop::narrowed(interop::widened(stored, tensor.type), tensor.type);
+  }
+}
+
 constexpr std::array kReaders = {Reader{"sweep", read_sweep},
                                  Reader{"case", read_case},
                                  Reader{"machine", read_machine_file},
@@ -283,7 +312,11 @@ constexpr std::array kReaders = {Reader{"sweep", read_sweep},
                                  Reader{"checkpoint", read_checkpoint},
                                  Reader{"arrivals", read_arrivals},
                                  Reader{"tokens", read_tokens},
-                                 Reader{"text", read_text}};
+                                 Reader{"text", read_text},
+                                 Reader{"megatron", read_megatron},
+                                 Reader{"deepspeed", read_deepspeed},
+                                 Reader{"torchtitan", read_torchtitan},
+                                 Reader{"safetensors", read_safetensors}};
 
 }  // namespace
 
